@@ -1,0 +1,130 @@
+//! Prompt flow 1: what a client's request looks like inside the peer that took it, and the channel that takes it.
+
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tsnode_protocol::{
+    ModelId, PeerId, RequestId, Sampled, Token,
+    stream::{End, Generation},
+};
+
+/// Requests waiting to be looked at by the gateway; above it the HTTP side waits.
+pub const SUBMISSIONS: usize = 256;
+/// Replies waiting for a client to read them; above it the gateway lets the decode side wait.
+pub const REPLIES: usize = 1024;
+
+/// A request, tokenised and checked against the model's context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prompt {
+    /// The request.
+    pub request: RequestId,
+    /// The model.
+    pub model: ModelId,
+    /// The prompt; at least one token.
+    pub prompt: Vec<Token>,
+    /// What to generate.
+    pub generation: Generation,
+}
+
+/// A request that a prefill and a decode group have taken.
+#[derive(Debug)]
+pub struct Accepted {
+    /// Peer that leads the prefill.
+    pub prefill: PeerId,
+    /// Peer that leads the decoding.
+    pub decode: PeerId,
+    /// The answer, ended by exactly one [`Reply::End`]. Dropping it cancels the request.
+    pub replies: mpsc::Receiver<Reply>,
+}
+
+/// A piece of the answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// The next token; indices count up from 0 without gaps.
+    Token {
+        /// Place in the answer.
+        index: u32,
+        /// The token.
+        sampled: Sampled,
+    },
+    /// What ran where, sent right before the end.
+    Trace(Box<Trace>),
+    /// The one end.
+    End(End),
+}
+
+/// What ran where in one request, with times and bytes.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Trace {
+    /// The request.
+    pub request: RequestId,
+    /// Peer that led the prefill that was used.
+    pub prefill: PeerId,
+    /// Peer that led the decoding.
+    pub decode: PeerId,
+    /// Why prefill ran where it ran (the cost gate's numbers, or the failure that moved it).
+    pub reason: String,
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub new_tokens: u32,
+    /// Packing of the KV, where it crossed the network.
+    pub kv_codec: Option<tsnode_protocol::KvCodec>,
+    /// KV payload bytes that crossed the network.
+    pub kv_bytes: u64,
+    /// From submission to the first token (seconds).
+    pub ttft: f64,
+    /// From acceptance of the prefill to the last KV confirmation (seconds), where KV crossed the network.
+    pub kv_sent_after: Option<f64>,
+    /// From submission to the end (seconds).
+    pub total: f64,
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// No group that is up serves the model now.
+    #[error("nobody serves this model now: {reason}")]
+    Unserved {
+        /// What is missing.
+        reason: String,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// The peer is shutting down.
+    #[error("this peer is shutting down")]
+    Closing,
+}
+
+/// A request on its way to the gateway.
+#[derive(Debug)]
+pub struct Submission {
+    /// The request.
+    pub prompt: Prompt,
+    /// Where to say whether it was taken.
+    pub answer: oneshot::Sender<Result<Accepted, SubmitError>>,
+}
+
+/// The way to the gateway of this peer.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    submissions: mpsc::Sender<Submission>,
+}
+
+impl Gateway {
+    /// A gateway handle and the receiving end for whoever drives it.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Submission>) {
+        let (submissions, receiver) = mpsc::channel(SUBMISSIONS);
+        (Self { submissions }, receiver)
+    }
+
+    /// Hands a request over and waits until it is routed and granted, or refused.
+    ///
+    /// # Errors
+    /// When nobody can serve it now.
+    pub async fn submit(&self, prompt: Prompt) -> Result<Accepted, SubmitError> {
+        let (answer, accepted) = oneshot::channel();
+        self.submissions.send(Submission { prompt, answer }).await.map_err(|_| SubmitError::Closing)?;
+        accepted.await.map_err(|_| SubmitError::Closing)?
+    }
+}

@@ -1,0 +1,5 @@
+//! The `tsnode` command.
+
+fn main() -> std::process::ExitCode {
+    tsnode::cli::main()
+}

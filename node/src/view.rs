@@ -1,0 +1,76 @@
+//! The swarm as this peer sees it now: one snapshot, replaced whole, read by HTTP and the command line.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
+
+/// How far a peer has come on its way to being useful.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "stage", rename_all = "snake_case")]
+pub enum Readiness {
+    /// Reading its model, measuring its hardware.
+    Probing,
+    /// Looking for other peers.
+    Joining,
+    /// In the swarm; no plan adopted yet.
+    Planning,
+    /// Loading the weights the plan gives it.
+    Loading,
+    /// Takes requests.
+    Ready,
+    /// On its way out.
+    Leaving,
+}
+
+/// The swarm as one peer sees it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SwarmView {
+    /// The peer that looks.
+    pub me: PeerId,
+    /// The swarm.
+    pub swarm: SwarmId,
+    /// Whether it has a secret.
+    pub private: bool,
+    /// How far this peer is.
+    pub readiness: Readiness,
+    /// Epoch it is in.
+    pub epoch: Epoch,
+    /// Term it follows.
+    pub term: Term,
+    /// Who plans now.
+    pub coordinator: Option<PeerId>,
+    /// Id of the adopted plan.
+    pub plan_id: Option<PlanId>,
+    /// The adopted plan.
+    pub plan: Option<Plan>,
+    /// Groups whose leaders say they take requests.
+    pub ready_groups: Vec<GroupId>,
+    /// Every peer known to be alive, this one included, by id.
+    pub peers: Vec<PeerView>,
+    /// Models somebody in the swarm has, by name.
+    pub models: Vec<ModelCard>,
+    /// Messages refused, by reason.
+    pub rejected: BTreeMap<String, u64>,
+    /// Addresses others can dial this peer at, ending in `/p2p/…`.
+    pub addresses: Vec<String>,
+    /// Where HTTP listens.
+    pub http: Option<SocketAddr>,
+}
+
+/// One peer, as another sees it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeerView {
+    /// Who.
+    pub id: PeerId,
+    /// Its last advert.
+    pub advert: Advert,
+    /// Its last load.
+    pub load: Load,
+    /// Since its last sign of life (seconds).
+    pub silent_for: f64,
+    /// The plan it follows.
+    pub plan: Option<PlanId>,
+    /// It has said that it is leaving.
+    pub leaving: bool,
+}

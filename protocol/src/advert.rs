@@ -1,0 +1,167 @@
+//! What a peer says of itself: the advert when something changes, the heartbeat all the time.
+
+use crate::{
+    BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, PeerId, PlanId, Seconds, Term, codec::CodecError, limits,
+};
+use bincode::{Decode, Encode};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// A peer's statement of its devices, models, links and measured speeds.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Advert {
+    /// Name people see; the host name unless set otherwise.
+    pub name: String,
+    /// Software version (`0.1.0`).
+    pub version: String,
+    /// Where the control plane listens, as multiaddrs.
+    pub addresses: Vec<String>,
+    /// Where the data plane listens (UDP).
+    pub data_addresses: Vec<SocketAddr>,
+    /// Devices lent to the swarm; empty for a peer that is a gateway only.
+    pub devices: Vec<Device>,
+    /// Models this peer has the weights of.
+    pub models: Vec<ModelCard>,
+    /// Links measured from this peer.
+    pub links: Vec<Link>,
+    /// Whether other peers can open connections to this one.
+    pub reachable: bool,
+}
+
+/// One accelerator, or a share of a CPU.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Device {
+    /// CPU or GPU.
+    pub kind: DeviceKind,
+    /// Vendor's name of it.
+    pub name: String,
+    /// Memory lent for weights and KV pages (bytes).
+    pub memory_bytes: u64,
+    /// Of that, the pool of KV pages (bytes).
+    pub kv_bytes: u64,
+    /// Measured rate of matrix products.
+    pub flops: FlopsPerSecond,
+    /// Measured read bandwidth of its memory.
+    pub bandwidth: BytesPerSecond,
+}
+
+/// What does the computing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// A share of the host's processor.
+    Cpu {
+        /// Threads used for computing.
+        threads: u16,
+    },
+    /// An NVIDIA GPU.
+    Cuda {
+        /// Its number on the host.
+        ordinal: u16,
+    },
+}
+
+/// A measured link from the advert's peer to another.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Link {
+    /// The far end.
+    pub to: PeerId,
+    /// Latency α, one way.
+    pub latency: Seconds,
+    /// Bandwidth β.
+    pub bandwidth: BytesPerSecond,
+    /// How packets travel.
+    pub path: PathKind,
+}
+
+/// How packets travel between two peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PathKind {
+    /// Straight from host to host.
+    Direct,
+    /// Over a third peer.
+    Relayed,
+}
+
+impl Advert {
+    /// Refuses adverts whose counts, texts or numbers are out of bounds.
+    ///
+    /// # Errors
+    /// Names the first rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        let texts = [&self.name, &self.version];
+        if texts.iter().any(|t| t.len() > limits::TEXT_BYTES)
+            || self.addresses.iter().any(|t| t.len() > limits::TEXT_BYTES)
+            || self.devices.iter().any(|d| d.name.len() > limits::TEXT_BYTES)
+        {
+            return Err(CodecError::Invalid("text too long"));
+        }
+        if self.addresses.len() > limits::ADDRESSES
+            || self.data_addresses.len() > limits::ADDRESSES
+            || self.devices.len() > limits::DEVICES
+            || self.models.len() > limits::MODELS
+            || self.links.len() > limits::LINKS
+        {
+            return Err(CodecError::Invalid("too many entries"));
+        }
+        let device = |d: &Device| {
+            d.flops.is_plausible()
+                && d.bandwidth.is_plausible()
+                && d.memory_bytes <= 1 << 44
+                && d.kv_bytes <= d.memory_bytes
+        };
+        if !self.devices.iter().all(device) {
+            return Err(CodecError::Invalid("device figures out of range"));
+        }
+        if !self.links.iter().all(|l| l.latency.is_plausible() && l.bandwidth.is_plausible()) {
+            return Err(CodecError::Invalid("link figures out of range"));
+        }
+        self.models.iter().try_for_each(ModelCard::check)
+    }
+}
+
+/// A peer's sign of life, and what it is doing.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Epoch the peer is in.
+    pub epoch: Epoch,
+    /// Term the peer follows.
+    pub term: Term,
+    /// Plan the peer has adopted.
+    pub plan: Option<PlanId>,
+    /// Groups of that plan led by this peer and able to take requests now.
+    pub ready: Vec<GroupId>,
+    /// What waits and runs here.
+    pub load: Load,
+    /// Set when the peer is about to leave: give it nothing new.
+    pub leaving: bool,
+}
+
+/// What waits and runs on a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct Load {
+    /// Sequences in the batch of groups led by this peer.
+    pub running: u32,
+    /// Sequences waiting there.
+    pub waiting: u32,
+    /// Prompt tokens not yet computed there.
+    pub pending_tokens: u32,
+    /// KV pages free on this peer.
+    pub free_pages: u32,
+    /// KV pages in all on this peer.
+    pub total_pages: u32,
+}
+
+impl Heartbeat {
+    /// Refuses heartbeats that list more than a plan can hold.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.ready.len() > limits::GROUPS {
+            return Err(CodecError::Invalid("too many groups"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! KV on the wire: tiles, and the manifest that makes them a sequence.
+//!
+//! A prefill stage opens one stream to each decode stage that shares layers with it and sends, as frames
+//! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`TileHeader`] frame and a frame of its payload's
+//! bytes, then the [`Manifest`]. The decode stage answers with one [`KvAnswer`].
+
+use crate::{LayerRange, ModelId, RequestId, codec::CodecError, limits};
+use bincode::{Decode, Encode};
+use serde::{Deserialize, Serialize};
+
+/// How a page holds its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    /// IEEE half precision: the default.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Single precision: for checks against references.
+    F32,
+}
+
+impl KvDtype {
+    /// Bytes of one element.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// How a tile's payload is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCodec {
+    /// The pages' own elements, as they are: lossless.
+    Raw,
+    /// Keys in 4 bits per channel, values in 4 bits per token (ThunderServe §4, after KIVI); see `kernels::int4`.
+    Int4,
+}
+
+/// What one KV stream will carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct KvHeader {
+    /// Whose KV.
+    pub request: RequestId,
+    /// Of which model; the receiver refuses another.
+    pub model: ModelId,
+    /// Elements of the sender's pages; a raw tile needs the same at the receiver.
+    pub dtype: KvDtype,
+    /// Packing of every tile.
+    pub codec: KvCodec,
+    /// Layers sent on this stream.
+    pub layers: LayerRange,
+    /// Tokens of the prompt, all of which will be sent.
+    pub tokens: u32,
+}
+
+/// A unit of KV: both keys and values of one layer, some KV heads, some tokens.
+///
+/// Payload of a raw tile: keys `[head][token][channel]`, then values in the same order, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct TileHeader {
+    /// Layer, counted over the whole model.
+    pub layer: u32,
+    /// First KV head.
+    pub head_start: u32,
+    /// One past the last KV head.
+    pub head_end: u32,
+    /// Position of the first token.
+    pub token_start: u32,
+    /// One past the position of the last token.
+    pub token_end: u32,
+    /// Bytes of payload that follow.
+    pub bytes: u32,
+}
+
+impl TileHeader {
+    /// KV heads in the tile.
+    #[must_use]
+    pub fn heads(&self) -> u32 {
+        self.head_end.saturating_sub(self.head_start)
+    }
+
+    /// Tokens in the tile.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.token_end.saturating_sub(self.token_start)
+    }
+
+    /// Refuses empty, inverted and oversized tiles.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.heads() == 0 || self.tokens() == 0 {
+            return Err(CodecError::Invalid("empty tile"));
+        }
+        if self.layer >= limits::LAYERS || self.token_end > limits::SEQUENCE_TOKENS || self.head_end > 1024 {
+            return Err(CodecError::Invalid("tile out of range"));
+        }
+        if self.bytes as usize > limits::TILE_BYTES {
+            return Err(CodecError::Invalid("tile too large"));
+        }
+        Ok(())
+    }
+}
+
+/// Closes a KV stream: nothing is decoded from unless it fits what arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Manifest {
+    /// Tiles sent.
+    pub tiles: u32,
+    /// Payload bytes sent.
+    pub bytes: u64,
+    /// BLAKE3 over header frame and payload of each tile, in the order sent.
+    pub checksum: [u8; 32],
+}
+
+/// The decode stage's answer to a KV stream.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum KvAnswer {
+    /// Everything arrived, fits the manifest and lies in pages.
+    Committed,
+    /// Nothing of it will be used.
+    Refused(String),
+}

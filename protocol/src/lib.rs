@@ -1,0 +1,33 @@
+//! What peers say: every type that crosses a wire or a disk, with its version, signature, framing and limits.
+//!
+//! This crate does no I/O and knows of no runtime: bytes come in, checked values go out. A size that comes from
+//! outside is bounded in [`limits`] before anything is allocated for it.
+
+pub mod advert;
+pub mod codec;
+pub mod envelope;
+pub mod gossip;
+pub mod ids;
+pub mod invite;
+pub mod kv;
+pub mod limits;
+pub mod model;
+pub mod plan;
+pub mod proof;
+pub mod ring;
+pub mod sampling;
+pub mod stream;
+pub mod tokens;
+pub mod units;
+
+pub use advert::{Advert, Device, DeviceKind, Heartbeat, Link, Load, PathKind};
+pub use envelope::{Signed, Verified};
+pub use gossip::Gossip;
+pub use ids::{Epoch, GroupId, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};
+pub use invite::{Invite, Secret};
+pub use kv::{KvCodec, KvDtype, Manifest, TileHeader};
+pub use model::{LayerRange, ModelCard, ModelFile, ModelShape};
+pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
+pub use sampling::{Sampled, Sampling, TokenLogprob};
+pub use tokens::Token;
+pub use units::{BytesPerSecond, FlopsPerSecond, Seconds};

@@ -1,0 +1,38 @@
+//! The most of everything: sizes that come from outside are refused above these, before memory is taken for them.
+
+/// A gossip message, signed and encoded (bytes). A plan for a thousand devices fits in half of it.
+pub const GOSSIP_BYTES: usize = 256 * 1024;
+/// A control frame on a data stream (bytes): everything but tiles, activations and model files.
+pub const FRAME_BYTES: usize = 4 * 1024 * 1024;
+/// One KV tile with its header (bytes).
+pub const TILE_BYTES: usize = 16 * 1024 * 1024;
+/// The activations of one step between two stages (bytes): 2,048 rows of 16,384 f32 values.
+pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
+/// A tokenizer or configuration file sent to a gateway without the model (bytes).
+pub const MODEL_FILE_BYTES: usize = 64 * 1024 * 1024;
+/// Devices in one advert.
+pub const DEVICES: usize = 64;
+/// Models in one advert.
+pub const MODELS: usize = 64;
+/// Links in one advert.
+pub const LINKS: usize = 1024;
+/// Addresses in one advert or invite.
+pub const ADDRESSES: usize = 16;
+/// Any name or message in text (bytes).
+pub const TEXT_BYTES: usize = 256;
+/// Groups in one plan.
+pub const GROUPS: usize = 1024;
+/// Stages in one group.
+pub const STAGES: usize = 64;
+/// Routes in one plan.
+pub const ROUTES: usize = 16 * 1024;
+/// Layers in one model.
+pub const LAYERS: u32 = 1024;
+/// Tokens in one sequence, prompt and answer together.
+pub const SEQUENCE_TOKENS: u32 = 1 << 20;
+/// Sequences in one step.
+pub const BATCH: usize = 4096;
+/// Alternatives reported with one token (the OpenAI API allows 20).
+pub const TOP_LOGPROBS: usize = 20;
+/// Body of one HTTP request (bytes).
+pub const HTTP_BODY_BYTES: usize = 8 * 1024 * 1024;

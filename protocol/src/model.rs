@@ -1,0 +1,173 @@
+//! A model as peers talk about it: what it is called, how large it is, which small files belong to it.
+
+use crate::{ModelId, codec::CodecError, limits};
+use bincode::{Decode, Encode};
+use serde::{Deserialize, Serialize};
+
+/// What a peer must know of a model to plan for it and to take requests for it.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct ModelCard {
+    /// What the model is.
+    pub id: ModelId,
+    /// What people call it; shown in `/v1/models`.
+    pub name: String,
+    /// Its sizes.
+    pub shape: ModelShape,
+    /// The small files a gateway needs: tokenizer, templates, generation defaults.
+    pub files: Vec<ModelFile>,
+}
+
+/// A small file of a model, fetched from any peer that has it and checked by its hash.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct ModelFile {
+    /// File name, no folder.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// BLAKE3 of the content.
+    pub hash: [u8; 32],
+}
+
+/// The sizes of a transformer, as its `config.json` gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct ModelShape {
+    /// Transformer blocks.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Width of the MLP.
+    pub intermediate: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Width of one head.
+    pub head_dim: u32,
+    /// Entries in the vocabulary.
+    pub vocab: u32,
+    /// Longest sequence, prompt and answer together (tokens).
+    pub context: u32,
+    /// Weights of one block as stored (bytes).
+    pub layer_bytes: u64,
+    /// Embedding as stored (bytes).
+    pub embed_bytes: u64,
+    /// Final norm and output head as stored (bytes); the embedding again where they are tied.
+    pub head_bytes: u64,
+}
+
+impl ModelShape {
+    /// KV elements of one token in one layer: keys and values.
+    #[must_use]
+    pub fn kv_elements_per_token_layer(&self) -> u64 {
+        2 * u64::from(self.kv_heads) * u64::from(self.head_dim)
+    }
+
+    /// All layers.
+    #[must_use]
+    pub fn all_layers(&self) -> LayerRange {
+        LayerRange { start: 0, end: self.layers }
+    }
+
+    /// Weights a stage with these layers holds (bytes).
+    #[must_use]
+    pub fn stage_bytes(&self, layers: LayerRange) -> u64 {
+        let embed = if layers.start == 0 { self.embed_bytes } else { 0 };
+        let head = if layers.end == self.layers { self.head_bytes } else { 0 };
+        u64::from(layers.len()) * self.layer_bytes + embed + head
+    }
+
+    /// Refuses shapes that no model has, so that arithmetic on the rest cannot overflow.
+    ///
+    /// # Errors
+    /// Names the first rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        let sane = |x: u32, most: u32| x >= 1 && x <= most;
+        if !sane(self.layers, limits::LAYERS) {
+            return Err(CodecError::Invalid("layers out of range"));
+        }
+        let widths = [self.hidden, self.intermediate, self.vocab];
+        if !widths.iter().all(|&x| sane(x, 1 << 22)) || !sane(self.context, limits::SEQUENCE_TOKENS) {
+            return Err(CodecError::Invalid("model width out of range"));
+        }
+        if !sane(self.heads, 1024) || !sane(self.kv_heads, self.heads) || !sane(self.head_dim, 1024) {
+            return Err(CodecError::Invalid("heads out of range"));
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(CodecError::Invalid("heads not a multiple of KV heads"));
+        }
+        let bytes = [self.layer_bytes, self.embed_bytes, self.head_bytes];
+        if bytes.iter().any(|&b| b > 1 << 44) {
+            return Err(CodecError::Invalid("model bytes out of range"));
+        }
+        Ok(())
+    }
+}
+
+/// Layers `start..end` of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode, Serialize, Deserialize)]
+pub struct LayerRange {
+    /// First layer.
+    pub start: u32,
+    /// One past the last layer.
+    pub end: u32,
+}
+
+impl LayerRange {
+    /// How many layers.
+    #[must_use]
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether there is no layer in it.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether `layer` is in it.
+    #[must_use]
+    pub fn contains(self, layer: u32) -> bool {
+        (self.start..self.end).contains(&layer)
+    }
+
+    /// What both have.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        let start = self.start.max(other.start);
+        Self { start, end: self.end.min(other.end).max(start) }
+    }
+
+    /// The layers in order.
+    pub fn iter(self) -> impl Iterator<Item = u32> + Clone {
+        self.start..self.end
+    }
+}
+
+impl std::fmt::Display for LayerRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
+impl ModelCard {
+    /// Refuses cards whose texts, counts or sizes are out of bounds.
+    ///
+    /// # Errors
+    /// Names the first rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.name.len() > limits::TEXT_BYTES || self.name.is_empty() {
+            return Err(CodecError::Invalid("model name empty or too long"));
+        }
+        let plain = |f: &ModelFile| {
+            f.name.len() <= 64
+                && !f.name.starts_with('.')
+                && f.name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+                && f.bytes <= limits::MODEL_FILE_BYTES as u64
+        };
+        if self.files.len() > 16 || !self.files.iter().all(plain) {
+            return Err(CodecError::Invalid("model file name or size out of bounds"));
+        }
+        self.shape.check()
+    }
+}

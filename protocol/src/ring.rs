@@ -1,0 +1,172 @@
+//! Inside a group: frames that travel once round the ring leader → stage 1 → … → last stage → leader.
+//!
+//! Every stage handles a frame and passes it on, so what the leader says arrives everywhere in the order it was
+//! said. A ring lives as long as all its streams; when one ends, all end, and with them the sequences in it.
+
+use crate::{
+    GroupId, KvCodec, LayerRange, ModelId, PeerId, RequestId, RingId, Sampled, Sampling, Stage, Token,
+    codec::CodecError, limits,
+};
+use bincode::{Decode, Encode};
+use std::net::SocketAddr;
+
+/// Opens the stream from one stage to the next.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct RingHello {
+    /// The group.
+    pub group: GroupId,
+    /// This life of its ring.
+    pub ring: RingId,
+    /// The model.
+    pub model: ModelId,
+    /// All stages in order; the receiver finds itself at `position`, 0 being the leader.
+    pub stages: Vec<Stage>,
+    /// Place of the receiver.
+    pub position: u16,
+}
+
+/// One frame on the ring. An activation frame of raw bytes follows a `Step` wherever `rows > 0`.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum RingFrame {
+    /// From the leader: take pages for a sequence.
+    Admit(Admit),
+    /// From the leader: compute some tokens of some sequences.
+    Step(Step),
+    /// From the leader: the sequence has ended; free its pages.
+    Release(RequestId),
+    /// From the leader: the sequence's KV stays here no longer than needed to send it; free it when all is sent.
+    ReleaseWhenSent(RequestId),
+    /// To the leader: whether every stage has pages for the sequence.
+    Admitted {
+        /// The sequence.
+        request: RequestId,
+        /// Why not, from the first stage that had to refuse.
+        refused: Option<String>,
+    },
+    /// To the leader: the tokens chosen at the end of a step.
+    Sampled {
+        /// The step's number.
+        step: u64,
+        /// One per entry with `sample` set, in order.
+        tokens: Vec<(RequestId, Sampled)>,
+    },
+    /// To the leader: a stage holds all remote KV of its layers, or gave up on it.
+    KvArrived {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the stage.
+        position: u16,
+        /// Why it gave up.
+        failed: Option<String>,
+    },
+    /// To the leader: a stage has sent all KV of its layers, or could not.
+    KvSent {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the stage.
+        position: u16,
+        /// Payload bytes sent.
+        bytes: u64,
+        /// Why it could not.
+        failed: Option<String>,
+    },
+}
+
+/// A sequence enters a group.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Admit {
+    /// The sequence.
+    pub request: RequestId,
+    /// Its prompt, for penalties at the last stage.
+    pub prompt: Vec<Token>,
+    /// Most tokens it may reach, prompt included: what pages are reserved for.
+    pub max_tokens: u32,
+    /// How the last stage chooses.
+    pub sampling: Sampling,
+    /// Set where KV comes from elsewhere: for how long a stage keeps empty pages (milliseconds).
+    pub await_kv_ms: Option<u32>,
+    /// Set where KV goes elsewhere.
+    pub export: Option<KvExport>,
+    /// The first refusal so far, filled in on the way.
+    pub refused: Option<String>,
+}
+
+/// Where a prefilled sequence's KV goes.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct KvExport {
+    /// Stages of the decode group; each gets the layers it holds.
+    pub targets: Vec<KvTarget>,
+    /// Packing.
+    pub codec: KvCodec,
+}
+
+/// A stage that receives KV.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct KvTarget {
+    /// Who.
+    pub peer: PeerId,
+    /// Its layers.
+    pub layers: LayerRange,
+    /// Where its data plane listens.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// One iteration over a batch.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Step {
+    /// Counts up within a ring.
+    pub step: u64,
+    /// The batch: entries in order own consecutive rows of the activations.
+    pub entries: Vec<StepEntry>,
+    /// Rows of activations in the frame that follows; 0 from a stage that computes none.
+    pub rows: u32,
+}
+
+/// Some consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct StepEntry {
+    /// The sequence.
+    pub request: RequestId,
+    /// Position of the first token.
+    pub start: u32,
+    /// The tokens (the leader embeds them; the last stage keeps the generated ones for penalties).
+    pub tokens: Vec<Token>,
+    /// Whether the last stage chooses a token after the last of these.
+    pub sample: bool,
+    /// Whether these are tokens of the prompt.
+    pub prompt: bool,
+}
+
+impl RingFrame {
+    /// Refuses frames out of bounds.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        match self {
+            Self::Admit(admit) => {
+                if admit.max_tokens > limits::SEQUENCE_TOKENS || admit.prompt.len() > admit.max_tokens as usize {
+                    return Err(CodecError::Invalid("sequence too long"));
+                }
+                if admit.export.as_ref().is_some_and(|e| e.targets.len() > limits::STAGES) {
+                    return Err(CodecError::Invalid("too many targets"));
+                }
+                admit.sampling.check()
+            }
+            Self::Step(step) => {
+                let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();
+                if step.entries.len() > limits::BATCH || step.rows as usize > rows {
+                    return Err(CodecError::Invalid("step too large"));
+                }
+                let too_far = |e: &StepEntry| {
+                    e.tokens.is_empty() || e.start as usize + e.tokens.len() > limits::SEQUENCE_TOKENS as usize
+                };
+                if step.entries.iter().any(too_far) {
+                    return Err(CodecError::Invalid("step entry out of range"));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The data plane's streams: how each begins, what is said on it, and how it is cut into frames.
+//!
+//! A stream is a sequence of frames: four bytes of length (little-endian), then that many bytes. The first frame of
+//! every stream is an [`Opening`]; on the first stream of a connection it is `Opening::Prove` and nothing else is
+//! answered before that exchange ends well.
+
+use crate::RequestId;
+use crate::{
+    GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Token,
+    codec::{self, CodecError},
+    kv::KvHeader,
+    limits,
+    proof::{Code, Nonce},
+    ring::{KvTarget, RingHello},
+};
+use bincode::{Decode, Encode};
+use serde::{Deserialize, Serialize};
+
+/// ALPN of the data plane.
+pub const ALPN: &[u8] = b"tsnode/1";
+/// Bytes in front of a frame.
+pub const FRAME_HEADER: usize = 4;
+
+/// The first frame of a stream.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum Opening {
+    /// Proof of membership: the dialer's nonce. Answer: [`ProofAnswer`]; then the dialer's [`Code`].
+    Prove(Nonce),
+    /// Gateway → leader of a decode or mixed group.
+    Decode(DecodeRequest),
+    /// Gateway → leader of a prefill group.
+    Prefill(PrefillRequest),
+    /// Stage → next stage.
+    Ring(RingHello),
+    /// Prefill stage → decode stage.
+    Kv(KvHeader),
+    /// Anyone → a peer with the model: one of its small files. Answer: one frame with its bytes.
+    File {
+        /// The model.
+        model: ModelId,
+        /// The file's name in its card.
+        name: String,
+    },
+    /// Measures the link: the answer is an empty frame for latency, then `bytes` are read for bandwidth.
+    Probe {
+        /// Bytes that will be sent.
+        bytes: u32,
+    },
+}
+
+/// The listener's half of the proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ProofAnswer {
+    /// The listener's nonce.
+    pub nonce: Nonce,
+    /// The listener's code.
+    pub code: Code,
+}
+
+/// What is generated and when to stop.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Generation {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Most tokens to generate.
+    pub max_new_tokens: u32,
+    /// Tokens that end the answer; they are reported, then `End::Stop`.
+    pub stop_tokens: Vec<Token>,
+}
+
+/// Asks a decode group to take a sequence.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct DecodeRequest {
+    /// The request.
+    pub request: RequestId,
+    /// The group, as the gateway's plan names it.
+    pub group: GroupId,
+    /// The prompt.
+    pub prompt: Vec<Token>,
+    /// What to generate.
+    pub generation: Generation,
+    /// Whether KV will come from a prefill group; otherwise this group prefills too.
+    pub await_kv: bool,
+}
+
+/// Gateway → decode leader, after [`DecodeRequest`].
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum DecodeOrder {
+    /// The prefill group chose this first token: decode from it once the KV is there.
+    Begin(Token),
+    /// The remote prefill failed: prefill here. `first` is set when the client already has the first token.
+    PrefillHere {
+        /// The first token, if it is known.
+        first: Option<Token>,
+    },
+}
+
+/// Decode leader → gateway.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum DecodeEvent {
+    /// Pages are reserved; KV may be sent.
+    Granted,
+    /// Not taken: no pages, not this plan, not this group. The gateway may ask another group.
+    Refused(String),
+    /// All KV is here (remote prefill), this long after the grant.
+    KvArrived {
+        /// Since the grant.
+        after: Seconds,
+    },
+    /// KV did not come or did not fit; the group prefills the prompt itself.
+    KvFailed(String),
+    /// The next token. Index 0 is the first one after the prompt, sent only if this group prefilled.
+    Token {
+        /// Place in the answer.
+        index: u32,
+        /// The token.
+        sampled: Sampled,
+    },
+    /// The sequence has ended.
+    End(End),
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// A stop token came.
+    Stop,
+    /// `max_new_tokens` were generated, or the context is full.
+    Length,
+    /// Something failed; the text says what.
+    Failed(String),
+}
+
+/// Asks a prefill group for the first token, and to send the KV.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct PrefillRequest {
+    /// The request.
+    pub request: RequestId,
+    /// The group, as the gateway's plan names it.
+    pub group: GroupId,
+    /// The prompt.
+    pub prompt: Vec<Token>,
+    /// How the first token is chosen.
+    pub generation: Generation,
+    /// Stages of the decode group.
+    pub targets: Vec<KvTarget>,
+    /// Packing of the KV.
+    pub codec: KvCodec,
+}
+
+/// Prefill leader → gateway.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum PrefillEvent {
+    /// The prompt is computed.
+    First {
+        /// The first token of the answer.
+        sampled: Sampled,
+        /// From acceptance to the first token.
+        after: Seconds,
+    },
+    /// Every stage has sent its KV and had it confirmed.
+    KvSent {
+        /// Payload bytes.
+        bytes: u64,
+        /// From acceptance to the last confirmation.
+        after: Seconds,
+    },
+    /// It will not happen.
+    Failed(String),
+}
+
+/// The length in front of a frame of `bytes`.
+///
+/// # Errors
+/// When the frame is larger than `limit`.
+pub fn frame_header(bytes: usize, limit: usize) -> Result<[u8; FRAME_HEADER], CodecError> {
+    if bytes > limit {
+        return Err(CodecError::TooLarge { bytes, limit });
+    }
+    u32::try_from(bytes).map(u32::to_le_bytes).map_err(|_| CodecError::TooLarge { bytes, limit })
+}
+
+/// The length a frame header announces.
+///
+/// # Errors
+/// When it is larger than `limit`.
+pub fn frame_length(header: [u8; FRAME_HEADER], limit: usize) -> Result<usize, CodecError> {
+    let bytes = u32::from_le_bytes(header) as usize;
+    if bytes > limit {
+        return Err(CodecError::TooLarge { bytes, limit });
+    }
+    Ok(bytes)
+}
+
+/// Reads the content of a control frame.
+///
+/// # Errors
+/// When it is too large, of another version or malformed.
+pub fn decode_frame<T: Decode<()>>(bytes: &[u8]) -> Result<T, CodecError> {
+    codec::decode::<T, { limits::FRAME_BYTES }>(bytes)
+}
+
+impl Generation {
+    /// Refuses what is out of bounds.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.stop_tokens.len() > 256 || self.max_new_tokens > limits::SEQUENCE_TOKENS {
+            return Err(CodecError::Invalid("generation limits out of range"));
+        }
+        self.sampling.check()
+    }
+}
+
+impl Opening {
+    /// Refuses openings out of bounds.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        let prompt = |p: &[Token]| {
+            if p.is_empty() || p.len() > limits::SEQUENCE_TOKENS as usize {
+                return Err(CodecError::Invalid("prompt empty or too long"));
+            }
+            Ok(())
+        };
+        match self {
+            Self::Decode(d) => prompt(&d.prompt).and_then(|()| d.generation.check()),
+            Self::Prefill(p) => {
+                if p.targets.len() > limits::STAGES {
+                    return Err(CodecError::Invalid("too many targets"));
+                }
+                prompt(&p.prompt).and_then(|()| p.generation.check())
+            }
+            Self::Ring(hello) if hello.stages.len() > limits::STAGES => Err(CodecError::Invalid("too many stages")),
+            Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
+            Self::Probe { bytes } if *bytes > 1 << 22 => Err(CodecError::Invalid("probe too large")),
+            _ => Ok(()),
+        }
+    }
+}
