@@ -1,1 +1,20 @@
-//! (being laid out)
+//! What computes: devices, kernels, models, weights, KV pages, the int4 codec, sampling.
+//!
+//! Nothing here knows that a network exists. The way in is [`engine::Engine`]: it holds stages of models and the KV of
+//! sequences, and moves batches through them. Every floating-point sum has one order, whatever the batch, the chunk,
+//! the cut into stages or the processor (`docs/arithmetic.md`): results are the same to the bit.
+
+pub mod config;
+pub mod cpu;
+pub mod device;
+pub mod engine;
+pub mod eval;
+pub mod int4;
+mod models;
+pub mod pages;
+mod philox;
+pub mod probe;
+pub mod rope;
+pub mod sampling;
+pub mod source;
+pub mod weights;

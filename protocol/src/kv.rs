@@ -1,8 +1,8 @@
 //! KV on the wire: tiles, and the manifest that makes them a sequence.
 //!
 //! A prefill stage opens one stream to each decode stage that shares layers with it and sends, as frames
-//! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`TileHeader`] frame and a frame of its payload's
-//! bytes, then the [`Manifest`]. The decode stage answers with one [`KvAnswer`].
+//! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`KvPart::Tile`] and a frame of its payload's bytes,
+//! then a [`KvPart::End`]. The decode stage answers with one [`KvAnswer`].
 
 use crate::{LayerRange, ModelId, RequestId, codec::CodecError, limits};
 use bincode::{Decode, Encode};
@@ -117,6 +117,15 @@ pub struct Manifest {
     pub bytes: u64,
     /// BLAKE3 over header frame and payload of each tile, in the order sent.
     pub checksum: [u8; 32],
+}
+
+/// What a KV stream consists of after its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum KvPart {
+    /// A tile; its payload is the next frame.
+    Tile(TileHeader),
+    /// That was all.
+    End(Manifest),
 }
 
 /// The decode stage's answer to a KV stream.

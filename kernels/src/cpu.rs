@@ -1,0 +1,338 @@
+//! Arithmetic on the processor: one definition in plain Rust, and a fast version of it for AVX2.
+//!
+//! Both give the same bits. A dot product runs in eight lanes (element `k` belongs to lane `k mod 8`), each lane a chain
+//! of fused multiply-adds in the order of `k`, and the lanes are added by one fixed tree ([`plain::reduce`]). How many
+//! rows or outputs are worked on at a time changes nothing of that.
+
+mod avx2;
+pub mod plain;
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// Lanes of a dot product.
+pub const LANES: usize = 8;
+/// Multiply-adds below which handing work to other threads costs more than it saves.
+const PARALLEL_FROM: usize = 1 << 20;
+
+/// How numbers of a matrix are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The number at `index` of `bytes`, widened.
+    ///
+    /// # Panics
+    /// When `bytes` ends before it.
+    #[must_use]
+    pub fn get(self, bytes: &[u8], index: usize) -> f32 {
+        let at = index * self.bytes();
+        match self {
+            Self::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
+            Self::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+            Self::Bf16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        }
+    }
+}
+
+/// A row-major matrix as it lies in a file or a page; its bytes need no alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    bytes: &'a [u8],
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A view of `bytes` as `rows` × `cols` numbers.
+    ///
+    /// # Panics
+    /// When `bytes` is not exactly that long; weights and pages check sizes where they are made.
+    #[must_use]
+    pub fn new(bytes: &'a [u8], dtype: Dtype, rows: usize, cols: usize) -> Self {
+        assert_eq!(bytes.len(), rows * cols * dtype.bytes(), "matrix of {rows} x {cols} {dtype:?}");
+        Self { bytes, dtype, rows, cols }
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Numbers in a row.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Rows `from..to`.
+    #[must_use]
+    pub fn slice(&self, from: usize, to: usize) -> Self {
+        let row = self.cols * self.dtype.bytes();
+        Self { bytes: &self.bytes[from * row..to * row], rows: to - from, ..*self }
+    }
+
+    /// Writes row `index`, widened.
+    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
+        let row = self.slice(index, index + 1);
+        for (i, out) in out.iter_mut().enumerate().take(self.cols) {
+            *out = self.dtype.get(row.bytes, i);
+        }
+    }
+}
+
+/// The instructions to use, asked of the processor once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Simd {
+    /// None beyond what every processor has: the definition.
+    Plain,
+    /// AVX2, FMA and F16C.
+    Avx2,
+}
+
+impl Simd {
+    /// The best this processor has.
+    #[must_use]
+    pub fn detect() -> Self {
+        if avx2::is_available() { Self::Avx2 } else { Self::Plain }
+    }
+}
+
+/// The processor: its instructions and the threads lent to computing.
+pub struct Cpu {
+    simd: Simd,
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Cpu {
+    /// With `threads` threads; one computes on the caller's.
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn new(simd: Simd, threads: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
+        let builder = || rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}"));
+        let pool = if threads > 1 { Some(builder().build()?) } else { None };
+        Ok(Self { simd, pool })
+    }
+
+    /// `out[r][o] = x[r] · w[o]`, for `x` of any number of rows of `w.cols()` numbers.
+    ///
+    /// # Panics
+    /// When sizes do not fit together.
+    pub fn linear(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+        let rows = x.len() / w.cols.max(1);
+        assert_eq!((x.len(), out.len()), (rows * w.cols, rows * w.rows), "linear sizes");
+        let Some(pool) = self.pool.as_ref().filter(|_| rows * w.rows * w.cols >= PARALLEL_FROM) else {
+            return self.dots(x, w, out);
+        };
+        let threads = pool.current_num_threads();
+        pool.install(|| {
+            if rows < threads {
+                // Few rows: each thread takes a share of the outputs, row by row.
+                let share = w.rows.div_ceil(threads);
+                for (x, out) in x.chunks_exact(w.cols).zip(out.chunks_exact_mut(w.rows)) {
+                    out.par_chunks_mut(share).enumerate().for_each(|(i, out)| {
+                        self.dots(x, w.slice(i * share, i * share + out.len()), out);
+                    });
+                }
+            } else {
+                let share = rows.div_ceil(threads);
+                let chunks = x.par_chunks(share * w.cols).zip(out.par_chunks_mut(share * w.rows));
+                chunks.for_each(|(x, out)| self.dots(x, w, out));
+            }
+        });
+    }
+
+    fn dots(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+        match self.simd {
+            Simd::Plain => plain::dots(x, w, out),
+            Simd::Avx2 => avx2::dots(x, w, out),
+        }
+    }
+
+    /// `out[r][o] = x[r] · w[o]` on the calling thread: for work that is already shared out.
+    pub fn dots_here(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+        self.dots(x, w, out);
+    }
+
+    /// `out[d] += p[t] * v[t][d]`, in the order of `t`.
+    pub fn weighted_rows(&self, p: &[f32], v: Matrix<'_>, out: &mut [f32]) {
+        match self.simd {
+            Simd::Plain => plain::weighted_rows(p, v, out),
+            Simd::Avx2 => avx2::weighted_rows(p, v, out),
+        }
+    }
+
+    /// Softmax in place.
+    pub fn softmax(&self, x: &mut [f32]) {
+        match self.simd {
+            Simd::Plain => plain::softmax(x),
+            Simd::Avx2 => avx2::softmax(x),
+        }
+    }
+
+    /// `gate[i] = silu(gate[i]) * up[i]`.
+    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        match self.simd {
+            Simd::Plain => plain::silu_mul(gate, up),
+            Simd::Avx2 => avx2::silu_mul(gate, up),
+        }
+    }
+
+    /// RMS norm of every row of `x` with weights `w`.
+    pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+        let width = w.len();
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            let mean = self.dot(x, x) / width as f32;
+            let scale = 1.0 / (mean + eps).sqrt();
+            for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+                *out = x * scale * w;
+            }
+        }
+    }
+
+    /// Layer norm of every row of `x` with weights `w` and biases `b`.
+    pub fn layer_norm(&self, x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+        let width = w.len();
+        let ones = vec![1.0; width];
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            let mean = self.dot(x, &ones) / width as f32;
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = x - mean;
+            }
+            let variance = self.dot(out, out) / width as f32;
+            let scale = 1.0 / (variance + eps).sqrt();
+            for ((out, w), b) in out.iter_mut().zip(w).zip(b) {
+                *out = (*out * scale).mul_add(*w, *b);
+            }
+        }
+    }
+
+    fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        let mut out = [0.0];
+        self.dots(a, Matrix::new(bytemuck::cast_slice(b), Dtype::F32, 1, b.len()), &mut out);
+        out[0]
+    }
+
+    /// Runs `work` on each part of `out` (`part` numbers each), shared among the threads when it is worth it.
+    pub fn for_each_part(
+        &self,
+        out: &mut [f32],
+        part: usize,
+        multiply_adds: usize,
+        work: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        match self.pool.as_ref().filter(|_| multiply_adds >= PARALLEL_FROM) {
+            Some(pool) => pool.install(|| out.par_chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out))),
+            None => out.chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stored(values: &[f32], dtype: Dtype) -> Vec<u8> {
+        values
+            .iter()
+            .flat_map(|v| match dtype {
+                Dtype::F32 => v.to_le_bytes().to_vec(),
+                Dtype::F16 => f16::from_f32(*v).to_le_bytes().to_vec(),
+                Dtype::Bf16 => bf16::from_f32(*v).to_le_bytes().to_vec(),
+            })
+            .collect()
+    }
+
+    fn both() -> Option<[Cpu; 2]> {
+        let fast = Simd::detect();
+        (fast != Simd::Plain).then(|| [Simd::Plain, fast].map(|s| Cpu::new(s, 1).unwrap()))
+    }
+
+    fn bits(x: &[f32]) -> Vec<u32> {
+        x.iter().map(|x| x.to_bits()).collect()
+    }
+
+    proptest! {
+        /// Plain and fast agree to the bit, for every number of rows, outputs and columns, and every storage.
+        #[test]
+        fn fast_is_plain(
+            rows in 1usize..9, outs in 1usize..21, cols in 1usize..70, seed in any::<u64>(),
+        ) {
+            let Some([plain, fast]) = both() else { return Ok(()) };
+            let mut n = seed;
+            let mut next = || { n = n.wrapping_mul(6364136223846793005).wrapping_add(1); (n >> 40) as f32 / 8e6 - 1.0 };
+            let x: Vec<f32> = (0..rows * cols).map(|_| next()).collect();
+            let w: Vec<f32> = (0..outs * cols).map(|_| next()).collect();
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+                let w = stored(&w, dtype);
+                let w = Matrix::new(&w, dtype, outs, cols);
+                let (mut a, mut b) = (vec![0.0; rows * outs], vec![0.0; rows * outs]);
+                plain.linear(&x, w, &mut a);
+                fast.linear(&x, w, &mut b);
+                prop_assert_eq!(bits(&a), bits(&b));
+                let p: Vec<f32> = (0..outs).map(|_| next()).collect();
+                let (mut a, mut b) = (vec![0.5; cols], vec![0.5; cols]);
+                plain.weighted_rows(&p, w, &mut a);
+                fast.weighted_rows(&p, w, &mut b);
+                prop_assert_eq!(bits(&a), bits(&b));
+            }
+            let (mut a, mut b) = (x.clone(), x.clone());
+            plain.softmax(&mut a);
+            fast.softmax(&mut b);
+            prop_assert_eq!(bits(&a), bits(&b));
+            plain.silu_mul(&mut a, &x);
+            fast.silu_mul(&mut b, &x);
+            prop_assert_eq!(bits(&a), bits(&b));
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_know_its_neighbours_nor_the_threads() {
+        let (rows, outs, cols) = (7, 640, 512);
+        let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+        let w: Vec<f32> = (0..outs * cols).map(|i| ((i * 53 % 97) as f32 - 48.0) / 48.0).collect();
+        let w = stored(&w, Dtype::Bf16);
+        let w = Matrix::new(&w, Dtype::Bf16, outs, cols);
+        let (one, many) = (Cpu::new(Simd::detect(), 1).unwrap(), Cpu::new(Simd::detect(), 3).unwrap());
+        let (mut together, mut shared) = (vec![0.0; rows * outs], vec![0.0; rows * outs]);
+        one.linear(&x, w, &mut together);
+        many.linear(&x, w, &mut shared);
+        assert_eq!(bits(&together), bits(&shared));
+        for r in 0..rows {
+            let mut alone = vec![0.0; outs];
+            many.linear(&x[r * cols..][..cols], w, &mut alone);
+            assert_eq!(bits(&alone), bits(&together[r * outs..][..outs]), "row {r}");
+        }
+    }
+
+    #[test]
+    fn exp_is_close_to_the_real_one() {
+        for i in -8700..200 {
+            let x = i as f32 / 100.0;
+            let (ours, real) = (plain::exp(x) as f64, (x as f64).exp());
+            assert!((ours - real).abs() <= 2e-7 * real + 1e-38, "exp({x}) = {ours}, not {real}");
+        }
+        assert_eq!(plain::exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(plain::exp(0.0), 1.0);
+    }
+}

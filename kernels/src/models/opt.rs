@@ -1,0 +1,202 @@
+//! OPT: learned positions, layer norm before each block and at the end, ReLU, biases everywhere, tied head.
+
+use super::{Stage, StageBytes, add, add_bias, sized};
+use crate::{
+    config::ModelConfig,
+    cpu::Cpu,
+    engine::Attend,
+    weights::{Checkpoint, Tensor, WeightsError},
+};
+use tsnode_protocol::{LayerRange, Token};
+
+/// The position table's first two rows are for padding.
+const POSITION_OFFSET: usize = 2;
+
+pub(super) struct Opt {
+    config: ModelConfig,
+    embed: Option<Embedding>,
+    layers: Vec<Layer>,
+    head: Option<Head>,
+    scratch: Scratch,
+}
+
+struct Embedding {
+    tokens: Tensor,
+    positions: Tensor,
+}
+
+struct Layer {
+    attention_norm: Norm,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    mlp_norm: Norm,
+    up: Linear,
+    down: Linear,
+}
+
+struct Norm {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+struct Linear {
+    weight: Tensor,
+    bias: Vec<f32>,
+}
+
+struct Head {
+    norm: Norm,
+    weight: Tensor,
+}
+
+/// Memory kept from step to step.
+#[derive(Default)]
+struct Scratch {
+    normed: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    mixed: Vec<f32>,
+    out: Vec<f32>,
+    up: Vec<f32>,
+}
+
+impl Opt {
+    pub(super) fn load(config: &ModelConfig, checkpoint: &Checkpoint, range: LayerRange) -> Result<Self, WeightsError> {
+        let c = config;
+        let tokens = || checkpoint.matrix("model.decoder.embed_tokens.weight", c.vocab, c.hidden);
+        let positions =
+            || checkpoint.matrix("model.decoder.embed_positions.weight", c.context + POSITION_OFFSET, c.hidden);
+        let embed =
+            if range.start == 0 { Some(Embedding { tokens: tokens()?, positions: positions()? }) } else { None };
+        let head = if range.end as usize == c.layers {
+            let tied = c.tied || !checkpoint.has("lm_head.weight");
+            let weight = if tied { tokens()? } else { checkpoint.matrix("lm_head.weight", c.vocab, c.hidden)? };
+            Some(Head { norm: Norm::load(checkpoint, "model.decoder.final_layer_norm", c.hidden)?, weight })
+        } else {
+            None
+        };
+        let layers = range.iter().map(|i| Layer::load(c, checkpoint, i)).collect::<Result<_, _>>()?;
+        Ok(Self { embed, layers, head, config: config.clone(), scratch: Scratch::default() })
+    }
+}
+
+impl Norm {
+    fn load(checkpoint: &Checkpoint, name: &str, width: usize) -> Result<Self, WeightsError> {
+        Ok(Self {
+            weight: checkpoint.vector(&format!("{name}.weight"), width)?,
+            bias: checkpoint.vector(&format!("{name}.bias"), width)?,
+        })
+    }
+
+    fn forward(&self, cpu: &Cpu, eps: f32, x: &[f32], out: &mut [f32]) {
+        cpu.layer_norm(x, &self.weight, &self.bias, eps, out);
+    }
+}
+
+impl Linear {
+    fn load(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> Result<Self, WeightsError> {
+        Ok(Self {
+            weight: checkpoint.matrix(&format!("{name}.weight"), rows, cols)?,
+            bias: checkpoint.vector(&format!("{name}.bias"), rows)?,
+        })
+    }
+
+    fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
+        cpu.linear(x, self.weight.matrix(), out);
+        add_bias(out, &self.bias);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.weight.bytes() + 4 * self.bias.len() as u64
+    }
+}
+
+impl Layer {
+    fn load(c: &ModelConfig, checkpoint: &Checkpoint, index: u32) -> Result<Self, WeightsError> {
+        let name = |part: &str| format!("model.decoder.layers.{index}.{part}");
+        let square = |part: &str| Linear::load(checkpoint, &name(part), c.hidden, c.hidden);
+        Ok(Self {
+            attention_norm: Norm::load(checkpoint, &name("self_attn_layer_norm"), c.hidden)?,
+            query: square("self_attn.q_proj")?,
+            key: square("self_attn.k_proj")?,
+            value: square("self_attn.v_proj")?,
+            output: square("self_attn.out_proj")?,
+            mlp_norm: Norm::load(checkpoint, &name("final_layer_norm"), c.hidden)?,
+            up: Linear::load(checkpoint, &name("fc1"), c.intermediate, c.hidden)?,
+            down: Linear::load(checkpoint, &name("fc2"), c.hidden, c.intermediate)?,
+        })
+    }
+
+    fn forward(
+        &self,
+        c: &ModelConfig,
+        cpu: &Cpu,
+        index: usize,
+        hidden: &mut [f32],
+        attend: &mut Attend<'_>,
+        s: &mut Scratch,
+    ) {
+        let rows = hidden.len() / c.hidden;
+        let normed = sized(&mut s.normed, hidden.len());
+        let [q, k, v, mixed, out] =
+            [&mut s.q, &mut s.k, &mut s.v, &mut s.mixed, &mut s.out].map(|b| sized(b, rows * c.hidden));
+        self.attention_norm.forward(cpu, c.norm_eps, hidden, normed);
+        self.query.forward(cpu, normed, q);
+        self.key.forward(cpu, normed, k);
+        self.value.forward(cpu, normed, v);
+        attend.attend(cpu, index, q, k, v, mixed);
+        self.output.forward(cpu, mixed, out);
+        add(hidden, out);
+
+        self.mlp_norm.forward(cpu, c.norm_eps, hidden, normed);
+        let up = sized(&mut s.up, rows * c.intermediate);
+        self.up.forward(cpu, normed, up);
+        up.iter_mut().for_each(|x| *x = x.max(0.0));
+        self.down.forward(cpu, up, out);
+        add(hidden, out);
+    }
+
+    fn bytes(&self) -> u64 {
+        let norms = 8 * (self.attention_norm.weight.len() + self.mlp_norm.weight.len()) as u64;
+        let linears = [&self.query, &self.key, &self.value, &self.output, &self.up, &self.down];
+        norms + linears.map(Linear::bytes).iter().sum::<u64>()
+    }
+}
+
+impl Stage for Opt {
+    fn embed(&self, tokens: &[Token], positions: &[u32], out: &mut [f32]) {
+        let Some(embed) = &self.embed else { return };
+        let mut place = vec![0.0; self.config.hidden];
+        for ((token, position), row) in tokens.iter().zip(positions).zip(out.chunks_exact_mut(self.config.hidden)) {
+            embed.tokens.matrix().widen_row(token.0 as usize, row);
+            embed.positions.matrix().widen_row(*position as usize + POSITION_OFFSET, &mut place);
+            add(row, &place);
+        }
+    }
+
+    fn layers(&mut self, cpu: &Cpu, hidden: &mut [f32], attend: &mut Attend<'_>) {
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.forward(&self.config, cpu, index, hidden, attend, &mut self.scratch);
+        }
+    }
+
+    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
+        let Some(head) = &self.head else { return };
+        let mut normed = vec![0.0; hidden.len()];
+        head.norm.forward(cpu, self.config.norm_eps, hidden, &mut normed);
+        cpu.linear(&normed, head.weight.matrix(), out);
+    }
+
+    fn bytes(&self) -> StageBytes {
+        let embed = self.embed.as_ref().map_or(0, |e| e.tokens.bytes() + e.positions.bytes());
+        let norm = |h: &Head| 8 * h.norm.weight.len() as u64;
+        StageBytes {
+            layers: self.layers.iter().map(Layer::bytes).sum(),
+            embed,
+            head: self.head.as_ref().map_or(0, |h| h.weight.bytes() + norm(h)),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Plan flow 1: measures what the processor does: matrix products and reading memory, in about a third of a second.
+
+use crate::cpu::{Cpu, Dtype, Matrix, Simd};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+use tsnode_protocol::{BytesPerSecond, FlopsPerSecond};
+
+/// Time given to each measurement.
+const EACH: Duration = Duration::from_millis(150);
+/// Memory read for bandwidth: more than the caches of most processors hold.
+const READ_BYTES: usize = 64 << 20;
+
+/// Measured speeds of a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Matrix products of many rows.
+    pub flops: FlopsPerSecond,
+    /// Reading weights for one row.
+    pub bandwidth: BytesPerSecond,
+}
+
+/// Measures the processor with `threads` threads, by the very kernels that serve.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn measure(threads: usize) -> std::io::Result<Speed> {
+    let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(std::io::Error::other)?;
+    Ok(Speed { flops: flops(&cpu), bandwidth: bandwidth(&cpu) })
+}
+
+fn flops(cpu: &Cpu) -> FlopsPerSecond {
+    let (rows, width) = (64, 512);
+    let weights = vec![0u8; width * width * 2];
+    let weights = Matrix::new(&weights, Dtype::Bf16, width, width);
+    let x = vec![1.0; rows * width];
+    let mut out = vec![0.0; rows * width];
+    let each = (2 * rows * width * width) as f64;
+    FlopsPerSecond(each / best_of(|| cpu.linear(black_box(&x), weights, &mut out)))
+}
+
+fn bandwidth(cpu: &Cpu) -> BytesPerSecond {
+    let width = 4096;
+    let rows = READ_BYTES / (2 * width);
+    // Written, so that the pages exist and are not all the same zero page.
+    let weights = vec![1u8; READ_BYTES];
+    let weights = Matrix::new(&weights, Dtype::Bf16, rows, width);
+    let x = vec![1.0; width];
+    let mut out = vec![0.0; rows];
+    BytesPerSecond(READ_BYTES as f64 / best_of(|| cpu.linear(black_box(&x), weights, &mut out)))
+}
+
+/// Seconds of the fastest run: other programs only ever make it slower.
+fn best_of(mut run: impl FnMut()) -> f64 {
+    let started = Instant::now();
+    let mut best = f64::INFINITY;
+    while started.elapsed() < EACH {
+        let at = Instant::now();
+        run();
+        best = best.min(at.elapsed().as_secs_f64());
+    }
+    best.max(1e-9)
+}

@@ -1,0 +1,76 @@
+//! Rotary position embedding, in the form Hugging Face checkpoints are stored for: channel `i` turns with `i + d/2`.
+
+use serde::{Deserialize, Serialize};
+
+/// How frequencies are stretched beyond the context a model was first trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// Stretch.
+        factor: f32,
+    },
+    /// Llama 3: low frequencies divided by `factor`, high ones kept, a smooth passage between.
+    Llama3 {
+        /// Stretch of the low frequencies.
+        factor: f32,
+        /// Wavelengths above `original / low` are stretched fully.
+        low: f32,
+        /// Wavelengths below `original / high` are kept.
+        high: f32,
+        /// Context of the first training.
+        original: f32,
+    },
+}
+
+/// The angles' frequencies of one model.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    frequencies: Vec<f32>,
+}
+
+impl Rope {
+    /// For heads of `dim` channels and base `theta`.
+    #[must_use]
+    pub fn new(dim: usize, theta: f32, scaling: RopeScaling) -> Self {
+        let base = |i: usize| 1.0 / libm::powf(theta, (2 * i) as f32 / dim as f32);
+        Self { frequencies: (0..dim / 2).map(|i| scale(base(i), scaling)).collect() }
+    }
+
+    /// Cosines and sines at `position`, each `dim / 2` numbers.
+    pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
+        for ((f, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
+            let angle = position as f32 * f;
+            *cos = libm::cosf(angle);
+            *sin = libm::sinf(angle);
+        }
+    }
+}
+
+fn scale(frequency: f32, scaling: RopeScaling) -> f32 {
+    match scaling {
+        RopeScaling::None => frequency,
+        RopeScaling::Linear { factor } => frequency / factor,
+        RopeScaling::Llama3 { factor, low, high, original } => {
+            let wavelength = 2.0 * std::f32::consts::PI / frequency;
+            if wavelength < original / high {
+                frequency
+            } else if wavelength > original / low {
+                frequency / factor
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        }
+    }
+}
+
+/// Turns one head's channels.
+pub fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = head.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}

@@ -1,0 +1,191 @@
+//! Prompt flow 8: chooses the next token from logits.
+//!
+//! In this order: bias, penalties, temperature, top-k, top-p, min-p, draw. The draw depends on seed and position alone.
+
+use crate::philox::uniform;
+use std::collections::BTreeMap;
+use tsnode_protocol::{Sampled, Sampling, Token, TokenLogprob};
+
+/// Chooses a token for `position`. `logits` is used as scratch; one that is no number counts as minus infinity.
+/// The log-probabilities reported are those of the logits as they came.
+///
+/// # Panics
+/// When `logits` is empty.
+#[must_use]
+pub fn sample(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &[Token], position: u32) -> Sampled {
+    for x in logits.iter_mut().filter(|x| x.is_nan()) {
+        *x = f32::NEG_INFINITY;
+    }
+    let report = sampling.logprobs.map(|n| (usize::from(n), log_sum_exp(logits), logits.to_vec()));
+    penalise(logits, sampling, prompt, answer);
+    let token = if sampling.temperature == 0.0 { greedy(logits) } else { draw(logits, sampling, position) };
+    let Some((n, total, raw)) = report else { return Sampled { token, logprob: None, top: Vec::new() } };
+    let top =
+        best(&raw, n).into_iter().map(|i| TokenLogprob { token: Token(i as u32), logprob: raw[i] - total }).collect();
+    Sampled { token, logprob: Some(raw[token.0 as usize] - total), top }
+}
+
+/// The natural log of the sum of exponentials.
+#[must_use]
+pub fn log_sum_exp(logits: &[f32]) -> f32 {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - top).exp()).sum();
+    top + sum.ln() as f32
+}
+
+fn penalise(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &[Token]) {
+    for (token, bias) in &sampling.logit_bias {
+        if let Some(x) = logits.get_mut(token.0 as usize) {
+            *x += bias;
+        }
+    }
+    if sampling.repetition_penalty != 1.0 {
+        let seen: std::collections::BTreeSet<Token> = prompt.iter().chain(answer).copied().collect();
+        for token in seen {
+            if let Some(x) = logits.get_mut(token.0 as usize) {
+                *x = if *x > 0.0 { *x / sampling.repetition_penalty } else { *x * sampling.repetition_penalty };
+            }
+        }
+    }
+    if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
+        let mut counts = BTreeMap::<Token, u32>::new();
+        for token in answer {
+            *counts.entry(*token).or_default() += 1;
+        }
+        for (token, count) in counts {
+            if let Some(x) = logits.get_mut(token.0 as usize) {
+                *x -= count as f32 * sampling.frequency_penalty + sampling.presence_penalty;
+            }
+        }
+    }
+}
+
+/// The likeliest token; of equals, the first.
+fn greedy(logits: &[f32]) -> Token {
+    let mut best = 0;
+    for (i, x) in logits.iter().enumerate() {
+        if *x > logits[best] {
+            best = i;
+        }
+    }
+    Token(best as u32)
+}
+
+fn draw(logits: &[f32], sampling: &Sampling, position: u32) -> Token {
+    let kept = candidates(logits, sampling);
+    let total: f64 = kept.iter().map(|(_, p)| p).sum();
+    let mut left = uniform(sampling.seed, position) * total;
+    for (i, p) in &kept {
+        left -= p;
+        if left < 0.0 {
+            return Token(*i as u32);
+        }
+    }
+    kept.last().map_or_else(|| greedy(logits), |(i, _)| Token(*i as u32))
+}
+
+/// Tokens that survive the cuts, likeliest first, with their weights relative to the likeliest.
+fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(usize, f64)> {
+    let keep = if sampling.top_k == 0 { logits.len() } else { (sampling.top_k as usize).min(logits.len()) };
+    let order = best(logits, keep);
+    let Some(top) = order.first().map(|i| logits[*i]) else { return Vec::new() };
+    let weight = |i: usize| f64::from((logits[i] - top) / sampling.temperature).exp();
+    let mut kept: Vec<(usize, f64)> = order.into_iter().map(|i| (i, weight(i))).collect();
+    if sampling.top_p < 1.0 {
+        let total: f64 = kept.iter().map(|(_, p)| p).sum();
+        let mut reached = 0.0;
+        // The token that reaches the mass is kept, so at least one always is.
+        let n = kept.iter().take_while(|(_, p)| {
+            let below = reached < f64::from(sampling.top_p) * total;
+            reached += p;
+            below
+        });
+        let n = n.count().max(1);
+        kept.truncate(n);
+    }
+    kept.retain(|(_, p)| *p >= f64::from(sampling.min_p));
+    kept
+}
+
+/// Indices of the `n` largest, largest first; of equals, the first index first.
+fn best(logits: &[f32], n: usize) -> Vec<usize> {
+    let n = n.min(logits.len());
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    let by = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    if n < order.len() && n > 0 {
+        order.select_nth_unstable_by(n - 1, by);
+    }
+    order.truncate(n);
+    order.sort_unstable_by(by);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warm() -> Sampling {
+        Sampling { temperature: 1.0, seed: 7, ..Sampling::greedy() }
+    }
+
+    fn chosen(logits: &[f32], sampling: &Sampling) -> Vec<u32> {
+        (0..400).map(|p| sample(&mut logits.to_vec(), sampling, &[], &[], p).token.0).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_best_and_no_nan() {
+        let sampled = sample(&mut [1.0, f32::NAN, 3.0, 3.0], &Sampling::greedy(), &[], &[], 0);
+        assert_eq!(sampled.token, Token(2));
+    }
+
+    #[test]
+    fn the_same_seed_and_position_draw_the_same() {
+        let logits = [0.0, 0.5, 1.0, 0.2];
+        assert_eq!(chosen(&logits, &warm()), chosen(&logits, &warm()));
+        let other = Sampling { seed: 8, ..warm() };
+        assert_ne!(chosen(&logits, &warm()), chosen(&logits, &other));
+    }
+
+    #[test]
+    fn frequencies_follow_probabilities() {
+        let logits = [0.0, (3.0f32).ln()];
+        let ones = chosen(&logits, &warm()).iter().filter(|t| **t == 1).count();
+        // 300 expected of 400, standard deviation 8.7.
+        assert!((260..340).contains(&ones), "{ones} of 400");
+    }
+
+    #[test]
+    fn cuts_keep_what_they_should() {
+        let logits = [3.0, 2.0, 1.0, 0.0];
+        let only = |s: Sampling| chosen(&logits, &s).into_iter().collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(only(Sampling { top_k: 2, ..warm() }), [0, 1].into());
+        // Probabilities 0.64, 0.24, 0.09, 0.03.
+        assert_eq!(only(Sampling { top_p: 0.7, ..warm() }), [0, 1].into());
+        assert_eq!(only(Sampling { top_p: 0.0, ..warm() }), [0].into());
+        assert_eq!(only(Sampling { min_p: 0.1, ..warm() }), [0, 1, 2].into());
+    }
+
+    #[test]
+    fn penalties_push_away() {
+        let mut logits = [2.0, 1.9, 0.0];
+        let repeat = Sampling { repetition_penalty: 1.5, ..Sampling::greedy() };
+        assert_eq!(sample(&mut logits, &repeat, &[Token(0)], &[], 0).token, Token(1));
+        let mut logits = [2.0, 1.9, 0.0];
+        let present = Sampling { presence_penalty: 1.0, ..Sampling::greedy() };
+        assert_eq!(sample(&mut logits, &present, &[Token(0)], &[], 0).token, Token(0));
+        let mut logits = [2.0, 1.9, 0.0];
+        assert_eq!(sample(&mut logits, &present, &[], &[Token(0)], 0).token, Token(1));
+        let mut logits = [2.0, 1.9, 0.0];
+        let bias = Sampling { logit_bias: vec![(Token(2), 5.0)], ..Sampling::greedy() };
+        assert_eq!(sample(&mut logits, &bias, &[], &[], 0).token, Token(2));
+    }
+
+    #[test]
+    fn logprobs_are_of_the_raw_logits() {
+        let ask = Sampling { temperature: 0.5, logprobs: Some(2), ..warm() };
+        let sampled = sample(&mut [0.0, (3.0f32).ln()], &ask, &[], &[], 0);
+        assert_eq!(sampled.top[0].token, Token(1));
+        assert!((sampled.top[0].logprob - 0.75f32.ln()).abs() < 1e-6);
+        assert!((sampled.top[1].logprob - 0.25f32.ln()).abs() < 1e-6);
+    }
+}

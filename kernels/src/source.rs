@@ -1,0 +1,261 @@
+//! Where a model comes from: a folder, a file, or the program itself.
+
+use crate::{
+    config::{ConfigError, ModelConfig},
+    models::{self, Stage},
+    weights::{Checkpoint, WeightsError},
+};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tsnode_protocol::{LayerRange, ModelCard, ModelFile, ModelId, ModelShape, limits};
+
+/// Small files a gateway needs, as far as a model has them; the first two it must have.
+const SMALL_FILES: [&str; 6] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+];
+
+/// Name of the model inside the program.
+pub const EMBEDDED_NAME: &str = "gutenberg-tiny";
+
+macro_rules! embedded {
+    ($name:literal) => {
+        include_bytes!(concat!("../models/gutenberg-tiny/", $name))
+    };
+}
+
+/// Why a model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// Nothing is there.
+    #[error("{0}: no such file or folder")]
+    Absent(PathBuf),
+    /// Neither a folder nor a safetensors file.
+    #[error("{0}: a model is a folder with config.json, tokenizer.json and *.safetensors, or its model.safetensors")]
+    NotAModel(PathBuf),
+    /// A small file is missing or cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A small file is too large.
+    #[error("{path}: {bytes} bytes, at most {limit} are read")]
+    TooLarge {
+        /// Which.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The most read.
+        limit: usize,
+    },
+    /// The configuration cannot be used.
+    #[error("{path}: {error}")]
+    Config {
+        /// The model.
+        path: PathBuf,
+        /// Why.
+        error: ConfigError,
+    },
+    /// The weights cannot be used.
+    #[error("{path}: {error}")]
+    Weights {
+        /// The model.
+        path: PathBuf,
+        /// Why.
+        error: WeightsError,
+    },
+}
+
+/// A model that can be loaded, whole or in part.
+pub struct ModelSource {
+    card: ModelCard,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+/// Layers of a model, ready for an engine.
+pub struct StageModel {
+    pub(crate) stage: Box<dyn Stage>,
+    pub(crate) shape: ModelShape,
+    pub(crate) layers: LayerRange,
+}
+
+impl ModelSource {
+    /// The model inside the program.
+    ///
+    /// # Errors
+    /// Only when the program was built with a broken model.
+    pub fn embedded() -> Result<Self, SourceError> {
+        static WEIGHTS: &[u8] = embedded!("model.safetensors");
+        let small: [(&str, &[u8]); 5] = [
+            ("config.json", embedded!("config.json")),
+            ("tokenizer.json", embedded!("tokenizer.json")),
+            ("tokenizer_config.json", embedded!("tokenizer_config.json")),
+            ("generation_config.json", embedded!("generation_config.json")),
+            ("special_tokens_map.json", embedded!("special_tokens_map.json")),
+        ];
+        let path = PathBuf::from(EMBEDDED_NAME);
+        let files = small.into_iter().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())).collect();
+        let checkpoint =
+            Checkpoint::embedded(WEIGHTS).map_err(|error| SourceError::Weights { path: path.clone(), error })?;
+        Self::assemble(EMBEDDED_NAME, &path, files, checkpoint)
+    }
+
+    /// The model in a folder, or the one a safetensors file in a folder belongs to.
+    ///
+    /// # Errors
+    /// When a part is missing, broken, or of an architecture that is not written.
+    pub fn open(path: &Path) -> Result<Self, SourceError> {
+        if !path.exists() {
+            return Err(SourceError::Absent(path.to_owned()));
+        }
+        let weights = |error| SourceError::Weights { path: path.to_owned(), error };
+        let (folder, checkpoint): (&Path, _) = if path.is_dir() {
+            (path, None)
+        } else if path.extension().is_some_and(|e| e == "safetensors") {
+            (path.parent().unwrap_or(Path::new(".")), Some(Checkpoint::open_file(path).map_err(weights)?))
+        } else {
+            return Err(SourceError::NotAModel(path.to_owned()));
+        };
+        let files = read_small(folder)?;
+        let checkpoint = match checkpoint {
+            Some(checkpoint) => checkpoint,
+            None => Checkpoint::open(folder).map_err(weights)?,
+        };
+        let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        let name = full.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+        Self::assemble(&name, path, files, checkpoint)
+    }
+
+    fn assemble(
+        name: &str,
+        path: &Path,
+        files: BTreeMap<String, Vec<u8>>,
+        checkpoint: Checkpoint,
+    ) -> Result<Self, SourceError> {
+        let config_json = files.get("config.json").map_or(&[][..], Vec::as_slice);
+        let config =
+            ModelConfig::parse(config_json).map_err(|error| SourceError::Config { path: path.to_owned(), error })?;
+        // Loading all layers once finds every missing or misshapen tensor now; nothing of the map is read for it.
+        let whole = LayerRange { start: 0, end: config.layers as u32 };
+        let stage = models::load(&config, &checkpoint, whole)
+            .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
+        let bytes = stage.bytes();
+        let shape = config.shape(bytes.layers.div_ceil(config.layers as u64), bytes.embed, bytes.head);
+        let listed = |(name, bytes): (&String, &Vec<u8>)| ModelFile {
+            name: name.clone(),
+            bytes: bytes.len() as u64,
+            hash: *blake3::hash(bytes).as_bytes(),
+        };
+        let card = ModelCard {
+            id: identify(&files, &checkpoint),
+            name: name.chars().take(limits::TEXT_BYTES / 4).collect(),
+            shape,
+            files: files.iter().map(listed).collect(),
+        };
+        Ok(Self { card, config, checkpoint, files })
+    }
+
+    /// What others are told of the model.
+    #[must_use]
+    pub fn card(&self) -> &ModelCard {
+        &self.card
+    }
+
+    /// A small file's content.
+    #[must_use]
+    pub fn file(&self, name: &str) -> Option<&[u8]> {
+        self.files.get(name).map(Vec::as_slice)
+    }
+
+    /// Some layers, ready for an engine. Weights stay where they lie; only norms and biases are copied.
+    ///
+    /// # Errors
+    /// When a tensor is missing or misshapen, which [`Self::open`] has found before.
+    pub fn load_stage(&self, layers: LayerRange) -> Result<StageModel, WeightsError> {
+        let stage = models::load(&self.config, &self.checkpoint, layers)?;
+        Ok(StageModel { stage, shape: self.card.shape, layers })
+    }
+}
+
+fn read_small(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
+    let mut files = BTreeMap::new();
+    for (i, name) in SMALL_FILES.into_iter().enumerate() {
+        let path = folder.join(name);
+        let metadata = match std::fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            Err(error) if i < 2 => return Err(SourceError::File { path, error }),
+            Err(_) => continue,
+        };
+        if metadata.len() > limits::MODEL_FILE_BYTES as u64 {
+            return Err(SourceError::TooLarge { path, bytes: metadata.len(), limit: limits::MODEL_FILE_BYTES });
+        }
+        let bytes = std::fs::read(&path).map_err(|error| SourceError::File { path, error })?;
+        files.insert(name.to_owned(), bytes);
+    }
+    Ok(files)
+}
+
+/// A hash over configuration, tokenizer and a sample of the weights ([`Checkpoint::fingerprint`]).
+fn identify(files: &BTreeMap<String, Vec<u8>>, checkpoint: &Checkpoint) -> ModelId {
+    let mut hasher = blake3::Hasher::new();
+    for name in &SMALL_FILES[..2] {
+        let bytes = files.get(*name).map_or(&[][..], Vec::as_slice);
+        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    }
+    checkpoint.fingerprint(&mut hasher);
+    let mut id = [0; 16];
+    id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    ModelId(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
+        for name in ["config.json", "tokenizer.json"] {
+            std::fs::copy(from.join(name), folder.path().join(name)).unwrap();
+        }
+        let error = ModelSource::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("model.safetensors"), "{error}");
+        let whole = std::fs::read(from.join("model.safetensors")).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), &whole[..whole.len() / 2]).unwrap();
+        let error = ModelSource::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("cut short"), "{error}");
+    }
+
+    #[test]
+    fn another_shape_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
+        for name in ["tokenizer.json", "model.safetensors"] {
+            std::fs::copy(from.join(name), folder.path().join(name)).unwrap();
+        }
+        let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+        std::fs::write(folder.path().join("config.json"), config.replace("512", "640")).unwrap();
+        let error = ModelSource::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("640") && error.contains("512"), "{error}");
+        assert!(matches!(ModelSource::open(Path::new("/nowhere/at/all")), Err(SourceError::Absent(_))));
+    }
+
+    #[test]
+    fn file_and_program_hold_the_same_model() {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
+        let (embedded, folder) = (ModelSource::embedded().unwrap(), ModelSource::open(&from).unwrap());
+        assert_eq!(embedded.card(), folder.card());
+        let file = ModelSource::open(&from.join("model.safetensors")).unwrap();
+        assert_eq!(file.card().id, folder.card().id);
+    }
+}

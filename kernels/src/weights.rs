@@ -1,0 +1,252 @@
+//! Checkpoints: safetensors files, mapped into memory and used as they lie there.
+
+use crate::cpu::{Dtype, Matrix};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Files of one checkpoint.
+const SHARDS: usize = 512;
+/// Bytes hashed in one place of a file for a model's id.
+const SAMPLE: usize = 64 * 1024;
+/// Distance between hashed places.
+const SAMPLE_EVERY: usize = 64 * 1024 * 1024;
+
+/// Why weights cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// A file cannot be read.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Not a safetensors file, or one cut short.
+    #[error("{file}: broken or cut short: {error}")]
+    Broken {
+        /// Which.
+        file: String,
+        /// What was found.
+        error: String,
+    },
+    /// A tensor the model needs is not there.
+    #[error("tensor {0} is missing: the weights are of another model, or a file is missing")]
+    Missing(String),
+    /// A tensor has other sizes than config.json says.
+    #[error("tensor {name} has shape {found:?}, config.json asks for {expected:?}")]
+    Shape {
+        /// Which.
+        name: String,
+        /// In the file.
+        found: Vec<usize>,
+        /// By the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor is stored in a form that is not read.
+    #[error("tensor {name} is stored as {found}; F32, F16 and BF16 are read")]
+    Dtype {
+        /// Which.
+        name: String,
+        /// In the file.
+        found: String,
+    },
+}
+
+#[derive(Clone)]
+enum Storage {
+    Map(Arc<memmap2::Mmap>),
+    Static(&'static [u8]),
+}
+
+impl Storage {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Map(map) => map,
+            Self::Static(bytes) => bytes,
+        }
+    }
+}
+
+struct Entry {
+    shard: usize,
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+/// All tensors of a model, by name.
+pub struct Checkpoint {
+    shards: Vec<Storage>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+/// A matrix of a checkpoint, kept alive by it.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Storage,
+    range: Range<usize>,
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+}
+
+impl Tensor {
+    /// As the kernels read it.
+    #[must_use]
+    pub fn matrix(&self) -> Matrix<'_> {
+        Matrix::new(&self.storage.bytes()[self.range.clone()], self.dtype, self.rows, self.cols)
+    }
+
+    /// Bytes as stored.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.range.len() as u64
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// A checkpoint inside the program.
+    ///
+    /// # Errors
+    /// When the bytes are no safetensors file.
+    pub fn embedded(bytes: &'static [u8]) -> Result<Self, WeightsError> {
+        let mut checkpoint = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        checkpoint.add(Storage::Static(bytes), "embedded model")?;
+        Ok(checkpoint)
+    }
+
+    /// Opens `model.safetensors` of a folder, or all files its `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// When a file is missing, unreadable or broken.
+    pub fn open(folder: &Path) -> Result<Self, WeightsError> {
+        let index = folder.join("model.safetensors.index.json");
+        let names = if index.exists() { shard_names(&index)? } else { vec!["model.safetensors".to_owned()] };
+        let mut checkpoint = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        for name in names {
+            let path = folder.join(&name);
+            checkpoint.add(map(&path)?, &path.display().to_string())?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Opens one safetensors file.
+    ///
+    /// # Errors
+    /// When it is missing, unreadable or broken.
+    pub fn open_file(path: &Path) -> Result<Self, WeightsError> {
+        let mut checkpoint = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        checkpoint.add(map(path)?, &path.display().to_string())?;
+        Ok(checkpoint)
+    }
+
+    fn add(&mut self, storage: Storage, file: &str) -> Result<(), WeightsError> {
+        let broken = |error: safetensors::SafeTensorError| WeightsError::Broken {
+            file: file.to_owned(),
+            error: error.to_string(),
+        };
+        let bytes = storage.bytes();
+        let parsed = SafeTensors::deserialize(bytes).map_err(broken)?;
+        let shard = self.shards.len();
+        for (name, view) in parsed.iter() {
+            let start = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+            let entry = Entry {
+                shard,
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+                range: start..start + view.data().len(),
+            };
+            self.tensors.insert(name.to_owned(), entry);
+        }
+        drop(parsed);
+        self.shards.push(storage);
+        Ok(())
+    }
+
+    /// Whether there is a tensor of that name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The matrix `name` of `rows` × `cols`.
+    ///
+    /// # Errors
+    /// When it is missing, of other sizes or stored otherwise.
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
+        self.tensor(name, &[rows, cols], rows, cols)
+    }
+
+    /// The vector `name` of `len` numbers, widened.
+    ///
+    /// # Errors
+    /// As for [`Self::matrix`].
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        let tensor = self.tensor(name, &[len], 1, len)?;
+        let mut out = vec![0.0; len];
+        tensor.matrix().widen_row(0, &mut out);
+        Ok(out)
+    }
+
+    fn tensor(&self, name: &str, expected: &[usize], rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
+        let entry = self.tensors.get(name).ok_or_else(|| WeightsError::Missing(name.to_owned()))?;
+        if entry.shape != expected {
+            let (found, expected) = (entry.shape.clone(), expected.to_vec());
+            return Err(WeightsError::Shape { name: name.to_owned(), found, expected });
+        }
+        let dtype = match entry.dtype {
+            safetensors::Dtype::F32 => Dtype::F32,
+            safetensors::Dtype::F16 => Dtype::F16,
+            safetensors::Dtype::BF16 => Dtype::Bf16,
+            other => return Err(WeightsError::Dtype { name: name.to_owned(), found: format!("{other:?}") }),
+        };
+        Ok(Tensor { storage: self.shards[entry.shard].clone(), range: entry.range.clone(), dtype, rows, cols })
+    }
+
+    /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every
+    /// 64 MiB between of each file. The start holds all names, shapes and places.
+    pub fn fingerprint(&self, hasher: &mut blake3::Hasher) {
+        for shard in &self.shards {
+            let bytes = shard.bytes();
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            for start in (0..bytes.len()).step_by(SAMPLE_EVERY) {
+                hasher.update(&bytes[start..bytes.len().min(start + SAMPLE)]);
+            }
+            hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+        }
+    }
+}
+
+fn shard_names(index: &Path) -> Result<Vec<String>, WeightsError> {
+    let io = |error| WeightsError::Io { path: index.to_owned(), error };
+    let broken = |error: String| WeightsError::Broken { file: index.display().to_string(), error };
+    let text = std::fs::read(index).map_err(io)?;
+    let Index { weight_map } = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
+    let names: std::collections::BTreeSet<String> = weight_map.into_values().collect();
+    // A name with a folder in it could point anywhere on the disk.
+    if names.len() > SHARDS || names.iter().any(|n| n.contains(['/', '\\'])) {
+        return Err(broken("too many files, or a file name with a folder in it".into()));
+    }
+    Ok(names.into_iter().collect())
+}
+
+fn map(path: &Path) -> Result<Storage, WeightsError> {
+    let io = |error| WeightsError::Io { path: path.to_owned(), error };
+    let file = File::open(path).map_err(io)?;
+    // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with SIGBUS,
+    // as with any program that maps its data; weights are not files people edit.
+    #[allow(unsafe_code)]
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+    Ok(Storage::Map(Arc::new(map)))
+}

@@ -1,0 +1,198 @@
+//! The forward pass against Hugging Face transformers: logits within 1e-3, greedy tokens equal, however it is cut.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use tsnode_kernels::{
+    engine::{Engine, EngineConfig, Input, Output, Slice, StageKey},
+    source::ModelSource,
+};
+use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
+
+const MODELS: [&str; 4] = ["llama-gqa", "llama3-rope", "qwen2-bias", "opt-relu"];
+const TOLERANCE: f32 = 1e-3;
+const REQUEST: RequestId = RequestId([1; 16]);
+
+#[derive(Deserialize)]
+struct Cases {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: Vec<u32>,
+    logits: BTreeMap<String, Vec<f32>>,
+    greedy: Vec<u32>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name)
+}
+
+fn cases(name: &str) -> Vec<Case> {
+    let text = std::fs::read(folder(name).join("cases.json")).unwrap();
+    serde_json::from_slice::<Cases>(&text).unwrap().cases
+}
+
+fn engine() -> Engine {
+    Engine::new(EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 }).unwrap()
+}
+
+/// Stages of one model, as peers would hold them.
+struct Pipeline {
+    engine: Engine,
+    stages: Vec<StageKey>,
+}
+
+impl Pipeline {
+    fn new(source: &ModelSource, cuts: &[u32]) -> Self {
+        let mut engine = engine();
+        let ends = cuts.iter().copied().chain([source.card().shape.layers]);
+        let starts = [0].into_iter().chain(cuts.iter().copied());
+        let stages = starts
+            .zip(ends)
+            .map(|(start, end)| engine.load(source.load_stage(LayerRange { start, end }).unwrap()).unwrap())
+            .collect();
+        Self { engine, stages }
+    }
+
+    fn admit(&mut self, request: RequestId, room: usize) {
+        for stage in &self.stages {
+            self.engine.admit(*stage, request, room as u32).unwrap();
+        }
+    }
+
+    /// Logits of every row.
+    fn run(&mut self, request: RequestId, start: usize, tokens: &[u32]) -> Vec<f32> {
+        let slice = [Slice { request, start: start as u32, len: tokens.len() as u32 }];
+        let tokens: Vec<Token> = tokens.iter().copied().map(Token).collect();
+        let rows: Vec<usize> = (0..tokens.len()).collect();
+        let mut hidden = Vec::new();
+        for (i, stage) in self.stages.iter().enumerate() {
+            let input = if i == 0 { Input::Tokens(&tokens) } else { Input::Hidden(&hidden) };
+            let last = i + 1 == self.stages.len();
+            let output = if last { Output::Logits { rows: &rows } } else { Output::Hidden };
+            let out = self.engine.forward(*stage, &slice, input, output).unwrap().to_vec();
+            hidden = out;
+        }
+        hidden
+    }
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
+}
+
+fn check_logits(name: &str, case: &Case, logits: &[f32]) {
+    let vocab = logits.len() / case.prompt.len();
+    for (position, expected) in &case.logits {
+        let at: usize = position.parse().unwrap();
+        let worst = logits[at * vocab..][..vocab].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= TOLERANCE, "{name}, prompt {}, position {at}: off by {worst}", case.prompt.len());
+    }
+}
+
+fn check_greedy(name: &str, case: &Case, pipeline: &mut Pipeline, request: RequestId, last: &[f32]) {
+    let mut next = argmax(last);
+    for (i, expected) in case.greedy.iter().enumerate() {
+        assert_eq!(next, *expected, "{name}, prompt {}, token {i}", case.prompt.len());
+        let logits = pipeline.run(request, case.prompt.len() + i, &[next]);
+        next = argmax(&logits);
+    }
+}
+
+#[test]
+fn logits_and_greedy_tokens_agree_with_transformers_however_layers_and_prompts_are_cut() {
+    for name in MODELS {
+        let source = ModelSource::open(&folder(name)).unwrap();
+        let layers = source.card().shape.layers;
+        let mut cuts: Vec<Vec<u32>> = vec![vec![]];
+        cuts.extend((1..layers).map(|c| vec![c]));
+        cuts.extend((2..layers).map(|c| vec![1, c]));
+        for cut in cuts {
+            for case in cases(name) {
+                for chunk in [case.prompt.len(), 16, 1] {
+                    let mut pipeline = Pipeline::new(&source, &cut);
+                    pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
+                    let mut logits = Vec::new();
+                    for (i, part) in case.prompt.chunks(chunk).enumerate() {
+                        logits.extend(pipeline.run(REQUEST, i * chunk, part));
+                    }
+                    check_logits(name, &case, &logits);
+                    let vocab = logits.len() / case.prompt.len();
+                    check_greedy(name, &case, &mut pipeline, REQUEST, &logits[logits.len() - vocab..]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn kv_handed_from_one_cut_to_another_continues_as_if_nothing_happened() {
+    for name in MODELS {
+        let source = ModelSource::open(&folder(name)).unwrap();
+        let shape = source.card().shape;
+        let mut prefill = Pipeline::new(&source, &[1]);
+        let mut decode = Pipeline::new(&source, if shape.layers > 2 { &[2] } else { &[] });
+        for (n, case) in cases(name).into_iter().enumerate() {
+            let request = RequestId([n as u8; 16]);
+            prefill.admit(request, case.prompt.len());
+            decode.admit(request, case.prompt.len() + case.greedy.len() + 1);
+            let logits = prefill.run(request, 0, &case.prompt);
+            let tokens = case.prompt.len() as u32;
+            for layer in 0..shape.layers {
+                let tile = TileHeader {
+                    layer,
+                    head_start: 0,
+                    head_end: shape.kv_heads,
+                    token_start: 0,
+                    token_end: tokens,
+                    bytes: 0,
+                };
+                let mut payload = Vec::new();
+                let from = prefill.stages[usize::from(layer >= 1)];
+                prefill.engine.export(from, request, &tile, KvCodec::Raw, &mut payload).unwrap();
+                let to = decode.stages[usize::from(layer >= 2 && decode.stages.len() > 1)];
+                decode.engine.import(to, request, &tile, KvCodec::Raw, &payload).unwrap();
+            }
+            for stage in decode.stages.clone() {
+                decode.engine.set_len(stage, request, tokens).unwrap();
+            }
+            check_greedy(name, &case, &mut decode, request, &logits[logits.len() - shape.vocab as usize..]);
+        }
+    }
+}
+
+#[test]
+fn a_sequence_does_not_know_its_batch() {
+    let source = ModelSource::embedded().unwrap();
+    let mut engine = Engine::new(EngineConfig { threads: 2, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 }).unwrap();
+    let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
+    let prompt = |n: u32| (0..37 + n).map(|i| Token((i * 131 + n * 17) % 4096)).collect::<Vec<_>>();
+    let alone: Vec<Vec<f32>> = (0..5)
+        .map(|n| {
+            let request = RequestId([n as u8; 16]);
+            let tokens = prompt(n);
+            engine.admit(stage, request, 64).unwrap();
+            let slice = Slice { request, start: 0, len: tokens.len() as u32 };
+            let rows = [tokens.len() - 1];
+            let out = engine.forward(stage, &[slice], Input::Tokens(&tokens), Output::Logits { rows: &rows });
+            let out = out.unwrap().to_vec();
+            engine.release(stage, request);
+            out
+        })
+        .collect();
+    let (mut batch, mut tokens, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..5 {
+        let request = RequestId([n as u8; 16]);
+        engine.admit(stage, request, 64).unwrap();
+        batch.push(Slice { request, start: 0, len: prompt(n).len() as u32 });
+        tokens.extend(prompt(n));
+        rows.push(tokens.len() - 1);
+    }
+    let out = engine.forward(stage, &batch, Input::Tokens(&tokens), Output::Logits { rows: &rows }).unwrap();
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for (together, alone) in out.chunks_exact(4096).zip(&alone) {
+        assert_eq!(bits(together), bits(alone));
+    }
+}
