@@ -1,1 +1,17 @@
-//! (being laid out)
+//! What decides: membership, election, planning, adoption, batching, routing, the life of a request.
+//!
+//! Everything here is pure. A machine is driven by `on_event(now, event) -> actions` and says by `deadline()` when to
+//! wake it if nothing else happens; time and randomness come in as arguments, maps are ordered, so one seed replays a
+//! swarm. A confused or lying peer is not an error but a counted rejection.
+
+pub mod batcher;
+pub mod control;
+pub mod cost;
+pub mod gate;
+pub mod gateway;
+pub mod layout;
+pub mod planner;
+pub mod router;
+pub mod time;
+
+pub use time::Time;

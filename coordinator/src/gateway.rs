@@ -1,0 +1,523 @@
+//! Prompt flow 2, 8 and 9: the owner of requests on the peer that took them.
+//!
+//! Every submitted request ends exactly once: [`Action::Unserved`] or [`Action::End`], unless its client goes first.
+//! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
+
+mod request;
+
+use crate::{
+    Time,
+    gate::{self, KvChoice, SplitChoice, Verdict},
+    router::{self, Pick},
+};
+use request::{Prefill, Request};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{
+    Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Plan,
+    RequestId, Sampled, Seconds, Token,
+    ring::KvTarget,
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
+};
+
+/// A link nobody has measured: a common home connection's neighbourhood.
+const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
+const UNKNOWN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
+
+/// How a gateway behaves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayConfig {
+    /// Requests open at once.
+    pub max_requests: usize,
+    /// How long a decode group may take to grant pages: longer than it lets a request wait for them.
+    pub grant_patience: Duration,
+    /// How long a group may go without a sign of progress.
+    pub progress_patience: Duration,
+    /// When to tell a client to ask again.
+    pub retry_after: Duration,
+    /// Packing of KV.
+    pub kv: KvChoice,
+    /// Whether the cost gate is asked.
+    pub split: SplitChoice,
+    /// Bytes of a KV element in pages.
+    pub element_bytes: u64,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            max_requests: 4096,
+            grant_patience: Duration::from_secs(40),
+            progress_patience: Duration::from_secs(60),
+            retry_after: Duration::from_secs(2),
+            kv: KvChoice::Auto,
+            split: SplitChoice::Auto,
+            element_bytes: 2,
+        }
+    }
+}
+
+/// What a gateway routes by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct View {
+    /// The adopted plan.
+    pub plan: Option<Arc<Plan>>,
+    /// Groups whose leaders say they take requests, with what they have to do.
+    pub up: BTreeMap<GroupId, Load>,
+    /// Everyone's adverts.
+    pub adverts: Arc<BTreeMap<PeerId, Advert>>,
+}
+
+/// What happens to requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A client's request.
+    Submit {
+        /// Its name.
+        request: RequestId,
+        /// The model.
+        model: ModelId,
+        /// The prompt.
+        prompt: Vec<Token>,
+        /// What to generate.
+        generation: Generation,
+    },
+    /// The client no longer wants it.
+    Cancel {
+        /// The request.
+        request: RequestId,
+    },
+    /// The swarm has changed.
+    View(View),
+    /// The decode leader says something.
+    Decode {
+        /// The request.
+        request: RequestId,
+        /// What.
+        event: DecodeEvent,
+    },
+    /// The line to the decode leader ended without an end.
+    DecodeLost {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// The prefill leader says something.
+    Prefill {
+        /// The request.
+        request: RequestId,
+        /// What.
+        event: PrefillEvent,
+    },
+    /// The line to the prefill leader ended without an end.
+    PrefillLost {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// The time [`Gateway::deadline`] asked for.
+    Deadline,
+}
+
+/// What a gateway does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Ask this leader to decode.
+    OpenDecode {
+        /// The request.
+        request: RequestId,
+        /// Whom.
+        leader: PeerId,
+        /// What to ask.
+        open: DecodeRequest,
+    },
+    /// Ask this leader to prefill.
+    OpenPrefill {
+        /// The request.
+        request: RequestId,
+        /// Whom.
+        leader: PeerId,
+        /// What to ask.
+        open: PrefillRequest,
+    },
+    /// Tell the decode leader.
+    Order {
+        /// The request.
+        request: RequestId,
+        /// What.
+        order: DecodeOrder,
+    },
+    /// Hang up on the decode leader.
+    CloseDecode {
+        /// The request.
+        request: RequestId,
+    },
+    /// Hang up on the prefill leader.
+    ClosePrefill {
+        /// The request.
+        request: RequestId,
+    },
+    /// Tell the client that it is being served.
+    Accepted {
+        /// The request.
+        request: RequestId,
+        /// Who prefills.
+        prefill: PeerId,
+        /// Who decodes.
+        decode: PeerId,
+    },
+    /// Tell the client that nobody serves it now.
+    Unserved {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: String,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// Give the client the next token.
+    Token {
+        /// The request.
+        request: RequestId,
+        /// Place in the answer.
+        index: u32,
+        /// The token.
+        sampled: Sampled,
+    },
+    /// What ran where; right before the end.
+    Trace(Trace),
+    /// Tell the client that this was all.
+    End {
+        /// The request.
+        request: RequestId,
+        /// How it ended.
+        end: End,
+    },
+}
+
+/// What ran where in one request, with times and bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// The request.
+    pub request: RequestId,
+    /// Peer that led the prefill that was used.
+    pub prefill: PeerId,
+    /// Peer that led the decoding.
+    pub decode: PeerId,
+    /// Why prefill ran where it ran: the cost gate's numbers, or the failure that moved it.
+    pub reason: String,
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub new_tokens: u32,
+    /// Packing of the KV, where it crossed the network.
+    pub kv_codec: Option<KvCodec>,
+    /// KV payload that crossed the network (bytes).
+    pub kv_bytes: u64,
+    /// From submission to the first token (seconds).
+    pub ttft: f64,
+    /// From the prefill's start to the last KV confirmation (seconds), where KV crossed the network.
+    pub kv_sent_after: Option<f64>,
+    /// From submission to the end (seconds).
+    pub total: f64,
+}
+
+/// The requests of one peer's clients.
+#[derive(Debug)]
+pub struct Gateway {
+    config: GatewayConfig,
+    view: View,
+    requests: BTreeMap<RequestId, Request>,
+}
+
+impl Gateway {
+    /// A gateway without requests.
+    #[must_use]
+    pub fn new(config: GatewayConfig) -> Self {
+        Self { config, view: View::default(), requests: BTreeMap::new() }
+    }
+
+    /// Requests that have not ended.
+    #[must_use]
+    pub fn open_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// When to wake if nothing else happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        self.requests.values().map(|r| r.deadline).min()
+    }
+
+    /// One event, and what follows from it.
+    pub fn on_event(&mut self, now: Time, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        match event {
+            Event::View(view) => self.view = view,
+            Event::Submit { request, model, prompt, generation } => {
+                self.submit(now, request, Request::new(now, model, prompt, generation), &mut out);
+            }
+            Event::Cancel { request } => self.hang_up(request, &mut out),
+            Event::Decode { request, event } => self.decode(now, request, event, &mut out),
+            Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
+            Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
+            Event::PrefillLost { request, reason } => self.prefill_failed(now, request, reason, &mut out),
+            Event::Deadline => self.expire(now, &mut out),
+        }
+        out
+    }
+
+    fn submit(&mut self, now: Time, request: RequestId, new: Request, out: &mut Vec<Action>) {
+        if self.requests.len() >= self.config.max_requests || self.requests.contains_key(&request) {
+            let reason = "this peer has too many requests open".to_owned();
+            return out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
+        }
+        self.requests.insert(request, new);
+        self.route(now, request, out);
+    }
+
+    /// Picks groups not tried yet and asks the decode leader; without any, the request ends.
+    fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        let (plan, up) = (self.view.plan.as_deref(), &self.view.up);
+        let draw = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
+        let picked = router::pick(plan, up, r.model, &r.tried, draw);
+        let groups = picked.as_ref().ok().and_then(|p| Some((plan?.group(p.prefill)?, plan?.group(p.decode)?)));
+        let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));
+        let Some((prefill, prefill_leader, decode, decode_leader)) = leaders else {
+            let why = picked.err().map_or_else(|| "the plan is incomplete".to_owned(), |e| e.to_string());
+            return self.unserved(now, request, &why, out);
+        };
+        let verdict = judge(&self.config, &self.view, r, prefill, decode);
+        let split = prefill.id != decode.id
+            && match (self.config.split, &verdict) {
+                (SplitChoice::Always, _) => true,
+                (SplitChoice::Auto, Some(verdict)) => verdict.splits(),
+                (SplitChoice::Auto, None) => false,
+            };
+        r.reason = match &verdict {
+            Some(verdict) if prefill.id != decode.id => verdict.to_string(),
+            _ => "one group does both".to_owned(),
+        };
+        r.codec = verdict.map_or(KvCodec::Int4, |v| v.codec);
+        r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
+        r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });
+        r.decode_leader = Some(decode_leader);
+        r.prefill = if split { Prefill::Wanted } else { Prefill::ByDecode };
+        r.deadline = now + self.config.grant_patience;
+        let open = DecodeRequest {
+            request,
+            group: decode.id,
+            prompt: r.prompt.clone(),
+            generation: r.generation.clone(),
+            await_kv: split,
+        };
+        out.push(Action::OpenDecode { request, leader: decode_leader, open });
+    }
+
+    fn decode(&mut self, now: Time, request: RequestId, event: DecodeEvent, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        r.deadline = now + self.config.progress_patience;
+        match event {
+            DecodeEvent::Granted => self.granted(request, out),
+            DecodeEvent::Refused(reason) => {
+                r.refusal = Some(reason);
+                self.elsewhere(now, request, out);
+            }
+            DecodeEvent::KvArrived { .. } => {}
+            DecodeEvent::KvFailed(reason) => {
+                // The decode side computes the prompt itself; whatever the prefill side still does is of no use.
+                r.moved_home(reason);
+                out.push(Action::ClosePrefill { request });
+            }
+            DecodeEvent::Token { index, sampled } => self.token(now, request, index, sampled, out),
+            DecodeEvent::End(end) => self.finish(now, request, end, out),
+        }
+    }
+
+    fn granted(&mut self, request: RequestId, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        let (Some(prefill), Some(decode), Some(pick)) = (r.prefill_leader, r.decode_leader, r.pick) else { return };
+        if !std::mem::replace(&mut r.accepted, true) {
+            out.push(Action::Accepted { request, prefill, decode });
+        }
+        if r.prefill != Prefill::Wanted {
+            return;
+        }
+        r.prefill = Prefill::Running;
+        let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
+        let targets = decode_group.map_or_else(Vec::new, |group| targets(&self.view, group));
+        let open = PrefillRequest {
+            request,
+            group: pick.prefill,
+            prompt: r.prompt.clone(),
+            generation: r.generation.clone(),
+            targets,
+            codec: r.codec,
+        };
+        out.push(Action::OpenPrefill { request, leader: prefill, open });
+    }
+
+    fn prefill(&mut self, now: Time, request: RequestId, event: PrefillEvent, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if r.prefill != Prefill::Running {
+            return;
+        }
+        r.deadline = now + self.config.progress_patience;
+        match event {
+            PrefillEvent::First { sampled, .. } => {
+                if r.next_index > 0 {
+                    return;
+                }
+                let token = sampled.token;
+                r.first = Some(token);
+                self.token(now, request, 0, sampled, out);
+                out.push(Action::Order { request, order: DecodeOrder::Begin(token) });
+            }
+            PrefillEvent::KvSent { bytes, after } => {
+                r.prefill = Prefill::Done { bytes, after };
+                out.push(Action::ClosePrefill { request });
+            }
+            PrefillEvent::Failed(reason) => self.prefill_failed(now, request, reason, out),
+        }
+    }
+
+    fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if r.prefill != Prefill::Running {
+            return;
+        }
+        r.deadline = now + self.config.progress_patience;
+        let first = r.first;
+        r.moved_home(reason);
+        out.push(Action::ClosePrefill { request });
+        out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });
+    }
+
+    /// Tokens come in order; one that was passed on already may come again after a fallback, and is the same.
+    fn token(&mut self, now: Time, request: RequestId, index: u32, sampled: Sampled, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if index < r.next_index {
+            return;
+        }
+        if index > r.next_index {
+            let end = End::Failed(format!("token {index} came where {} was next", r.next_index));
+            out.push(Action::CloseDecode { request });
+            return self.finish(now, request, end, out);
+        }
+        r.next_index += 1;
+        r.first_at.get_or_insert(now);
+        out.push(Action::Token { request, index, sampled });
+    }
+
+    fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if r.next_index == 0 {
+            r.refusal = Some(reason.to_owned());
+            return self.elsewhere(now, request, out);
+        }
+        let end = End::Failed(format!("the peer that decoded went away: {reason}"));
+        self.finish(now, request, end, out);
+    }
+
+    /// Nothing has reached the client yet: another decode group may take it.
+    fn elsewhere(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        out.push(Action::CloseDecode { request });
+        if r.prefill == Prefill::Running {
+            out.push(Action::ClosePrefill { request });
+        }
+        r.first = None;
+        if let Some(pick) = r.pick.take() {
+            r.tried.insert(pick.decode);
+        }
+        self.route(now, request, out);
+    }
+
+    fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
+        if r.accepted {
+            return self.finish(now, request, End::Failed(reason), out);
+        }
+        self.requests.remove(&request);
+        out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
+    }
+
+    fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.remove(&request) else { return };
+        out.push(Action::CloseDecode { request });
+        if matches!(r.prefill, Prefill::Running) {
+            out.push(Action::ClosePrefill { request });
+        }
+        if let Some(trace) = r.trace(now, request) {
+            out.push(Action::Trace(trace));
+        }
+        out.push(Action::End { request, end });
+    }
+
+    fn hang_up(&mut self, request: RequestId, out: &mut Vec<Action>) {
+        if self.requests.remove(&request).is_some() {
+            out.push(Action::ClosePrefill { request });
+            out.push(Action::CloseDecode { request });
+        }
+    }
+
+    fn expire(&mut self, now: Time, out: &mut Vec<Action>) {
+        let due: Vec<RequestId> =
+            self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(request, _)| *request).collect();
+        for request in due {
+            let prefilling = self.requests.get(&request).is_some_and(|r| r.prefill == Prefill::Running);
+            if prefilling {
+                self.prefill_failed(now, request, "the prefill made no progress".into(), out);
+            } else {
+                self.decode_lost(now, request, "it made no progress", out);
+            }
+        }
+    }
+}
+
+fn targets(view: &View, group: &Group) -> Vec<KvTarget> {
+    let addresses = |peer| view.adverts.get(&peer).map(|a| a.data_addresses.clone()).unwrap_or_default();
+    group.stages.iter().map(|s| KvTarget { peer: s.peer, layers: s.layers, addresses: addresses(s.peer) }).collect()
+}
+
+fn judge(config: &GatewayConfig, view: &View, r: &Request, prefill: &Group, decode: &Group) -> Option<Verdict> {
+    let shape = shape(view, r.model)?;
+    let (from, to) = (prefill.leader()?, decode.leader()?);
+    let link = view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
+    let case = gate::Case {
+        shape,
+        tokens: r.prompt.len() as u32,
+        remote: side(view, prefill),
+        local: side(view, decode),
+        latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
+        bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
+        element_bytes: config.element_bytes,
+    };
+    Some(gate::weigh(&case, config.kv))
+}
+
+fn shape(view: &View, model: ModelId) -> Option<ModelShape> {
+    view.adverts.values().flat_map(|a| &a.models).find(|m| m.id == model).map(|m| m.shape)
+}
+
+/// A pipeline computes a prompt at the rate of its stages together, one after the other: the harmonic mean of their
+/// rates by layers; with equal stages, the rate of one.
+fn side(view: &View, group: &Group) -> gate::Side {
+    let rate = |peer: PeerId, device: u16| {
+        view.adverts.get(&peer).and_then(|a| a.devices.get(usize::from(device))).map_or(1e9, |d| d.flops.0.max(1.0))
+    };
+    let layers: u32 = group.stages.iter().map(|s| s.layers.len()).sum();
+    let time: f64 = group.stages.iter().map(|s| f64::from(s.layers.len()) / rate(s.peer, s.device)).sum();
+    let load = view.up.get(&group.id).copied().unwrap_or_default();
+    gate::Side {
+        flops: FlopsPerSecond(f64::from(layers.max(1)) / time),
+        pending_tokens: load.pending_tokens,
+        running: load.running,
+    }
+}

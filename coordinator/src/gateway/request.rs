@@ -1,0 +1,96 @@
+//! A request as its gateway holds it.
+
+use super::Trace;
+use crate::{Time, router::Pick};
+use std::collections::BTreeSet;
+use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Seconds, Token, stream::Generation};
+
+/// Where the prompt is computed, and how far that is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Prefill {
+    /// By the decode group.
+    ByDecode,
+    /// By a prefill group, once the decode group has pages.
+    Wanted,
+    /// By a prefill group, now.
+    Running,
+    /// A prefill group has done it, and all its KV is confirmed.
+    Done { bytes: u64, after: Seconds },
+}
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub model: ModelId,
+    pub prompt: Vec<Token>,
+    pub generation: Generation,
+    pub submitted: Time,
+    pub deadline: Time,
+    pub pick: Option<Pick>,
+    pub prefill_leader: Option<PeerId>,
+    pub decode_leader: Option<PeerId>,
+    pub prefill: Prefill,
+    pub codec: KvCodec,
+    /// Why the prompt is computed where it is.
+    pub reason: String,
+    pub accepted: bool,
+    pub first: Option<Token>,
+    pub first_at: Option<Time>,
+    /// Index of the token the client gets next.
+    pub next_index: u32,
+    /// Decode groups that did not take it, or died before the first token.
+    pub tried: BTreeSet<GroupId>,
+    /// What the last of them said.
+    pub refusal: Option<String>,
+}
+
+impl Request {
+    pub fn new(now: Time, model: ModelId, prompt: Vec<Token>, generation: Generation) -> Self {
+        Self {
+            model,
+            prompt,
+            generation,
+            submitted: now,
+            deadline: now,
+            pick: None,
+            prefill_leader: None,
+            decode_leader: None,
+            prefill: Prefill::ByDecode,
+            codec: KvCodec::Raw,
+            reason: String::new(),
+            accepted: false,
+            first: None,
+            first_at: None,
+            next_index: 0,
+            tried: BTreeSet::new(),
+            refusal: None,
+        }
+    }
+
+    /// From now on the decode side computes the prompt itself.
+    pub fn moved_home(&mut self, reason: String) {
+        self.prefill = Prefill::ByDecode;
+        self.prefill_leader = self.decode_leader;
+        self.reason = reason;
+    }
+
+    pub fn trace(&self, now: Time, request: RequestId) -> Option<Trace> {
+        let since = |at: Time| at.saturating_sub(self.submitted).as_secs_f64();
+        let (kv_codec, kv_bytes, kv_sent_after) = match self.prefill {
+            Prefill::Done { bytes, after } => (Some(self.codec), bytes, Some(after.0)),
+            _ => (None, 0, None),
+        };
+        Some(Trace {
+            request,
+            prefill: self.prefill_leader?,
+            decode: self.decode_leader?,
+            reason: self.reason.clone(),
+            prompt_tokens: self.prompt.len() as u32,
+            new_tokens: self.next_index,
+            kv_codec,
+            kv_bytes,
+            ttft: since(self.first_at.unwrap_or(now)),
+            kv_sent_after,
+            total: since(now),
+        })
+    }
+}

@@ -1,0 +1,4 @@
+//! Time as the machines see it.
+
+/// Since the process began.
+pub type Time = std::time::Duration;

@@ -1,0 +1,185 @@
+//! Stories of a gateway, its clients and the groups that serve them.
+
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_coordinator::{
+    gate::SplitChoice,
+    gateway::{Action, Event, Gateway, GatewayConfig, View},
+};
+use tsnode_protocol::{
+    Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage,
+    Term, Token,
+    stream::{DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+};
+
+const MODEL: ModelId = ModelId([1; 16]);
+const REQUEST: RequestId = RequestId([5; 16]);
+
+fn group(n: u8, phase: Phase) -> Group {
+    let stage = Stage { peer: PeerId([n; 32]), device: 0, layers: LayerRange { start: 0, end: 4 } };
+    Group::new(MODEL, phase, vec![stage])
+}
+
+fn sampled(n: u32) -> Sampled {
+    Sampled { token: Token(n), logprob: None, top: vec![] }
+}
+
+struct Story {
+    gateway: Gateway,
+    now: Duration,
+}
+
+impl Story {
+    /// One prefill group (peer 1) and two decode groups (peers 2 and 3), all up.
+    fn new() -> Self {
+        let groups = vec![group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)];
+        let route = |i: usize| Route { prefill: groups[0].id, decode: groups[i].id, share: 0.5 };
+        let routes = vec![route(1), route(2)];
+        let up = groups.iter().map(|g| (g.id, Load::default())).collect();
+        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
+        let mut story = Self { gateway: Gateway::new(config), now: Duration::ZERO };
+        story.tell(Event::View(View { plan: Some(Arc::new(plan)), up, adverts: Arc::default() }));
+        story
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.gateway.on_event(self.now, event)
+    }
+
+    fn submit(&mut self) -> (PeerId, Vec<Action>) {
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let actions =
+            self.tell(Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation });
+        match &actions[..] {
+            [Action::OpenDecode { leader, open, .. }] => {
+                assert!(open.await_kv);
+                (*leader, actions)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn decode(&mut self, event: DecodeEvent) -> Vec<Action> {
+        self.tell(Event::Decode { request: REQUEST, event })
+    }
+
+    fn token(&mut self, index: u32) -> Vec<Action> {
+        self.decode(DecodeEvent::Token { index, sampled: sampled(10 + index) })
+    }
+
+    fn first(&mut self) -> Vec<Action> {
+        let event = PrefillEvent::First { sampled: sampled(10), after: Seconds(0.1) };
+        self.tell(Event::Prefill { request: REQUEST, event })
+    }
+}
+
+fn ends(actions: &[Action]) -> Option<&End> {
+    actions.iter().find_map(|a| if let Action::End { end, .. } = a { Some(end) } else { None })
+}
+
+#[test]
+fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
+    let mut story = Story::new();
+    let (decode, _) = story.submit();
+    let actions = story.decode(DecodeEvent::Granted);
+    let prefill = PeerId([1; 32]);
+    assert_eq!(actions[0], Action::Accepted { request: REQUEST, prefill, decode });
+    assert!(
+        matches!(&actions[1], Action::OpenPrefill { leader, open, .. } if *leader == prefill && open.targets.len() == 1)
+    );
+    let order = DecodeOrder::Begin(Token(10));
+    assert_eq!(
+        story.first(),
+        [Action::Token { request: REQUEST, index: 0, sampled: sampled(10) }, Action::Order { request: REQUEST, order }]
+    );
+    let sent = PrefillEvent::KvSent { bytes: 77, after: Seconds(0.2) };
+    story.tell(Event::Prefill { request: REQUEST, event: sent });
+    assert_eq!(story.token(1), [Action::Token { request: REQUEST, index: 1, sampled: sampled(11) }]);
+    let actions = story.decode(DecodeEvent::End(End::Length));
+    assert_eq!(ends(&actions), Some(&End::Length));
+    let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!("no trace") };
+    assert_eq!((trace.prefill, trace.decode, trace.kv_bytes, trace.new_tokens), (prefill, decode, 77, 2));
+    assert_eq!(story.gateway.open_requests(), 0);
+}
+
+#[test]
+fn a_prefill_that_dies_is_done_by_the_decode_side() {
+    for first_came in [false, true] {
+        let mut story = Story::new();
+        let (decode, _) = story.submit();
+        story.decode(DecodeEvent::Granted);
+        if first_came {
+            story.first();
+        }
+        let actions = story.tell(Event::PrefillLost { request: REQUEST, reason: "died".into() });
+        let order = DecodeOrder::PrefillHere { first: first_came.then_some(Token(10)) };
+        assert!(actions.contains(&Action::Order { request: REQUEST, order }), "{actions:?}");
+        // Token 0 may come again; the client must see it once.
+        let seen = story.token(0).len();
+        assert_eq!(seen, usize::from(!first_came));
+        story.token(1);
+        let actions = story.decode(DecodeEvent::End(End::Length));
+        let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!() };
+        assert_eq!((trace.prefill, trace.kv_bytes), (decode, 0));
+    }
+}
+
+#[test]
+fn a_refusal_is_taken_elsewhere_until_nobody_is_left() {
+    let mut story = Story::new();
+    let (one, _) = story.submit();
+    let actions = story.decode(DecodeEvent::Refused("full".into()));
+    let Some(Action::OpenDecode { leader: other, .. }) = actions.last() else { panic!("{actions:?}") };
+    assert_ne!(one, *other);
+    // The prefill group holds all layers too.
+    let actions = story.decode(DecodeEvent::Refused("full".into()));
+    assert!(matches!(actions.last(), Some(Action::OpenDecode { leader, .. }) if *leader == PeerId([1; 32])));
+    let actions = story.decode(DecodeEvent::Refused("full".into()));
+    assert!(matches!(actions.last(), Some(Action::Unserved { reason, .. }) if reason == "full"), "{actions:?}");
+    assert_eq!(story.gateway.open_requests(), 0);
+}
+
+#[test]
+fn a_decode_peer_that_dies_ends_what_the_client_has_begun_to_read() {
+    let mut story = Story::new();
+    story.submit();
+    story.decode(DecodeEvent::Granted);
+    story.first();
+    let actions = story.tell(Event::DecodeLost { request: REQUEST, reason: "reset".into() });
+    assert!(matches!(ends(&actions), Some(End::Failed(why)) if why.contains("reset")));
+    assert!(story.tell(Event::DecodeLost { request: REQUEST, reason: "again".into() }).is_empty());
+}
+
+#[test]
+fn a_gap_in_the_tokens_ends_the_request() {
+    let mut story = Story::new();
+    story.submit();
+    story.decode(DecodeEvent::Granted);
+    story.first();
+    assert!(matches!(ends(&story.token(2)), Some(End::Failed(_))));
+}
+
+#[test]
+fn a_client_that_hangs_up_hears_nothing_more() {
+    let mut story = Story::new();
+    story.submit();
+    story.decode(DecodeEvent::Granted);
+    let actions = story.tell(Event::Cancel { request: REQUEST });
+    assert_eq!(actions, [Action::ClosePrefill { request: REQUEST }, Action::CloseDecode { request: REQUEST }]);
+    assert!(story.first().is_empty() && story.token(1).is_empty());
+}
+
+#[test]
+fn silence_is_not_waited_out() {
+    let mut story = Story::new();
+    story.submit();
+    story.decode(DecodeEvent::Granted);
+    story.now = story.gateway.deadline().unwrap();
+    let actions = story.tell(Event::Deadline);
+    let order = DecodeOrder::PrefillHere { first: None };
+    assert!(actions.contains(&Action::Order { request: REQUEST, order }));
+    story.now = story.gateway.deadline().unwrap();
+    let actions = story.tell(Event::Deadline);
+    assert!(matches!(actions.last(), Some(Action::OpenDecode { .. })), "{actions:?}");
+}
