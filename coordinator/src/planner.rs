@@ -34,7 +34,6 @@ struct Place {
     device: u16,
     /// Memory for weights (bytes).
     memory: u64,
-    flops: f64,
 }
 
 /// Plans for every model some device has; a device serves the first of its peer's models.
@@ -65,7 +64,7 @@ fn places<'m>(members: &Members<'m>) -> Vec<(&'m ModelCard, Vec<Place>)> {
         let entry = by_model.entry(card.id).or_insert((card, Vec::new()));
         for (device, d) in advert.devices.iter().enumerate() {
             let memory = (d.memory_bytes as f64 * WEIGHTS_AT_MOST) as u64;
-            entry.1.push(Place { peer: *peer, device: device as u16, memory, flops: d.flops.0 });
+            entry.1.push(Place { peer: *peer, device: device as u16, memory });
         }
     }
     by_model.into_values().collect()

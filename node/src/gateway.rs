@@ -1,5 +1,10 @@
 //! Prompt flow 1: what a client's request looks like inside the peer that took it, and the channel that takes it.
 
+mod drive;
+
+pub use drive::Drive;
+pub use tsnode_coordinator::gateway::Trace;
+
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tsnode_protocol::{
@@ -9,8 +14,6 @@ use tsnode_protocol::{
 
 /// Requests waiting to be looked at by the gateway; above it the HTTP side waits.
 pub const SUBMISSIONS: usize = 256;
-/// Replies waiting for a client to read them; above it the gateway lets the decode side wait.
-pub const REPLIES: usize = 1024;
 
 /// A request, tokenised and checked against the model's context.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,33 +53,6 @@ pub enum Reply {
     Trace(Box<Trace>),
     /// The one end.
     End(End),
-}
-
-/// What ran where in one request, with times and bytes.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Trace {
-    /// The request.
-    pub request: RequestId,
-    /// Peer that led the prefill that was used.
-    pub prefill: PeerId,
-    /// Peer that led the decoding.
-    pub decode: PeerId,
-    /// Why prefill ran where it ran (the cost gate's numbers, or the failure that moved it).
-    pub reason: String,
-    /// Prompt tokens.
-    pub prompt_tokens: u32,
-    /// Tokens generated.
-    pub new_tokens: u32,
-    /// Packing of the KV, where it crossed the network.
-    pub kv_codec: Option<tsnode_protocol::KvCodec>,
-    /// KV payload bytes that crossed the network.
-    pub kv_bytes: u64,
-    /// From submission to the first token (seconds).
-    pub ttft: f64,
-    /// From acceptance of the prefill to the last KV confirmation (seconds), where KV crossed the network.
-    pub kv_sent_after: Option<f64>,
-    /// From submission to the end (seconds).
-    pub total: f64,
 }
 
 /// Why a request was not taken.

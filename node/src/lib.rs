@@ -3,6 +3,31 @@
 //! Decisions are made in `tsnode-coordinator`; this crate carries them out.
 
 pub mod cli;
+pub mod driver;
 pub mod gateway;
+pub mod hardware;
+pub mod http;
+pub mod identity;
+pub mod library;
+pub mod links;
 pub mod models;
+pub mod node;
+mod prober;
+pub mod roster;
+pub mod serving;
+pub mod store;
+pub mod swarm;
+pub mod text;
 pub mod view;
+
+/// Random bytes of the operating system.
+///
+/// # Panics
+/// When the system has no randomness to give: without it a peer can have no secrets, and must not run.
+#[must_use]
+#[allow(clippy::expect_used)]
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    bytes
+}

@@ -7,6 +7,10 @@ use bincode::{Decode, Encode, config};
 /// Version of everything this crate encodes. Peers speak only when theirs is equal.
 pub const VERSION: u16 = 1;
 
+/// What can be encoded and decoded: everything with bincode's derives.
+pub trait Wire: Encode + Decode<()> {}
+impl<T: Encode + Decode<()>> Wire for T {}
+
 /// Why bytes were refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {

@@ -151,14 +151,14 @@ mod x86 {
                 for i in 0..R {
                     let mut xk = [0.0f32; LANES];
                     xk[..rest].copy_from_slice(&x[(r + i) * cols + whole..][..rest]);
-                    for j in 0..C {
+                    for (j, kept) in sums[i].iter_mut().enumerate() {
                         let mut wk = [0u8; 4 * LANES];
                         let at = ((o + j) * cols + whole) * S::BYTES;
                         wk[..rest * S::BYTES].copy_from_slice(&w.bytes[at..][..rest * S::BYTES]);
                         let product = (_mm256_loadu_ps(xk.as_ptr()), S::load(wk.as_ptr()));
                         // Lanes past the end keep their sum: adding 0 * 0 could turn -0 into 0.
-                        let sum = _mm256_fmadd_ps(product.0, product.1, sums[i][j]);
-                        sums[i][j] = keep_first(sum, sums[i][j], rest);
+                        let sum = _mm256_fmadd_ps(product.0, product.1, *kept);
+                        *kept = keep_first(sum, *kept, rest);
                     }
                 }
             }

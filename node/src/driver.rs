@@ -1,0 +1,248 @@
+//! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
+
+use crate::{
+    node::{HTTP_FILE, INVITE_FILE},
+    roster::Adverts,
+    serving::host::{Host, HostReport},
+    store::Store,
+    swarm::{SwarmEvent, SwarmHandle},
+    view::{PeerView, Readiness, SwarmView},
+};
+use libp2p::{Multiaddr, multiaddr::Protocol};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::{
+    control::{Action, Control, Event, Member},
+    gateway::View,
+};
+use tsnode_protocol::{Advert, Gossip, GroupId, Invite, Load, ModelCard, PeerId};
+
+/// How often what runs here is looked at, for heartbeats and the view.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Everything the loop works with.
+pub struct Driver {
+    /// Membership, election, adoption.
+    pub control: Control,
+    /// The control plane.
+    pub swarm: SwarmHandle,
+    /// What it says.
+    pub events: mpsc::Receiver<SwarmEvent>,
+    /// What serves here.
+    pub host: Host,
+    /// This peer's advert so far; addresses join it as they become known.
+    pub advert: Advert,
+    /// Changes to the advert by others of this peer's tasks: measured links.
+    pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
+    /// Port of the data plane, at every address of the control plane.
+    pub data_port: u16,
+    /// What the gateway routes by.
+    pub routes: watch::Sender<View>,
+    /// The swarm this peer is in; addresses join it as they become known.
+    pub invite: Invite,
+    /// What is remembered.
+    pub store: Store,
+    /// Who is where, for everyone who dials.
+    pub roster: watch::Sender<Adverts>,
+    /// The swarm, for everyone who looks.
+    pub view: watch::Sender<SwarmView>,
+    /// The process's zero.
+    pub started: Instant,
+}
+
+impl Driver {
+    /// Drives until `stop`; then says that it leaves, and goes on until `drained`.
+    pub async fn run(mut self, stop: CancellationToken, drained: impl Future<Output = ()>) {
+        let mut drained = std::pin::pin!(drained);
+        let mut leaving = false;
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.step(Event::Advertise(self.advert.clone())).await;
+        loop {
+            let wake = self.control.deadline().map(|at| self.started + at);
+            let event = tokio::select! {
+                () = stop.cancelled(), if !leaving => {
+                    leaving = true;
+                    tracing::info!("leaving: what runs here may end");
+                    Some(Event::Leave)
+                }
+                () = &mut drained, if leaving => break,
+                () = sleep_until(wake.unwrap_or_else(|| Instant::now() + LOOK)), if wake.is_some() => Some(Event::Deadline),
+                event = self.events.recv() => match event {
+                    Some(event) => self.heard(event),
+                    None => break,
+                },
+                Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
+                _ = look.tick() => self.look().await,
+            };
+            if let Some(event) = event {
+                self.step(event).await;
+            }
+            self.show(leaving);
+        }
+        self.store.remove_file(HTTP_FILE);
+    }
+
+    fn heard(&mut self, event: SwarmEvent) -> Option<Event> {
+        match event {
+            SwarmEvent::Gossip(message) => Some(Event::Gossip(message)),
+            SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
+            SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
+            SwarmEvent::Listening(addresses) => self.listening(addresses),
+            SwarmEvent::Rejected { peer, reason } => {
+                tracing::warn!(peer = ?peer, reason, "refused");
+                self.view.send_modify(|v| *v.rejected.entry(reason).or_default() += 1);
+                None
+            }
+        }
+    }
+
+    /// Addresses are known: the invite can be written, and the advert says where the data plane is.
+    fn listening(&mut self, addresses: Vec<String>) -> Option<Event> {
+        self.invite.addresses = addresses.clone();
+        let text = self.invite.to_string();
+        if let Err(error) = self.store.write_file(INVITE_FILE, &format!("{text}\n")) {
+            tracing::warn!(%error, "invite not written");
+        }
+        self.store.set_swarm(&text);
+        let data = data_addresses(&addresses, self.data_port);
+        self.advertise(|advert| {
+            advert.addresses = addresses;
+            advert.data_addresses = data;
+        })
+    }
+
+    fn advertise(&mut self, change: impl FnOnce(&mut Advert)) -> Option<Event> {
+        let before = self.advert.clone();
+        change(&mut self.advert);
+        (self.advert != before).then(|| Event::Advertise(self.advert.clone()))
+    }
+
+    async fn look(&mut self) -> Option<Event> {
+        let HostReport { ready, load } = self.host.report().await.ok()?;
+        Some(Event::Load { load, ready })
+    }
+
+    /// One event through the machine, and what follows from it.
+    async fn step(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            for action in self.control.on_event(self.started.elapsed(), event) {
+                match action {
+                    Action::Publish(gossip) => events.extend(self.publish(&gossip)),
+                    Action::Adopt(plan) => {
+                        tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
+                        if self.host.adopt(plan).await.is_err() {
+                            return;
+                        }
+                    }
+                    Action::Reject { peer, reason } => {
+                        tracing::warn!(%peer, %reason, "message refused");
+                        self.view.send_modify(|v| *v.rejected.entry(reason.to_string()).or_default() += 1);
+                    }
+                    Action::PeerUp(peer) => tracing::info!(%peer, "peer joined"),
+                    Action::PeerDown { peer, reason } => tracing::info!(%peer, %reason, "peer gone"),
+                    Action::CoordinatorChanged { coordinator, term } => {
+                        tracing::info!(coordinator = ?coordinator, term = term.0, "coordinator changed");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Replaces the snapshots others look at, where they have changed.
+    fn show(&self, leaving: bool) {
+        let (control, now) = (&self.control, self.started.elapsed());
+        let adverts: BTreeMap<PeerId, Advert> =
+            control.members().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?))).collect();
+        let up = control.ready();
+        let plan = control.plan();
+        self.roster.send_if_modified(|old| {
+            let changed = **old != adverts;
+            if changed {
+                *old = Arc::new(adverts.clone());
+            }
+            changed
+        });
+        self.routes.send_if_modified(|old| {
+            let same_plan = old.plan.as_deref() == plan;
+            let changed = !same_plan || old.up != up || *old.adverts != adverts;
+            if changed {
+                let plan = if same_plan { old.plan.clone() } else { plan.cloned().map(Arc::new) };
+                *old = View { plan, up: up.clone(), adverts: self.roster.borrow().clone() };
+            }
+            changed
+        });
+        let peer = |(peer, m): (&PeerId, &Member)| {
+            Some(PeerView {
+                id: *peer,
+                advert: m.advert.clone()?,
+                load: m.heartbeat.load,
+                silent_for: now.saturating_sub(m.last_heard).as_secs_f64(),
+                plan: m.heartbeat.plan,
+                leaving: m.heartbeat.leaving,
+            })
+        };
+        let mut models: BTreeMap<_, ModelCard> = BTreeMap::new();
+        for card in adverts.values().flat_map(|a| &a.models) {
+            models.entry((card.name.clone(), card.id)).or_insert_with(|| card.clone());
+        }
+        let readiness = readiness(control, &up, leaving);
+        self.view.send_modify(|view| {
+            view.readiness = readiness;
+            view.epoch = control.epoch();
+            view.term = control.term();
+            view.coordinator = control.coordinator();
+            view.plan_id = control.plan_id();
+            if view.plan.as_ref() != plan {
+                view.plan = plan.cloned();
+            }
+            view.ready_groups = up.keys().copied().collect();
+            view.peers = control.members().filter_map(peer).collect();
+            view.models = models.into_values().collect();
+            view.addresses.clone_from(&self.invite.addresses);
+        });
+    }
+
+    /// Says it to the swarm, and hears it like everybody else.
+    fn publish(&self, gossip: &Gossip) -> Option<Event> {
+        self.swarm.publish(gossip).map(Event::Gossip)
+    }
+}
+
+/// How far this peer is, by what it knows of the swarm.
+fn readiness(control: &Control, up: &BTreeMap<GroupId, Load>, leaving: bool) -> Readiness {
+    if leaving {
+        return Readiness::Leaving;
+    }
+    match control.plan() {
+        None if control.members().count() < 2 => Readiness::Joining,
+        None => Readiness::Planning,
+        Some(plan) if plan.groups.iter().any(|g| up.contains_key(&g.id)) => Readiness::Ready,
+        Some(_) => Readiness::Loading,
+    }
+}
+
+/// The data plane's place at every IP address the control plane has.
+fn data_addresses(addresses: &[String], port: u16) -> Vec<SocketAddr> {
+    let ip = |text: &String| {
+        let address: Multiaddr = text.parse().ok()?;
+        address.iter().find_map(|part| match part {
+            Protocol::Ip4(ip) => Some(IpAddr::V4(ip)),
+            Protocol::Ip6(ip) => Some(IpAddr::V6(ip)),
+            _ => None,
+        })
+    };
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for ip in addresses.iter().filter_map(ip) {
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
+}

@@ -1,0 +1,89 @@
+//! Prompt flow 1 and 9: HTTP on every peer: OpenAI's API, the swarm's state, metrics, and a page to look at.
+
+mod api;
+mod auth;
+mod chat;
+mod complete;
+mod error;
+mod metrics;
+mod params;
+mod request;
+mod respond;
+mod sse;
+mod texts;
+
+pub use error::ApiError;
+pub use metrics::Metrics;
+
+use crate::{gateway::Gateway, models::ModelLibrary, view::SwarmView};
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    middleware,
+    routing::{get, post},
+};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tsnode_protocol::limits;
+
+/// What every handler works with.
+#[derive(Clone)]
+pub struct ApiState {
+    gateway: Gateway,
+    view: watch::Receiver<SwarmView>,
+    texts: texts::Texts,
+    metrics: Arc<Metrics>,
+    api_key: Option<Arc<str>>,
+}
+
+impl ApiState {
+    /// For a peer with this gateway and these models.
+    #[must_use]
+    pub fn new(
+        gateway: Gateway,
+        library: ModelLibrary,
+        view: watch::Receiver<SwarmView>,
+        api_key: Option<String>,
+    ) -> Self {
+        let texts = texts::Texts::new(library);
+        Self { gateway, view, texts, metrics: Arc::new(Metrics::default()), api_key: api_key.map(Into::into) }
+    }
+
+    fn view(&self) -> SwarmView {
+        self.view.borrow().clone()
+    }
+}
+
+/// All routes.
+pub fn router(state: ApiState) -> Router {
+    Router::new()
+        .route("/", get(api::page))
+        .route("/v1/models", get(api::models))
+        .route("/v1/models/{id}", get(api::model))
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/completions", post(complete::handle))
+        .route("/healthz", get(api::health))
+        .route("/health", get(api::health))
+        .route("/readyz", get(api::ready))
+        .route("/metrics", get(api::metrics))
+        .route("/api/swarm", get(api::swarm))
+        .route("/api/version", get(api::version))
+        .fallback(api::not_found)
+        .method_not_allowed_fallback(api::wrong_method)
+        .layer(middleware::from_fn_with_state(state.clone(), auth::check))
+        .layer(DefaultBodyLimit::max(limits::HTTP_BODY_BYTES))
+        .with_state(state)
+}
+
+/// Serves until `stop`; requests under way may end.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(listener: TcpListener, state: ApiState, stop: CancellationToken) -> std::io::Result<()> {
+    axum::serve(listener, router(state)).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Everything but completions: models, health, metrics, the swarm, the page.
+
+use super::{ApiError, ApiState, texts::find_card};
+use crate::view::{Readiness, SwarmView};
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::{StatusCode, Uri, header},
+    response::{Html, IntoResponse},
+};
+use serde_json::{Value, json};
+use tsnode_protocol::ModelCard;
+
+pub(super) async fn page() -> Html<&'static str> {
+    Html(include_str!("page.html"))
+}
+
+fn model_json(card: &ModelCard) -> Value {
+    json!({
+        "id": card.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "swarm",
+        "max_model_len": card.shape.context,
+        "tsnode_id": card.id,
+    })
+}
+
+pub(super) async fn models(State(state): State<ApiState>) -> Json<Value> {
+    let data: Vec<Value> = state.view.borrow().models.iter().map(model_json).collect();
+    Json(json!({ "object": "list", "data": data }))
+}
+
+pub(super) async fn model(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    find_card(&state.view.borrow(), Some(&id)).map(|card| Json(model_json(card)))
+}
+
+pub(super) async fn health() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+pub(super) async fn ready(State(state): State<ApiState>) -> impl IntoResponse {
+    let readiness = state.view.borrow().readiness.clone();
+    let status = if readiness == Readiness::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(readiness))
+}
+
+pub(super) async fn metrics(State(state): State<ApiState>) -> impl IntoResponse {
+    let text = state.metrics.render(&state.view.borrow());
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+}
+
+pub(super) async fn swarm(State(state): State<ApiState>) -> Json<SwarmView> {
+    Json(state.view())
+}
+
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "name": "tsnode", "version": env!("CARGO_PKG_VERSION") }))
+}
+
+pub(super) async fn not_found(uri: Uri) -> ApiError {
+    ApiError::NotFound(uri.path().chars().take(120).collect())
+}
+
+pub(super) async fn wrong_method() -> ApiError {
+    ApiError::Method
+}

@@ -1,0 +1,137 @@
+//! Errors as OpenAI shapes them. The one file that knows HTTP statuses.
+
+use crate::{gateway::SubmitError, models::ModelFilesError, text::TextError};
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Why a request is not answered as asked.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ApiError {
+    /// A field is missing, of the wrong kind, or out of range.
+    #[error("{message}")]
+    Invalid {
+        /// What and why.
+        message: String,
+        /// Which field.
+        param: Option<String>,
+    },
+    /// The prompt leaves no room in the model's context.
+    #[error(
+        "This model's maximum context length is {context} tokens. However, your messages resulted in {prompt} tokens \
+         and {wanted} more were asked for. Please reduce the length of the prompt or max_tokens."
+    )]
+    TooLong {
+        /// Tokens the model can hold.
+        context: u32,
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens asked for.
+        wanted: u32,
+    },
+    /// No such model.
+    #[error("The model `{0}` does not exist in this swarm; see /v1/models")]
+    UnknownModel(String),
+    /// The key is missing or wrong.
+    #[error("Incorrect API key provided: send it as `Authorization: Bearer …`")]
+    Unauthorised,
+    /// No such path.
+    #[error("There is nothing at {0}")]
+    NotFound(String),
+    /// The path is there, for another method.
+    #[error("This path does not answer that method")]
+    Method,
+    /// The body is too large.
+    #[error("The body is larger than {0} bytes")]
+    TooLarge(usize),
+    /// Nobody serves the model now.
+    #[error("{reason}")]
+    Unserved {
+        /// What is missing.
+        reason: String,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// A peer failed on the way.
+    #[error("{0}")]
+    Failed(String),
+    /// The model's own files are no good.
+    #[error("{0}")]
+    Model(String),
+}
+
+impl ApiError {
+    /// A field that is wrong.
+    pub(super) fn param(param: &str, message: impl Into<String>) -> Self {
+        Self::Invalid { message: message.into(), param: Some(param.to_owned()) }
+    }
+
+    fn facts(&self) -> (StatusCode, &'static str, Option<&'static str>) {
+        const INVALID: &str = "invalid_request_error";
+        match self {
+            Self::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
+            Self::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Self::UnknownModel(_) => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
+            Self::Unauthorised => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
+            Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, None),
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, INVALID, None),
+            Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, INVALID, None),
+            Self::Unserved { .. } => (StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("unavailable")),
+            Self::Failed(_) => (StatusCode::BAD_GATEWAY, "server_error", Some("peer_failed")),
+            Self::Model(_) => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("broken_model")),
+        }
+    }
+
+    /// The JSON body, also used inside streams.
+    pub(super) fn body(&self) -> Value {
+        let (_, kind, code) = self.facts();
+        let param = match self {
+            Self::Invalid { param, .. } => param.clone(),
+            Self::TooLong { .. } => Some("messages".into()),
+            Self::UnknownModel(_) => Some("model".into()),
+            _ => None,
+        };
+        json!({ "error": { "message": self.to_string(), "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.facts().0, Json(self.body())).into_response();
+        if let Self::Unserved { retry_after, .. } = &self {
+            let seconds = HeaderValue::from(retry_after.as_secs().max(1));
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        response
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let reason = error.to_string();
+        match error {
+            SubmitError::Unserved { retry_after, .. } => Self::Unserved { reason, retry_after },
+            SubmitError::Closing => Self::Unserved { reason, retry_after: Duration::from_secs(5) },
+        }
+    }
+}
+
+impl From<ModelFilesError> for ApiError {
+    fn from(error: ModelFilesError) -> Self {
+        Self::Unserved { reason: error.to_string(), retry_after: Duration::from_secs(2) }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::Input(message) => Self::Invalid { message, param: None },
+            TextError::NoTemplate => Self::param("messages", error.to_string()),
+            other => Self::Model(other.to_string()),
+        }
+    }
+}

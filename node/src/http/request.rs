@@ -1,0 +1,100 @@
+//! A completion request once its fields are read: one or more prompts, each answered one or more times.
+
+use super::{ApiError, ApiState, params, params::Delivery};
+use crate::{
+    gateway::{Accepted, Prompt},
+    text::TextModel,
+    view::Readiness,
+};
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{PeerId, RequestId, Sampling, Token};
+
+/// Prompts of one request times answers to each.
+const SUBMISSIONS: usize = 64;
+
+/// What a client wants of every prompt.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub sampling: Sampling,
+    pub max_tokens: Option<u32>,
+    /// Without a number, an answer may fill the context (chat) rather than end after 16 tokens (completions).
+    pub fill_context: bool,
+    pub ignore_eos: bool,
+    pub stops: Vec<String>,
+    pub answers: u64,
+    pub delivery: Delivery,
+    /// The client asked to be told what ran where.
+    pub trace: bool,
+}
+
+/// One answer under way.
+pub(super) struct Answer {
+    pub prompt: Vec<Token>,
+    pub accepted: Accepted,
+}
+
+/// A request that has been taken.
+pub(super) struct Taken {
+    pub request: RequestId,
+    pub model: Arc<TextModel>,
+    pub answers: Vec<Answer>,
+}
+
+impl Taken {
+    pub fn prefill(&self) -> Option<PeerId> {
+        self.answers.first().map(|a| a.accepted.prefill)
+    }
+
+    pub fn decode(&self) -> Option<PeerId> {
+        self.answers.first().map(|a| a.accepted.decode)
+    }
+
+    pub fn prompt_tokens(&self, answers_each: u64) -> usize {
+        self.answers.iter().step_by(answers_each.max(1) as usize).map(|a| a.prompt.len()).sum()
+    }
+}
+
+/// Refuses until the peer can do anything at all, and says how far it is.
+pub(super) fn ready(state: &ApiState) -> Result<(), ApiError> {
+    let stage = match state.view.borrow().readiness {
+        Readiness::Ready => return Ok(()),
+        Readiness::Probing => "it measures its hardware and reads its model",
+        Readiness::Joining => "it looks for other peers",
+        Readiness::Planning => "the swarm has no plan yet",
+        Readiness::Loading => "the plan's groups are loading",
+        Readiness::Leaving => "it is leaving",
+    };
+    Err(ApiError::Unserved { reason: format!("this peer is not ready: {stage}"), retry_after: Duration::from_secs(1) })
+}
+
+/// Submits every prompt as often as asked. Answers of one prompt differ in their seeds.
+pub(super) async fn submit(
+    state: &ApiState,
+    model: Arc<TextModel>,
+    prompts: Vec<Vec<Token>>,
+    wanted: &Wanted,
+) -> Result<Taken, ApiError> {
+    if prompts.is_empty() || prompts.len() * wanted.answers as usize > SUBMISSIONS {
+        return Err(ApiError::param("prompt", format!("from 1 to {SUBMISSIONS} answers can be asked for at once")));
+    }
+    let mut plans = Vec::new();
+    for prompt in prompts {
+        let generation = params::generation(wanted, &model, &prompt)?;
+        for i in 0..wanted.answers {
+            let mut generation = generation.clone();
+            generation.sampling.seed = generation.sampling.seed.wrapping_add(i);
+            plans.push((prompt.clone(), generation));
+        }
+    }
+    let request = RequestId(crate::random_bytes());
+    let mut answers = Vec::new();
+    for (i, (prompt, generation)) in plans.into_iter().enumerate() {
+        let id = if i == 0 { request } else { RequestId(crate::random_bytes()) };
+        let submission = Prompt { request: id, model: model.card().id, prompt: prompt.clone(), generation };
+        let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved())?;
+        state.metrics.accepted(prompt.len());
+        answers.push(Answer { prompt, accepted });
+    }
+    Ok(Taken { request, model, answers })
+}

@@ -1,0 +1,326 @@
+//! Answers, whole or streamed, in the form of either kind of completion.
+
+use super::{
+    ApiError, ApiState,
+    request::{Answer, Taken, Wanted},
+    sse,
+};
+use crate::{
+    gateway::{Reply, Trace},
+    text::{Detokeniser, Passed, StopStrings, TextModel},
+};
+use axum::{
+    Json,
+    body::Bytes,
+    extract::rejection::BytesRejection,
+    http::{HeaderMap, HeaderName, HeaderValue},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tsnode_protocol::{PeerId, RequestId, Sampled, Token, limits, stream::End};
+
+/// A request with this header is told what ran where.
+pub(super) const TRACE: &str = "x-tsnode-trace";
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const PREFILL: HeaderName = HeaderName::from_static("x-tsnode-prefill");
+const DECODE: HeaderName = HeaderName::from_static("x-tsnode-decode");
+
+/// Which kind of completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Chat,
+    Text {
+        /// The prompt comes first in the answer.
+        echo: bool,
+    },
+}
+
+/// A request's body, or why there is none.
+pub(super) fn body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| match rejection.status().as_u16() {
+        413 => ApiError::TooLarge(limits::HTTP_BODY_BYTES),
+        _ => ApiError::Invalid { message: rejection.to_string(), param: None },
+    })
+}
+
+/// Answers as asked.
+pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
+    let headers = headers(&taken);
+    let mut response = if wanted.delivery.stream {
+        sse::stream(state.clone(), taken, wanted, form)
+    } else {
+        match whole(state, taken, &wanted, form).await {
+            Ok(body) => Json(body).into_response(),
+            Err(error) => error.into_response(),
+        }
+    };
+    response.headers_mut().extend(headers);
+    response
+}
+
+fn headers(taken: &Taken) -> HeaderMap {
+    let value = |text: String| HeaderValue::from_str(&text).ok();
+    let peer = |p: Option<PeerId>| value(p.map(|p| p.to_string()).unwrap_or_default());
+    let named = [
+        (REQUEST_ID, value(taken.request.to_string())),
+        (PREFILL, peer(taken.prefill())),
+        (DECODE, peer(taken.decode())),
+    ];
+    named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> Result<Value, ApiError> {
+    let frame = Frame::new(&taken, form, false);
+    let prompt_tokens = taken.prompt_tokens(wanted.answers);
+    let (mut choices, mut completion_tokens, mut trace) = (Vec::new(), 0, None);
+    for (index, answer) in taken.answers.into_iter().enumerate() {
+        let mut writer = Writer::new(&taken.model, wanted, form, &answer);
+        let Answer { prompt, mut accepted } = answer;
+        let mut piece = Piece::default();
+        while let Some(reply) = accepted.replies.recv().await {
+            match reply {
+                Reply::Token { index, sampled } => {
+                    state.metrics.token(index);
+                    piece.extend(writer.token(sampled));
+                }
+                Reply::Trace(one) => trace = trace.or(Some(one)),
+                Reply::End(end) => piece.extend(writer.end(end)?),
+            }
+            if piece.finish.is_some() {
+                break;
+            }
+        }
+        if piece.finish.is_none() {
+            return Err(ApiError::Failed("the answer broke off".into()));
+        }
+        completion_tokens += writer.generated;
+        choices.push(frame.whole(index, piece, wanted, &prompt));
+    }
+    state.metrics.finished();
+    let mut body = frame.envelope(choices);
+    body.insert("usage".into(), usage(prompt_tokens, completion_tokens));
+    if let Some(trace) = trace.filter(|_| wanted.trace) {
+        body.insert("tsnode".into(), trace_json(&trace));
+    }
+    Ok(Value::Object(body))
+}
+
+pub(super) fn usage(prompt: usize, completion: usize) -> Value {
+    json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+}
+
+pub(super) fn trace_json(trace: &Trace) -> Value {
+    serde_json::to_value(trace).unwrap_or(Value::Null)
+}
+
+/// Some of an answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Piece {
+    pub text: String,
+    pub tokens: Vec<Token>,
+    pub logprobs: Vec<Value>,
+    pub finish: Option<&'static str>,
+}
+
+impl Piece {
+    fn extend(&mut self, more: Self) {
+        self.text.push_str(&more.text);
+        self.tokens.extend(more.tokens);
+        self.logprobs.extend(more.logprobs);
+        self.finish = self.finish.or(more.finish);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.tokens.is_empty() && self.finish.is_none()
+    }
+}
+
+/// Turns one answer's tokens into text.
+pub(super) struct Writer<'m> {
+    model: &'m TextModel,
+    detokeniser: Detokeniser<'m>,
+    stops: StopStrings,
+    stop_tokens: Vec<Token>,
+    form: Form,
+    logprobs: bool,
+    /// Tokens so far.
+    pub generated: usize,
+    /// Characters so far, for the offsets of the older form.
+    offset: usize,
+    echo: Option<String>,
+}
+
+impl<'m> Writer<'m> {
+    pub fn new(model: &'m TextModel, wanted: &Wanted, form: Form, answer: &Answer) -> Self {
+        let ids: Vec<u32> = answer.prompt.iter().map(|t| t.0).collect();
+        let echo =
+            matches!(form, Form::Text { echo: true }).then(|| model.tokenizer().decode(&ids, true).unwrap_or_default());
+        Self {
+            model,
+            detokeniser: Detokeniser::new(model.tokenizer(), true),
+            stops: StopStrings::new(wanted.stops.clone()),
+            stop_tokens: if wanted.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() },
+            form,
+            logprobs: wanted.sampling.logprobs.is_some(),
+            generated: 0,
+            offset: 0,
+            echo,
+        }
+    }
+
+    /// What a token adds. A stop token ends the answer and is no part of its text.
+    pub fn token(&mut self, sampled: Sampled) -> Piece {
+        self.generated += 1;
+        let mut piece = Piece { text: self.echo.take().unwrap_or_default(), ..Piece::default() };
+        if self.logprobs {
+            piece.logprobs.push(self.logprob(&sampled));
+        }
+        piece.tokens.push(sampled.token);
+        if self.stop_tokens.contains(&sampled.token) {
+            return piece;
+        }
+        let text = self.detokeniser.push(sampled.token);
+        match self.stops.push(&text) {
+            Passed::On(text) => piece.text.push_str(&text),
+            Passed::Stopped(text) => {
+                piece.text.push_str(&text);
+                piece.finish = Some("stop");
+            }
+        }
+        piece
+    }
+
+    /// What is left at the end.
+    pub fn end(&mut self, end: End) -> Result<Piece, ApiError> {
+        let finish = match end {
+            End::Stop => "stop",
+            End::Length => "length",
+            End::Failed(why) => return Err(ApiError::Failed(why)),
+        };
+        let rest = self.detokeniser.finish();
+        let mut piece = Piece { text: self.echo.take().unwrap_or_default(), finish: Some(finish), ..Piece::default() };
+        match self.stops.push(&rest) {
+            Passed::On(text) => {
+                piece.text.push_str(&text);
+                piece.text.push_str(&self.stops.finish());
+            }
+            Passed::Stopped(text) => {
+                piece.text.push_str(&text);
+                piece.finish = Some("stop");
+            }
+        }
+        Ok(piece)
+    }
+
+    fn logprob(&mut self, sampled: &Sampled) -> Value {
+        let text = |t: Token| self.model.token_text(t);
+        let own = text(sampled.token);
+        if self.form == Form::Chat {
+            let entry = |t: Token, p: f32| {
+                let text = text(t);
+                json!({ "token": text, "logprob": p, "bytes": text.as_bytes() })
+            };
+            let mut one = entry(sampled.token, sampled.logprob.unwrap_or(f32::MIN));
+            one["top_logprobs"] = sampled.top.iter().map(|t| entry(t.token, t.logprob)).collect();
+            return one;
+        }
+        let top: Map<String, Value> = sampled.top.iter().map(|t| (text(t.token), json!(t.logprob))).collect();
+        let offset = self.offset;
+        self.offset += own.chars().count();
+        json!({ "token": own, "logprob": sampled.logprob, "top": top, "offset": offset })
+    }
+}
+
+/// What all parts of one response have in common.
+pub(super) struct Frame {
+    id: String,
+    created: u64,
+    model: String,
+    form: Form,
+    object: &'static str,
+}
+
+impl Frame {
+    pub fn new(taken: &Taken, form: Form, stream: bool) -> Self {
+        let (prefix, object) = match (form, stream) {
+            (Form::Chat, false) => ("chatcmpl", "chat.completion"),
+            (Form::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
+            (Form::Text { .. }, _) => ("cmpl", "text_completion"),
+        };
+        let RequestId(id) = taken.request;
+        Self {
+            id: format!("{prefix}-{}", data_encoding::HEXLOWER.encode(&id)),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            model: taken.model.card().name.clone(),
+            form,
+            object,
+        }
+    }
+
+    pub fn envelope(&self, choices: Vec<Value>) -> Map<String, Value> {
+        let mut map = Map::new();
+        map.insert("id".into(), json!(self.id));
+        map.insert("object".into(), json!(self.object));
+        map.insert("created".into(), json!(self.created));
+        map.insert("model".into(), json!(self.model));
+        map.insert("choices".into(), Value::Array(choices));
+        map
+    }
+
+    fn whole(&self, index: usize, piece: Piece, wanted: &Wanted, prompt: &[Token]) -> Value {
+        let mut choice = self.choice(index, &piece, wanted, Some(prompt));
+        if self.form == Form::Chat {
+            choice["message"] = json!({ "role": "assistant", "content": piece.text, "refusal": null });
+        } else {
+            choice["text"] = json!(piece.text);
+        }
+        choice
+    }
+
+    /// A part of a streamed answer; the first one says who speaks.
+    pub fn part(&self, index: usize, piece: &Piece, wanted: &Wanted, first: Option<&[Token]>) -> Value {
+        let mut choice = self.choice(index, piece, wanted, first);
+        if self.form == Form::Chat {
+            let mut delta = Map::new();
+            if first.is_some() {
+                delta.insert("role".into(), json!("assistant"));
+            }
+            if !piece.text.is_empty() || first.is_some() {
+                delta.insert("content".into(), json!(piece.text));
+            }
+            choice["delta"] = Value::Object(delta);
+        } else {
+            choice["text"] = json!(piece.text);
+        }
+        choice
+    }
+
+    fn choice(&self, index: usize, piece: &Piece, wanted: &Wanted, prompt: Option<&[Token]>) -> Value {
+        let mut choice = json!({ "index": index, "finish_reason": piece.finish, "logprobs": null });
+        if wanted.sampling.logprobs.is_some() && !piece.logprobs.is_empty() {
+            choice["logprobs"] = match self.form {
+                Form::Chat => json!({ "content": piece.logprobs, "refusal": null }),
+                Form::Text { .. } => older_logprobs(&piece.logprobs),
+            };
+        }
+        if wanted.delivery.token_ids {
+            choice["token_ids"] = json!(piece.tokens);
+            if let Some(prompt) = prompt {
+                choice["prompt_token_ids"] = json!(prompt);
+            }
+        }
+        choice
+    }
+}
+
+/// The older form lists tokens, probabilities and offsets side by side.
+fn older_logprobs(entries: &[Value]) -> Value {
+    let column = |name: &str| -> Vec<&Value> { entries.iter().map(|e| &e[name]).collect() };
+    json!({
+        "tokens": column("token"),
+        "token_logprobs": column("logprob"),
+        "top_logprobs": column("top"),
+        "text_offset": column("offset"),
+    })
+}

@@ -1,0 +1,148 @@
+//! Streamed answers: server-sent events, ended by `[DONE]`, kept awake by comments.
+
+use super::{
+    ApiError, ApiState,
+    request::{Answer, Taken, Wanted},
+    respond::{self, Form, Frame, Piece, Writer},
+};
+use crate::gateway::Reply;
+use axum::response::{
+    IntoResponse, Response,
+    sse::{Event, KeepAlive, Sse},
+};
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Events a slow client has not read; above it the answer waits.
+const EVENTS: usize = 64;
+const KEEP_AWAKE: Duration = Duration::from_secs(10);
+
+type Events = mpsc::Sender<Result<Event, Infallible>>;
+
+/// A client that hung up: its answers are dropped, which frees their pages.
+struct Gone;
+
+pub(super) fn stream(state: ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
+    let (events, receiver) = mpsc::channel(EVENTS);
+    tokio::spawn(async move {
+        if write(&state, taken, &wanted, form, &events).await.is_err() {
+            state.metrics.hung_up();
+        }
+    });
+    let keep = KeepAlive::new().interval(KEEP_AWAKE).text("keep-alive");
+    Sse::new(ReceiverStream::new(receiver)).keep_alive(keep).into_response()
+}
+
+async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, events: &Events) -> Result<(), Gone> {
+    let frame = Frame::new(&taken, form, true);
+    let prompt_tokens = taken.prompt_tokens(wanted.answers);
+    let (model, answers) = (taken.model, taken.answers);
+    let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
+    let (prompts, mut replies) = merge(answers);
+    let mut begun = vec![false; prompts.len()];
+    let mut open = prompts.len();
+    let mut trace = None;
+    while open > 0 {
+        // While nothing is generated a client may hang up, too.
+        let next = tokio::select! {
+            next = replies.recv() => next,
+            () = events.closed() => return Err(Gone),
+        };
+        let Some((index, reply)) = next else { break };
+        let piece = match reply {
+            Reply::Token { index: at, sampled } => {
+                state.metrics.token(at);
+                writers[index].token(sampled)
+            }
+            Reply::Trace(one) => {
+                trace = trace.or(Some(one));
+                continue;
+            }
+            Reply::End(end) => match writers[index].end(end) {
+                Ok(piece) => piece,
+                Err(error) => return fail(error, events).await,
+            },
+        };
+        if piece.is_empty() && begun[index] {
+            continue;
+        }
+        let first = (!std::mem::replace(&mut begun[index], true)).then_some(prompts[index].as_slice());
+        open -= usize::from(piece.finish.is_some());
+        part(&frame, index, &piece, wanted, first, events).await?;
+    }
+    if open > 0 {
+        return fail(ApiError::Failed("the answer broke off".into()), events).await;
+    }
+    state.metrics.finished();
+    let generated = writers.iter().map(|w| w.generated).sum();
+    let usage = wanted.delivery.include_usage.then(|| respond::usage(prompt_tokens, generated));
+    let trace = trace.filter(|_| wanted.trace).map(|t| respond::trace_json(&t));
+    last(&frame, usage, trace, events).await
+}
+
+/// All answers' replies in one queue, each with the answer's number.
+fn merge(answers: Vec<Answer>) -> (Vec<Vec<tsnode_protocol::Token>>, mpsc::Receiver<(usize, Reply)>) {
+    let (sender, receiver) = mpsc::channel(EVENTS);
+    let mut prompts = Vec::new();
+    for (index, answer) in answers.into_iter().enumerate() {
+        prompts.push(answer.prompt);
+        let (mut replies, sender) = (answer.accepted.replies, sender.clone());
+        tokio::spawn(async move {
+            loop {
+                let reply = tokio::select! {
+                    reply = replies.recv() => reply,
+                    () = sender.closed() => return,
+                };
+                let Some(reply) = reply else { return };
+                if sender.send((index, reply)).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    (prompts, receiver)
+}
+
+async fn part(
+    frame: &Frame,
+    index: usize,
+    piece: &Piece,
+    wanted: &Wanted,
+    first: Option<&[tsnode_protocol::Token]>,
+    events: &Events,
+) -> Result<(), Gone> {
+    let mut body = frame.envelope(vec![frame.part(index, piece, wanted, first)]);
+    if wanted.delivery.include_usage {
+        body.insert("usage".into(), Value::Null);
+    }
+    send(Value::Object(body), events).await
+}
+
+/// What closes a stream: usage and trace, where asked for, and `[DONE]`.
+async fn last(frame: &Frame, usage: Option<Value>, trace: Option<Value>, events: &Events) -> Result<(), Gone> {
+    if usage.is_some() || trace.is_some() {
+        let mut body = frame.envelope(Vec::new());
+        body.insert("usage".into(), json!(usage));
+        if let Some(trace) = trace {
+            body.insert("tsnode".into(), trace);
+        }
+        send(Value::Object(body), events).await?;
+    }
+    done(events).await
+}
+
+async fn fail(error: ApiError, events: &Events) -> Result<(), Gone> {
+    send(error.body(), events).await?;
+    done(events).await
+}
+
+async fn done(events: &Events) -> Result<(), Gone> {
+    events.send(Ok(Event::default().data("[DONE]"))).await.map_err(|_| Gone)
+}
+
+async fn send(body: Value, events: &Events) -> Result<(), Gone> {
+    events.send(Ok(Event::default().data(body.to_string()))).await.map_err(|_| Gone)
+}

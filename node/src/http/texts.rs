@@ -1,0 +1,67 @@
+//! Models' text sides, read once and kept.
+
+use super::ApiError;
+use crate::{models::ModelLibrary, text::TextModel, view::SwarmView};
+use std::sync::{Arc, Mutex, PoisonError};
+use tsnode_protocol::{ModelCard, ModelId};
+
+/// Tokenizers kept; the one asked for longest ago goes first.
+const KEPT: usize = 8;
+
+#[derive(Clone)]
+pub(super) struct Texts {
+    library: ModelLibrary,
+    /// Most recent last. Held for list operations only.
+    kept: Arc<Mutex<Vec<Arc<TextModel>>>>,
+}
+
+impl Texts {
+    pub(super) fn new(library: ModelLibrary) -> Self {
+        Self { library, kept: Arc::default() }
+    }
+
+    /// The model a client means: by name or id; the only one there is if it names none.
+    pub(super) async fn find(&self, view: &SwarmView, name: Option<&str>) -> Result<Arc<TextModel>, ApiError> {
+        self.read(find_card(view, name)?.id).await
+    }
+
+    async fn read(&self, model: ModelId) -> Result<Arc<TextModel>, ApiError> {
+        if let Some(kept) = self.take(model) {
+            return Ok(kept);
+        }
+        let files = self.library.files(model).await?;
+        // A large tokenizer takes a second to read.
+        let read = tokio::task::spawn_blocking(move || TextModel::new(&files)).await;
+        let read = Arc::new(read.map_err(|e| ApiError::Model(e.to_string()))??);
+        self.keep(read.clone());
+        Ok(read)
+    }
+
+    fn take(&self, model: ModelId) -> Option<Arc<TextModel>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|m| m.card().id == model)?;
+        let found = kept.remove(at);
+        kept.push(found.clone());
+        Some(found)
+    }
+
+    fn keep(&self, model: Arc<TextModel>) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(model);
+        if kept.len() > KEPT {
+            kept.remove(0);
+        }
+    }
+}
+
+/// The card of the model a client names.
+pub(super) fn find_card<'v>(view: &'v SwarmView, name: Option<&str>) -> Result<&'v ModelCard, ApiError> {
+    match (name, &view.models[..]) {
+        (None, [only]) => Ok(only),
+        (None, _) => Err(ApiError::param("model", "you must provide a model parameter")),
+        (Some(name), models) => models
+            .iter()
+            .find(|m| m.name == name || m.id.to_string() == name)
+            .ok_or_else(|| ApiError::UnknownModel(name.chars().take(120).collect())),
+    }
+}

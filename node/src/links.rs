@@ -1,0 +1,329 @@
+//! Prompt flow 6: the data plane. QUIC connections between peers that have proven their ids and their swarm.
+//!
+//! Certificates are libp2p's, so the [`PeerId`] at the far end is the one the control plane knows, checked inside the
+//! TLS handshake. The first stream of a connection proves the swarm's secret; nothing else is answered before that.
+
+mod accept;
+mod frames;
+mod probe;
+mod prove;
+mod shaping;
+
+pub use frames::{FrameReceiver, FrameSender, Stream};
+pub use shaping::Shaping;
+
+use crate::identity::Identity;
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tsnode_protocol::{Link, PeerId, codec::CodecError, proof::Membership, stream};
+
+/// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
+const INCOMING: usize = 256;
+/// How long a connection, a proof or an opening may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// A connection without a word for that long is dead. Streams keep it awake.
+const IDLE: Duration = Duration::from_secs(4);
+const KEEP_ALIVE: Duration = Duration::from_millis(1300);
+/// Bytes on their way in one stream, and in one connection: 100 Mbit/s over 300 ms fill the first.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Socket buffers: the usual 208 KiB lose packets at rates a LAN has.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// Streams a proven peer may have open at once.
+const STREAMS: u32 = 1024;
+/// Application error codes on the wire.
+const CODE_REFUSED: u32 = 403;
+const CODE_BYE: u32 = 0;
+
+/// Why a link does not do what it should.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum LinkError {
+    /// The socket cannot be had.
+    #[error("{address}: {error}")]
+    Bind {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        error: String,
+        /// Whether another program has it.
+        in_use: bool,
+    },
+    /// No address is known.
+    #[error("no address of {0} is known")]
+    NoAddress(PeerId),
+    /// No address answered as that peer.
+    #[error("{peer} not reached: {error}")]
+    Unreachable {
+        /// Whom.
+        peer: PeerId,
+        /// What the last address gave.
+        error: String,
+    },
+    /// The far end is not of this swarm.
+    #[error("{0} is not of this swarm")]
+    NotAMember(String),
+    /// Something took too long.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The stream or connection ended.
+    #[error("connection lost: {0}")]
+    Lost(String),
+    /// What came is not what should.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    /// Certificates cannot be made.
+    #[error("certificate: {0}")]
+    Certificate(String),
+}
+
+/// How the data plane is set up.
+pub struct LinksConfig {
+    /// This peer's key.
+    pub identity: Identity,
+    /// What both ends prove.
+    pub membership: Membership,
+    /// UDP address; port 0 takes any.
+    pub listen: SocketAddr,
+    /// A slow network to pretend, for testnets.
+    pub shaping: Option<Shaping>,
+}
+
+/// A stream that another peer opened.
+#[derive(Debug)]
+pub struct IncomingStream {
+    /// Who, as TLS proved.
+    pub peer: PeerId,
+    /// What for.
+    pub opening: stream::Opening,
+    /// The rest of it.
+    pub stream: Stream,
+}
+
+/// Streams that others open.
+pub struct Incoming {
+    streams: mpsc::Receiver<IncomingStream>,
+}
+
+impl Incoming {
+    /// The next one; `None` when the data plane has stopped.
+    pub async fn next(&mut self) -> Option<IncomingStream> {
+        self.streams.recv().await
+    }
+}
+
+type Dial = Shared<BoxFuture<'static, Result<quinn::Connection, LinkError>>>;
+
+/// The data plane.
+#[derive(Clone)]
+pub struct Links {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    endpoint: quinn::Endpoint,
+    identity: Identity,
+    me: PeerId,
+    membership: Membership,
+    /// One connection per peer, or the attempt at one. Held for map operations only.
+    dials: Mutex<BTreeMap<PeerId, Dial>>,
+    measured: Mutex<BTreeMap<PeerId, Link>>,
+}
+
+impl Links {
+    /// Opens the socket and begins to answer, until `stop`.
+    ///
+    /// # Errors
+    /// When the address is taken or certificates cannot be made.
+    pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming), LinkError> {
+        let endpoint = endpoint(&config, &stop)?;
+        let me = config.identity.peer_id();
+        let inner = Inner {
+            endpoint,
+            identity: config.identity,
+            me,
+            membership: config.membership,
+            dials: Mutex::default(),
+            measured: Mutex::default(),
+        };
+        let links = Self { inner: Arc::new(inner) };
+        let (sender, streams) = mpsc::channel(INCOMING);
+        tokio::spawn(accept::run(links.clone(), sender, stop));
+        Ok((links, Incoming { streams }))
+    }
+
+    /// Where the socket is.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.inner.endpoint.local_addr()
+    }
+
+    /// Opens a stream to `peer`, over the connection there is or a new one to one of `addresses`.
+    ///
+    /// # Errors
+    /// When no address answers as that peer of this swarm, in time.
+    pub async fn open(
+        &self,
+        peer: PeerId,
+        addresses: &[SocketAddr],
+        opening: &stream::Opening,
+    ) -> Result<Stream, LinkError> {
+        let connection = self.connection(peer, addresses).await?;
+        let opened = timeout(PATIENCE, connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
+        let (sender, receiver) = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
+        let mut stream = Stream::new(sender, receiver);
+        stream.sender.send(opening).await?;
+        Ok(stream)
+    }
+
+    async fn connection(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<quinn::Connection, LinkError> {
+        let dial = {
+            let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+            let over = |d: &Dial| match d.peek() {
+                Some(Ok(connection)) => connection.close_reason().is_some(),
+                Some(Err(_)) => true,
+                None => false,
+            };
+            if dials.get(&peer).is_some_and(over) {
+                dials.remove(&peer);
+            }
+            let new = || self.clone().dial(peer, addresses.to_vec()).boxed().shared();
+            dials.entry(peer).or_insert_with(new).clone()
+        };
+        dial.await
+    }
+
+    /// Tries one address after the other.
+    async fn dial(self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<quinn::Connection, LinkError> {
+        let config = self.client_config(peer)?;
+        let mut last = LinkError::NoAddress(peer);
+        for address in addresses {
+            match timeout(PATIENCE, self.dial_one(&config, peer, address)).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => last = error,
+                Err(_) => last = LinkError::TimedOut,
+            }
+        }
+        Err(last)
+    }
+
+    async fn dial_one(
+        &self,
+        config: &quinn::ClientConfig,
+        peer: PeerId,
+        address: SocketAddr,
+    ) -> Result<quinn::Connection, LinkError> {
+        let unreachable = |error: String| LinkError::Unreachable { peer, error };
+        let connecting = self.inner.endpoint.connect_with(config.clone(), address, "tsnode");
+        let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
+        let connection = connecting.await.map_err(|e| unreachable(e.to_string()))?;
+        prove::as_dialer(&connection, &self.inner.membership, self.inner.me, peer).await?;
+        tracing::debug!(%peer, %address, "data connection opened");
+        Ok(connection)
+    }
+
+    fn client_config(&self, peer: PeerId) -> Result<quinn::ClientConfig, LinkError> {
+        let certificate = |e: &dyn std::fmt::Display| LinkError::Certificate(e.to_string());
+        let expected = libp2p::PeerId::from_bytes(&peer.to_libp2p_bytes()).map_err(|e| certificate(&e))?;
+        let mut tls = libp2p_tls::make_client_config(&self.inner.identity.keypair(), Some(expected))
+            .map_err(|e| certificate(&e))?;
+        tls.alpn_protocols = vec![stream::ALPN.to_vec()];
+        // A set SSLKEYLOGFILE must not make a peer write its session keys down.
+        tls.key_log = Arc::new(rustls::NoKeyLog);
+        let tls = QuicClientConfig::try_from(tls).map_err(|e| certificate(&e))?;
+        let mut config = quinn::ClientConfig::new(Arc::new(tls));
+        config.transport_config(transport(STREAMS));
+        Ok(config)
+    }
+
+    /// What is known of links from here.
+    #[must_use]
+    pub fn measured(&self) -> Vec<Link> {
+        self.inner.measured.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect()
+    }
+
+    /// Says goodbye to everyone.
+    pub fn close(&self) {
+        self.inner.endpoint.close(CODE_BYE.into(), b"leaving");
+    }
+}
+
+fn endpoint(config: &LinksConfig, stop: &CancellationToken) -> Result<quinn::Endpoint, LinkError> {
+    let certificate = |e: &dyn std::fmt::Display| LinkError::Certificate(e.to_string());
+    let mut tls = libp2p_tls::make_server_config(&config.identity.keypair()).map_err(|e| certificate(&e))?;
+    tls.alpn_protocols = vec![stream::ALPN.to_vec()];
+    tls.key_log = Arc::new(rustls::NoKeyLog);
+    let tls = QuicServerConfig::try_from(tls).map_err(|e| certificate(&e))?;
+    let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
+    // One stream until the far end has proven itself.
+    server.transport_config(transport(1));
+    let bind = |error: std::io::Error| LinkError::Bind {
+        address: config.listen,
+        in_use: error.kind() == std::io::ErrorKind::AddrInUse,
+        error: error.to_string(),
+    };
+    let socket = socket(config.listen).map_err(bind)?;
+    let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
+    let settings = quinn::EndpointConfig::default();
+    match config.shaping {
+        None => quinn::Endpoint::new(settings, Some(server), socket, runtime).map_err(bind),
+        Some(shaping) => {
+            let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
+            let shaped = shaping::Shaped::start(socket, shaping, stop.clone());
+            quinn::Endpoint::new_with_abstract_socket(settings, Some(server), shaped, runtime).map_err(bind)
+        }
+    }
+}
+
+fn socket(listen: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let socket = Socket::new(Domain::for_address(listen), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    let given = socket.recv_buffer_size()?;
+    if given < SOCKET_BUFFER {
+        tracing::warn!(
+            given,
+            wanted = SOCKET_BUFFER,
+            "socket buffer is capped (net.core.rmem_max): fast links may lose packets"
+        );
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&listen.into())?;
+    Ok(socket.into())
+}
+
+fn transport(streams: u32) -> Arc<quinn::TransportConfig> {
+    let mut config = quinn::TransportConfig::default();
+    config
+        .max_concurrent_bidi_streams(streams.into())
+        .max_concurrent_uni_streams(0u8.into())
+        .stream_receive_window(STREAM_WINDOW.into())
+        .receive_window(CONNECTION_WINDOW.into())
+        .send_window(u64::from(CONNECTION_WINDOW))
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_idle_timeout(IDLE.try_into().ok());
+    Arc::new(config)
+}
+
+/// Who is at the far end, as the TLS handshake proved.
+fn peer_of(connection: &quinn::Connection) -> Option<PeerId> {
+    let identity = connection.peer_identity()?;
+    let certificates = identity.downcast_ref::<Vec<rustls::pki_types::CertificateDer<'static>>>()?;
+    let parsed = libp2p_tls::certificate::parse(certificates.first()?).ok()?;
+    PeerId::from_libp2p_bytes(&parsed.peer_id().to_bytes())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! The first stream of a connection: both ends prove that they are of the same swarm.
+
+use super::{CODE_REFUSED, LinkError, PATIENCE, Stream};
+use tokio::time::timeout;
+use tsnode_protocol::{
+    PeerId,
+    proof::{Code, Ends, Membership, Nonce, Side},
+    stream::{Opening, ProofAnswer},
+};
+
+/// The dialer's half.
+pub(super) async fn as_dialer(
+    connection: &quinn::Connection,
+    membership: &Membership,
+    me: PeerId,
+    peer: PeerId,
+) -> Result<(), LinkError> {
+    let (sender, receiver) = connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
+    let mut stream = Stream::new(sender, receiver);
+    let nonce = Nonce(crate::random_bytes());
+    stream.sender.send(&Opening::Prove(nonce)).await?;
+    // A listener of another swarm hangs up here.
+    let stranger = || LinkError::NotAMember(peer.to_string());
+    let answer: ProofAnswer = stream.receiver.recv().await.ok().flatten().ok_or_else(stranger)?;
+    let ends = Ends { dialer: me, listener: peer, dialer_nonce: nonce, listener_nonce: answer.nonce };
+    if !membership.accepts(Side::Listener, &ends, answer.code) {
+        connection.close(CODE_REFUSED.into(), b"not of this swarm");
+        return Err(stranger());
+    }
+    stream.sender.send(&membership.code(Side::Dialer, &ends)).await?;
+    stream.sender.finish()?;
+    // The listener ends its side once it is convinced.
+    match stream.receiver.recv::<Code>().await {
+        Ok(None) => Ok(()),
+        _ => Err(stranger()),
+    }
+}
+
+/// The listener's half; closes the connection of a stranger.
+pub(super) async fn as_listener(
+    connection: &quinn::Connection,
+    membership: &Membership,
+    me: PeerId,
+    peer: PeerId,
+) -> Result<(), LinkError> {
+    let proven = timeout(PATIENCE, listen(connection, membership, me, peer)).await.unwrap_or(Err(LinkError::TimedOut));
+    if proven.is_err() {
+        connection.close(CODE_REFUSED.into(), b"not of this swarm");
+    }
+    proven
+}
+
+async fn listen(
+    connection: &quinn::Connection,
+    membership: &Membership,
+    me: PeerId,
+    peer: PeerId,
+) -> Result<(), LinkError> {
+    let (sender, receiver) = connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
+    let mut stream = Stream::new(sender, receiver);
+    let stranger = || LinkError::NotAMember(peer.to_string());
+    let Some(Opening::Prove(dialer_nonce)) = stream.receiver.recv().await? else { return Err(stranger()) };
+    let nonce = Nonce(crate::random_bytes());
+    let ends = Ends { dialer: peer, listener: me, dialer_nonce, listener_nonce: nonce };
+    stream.sender.send(&ProofAnswer { nonce, code: membership.code(Side::Listener, &ends) }).await?;
+    let shown: Code = stream.receiver.recv().await?.ok_or_else(stranger)?;
+    if !membership.accepts(Side::Dialer, &ends, shown) {
+        return Err(stranger());
+    }
+    stream.sender.finish()
+}

@@ -1,0 +1,161 @@
+//! Pretends a slow network: datagrams leave late and no faster than the link carries, and a full queue drops them.
+//!
+//! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
+
+use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tsnode_protocol::BytesPerSecond;
+
+/// Datagrams between QUIC and the queue; above it they are dropped.
+const WAITING: usize = 4096;
+/// A router's buffer: what the link carries in this time, and never less than this many bytes.
+const BUFFER: Duration = Duration::from_millis(60);
+const BUFFER_BYTES: f64 = 128.0 * 1024.0;
+
+/// A link to pretend, the same to every peer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shaping {
+    /// What it carries, to each peer.
+    pub bandwidth: BytesPerSecond,
+    /// How long a datagram is on its way.
+    pub latency: Duration,
+}
+
+#[derive(Debug)]
+struct Datagram {
+    to: SocketAddr,
+    ecn: Option<EcnCodepoint>,
+    bytes: Vec<u8>,
+}
+
+/// A socket behind such links.
+#[derive(Debug)]
+pub(super) struct Shaped {
+    socket: Arc<dyn AsyncUdpSocket>,
+    queue: mpsc::Sender<Datagram>,
+}
+
+impl Shaped {
+    /// Starts the task that delays what is sent, until `stop`.
+    pub(super) fn start(socket: Arc<dyn AsyncUdpSocket>, shaping: Shaping, stop: CancellationToken) -> Arc<Self> {
+        let (queue, datagrams) = mpsc::channel(WAITING);
+        let road = Road { socket: socket.clone(), shaping, links: BTreeMap::new(), on_the_way: VecDeque::new() };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = road.run(datagrams) => {}
+            }
+        });
+        Arc::new(Self { socket, queue })
+    }
+}
+
+/// Never makes QUIC wait: like a network card in front of a router, it takes everything.
+#[derive(Debug)]
+struct AlwaysReady;
+
+impl UdpPoller for AlwaysReady {
+    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncUdpSocket for Shaped {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(AlwaysReady)
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let datagram = Datagram { to: transmit.destination, ecn: transmit.ecn, bytes: transmit.contents.to_vec() };
+        // A full queue loses the datagram, as a network does.
+        let _ = self.queue.try_send(datagram);
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.socket.poll_recv(cx, bufs, meta)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    // One datagram a send: each takes its own time on the link. (`max_transmit_segments` is 1 by default.)
+    fn max_receive_segments(&self) -> usize {
+        self.socket.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.socket.may_fragment()
+    }
+}
+
+/// All links from here.
+struct Road {
+    socket: Arc<dyn AsyncUdpSocket>,
+    shaping: Shaping,
+    /// When each link has sent what it was given.
+    links: BTreeMap<SocketAddr, Instant>,
+    /// In the order of arrival; equal latencies keep it nearly sorted.
+    on_the_way: VecDeque<(Instant, Datagram)>,
+}
+
+impl Road {
+    async fn run(mut self, mut datagrams: mpsc::Receiver<Datagram>) {
+        loop {
+            let next = self.on_the_way.front().map(|(at, _)| *at);
+            tokio::select! {
+                datagram = datagrams.recv() => match datagram {
+                    Some(datagram) => self.take(datagram),
+                    None => return,
+                },
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.deliver(),
+            }
+        }
+    }
+
+    fn take(&mut self, datagram: Datagram) {
+        let now = Instant::now();
+        let free = self.links.entry(datagram.to).or_insert(now);
+        let start = (*free).max(now);
+        let rate = self.shaping.bandwidth.0;
+        let queued = (start - now).as_secs_f64() * rate;
+        if queued > (BUFFER.as_secs_f64() * rate).max(BUFFER_BYTES) {
+            return;
+        }
+        *free = start + Duration::from_secs_f64(datagram.bytes.len() as f64 / rate);
+        let arrival = *free + self.shaping.latency;
+        let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
+        self.on_the_way.insert(at, (arrival, datagram));
+    }
+
+    fn deliver(&mut self) {
+        let now = Instant::now();
+        while self.on_the_way.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, datagram)) = self.on_the_way.pop_front() else { return };
+            // What the system does not take is lost, as on a network.
+            let _ = self.socket.try_send(&Transmit {
+                destination: datagram.to,
+                ecn: datagram.ecn,
+                contents: &datagram.bytes,
+                segment_size: None,
+                src_ip: None,
+            });
+        }
+    }
+}

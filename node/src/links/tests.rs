@@ -1,0 +1,114 @@
+//! Two ends of a link, honest and otherwise.
+
+use super::*;
+use std::time::Instant;
+use tsnode_protocol::{BytesPerSecond, ModelId, Secret, SwarmId, limits, stream::Opening};
+
+struct End {
+    links: Links,
+    incoming: Incoming,
+    address: SocketAddr,
+    id: PeerId,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+fn end(secret: u8, shaping: Option<Shaping>) -> End {
+    let identity = Identity::generate();
+    let id = identity.peer_id();
+    let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let stop = CancellationToken::new();
+    let (links, incoming) = Links::bind(LinksConfig { identity, membership, listen, shaping }, stop.clone()).unwrap();
+    let address = links.local_addr().unwrap();
+    End { links, incoming, address, id, _stop: stop.drop_guard() }
+}
+
+fn file() -> Opening {
+    Opening::File { model: ModelId([1; 16]), name: "a".into() }
+}
+
+async fn pair(a: &End, b: &mut End) -> (Stream, IncomingStream) {
+    let (addresses, opening) = ([b.address], file());
+    let open = a.links.open(b.id, &addresses, &opening);
+    let (opened, arrived) = tokio::join!(open, timeout(PATIENCE, b.incoming.next()));
+    (opened.unwrap(), arrived.unwrap().unwrap())
+}
+
+#[tokio::test]
+async fn both_ends_know_each_other_and_frames_arrive() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let (mut here, mut there) = pair(&a, &mut b).await;
+    assert_eq!((there.peer, &there.opening), (a.id, &file()));
+    here.sender.send(&file()).await.unwrap();
+    here.sender.send_bytes(&[7; 300_000], limits::TILE_BYTES).await.unwrap();
+    here.sender.finish().unwrap();
+    assert_eq!(there.stream.receiver.recv::<Opening>().await.unwrap(), Some(file()));
+    assert_eq!(there.stream.receiver.recv_bytes(limits::TILE_BYTES).await.unwrap().unwrap(), [7; 300_000]);
+    assert!(there.stream.receiver.recv::<Opening>().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn another_secret_is_refused() {
+    let (a, mut b) = (end(1, None), end(2, None));
+    let opened = a.links.open(b.id, &[b.address], &file()).await;
+    assert!(matches!(opened, Err(LinkError::NotAMember(_))), "{opened:?}");
+    assert!(timeout(Duration::from_millis(100), b.incoming.next()).await.is_err(), "nothing may pass");
+}
+
+#[tokio::test]
+async fn another_peer_at_that_address_is_refused() {
+    let (a, b) = (end(1, None), end(1, None));
+    let stranger = Identity::generate().peer_id();
+    let opened = a.links.open(stranger, &[b.address], &file()).await;
+    assert!(matches!(opened, Err(LinkError::Unreachable { .. })), "{opened:?}");
+}
+
+#[tokio::test]
+async fn a_frame_over_its_limit_is_refused_before_it_comes() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let (mut here, mut there) = pair(&a, &mut b).await;
+    here.sender.send_bytes(&[0; 100], 1000).await.unwrap();
+    let refused = there.stream.receiver.recv_bytes(99).await;
+    assert!(matches!(refused, Err(LinkError::Codec(CodecError::TooLarge { bytes: 100, limit: 99 }))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn who_stops_reading_is_noticed_and_who_vanishes_is_no_clean_end() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let (here, there) = pair(&a, &mut b).await;
+    let IncomingStream { stream: Stream { sender, mut receiver }, .. } = there;
+    let closed = sender.closed();
+    drop(here);
+    timeout(PATIENCE, closed).await.unwrap();
+    assert!(matches!(receiver.recv::<Opening>().await, Err(LinkError::Lost(_))));
+}
+
+#[tokio::test]
+async fn nonsense_is_refused_and_the_next_stream_is_served() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let connection = a.links.connection(b.id, &[b.address]).await.unwrap();
+    let (mut sender, _receiver) = connection.open_bi().await.unwrap();
+    sender.write_all(&[9; 64]).await.unwrap();
+    let (_, there) = pair(&a, &mut b).await;
+    assert_eq!(there.opening, file());
+}
+
+#[tokio::test]
+async fn a_shaped_link_takes_its_time() {
+    let shaping = Shaping { bandwidth: BytesPerSecond(6.25e6), latency: Duration::from_millis(10) };
+    let (a, mut b) = (end(1, Some(shaping)), end(1, Some(shaping)));
+    let (mut here, mut there) = pair(&a, &mut b).await;
+    let started = Instant::now();
+    let send = async {
+        here.sender.send_bytes(&vec![0; 2_000_000], limits::TILE_BYTES).await.unwrap();
+    };
+    let receive = async { there.stream.receiver.recv_bytes(limits::TILE_BYTES).await.unwrap() };
+    let ((), got) = tokio::join!(send, receive);
+    let took = started.elapsed().as_secs_f64();
+    assert_eq!(got.unwrap().len(), 2_000_000);
+    // 0.32 s at full rate; slow start and the queue's losses take their part.
+    assert!((0.3..2.0).contains(&took), "{took} s");
+    let link = a.links.probe(b.id, &[b.address]).await.unwrap();
+    assert!((0.009..0.05).contains(&link.latency.0), "{link:?}");
+    assert!(link.bandwidth.0 < 7e6, "{link:?}");
+}

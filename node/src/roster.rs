@@ -1,0 +1,52 @@
+//! Who is in the swarm and where their data plane listens: written by the driver, read by everyone who dials.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tsnode_protocol::{Advert, PeerId};
+
+/// The latest adverts by peer.
+pub type Adverts = Arc<BTreeMap<PeerId, Advert>>;
+
+/// A reader of the latest adverts.
+#[derive(Clone, Debug)]
+pub struct Roster {
+    adverts: watch::Receiver<Adverts>,
+}
+
+impl Roster {
+    /// A roster and the end that writes it.
+    #[must_use]
+    pub fn channel() -> (watch::Sender<Adverts>, Self) {
+        let (writer, adverts) = watch::channel(Adverts::default());
+        (writer, Self { adverts })
+    }
+
+    /// Where `peer`'s data plane listens; empty for a peer not known.
+    #[must_use]
+    pub fn data_addresses(&self, peer: PeerId) -> Vec<SocketAddr> {
+        self.adverts.borrow().get(&peer).map(|a| a.data_addresses.clone()).unwrap_or_default()
+    }
+
+    /// All peers but `me` with a data plane, and where it listens.
+    #[must_use]
+    pub fn others(&self, me: PeerId) -> Vec<(PeerId, Vec<SocketAddr>)> {
+        let adverts = self.adverts.borrow();
+        let others = adverts.iter().filter(|(peer, a)| **peer != me && !a.data_addresses.is_empty());
+        others.map(|(peer, a)| (*peer, a.data_addresses.clone())).collect()
+    }
+
+    /// Peers that say they have `model`.
+    #[must_use]
+    pub fn holders(&self, model: tsnode_protocol::ModelId) -> Vec<PeerId> {
+        let has = |a: &Advert| a.models.iter().any(|m| m.id == model);
+        self.adverts.borrow().iter().filter(|(_, a)| has(a)).map(|(peer, _)| *peer).collect()
+    }
+
+    /// The card of `model`, from the first peer that has it.
+    #[must_use]
+    pub fn card(&self, model: tsnode_protocol::ModelId) -> Option<tsnode_protocol::ModelCard> {
+        self.adverts.borrow().values().flat_map(|a| &a.models).find(|m| m.id == model).cloned()
+    }
+}

@@ -1,0 +1,113 @@
+//! Prompt flow 3: how gateways talk to a group's leader, in this process or over a stream.
+
+use crate::links::{LinkError, Stream};
+use tokio::sync::mpsc;
+use tsnode_protocol::{
+    RequestId,
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
+};
+
+/// Orders to one sequence that its leader has not read yet; a gateway sends at most three in a request's life.
+pub const ORDERS: usize = 8;
+
+/// A gateway's request to the leader of a group on this peer.
+#[derive(Debug)]
+pub enum LeaderRequest {
+    /// Take a sequence for decoding.
+    Decode {
+        /// What is asked.
+        request: DecodeRequest,
+        /// Orders that follow; closed means the gateway has gone.
+        orders: mpsc::Receiver<DecodeOrder>,
+        /// Where the leader answers.
+        events: mpsc::Sender<DecodeEvent>,
+    },
+    /// Compute a prompt and send its KV away.
+    Prefill {
+        /// What is asked.
+        request: PrefillRequest,
+        /// Where the leader answers; closed means the gateway has gone.
+        events: mpsc::Sender<PrefillEvent>,
+    },
+}
+
+impl LeaderRequest {
+    /// Whose request.
+    #[must_use]
+    pub fn request(&self) -> RequestId {
+        match self {
+            Self::Decode { request, .. } => request.request,
+            Self::Prefill { request, .. } => request.request,
+        }
+    }
+}
+
+/// Room for every event a sequence can have, up to a bound: a client that stops reading must not hold the batch up.
+#[must_use]
+pub fn event_room(max_new_tokens: u32) -> usize {
+    (max_new_tokens as usize).saturating_add(8).min(64 * 1024)
+}
+
+/// Serves a gateway's decode stream: its orders to `orders`, the leader's `events` to the stream.
+/// Ends when either side does; the leader sees a closed channel then.
+pub(super) async fn serve_decode(
+    stream: Stream,
+    orders: mpsc::Sender<DecodeOrder>,
+    mut events: mpsc::Receiver<DecodeEvent>,
+) {
+    let Stream { mut sender, mut receiver } = stream;
+    loop {
+        tokio::select! {
+            order = receiver.recv::<DecodeOrder>() => match order {
+                Ok(Some(order)) => if orders.send(order).await.is_err() { return },
+                Ok(None) | Err(_) => return,
+            },
+            event = events.recv() => {
+                let Some(event) = event else { let _ = sender.finish(); return };
+                let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
+                if sender.send(&event).await.is_err() { return }
+                if last { let _ = sender.finish(); return }
+            }
+        }
+    }
+}
+
+/// Serves a gateway's prefill stream.
+pub(super) async fn serve_prefill(stream: Stream, mut events: mpsc::Receiver<PrefillEvent>) {
+    let Stream { mut sender, receiver } = stream;
+    loop {
+        tokio::select! {
+            () = sender.closed() => return,
+            event = events.recv() => {
+                let Some(event) = event else { break };
+                let last = matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
+                if sender.send(&event).await.is_err() { return }
+                if last { break }
+            }
+        }
+    }
+    let _ = sender.finish();
+    drop(receiver);
+}
+
+/// The gateway's end of a decode stream, wherever the leader is.
+pub(crate) async fn follow_decode(
+    stream: Stream,
+    mut orders: mpsc::Receiver<DecodeOrder>,
+    events: mpsc::Sender<DecodeEvent>,
+) -> Result<(), LinkError> {
+    let Stream { mut sender, mut receiver } = stream;
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(order) => sender.send(&order).await?,
+                None => return Ok(()),
+            },
+            event = receiver.recv::<DecodeEvent>() => {
+                let Some(event) = event? else { return Ok(()) };
+                let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
+                if events.send(event).await.is_err() || last { return Ok(()) }
+            }
+        }
+    }
+}

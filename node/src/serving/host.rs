@@ -1,0 +1,342 @@
+//! Plan flow 6: owns the groups this peer has a stage of, and brings streams to the task that serves them.
+
+use super::{
+    client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
+    compute::Compute,
+    desk::Desk,
+    leader::{self, LeaderSetup, REQUESTS, Report},
+    member::{self, RingStream},
+    stage::StageContext,
+};
+use crate::{
+    library::Shelf,
+    links::{Incoming, IncomingStream, Links, Stream},
+    roster::Roster,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tsnode_coordinator::batcher::BatcherConfig;
+use tsnode_kernels::source::ModelSource;
+use tsnode_protocol::{
+    Group, GroupId, KvDtype, Load, PeerId, Plan,
+    ring::RingHello,
+    stream::{DecodeEvent, Opening, PrefillEvent},
+};
+
+/// Commands not yet looked at; above it the driver or the gateway waits.
+const COMMANDS: usize = 256;
+/// Rings reaching a stage at once; a leader builds one at a time.
+const RINGS: usize = 8;
+
+/// What a host is made of.
+pub struct HostSetup {
+    /// This peer.
+    pub me: PeerId,
+    /// The compute thread.
+    pub compute: Compute,
+    /// The data plane.
+    pub links: Links,
+    /// Streams that others open.
+    pub incoming: Incoming,
+    /// Where others are.
+    pub roster: Roster,
+    /// The model this peer has; none on a gateway.
+    pub source: Option<Arc<ModelSource>>,
+    /// What the shelf of small files gives to others.
+    pub shelf: Shelf,
+    /// Elements of KV pages.
+    pub dtype: KvDtype,
+    /// How leaders batch.
+    pub batcher: BatcherConfig,
+    /// Ends everything.
+    pub stop: CancellationToken,
+}
+
+/// What a host tells of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostReport {
+    /// Groups led here that take requests.
+    pub ready: Vec<GroupId>,
+    /// What waits and runs here.
+    pub load: Load,
+}
+
+enum Command {
+    Adopt(Box<Plan>),
+    Serve { group: GroupId, request: LeaderRequest },
+    Report(oneshot::Sender<HostReport>),
+}
+
+/// The way to the host.
+#[derive(Clone)]
+pub struct Host {
+    commands: mpsc::Sender<Command>,
+}
+
+/// The host has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this peer no longer serves")]
+pub struct HostGone;
+
+impl Host {
+    /// Starts the host's task; it ends on `setup.stop`.
+    #[must_use]
+    pub fn start(setup: HostSetup, tasks: &TaskTracker) -> Self {
+        let (commands, receiver) = mpsc::channel(COMMANDS);
+        let keeper = Keeper { setup, desk: Desk::default(), groups: BTreeMap::new(), tasks: tasks.clone() };
+        tasks.spawn(keeper.run(receiver));
+        Self { commands }
+    }
+
+    /// Serves what the plan gives this peer, and drains what it no longer does.
+    ///
+    /// # Errors
+    /// When the host has ended.
+    pub async fn adopt(&self, plan: Plan) -> Result<(), HostGone> {
+        self.commands.send(Command::Adopt(Box::new(plan))).await.map_err(|_| HostGone)
+    }
+
+    /// Hands a request of this peer's own gateway to a leader on this peer.
+    ///
+    /// # Errors
+    /// When the host has ended.
+    pub async fn serve(&self, group: GroupId, request: LeaderRequest) -> Result<(), HostGone> {
+        self.commands.send(Command::Serve { group, request }).await.map_err(|_| HostGone)
+    }
+
+    /// What is ready, runs and waits.
+    ///
+    /// # Errors
+    /// When the host has ended.
+    pub async fn report(&self) -> Result<HostReport, HostGone> {
+        let (answer, report) = oneshot::channel();
+        self.commands.send(Command::Report(answer)).await.map_err(|_| HostGone)?;
+        report.await.map_err(|_| HostGone)
+    }
+}
+
+/// A group with a stage here.
+struct Running {
+    group: Group,
+    /// Set where this peer leads.
+    requests: Option<mpsc::Sender<LeaderRequest>>,
+    rings: mpsc::Sender<RingStream>,
+    report: watch::Receiver<Report>,
+    retire: CancellationToken,
+}
+
+struct Keeper {
+    setup: HostSetup,
+    desk: Desk,
+    groups: BTreeMap<GroupId, Running>,
+    tasks: TaskTracker,
+}
+
+impl Keeper {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let stop = self.setup.stop.clone();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                command = commands.recv() => match command {
+                    Some(command) => self.obey(command).await,
+                    None => return,
+                },
+                arrived = self.setup.incoming.next() => match arrived {
+                    Some(arrived) => self.receive(arrived),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        match command {
+            Command::Adopt(plan) => self.adopt(&plan).await,
+            Command::Serve { group, request } => self.serve(group, request),
+            Command::Report(answer) => {
+                // An asker that has gone needs no answer.
+                let _ = answer.send(self.report().await);
+            }
+        }
+    }
+
+    async fn adopt(&mut self, plan: &Plan) {
+        self.groups.retain(|id, running| {
+            let kept = plan.group(*id).is_some();
+            if !kept {
+                tracing::info!(group = %id, "group leaves the plan: draining");
+                running.retire.cancel();
+            }
+            kept && !running.retire.is_cancelled()
+        });
+        for group in &plan.groups {
+            let position = group.stages.iter().position(|s| s.peer == self.setup.me);
+            if let (Some(position), false) = (position, self.groups.contains_key(&group.id)) {
+                self.open_group(group.clone(), position).await;
+            }
+        }
+    }
+
+    /// Loads the stage and starts the task that serves it. A stage that cannot be loaded is logged and left out:
+    /// its leader never gets ready, and the coordinator sees that.
+    async fn open_group(&mut self, group: Group, position: usize) {
+        let Some(source) = self.setup.source.clone().filter(|s| s.card().id == group.model) else {
+            tracing::error!(group = %group.id, model = %group.model, "the plan gives this peer a model it does not have");
+            return;
+        };
+        let layers = group.stages[position].layers;
+        let shape = source.card().shape;
+        let load = move |engine: &mut tsnode_kernels::engine::Engine| {
+            let stage = source.load_stage(layers).map_err(|e| e.to_string())?;
+            engine.load(stage).map_err(|e| e.to_string())
+        };
+        let key = match self.setup.compute.call(load).await {
+            Ok(Ok(key)) => key,
+            Ok(Err(error)) => return tracing::error!(group = %group.id, %layers, %error, "stage not loaded"),
+            Err(error) => return tracing::error!(group = %group.id, %error, "stage not loaded"),
+        };
+        tracing::info!(group = %group.id, phase = %group.phase, position, %layers, "stage loaded");
+        let context = StageContext {
+            compute: self.setup.compute.clone(),
+            links: self.setup.links.clone(),
+            desk: self.desk.clone(),
+            key,
+            model: group.model,
+            shape,
+            layers,
+            dtype: self.setup.dtype,
+            position: position as u16,
+            tasks: self.tasks.clone(),
+        };
+        self.start_task(group, context);
+    }
+
+    fn start_task(&mut self, group: Group, context: StageContext) {
+        let (rings_in, rings) = mpsc::channel(RINGS);
+        let (report, reported) = watch::channel(Report::default());
+        let retire = self.setup.stop.child_token();
+        let (compute, key) = (context.compute.clone(), context.key);
+        let mut requests_in = None;
+        let id = group.id;
+        if context.position == 0 {
+            let (sender, requests) = mpsc::channel(REQUESTS);
+            requests_in = Some(sender);
+            let setup = LeaderSetup {
+                group: group.clone(),
+                context,
+                roster: self.setup.roster.clone(),
+                config: BatcherConfig { stages: group.stages.len(), ..self.setup.batcher.clone() },
+                requests,
+                rings,
+                report,
+                retire: retire.clone(),
+                stop: self.setup.stop.clone(),
+            };
+            self.tasks.spawn(async move {
+                leader::run(setup).await;
+                unload(&compute, key).await;
+            });
+        } else {
+            let (member, roster, over) = (group.clone(), self.setup.roster.clone(), retire.clone());
+            self.tasks.spawn(async move {
+                member::run(member, context, roster, rings, over).await;
+                unload(&compute, key).await;
+            });
+        }
+        let running = Running { group, requests: requests_in, rings: rings_in, report: reported, retire };
+        self.groups.insert(id, running);
+    }
+
+    async fn report(&self) -> HostReport {
+        let mut report = HostReport::default();
+        for (id, running) in &self.groups {
+            let Report { ready, load } = *running.report.borrow();
+            if ready {
+                report.ready.push(*id);
+            }
+            report.load.running += load.running;
+            report.load.waiting += load.waiting;
+            report.load.pending_tokens += load.pending_tokens;
+        }
+        if let Ok(pages) = self.setup.compute.call(|engine| engine.pages()).await {
+            report.load.free_pages = pages.free as u32;
+            report.load.total_pages = pages.total as u32;
+        }
+        report
+    }
+
+    /// Gives a request to the leader here, or says why not.
+    fn serve(&self, group: GroupId, request: LeaderRequest) {
+        let leader = self.groups.get(&group).and_then(|r| r.requests.as_ref());
+        let Some(leader) = leader else {
+            return refuse(request, "this peer does not lead that group");
+        };
+        if let Err(full) = leader.try_send(request) {
+            refuse(full.into_inner(), "too many requests wait here");
+        }
+    }
+
+    fn receive(&self, arrived: IncomingStream) {
+        let IncomingStream { peer, opening, stream } = arrived;
+        match opening {
+            Opening::Decode(request) => {
+                let (events, told) = mpsc::channel(event_room(request.generation.max_new_tokens));
+                let (order, orders) = mpsc::channel(ORDERS);
+                let group = request.group;
+                self.tasks.spawn(serve_decode(stream, order, told));
+                self.serve(group, LeaderRequest::Decode { request, orders, events });
+            }
+            Opening::Prefill(request) => {
+                let (events, told) = mpsc::channel(ORDERS);
+                let group = request.group;
+                self.tasks.spawn(serve_prefill(stream, told));
+                self.serve(group, LeaderRequest::Prefill { request, events });
+            }
+            Opening::Ring(hello) => self.ring(peer, hello, stream),
+            Opening::Kv(header) => {
+                let desk = self.desk.clone();
+                self.tasks.spawn(async move { desk.receive(header, stream).await });
+            }
+            Opening::File { model, name } => {
+                let shelf = self.setup.shelf.clone();
+                self.tasks.spawn(async move { shelf.give(model, &name, stream).await });
+            }
+            // Answered by the links themselves.
+            Opening::Prove(_) | Opening::Probe { .. } => {}
+        }
+    }
+
+    /// Brings a ring to its stage, if the peer before it in the plan opened it. Otherwise the stream is dropped;
+    /// a leader tries again, so a peer that adopts the plan a moment later misses nothing.
+    fn ring(&self, from: PeerId, hello: RingHello, stream: Stream) {
+        let Some(running) = self.groups.get(&hello.group) else { return };
+        let stages = &running.group.stages;
+        let position = usize::from(hello.position);
+        let before = (position + stages.len() - 1) % stages.len();
+        let expected = hello.stages == *stages
+            && stages.get(position).is_some_and(|s| s.peer == self.setup.me)
+            && stages[before].peer == from;
+        if !expected {
+            tracing::warn!(%from, group = %hello.group, position, "ring does not fit the plan");
+            return;
+        }
+        // A full queue means rings are built faster than they are used; the leader tries again.
+        let _ = running.rings.try_send(RingStream { hello, stream });
+    }
+}
+
+fn refuse(request: LeaderRequest, why: &str) {
+    // A gateway that has gone need not be told.
+    match request {
+        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
+        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
+    }
+}
+
+async fn unload(compute: &Compute, key: tsnode_kernels::engine::StageKey) {
+    // The thread being gone leaves nothing to unload.
+    let _ = compute.call(move |engine| engine.unload(key)).await;
+}

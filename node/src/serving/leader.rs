@@ -1,0 +1,395 @@
+//! Prompt flow 3, 4 and 8: the first stage of a group. Its batcher decides; this task carries out.
+//!
+//! A group of one stage talks to its worker alone; a longer one first builds a ring through all its stages, and
+//! builds it again whenever it breaks.
+
+use super::{
+    client::LeaderRequest,
+    member::{RingStream, open_onward},
+    stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
+};
+use crate::links::{FrameReceiver, LinkError, Stream};
+use crate::roster::Roster;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_protocol::{
+    Group, Load, RequestId, RingId,
+    ring::{KvExport, RingFrame, RingHello},
+    stream::{DecodeEvent, DecodeOrder, PrefillEvent},
+};
+
+/// Requests waiting to be looked at by the leader; above it gateways wait.
+pub(super) const REQUESTS: usize = 256;
+/// What gateways of running sequences say, not yet looked at.
+const WORDS: usize = 1024;
+/// How long a ring may take to come round once.
+const RING_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before a ring is built again.
+const RING_PAUSE: Duration = Duration::from_millis(300);
+/// How often a drained group looks whether its last sequence has ended.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
+
+/// What a leader tells of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Report {
+    /// Takes requests.
+    pub ready: bool,
+    pub load: Load,
+}
+
+/// Everything a leader's task is given.
+pub(super) struct LeaderSetup {
+    pub group: Group,
+    pub context: StageContext,
+    pub roster: Roster,
+    pub config: BatcherConfig,
+    pub requests: mpsc::Receiver<LeaderRequest>,
+    pub rings: mpsc::Receiver<RingStream>,
+    pub report: watch::Sender<Report>,
+    /// The plan no longer has the group: take nothing new, finish what runs.
+    pub retire: CancellationToken,
+    pub stop: CancellationToken,
+}
+
+/// What a gateway says of a running sequence.
+enum Word {
+    Order(RequestId, DecodeOrder),
+    Gone(RequestId),
+}
+
+/// The way back to a sequence's gateway.
+enum Client {
+    Decode(mpsc::Sender<DecodeEvent>),
+    Prefill(mpsc::Sender<PrefillEvent>),
+}
+
+/// Leads the group until `stop`, or until it is retired and empty.
+pub(super) async fn run(setup: LeaderSetup) {
+    let stop = setup.stop.clone();
+    let mut leader = Leader::new(setup);
+    loop {
+        let ended = tokio::select! {
+            () = stop.cancelled() => return,
+            ended = leader.one_ring() => ended,
+        };
+        leader.report.send_modify(|r| r.ready = false);
+        match ended {
+            Ended::Drained => return,
+            Ended::Broken(why) => {
+                tracing::warn!(group = %leader.group.id, %why, "ring broke");
+                leader.broken(why.to_string());
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(RING_PAUSE) => {}
+        }
+    }
+}
+
+enum Ended {
+    Drained,
+    Broken(StageError),
+}
+
+struct Leader {
+    group: Group,
+    context: StageContext,
+    roster: Roster,
+    batcher: Batcher,
+    clients: BTreeMap<RequestId, Client>,
+    requests: mpsc::Receiver<LeaderRequest>,
+    rings: mpsc::Receiver<RingStream>,
+    words: mpsc::Receiver<Word>,
+    speak: mpsc::Sender<Word>,
+    report: watch::Sender<Report>,
+    retire: CancellationToken,
+    started: Instant,
+}
+
+/// A ring that has come round.
+struct Ring {
+    worker: mpsc::Sender<Arrived>,
+    back: mpsc::Receiver<RingFrame>,
+    /// Resolves when the ring breaks.
+    end: tokio::task::JoinHandle<StageError>,
+}
+
+impl Leader {
+    fn new(setup: LeaderSetup) -> Self {
+        let (speak, words) = mpsc::channel(WORDS);
+        Self {
+            batcher: Batcher::new(setup.config),
+            group: setup.group,
+            context: setup.context,
+            roster: setup.roster,
+            clients: BTreeMap::new(),
+            requests: setup.requests,
+            rings: setup.rings,
+            words,
+            speak,
+            report: setup.report,
+            retire: setup.retire,
+            started: Instant::now(),
+        }
+    }
+
+    /// Builds a ring and works with it until it breaks or the group is drained.
+    async fn one_ring(&mut self) -> Ended {
+        let mut ring = match self.build().await {
+            Ok(ring) => ring,
+            Err(error) => return Ended::Broken(error),
+        };
+        tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
+        loop {
+            self.tell();
+            if self.retire.is_cancelled() && self.clients.is_empty() {
+                return Ended::Drained;
+            }
+            let wake = self.batcher.deadline().map(|at| self.started + at);
+            let retiring = self.retire.is_cancelled();
+            let event = tokio::select! {
+                biased;
+                frame = ring.back.recv() => match frame {
+                    Some(frame) => from_ring(frame),
+                    None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
+                },
+                why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
+                Some(word) = self.words.recv() => self.hear(word),
+                Some(request) = self.requests.recv() => self.take(request, retiring),
+                () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => Some(Event::Deadline),
+                () = sleep(DRAIN_LOOK), if retiring => None,
+                () = self.retire.cancelled(), if !retiring => None,
+            };
+            let Some(event) = event else { continue };
+            for action in self.batcher.on_event(self.started.elapsed(), event) {
+                if let Err(error) = self.act(action, &ring) {
+                    return Ended::Broken(error);
+                }
+            }
+        }
+    }
+
+    async fn build(&mut self) -> Result<Ring, StageError> {
+        let (worker, arrived) = mpsc::channel(FRAMES);
+        let (to_leader, back) = mpsc::channel(FRAMES);
+        if self.group.stages.len() == 1 {
+            let work = Worker::run(self.context.clone(), Downstream::Leader(to_leader), arrived);
+            return Ok(Ring { worker, back, end: tokio::spawn(work) });
+        }
+        let hello = RingHello {
+            group: self.group.id,
+            ring: RingId(crate::random_bytes()),
+            model: self.group.model,
+            stages: self.group.stages.clone(),
+            position: 0,
+        };
+        let Stream { sender, receiver: onward } = open_onward(&self.group, &self.context, &self.roster, &hello).await?;
+        let closing = timeout(RING_PATIENCE, self.come_round(hello.ring)).await;
+        let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
+        // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
+        let work = tokio::spawn(Worker::run(self.context.clone(), Downstream::Stream(sender), arrived));
+        let end = tokio::spawn(async move {
+            let Stream { sender: _keep, receiver } = closing;
+            let _onward = onward;
+            tokio::select! {
+                why = work => why.unwrap_or(StageError::Upstream),
+                why = read_back(receiver, to_leader) => why,
+            }
+        });
+        Ok(Ring { worker, back, end })
+    }
+
+    /// Waits until the last stage's stream of this very ring arrives.
+    async fn come_round(&mut self, ring: RingId) -> Result<Stream, StageError> {
+        while let Some(arrived) = self.rings.recv().await {
+            if arrived.hello.ring == ring {
+                return Ok(arrived.stream);
+            }
+        }
+        Err(StageError::Upstream)
+    }
+
+    fn take(&mut self, request: LeaderRequest, retiring: bool) -> Option<Event> {
+        let id = request.request();
+        if retiring || self.clients.contains_key(&id) {
+            let why = if retiring { "the plan has changed" } else { "a request of that name runs already" };
+            refuse(request, why);
+            return None;
+        }
+        let speak = self.speak.clone();
+        let (sequence, client) = match request {
+            LeaderRequest::Decode { request, mut orders, events } => {
+                tokio::spawn(async move {
+                    while let Some(order) = orders.recv().await {
+                        if speak.send(Word::Order(id, order)).await.is_err() {
+                            return;
+                        }
+                    }
+                    let _ = speak.send(Word::Gone(id)).await;
+                });
+                let kind = if request.await_kv { Kind::AwaitKv } else { Kind::Local };
+                (self.sequence(id, request.prompt, request.generation, kind), Client::Decode(events))
+            }
+            LeaderRequest::Prefill { request, events } => {
+                let watched = events.clone();
+                tokio::spawn(async move {
+                    watched.closed().await;
+                    let _ = speak.send(Word::Gone(id)).await;
+                });
+                let export = KvExport { targets: request.targets, codec: request.codec };
+                let kind = Kind::Export(export);
+                (self.sequence(id, request.prompt, request.generation, kind), Client::Prefill(events))
+            }
+        };
+        self.clients.insert(id, client);
+        Some(Event::Submit(sequence))
+    }
+
+    fn sequence(
+        &self,
+        request: RequestId,
+        prompt: Vec<tsnode_protocol::Token>,
+        generation: tsnode_protocol::stream::Generation,
+        kind: Kind,
+    ) -> NewSequence {
+        let room = match kind {
+            // Only the prompt's KV lives on the prefill side.
+            Kind::Export(_) => prompt.len() as u32,
+            _ => (prompt.len() as u32).saturating_add(generation.max_new_tokens),
+        };
+        NewSequence { request, max_tokens: room.min(self.context.shape.context), prompt, generation, kind }
+    }
+
+    fn hear(&mut self, word: Word) -> Option<Event> {
+        match word {
+            Word::Order(request, DecodeOrder::Begin(first)) => Some(Event::Begin { request, first }),
+            Word::Order(request, DecodeOrder::PrefillHere { first }) => Some(Event::PrefillHere { request, first }),
+            Word::Gone(request) => self.clients.remove(&request).map(|_| Event::Cancel { request }),
+        }
+    }
+
+    fn act(&mut self, action: Action, ring: &Ring) -> Result<(), StageError> {
+        match action {
+            Action::Ring(frame) => ring
+                .worker
+                .try_send(Arrived::from(frame))
+                .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
+            other => {
+                self.answer(other);
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the gateway. One that does not listen is heard of through its closed channel.
+    fn answer(&mut self, action: Action) {
+        let Some((request, event, last)) = to_client(action) else { return };
+        match (self.clients.get(&request), event) {
+            (Some(Client::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
+            (Some(Client::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
+            (Some(Client::Decode(events)), ToClient::Failed(why)) => {
+                drop(events.try_send(DecodeEvent::End(tsnode_protocol::stream::End::Failed(why))));
+            }
+            (Some(Client::Prefill(events)), ToClient::Failed(why)) => drop(events.try_send(PrefillEvent::Failed(why))),
+            _ => {}
+        }
+        if last {
+            self.clients.remove(&request);
+        }
+    }
+
+    fn broken(&mut self, reason: String) {
+        for action in self.batcher.on_event(self.started.elapsed(), Event::RingBroken { reason }) {
+            self.answer(action);
+        }
+        self.clients.clear();
+    }
+
+    fn tell(&self) {
+        let load = self.batcher.load();
+        self.report.send_if_modified(|report| {
+            let now = Report { ready: !self.retire.is_cancelled(), load };
+            let changed = *report != now;
+            *report = now;
+            changed
+        });
+    }
+}
+
+enum ToClient {
+    Decode(DecodeEvent),
+    Prefill(PrefillEvent),
+    /// The same to either kind.
+    Failed(String),
+}
+
+/// What a gateway is told of an action, and whether it is the last it hears.
+fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
+    use tsnode_protocol::stream::End;
+    Some(match action {
+        Action::Ring(_) => return None,
+        Action::Granted { request } => (request, ToClient::Decode(DecodeEvent::Granted), false),
+        Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
+        Action::KvArrived { request, after } => (request, ToClient::Decode(DecodeEvent::KvArrived { after }), false),
+        Action::KvFailed { request, reason } => (request, ToClient::Decode(DecodeEvent::KvFailed(reason)), false),
+        Action::Token { request, index, sampled } => {
+            (request, ToClient::Decode(DecodeEvent::Token { index, sampled }), false)
+        }
+        Action::First { request, sampled, after } => {
+            (request, ToClient::Prefill(PrefillEvent::First { sampled, after }), false)
+        }
+        Action::KvSent { request, bytes, after } => {
+            (request, ToClient::Prefill(PrefillEvent::KvSent { bytes, after }), true)
+        }
+        Action::End { request, end: End::Failed(why) } => (request, ToClient::Failed(why), true),
+        Action::End { request, end } => (request, ToClient::Decode(DecodeEvent::End(end)), true),
+    })
+}
+
+fn from_ring(frame: RingFrame) -> Option<Event> {
+    Some(match frame {
+        RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
+        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens },
+        RingFrame::KvArrived { request, position, failed } => Event::KvArrived { request, position, failed },
+        RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
+        // What a leader says is not for a leader to hear.
+        RingFrame::Admit(_) | RingFrame::Step(_) | RingFrame::Release(_) | RingFrame::ReleaseWhenSent(_) => {
+            return None;
+        }
+    })
+}
+
+fn refuse(request: LeaderRequest, why: &str) {
+    // A gateway that has gone need not be told.
+    match request {
+        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
+        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
+    }
+}
+
+/// Frames of the last stage, to the leader.
+async fn read_back(mut stream: FrameReceiver, leader: mpsc::Sender<RingFrame>) -> StageError {
+    loop {
+        match stream.recv::<RingFrame>().await {
+            Ok(Some(frame)) => {
+                if let Err(error) = frame.check() {
+                    return StageError::Link(LinkError::from(error));
+                }
+                if leader.send(frame).await.is_err() {
+                    return StageError::Upstream;
+                }
+            }
+            Ok(None) => return StageError::Upstream,
+            Err(error) => return error.into(),
+        }
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}

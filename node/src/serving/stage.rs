@@ -1,0 +1,422 @@
+//! Prompt flow 4 and 8: one stage of one ring. Takes frames in, computes its layers, passes frames on.
+//!
+//! The worker is the same at every place of a ring; only the last stage chooses tokens, and what it passes on goes
+//! to the leader.
+
+use super::{
+    compute::{Compute, ComputeError},
+    desk::{Desk, Expected},
+    export::{self, Exporter},
+};
+use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tsnode_kernels::engine::{Input, Output, Slice, StageKey};
+use tsnode_protocol::{
+    KvDtype, LayerRange, ModelId, ModelShape, RequestId, Sampled, Sampling, Token, limits,
+    ring::{Admit, RingFrame, Step, StepEntry},
+};
+
+/// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
+/// admissions and releases can pile up, and those are bounded by the sequences a leader takes.
+pub(super) const FRAMES: usize = 4096;
+
+/// A frame and the activations that came with it.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub frame: RingFrame,
+    /// Rows of f32 in little-endian bytes; empty unless the frame is a step from a stage before.
+    pub hidden: Vec<f32>,
+}
+
+impl From<RingFrame> for Arrived {
+    fn from(frame: RingFrame) -> Self {
+        Self { frame, hidden: Vec::new() }
+    }
+}
+
+/// Where a worker passes frames on to.
+pub(super) enum Downstream {
+    /// The next stage, or the leader from the last stage of several.
+    Stream(FrameSender),
+    /// The leader of a group of one stage, which is in the same process.
+    Leader(mpsc::Sender<RingFrame>),
+}
+
+/// Why a ring ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StageError {
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    #[error("the stage before closed the ring")]
+    Upstream,
+    #[error("{0}")]
+    Protocol(String),
+}
+
+/// What a stage is, and what it works with.
+#[derive(Clone)]
+pub(super) struct StageContext {
+    pub compute: Compute,
+    pub links: Links,
+    pub desk: Desk,
+    pub key: StageKey,
+    pub model: ModelId,
+    pub shape: ModelShape,
+    pub layers: LayerRange,
+    pub dtype: KvDtype,
+    /// Place in the ring.
+    pub position: u16,
+    pub tasks: TaskTracker,
+}
+
+impl StageContext {
+    fn is_first(&self) -> bool {
+        self.position == 0
+    }
+
+    fn is_last(&self) -> bool {
+        self.layers.end == self.shape.layers
+    }
+}
+
+/// Frames that did not come round the ring but from this peer's own tasks: KV that arrived or was sent.
+pub(super) type Side = mpsc::Sender<RingFrame>;
+
+/// What a stage knows of a sequence beside its pages.
+struct Sequence {
+    /// Last stage only.
+    sampler: Option<Sampler>,
+    export: Option<Exporter>,
+    prompt_tokens: u32,
+    release_when_sent: bool,
+    sent: bool,
+}
+
+/// What the choice of the next token depends on beside the logits.
+struct Sampler {
+    sampling: Sampling,
+    prompt: Arc<[Token]>,
+    generated: Vec<Token>,
+}
+
+/// One stage of one ring, for as long as the ring lives.
+pub(super) struct Worker {
+    context: StageContext,
+    downstream: Downstream,
+    sequences: BTreeMap<RequestId, Sequence>,
+    side: Side,
+    /// Ends the exports and receptions of this ring.
+    ring: CancellationToken,
+}
+
+impl Worker {
+    /// Works until the ring ends, then gives back every page.
+    pub async fn run(
+        context: StageContext,
+        downstream: Downstream,
+        mut upstream: mpsc::Receiver<Arrived>,
+    ) -> StageError {
+        let (side, mut beside) = mpsc::channel(FRAMES);
+        let ring = CancellationToken::new();
+        let mut worker = Self { context, downstream, sequences: BTreeMap::new(), side, ring };
+        let why = loop {
+            let arrived = tokio::select! {
+                arrived = upstream.recv() => match arrived {
+                    Some(arrived) => arrived,
+                    None => break StageError::Upstream,
+                },
+                Some(frame) = beside.recv() => Arrived::from(frame),
+            };
+            if let Err(error) = worker.on_frame(arrived).await {
+                break error;
+            }
+        };
+        worker.close().await;
+        why
+    }
+
+    async fn on_frame(&mut self, arrived: Arrived) -> Result<(), StageError> {
+        match arrived.frame {
+            RingFrame::Admit(admit) => self.admit(admit).await,
+            RingFrame::Step(step) => self.step(step, arrived.hidden).await,
+            RingFrame::Release(request) => {
+                self.release(request).await?;
+                self.pass_unless_last(RingFrame::Release(request)).await
+            }
+            RingFrame::ReleaseWhenSent(request) => {
+                self.release_when_sent(request).await?;
+                self.pass_unless_last(RingFrame::ReleaseWhenSent(request)).await
+            }
+            RingFrame::KvSent { request, position, .. } if position == self.context.position => {
+                self.kv_sent(request).await?;
+                self.pass(arrived.frame).await
+            }
+            _ => self.pass(arrived.frame).await,
+        }
+    }
+
+    async fn admit(&mut self, mut admit: Admit) -> Result<(), StageError> {
+        if admit.refused.is_none() {
+            admit.refused = self.take(&admit).await?;
+        }
+        if self.context.is_last() {
+            let Admit { request, refused, .. } = admit;
+            return self.pass(RingFrame::Admitted { request, refused }).await;
+        }
+        self.pass(RingFrame::Admit(admit)).await
+    }
+
+    /// Reserves pages and prepares for the sequence; says why where it cannot.
+    async fn take(&mut self, admit: &Admit) -> Result<Option<String>, StageError> {
+        let (key, request, tokens) = (self.context.key, admit.request, admit.max_tokens);
+        let reserved = self.context.compute.call(move |engine| engine.admit(key, request, tokens)).await?;
+        if let Err(error) = reserved {
+            return Ok(Some(error.to_string()));
+        }
+        let prompt_tokens = admit.prompt.len() as u32;
+        if let Some(ms) = admit.await_kv_ms {
+            self.expect_kv(request, prompt_tokens, Duration::from_millis(ms.into()));
+        }
+        let sampler = self.context.is_last().then(|| Sampler {
+            sampling: admit.sampling.clone(),
+            prompt: admit.prompt.as_slice().into(),
+            generated: Vec::new(),
+        });
+        let export = admit.export.clone().map(|what| {
+            export::start(
+                self.context.clone(),
+                request,
+                prompt_tokens,
+                what,
+                self.side.clone(),
+                self.ring.child_token(),
+            )
+        });
+        let sequence = Sequence { sampler, export, prompt_tokens, release_when_sent: false, sent: false };
+        self.sequences.insert(request, sequence);
+        Ok(None)
+    }
+
+    fn expect_kv(&self, request: RequestId, tokens: u32, patience: Duration) {
+        self.context.desk.expect(Expected {
+            request,
+            tokens,
+            patience,
+            stage: self.context.clone(),
+            side: self.side.clone(),
+            ring: self.ring.child_token(),
+        });
+    }
+
+    async fn step(&mut self, step: Step, hidden: Vec<f32>) -> Result<(), StageError> {
+        let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();
+        if let Some(stranger) = step.entries.iter().find(|e| !self.sequences.contains_key(&e.request)) {
+            return Err(StageError::Protocol(format!("step for {}, which is not here", stranger.request)));
+        }
+        if !self.context.is_first() && hidden.len() != rows * self.context.shape.hidden as usize {
+            return Err(StageError::Protocol(format!("{rows} rows of activations announced, {} values", hidden.len())));
+        }
+        if self.context.is_last() {
+            let (step, tokens) = self.compute_and_sample(step, hidden).await?;
+            self.export_prompts(&step.entries).await;
+            return self.pass(RingFrame::Sampled { step: step.step, tokens }).await;
+        }
+        let (mut step, hidden) = self.compute_hidden(step, hidden).await?;
+        step.rows = rows as u32;
+        let entries = step.entries.clone();
+        self.pass_with(RingFrame::Step(step), &hidden).await?;
+        self.export_prompts(&entries).await;
+        Ok(())
+    }
+
+    async fn compute_hidden(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Vec<f32>), StageError> {
+        let (key, first) = (self.context.key, self.context.is_first());
+        let run = move |engine: &mut tsnode_kernels::engine::Engine| {
+            let tokens: Vec<Token>;
+            let input = if first {
+                tokens = all_tokens(&step);
+                Input::Tokens(&tokens)
+            } else {
+                Input::Hidden(&hidden)
+            };
+            let out = engine.forward(key, &slices(&step), input, Output::Hidden).map(|rows| rows.to_vec());
+            (step, out)
+        };
+        let (step, out) = self.context.compute.call(run).await?;
+        Ok((step, out.map_err(|e| StageError::Protocol(e.to_string()))?))
+    }
+
+    async fn compute_and_sample(
+        &mut self,
+        step: Step,
+        hidden: Vec<f32>,
+    ) -> Result<(Step, Vec<(RequestId, Sampled)>), StageError> {
+        self.note_generated(&step);
+        let (key, first, vocab) = (self.context.key, self.context.is_first(), self.context.shape.vocab as usize);
+        // The samplers travel to the compute thread and back, so that nothing is shared.
+        let mut samplers: Vec<(RequestId, u32, Sampler)> = Vec::new();
+        for entry in step.entries.iter().filter(|e| e.sample) {
+            if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take()) {
+                samplers.push((entry.request, entry.start + entry.tokens.len() as u32, sampler));
+            }
+        }
+        let run = move |engine: &mut tsnode_kernels::engine::Engine| {
+            let tokens: Vec<Token>;
+            let input = if first {
+                tokens = all_tokens(&step);
+                Input::Tokens(&tokens)
+            } else {
+                Input::Hidden(&hidden)
+            };
+            let rows = sampled_rows(&step);
+            let logits = engine.forward(key, &slices(&step), input, Output::Logits { rows: &rows });
+            let chosen = logits.map(|logits| {
+                logits
+                    .chunks_exact_mut(vocab)
+                    .zip(&samplers)
+                    .map(|(logits, (request, position, s))| {
+                        let sampled =
+                            tsnode_kernels::sampling::sample(logits, &s.sampling, &s.prompt, &s.generated, *position);
+                        (*request, sampled)
+                    })
+                    .collect::<Vec<_>>()
+            });
+            let chosen = chosen.map_err(|e| e.to_string());
+            (step, samplers, chosen)
+        };
+        let (step, samplers, chosen) = self.context.compute.call(run).await?;
+        for (request, _, sampler) in samplers {
+            if let Some(sequence) = self.sequences.get_mut(&request) {
+                sequence.sampler = Some(sampler);
+            }
+        }
+        Ok((step, chosen.map_err(StageError::Protocol)?))
+    }
+
+    /// Tokens fed back for decoding are the answer so far: penalties need them.
+    fn note_generated(&mut self, step: &Step) {
+        for entry in step.entries.iter().filter(|e| !e.prompt) {
+            if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.as_mut()) {
+                sampler.generated.extend_from_slice(&entry.tokens);
+            }
+        }
+    }
+
+    async fn export_prompts(&mut self, entries: &[StepEntry]) {
+        for entry in entries.iter().filter(|e| e.prompt) {
+            if let Some(export) = self.sequences.get(&entry.request).and_then(|s| s.export.as_ref()) {
+                export.computed(entry.start..entry.start + entry.tokens.len() as u32).await;
+            }
+        }
+    }
+
+    async fn release_when_sent(&mut self, request: RequestId) -> Result<(), StageError> {
+        match self.sequences.get_mut(&request) {
+            Some(sequence) if sequence.export.is_some() && !sequence.sent => {
+                sequence.release_when_sent = true;
+                Ok(())
+            }
+            _ => self.release(request).await,
+        }
+    }
+
+    async fn kv_sent(&mut self, request: RequestId) -> Result<(), StageError> {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return Ok(()) };
+        sequence.sent = true;
+        if sequence.release_when_sent { self.release(request).await } else { Ok(()) }
+    }
+
+    async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
+        self.context.desk.forget(request, self.context.key);
+        if let Some(sequence) = self.sequences.remove(&request) {
+            tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
+            // Dropping the sequence ends its export, which may still wait for the far side.
+            drop(sequence);
+            let key = self.context.key;
+            self.context.compute.call(move |engine| engine.release(key, request)).await?;
+        }
+        Ok(())
+    }
+
+    async fn pass_unless_last(&mut self, frame: RingFrame) -> Result<(), StageError> {
+        if self.context.is_last() { Ok(()) } else { self.pass(frame).await }
+    }
+
+    async fn pass(&mut self, frame: RingFrame) -> Result<(), StageError> {
+        self.pass_with(frame, &[]).await
+    }
+
+    async fn pass_with(&mut self, frame: RingFrame, hidden: &[f32]) -> Result<(), StageError> {
+        match &mut self.downstream {
+            Downstream::Leader(frames) => frames.send(frame).await.map_err(|_| StageError::Upstream),
+            Downstream::Stream(stream) => {
+                stream.send(&frame).await?;
+                if !hidden.is_empty() {
+                    stream.send_bytes(&to_bytes(hidden), limits::ACTIVATION_BYTES).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn close(&mut self) {
+        self.ring.cancel();
+        let requests: Vec<RequestId> = self.sequences.keys().copied().collect();
+        for request in requests {
+            // The compute thread being gone leaves nothing to give back.
+            let _ = self.release(request).await;
+        }
+    }
+}
+
+/// Reads frames of the stage before into `worker` until the stream ends.
+pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Arrived>) -> Result<(), StageError> {
+    while let Some(frame) = stream.recv::<RingFrame>().await? {
+        frame.check().map_err(LinkError::from)?;
+        let hidden = match &frame {
+            RingFrame::Step(step) if step.rows > 0 => {
+                let bytes = stream.recv_bytes(limits::ACTIVATION_BYTES).await?.ok_or(StageError::Upstream)?;
+                from_bytes(&bytes)
+            }
+            _ => Vec::new(),
+        };
+        worker.send(Arrived { frame, hidden }).await.map_err(|_| StageError::Upstream)?;
+    }
+    Ok(())
+}
+
+fn all_tokens(step: &Step) -> Vec<Token> {
+    step.entries.iter().flat_map(|e| e.tokens.iter().copied()).collect()
+}
+
+fn slices(step: &Step) -> Vec<Slice> {
+    let slice = |e: &StepEntry| Slice { request: e.request, start: e.start, len: e.tokens.len() as u32 };
+    step.entries.iter().map(slice).collect()
+}
+
+/// The last row of every entry that wants a token.
+fn sampled_rows(step: &Step) -> Vec<usize> {
+    let mut end = 0;
+    let mut rows = Vec::new();
+    for entry in &step.entries {
+        end += entry.tokens.len();
+        if entry.sample {
+            rows.push(end - 1);
+        }
+    }
+    rows
+}
+
+fn to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn from_bytes(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}

@@ -1,0 +1,196 @@
+//! A model as text sees it: its tokenizer, template, stop tokens and defaults.
+
+use super::{ChatMessage, ChatTemplate};
+use crate::models::ModelFiles;
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::Tokenizer;
+use tsnode_protocol::{ModelCard, Token};
+
+/// Why a model's text files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A file is missing.
+    #[error("the model has no {0}")]
+    Missing(&'static str),
+    /// A file is not what it should be.
+    #[error("{file}: {error}")]
+    Broken {
+        /// Which.
+        file: &'static str,
+        /// Why.
+        error: String,
+    },
+    /// The tokenizer belongs to another model.
+    #[error("tokenizer.json does not fit the model: it has tokens up to {highest}, the model {vocab}")]
+    Misfit {
+        /// Its highest token id.
+        highest: u32,
+        /// Entries of the model's vocabulary.
+        vocab: u32,
+    },
+    /// The text cannot be encoded, or the messages cannot be rendered.
+    #[error("{0}")]
+    Input(String),
+    /// The model has no chat template.
+    #[error("this model has no chat template; use /v1/completions")]
+    NoTemplate,
+}
+
+/// Sampling a model asks for where the client says nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+pub struct Defaults {
+    /// Whether it is meant to be sampled; greedy if not.
+    pub do_sample: Option<bool>,
+    /// Temperature.
+    pub temperature: Option<f32>,
+    /// Top-p.
+    pub top_p: Option<f32>,
+    /// Top-k.
+    pub top_k: Option<u32>,
+    /// Min-p.
+    pub min_p: Option<f32>,
+    /// Repetition penalty.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// A model's text side.
+pub struct TextModel {
+    card: ModelCard,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    stop_tokens: Vec<Token>,
+    defaults: Defaults,
+}
+
+impl TextModel {
+    /// From a model's small files.
+    ///
+    /// # Errors
+    /// When one is missing, broken, or of another model.
+    pub fn new(files: &ModelFiles) -> Result<Self, TextError> {
+        let bytes = files.files.get("tokenizer.json").ok_or(TextError::Missing("tokenizer.json"))?;
+        let broken = |error: String| TextError::Broken { file: "tokenizer.json", error };
+        let tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| broken(e.to_string()))?;
+        let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
+        let vocab = files.card.shape.vocab;
+        if highest >= vocab {
+            return Err(TextError::Misfit { highest, vocab });
+        }
+        let read = |name| json(files, name);
+        let (settings, generation, config) =
+            (read("tokenizer_config.json")?, read("generation_config.json")?, read("config.json")?);
+        let template = ChatTemplate::find(&settings, files.files.get("chat_template.jinja").map(Vec::as_slice))?;
+        let mut stop_tokens = eos(&generation);
+        if stop_tokens.is_empty() {
+            stop_tokens = eos(&config);
+        }
+        let defaults = serde_json::from_value(generation).unwrap_or_default();
+        Ok(Self { card: files.card.clone(), tokenizer, template, stop_tokens, defaults })
+    }
+
+    /// What the model is.
+    #[must_use]
+    pub fn card(&self) -> &ModelCard {
+        &self.card
+    }
+
+    /// Tokens that end an answer.
+    #[must_use]
+    pub fn stop_tokens(&self) -> &[Token] {
+        &self.stop_tokens
+    }
+
+    /// Sampling where the client says nothing.
+    #[must_use]
+    pub fn defaults(&self) -> Defaults {
+        self.defaults
+    }
+
+    /// Its tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Tokens of a plain text, with what the tokenizer puts around one.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot.
+    pub fn encode(&self, text: &str) -> Result<Vec<Token>, TextError> {
+        self.tokens(text, true)
+    }
+
+    /// Tokens of a conversation, ready for the model's answer.
+    ///
+    /// # Errors
+    /// When there is no template, it refuses the messages, or the tokenizer cannot.
+    pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let text = template.render(messages)?;
+        // The template has written all special tokens itself.
+        self.tokens(&text, false)
+    }
+
+    fn tokens(&self, text: &str, special: bool) -> Result<Vec<Token>, TextError> {
+        let encoding = self.tokenizer.encode(text, special).map_err(|e| TextError::Input(e.to_string()))?;
+        Ok(encoding.get_ids().iter().copied().map(Token).collect())
+    }
+
+    /// A token's own text, for log-probabilities.
+    #[must_use]
+    pub fn token_text(&self, token: Token) -> String {
+        self.tokenizer.decode(&[token.0], false).unwrap_or_default()
+    }
+}
+
+fn json(files: &ModelFiles, name: &'static str) -> Result<Value, TextError> {
+    let Some(bytes) = files.files.get(name) else { return Ok(Value::Null) };
+    serde_json::from_slice(bytes).map_err(|e| TextError::Broken { file: name, error: e.to_string() })
+}
+
+/// `eos_token_id` is a number or a list of them.
+fn eos(config: &Value) -> Vec<Token> {
+    let one = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).map(Token);
+    match &config["eos_token_id"] {
+        Value::Array(many) => many.iter().filter_map(one).collect(),
+        value => one(value).into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tsnode_kernels::source::ModelSource;
+
+    pub(crate) fn embedded() -> ModelFiles {
+        let source = ModelSource::embedded().unwrap();
+        let card = source.card().clone();
+        let files = card.files.iter().map(|f| (f.name.clone(), source.file(&f.name).unwrap().to_vec())).collect();
+        ModelFiles { card, files: Arc::new(files) }
+    }
+
+    #[test]
+    fn a_conversation_is_rendered_as_the_model_was_trained() {
+        let model = TextModel::new(&embedded()).unwrap();
+        let says = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
+        let tokens = model.encode_chat(&[says("user", "Good day"), says("assistant", "Yes"), says("user", "Go on")]);
+        let ids: Vec<u32> = tokens.unwrap().iter().map(|t| t.0).collect();
+        assert_eq!((ids[0], ids[1], *ids.last().unwrap()), (0, 2, 3));
+        assert_eq!(ids.iter().filter(|id| **id == 1).count(), 1, "one <|eos|>, after the answer");
+        assert_eq!(model.encode("It was").unwrap()[0], Token(0), "plain text begins with <|bos|>");
+        assert_eq!(model.stop_tokens(), [Token(1)]);
+        assert_eq!(model.defaults().temperature, Some(0.7));
+    }
+
+    #[test]
+    fn a_tokenizer_of_another_model_is_refused() {
+        let mut files = embedded();
+        files.card.shape.vocab = 4095;
+        assert!(matches!(TextModel::new(&files), Err(TextError::Misfit { highest: 4095, vocab: 4095 })));
+        let mut files = embedded();
+        Arc::make_mut(&mut files.files).insert("tokenizer.json".into(), b"{}".to_vec());
+        assert!(matches!(TextModel::new(&files), Err(TextError::Broken { file: "tokenizer.json", .. })));
+    }
+}
