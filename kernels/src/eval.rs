@@ -6,6 +6,9 @@ use crate::{
 };
 use tsnode_protocol::{KvCodec, ModelShape, RequestId, TileHeader, Token};
 
+/// Held-out text of the embedded model (public domain).
+pub const TEXT: &str = include_str!("../models/gutenberg-tiny/eval.txt");
+
 /// How a text is cut for measuring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {

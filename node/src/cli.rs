@@ -1,7 +1,220 @@
-//! The command line.
+//! The command line: one verb, one file.
+
+mod ask;
+mod bench;
+mod chat;
+mod doctor;
+mod join;
+mod show;
+mod submit;
+mod testnet;
+
+use crate::{
+    config::{KNOBS, Settings, usual_file},
+    exit::{Exit, Kind},
+    telemetry,
+};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// Runs the command the process was started with.
 #[must_use]
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+pub fn main() -> ExitCode {
+    // One provider of cryptography, named before anything asks for one.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let matches = command().get_matches();
+    match run(&matches) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(exit) => exit.report(),
+    }
+}
+
+fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    match verb {
+        "completions" => return completions(matches),
+        "version" => return show::version(matches),
+        _ => {}
+    }
+    let settings = settings(matches)?;
+    telemetry::start(settings.text("log"), settings.text("log-format"))
+        .map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|e| Exit::new(Kind::Other, format!("no threads: {e}")))?;
+    let done = runtime.block_on(async {
+        match verb {
+            "join" => join::run(&settings).await,
+            "submit" => submit::run(&settings, matches).await,
+            "chat" => chat::run(&settings, matches).await,
+            "status" => show::status(&settings, matches).await,
+            "peers" => show::peers(&settings, matches).await,
+            "plan" => show::plan(&settings, matches).await,
+            "models" => show::models(&settings, matches).await,
+            "invite" => show::invite(&settings, matches),
+            "doctor" => doctor::run(&settings, matches),
+            "config" => show::config(&settings, matches),
+            "bench" => bench::run(matches),
+            "testnet" => testnet::run(&settings, matches).await,
+            _ => Ok(()),
+        }
+    });
+    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    done
+}
+
+fn completions(matches: &ArgMatches) -> Result<(), Exit> {
+    if let Some(shell) = matches.get_one::<clap_complete::Shell>("shell") {
+        clap_complete::generate(*shell, &mut command(), "tsnode", &mut std::io::stdout());
+    }
+    Ok(())
+}
+
+fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
+    // `config show`, `testnet up` and `bench kv` have their flags one level down.
+    let deepest = matches.subcommand().map_or(matches, |(_, m)| m);
+    let mut flags = BTreeMap::new();
+    for knob in KNOBS {
+        let given = deepest.try_get_one::<String>(knob.name).ok().flatten();
+        if let Some(value) = given {
+            flags.insert(knob.name.to_owned(), value.clone());
+        }
+    }
+    let named = deepest.try_get_one::<PathBuf>("config").ok().flatten();
+    let variable = || std::env::var_os("TSNODE_CONFIG").map(PathBuf::from);
+    let file = named.cloned().or_else(variable);
+    let must_exist = file.is_some();
+    let file = file.unwrap_or_else(usual_file);
+    Settings::gather(&flags, |name| std::env::var(name).ok(), &file, must_exist)
+        .map_err(|e| Exit::new(Kind::Config, e.to_string()))
+}
+
+/// The whole command line.
+#[must_use]
+pub fn command() -> Command {
+    Command::new("tsnode")
+        .about("Lend a GPU or CPU to a swarm that serves language models, and send it prompts")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .max_term_width(110)
+        .subcommand(verb("join", "Lend this machine to a swarm", "tsnode join --invite ts1…").args(knobs(&ALL)))
+        .subcommand(submit::command())
+        .subcommand(chat::command())
+        .subcommand(asking("status", "What this peer and its swarm are doing", "tsnode status --json"))
+        .subcommand(
+            asking("peers", "Who is in the swarm", "tsnode peers --links").arg(switch("links", "Show measured links")),
+        )
+        .subcommand(asking("plan", "Groups, phases and routes, and why", "tsnode plan"))
+        .subcommand(asking("models", "Models the swarm serves", "tsnode models"))
+        .subcommand(asking("invite", "What to give to someone who should join this swarm", "tsnode invite"))
+        .subcommand(
+            verb("doctor", "Check what this machine has and lacks", "tsnode doctor")
+                .args(knobs(&["data-dir", "http", "listen", "model", "no-model", "allow-remote-http", "api-key"]))
+                .arg(json()),
+        )
+        .subcommand(
+            Command::new("config").about("Settings and where they come from").subcommand_required(true).subcommand(
+                verb("show", "Print every setting with its value and origin", "tsnode config show")
+                    .args(knobs(&ALL))
+                    .arg(json()),
+            ),
+        )
+        .subcommand(bench::command())
+        .subcommand(testnet::command())
+        .subcommand(
+            verb("completions", "Print completions for a shell", "tsnode completions bash > tsnode.bash")
+                .arg(Arg::new("shell").required(true).value_parser(clap::value_parser!(clap_complete::Shell))),
+        )
+        .subcommand(verb("version", "Print the version", "tsnode version --json").arg(json()))
+}
+
+/// Names of all settings.
+const ALL: [&str; 21] = {
+    let mut names = [""; 21];
+    let mut i = 0;
+    while i < 21 {
+        names[i] = KNOBS[i].name;
+        i += 1;
+    }
+    names
+};
+
+fn verb(name: &'static str, about: &'static str, example: &str) -> Command {
+    Command::new(name)
+        .about(about)
+        .after_help(format!("Example:\n  {example}"))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(PathBuf))
+                .help("Settings file [default: $XDG_CONFIG_HOME/tsnode/config.toml]"),
+        )
+        .args(knobs(&["log", "log-format"]))
+        .mut_args(|a| a)
+}
+
+/// A verb that asks a running peer.
+fn asking(name: &'static str, about: &'static str, example: &str) -> Command {
+    verb(name, about, example).args(asking_args())
+}
+
+fn asking_args() -> Vec<Arg> {
+    let api = Arg::new("api").long("api").value_name("URL").help("Peer to ask [default: the one in the data folder]");
+    let mut args = knobs(&["data-dir", "api-key"]);
+    args.extend([api, json()]);
+    args
+}
+
+fn knobs(names: &[&str]) -> Vec<Arg> {
+    let is_switch = |default: &str| matches!(default, "true" | "false");
+    let chosen = KNOBS.iter().filter(|k| names.contains(&k.name) && !(names.len() > 2 && k.name.starts_with("log")));
+    chosen
+        .map(|knob| {
+            let arg = Arg::new(knob.name).long(knob.name).help(help(knob.help, knob.default));
+            if is_switch(knob.default) {
+                arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
+            } else {
+                arg.value_name("VALUE")
+            }
+        })
+        .collect()
+}
+
+fn help(text: &str, default: &str) -> String {
+    if default.is_empty() { text.to_owned() } else { format!("{text} [default: {default}]") }
+}
+
+fn json() -> Arg {
+    switch("json", "Print one JSON document")
+}
+
+fn switch(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+fn is_set(matches: &ArgMatches, name: &str) -> bool {
+    matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verb_has_an_example() {
+        fn walk(command: &Command) {
+            for sub in command.get_subcommands() {
+                if sub.get_subcommands().next().is_none() {
+                    let after = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+                    assert!(after.contains("Example"), "{}", sub.get_name());
+                }
+                walk(sub);
+            }
+        }
+        command().debug_assert();
+        walk(&command());
+    }
 }

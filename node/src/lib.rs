@@ -3,7 +3,9 @@
 //! Decisions are made in `tsnode-coordinator`; this crate carries them out.
 
 pub mod cli;
+pub mod config;
 pub mod driver;
+pub mod exit;
 pub mod gateway;
 pub mod hardware;
 pub mod http;
@@ -17,6 +19,7 @@ pub mod roster;
 pub mod serving;
 pub mod store;
 pub mod swarm;
+pub mod telemetry;
 pub mod text;
 pub mod view;
 

@@ -1,1 +1,183 @@
-//! (being laid out)
+//! Launches swarms of real `tsnode` processes on one machine.
+//!
+//! Every peer has a data folder and ports of its own; links may be shaped slow ([`TestnetConfig::link_mbit`]). The
+//! testnet knows a peer only as others do: by its process, its files and its HTTP interface.
+
+mod peer;
+mod state;
+mod watch;
+
+pub use peer::PeerInfo;
+pub use state::{STATE_FILE, State};
+pub use watch::{Sight, Swarm};
+
+use peer::Process;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a swarm may take to be of one mind.
+const UP: Duration = Duration::from_secs(30);
+/// How long peers may take to leave by themselves.
+const DOWN: Duration = Duration::from_secs(5);
+
+/// What to launch.
+#[derive(Clone, Debug)]
+pub struct TestnetConfig {
+    /// The `tsnode` executable.
+    pub executable: PathBuf,
+    /// Where the peers' data folders go; made if it does not exist.
+    pub folder: PathBuf,
+    /// Peers with a model.
+    pub peers: usize,
+    /// Peers without.
+    pub gateways: usize,
+    /// Bandwidth of every link, if shaped.
+    pub link_mbit: Option<f64>,
+    /// Latency of every link in milliseconds, if shaped.
+    pub link_ms: Option<f64>,
+    /// Flags passed to every peer, as `--layout prefill=1,decode=1`.
+    pub flags: Vec<String>,
+    /// Flags passed to peers with a model only, as `--model PATH`.
+    pub model_flags: Vec<String>,
+}
+
+/// Why a testnet is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum TestnetError {
+    /// A file or process cannot be had.
+    #[error("{what}: {error}")]
+    Io {
+        /// Which.
+        what: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A peer ended instead of starting.
+    #[error("peer {name} ended ({status}); the end of its log:\n{log}")]
+    Died {
+        /// Which.
+        name: String,
+        /// How.
+        status: String,
+        /// What it said last.
+        log: String,
+    },
+    /// The swarm is not of one mind in time.
+    #[error("the swarm is not up after {seconds:.0} s: {why}; logs are in {folder}")]
+    NotUp {
+        /// How long it had.
+        seconds: f64,
+        /// What is missing.
+        why: String,
+        /// Where to look.
+        folder: PathBuf,
+    },
+    /// No testnet was launched there.
+    #[error("{0}: no testnet is up here; start one with: tsnode testnet up --detach")]
+    Absent(PathBuf),
+}
+
+/// A running swarm. Dropped, it kills its processes, unless [`Testnet::detach`]ed.
+pub struct Testnet {
+    folder: PathBuf,
+    processes: Vec<Process>,
+    detached: bool,
+}
+
+impl Testnet {
+    /// Launches the peers and waits until all of them follow one plan whose groups are up.
+    ///
+    /// # Errors
+    /// When a peer ends, or the swarm is not up in time.
+    pub async fn up(config: &TestnetConfig) -> Result<Self, TestnetError> {
+        let io = |error| TestnetError::Io { what: config.folder.display().to_string(), error };
+        std::fs::create_dir_all(&config.folder).map_err(io)?;
+        let mut net = Self { folder: config.folder.clone(), processes: Vec::new(), detached: false };
+        let total = config.peers + config.gateways;
+        let first = Process::launch(config, 0, None)?;
+        net.processes.push(first);
+        let invite = net.processes[0].invite(UP).await?;
+        for index in 1..total {
+            net.processes.push(Process::launch(config, index, Some(&invite))?);
+        }
+        for process in &mut net.processes {
+            process.await_http(UP).await?;
+        }
+        net.await_one_mind(total).await?;
+        Ok(net)
+    }
+
+    /// Waits until every living peer sees `peers` peers and follows the same plan, with all its groups up.
+    ///
+    /// # Errors
+    /// When that takes too long, or a peer has ended.
+    pub async fn await_one_mind(&mut self, peers: usize) -> Result<(), TestnetError> {
+        let swarm = Swarm::of(self.processes.iter().filter(|p| !p.is_gone()).map(|p| &p.info));
+        let outcome = swarm.await_one_mind(peers, UP).await;
+        for process in &mut self.processes {
+            process.check()?;
+        }
+        outcome.map_err(|why| TestnetError::NotUp { seconds: UP.as_secs_f64(), why, folder: self.folder.clone() })
+    }
+
+    /// Everyone who was launched.
+    #[must_use]
+    pub fn peers(&self) -> Vec<&PeerInfo> {
+        self.processes.iter().map(|p| &p.info).collect()
+    }
+
+    /// Kills a peer as a power cut would.
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    pub async fn kill(&mut self, index: usize) -> Result<(), TestnetError> {
+        self.processes[index].kill().await
+    }
+
+    /// Memory a peer has in use (bytes), and processor time it has used (seconds), as the system counts them.
+    #[must_use]
+    pub fn usage(&self, index: usize) -> Option<(u64, f64)> {
+        self.processes[index].usage()
+    }
+
+    /// Where everything is.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Leaves the processes running, and writes down where they are.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub fn detach(mut self) -> Result<State, TestnetError> {
+        let state = State { peers: self.processes.iter().map(|p| p.info.clone()).collect() };
+        state.write(&self.folder)?;
+        self.detached = true;
+        Ok(state)
+    }
+
+    /// Lets every peer leave, and kills those that do not.
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    pub async fn down(mut self) -> Result<(), TestnetError> {
+        for process in &mut self.processes {
+            process.ask_to_leave();
+        }
+        for process in &mut self.processes {
+            process.await_end(DOWN).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Testnet {
+    fn drop(&mut self) {
+        if !self.detached {
+            for process in &mut self.processes {
+                process.start_kill();
+            }
+        }
+    }
+}

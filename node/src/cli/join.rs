@@ -1,0 +1,73 @@
+//! `tsnode join`.
+
+use crate::{
+    config::Settings,
+    exit::{Exit, Kind},
+    node,
+    view::{Readiness, SwarmView},
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub(super) async fn run(settings: &Settings) -> Result<(), Exit> {
+    let config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let stop = CancellationToken::new();
+    let end = tokio::spawn(obey_signals(stop.clone()));
+    let done = node::run(config, stop, |view| drop(tokio::spawn(narrate(view)))).await;
+    end.abort();
+    Ok(done?)
+}
+
+/// The first signal drains, the second ends at once.
+async fn obey_signals(stop: CancellationToken) {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        return tracing::warn!("signals are not heard: stop this peer with kill -9");
+    };
+    let mut first = true;
+    loop {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        if !first {
+            std::process::exit(130);
+        }
+        first = false;
+        eprintln!("leaving: waiting for what runs here to end; once more to end at once");
+        stop.cancel();
+    }
+}
+
+/// Says in a line each how far the peer is.
+async fn narrate(mut view: watch::Receiver<SwarmView>) {
+    let mut last = String::new();
+    loop {
+        let line = describe(&view.borrow_and_update());
+        if line != last {
+            println!("{line}");
+            last = line;
+        }
+        if view.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn describe(view: &SwarmView) -> String {
+    let http = view.http.map_or_else(String::new, |a| format!("http://{a}"));
+    match view.readiness {
+        Readiness::Probing => format!("{} starts; {http} answers", view.me),
+        Readiness::Joining => format!("looking for peers of {}", view.swarm),
+        Readiness::Planning => format!("{} peers found; waiting for a plan", view.peers.len()),
+        Readiness::Loading => "loading what the plan gives this peer".into(),
+        Readiness::Leaving => "leaving".into(),
+        Readiness::Ready => {
+            let mine = view.plan.iter().flat_map(|p| &p.groups);
+            let mine = mine.flat_map(|g| g.stages.iter().map(move |s| (g.phase, s))).find(|(_, s)| s.peer == view.me);
+            let work = mine
+                .map_or("takes requests for the others".into(), |(phase, s)| format!("{phase}, layers {}", s.layers));
+            format!("ready: {work}; {} peers; send requests to {http}/v1", view.peers.len())
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Verbs that print what a peer knows: `status`, `peers`, `plan`, `models`, `invite`, `config show`, `version`.
+
+use super::{ask::Peer, is_set};
+use crate::{
+    config::Settings,
+    exit::{Exit, Kind},
+    node::INVITE_FILE,
+    view::SwarmView,
+};
+use clap::ArgMatches;
+use serde_json::json;
+use std::collections::BTreeMap;
+use tsnode_protocol::PeerId;
+
+async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
+    Peer::find(settings, matches)?.view().await
+}
+
+pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let view = look(settings, matches).await?;
+    if is_set(matches, "json") {
+        return print_json(&view);
+    }
+    let names = names(&view);
+    println!("peer         {}", view.me);
+    println!("swarm        {}{}", view.swarm, if view.private { " (private)" } else { " (open)" });
+    println!("state        {}", json!(view.readiness)["stage"].as_str().unwrap_or_default());
+    println!("peers        {}", view.peers.len());
+    println!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
+    println!("epoch, term  {}, {}", view.epoch.0, view.term.0);
+    println!("plan         {}", view.plan.as_ref().map_or("none yet", |p| p.reason.as_str()));
+    let groups = view.plan.as_ref().map_or(0, |p| p.groups.len());
+    println!("groups       {} of {groups} take requests", view.ready_groups.len());
+    println!("models       {}", view.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", "));
+    if let Some(own) = view.peers.iter().find(|p| p.id == view.me) {
+        let l = own.load;
+        println!(
+            "here         {} running, {} waiting, {} of {} KV pages free",
+            l.running, l.waiting, l.free_pages, l.total_pages
+        );
+    }
+    let refused: u64 = view.rejected.values().sum();
+    println!("refused      {refused} messages{}", if refused > 0 { ":" } else { "" });
+    for (reason, count) in &view.rejected {
+        println!("             {count} × {reason}");
+    }
+    Ok(())
+}
+
+pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let view = look(settings, matches).await?;
+    if is_set(matches, "json") {
+        return print_json(&view.peers);
+    }
+    let names = names(&view);
+    if is_set(matches, "links") {
+        let mut rows = vec![["FROM", "TO", "LATENCY", "BANDWIDTH", "PATH"].map(String::from).to_vec()];
+        for peer in &view.peers {
+            for link in &peer.advert.links {
+                rows.push(vec![
+                    name(&names, peer.id),
+                    name(&names, link.to),
+                    format!("{:.2} ms", link.latency.0 * 1e3),
+                    format!("{:.0} Mbit/s", link.bandwidth.0 * 8e-6),
+                    format!("{:?}", link.path).to_lowercase(),
+                ]);
+            }
+        }
+        return table(&rows);
+    }
+    let mut rows =
+        vec![["PEER", "ID", "DEVICES", "GFLOP/S", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];
+    for peer in &view.peers {
+        let devices: Vec<&str> = peer.advert.devices.iter().map(|d| d.name.as_str()).collect();
+        let flops: f64 = peer.advert.devices.iter().map(|d| d.flops.0).sum();
+        let load = peer.load;
+        rows.push(vec![
+            format!("{}{}", peer.advert.name, if peer.id == view.me { " (this)" } else { "" }),
+            peer.id.to_string(),
+            if devices.is_empty() { "gateway only".into() } else { devices.join(", ") },
+            format!("{:.0}", flops / 1e9),
+            load.running.to_string(),
+            format!("{}/{}", load.free_pages, load.total_pages),
+            format!("{:.1} s", peer.silent_for),
+        ]);
+    }
+    table(&rows)
+}
+
+pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let view = look(settings, matches).await?;
+    if is_set(matches, "json") {
+        return print_json(&view.plan);
+    }
+    let Some(plan) = &view.plan else {
+        println!("no plan has been adopted yet");
+        return Ok(());
+    };
+    let names = names(&view);
+    println!("{} (epoch {}, term {}): {}\n", plan.id(), plan.epoch.0, plan.term.0, plan.reason);
+    let mut rows = vec![["GROUP", "PHASE", "STAGES", "STATE"].map(String::from).to_vec()];
+    for group in &plan.groups {
+        let stages: Vec<String> =
+            group.stages.iter().map(|s| format!("{} [layers {}]", name(&names, s.peer), s.layers)).collect();
+        let up = if view.ready_groups.contains(&group.id) { "up" } else { "not up" };
+        rows.push(vec![group.id.to_string(), group.phase.to_string(), stages.join(" → "), up.into()]);
+    }
+    table(&rows)?;
+    println!();
+    let mut rows = vec![["PREFILL", "DECODE", "SHARE"].map(String::from).to_vec()];
+    for route in &plan.routes {
+        rows.push(vec![route.prefill.to_string(), route.decode.to_string(), format!("{:.0} %", route.share * 100.0)]);
+    }
+    table(&rows)
+}
+
+pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let view = look(settings, matches).await?;
+    if is_set(matches, "json") {
+        return print_json(&view.models);
+    }
+    let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS"].map(String::from).to_vec()];
+    for card in &view.models {
+        let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == card.id)).count();
+        let bytes = card.shape.stage_bytes(card.shape.all_layers());
+        rows.push(vec![
+            card.name.clone(),
+            card.id.to_string(),
+            card.shape.layers.to_string(),
+            card.shape.context.to_string(),
+            format!("{:.1} MB", bytes as f64 / 1e6),
+            holders.to_string(),
+        ]);
+    }
+    table(&rows)
+}
+
+pub(super) fn invite(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    // The secret never crosses HTTP: it is read where its owner alone can read.
+    let path = settings.data_dir().join(INVITE_FILE);
+    let text = std::fs::read_to_string(&path);
+    let text =
+        text.map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}; start a peer with: tsnode join", path.display())))?;
+    if is_set(matches, "json") {
+        return print_json(&json!({ "invite": text.trim() }));
+    }
+    println!("{}", text.trim());
+    Ok(())
+}
+
+pub(super) fn config(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let deepest = matches.subcommand().map_or(matches, |(_, m)| m);
+    let shown = |name: &str, value: &str| {
+        let secret = matches!(name, "api-key" | "invite") && !value.is_empty();
+        if secret { "(set)".to_owned() } else { value.to_owned() }
+    };
+    if is_set(deepest, "json") {
+        let all: BTreeMap<&str, _> = settings
+            .iter()
+            .map(|(name, value, origin)| (name, json!({ "value": shown(name, value), "origin": origin.to_string() })))
+            .collect();
+        return print_json(&all);
+    }
+    let mut rows = vec![["SETTING", "VALUE", "ORIGIN"].map(String::from).to_vec()];
+    rows.extend(settings.iter().map(|(name, value, origin)| vec![name.into(), shown(name, value), origin.to_string()]));
+    table(&rows)
+}
+
+pub(super) fn version(matches: &ArgMatches) -> Result<(), Exit> {
+    let version = env!("CARGO_PKG_VERSION");
+    if is_set(matches, "json") {
+        return print_json(&json!({ "version": version, "protocol": tsnode_protocol::codec::VERSION }));
+    }
+    println!("tsnode {version}");
+    Ok(())
+}
+
+fn names(view: &SwarmView) -> BTreeMap<PeerId, String> {
+    view.peers.iter().map(|p| (p.id, p.advert.name.clone())).collect()
+}
+
+fn name(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
+    match names.get(&peer) {
+        Some(name) if !name.is_empty() => format!("{name} (…{})", peer.short()),
+        _ => format!("…{}", peer.short()),
+    }
+}
+
+pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Exit> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    println!("{text}");
+    Ok(())
+}
+
+/// Prints columns as wide as their widest entry.
+fn table(rows: &[Vec<String>]) -> Result<(), Exit> {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(text, w)| format!("{text:<w$}")).collect();
+        println!("{}", cells.join("  ").trim_end());
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! `tsnode submit`.
+
+use super::{ask::Peer, asking, is_set, switch};
+use crate::{
+    config::Settings,
+    exit::{Exit, Kind},
+    gateway::Trace,
+};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use std::io::{IsTerminal, Read, Write};
+use std::path::PathBuf;
+
+pub(super) fn command() -> Command {
+    asking("submit", "Send a prompt and print the answer", "tsnode submit \"It was a dark night\" --max-tokens 40")
+        .arg(Arg::new("prompt").help("The prompt; - reads standard input"))
+        .arg(
+            Arg::new("file")
+                .long("file")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("Read the prompt from a file"),
+        )
+        .arg(Arg::new("model").long("model").value_name("NAME").help("Model [default: the only one]"))
+        .arg(
+            Arg::new("max-tokens")
+                .long("max-tokens")
+                .value_name("N")
+                .value_parser(value_parser!(u32))
+                .default_value("128")
+                .help("Most tokens to generate"),
+        )
+        .arg(
+            Arg::new("temperature")
+                .long("temperature")
+                .value_name("T")
+                .value_parser(value_parser!(f32))
+                .help("0 is greedy"),
+        )
+        .arg(
+            Arg::new("seed")
+                .long("seed")
+                .value_name("N")
+                .value_parser(value_parser!(i64))
+                .help("The same seed gives the same answer"),
+        )
+        .arg(switch("ignore-eos", "Go on behind the model's end"))
+        .arg(switch("chat", "Send it as a user's message"))
+}
+
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let peer = Peer::find(settings, matches)?;
+    let prompt = prompt(matches)?;
+    let mut body = json!({ "stream": true, "max_tokens": matches.get_one::<u32>("max-tokens") });
+    for (flag, value) in [
+        ("temperature", json!(matches.get_one::<f32>("temperature"))),
+        ("seed", json!(matches.get_one::<i64>("seed"))),
+        ("model", json!(matches.get_one::<String>("model"))),
+        ("ignore_eos", json!(is_set(matches, "ignore-eos"))),
+    ] {
+        body[flag] = value;
+    }
+    let path = if is_set(matches, "chat") {
+        body["messages"] = json!([{ "role": "user", "content": prompt }]);
+        "/v1/chat/completions"
+    } else {
+        body["prompt"] = json!(prompt);
+        "/v1/completions"
+    };
+    let quiet = is_set(matches, "json");
+    let answer = stream(&peer, path, &body, |piece| {
+        if !quiet {
+            print!("{piece}");
+            // A reader that has gone is noticed at the end.
+            let _ = std::io::stdout().flush();
+        }
+    })
+    .await?;
+    if quiet {
+        println!("{}", json!({ "text": answer.text, "trace": answer.trace }));
+    } else {
+        println!();
+        if let Some(trace) = answer.trace {
+            eprintln!("{}", summary(&trace));
+        }
+    }
+    Ok(())
+}
+
+fn prompt(matches: &ArgMatches) -> Result<String, Exit> {
+    if let Some(file) = matches.get_one::<PathBuf>("file") {
+        return std::fs::read_to_string(file).map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", file.display())));
+    }
+    match matches.get_one::<String>("prompt").map(String::as_str) {
+        Some("-") => read_stdin(),
+        None if !std::io::stdin().is_terminal() => read_stdin(),
+        Some(prompt) => Ok(prompt.to_owned()),
+        None => Err(Exit::new(Kind::Usage, "no prompt; write it behind submit, or pipe it in")),
+    }
+}
+
+fn read_stdin() -> Result<String, Exit> {
+    let mut text = String::new();
+    let read = std::io::stdin().take(8 << 20).read_to_string(&mut text);
+    read.map_err(|e| Exit::new(Kind::Usage, format!("standard input: {e}")))?;
+    Ok(text)
+}
+
+/// An answer that has been read to its end.
+pub(super) struct Streamed {
+    pub text: String,
+    pub trace: Option<Trace>,
+}
+
+/// Streams an answer, handing every piece of text to `show`.
+pub(super) async fn stream(
+    peer: &Peer,
+    path: &str,
+    body: &Value,
+    mut show: impl FnMut(&str),
+) -> Result<Streamed, Exit> {
+    let response = peer.send(peer.post(path, body).header("x-tsnode-trace", "1")).await?;
+    let mut bytes = response.bytes_stream();
+    let (mut buffer, mut text, mut trace, mut done) = (Vec::new(), String::new(), None, false);
+    while let Some(chunk) = bytes.next().await {
+        let chunk = chunk.map_err(|e| Exit::new(Kind::Request, format!("the answer broke off: {e}")))?;
+        buffer.extend_from_slice(&chunk);
+        while let Some(end) = buffer.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = buffer.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            let Some(data) = line.trim_end().strip_prefix("data: ") else { continue };
+            if data == "[DONE]" {
+                done = true;
+                continue;
+            }
+            let event: Value = serde_json::from_str(data).unwrap_or_default();
+            if let Some(why) = event["error"]["message"].as_str() {
+                return Err(Exit::new(Kind::Request, format!("the answer broke off: {why}")));
+            }
+            let choice = &event["choices"][0];
+            if let Some(piece) = choice["text"].as_str().or(choice["delta"]["content"].as_str()) {
+                show(piece);
+                text.push_str(piece);
+            }
+            if let Ok(found) = serde_json::from_value(event["tsnode"].clone()) {
+                trace = Some(found);
+            }
+        }
+    }
+    if !done {
+        return Err(Exit::new(Kind::Request, "the answer broke off without an end"));
+    }
+    Ok(Streamed { text, trace })
+}
+
+/// What ran where, in a line.
+pub(super) fn summary(trace: &Trace) -> String {
+    let rate = f64::from(trace.new_tokens.saturating_sub(1)) / (trace.total - trace.ttft).max(1e-9);
+    let kv = match trace.kv_codec {
+        Some(codec) => format!("{} bytes of KV as {}", trace.kv_bytes, format!("{codec:?}").to_lowercase()),
+        None => "no KV sent".into(),
+    };
+    format!(
+        "prefill on …{} ({} tokens), decode on …{} ({} tokens, {rate:.0}/s); first token after {:.0} ms, all after {:.0} ms; {kv}; {}",
+        trace.prefill.short(),
+        trace.prompt_tokens,
+        trace.decode.short(),
+        trace.new_tokens,
+        trace.ttft * 1e3,
+        trace.total * 1e3,
+        trace.reason,
+    )
+}

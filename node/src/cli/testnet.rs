@@ -1,0 +1,255 @@
+//! `tsnode testnet`: a whole swarm of real processes on this machine.
+
+use super::{ask::Peer, is_set, json as json_flag, show::print_json, submit, switch, verb};
+use crate::{
+    config::{Settings, xdg},
+    exit::{Exit, Kind},
+    gateway::Trace,
+};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tsnode_testnet::{PeerInfo, State, Swarm, Testnet, TestnetConfig, TestnetError};
+
+/// How long `down` waits for peers to leave.
+const DOWN: Duration = Duration::from_secs(35);
+
+pub(super) fn command() -> Command {
+    let number = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
+    let dir = || {
+        Arg::new("dir")
+            .long("dir")
+            .value_name("FOLDER")
+            .value_parser(value_parser!(PathBuf))
+            .help("Where it lives [default: $XDG_STATE_HOME/tsnode/testnet]")
+    };
+    let example = "tsnode testnet up --peers 4 --link-mbit 100 --link-ms 5 --prompt \"It was a dark night\"";
+    let up = verb("up", "Start a swarm; with --prompt, answer it and stop", example)
+        .arg(number("peers", "Peers with a model").value_parser(value_parser!(u16).range(1..=64)).default_value("4"))
+        .arg(
+            number("gateways", "Peers without a model")
+                .value_parser(value_parser!(u16).range(0..=64))
+                .default_value("0"),
+        )
+        .arg(number("link-mbit", "Bandwidth of every link in Mbit/s").value_parser(value_parser!(f64)))
+        .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(value_parser!(f64)))
+        .arg(Arg::new("layout").long("layout").value_name("GROUPS").help("Groups to form, as prefill=2,decode=3"))
+        .arg(Arg::new("model").long("model").value_name("PATH").help("Model [default: the embedded one]"))
+        .arg(Arg::new("kv-codec").long("kv-codec").value_name("CODEC").help("KV on the wire: auto, raw or int4"))
+        .arg(Arg::new("kv-dtype").long("kv-dtype").value_name("TYPE").help("Elements of KV pages: f16, bf16 or f32"))
+        .arg(Arg::new("prompt").long("prompt").value_name("TEXT").help("Answer this, say what ran where, and stop"))
+        .arg(number("max-tokens", "Tokens of the answer").value_parser(value_parser!(u32)).default_value("48"))
+        .arg(switch("detach", "Leave it running"))
+        .arg(dir())
+        .arg(json_flag());
+    Command::new("testnet")
+        .about("A whole swarm of real processes on this machine")
+        .subcommand_required(true)
+        .subcommand(up)
+        .subcommand(
+            verb("status", "What a detached swarm is doing", "tsnode testnet status").arg(dir()).arg(json_flag()),
+        )
+        .subcommand(verb("down", "Stop a detached swarm", "tsnode testnet down").arg(dir()))
+}
+
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    match matches.subcommand() {
+        Some(("up", matches)) => up(settings, matches).await,
+        Some(("status", matches)) => status(matches).await,
+        Some(("down", matches)) => down(matches).await,
+        _ => Ok(()),
+    }
+}
+
+fn folder(matches: &ArgMatches) -> PathBuf {
+    let usual = || xdg("XDG_STATE_HOME", ".local/state").join("tsnode/testnet");
+    matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(usual)
+}
+
+fn exit(error: TestnetError) -> Exit {
+    Exit::new(Kind::Other, error.to_string())
+}
+
+async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let config = config(settings, matches)?;
+    let started = Instant::now();
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar.set_message(format!("starting {} peers", config.peers + config.gateways));
+    let net = Testnet::up(&config).await;
+    bar.finish_and_clear();
+    let net = net.map_err(exit)?;
+    let took = started.elapsed();
+    let answer = match matches.get_one::<String>("prompt") {
+        Some(prompt) => Some(answer(settings, matches, &net, prompt).await?),
+        None => None,
+    };
+    if is_set(matches, "detach") {
+        let state = net.detach().map_err(exit)?;
+        return detached(matches, &state, answer, took);
+    }
+    match answer {
+        Some((text, trace)) => {
+            let told = tell(matches, &net.peers(), &text, &trace, took);
+            net.down().await.map_err(exit)?;
+            told
+        }
+        None => stay(matches, net, took).await,
+    }
+}
+
+fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
+    let folder = folder(matches);
+    if let Ok(state) = State::read(&folder)
+        && state.alive().next().is_some()
+    {
+        let what = format!("{}: a testnet is up here already; stop it with: tsnode testnet down", folder.display());
+        return Err(Exit::new(Kind::DataDir, what));
+    }
+    let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let text = |name: &str| matches.get_one::<String>(name).cloned();
+    // Phases are split however short the prompt: that is what a testnet is there to show.
+    let mut flags = vec!["--split".into(), "always".into(), "--log".into(), settings.text("log").to_owned()];
+    for name in ["layout", "kv-codec", "kv-dtype"] {
+        if let Some(value) = text(name) {
+            flags.extend([format!("--{name}"), value]);
+        }
+    }
+    let number = |name: &str| usize::from(matches.get_one::<u16>(name).copied().unwrap_or_default());
+    // Each run has a folder of its own below, so that peers of an earlier one do not linger in it.
+    Ok(TestnetConfig {
+        executable,
+        folder: if is_set(matches, "detach") { folder } else { folder.join(format!("run-{}", std::process::id())) },
+        peers: number("peers"),
+        gateways: number("gateways"),
+        link_mbit: matches.get_one::<f64>("link-mbit").copied(),
+        link_ms: matches.get_one::<f64>("link-ms").copied(),
+        flags,
+        model_flags: text("model").map_or_else(Vec::new, |path| vec!["--model".into(), path]),
+    })
+}
+
+/// Sends the prompt to the last peer: a gateway if there is one.
+async fn answer(
+    settings: &Settings,
+    matches: &ArgMatches,
+    net: &Testnet,
+    prompt: &str,
+) -> Result<(String, Trace), Exit> {
+    let base = net.peers().last().map(|p| p.http.clone()).unwrap_or_default();
+    let body = json!({
+        "prompt": prompt,
+        "max_tokens": matches.get_one::<u32>("max-tokens"),
+        "seed": 1,
+        "stream": true,
+    });
+    let peer = Peer::at(settings, base)?;
+    let answer = submit::stream(&peer, "/v1/completions", &body, |_| {}).await?;
+    let trace = answer.trace.ok_or_else(|| Exit::new(Kind::Request, "the peer did not say what ran where"))?;
+    Ok((answer.text, trace))
+}
+
+/// Prints the answer and what ran where; an error if prefill and decode ran on one peer.
+fn tell(matches: &ArgMatches, peers: &[&PeerInfo], text: &str, trace: &Trace, took: Duration) -> Result<(), Exit> {
+    if is_set(matches, "json") {
+        print_json(&document(peers, Some((text, trace)), took))?;
+    } else {
+        let prompt = matches.get_one::<String>("prompt").map_or("", String::as_str);
+        println!("{prompt}{text}\n");
+        println!("{} peers of one mind after {:.1} s", peers.len(), took.as_secs_f64());
+        println!("{}", submit::summary(trace));
+    }
+    if trace.prefill == trace.decode {
+        let why = format!("prefill and decode ran on one peer: {}", trace.reason);
+        return Err(Exit::new(Kind::Request, why));
+    }
+    Ok(())
+}
+
+fn document(peers: &[&PeerInfo], answer: Option<(&str, &Trace)>, took: Duration) -> Value {
+    let mut document = json!({ "peers": peers, "up_after": took.as_secs_f64() });
+    if let Some((text, trace)) = answer {
+        document["text"] = json!(text);
+        document["request"] = json!(trace.request);
+        document["prefill"] = json!(trace.prefill);
+        document["decode"] = json!(trace.decode);
+        document["kv_bytes"] = json!(trace.kv_bytes);
+        document["trace"] = json!(trace);
+    }
+    document
+}
+
+fn detached(matches: &ArgMatches, state: &State, answer: Option<(String, Trace)>, took: Duration) -> Result<(), Exit> {
+    let peers: Vec<&PeerInfo> = state.peers.iter().collect();
+    match &answer {
+        _ if is_set(matches, "json") => {
+            print_json(&document(&peers, answer.as_ref().map(|(text, trace)| (text.as_str(), trace)), took))
+        }
+        Some((text, trace)) => tell(matches, &peers, text, trace, took),
+        None => {
+            list(&peers);
+            println!("stop it with: tsnode testnet down");
+            Ok(())
+        }
+    }
+}
+
+async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), Exit> {
+    if is_set(matches, "json") {
+        print_json(&document(&net.peers(), None, took))?;
+    } else {
+        println!("{} peers of one mind after {:.1} s; Ctrl-C stops them", net.peers().len(), took.as_secs_f64());
+        list(&net.peers());
+    }
+    tokio::signal::ctrl_c().await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    net.down().await.map_err(exit)
+}
+
+fn list(peers: &[&PeerInfo]) {
+    for peer in peers {
+        println!("{:<10} process {:<8} {}", peer.name, peer.pid, peer.http);
+    }
+}
+
+async fn status(matches: &ArgMatches) -> Result<(), Exit> {
+    let state = State::read(&folder(matches)).map_err(exit)?;
+    let alive: Vec<&PeerInfo> = state.alive().collect();
+    let sights = Swarm::of(alive.iter().copied()).look().await;
+    let rows: Vec<Value> = alive
+        .iter()
+        .zip(&sights)
+        .map(|(peer, sight)| {
+            let plan = sight.as_ref().and_then(|s| s.plan_id.clone());
+            let sees = sight.as_ref().map(|s| s.peers.len());
+            json!({ "peer": peer, "plan": plan, "sees": sees })
+        })
+        .collect();
+    if is_set(matches, "json") {
+        return print_json(&json!({ "launched": state.peers.len(), "alive": rows }));
+    }
+    println!("{} of {} peers run", alive.len(), state.peers.len());
+    for (peer, sight) in alive.iter().zip(&sights) {
+        let what = match sight {
+            Some(s) => format!("sees {} peers, plan {}", s.peers.len(), s.plan_id.as_deref().unwrap_or("none")),
+            None => "does not answer".into(),
+        };
+        println!("{:<10} process {:<8} {}  {what}", peer.name, peer.pid, peer.http);
+    }
+    Ok(())
+}
+
+async fn down(matches: &ArgMatches) -> Result<(), Exit> {
+    let folder = folder(matches);
+    let state = State::read(&folder).map_err(exit)?;
+    match state.down(&folder, DOWN).await {
+        0 => Ok(()),
+        left => {
+            Err(Exit::new(Kind::Other, format!("{left} peers did not leave; their processes: tsnode testnet status")))
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
+
+use crate::{
+    links::Shaping,
+    node::{Membering, ModelChoice, NodeConfig},
+};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+use tsnode_coordinator::gate::{KvChoice, SplitChoice};
+use tsnode_protocol::{BytesPerSecond, KvDtype};
+
+/// A setting: its name in the file (dashes become underscores), as a flag (`--name`) and as a variable.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// `data-dir`.
+    pub name: &'static str,
+    /// Used where nothing is said; empty for none.
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+}
+
+/// Every setting.
+pub const KNOBS: [Knob; 21] = [
+    knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
+    knob("name", "", "Name people see [default: the host's name]"),
+    knob("http", "127.0.0.1:7448", "Where HTTP listens"),
+    knob(
+        "listen",
+        "0.0.0.0:7447",
+        "Where peers connect: TCP and UDP, and the next UDP port for data; port 0 takes any",
+    ),
+    knob("model", "", "Model to serve: a folder or a safetensors file [default: the embedded one]"),
+    knob("no-model", "false", "Serve no model: a gateway only"),
+    knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
+    knob("private", "false", "Start a new swarm with a secret"),
+    knob("mdns", "true", "Look for peers on the local network"),
+    knob("threads", "", "Threads that compute [default: all cores]"),
+    knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
+    knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
+    knob("kv-codec", "auto", "KV on the wire: auto, raw or int4"),
+    knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
+    knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
+    knob("api-key", "", "Key that HTTP clients must show"),
+    knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
+    knob("shape-mbit", "", "Pretend links of this many Mbit/s"),
+    knob("shape-ms", "", "Pretend links of this latency in milliseconds"),
+    knob("log", "info", "What to log, as info or tsnode=debug"),
+    knob("log-format", "text", "How to log: text or json"),
+];
+
+const fn knob(name: &'static str, default: &'static str, help: &'static str) -> Knob {
+    Knob { name, default, help }
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// The file, at a line.
+    File(PathBuf, usize),
+    /// The environment.
+    Variable(String),
+    /// The command line.
+    Flag,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Flag => f.write_str("flag"),
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {error}")]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: String,
+    },
+    /// The file is not TOML.
+    #[error("{path}:{line}: {error}")]
+    Syntax {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// Why.
+        error: String,
+    },
+    /// The file has a key that is no setting.
+    #[error("{path}:{line}: unknown key `{key}`; `tsnode config show` lists all settings")]
+    Unknown {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// The key.
+        key: String,
+    },
+    /// A value that is not what it should be.
+    #[error("{name} = {value:?} ({origin}): {error}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// Where it came from.
+        origin: String,
+        /// Why.
+        error: String,
+    },
+}
+
+/// All settings as text, with their origins.
+#[derive(Clone, Debug)]
+pub struct Settings(BTreeMap<&'static str, (String, Origin)>);
+
+impl Settings {
+    /// Gathers settings. `flags` are those given; `file` is read if it exists, and must exist if `named`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or holds what is no setting.
+    pub fn gather(
+        flags: &BTreeMap<String, String>,
+        variables: impl Fn(&str) -> Option<String>,
+        file: &Path,
+        named: bool,
+    ) -> Result<Self, ConfigError> {
+        let in_file = if named || file.exists() { read(file)? } else { BTreeMap::new() };
+        let mut all = BTreeMap::new();
+        for knob in KNOBS {
+            let variable = format!("TSNODE_{}", knob.name.to_uppercase().replace('-', "_"));
+            let found = if let Some(value) = flags.get(knob.name) {
+                (value.clone(), Origin::Flag)
+            } else if let Some(value) = variables(&variable) {
+                (value, Origin::Variable(variable))
+            } else if let Some((value, line)) = in_file.get(knob.name) {
+                (value.clone(), Origin::File(file.to_owned(), *line))
+            } else {
+                (knob.default.to_owned(), Origin::Default)
+            };
+            all.insert(knob.name, found);
+        }
+        Ok(Self(all))
+    }
+
+    /// Every setting with its value and origin.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str, &Origin)> {
+        self.0.iter().map(|(name, (value, origin))| (*name, value.as_str(), origin))
+    }
+
+    /// A setting's text; empty where nothing is said.
+    #[must_use]
+    pub fn text(&self, name: &'static str) -> &str {
+        self.0.get(name).map_or("", |(value, _)| value)
+    }
+
+    /// The data folder.
+    #[must_use]
+    pub fn data_dir(&self) -> PathBuf {
+        match self.text("data-dir") {
+            "" => xdg("XDG_DATA_HOME", ".local/share").join("tsnode"),
+            path => path.into(),
+        }
+    }
+
+    /// A setting by its own meaning; `None` where nothing is said.
+    ///
+    /// # Errors
+    /// Names setting, value and origin.
+    pub fn parse<T>(&self, name: &'static str) -> Result<Option<T>, ConfigError>
+    where
+        T: FromStr,
+        T::Err: fmt::Display,
+    {
+        let text = self.text(name);
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|e: T::Err| self.wrong(name, e.to_string()))
+    }
+
+    fn wrong(&self, name: &'static str, error: String) -> ConfigError {
+        let (value, origin) = self.0.get(name).cloned().unwrap_or((String::new(), Origin::Default));
+        ConfigError::Value { name, value, origin: origin.to_string(), error }
+    }
+
+    fn choice<T: Copy>(&self, name: &'static str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
+        let found = choices.iter().find(|(text, _)| *text == self.text(name)).map(|(_, value)| *value);
+        let names: Vec<&str> = choices.iter().map(|(text, _)| *text).collect();
+        found.ok_or_else(|| self.wrong(name, format!("choose one of {}", names.join(", "))))
+    }
+
+    fn flag(&self, name: &'static str) -> Result<bool, ConfigError> {
+        self.choice(name, &[("true", true), ("false", false), ("1", true), ("0", false)])
+    }
+
+    /// Settings of a peer.
+    ///
+    /// # Errors
+    /// When one is not what it should be, or two contradict each other.
+    pub fn node(&self) -> Result<NodeConfig, ConfigError> {
+        let address =
+            |name| self.parse::<SocketAddr>(name)?.ok_or_else(|| self.wrong(name, "an address is needed".into()));
+        let http = address("http")?;
+        let api_key = Some(self.text("api-key").to_owned()).filter(|k| !k.is_empty());
+        if !http.ip().is_loopback() && api_key.is_none() && !self.flag("allow-remote-http")? {
+            let why = "listening beyond this host needs --api-key, or --allow-remote-http to go without";
+            return Err(self.wrong("http", why.into()));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(NodeConfig {
+            data_dir: self.data_dir(),
+            name: self.name(),
+            http,
+            listen: address("listen")?,
+            membering: self.membering()?,
+            mdns: self.flag("mdns")?,
+            model: self.model()?,
+            threads: self.parse::<usize>("threads")?.unwrap_or(cores).clamp(1, 1024),
+            kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
+            kv_dtype: self
+                .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,
+            kv_codec: self
+                .choice("kv-codec", &[("auto", KvChoice::Auto), ("raw", KvChoice::Raw), ("int4", KvChoice::Int4)])?,
+            split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
+            layout: self.parse("layout")?,
+            api_key,
+            shaping: self.shaping()?,
+        })
+    }
+
+    fn name(&self) -> String {
+        let own = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        let name = match self.text("name") {
+            "" => own(),
+            name => name.to_owned(),
+        };
+        name.chars().take(60).collect()
+    }
+
+    fn membering(&self) -> Result<Membering, ConfigError> {
+        match (self.parse("invite")?, self.flag("private")?) {
+            (Some(_), true) => Err(self.wrong("private", "an invite names its own swarm".into())),
+            (Some(invite), false) => Ok(Membering::Invited(invite)),
+            (None, true) => Ok(Membering::NewPrivate),
+            (None, false) => Ok(Membering::Usual),
+        }
+    }
+
+    fn model(&self) -> Result<ModelChoice, ConfigError> {
+        match (self.text("model"), self.flag("no-model")?) {
+            ("", true) => Ok(ModelChoice::None),
+            ("", false) => Ok(ModelChoice::Embedded),
+            (_, true) => Err(self.wrong("no-model", "a model is named as well".into())),
+            (path, false) => Ok(ModelChoice::Path(path.into())),
+        }
+    }
+
+    fn shaping(&self) -> Result<Option<Shaping>, ConfigError> {
+        let (mbit, ms) = (self.parse::<f64>("shape-mbit")?, self.parse::<f64>("shape-ms")?);
+        if mbit.is_none() && ms.is_none() {
+            return Ok(None);
+        }
+        let (mbit, ms) = (mbit.unwrap_or(10_000.0), ms.unwrap_or(0.0));
+        if !(mbit.is_finite() && mbit > 0.0) {
+            return Err(self.wrong("shape-mbit", "must be above 0".into()));
+        }
+        if !(0.0..=60_000.0).contains(&ms) {
+            return Err(self.wrong("shape-ms", "must be from 0 to 60000".into()));
+        }
+        let latency = Duration::from_secs_f64(ms / 1e3);
+        Ok(Some(Shaping { bandwidth: BytesPerSecond(mbit * 1e6 / 8.0), latency }))
+    }
+}
+
+/// The file used where none is named.
+#[must_use]
+pub fn usual_file() -> PathBuf {
+    xdg("XDG_CONFIG_HOME", ".config").join("tsnode/config.toml")
+}
+
+/// A folder of the XDG specification.
+#[must_use]
+pub fn xdg(variable: &str, below_home: &str) -> PathBuf {
+    let named = std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
+    named.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/".into())).join(below_home))
+}
+
+/// Keys of the file, with dashes, and their lines.
+fn read(path: &Path) -> Result<BTreeMap<String, (String, usize)>, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), error: e.to_string() })?;
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
+        path: path.to_owned(),
+        line: e.span().map_or(1, |s| text[..s.start.min(text.len())].lines().count().max(1)),
+        error: e.message().to_owned(),
+    })?;
+    let mut found = BTreeMap::new();
+    for (key, value) in table {
+        let line =
+            text.lines().position(|l| l.trim_start().trim_start_matches('[').starts_with(&key)).map_or(1, |n| n + 1);
+        let name = key.replace('_', "-");
+        let value = match value {
+            toml::Value::String(text) => text,
+            toml::Value::Integer(n) => n.to_string(),
+            toml::Value::Float(x) => x.to_string(),
+            toml::Value::Boolean(flag) => flag.to_string(),
+            _ => return Err(ConfigError::Unknown { path: path.to_owned(), line, key }),
+        };
+        if !KNOBS.iter().any(|k| k.name == name) {
+            return Err(ConfigError::Unknown { path: path.to_owned(), line, key });
+        }
+        found.insert(name, (value, line));
+    }
+    Ok(found)
+}
+
+/// An amount of memory, as people write it.
+struct Bytes(u64);
+
+impl FromStr for Bytes {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WRONG: &str = "write it as 512MiB or 2GiB";
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            _ => return Err(WRONG),
+        };
+        let amount: u64 = digits.trim().parse().map_err(|_| WRONG)?;
+        amount.checked_mul(unit).filter(|b| *b <= 1 << 44).map(Self).ok_or(WRONG)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gather(flags: &[(&str, &str)], variables: &[(&str, &str)], file: &str) -> Result<Settings, ConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, file).unwrap();
+        let flags = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let find = |name: &str| variables.iter().find(|(k, _)| *k == name).map(|(_, v)| (*v).to_owned());
+        Settings::gather(&flags, find, &path, true)
+    }
+
+    #[test]
+    fn flags_over_variables_over_the_file_over_defaults() {
+        let file = "threads = 1\nname = \"a\"\nhttp = \"127.0.0.1:1\"\n";
+        let settings = gather(&[("threads", "3")], &[("TSNODE_THREADS", "2"), ("TSNODE_NAME", "b")], file).unwrap();
+        let node = settings.node().unwrap();
+        assert_eq!((node.threads, node.name.as_str(), node.http.port()), (3, "b", 1));
+        assert_eq!(node.listen.port(), 7447);
+        let origin = |name| settings.iter().find(|(n, _, _)| *n == name).unwrap().2.to_string();
+        assert_eq!(
+            (origin("threads"), origin("name"), origin("listen")),
+            ("flag".into(), "TSNODE_NAME".into(), "default".into())
+        );
+        assert!(origin("http").ends_with("config.toml:3"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        assert!(matches!(gather(&[], &[], "threads = \n"), Err(ConfigError::Syntax { line: 1, .. })));
+        assert!(matches!(gather(&[], &[], "\nthread = 1\n"), Err(ConfigError::Unknown { line: 2, .. })));
+        let wrong = gather(&[], &[], "\n\nthreads = \"x\"\n").unwrap().node().unwrap_err().to_string();
+        assert!(wrong.contains("threads") && wrong.contains("config.toml:3"), "{wrong}");
+        let wrong = gather(&[("invite", "ts1xyz")], &[], "").unwrap().node().unwrap_err().to_string();
+        assert!(wrong.contains("invite"), "{wrong}");
+    }
+
+    #[test]
+    fn http_beyond_this_host_wants_a_key() {
+        let open = gather(&[("http", "0.0.0.0:80")], &[], "").unwrap().node();
+        assert!(open.unwrap_err().to_string().contains("--api-key"));
+        assert!(gather(&[("http", "0.0.0.0:80"), ("api-key", "k")], &[], "").unwrap().node().is_ok());
+    }
+
+    #[test]
+    fn memory_is_read_as_people_write_it() {
+        for (text, bytes) in [("512MiB", 512 << 20), ("2GiB", 2 << 30), ("7", 7)] {
+            assert_eq!(text.parse::<Bytes>().map(|b| b.0), Ok(bytes));
+        }
+        assert!("2 elephants".parse::<Bytes>().is_err() && "99999999GiB".parse::<Bytes>().is_err());
+    }
+}

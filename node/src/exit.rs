@@ -1,0 +1,78 @@
+//! How the process ends: one code for each kind of trouble, the same in every version.
+
+use crate::node::NodeError;
+use std::fmt;
+use std::process::ExitCode;
+
+/// Kinds of endings, by exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Anything without a code of its own.
+    Other = 1,
+    /// Wrong words on the command line.
+    Usage = 2,
+    /// A configuration that cannot be used.
+    Config = 3,
+    /// A port that another program has.
+    PortInUse = 4,
+    /// A data folder that cannot be used, or is used by another process.
+    DataDir = 5,
+    /// A model that is missing or broken.
+    Model = 6,
+    /// No peer answers.
+    Unreachable = 7,
+    /// Peers answer, and nobody serves the request.
+    Unserved = 8,
+    /// The request was refused, or failed on the way.
+    Request = 9,
+    /// An identity that cannot be used.
+    Identity = 10,
+}
+
+/// An ending with its one line: what, where, what to do.
+#[derive(Debug)]
+pub struct Exit {
+    /// Its code.
+    pub kind: Kind,
+    /// What is said.
+    pub message: String,
+}
+
+impl Exit {
+    /// An ending of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Says it on standard error, and gives the code.
+    #[must_use]
+    pub fn report(self) -> ExitCode {
+        eprintln!("tsnode: {}", self.message);
+        ExitCode::from(self.kind as u8)
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<NodeError> for Exit {
+    fn from(error: NodeError) -> Self {
+        let kind = match &error {
+            NodeError::Store(_) => Kind::DataDir,
+            NodeError::Identity(_) => Kind::Identity,
+            NodeError::Model(_) => Kind::Model,
+            NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
+            NodeError::Listen { .. } | NodeError::System(_) => Kind::Other,
+        };
+        let hint = match &error {
+            NodeError::Listen { in_use: true, what: "HTTP", .. } => "; choose another with --http",
+            NodeError::Listen { in_use: true, .. } => "; choose another with --listen",
+            _ => "",
+        };
+        Self::new(kind, format!("{error}{hint}"))
+    }
+}

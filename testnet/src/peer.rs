@@ -1,0 +1,164 @@
+//! One peer of a testnet: its process and its files.
+
+use crate::{TestnetConfig, TestnetError};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+/// Between looks at a file that is about to appear.
+const LOOK: Duration = Duration::from_millis(25);
+/// What is shown of a log.
+const LOG_LINES: usize = 15;
+/// Ticks of the processor clock a second, as Linux reports times (fixed for programs).
+const TICKS: f64 = 100.0;
+const PAGE: u64 = 4096;
+
+/// Where a peer is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its data folder.
+    pub data_dir: PathBuf,
+    /// Its log.
+    pub log: PathBuf,
+    /// Where its HTTP listens; empty until it does.
+    pub http: String,
+    /// Whether it has no model.
+    pub gateway: bool,
+}
+
+pub(crate) struct Process {
+    pub info: PeerInfo,
+    child: Child,
+    killed: bool,
+}
+
+impl Process {
+    pub fn launch(config: &TestnetConfig, index: usize, invite: Option<&str>) -> Result<Self, TestnetError> {
+        let gateway = index >= config.peers;
+        let name = if gateway { format!("gateway{}", index - config.peers) } else { format!("peer{index}") };
+        let data_dir = config.folder.join(&name);
+        let log = config.folder.join(format!("{name}.log"));
+        let io = |what: &Path| {
+            let what = what.display().to_string();
+            move |error| TestnetError::Io { what, error }
+        };
+        let out = File::create(&log).map_err(io(&log))?;
+        let err = out.try_clone().map_err(io(&log))?;
+        let mut command = Command::new(&config.executable);
+        command
+            .args(["join", "--name", &name, "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--mdns=false"])
+            .arg("--data-dir")
+            .arg(&data_dir)
+            .args(&config.flags)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err);
+        match invite {
+            Some(invite) => command.args(["--invite", invite]),
+            None => command.arg("--private"),
+        };
+        match gateway {
+            true => command.arg("--no-model"),
+            false => command.args(["--threads", "1"]).args(&config.model_flags),
+        };
+        for (flag, value) in [("--shape-mbit", config.link_mbit), ("--shape-ms", config.link_ms)] {
+            if let Some(value) = value {
+                command.args([flag, &value.to_string()]);
+            }
+        }
+        let child = command.spawn().map_err(io(&config.executable))?;
+        let pid = child.id().unwrap_or_default();
+        Ok(Self { info: PeerInfo { name, pid, data_dir, log, http: String::new(), gateway }, child, killed: false })
+    }
+
+    /// The invite to its swarm, once it has written it.
+    pub async fn invite(&mut self, patience: Duration) -> Result<String, TestnetError> {
+        self.await_file("invite", patience).await
+    }
+
+    pub async fn await_http(&mut self, patience: Duration) -> Result<(), TestnetError> {
+        self.info.http = format!("http://{}", self.await_file("http.addr", patience).await?);
+        Ok(())
+    }
+
+    async fn await_file(&mut self, file: &str, patience: Duration) -> Result<String, TestnetError> {
+        let (path, until) = (self.info.data_dir.join(file), Instant::now() + patience);
+        loop {
+            if let Ok(text) = std::fs::read_to_string(&path)
+                && !text.trim().is_empty()
+            {
+                return Ok(text.trim().to_owned());
+            }
+            self.check()?;
+            if Instant::now() > until {
+                let why = format!("{} has not written {file}", self.info.name);
+                let folder = self.info.data_dir.clone();
+                return Err(TestnetError::NotUp { seconds: patience.as_secs_f64(), why, folder });
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// An error if the process has ended without being told to.
+    pub fn check(&mut self) -> Result<(), TestnetError> {
+        match self.child.try_wait() {
+            Ok(Some(status)) if !self.killed => {
+                let text = std::fs::read_to_string(&self.info.log).unwrap_or_default();
+                let lines: Vec<&str> = text.lines().collect();
+                let log = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+                Err(TestnetError::Died { name: self.info.name.clone(), status: status.to_string(), log })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.killed
+    }
+
+    pub async fn kill(&mut self) -> Result<(), TestnetError> {
+        self.killed = true;
+        self.child.kill().await.map_err(|error| TestnetError::Io { what: self.info.name.clone(), error })
+    }
+
+    pub fn start_kill(&mut self) {
+        // One that has ended needs no killing.
+        let _ = self.child.start_kill();
+    }
+
+    pub fn ask_to_leave(&mut self) {
+        self.killed = true;
+        terminate(self.info.pid);
+    }
+
+    pub async fn await_end(&mut self, patience: Duration) -> Result<(), TestnetError> {
+        match timeout(patience, self.child.wait()).await {
+            Ok(_) => Ok(()),
+            Err(_) => self.kill().await,
+        }
+    }
+
+    pub fn usage(&self) -> Option<(u64, f64)> {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", self.info.pid)).ok();
+        let pages: u64 = read("statm")?.split_whitespace().nth(1)?.parse().ok()?;
+        let stat = read("stat")?;
+        // The name in parentheses may hold spaces; times are the 12th and 13th field behind it.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |i: usize| fields.get(i).and_then(|t| t.parse::<f64>().ok());
+        Some((pages * PAGE, (ticks(11)? + ticks(12)?) / TICKS))
+    }
+}
+
+/// Sends SIGTERM, by the command every system has: `unsafe` system calls are not for this crate.
+pub(crate) fn terminate(pid: u32) {
+    // One that has ended needs no telling.
+    let _ = std::process::Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
+}

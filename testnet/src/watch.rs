@@ -1,0 +1,142 @@
+//! Looks at a swarm from outside, through its peers' HTTP interfaces.
+
+use crate::PeerInfo;
+use serde::Deserialize;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Between looks.
+const LOOK: Duration = Duration::from_millis(100);
+/// A peer that answers nothing for so long counts as silent.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What one peer says of the swarm, as far as a testnet asks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Sight {
+    /// The peer.
+    pub me: String,
+    /// The adopted plan's name.
+    pub plan_id: Option<String>,
+    /// The adopted plan.
+    pub plan: Option<SeenPlan>,
+    /// Groups that take requests.
+    pub ready_groups: Vec<String>,
+    /// Peers alive.
+    pub peers: Vec<SeenPeer>,
+}
+
+/// A plan, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenPlan {
+    /// Its groups.
+    pub groups: Vec<SeenGroup>,
+}
+
+/// A group, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenGroup {
+    /// Its name.
+    pub id: String,
+    /// Its phase.
+    pub phase: String,
+    /// Its stages.
+    pub stages: Vec<SeenStage>,
+}
+
+/// A stage, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenStage {
+    /// Who runs it.
+    pub peer: String,
+}
+
+/// A peer, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenPeer {
+    /// Its id.
+    pub id: String,
+    /// What it has to do.
+    pub load: SeenLoad,
+}
+
+/// A load, as far as a testnet looks.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct SeenLoad {
+    /// Sequences in batches.
+    pub running: u32,
+    /// KV pages free.
+    pub free_pages: u32,
+    /// KV pages in all.
+    pub total_pages: u32,
+}
+
+/// Some peers' HTTP interfaces.
+#[derive(Clone)]
+pub struct Swarm {
+    bases: Vec<String>,
+    client: reqwest::Client,
+}
+
+impl Swarm {
+    /// Of these peers.
+    pub fn of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Self {
+        Self { bases: peers.map(|p| p.http.clone()).collect(), client: reqwest::Client::new() }
+    }
+
+    /// What every peer says, in order; `None` for one that does not answer.
+    pub async fn look(&self) -> Vec<Option<Sight>> {
+        let one = |base: &String| {
+            let request = self.client.get(format!("{base}/api/swarm")).timeout(PATIENCE);
+            async move { request.send().await.ok()?.json().await.ok() }
+        };
+        futures::future::join_all(self.bases.iter().map(one)).await
+    }
+
+    /// Waits until every peer sees `peers` peers and follows the same plan, with all its groups up.
+    ///
+    /// # Errors
+    /// Says what is missing when `patience` is over.
+    pub async fn await_one_mind(&self, peers: usize, patience: Duration) -> Result<(), String> {
+        self.await_that(patience, |sights| one_mind(sights, peers)).await
+    }
+
+    /// Waits until `wanted` finds nothing missing any more.
+    ///
+    /// # Errors
+    /// Says what is missing when `patience` is over.
+    pub async fn await_that(
+        &self,
+        patience: Duration,
+        wanted: impl Fn(&[Option<Sight>]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let until = Instant::now() + patience;
+        loop {
+            let missing = match wanted(&self.look().await) {
+                Ok(()) => return Ok(()),
+                Err(missing) => missing,
+            };
+            if Instant::now() > until {
+                return Err(missing);
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+fn one_mind(sights: &[Option<Sight>], peers: usize) -> Result<(), String> {
+    let mut plan = None;
+    for sight in sights {
+        let sight = sight.as_ref().ok_or("a peer does not answer")?;
+        if sight.peers.len() != peers {
+            return Err(format!("a peer sees {} of {peers} peers", sight.peers.len()));
+        }
+        let adopted = sight.plan.as_ref().ok_or("a peer has no plan")?;
+        if *plan.get_or_insert(&sight.plan_id) != &sight.plan_id {
+            return Err("two peers follow different plans".into());
+        }
+        if let Some(group) = adopted.groups.iter().find(|g| !sight.ready_groups.contains(&g.id)) {
+            return Err(format!("{} group {} is not up", group.phase, group.id));
+        }
+    }
+    Ok(())
+}
