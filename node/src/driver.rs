@@ -90,7 +90,7 @@ impl Driver {
 
     fn heard(&mut self, event: SwarmEvent) -> Option<Event> {
         match event {
-            SwarmEvent::Gossip(message) => Some(Event::Gossip(message)),
+            SwarmEvent::Gossip(message) => Some(Event::Gossip(*message)),
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
             SwarmEvent::Listening(addresses) => self.listening(addresses),

@@ -65,7 +65,7 @@ pub enum SwarmError {
 #[derive(Debug)]
 pub enum SwarmEvent {
     /// A message whose signature and bounds hold.
-    Gossip(Verified<Gossip>),
+    Gossip(Box<Verified<Gossip>>),
     /// The first connection to a peer.
     Connected(PeerId),
     /// The last connection to a peer is gone.

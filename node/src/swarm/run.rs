@@ -169,7 +169,7 @@ impl Task {
                 gossip.report_message_validation_result(&message_id, &propagation_source, acceptance);
                 let peer = name(&propagation_source);
                 self.tell(match heard {
-                    Ok(verified) => SwarmEvent::Gossip(verified),
+                    Ok(verified) => SwarmEvent::Gossip(Box::new(verified)),
                     Err(reason) => SwarmEvent::Rejected { peer, reason },
                 })
                 .await;
