@@ -257,7 +257,10 @@ impl Gateway {
     pub fn on_event(&mut self, now: Time, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         match event {
-            Event::View(view) => self.view = view,
+            Event::View(view) => {
+                self.view = view;
+                self.leave_the_dead(now, &mut out);
+            }
             Event::Submit { request, model, prompt, generation } => {
                 self.submit(now, request, Request::new(now, model, prompt, generation), &mut out);
             }
@@ -282,10 +285,11 @@ impl Gateway {
 
     /// Picks groups not tried yet and asks the decode leader; without any, the request ends.
     fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let up = self.live_queues();
         let Some(r) = self.requests.get_mut(&request) else { return };
-        let (plan, up) = (self.view.plan.as_deref(), &self.view.up);
+        let plan = self.view.plan.as_deref();
         let draw = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
-        let picked = router::pick(plan, up, r.model, &r.tried, draw);
+        let picked = router::pick(plan, &up, r.model, &r.tried, draw);
         let groups = picked.as_ref().ok().and_then(|p| Some((plan?.group(p.prefill)?, plan?.group(p.decode)?)));
         let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));
         let Some((prefill, prefill_leader, decode, decode_leader)) = leaders else {
@@ -317,6 +321,19 @@ impl Gateway {
             await_kv: split,
         };
         out.push(Action::OpenDecode { request, leader: decode_leader, open });
+    }
+
+    /// What groups have to do: heartbeats lag, so what this gateway gave them itself counts at least.
+    fn live_queues(&self) -> BTreeMap<GroupId, Load> {
+        let mut own: BTreeMap<GroupId, u32> = BTreeMap::new();
+        for pick in self.requests.values().filter_map(|r| r.pick) {
+            *own.entry(pick.decode).or_default() += 1;
+        }
+        let corrected = |(id, load): (&GroupId, &Load)| {
+            let own = own.get(id).copied().unwrap_or(0);
+            (*id, Load { running: load.running.max(own.saturating_sub(load.waiting)), ..*load })
+        };
+        self.view.up.iter().map(corrected).collect()
     }
 
     fn decode(&mut self, now: Time, request: RequestId, event: DecodeEvent, out: &mut Vec<Action>) {
@@ -422,6 +439,21 @@ impl Gateway {
         }
         let end = End::Failed(format!("the peer that decoded went away: {reason}"));
         self.finish(now, request, end, out);
+    }
+
+    /// What a peer that is gone from the view was doing is lost, before any connection to it times out.
+    fn leave_the_dead(&mut self, now: Time, out: &mut Vec<Action>) {
+        let gone = |peer: Option<PeerId>| peer.is_some_and(|p| !self.view.adverts.contains_key(&p));
+        let with = |role: fn(&Request) -> Option<PeerId>| -> Vec<RequestId> {
+            self.requests.iter().filter(|(_, r)| gone(role(r))).map(|(request, _)| *request).collect()
+        };
+        let (decode, prefill) = (with(|r| r.decode_leader), with(|r| r.prefill_leader));
+        for request in prefill {
+            self.prefill_failed(now, request, "the peer that prefilled is gone".into(), out);
+        }
+        for request in decode {
+            self.decode_lost(now, request, "it is gone from the swarm", out);
+        }
     }
 
     /// Nothing has reached the client yet: another decode group may take it.

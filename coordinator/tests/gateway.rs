@@ -8,8 +8,8 @@ use tsnode_coordinator::{
     gateway::{Action, Event, Gateway, GatewayConfig, View},
 };
 use tsnode_protocol::{
-    Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage,
-    Term, Token,
+    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds,
+    Stage, Term, Token,
     stream::{DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
 
@@ -28,6 +28,20 @@ fn sampled(n: u32) -> Sampled {
 struct Story {
     gateway: Gateway,
     now: Duration,
+    view: View,
+}
+
+fn advert() -> Advert {
+    Advert {
+        name: "peer".into(),
+        version: "0".into(),
+        addresses: vec![],
+        data_addresses: vec![],
+        devices: vec![],
+        models: vec![],
+        links: vec![],
+        reachable: true,
+    }
 }
 
 impl Story {
@@ -39,9 +53,25 @@ impl Story {
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
-        let mut story = Self { gateway: Gateway::new(config), now: Duration::ZERO };
-        story.tell(Event::View(View { plan: Some(Arc::new(plan)), up, adverts: Arc::default() }));
+        let adverts = (1..=3).map(|n| (PeerId([n; 32]), advert())).collect();
+        let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts) };
+        let mut story = Self { gateway: Gateway::new(config), now: Duration::ZERO, view: view.clone() };
+        story.tell(Event::View(view));
         story
+    }
+
+    /// The swarm loses a peer.
+    fn lose(&mut self, peer: PeerId) -> Vec<Action> {
+        Arc::make_mut(&mut self.view.adverts).remove(&peer);
+        let lost = |id: &tsnode_protocol::GroupId| {
+            let group = self.view.plan.as_ref().and_then(|p| p.group(*id));
+            group.and_then(Group::leader) == Some(peer)
+        };
+        let gone: Vec<_> = self.view.up.keys().copied().filter(lost).collect();
+        for id in gone {
+            self.view.up.remove(&id);
+        }
+        self.tell(Event::View(self.view.clone()))
     }
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
@@ -150,6 +180,33 @@ fn a_decode_peer_that_dies_ends_what_the_client_has_begun_to_read() {
     let actions = story.tell(Event::DecodeLost { request: REQUEST, reason: "reset".into() });
     assert!(matches!(ends(&actions), Some(End::Failed(why)) if why.contains("reset")));
     assert!(story.tell(Event::DecodeLost { request: REQUEST, reason: "again".into() }).is_empty());
+}
+
+#[test]
+fn a_peer_gone_from_the_view_is_not_waited_for() {
+    let mut story = Story::new();
+    let (decode, _) = story.submit();
+    let actions = story.lose(decode);
+    let Some(Action::OpenDecode { leader, .. }) = actions.last() else { panic!("{actions:?}") };
+    assert_ne!(*leader, decode);
+    story.decode(DecodeEvent::Granted);
+    let actions = story.lose(PeerId([1; 32]));
+    let order = DecodeOrder::PrefillHere { first: None };
+    assert!(actions.contains(&Action::Order { request: REQUEST, order }), "{actions:?}");
+}
+
+#[test]
+fn a_burst_is_spread_before_any_heartbeat_tells() {
+    let mut story = Story::new();
+    let mut leaders = std::collections::BTreeMap::<PeerId, u32>::new();
+    for n in 0..16 {
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let request = RequestId([n; 16]);
+        let actions = story.tell(Event::Submit { request, model: MODEL, prompt: vec![Token(1)], generation });
+        let [Action::OpenDecode { leader, .. }] = &actions[..] else { panic!("{actions:?}") };
+        *leaders.entry(*leader).or_default() += 1;
+    }
+    assert_eq!(leaders.into_values().collect::<Vec<_>>(), [8, 8]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 use crate::{
+    links::Links,
     node::{HTTP_FILE, INVITE_FILE},
     roster::Adverts,
     serving::host::{Host, HostReport},
@@ -35,6 +36,8 @@ pub struct Driver {
     pub events: mpsc::Receiver<SwarmEvent>,
     /// What serves here.
     pub host: Host,
+    /// Connections to others.
+    pub data_plane: Links,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
     /// Changes to the advert by others of this peer's tasks: measured links.
@@ -146,7 +149,10 @@ impl Driver {
                         self.view.send_modify(|v| *v.rejected.entry(reason.to_string()).or_default() += 1);
                     }
                     Action::PeerUp(peer) => tracing::info!(%peer, "peer joined"),
-                    Action::PeerDown { peer, reason } => tracing::info!(%peer, %reason, "peer gone"),
+                    Action::PeerDown { peer, reason } => {
+                        tracing::info!(%peer, %reason, "peer gone");
+                        self.data_plane.forget(peer);
+                    }
                     Action::CoordinatorChanged { coordinator, term } => {
                         tracing::info!(coordinator = ?coordinator, term = term.0, "coordinator changed");
                     }

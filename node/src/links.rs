@@ -247,6 +247,15 @@ impl Links {
         Ok(config)
     }
 
+    /// Hangs up on a peer that is gone: what waits for it fails now, and a restarted one is dialled afresh.
+    pub fn forget(&self, peer: PeerId) {
+        let dial = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+        if let Some(Ok(connection)) = dial.as_ref().and_then(Dial::peek) {
+            connection.close(CODE_BYE.into(), b"gone");
+        }
+        self.inner.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+    }
+
     /// What is known of links from here.
     #[must_use]
     pub fn measured(&self) -> Vec<Link> {

@@ -256,6 +256,7 @@ pub async fn run(
         swarm,
         events,
         host: host.clone(),
+        data_plane: links.clone(),
         advert,
         data_port: data_at.port(),
         links: link_changes,

@@ -1,0 +1,73 @@
+//! Swarms of real processes for tests, and what tests ask of them.
+#![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part; a swarm that cannot be had fails the test.
+
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Duration;
+use tsnode_testnet::{PeerInfo, Testnet, TestnetConfig};
+
+pub const PROMPT: &str = "It was a dark and windy night, and the old house";
+
+pub struct Net {
+    pub net: Testnet,
+    pub client: reqwest::Client,
+    _folder: tempfile::TempDir,
+}
+
+pub struct Wish<'w> {
+    pub peers: usize,
+    pub gateways: usize,
+    pub flags: &'w [&'w str],
+    pub model_flags: &'w [&'w str],
+}
+
+impl Net {
+    pub async fn up(wish: Wish<'_>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let owned = |flags: &[&str]| flags.iter().map(|f| (*f).to_owned()).collect::<Vec<_>>();
+        let mut flags = owned(wish.flags);
+        if !wish.flags.contains(&"--split") {
+            flags.extend(["--split".into(), "always".into()]);
+        }
+        let config = TestnetConfig {
+            executable: PathBuf::from(env!("CARGO_BIN_EXE_tsnode")),
+            folder: folder.path().to_owned(),
+            peers: wish.peers,
+            gateways: wish.gateways,
+            link_mbit: None,
+            link_ms: None,
+            flags,
+            model_flags: owned(wish.model_flags),
+        };
+        let net = match Testnet::up(&config).await {
+            Ok(net) => net,
+            Err(error) => panic!("{error}"),
+        };
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(60)).build().unwrap();
+        Self { net, client, _folder: folder }
+    }
+
+    pub fn peer(&self, index: usize) -> PeerInfo {
+        self.net.peers()[index].clone()
+    }
+
+    /// A completion's status and body, with its trace.
+    pub async fn complete(&self, index: usize, body: Value) -> (u16, Value) {
+        self.post(index, "/v1/completions", body).await
+    }
+
+    pub async fn post(&self, index: usize, path: &str, body: Value) -> (u16, Value) {
+        let url = format!("{}{path}", self.peer(index).http);
+        let response = self.client.post(url).header("x-tsnode-trace", "1").json(&body).send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    /// Token ids of an answer that must be given.
+    pub async fn tokens(&self, index: usize, mut body: Value) -> (Vec<u64>, Value) {
+        body["return_token_ids"] = json!(true);
+        let (status, answer) = self.complete(index, body).await;
+        assert_eq!(status, 200, "{answer}");
+        let ids = answer["choices"][0]["token_ids"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
+        (ids, answer)
+    }
+}

@@ -1,0 +1,142 @@
+//! Stories of one swarm of real processes: many streams at once, clients that hang up, bad input, peers that die.
+#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+
+mod common;
+
+use common::{Net, PROMPT, Wish};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use tsnode_testnet::{Sight, Swarm};
+
+const LONG: Duration = Duration::from_secs(15);
+
+fn swarm(net: &Net) -> Swarm {
+    Swarm::of(net.net.peers().into_iter())
+}
+
+fn all_pages_free(sights: &[Option<Sight>]) -> Result<(), String> {
+    let sight = sights[0].as_ref().ok_or("no answer")?;
+    for peer in &sight.peers {
+        let load = peer.load;
+        if load.running > 0 || load.free_pages != load.total_pages {
+            return Err(format!("{} has {} of {} pages free", peer.id, load.free_pages, load.total_pages));
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_swarm_serves_many_and_forgets_them() {
+    let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1,decode=1"];
+    let net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    many_streams_are_complete_and_right(&net).await;
+    a_client_that_hangs_up_frees_its_pages(&net).await;
+    bad_requests_get_the_right_errors(&net).await;
+    swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
+    for (index, peer) in net.net.peers().iter().enumerate() {
+        let (bytes, _) = net.net.usage(index).unwrap();
+        println!("{}: {:.1} MB resident after 64 streams", peer.name, bytes as f64 / 1e6);
+        assert!(bytes < 400_000_000, "{} uses {bytes} bytes", peer.name);
+    }
+    net.net.down().await.unwrap();
+}
+
+async fn many_streams_are_complete_and_right(net: &Net) {
+    let body =
+        |n: usize| json!({ "prompt": PROMPT, "max_tokens": 40, "temperature": 0.9, "seed": n % 8, "ignore_eos": true });
+    let mut expected = Vec::new();
+    for n in 0..8 {
+        expected.push(net.tokens(n % 5, body(n)).await.0);
+    }
+    let all = futures::future::join_all((0..64).map(|n| net.tokens(n % 5, body(n)))).await;
+    let mut decoders = BTreeSet::new();
+    for (n, (tokens, answer)) in all.into_iter().enumerate() {
+        assert_eq!(tokens, expected[n % 8], "stream {n}");
+        assert_ne!(answer["tsnode"]["prefill"], answer["tsnode"]["decode"]);
+        decoders.insert(answer["tsnode"]["decode"].to_string());
+    }
+    assert!(decoders.len() > 1, "work is spread over decode groups");
+}
+
+async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {
+    let url = format!("{}/v1/completions", net.peer(4).http);
+    let body = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true });
+    let response = net.client.post(url).json(&body).send().await.unwrap();
+    let mut stream = response.bytes_stream();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    swarm(net).await_that(LONG, all_pages_free).await.unwrap();
+}
+
+async fn bad_requests_get_the_right_errors(net: &Net) {
+    let cases: [(Value, u16, &str, &str); 7] = [
+        (json!({ "model": "nothing", "prompt": "x" }), 404, "model_not_found", "model"),
+        (json!({ "prompt": "x ".repeat(3000) }), 400, "context_length_exceeded", "messages"),
+        (json!({ "prompt": "" }), 400, "", "prompt"),
+        (json!({ "prompt": [5000] }), 400, "", "prompt"),
+        (json!({ "prompt": "x", "temperature": "hot" }), 400, "", "temperature"),
+        (json!({ "prompt": "x", "tools": [1] }), 400, "", "tools"),
+        (json!({ "prompt": "x", "best_of": 4 }), 400, "", "best_of"),
+    ];
+    for (body, status, code, param) in cases {
+        let (got, answer) = net.complete(4, body.clone()).await;
+        let error = &answer["error"];
+        assert_eq!((got, error["param"].as_str()), (status, Some(param)), "{answer}");
+        assert_eq!(error["code"].as_str().unwrap_or(""), code, "{answer}");
+    }
+    let raw = |body: Vec<u8>| net.client.post(format!("{}/v1/completions", net.peer(0).http)).body(body).send();
+    let nested = [b"{\"prompt\":".to_vec(), b"[".repeat(100_000)].concat();
+    for body in [b"{".to_vec(), nested, vec![b'"', 0xFF, b'"'], b"[]".to_vec()] {
+        assert_eq!(raw(body).await.unwrap().status(), 400);
+    }
+    assert_eq!(raw(vec![b'x'; 9 << 20]).await.unwrap().status(), 413);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_swarm_outlives_its_peers() {
+    let mut net =
+        Net::up(Wish { peers: 4, gateways: 1, flags: &["--layout", "prefill=1,decode=1,decode=1"], model_flags: &[] })
+            .await;
+    // peer3 has no group: killing it changes nothing.
+    let url = format!("{}/v1/completions", net.peer(4).http);
+    let long = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true, "temperature": 0 });
+    let mut stream = net.client.post(&url).json(&long).send().await.unwrap().bytes_stream();
+    stream.next().await.unwrap().unwrap();
+    net.net.kill(3).await.unwrap();
+    let mut text = String::new();
+    while let Some(chunk) = stream.next().await {
+        text.push_str(&String::from_utf8_lossy(&chunk.unwrap()));
+    }
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.trim_end().ends_with("data: [DONE]"), "{text}");
+
+    // The peer that decodes dies: its stream ends with a stated error, and the swarm serves again.
+    let response = net.client.post(&url).json(&long).send().await.unwrap();
+    let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
+    let ids = swarm(&net).look().await;
+    let victim = ids.iter().position(|s| s.as_ref().is_some_and(|s| s.me == decode)).unwrap();
+    let mut stream = response.bytes_stream();
+    stream.next().await.unwrap().unwrap();
+    let killed = Instant::now();
+    net.net.kill(victim).await.unwrap();
+    let mut text = String::new();
+    while let Some(chunk) = stream.next().await {
+        text.push_str(&String::from_utf8_lossy(&chunk.unwrap()));
+    }
+    assert!(text.contains("\"error\"") && text.contains("peer_failed"), "{text}");
+    assert!(text.trim_end().ends_with("data: [DONE]"));
+    let again = async {
+        loop {
+            let (status, answer) = net.complete(4, json!({ "prompt": PROMPT, "max_tokens": 4 })).await;
+            if status == 200 && answer["tsnode"]["decode"] != decode.as_str() {
+                return killed.elapsed();
+            }
+            assert!(status == 200 || status == 503 || status == 502, "{answer}");
+        }
+    };
+    let after = tokio::time::timeout(LONG, again).await.unwrap();
+    net.net.await_one_mind(3).await.unwrap();
+    println!("served again {after:.1?} after the kill, of one mind after {:.1?}", killed.elapsed());
+    net.net.down().await.unwrap();
+}
