@@ -61,9 +61,9 @@ impl ControlConfig {
         Self {
             me,
             swarm,
-            heartbeat: Duration::from_millis(500),
-            dead_after: Duration::from_millis(2500),
-            dead_after_disconnect: Duration::from_millis(1200),
+            heartbeat: Duration::from_secs(1),
+            dead_after: Duration::from_secs(3),
+            dead_after_disconnect: Duration::from_millis(1500),
             settle: Duration::from_millis(800),
             patience: Duration::from_secs(2),
             epoch_length: Duration::from_secs(600),
@@ -212,6 +212,8 @@ pub struct Control {
     /// Last change of who is there.
     changed: Time,
     proposed_at: Option<Time>,
+    /// What [`Control::wanted`] found, until what it looks at changes.
+    draft: Option<Option<planner::Draft>>,
 }
 
 impl Control {
@@ -239,6 +241,7 @@ impl Control {
             needed_since: None,
             changed: now,
             proposed_at: None,
+            draft: None,
         }
     }
 
@@ -364,6 +367,7 @@ impl Control {
             // A measured link is no reason to wait; a device that comes or goes is.
             let moved = member.advert.as_ref().is_none_or(|a| a.devices != advert.devices || a.models != advert.models);
             member.advert = Some(advert);
+            self.draft = None;
             if moved {
                 self.changed = self.now;
             }
@@ -373,7 +377,8 @@ impl Control {
     fn hear_heartbeat(&mut self, signer: PeerId, heartbeat: Heartbeat) {
         let behind = heartbeat.plan != self.plan_id();
         let Some(member) = self.members.get_mut(&signer) else { return };
-        if heartbeat.leaving && !member.heartbeat.leaving {
+        if heartbeat.leaving != member.heartbeat.leaving {
+            self.draft = None;
             self.changed = self.now;
         }
         if !behind {
@@ -389,6 +394,7 @@ impl Control {
         let Some(member) = self.members.get_mut(&peer) else { return };
         if !member.alive && member.advert.is_some() {
             member.alive = true;
+            self.draft = None;
             self.changed = self.now;
             out.push(Action::PeerUp(peer));
         }
@@ -406,6 +412,7 @@ impl Control {
             let left = member.heartbeat.leaving && member.disconnected;
             if left || now >= member.last_heard + member.patience(config) {
                 member.alive = false;
+                self.draft = None;
                 self.changed = now;
                 let reason = if member.heartbeat.leaving { Down::Left } else { Down::Silent };
                 out.push(Action::PeerDown { peer: *peer, reason });
@@ -447,7 +454,10 @@ impl Control {
         if self.now < self.changed + self.config.settle || self.advert.is_none() {
             return;
         }
-        let Some(draft) = self.wanted() else {
+        if self.draft.is_none() {
+            self.draft = Some(self.wanted());
+        }
+        let Some(draft) = self.draft.clone().flatten() else {
             self.needed_since = None;
             self.proposed_at = None;
             return self.convince(first, out);

@@ -1,5 +1,10 @@
 //! The command line: one verb, one file.
 
+/// Prints a line. A reader that has gone ends the process quietly, as it does other programs.
+macro_rules! say {
+    ($($arg:tt)*) => { crate::cli::print_line(format_args!($($arg)*)) };
+}
+
 mod ask;
 mod bench;
 mod chat;
@@ -18,6 +23,14 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+/// See `say!`.
+fn print_line(line: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    if writeln!(std::io::stdout(), "{line}").is_err() {
+        std::process::exit(0);
+    }
+}
 
 /// Runs the command the process was started with.
 #[must_use]

@@ -63,6 +63,7 @@ impl Driver {
     pub async fn run(mut self, stop: CancellationToken, drained: impl Future<Output = ()>) {
         let mut drained = std::pin::pin!(drained);
         let mut leaving = false;
+        let mut due = false;
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.step(Event::Advertise(self.advert.clone())).await;
@@ -81,19 +82,24 @@ impl Driver {
                     None => break,
                 },
                 Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
-                _ = look.tick() => self.look().await,
+                _ = look.tick() => {
+                    due = true;
+                    self.look().await
+                }
             };
             if let Some(event) = event {
-                self.step(event).await;
+                due |= self.step(event).await;
             }
-            self.show(leaving);
+            if std::mem::take(&mut due) {
+                self.show(leaving);
+            }
         }
         self.store.remove_file(HTTP_FILE);
     }
 
     fn heard(&mut self, event: SwarmEvent) -> Option<Event> {
         match event {
-            SwarmEvent::Gossip(message) => Some(Event::Gossip(*message)),
+            SwarmEvent::Gossip(message) => Some(Event::Gossip(message)),
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
             SwarmEvent::Listening(addresses) => self.listening(addresses),
@@ -131,17 +137,19 @@ impl Driver {
         Some(Event::Load { load, ready })
     }
 
-    /// One event through the machine, and what follows from it.
-    async fn step(&mut self, event: Event) {
+    /// One event through the machine, and what follows from it. Says whether others should see it at once.
+    async fn step(&mut self, event: Event) -> bool {
+        let mut visible = false;
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             for action in self.control.on_event(self.started.elapsed(), event) {
+                visible |= !matches!(action, Action::Publish(_) | Action::Reject { .. });
                 match action {
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         if self.host.adopt(plan).await.is_err() {
-                            return;
+                            return visible;
                         }
                     }
                     Action::Reject { peer, reason } => {
@@ -159,6 +167,7 @@ impl Driver {
                 }
             }
         }
+        visible
     }
 
     /// Replaces the snapshots others look at, where they have changed.
@@ -217,7 +226,13 @@ impl Driver {
 
     /// Says it to the swarm, and hears it like everybody else.
     fn publish(&self, gossip: &Gossip) -> Option<Event> {
-        self.swarm.publish(gossip).map(Event::Gossip)
+        match self.swarm.publish(gossip) {
+            Ok(own) => Some(Event::Gossip(own)),
+            Err(error) => {
+                tracing::warn!(kind = gossip.kind(), %error, "not published");
+                None
+            }
+        }
     }
 }
 
@@ -249,6 +264,10 @@ fn data_addresses(addresses: &[String], port: u16) -> Vec<SocketAddr> {
         if !ips.contains(&ip) {
             ips.push(ip);
         }
+    }
+    // The host's own address helps nobody elsewhere, unless there is no other.
+    if ips.iter().any(|ip| !ip.is_loopback()) {
+        ips.retain(|ip| !ip.is_loopback());
     }
     ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
 }

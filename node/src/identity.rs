@@ -1,133 +1,198 @@
-//! This peer's key: an ed25519 seed in the data folder, readable by its owner alone.
+//! Who this peer is: an ed25519 key in the data folder.
+//!
+//! `identity.key` holds the 32 seed bytes of the key, raw, and nothing else. Whoever reads it can speak as this peer,
+//! so it is created readable by its owner only and refused when anyone else can read it.
 
 use ed25519_dalek::SigningKey;
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
 use tsnode_protocol::PeerId;
 
-/// Name of the file: 64 hexadecimal digits and a newline.
-pub const FILE: &str = "identity.key";
+/// Name of the key's file in the data folder.
+pub const KEY_FILE: &str = "identity.key";
+/// Length of the key's file (bytes).
+const SEED_BYTES: usize = 32;
+/// Owner reads and writes.
+const PRIVATE: u32 = 0o600;
+/// What group and others may do.
+const OTHERS: u32 = 0o077;
 
-/// Why there is no key.
-#[derive(Debug, thiserror::Error)]
-pub enum IdentityError {
-    /// The file cannot be read or written.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// Others can read it.
-    #[error("{path}: readable by others (mode {mode:o}); run: chmod 600 {path}")]
-    Exposed {
-        /// Which.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
-    /// It holds something else.
-    #[error("{path}: not an identity (64 hexadecimal digits); restore it, or remove it to become a new peer")]
-    Malformed {
-        /// Which.
-        path: PathBuf,
-    },
-}
-
-/// Who this peer is.
+/// This peer's key.
 #[derive(Clone)]
 pub struct Identity {
-    key: SigningKey,
+    /// Signs envelopes; its public half is the peer's id.
+    pub signing: SigningKey,
+}
+
+/// Why there is no identity.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The disk refused.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// What was being tried.
+        doing: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The key can be read or changed by others than its owner.
+    #[error("{} is open to other users (mode {mode:03o}): run `chmod 600 '{}'`", path.display(), path.display())]
+    Exposed {
+        /// The key's file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file holds something else than a key.
+    #[error(
+        "{} is not a key: it has {bytes} bytes instead of {SEED_BYTES}; restore it from a copy, or remove it to become \
+         a new peer",
+        path.display()
+    )]
+    Malformed {
+        /// The key's file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The system has no randomness to make a key from.
+    #[error("cannot draw a key: {0}")]
+    Random(String),
 }
 
 impl Identity {
-    /// A new one.
-    #[must_use]
-    pub fn generate() -> Self {
-        Self { key: SigningKey::from_bytes(&crate::random_bytes()) }
-    }
-
-    /// The one in `folder`, made if there is none.
+    /// Reads the key in `folder`, or creates folder and key when there is none.
     ///
     /// # Errors
-    /// When it cannot be read or written, is readable by others, or is malformed.
-    pub fn open(folder: &Path) -> Result<Self, IdentityError> {
-        let path = folder.join(FILE);
-        if !path.exists() {
-            let new = Self::generate();
-            new.write(&path).map_err(|error| IdentityError::Io { path: path.clone(), error })?;
-            return Ok(new);
-        }
-        let io = |error| IdentityError::Io { path: path.clone(), error };
-        let mode = fs::metadata(&path).map_err(io)?.permissions().mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(IdentityError::Exposed { path, mode });
-        }
-        let text = fs::read(&path).map_err(io)?;
-        let seed = data_encoding::HEXLOWER_PERMISSIVE.decode(text.trim_ascii()).ok();
-        match seed.and_then(|s| s.try_into().ok()) {
-            Some(seed) => Ok(Self { key: SigningKey::from_bytes(&seed) }),
-            None => Err(IdentityError::Malformed { path }),
+    /// When the key is malformed or open to others, or the disk refuses; a key that exists is never replaced.
+    pub fn load_or_create(folder: &Path) -> Result<Self, IdentityError> {
+        let path = folder.join(KEY_FILE);
+        match File::open(&path) {
+            Ok(file) => Self::read(&path, file),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Self::create(folder, &path),
+            Err(source) => Err(IdentityError::Io { doing: "open", path, source }),
         }
     }
 
-    /// Written beside its place and moved there, so that there is never half a key.
-    fn write(&self, path: &Path) -> std::io::Result<()> {
-        let beside = path.with_extension("new");
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        writeln!(file, "{}", data_encoding::HEXLOWER.encode(&self.key.to_bytes()))?;
-        file.sync_all()?;
-        fs::rename(beside, path)
+    /// The identity whose key has this seed.
+    #[must_use]
+    pub fn from_seed(seed: &[u8; SEED_BYTES]) -> Self {
+        Self { signing: SigningKey::from_bytes(seed) }
     }
 
-    /// The peer's name.
+    /// The name other peers know this one by.
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
-        PeerId(self.key.verifying_key().to_bytes())
+        PeerId(self.signing.verifying_key().to_bytes())
     }
 
-    /// The key that signs.
-    #[must_use]
-    pub fn signing_key(&self) -> &SigningKey {
-        &self.key
-    }
-
-    /// The same key as libp2p holds it.
+    /// The same key as libp2p holds keys.
     ///
     /// # Panics
-    /// Never: every 32 bytes are an ed25519 seed.
+    /// Never: libp2p refuses only seeds that are not 32 bytes long.
     #[must_use]
-    #[allow(clippy::expect_used)]
-    pub fn keypair(&self) -> libp2p::identity::Keypair {
-        libp2p::identity::Keypair::ed25519_from_bytes(self.key.to_bytes()).expect("32 bytes are a seed")
+    pub fn libp2p_keypair(&self) -> libp2p::identity::Keypair {
+        #[allow(clippy::expect_used)]
+        libp2p::identity::Keypair::ed25519_from_bytes(self.signing.to_bytes()).expect("a seed is 32 bytes")
     }
+
+    fn read(path: &Path, mut file: File) -> Result<Self, IdentityError> {
+        let failed = |source| IdentityError::Io { doing: "read", path: path.to_owned(), source };
+        let facts = file.metadata().map_err(failed)?;
+        let mode = facts.permissions().mode() & 0o777;
+        if mode & OTHERS != 0 {
+            return Err(IdentityError::Exposed { path: path.to_owned(), mode });
+        }
+        if facts.len() != SEED_BYTES as u64 {
+            return Err(IdentityError::Malformed { path: path.to_owned(), bytes: facts.len() });
+        }
+        let mut seed = [0; SEED_BYTES];
+        file.read_exact(&mut seed).map_err(failed)?;
+        Ok(Self::from_seed(&seed))
+    }
+
+    fn create(folder: &Path, path: &Path) -> Result<Self, IdentityError> {
+        let mut seed = [0; SEED_BYTES];
+        getrandom::fill(&mut seed).map_err(|e| IdentityError::Random(e.to_string()))?;
+        fs::create_dir_all(folder).map_err(|source| IdentityError::Io {
+            doing: "create",
+            path: folder.to_owned(),
+            source,
+        })?;
+        write_whole(path, &seed).map_err(|source| IdentityError::Io {
+            doing: "write",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self::from_seed(&seed))
+    }
+}
+
+/// Creates `path` with `bytes` such that it is never seen half-written nor readable by others.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let draft = path.with_extension(format!("new-{}", std::process::id()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(PRIVATE)
+        .open(&draft)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        // The first error is the one worth reporting.
+        let _ = fs::remove_file(&draft);
+    }
+    written
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
-    fn is_made_once_and_kept_private() {
+    fn a_peer_keeps_its_name() {
         let folder = tempfile::tempdir().unwrap();
-        let made = Identity::open(folder.path()).unwrap().peer_id();
-        assert_eq!(Identity::open(folder.path()).unwrap().peer_id(), made);
-        let path = folder.path().join(FILE);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(matches!(Identity::open(folder.path()), Err(IdentityError::Exposed { mode: 0o644, .. })));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        fs::write(&path, "nonsense").unwrap();
-        assert!(matches!(Identity::open(folder.path()), Err(IdentityError::Malformed { .. })));
+        let nested = folder.path().join("data");
+        let first = Identity::load_or_create(&nested).unwrap();
+        let second = Identity::load_or_create(&nested).unwrap();
+        assert_eq!(first.peer_id(), second.peer_id());
+        let mode = fs::metadata(nested.join(KEY_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, PRIVATE);
+        assert_eq!(fs::read_dir(&nested).unwrap().count(), 1, "no draft is left behind");
     }
 
     #[test]
-    fn libp2p_gives_the_same_name() {
-        let identity = Identity::generate();
-        let theirs = identity.keypair().public().to_peer_id();
-        assert_eq!(theirs.to_string(), identity.peer_id().to_string());
+    fn libp2p_knows_the_peer_by_the_same_name() {
+        let identity = Identity::from_seed(&[7; 32]);
+        let libp2p_id = identity.libp2p_keypair().public().to_peer_id();
+        assert_eq!(libp2p_id.to_bytes(), identity.peer_id().to_libp2p_bytes());
+    }
+
+    #[test]
+    fn a_key_open_to_others_is_refused_with_the_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        Identity::load_or_create(folder.path()).unwrap();
+        let path = folder.path().join(KEY_FILE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let refusal = Identity::load_or_create(folder.path()).err().unwrap();
+        assert!(matches!(refusal, IdentityError::Exposed { mode: 0o640, .. }));
+        assert!(refusal.to_string().contains("chmod 600"), "{refusal}");
+    }
+
+    #[test]
+    fn a_broken_key_is_refused_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(KEY_FILE);
+        write_whole(&path, b"half a key").unwrap();
+        let refusal = Identity::load_or_create(folder.path()).err().unwrap();
+        assert!(matches!(refusal, IdentityError::Malformed { bytes: 10, .. }));
+        assert_eq!(fs::read(&path).unwrap(), b"half a key");
     }
 }

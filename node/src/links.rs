@@ -236,7 +236,7 @@ impl Links {
     fn client_config(&self, peer: PeerId) -> Result<quinn::ClientConfig, LinkError> {
         let certificate = |e: &dyn std::fmt::Display| LinkError::Certificate(e.to_string());
         let expected = libp2p::PeerId::from_bytes(&peer.to_libp2p_bytes()).map_err(|e| certificate(&e))?;
-        let mut tls = libp2p_tls::make_client_config(&self.inner.identity.keypair(), Some(expected))
+        let mut tls = libp2p_tls::make_client_config(&self.inner.identity.libp2p_keypair(), Some(expected))
             .map_err(|e| certificate(&e))?;
         tls.alpn_protocols = vec![stream::ALPN.to_vec()];
         // A set SSLKEYLOGFILE must not make a peer write its session keys down.
@@ -270,7 +270,7 @@ impl Links {
 
 fn endpoint(config: &LinksConfig, stop: &CancellationToken) -> Result<quinn::Endpoint, LinkError> {
     let certificate = |e: &dyn std::fmt::Display| LinkError::Certificate(e.to_string());
-    let mut tls = libp2p_tls::make_server_config(&config.identity.keypair()).map_err(|e| certificate(&e))?;
+    let mut tls = libp2p_tls::make_server_config(&config.identity.libp2p_keypair()).map_err(|e| certificate(&e))?;
     tls.alpn_protocols = vec![stream::ALPN.to_vec()];
     tls.key_log = Arc::new(rustls::NoKeyLog);
     let tls = QuicServerConfig::try_from(tls).map_err(|e| certificate(&e))?;

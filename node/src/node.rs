@@ -137,7 +137,15 @@ pub enum NodeError {
 impl From<SwarmError> for NodeError {
     fn from(error: SwarmError) -> Self {
         match error {
-            SwarmError::Listen { address, error, in_use } => Self::Listen { address, what: "peers", error, in_use },
+            SwarmError::InUse { protocol, listen } => Self::Listen {
+                address: listen,
+                what: "peers",
+                error: format!("{protocol} address in use"),
+                in_use: true,
+            },
+            SwarmError::Listen { listen, reason, .. } => {
+                Self::Listen { address: listen, what: "peers", error: reason, in_use: false }
+            }
             SwarmError::Setup(error) => Self::System(error),
         }
     }
@@ -163,7 +171,7 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     let started = Instant::now();
     let store = Store::open(&config.data_dir)?;
-    let identity = Identity::open(&config.data_dir)?;
+    let identity = Identity::load_or_create(&config.data_dir)?;
     let invite = membership(&config, &store);
     let listener = TcpListener::bind(config.http).await.map_err(|e| NodeError::Listen {
         address: config.http,
@@ -208,6 +216,7 @@ pub async fn run(
             listen: config.listen,
             bootstrap: invite.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
             mdns: config.mdns,
+            degree: swarm::DEGREE,
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
         },
         ends.clone(),

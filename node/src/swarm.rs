@@ -1,152 +1,190 @@
-//! Plan flow 2: the control plane on libp2p: finds peers, and carries signed gossip between them.
+//! Plan flow 2: the control plane: finding peers, proving membership to each other, and gossip among all of them.
 //!
-//! One task ([`run`]) owns the libp2p swarm; others talk to it through [`SwarmHandle`] and hear [`SwarmEvent`]s. Both
-//! ends of every connection prove the swarm's secret before any protocol answers ([`admission`]).
+//! One task owns the libp2p swarm ([`start`] spawns it). The rest of the node gives orders through a [`SwarmHandle`]
+//! and receives [`SwarmEvent`]s from a bounded queue; `outbox.rs` says what happens when nobody takes them.
 
 mod admission;
 mod behaviour;
-mod run;
+mod dialer;
+mod gossip;
+mod handle;
+mod outbox;
+mod task;
+#[cfg(test)]
+mod tests;
 mod transport;
 
+pub use handle::{CommandError, PublishError, SwarmHandle};
+
 use crate::identity::Identity;
-use libp2p::Multiaddr;
-use std::net::SocketAddr;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use admission::Door;
+use behaviour::Behaviour;
+use dialer::Dialer;
+use gossip::Sealer;
+use libp2p::{Multiaddr, Swarm, multiaddr::Protocol};
+use outbox::Outbox;
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    sync::Arc,
+    time::Duration,
 };
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::mpsc;
+use task::Task;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{Gossip, PeerId, Signed, SwarmId, Verified, proof::Membership};
+use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, proof::Membership};
 
-/// Events nobody has looked at; above it gossip waits in libp2p, which then slows its senders.
+/// Connections each peer seeks: as many as gossipsub's mesh can use, and all of them in a small swarm.
+pub const DEGREE: usize = 12;
+/// Events that wait for the control machine.
 const EVENTS: usize = 1024;
-/// Orders to the swarm not yet carried out; above it a message is lost, as gossip may be.
-const ORDERS: usize = 256;
+/// Rejections at the door that wait to be counted.
+const REJECTIONS: usize = 64;
+/// Connections are kept although no protocol uses them: their closing is how peers notice each other's death.
+const IDLE_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How the control plane is set up.
+/// What the control plane needs to know.
 pub struct SwarmConfig {
-    /// This peer's key.
+    /// Who we are.
     pub identity: Identity,
     /// The swarm.
     pub swarm: SwarmId,
-    /// What both ends prove.
+    /// What its members know.
     pub membership: Membership,
-    /// TCP and UDP address; port 0 takes any, one for each.
+    /// TCP and UDP address to listen on, both at the same port; port 0 takes any free one for each.
     pub listen: SocketAddr,
-    /// Members to begin with: the invite's, and those known from before.
+    /// Addresses of members, from the invite and from earlier runs.
     pub bootstrap: Vec<Multiaddr>,
     /// Whether to look for members on the local network.
     pub mdns: bool,
-    /// Software and version, told to others.
+    /// Connections to seek; [`DEGREE`] unless there is a reason.
+    pub degree: usize,
+    /// Software name and version, as other peers see it.
     pub agent: String,
 }
 
-/// Why the control plane does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum SwarmError {
-    /// The address cannot be had.
-    #[error("{address}: {error}")]
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        error: String,
-        /// Whether another program has it.
-        in_use: bool,
-    },
-    /// libp2p refused its settings.
-    #[error("control plane: {0}")]
-    Setup(String),
-}
-
-/// What the control plane tells.
-#[derive(Debug)]
+/// What happens in the swarm.
+#[derive(Debug, PartialEq)]
+// Nearly all events are gossip, so boxing it would save no memory and cost an allocation each.
+#[allow(clippy::large_enum_variant)]
 pub enum SwarmEvent {
-    /// A message whose signature and bounds hold.
-    Gossip(Box<Verified<Gossip>>),
-    /// The first connection to a peer.
+    /// Another peer said something, and its signature and bounds hold.
+    Gossip(Verified<Gossip>),
+    /// A peer is connected, has proven membership and hears what we publish from now on.
     Connected(PeerId),
-    /// The last connection to a peer is gone.
+    /// The last connection to a peer has closed.
     Disconnected(PeerId),
-    /// Addresses others can dial, ending in `/p2p/…`.
+    /// Where others can reach us has changed: multiaddrs ending in `/p2p/<peer id>`, best first.
     Listening(Vec<String>),
-    /// A message or connection was refused.
+    /// A peer was turned away, or what it said was.
     Rejected {
-        /// Whose, if known.
+        /// Whom to blame; for gossip, the neighbour that passed it on.
         peer: Option<PeerId>,
         /// Why.
         reason: String,
     },
 }
 
-enum Order {
-    Publish(Vec<u8>),
-    Dial(Multiaddr),
+/// Why the control plane did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SwarmError {
+    /// Another process listens there.
+    #[error("{protocol} address {listen} is in use: stop the process that uses it, or choose another with --listen")]
+    InUse {
+        /// `TCP` or `UDP`.
+        protocol: &'static str,
+        /// The address.
+        listen: SocketAddr,
+    },
+    /// The system does not let us listen there.
+    #[error("cannot listen on {protocol} address {listen}: {reason}")]
+    Listen {
+        /// `TCP` or `UDP`.
+        protocol: &'static str,
+        /// The address.
+        listen: SocketAddr,
+        /// What the system said.
+        reason: String,
+    },
+    /// A protocol refused its settings.
+    #[error("cannot set up the network: {0}")]
+    Setup(String),
 }
 
-/// The way to the control plane.
-#[derive(Clone)]
-pub struct SwarmHandle {
-    identity: Identity,
-    swarm: SwarmId,
-    sequence: Arc<AtomicU64>,
-    orders: mpsc::Sender<Order>,
-}
-
-impl SwarmHandle {
-    /// Signs a message and sends it to all; gives it back as others will see it.
-    #[must_use = "one's own messages count like others'"]
-    pub fn publish(&self, gossip: &Gossip) -> Option<Verified<Gossip>> {
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let signed = Signed::seal(self.identity.signing_key(), self.swarm, sequence, gossip);
-        if self.orders.try_send(Order::Publish(signed.to_bytes())).is_err() {
-            tracing::warn!(kind = gossip.kind(), "gossip lost: the control plane is busy");
-        }
-        match signed.verify(self.swarm) {
-            Ok(verified) => Some(verified),
-            Err(error) => {
-                tracing::error!(kind = gossip.kind(), %error, "own message breaks the rules and is not sent");
-                None
-            }
-        }
-    }
-
-    /// Dials a member.
-    pub fn dial(&self, address: Multiaddr) {
-        // Lost orders to dial are made again by whoever wants the connection.
-        let _ = self.orders.try_send(Order::Dial(address));
-    }
-}
-
-/// Starts the control plane; it ends on `stop`.
+/// Starts listening and spawns the task that owns the network; it ends with `stop`.
 ///
 /// # Errors
-/// When the address is taken.
+/// When an address is in use or not ours. Nothing keeps running then.
 pub async fn start(
     config: SwarmConfig,
     stop: CancellationToken,
 ) -> Result<(SwarmHandle, mpsc::Receiver<SwarmEvent>), SwarmError> {
-    let (orders, receiver) = mpsc::channel(ORDERS);
-    let (sender, events) = mpsc::channel(EVENTS);
-    // Microseconds since 1970: a restarted peer goes on above where it was.
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let handle = SwarmHandle {
-        identity: config.identity.clone(),
+    let own = config.identity.peer_id();
+    let keypair = config.identity.libp2p_keypair();
+    let (rejected, rejections) = mpsc::channel(REJECTIONS);
+    let door = Door { own, membership: config.membership.clone(), rejections: rejected };
+    let mut net = Swarm::new(
+        transport::admitted(&keypair, door)?,
+        Behaviour::new(&config)?,
+        keypair.public().to_peer_id(),
+        libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(IDLE_LIMIT),
+    );
+    listen(&mut net, config.listen)?;
+
+    let (ordered, commands) = mpsc::channel(handle::COMMANDS);
+    let (happened, events) = mpsc::channel(EVENTS);
+    let (addresses, addresses_seen) = watch::channel(Vec::new());
+    let (peers, peers_seen) = watch::channel(Vec::new());
+    let task = Task {
+        net,
+        own,
         swarm: config.swarm,
-        sequence: Arc::new(AtomicU64::new(now.as_micros() as u64)),
-        orders,
+        degree: config.degree,
+        dialer: Dialer::new(own, config.degree, &config.bootstrap),
+        outbox: Outbox::new(happened),
+        addresses,
+        peers,
+        connected: BTreeSet::new(),
+        hearing: BTreeSet::new(),
+        listening: BTreeSet::new(),
     };
-    let task = run::Task::start(config, receiver, sender).await?;
-    tokio::spawn(task.run(stop));
+    tokio::spawn(task.run(commands, rejections, stop));
+    let handle = SwarmHandle {
+        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm)),
+        commands: ordered,
+        addresses: addresses_seen,
+        peers: peers_seen,
+    };
     Ok((handle, events))
 }
 
-/// Our name of a libp2p peer; `None` for keys other than ed25519.
-fn name(peer: &libp2p::PeerId) -> Option<PeerId> {
-    PeerId::from_libp2p_bytes(&peer.to_bytes())
+fn listen(net: &mut Swarm<Behaviour>, listen: SocketAddr) -> Result<(), SwarmError> {
+    let host = Multiaddr::from(listen.ip());
+    let tcp = host.clone().with(Protocol::Tcp(listen.port()));
+    let quic = host.with(Protocol::Udp(listen.port())).with(Protocol::QuicV1);
+    // libp2p shares its TCP port with any process of this user, which would then get half of our connections.
+    TcpListener::bind(listen).map_err(|error| refused("TCP", listen, &error))?;
+    UdpSocket::bind(listen).map_err(|error| refused("UDP", listen, &error))?;
+    for (protocol, address) in [("TCP", tcp), ("UDP", quic)] {
+        net.listen_on(address).map_err(|error| SwarmError::Listen { protocol, listen, reason: error.to_string() })?;
+    }
+    Ok(())
 }
 
-#[cfg(test)]
-mod tests;
+fn refused(protocol: &'static str, listen: SocketAddr, error: &io::Error) -> SwarmError {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => SwarmError::InUse { protocol, listen },
+        _ => SwarmError::Listen { protocol, listen, reason: error.to_string() },
+    }
+}
+
+/// libp2p's id as ours; none unless it is an ed25519 key.
+fn to_own_id(id: &libp2p::PeerId) -> Option<PeerId> {
+    PeerId::from_libp2p_bytes(&id.to_bytes())
+}
+
+/// Our id as libp2p's.
+fn to_libp2p_id(id: PeerId) -> Option<libp2p::PeerId> {
+    libp2p::PeerId::from_bytes(&id.to_libp2p_bytes()).ok()
+}

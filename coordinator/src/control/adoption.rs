@@ -202,6 +202,7 @@ impl Control {
         self.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|(p, _, _)| (p.epoch, p.term) > (epoch, term)));
         self.needed_since = None;
         self.proposed_at = None;
+        self.draft = None;
         // What a plan changed must show before it is judged again.
         self.changed = self.now;
         self.next_heartbeat = self.now;

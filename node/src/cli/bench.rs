@@ -59,9 +59,9 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     if is_set(matches, "json") {
         return print_json(&serde_json::json!({ "raw": raw, "int4": int4, "ratio": ratio, "bits_per_element": bits }));
     }
-    println!("16 bit  perplexity {:.4} over {} tokens, {} bytes of KV", raw.perplexity, raw.tokens, raw.kv_bytes);
-    println!("int4    perplexity {:.4}, {} bytes of KV ({bits:.2} bits an element)", int4.perplexity, int4.kv_bytes);
-    println!("ratio   {ratio:.5}");
+    say!("16 bit  perplexity {:.4} over {} tokens, {} bytes of KV", raw.perplexity, raw.tokens, raw.kv_bytes);
+    say!("int4    perplexity {:.4}, {} bytes of KV ({bits:.2} bits an element)", int4.perplexity, int4.kv_bytes);
+    say!("ratio   {ratio:.5}");
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
             _ = tokio::signal::ctrl_c() => None,
         };
         let Some(line) = line else {
-            println!();
+            say!("");
             return Ok(());
         };
         match line.trim() {
@@ -71,7 +71,7 @@ async fn answer(peer: &Peer, matches: &ArgMatches, history: &[ChatMessage]) -> O
         }) => Some(outcome),
         _ = tokio::signal::ctrl_c() => None,
     };
-    println!();
+    say!("");
     if let Some(Err(exit)) = outcome {
         eprintln!("{exit}");
     }

@@ -38,7 +38,7 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
                 State::Note => "note",
                 State::Fail => "FAIL",
             };
-            println!("{state}  {:<10} {}", f.what, f.detail);
+            say!("{state}  {:<10} {}", f.what, f.detail);
         }
     }
     let failed = findings.iter().filter(|f| f.state == State::Fail).count();
@@ -82,7 +82,7 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     found.push(if !folder.exists() {
         finding("data", State::Ok, format!("{} will be made", folder.display()))
     } else {
-        match Identity::open(folder) {
+        match Identity::load_or_create(folder) {
             Ok(identity) => finding("identity", State::Ok, identity.peer_id().to_string()),
             Err(error) => finding("identity", State::Fail, error.to_string()),
         }

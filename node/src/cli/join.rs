@@ -45,7 +45,7 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
     loop {
         let line = describe(&view.borrow_and_update());
         if line != last {
-            println!("{line}");
+            say!("{line}");
             last = line;
         }
         if view.changed().await.is_err() {

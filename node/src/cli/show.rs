@@ -22,27 +22,30 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
         return print_json(&view);
     }
     let names = names(&view);
-    println!("peer         {}", view.me);
-    println!("swarm        {}{}", view.swarm, if view.private { " (private)" } else { " (open)" });
-    println!("state        {}", json!(view.readiness)["stage"].as_str().unwrap_or_default());
-    println!("peers        {}", view.peers.len());
-    println!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
-    println!("epoch, term  {}, {}", view.epoch.0, view.term.0);
-    println!("plan         {}", view.plan.as_ref().map_or("none yet", |p| p.reason.as_str()));
+    say!("peer         {}", view.me);
+    say!("swarm        {}{}", view.swarm, if view.private { " (private)" } else { " (open)" });
+    say!("state        {}", json!(view.readiness)["stage"].as_str().unwrap_or_default());
+    say!("peers        {}", view.peers.len());
+    say!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
+    say!("epoch, term  {}, {}", view.epoch.0, view.term.0);
+    say!("plan         {}", view.plan.as_ref().map_or("none yet", |p| p.reason.as_str()));
     let groups = view.plan.as_ref().map_or(0, |p| p.groups.len());
-    println!("groups       {} of {groups} take requests", view.ready_groups.len());
-    println!("models       {}", view.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", "));
+    say!("groups       {} of {groups} take requests", view.ready_groups.len());
+    say!("models       {}", view.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", "));
     if let Some(own) = view.peers.iter().find(|p| p.id == view.me) {
         let l = own.load;
-        println!(
+        say!(
             "here         {} running, {} waiting, {} of {} KV pages free",
-            l.running, l.waiting, l.free_pages, l.total_pages
+            l.running,
+            l.waiting,
+            l.free_pages,
+            l.total_pages
         );
     }
     let refused: u64 = view.rejected.values().sum();
-    println!("refused      {refused} messages{}", if refused > 0 { ":" } else { "" });
+    say!("refused      {refused} messages{}", if refused > 0 { ":" } else { "" });
     for (reason, count) in &view.rejected {
-        println!("             {count} × {reason}");
+        say!("             {count} × {reason}");
     }
     Ok(())
 }
@@ -93,11 +96,11 @@ pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<()
         return print_json(&view.plan);
     }
     let Some(plan) = &view.plan else {
-        println!("no plan has been adopted yet");
+        say!("no plan has been adopted yet");
         return Ok(());
     };
     let names = names(&view);
-    println!("{} (epoch {}, term {}): {}\n", plan.id(), plan.epoch.0, plan.term.0, plan.reason);
+    say!("{} (epoch {}, term {}): {}\n", plan.id(), plan.epoch.0, plan.term.0, plan.reason);
     let mut rows = vec![["GROUP", "PHASE", "STAGES", "STATE"].map(String::from).to_vec()];
     for group in &plan.groups {
         let stages: Vec<String> =
@@ -106,7 +109,7 @@ pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<()
         rows.push(vec![group.id.to_string(), group.phase.to_string(), stages.join(" → "), up.into()]);
     }
     table(&rows)?;
-    println!();
+    say!("");
     let mut rows = vec![["PREFILL", "DECODE", "SHARE"].map(String::from).to_vec()];
     for route in &plan.routes {
         rows.push(vec![route.prefill.to_string(), route.decode.to_string(), format!("{:.0} %", route.share * 100.0)]);
@@ -144,7 +147,7 @@ pub(super) fn invite(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
     if is_set(matches, "json") {
         return print_json(&json!({ "invite": text.trim() }));
     }
-    println!("{}", text.trim());
+    say!("{}", text.trim());
     Ok(())
 }
 
@@ -171,7 +174,7 @@ pub(super) fn version(matches: &ArgMatches) -> Result<(), Exit> {
     if is_set(matches, "json") {
         return print_json(&json!({ "version": version, "protocol": tsnode_protocol::codec::VERSION }));
     }
-    println!("tsnode {version}");
+    say!("tsnode {version}");
     Ok(())
 }
 
@@ -188,7 +191,7 @@ fn name(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
 
 pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Exit> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-    println!("{text}");
+    say!("{text}");
     Ok(())
 }
 
@@ -199,7 +202,7 @@ fn table(rows: &[Vec<String>]) -> Result<(), Exit> {
     let widths: Vec<usize> = (0..columns).map(width).collect();
     for row in rows {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(text, w)| format!("{text:<w$}")).collect();
-        println!("{}", cells.join("  ").trim_end());
+        say!("{}", cells.join("  ").trim_end());
     }
     Ok(())
 }

@@ -78,9 +78,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     })
     .await?;
     if quiet {
-        println!("{}", json!({ "text": answer.text, "trace": answer.trace }));
+        say!("{}", json!({ "text": answer.text, "trace": answer.trace }));
     } else {
-        println!();
+        say!("");
         if let Some(trace) = answer.trace {
             eprintln!("{}", summary(&trace));
         }

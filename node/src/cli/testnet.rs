@@ -160,9 +160,9 @@ fn tell(matches: &ArgMatches, peers: &[&PeerInfo], text: &str, trace: &Trace, to
         print_json(&document(peers, Some((text, trace)), took))?;
     } else {
         let prompt = matches.get_one::<String>("prompt").map_or("", String::as_str);
-        println!("{prompt}{text}\n");
-        println!("{} peers of one mind after {:.1} s", peers.len(), took.as_secs_f64());
-        println!("{}", submit::summary(trace));
+        say!("{prompt}{text}\n");
+        say!("{} peers of one mind after {:.1} s", peers.len(), took.as_secs_f64());
+        say!("{}", submit::summary(trace));
     }
     if trace.prefill == trace.decode {
         let why = format!("prefill and decode ran on one peer: {}", trace.reason);
@@ -193,7 +193,7 @@ fn detached(matches: &ArgMatches, state: &State, answer: Option<(String, Trace)>
         Some((text, trace)) => tell(matches, &peers, text, trace, took),
         None => {
             list(&peers);
-            println!("stop it with: tsnode testnet down");
+            say!("stop it with: tsnode testnet down");
             Ok(())
         }
     }
@@ -203,7 +203,7 @@ async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), 
     if is_set(matches, "json") {
         print_json(&document(&net.peers(), None, took))?;
     } else {
-        println!("{} peers of one mind after {:.1} s; Ctrl-C stops them", net.peers().len(), took.as_secs_f64());
+        say!("{} peers of one mind after {:.1} s; Ctrl-C stops them", net.peers().len(), took.as_secs_f64());
         list(&net.peers());
     }
     tokio::signal::ctrl_c().await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
@@ -212,7 +212,7 @@ async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), 
 
 fn list(peers: &[&PeerInfo]) {
     for peer in peers {
-        println!("{:<10} process {:<8} {}", peer.name, peer.pid, peer.http);
+        say!("{:<10} process {:<8} {}", peer.name, peer.pid, peer.http);
     }
 }
 
@@ -232,13 +232,13 @@ async fn status(matches: &ArgMatches) -> Result<(), Exit> {
     if is_set(matches, "json") {
         return print_json(&json!({ "launched": state.peers.len(), "alive": rows }));
     }
-    println!("{} of {} peers run", alive.len(), state.peers.len());
+    say!("{} of {} peers run", alive.len(), state.peers.len());
     for (peer, sight) in alive.iter().zip(&sights) {
         let what = match sight {
             Some(s) => format!("sees {} peers, plan {}", s.peers.len(), s.plan_id.as_deref().unwrap_or("none")),
             None => "does not answer".into(),
         };
-        println!("{:<10} process {:<8} {}  {what}", peer.name, peer.pid, peer.http);
+        say!("{:<10} process {:<8} {}  {what}", peer.name, peer.pid, peer.http);
     }
     Ok(())
 }

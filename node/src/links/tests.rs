@@ -13,7 +13,7 @@ struct End {
 }
 
 fn end(secret: u8, shaping: Option<Shaping>) -> End {
-    let identity = Identity::generate();
+    let identity = Identity::from_seed(&crate::random_bytes());
     let id = identity.peer_id();
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
     let listen = "127.0.0.1:0".parse().unwrap();
@@ -58,7 +58,7 @@ async fn another_secret_is_refused() {
 #[tokio::test]
 async fn another_peer_at_that_address_is_refused() {
     let (a, b) = (end(1, None), end(1, None));
-    let stranger = Identity::generate().peer_id();
+    let stranger = Identity::from_seed(&crate::random_bytes()).peer_id();
     let opened = a.links.open(stranger, &[b.address], &file()).await;
     assert!(matches!(opened, Err(LinkError::Unreachable { .. })), "{opened:?}");
 }

@@ -1,128 +1,257 @@
-//! The first exchange on every connection of the control plane: both ends prove the swarm's secret.
+//! The first exchange on every connection, in which both sides prove to know the swarm's secret.
 //!
-//! It happens in the transport, between encryption and protocols, on TCP and QUIC alike: the dialer opens one stream,
-//! the proof runs on it, and only then does libp2p see the connection. (libp2p's pre-shared-key wrapper does not cover
-//! QUIC.)
+//! It runs inside the transport, when ids are proven and streams can be opened but no protocol has been handed the
+//! connection: who fails it has been answered nothing. Four messages cross on the first stream, all of fixed size:
+//!
+//! ```text
+//! dialer → listener   hello: magic, protocol version, nonce
+//! listener → dialer   hello, and the listener's code
+//! dialer → listener   the dialer's code
+//! listener → dialer   ADMITTED
+//! ```
 
-use super::name;
-use futures::{AsyncReadExt, AsyncWriteExt, future::poll_fn};
-use libp2p::core::{
-    ConnectedPoint,
-    muxing::{StreamMuxerBox, StreamMuxerExt, SubstreamBox},
-};
-use std::io;
-use std::task::Poll;
-use std::time::Duration;
-use tokio::time::timeout;
+use super::{SwarmEvent, to_own_id};
+use futures::{AsyncReadExt as _, AsyncWriteExt as _};
+use libp2p::core::muxing::{StreamMuxer, StreamMuxerBox, StreamMuxerExt as _, SubstreamBox};
+use std::{future::Future, io, pin::pin, task::Poll, time::Duration};
+use tokio::sync::mpsc;
 use tsnode_protocol::{
-    PeerId,
+    PeerId, codec,
     proof::{Code, Ends, Membership, Nonce, Side},
 };
 
-const PATIENCE: Duration = Duration::from_secs(5);
-/// What the listener says at the end.
-const WELCOME: u8 = 1;
+/// How long the whole exchange may take: four messages, two round trips, at the slowest links we serve.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// What tsnode connections begin with.
+const MAGIC: [u8; 6] = *b"tsnode";
+/// Magic, version, nonce (bytes).
+const HELLO_BYTES: usize = MAGIC.len() + 2 + 32;
+/// The listener's last word.
+const ADMITTED: u8 = 1;
 
-/// What this end knows and proves.
+/// Somebody who was not let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rejection {
+    /// Who it was; none when its id is of a kind this swarm does not use.
+    pub(super) peer: Option<PeerId>,
+    /// Why.
+    pub(super) reason: String,
+    /// What it means for the next attempt.
+    pub(super) verdict: Verdict,
+}
+
+/// Whether another attempt may end differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It does not belong here.
+    Stranger,
+    /// The exchange was cut short, by a crash or a busy host for all we know.
+    Unfinished,
+}
+
+impl From<Rejection> for SwarmEvent {
+    fn from(Rejection { peer, reason, .. }: Rejection) -> Self {
+        Self::Rejected { peer, reason }
+    }
+}
+
+/// Why a connection was not admitted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AdmissionError {
+    /// The id is not an ed25519 key.
+    #[error("its id {0} is not an ed25519 key")]
+    ForeignId(libp2p::PeerId),
+    /// It did not answer in time.
+    #[error("no proof of membership within {} s", TIME_LIMIT.as_secs())]
+    Silent,
+    /// It closed the connection before the exchange was over, as it does when our proof does not satisfy it.
+    #[error("left before membership was proven: {0}")]
+    Left(#[from] io::Error),
+    /// Its first bytes are not a hello.
+    #[error("does not speak tsnode")]
+    Foreign,
+    /// It speaks another protocol version.
+    #[error("speaks protocol version {theirs}, ours is {}", codec::VERSION)]
+    Version {
+        /// The version it speaks.
+        theirs: u16,
+    },
+    /// Its code is wrong.
+    #[error("is of another swarm or does not know this swarm's secret")]
+    Stranger,
+    /// We could not draw a nonce.
+    #[error("cannot draw a nonce: {0}")]
+    Random(String),
+}
+
+impl AdmissionError {
+    fn verdict(&self) -> Verdict {
+        match self {
+            Self::ForeignId(_) | Self::Foreign | Self::Version { .. } | Self::Stranger => Verdict::Stranger,
+            Self::Silent | Self::Left(_) | Self::Random(_) => Verdict::Unfinished,
+        }
+    }
+}
+
+/// The door: what it takes to prove membership, and where to say who failed.
 #[derive(Clone)]
-pub(super) struct Doorkeeper {
-    pub membership: Membership,
-    pub me: PeerId,
-    /// Where strangers are reported.
-    pub refused: tokio::sync::mpsc::Sender<(Option<PeerId>, libp2p::PeerId, String)>,
+pub(super) struct Door {
+    /// Our own id.
+    pub(super) own: PeerId,
+    /// What both sides must know.
+    pub(super) membership: Membership,
+    /// Receives every rejection; when it is full the rejection is only logged, as its sender may be a flood.
+    pub(super) rejections: mpsc::Sender<Rejection>,
 }
 
-impl Doorkeeper {
-    /// Lets the connection through once both ends have proven themselves.
-    pub async fn admit(
+impl Door {
+    /// Passes the connection through once its far end has proven membership, and tells of it otherwise.
+    pub(super) async fn admit(
         self,
-        peer: libp2p::PeerId,
+        remote: libp2p::PeerId,
         muxer: StreamMuxerBox,
-        point: ConnectedPoint,
-    ) -> io::Result<(libp2p::PeerId, StreamMuxerBox)> {
-        let result = self.exchange(peer, muxer, point.is_dialer()).await;
-        if let Err(error) = &result {
-            // A full queue means strangers come faster than they can be reported.
-            let _ = self.refused.try_send((name(&peer), peer, error.to_string()));
-        }
-        result
-    }
-
-    async fn exchange(
-        &self,
-        peer: libp2p::PeerId,
-        mut muxer: StreamMuxerBox,
-        dialer: bool,
-    ) -> io::Result<(libp2p::PeerId, StreamMuxerBox)> {
-        let other = name(&peer).ok_or_else(|| refused("its key is not ed25519"))?;
-        let proof = async {
-            let stream = if dialer {
-                poll_fn(|cx| muxer.poll_outbound_unpin(cx)).await?
-            } else {
-                poll_fn(|cx| muxer.poll_inbound_unpin(cx)).await?
-            };
-            let mut talk = std::pin::pin!(self.talk(stream, other, dialer));
-            // The connection moves only while it is polled.
-            poll_fn(|cx| {
-                while let Poll::Ready(event) = muxer.poll_unpin(cx) {
-                    event?;
-                }
-                talk.as_mut().poll(cx)
-            })
-            .await
+        side: Side,
+    ) -> Result<(libp2p::PeerId, StreamMuxerBox), AdmissionError> {
+        let peer = to_own_id(&remote);
+        let outcome = match peer {
+            Some(peer) => tokio::time::timeout(TIME_LIMIT, self.prove(peer, muxer, side))
+                .await
+                .unwrap_or(Err(AdmissionError::Silent)),
+            None => Err(AdmissionError::ForeignId(remote)),
         };
-        timeout(PATIENCE, proof).await.unwrap_or_else(|_| Err(refused("no proof of membership in time")))?;
-        Ok((peer, muxer))
+        outcome.map(|muxer| (remote, muxer)).inspect_err(|error| self.tell(peer, error))
     }
 
-    async fn talk(&self, mut stream: SubstreamBox, other: PeerId, dialer: bool) -> io::Result<()> {
-        let done = if dialer { self.dial(&mut stream, other).await } else { self.listen(&mut stream, other).await };
-        // The far end's close is not waited for: what counts has been said.
-        drop(stream);
-        done
+    async fn prove(
+        &self,
+        remote: PeerId,
+        mut muxer: StreamMuxerBox,
+        side: Side,
+    ) -> Result<StreamMuxerBox, AdmissionError> {
+        let stream = first_stream(&mut muxer, side).await?;
+        let exchange = async {
+            match side {
+                Side::Dialer => self.knock(remote, stream).await,
+                Side::Listener => self.answer(remote, stream).await,
+            }
+        };
+        driving(&mut muxer, exchange).await??;
+        Ok(muxer)
     }
 
-    async fn dial(&self, stream: &mut SubstreamBox, other: PeerId) -> io::Result<()> {
-        let nonce = Nonce(crate::random_bytes());
-        stream.write_all(&nonce.0).await?;
-        stream.flush().await?;
-        // A listener of another swarm hangs up here or at the last byte.
-        let closed = |_| refused("not of this swarm");
-        let theirs = Nonce(read(stream).await.map_err(closed)?);
-        let code = Code(read(stream).await.map_err(closed)?);
-        let ends = Ends { dialer: self.me, listener: other, dialer_nonce: nonce, listener_nonce: theirs };
-        if !self.membership.accepts(Side::Listener, &ends, code) {
-            return Err(refused("not of this swarm"));
+    async fn knock(&self, listener: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
+        let dialer_nonce = draw_nonce()?;
+        send(&mut stream, &hello(dialer_nonce)).await?;
+        let listener_nonce = read_hello(&mut stream).await?;
+        let ends = Ends { dialer: self.own, listener, dialer_nonce, listener_nonce };
+        self.check_code(Side::Listener, &ends, &mut stream).await?;
+        send(&mut stream, &self.membership.code(Side::Dialer, &ends).0).await?;
+        let [verdict] = receive(&mut stream).await?;
+        // A peer that closes first makes this fail, and that is no reason to doubt the verdict.
+        let _ = stream.close().await;
+        if verdict == ADMITTED { Ok(()) } else { Err(AdmissionError::Foreign) }
+    }
+
+    async fn answer(&self, dialer: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
+        let dialer_nonce = read_hello(&mut stream).await?;
+        let listener_nonce = draw_nonce()?;
+        let ends = Ends { dialer, listener: self.own, dialer_nonce, listener_nonce };
+        let mut reply = hello(listener_nonce).to_vec();
+        reply.extend_from_slice(&self.membership.code(Side::Listener, &ends).0);
+        send(&mut stream, &reply).await?;
+        self.check_code(Side::Dialer, &ends, &mut stream).await?;
+        send(&mut stream, &[ADMITTED]).await?;
+        let _ = stream.close().await;
+        Ok(())
+    }
+
+    async fn check_code(&self, side: Side, ends: &Ends, stream: &mut SubstreamBox) -> Result<(), AdmissionError> {
+        let code = Code(receive(stream).await?);
+        if self.membership.accepts(side, ends, code) { Ok(()) } else { Err(AdmissionError::Stranger) }
+    }
+
+    fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {
+        let rejection = Rejection { peer, reason: error.to_string(), verdict: error.verdict() };
+        if let Err(unsent) = self.rejections.try_send(rejection) {
+            tracing::debug!(rejection = ?unsent.into_inner(), "rejections come faster than they are counted");
         }
-        stream.write_all(&self.membership.code(Side::Dialer, &ends).0).await?;
-        stream.flush().await?;
-        let [last] = read(stream).await.map_err(closed)?;
-        if last == WELCOME { Ok(()) } else { Err(refused("not of this swarm")) }
-    }
-
-    async fn listen(&self, stream: &mut SubstreamBox, other: PeerId) -> io::Result<()> {
-        let theirs = Nonce(read(stream).await?);
-        let nonce = Nonce(crate::random_bytes());
-        let ends = Ends { dialer: other, listener: self.me, dialer_nonce: theirs, listener_nonce: nonce };
-        stream.write_all(&nonce.0).await?;
-        stream.write_all(&self.membership.code(Side::Listener, &ends).0).await?;
-        stream.flush().await?;
-        let closed = |_| refused("not of this swarm");
-        let code = Code(read(stream).await.map_err(closed)?);
-        if !self.membership.accepts(Side::Dialer, &ends, code) {
-            return Err(refused("not of this swarm"));
-        }
-        stream.write_all(&[WELCOME]).await?;
-        stream.flush().await
     }
 }
 
-async fn read<const N: usize>(stream: &mut SubstreamBox) -> io::Result<[u8; N]> {
+/// The stream the exchange runs on: the dialer opens it, the listener takes the first that is opened.
+async fn first_stream(muxer: &mut StreamMuxerBox, side: Side) -> io::Result<SubstreamBox> {
+    std::future::poll_fn(|cx| {
+        let stream = match side {
+            Side::Dialer => muxer.poll_outbound_unpin(cx),
+            Side::Listener => muxer.poll_inbound_unpin(cx),
+        };
+        if stream.is_ready() {
+            return stream;
+        }
+        match muxer.poll_unpin(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Awaits `work` on a stream of `muxer`; streams stand still unless somebody drives their connection.
+async fn driving<M, T>(muxer: &mut M, work: impl Future<Output = T>) -> Result<T, M::Error>
+where
+    M: StreamMuxer + Unpin,
+{
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(value) = work.as_mut().poll(cx) {
+            return Poll::Ready(Ok(value));
+        }
+        match muxer.poll_unpin(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            // An address change: nothing to do with it, but its future wants to be polled again.
+            Poll::Ready(Ok(_)) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+fn draw_nonce() -> Result<Nonce, AdmissionError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|e| AdmissionError::Random(e.to_string()))?;
+    Ok(Nonce(nonce))
+}
+
+fn hello(nonce: Nonce) -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    bytes[..6].copy_from_slice(&MAGIC);
+    bytes[6..8].copy_from_slice(&codec::VERSION.to_le_bytes());
+    bytes[8..].copy_from_slice(&nonce.0);
+    bytes
+}
+
+async fn read_hello(stream: &mut SubstreamBox) -> Result<Nonce, AdmissionError> {
+    let magic: [u8; 6] = receive(stream).await?;
+    if magic != MAGIC {
+        return Err(AdmissionError::Foreign);
+    }
+    let theirs = u16::from_le_bytes(receive(stream).await?);
+    if theirs != codec::VERSION {
+        return Err(AdmissionError::Version { theirs });
+    }
+    Ok(Nonce(receive(stream).await?))
+}
+
+async fn send(stream: &mut SubstreamBox, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
+}
+
+async fn receive<const N: usize>(stream: &mut SubstreamBox) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).await?;
     Ok(bytes)
-}
-
-fn refused(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }

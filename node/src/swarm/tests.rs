@@ -1,155 +1,339 @@
-//! A few peers on loopback, friends and strangers.
+//! Stories of small swarms on loopback. Every wait ends with an event or fails at its deadline.
+
+#![allow(clippy::unwrap_used)]
 
 use super::*;
-use std::time::Duration;
-use tokio::time::timeout;
-use tsnode_protocol::{Heartbeat, Secret};
+use admission::Rejection;
+use futures::StreamExt as _;
+use libp2p::{gossipsub, ping, swarm::SwarmEvent as NetEvent};
+use std::time::Instant;
+use tsnode_protocol::{Advert, Heartbeat, Secret, limits};
 
-const LONG: Duration = Duration::from_secs(20);
+const SWARM: SwarmId = SwarmId([1; 16]);
+const SECRET: Secret = Secret([2; 32]);
+const PATIENCE: Duration = Duration::from_secs(15);
+const TRANSPORTS: [&str; 2] = ["/tcp/", "/quic-v1/"];
 
+/// One peer of a story.
 struct Peer {
+    id: PeerId,
     handle: SwarmHandle,
     events: mpsc::Receiver<SwarmEvent>,
-    addresses: Vec<String>,
-    id: PeerId,
-    _stop: tokio_util::sync::DropGuard,
+    stop: CancellationToken,
 }
 
-async fn peer(secret: u8, bootstrap: &[String]) -> Peer {
-    let identity = Identity::generate();
-    let id = identity.peer_id();
-    let config = SwarmConfig {
-        identity,
-        swarm: SwarmId([1; 16]),
-        membership: Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32]))),
-        listen: "127.0.0.1:0".parse().unwrap(),
-        bootstrap: bootstrap.iter().map(|a| a.parse().unwrap()).collect(),
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn config(n: u8, secret: Secret) -> SwarmConfig {
+    SwarmConfig {
+        identity: Identity::from_seed(&[n; 32]),
+        swarm: SWARM,
+        membership: Membership::new(SWARM, Some(secret)),
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        bootstrap: Vec::new(),
         mdns: false,
-        agent: "test".into(),
-    };
+        degree: DEGREE,
+        agent: "tsnode/test".into(),
+    }
+}
+
+async fn start_with(config: SwarmConfig) -> Peer {
+    let id = config.identity.peer_id();
     let stop = CancellationToken::new();
-    let (handle, mut events) = start(config, stop.clone()).await.unwrap();
-    let addresses = loop {
-        match timeout(LONG, events.recv()).await.unwrap().unwrap() {
-            SwarmEvent::Listening(addresses) if addresses.len() >= 2 => break addresses,
-            _ => {}
-        }
-    };
-    Peer { handle, events, addresses, id, _stop: stop.drop_guard() }
+    let (handle, events) = start(config, stop.clone()).await.unwrap();
+    let mut peer = Peer { id, handle, events, stop };
+    peer.until(|event| matches!(event, SwarmEvent::Listening(all) if all.len() == 2)).await;
+    peer
 }
 
-/// Waits for an event that `wanted` makes something of.
-async fn hear<T>(peer: &mut Peer, mut wanted: impl FnMut(SwarmEvent) -> Option<T>) -> T {
-    let search = async {
-        loop {
-            let event = peer.events.recv().await.unwrap();
-            if let Some(found) = wanted(event) {
-                return found;
+async fn member(n: u8) -> Peer {
+    start_with(config(n, SECRET)).await
+}
+
+impl Peer {
+    /// The first event that fits; those before it are let go.
+    async fn until(&mut self, fits: impl Fn(&SwarmEvent) -> bool) -> SwarmEvent {
+        let found = async {
+            loop {
+                let event = self.events.recv().await.expect("the network task has ended");
+                if fits(&event) {
+                    return event;
+                }
             }
-        }
-    };
-    timeout(LONG, search).await.unwrap()
-}
-
-fn only(peer: &Peer, kind: &str) -> Vec<String> {
-    peer.addresses.iter().filter(|a| a.contains(kind)).cloned().collect()
-}
-
-#[tokio::test]
-async fn gossip_passes_along_a_line_over_both_transports() {
-    let mut a = peer(1, &[]).await;
-    let mut b = peer(1, &only(&a, "/tcp/")).await;
-    let mut c = peer(1, &only(&b, "/quic-v1")).await;
-    let connected = |id| move |e| matches!(e, SwarmEvent::Connected(p) if p == id).then_some(());
-    hear(&mut a, connected(b.id)).await;
-    hear(&mut c, connected(b.id)).await;
-    let from = a.id;
-    let talk = async {
-        loop {
-            let _ = a.handle.publish(&Gossip::Heartbeat(Heartbeat::default()));
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    let heard = async {
-        let mut both = [false, false];
-        while both != [true, true] {
-            tokio::select! {
-                e = b.events.recv() => both[0] |= is_from(e.unwrap(), from),
-                e = c.events.recv() => both[1] |= is_from(e.unwrap(), from),
-            }
-        }
-    };
-    tokio::select! {
-        () = talk => unreachable!("talks forever"),
-        heard = timeout(LONG, heard) => heard.unwrap(),
-    }
-}
-
-fn is_from(event: SwarmEvent, peer: PeerId) -> bool {
-    matches!(event, SwarmEvent::Gossip(m) if m.signer() == peer)
-}
-
-#[tokio::test]
-async fn strangers_are_refused_on_both_transports() {
-    for kind in ["/tcp/", "/quic-v1"] {
-        let mut home = peer(1, &[]).await;
-        let mut stranger = peer(2, &only(&home, kind)).await;
-        let refused = |e| match e {
-            SwarmEvent::Connected(_) => panic!("a stranger was let in"),
-            SwarmEvent::Rejected { reason, .. } => Some(reason),
-            _ => None,
         };
-        assert!(hear(&mut stranger, refused).await.contains("not of this swarm"), "{kind}");
-        hear(&mut home, refused).await;
+        tokio::time::timeout(PATIENCE, found).await.expect("what was waited for did not happen")
+    }
+
+    async fn until_connected(&mut self, other: PeerId) {
+        self.until(|event| *event == SwarmEvent::Connected(other)).await;
+    }
+
+    async fn until_rejection(&mut self, other: PeerId) -> String {
+        let fits = |event: &SwarmEvent| matches!(event, SwarmEvent::Rejected { peer, .. } if *peer == Some(other));
+        match self.until(fits).await {
+            SwarmEvent::Rejected { reason, .. } => reason,
+            other => panic!("not a rejection: {other:?}"),
+        }
+    }
+
+    async fn until_heard(&mut self, message: &Verified<Gossip>) {
+        self.until(|event| matches!(event, SwarmEvent::Gossip(heard) if heard == message)).await;
+    }
+
+    fn address(&self, transport: &str) -> Multiaddr {
+        let addresses = self.handle.addresses();
+        addresses.iter().find(|address| address.contains(transport)).unwrap().parse().unwrap()
+    }
+
+    fn dial(&self, other: &Peer, transport: &str) {
+        self.handle.dial(other.address(transport)).unwrap();
+    }
+}
+
+fn tcp_address(address: &Multiaddr) -> SocketAddr {
+    let port = address.iter().find_map(|part| if let Protocol::Tcp(port) = part { Some(port) } else { None });
+    SocketAddr::from(([127, 0, 0, 1], port.unwrap()))
+}
+
+async fn meet(one: &mut Peer, other: &mut Peer, transport: &str) {
+    one.dial(other, transport);
+    one.until_connected(other.id).await;
+    other.until_connected(one.id).await;
+}
+
+fn heartbeat() -> Gossip {
+    Gossip::Heartbeat(Heartbeat::default())
+}
+
+fn advert(addresses: Vec<String>) -> Gossip {
+    Gossip::Advert(Advert {
+        name: "story".into(),
+        version: "0".into(),
+        addresses,
+        data_addresses: Vec::new(),
+        devices: Vec::new(),
+        models: Vec::new(),
+        links: Vec::new(),
+        reachable: true,
+    })
+}
+
+#[tokio::test]
+async fn members_meet_and_hear_each_other_over_either_transport() {
+    for transport in TRANSPORTS {
+        let (mut a, mut b) = (member(1).await, member(2).await);
+        b.dial(&a, transport);
+        a.until_connected(b.id).await;
+        let said = a.handle.publish(&heartbeat()).unwrap();
+        b.until_heard(&said).await;
+        assert_eq!((a.handle.peers(), b.handle.peers()), (vec![b.id], vec![a.id]));
     }
 }
 
 #[tokio::test]
-async fn nonsense_is_refused_and_the_swarm_goes_on() {
-    let mut a = peer(1, &[]).await;
-    let mut b = peer(1, &a.addresses).await;
-    let id = a.id;
-    hear(&mut b, |e| matches!(e, SwarmEvent::Connected(p) if p == id).then_some(())).await;
-    let talk = async {
-        for n in 0u64.. {
-            let mut nonsense = vec![0xEE; 2];
-            nonsense.extend(n.to_le_bytes());
-            nonsense.extend([9; 100]);
-            b.handle.orders.send(Order::Publish(nonsense)).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-    };
-    tokio::select! {
-        () = talk => unreachable!("talks forever"),
-        reason = hear(&mut a, |e| match e { SwarmEvent::Rejected { reason, .. } => Some(reason), _ => None }) => {
-            assert!(reason.contains("version"), "{reason}");
-        }
+async fn another_secret_is_turned_away_by_both_sides() {
+    for transport in TRANSPORTS {
+        let (mut a, mut b) = (member(1).await, start_with(config(2, Secret([9; 32]))).await);
+        b.dial(&a, transport);
+        let reason = b.until_rejection(a.id).await;
+        assert!(reason.contains("does not know this swarm's secret"), "{reason}");
+        a.until_rejection(b.id).await;
+        assert_eq!((a.handle.peers(), b.handle.peers()), (vec![], vec![]));
     }
-    let from = a.id;
-    let talk = async {
+}
+
+/// A libp2p program that knows nothing of tsnode: it pings whom it connects to.
+fn outsider() -> Swarm<ping::Behaviour> {
+    let keypair = Identity::from_seed(&[77; 32]).libp2p_keypair();
+    let behaviour = ping::Behaviour::new(ping::Config::new().with_interval(Duration::from_millis(50)));
+    let id = keypair.public().to_peer_id();
+    Swarm::new(
+        transport::plain(&keypair).unwrap(),
+        behaviour,
+        id,
+        libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),
+    )
+}
+
+#[tokio::test]
+async fn who_proves_nothing_is_answered_nothing() {
+    for transport in TRANSPORTS {
+        let mut a = member(1).await;
+        let mut outsider = outsider();
+        outsider.dial(a.address(transport)).unwrap();
+        let ended = async {
+            loop {
+                match outsider.select_next_some().await {
+                    NetEvent::Behaviour(ping::Event { result: Ok(_), .. }) => panic!("a ping was answered"),
+                    NetEvent::ConnectionClosed { .. } => break,
+                    _ => {}
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, ended).await.expect("the connection was left open");
+        let reason = a.until_rejection(Identity::from_seed(&[77; 32]).peer_id()).await;
+        assert!(reason.contains("does not speak tsnode"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn gossip_passes_along_a_line() {
+    let (mut a, mut b, mut c) = (member(1).await, member(2).await, member(3).await);
+    a.handle.ban(c.id).unwrap();
+    c.handle.ban(a.id).unwrap();
+    meet(&mut a, &mut b, "/tcp/").await;
+    meet(&mut b, &mut c, "/quic-v1/").await;
+    let said = a.handle.publish(&heartbeat()).unwrap();
+    c.until_heard(&said).await;
+    assert_eq!((a.handle.peers(), c.handle.peers()), (vec![b.id], vec![b.id]));
+}
+
+#[tokio::test]
+async fn peers_find_each_other_through_a_third() {
+    let mut a = member(1).await;
+    let newcomer = |n| SwarmConfig { bootstrap: vec![a.address("/tcp/")], ..config(n, SECRET) };
+    let (mut b, mut c) = (start_with(newcomer(2)).await, start_with(newcomer(3)).await);
+    a.until_connected(c.id).await;
+    b.handle.publish(&advert(b.handle.addresses())).unwrap();
+    c.until_connected(b.id).await;
+    b.until_connected(c.id).await;
+}
+
+/// A member that speaks whatever it likes.
+struct Liar {
+    net: Swarm<gossipsub::Behaviour>,
+    id: PeerId,
+}
+
+impl Liar {
+    async fn beside(peer: &Peer) -> Self {
+        let identity = Identity::from_seed(&[66; 32]);
+        let keypair = identity.libp2p_keypair();
+        let (rejections, _) = mpsc::channel::<Rejection>(1);
+        let door = Door { own: identity.peer_id(), membership: Membership::new(SWARM, Some(SECRET)), rejections };
+        let config = gossipsub::ConfigBuilder::default()
+            .validation_mode(gossipsub::ValidationMode::Anonymous)
+            .max_transmit_size(8 * limits::GOSSIP_BYTES)
+            .message_id_fn(gossip::message_id)
+            .build()
+            .unwrap();
+        let mut behaviour = gossipsub::Behaviour::new(gossipsub::MessageAuthenticity::Anonymous, config).unwrap();
+        behaviour.subscribe(&gossip::topic(SWARM)).unwrap();
+        let mut net = Swarm::new(
+            transport::admitted(&keypair, door).unwrap(),
+            behaviour,
+            keypair.public().to_peer_id(),
+            libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),
+        );
+        net.dial(peer.address("/tcp/")).unwrap();
+        let heard = async {
+            while !matches!(net.select_next_some().await, NetEvent::Behaviour(gossipsub::Event::Subscribed { .. })) {}
+        };
+        tokio::time::timeout(PATIENCE, heard).await.expect("the liar was not admitted");
+        Self { net, id: identity.peer_id() }
+    }
+
+    fn say(&mut self, bytes: Vec<u8>) {
+        self.net.behaviour_mut().publish(gossip::topic(SWARM), bytes).unwrap();
+    }
+
+    async fn until_blamed(&mut self, peer: &mut Peer) -> String {
+        let blamed = peer.until_rejection(self.id);
+        self.goes_on_during(blamed).await
+    }
+
+    /// Runs the liar's network until `story` is over.
+    async fn goes_on_during<T>(&mut self, story: impl Future<Output = T>) -> T {
+        let mut story = std::pin::pin!(story);
         loop {
-            let _ = a.handle.publish(&Gossip::Heartbeat(Heartbeat::default()));
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::select! {
+                end = &mut story => return end,
+                _ = self.net.select_next_some() => {}
+            }
         }
-    };
-    tokio::select! {
-        () = talk => unreachable!("talks forever"),
-        () = hear(&mut b, |e| is_from(e, from).then_some(())) => {}
     }
 }
 
 #[tokio::test]
-async fn a_taken_port_is_named() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let config = SwarmConfig {
-        identity: Identity::generate(),
-        swarm: SwarmId([1; 16]),
-        membership: Membership::new(SwarmId([1; 16]), None),
-        listen: taken.local_addr().unwrap(),
-        bootstrap: vec![],
-        mdns: false,
-        agent: "test".into(),
+async fn lies_are_counted_and_the_swarm_goes_on() {
+    let (mut a, mut b) = (member(1).await, member(2).await);
+    let mut liar = Liar::beside(&a).await;
+
+    liar.say(vec![1; limits::GOSSIP_BYTES + 1]);
+    let reason = liar.until_blamed(&mut a).await;
+    assert!(reason.contains("over its limit"), "{reason}");
+    liar.say(b"garbage".to_vec());
+    liar.until_blamed(&mut a).await;
+    let (_, mut forged) = Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM).seal(&heartbeat()).unwrap();
+    *forged.last_mut().unwrap() ^= 1;
+    liar.say(forged);
+    let reason = liar.until_blamed(&mut a).await;
+    assert!(reason.contains("does not hold"), "{reason}");
+    liar.say(vec![7; 4 * limits::GOSSIP_BYTES]);
+
+    let honest = async {
+        meet(&mut b, &mut a, "/tcp/").await;
+        let said = a.handle.publish(&heartbeat()).unwrap();
+        b.until_heard(&said).await;
     };
-    let error = start(config, CancellationToken::new()).await.err().unwrap();
-    assert!(matches!(error, SwarmError::Listen { in_use: true, .. }), "{error}");
+    liar.goes_on_during(honest).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_leaves_is_missed_at_once_and_found_again() {
+    let mut a = member(1).await;
+    let address = a.address("/tcp/");
+    let mut b = start_with(SwarmConfig { bootstrap: vec![address.clone()], ..config(2, SECRET) }).await;
+    b.until_connected(a.id).await;
+    let id = a.id;
+    a.until_connected(b.id).await;
+    a.stop.cancel();
+    let left = Instant::now();
+    b.until(|event| *event == SwarmEvent::Disconnected(id)).await;
+    assert!(left.elapsed() < Duration::from_secs(2), "noticed after {:?}", left.elapsed());
+    while a.events.recv().await.is_some() {}
+
+    let listen = tcp_address(&address);
+    let _again = start_with(SwarmConfig { listen, ..config(1, SECRET) }).await;
+    b.until_connected(id).await;
+}
+
+#[tokio::test]
+async fn last_words_are_heard() {
+    let (mut a, mut b) = (member(1).await, member(2).await);
+    meet(&mut a, &mut b, "/tcp/").await;
+    let said = a.handle.publish(&Gossip::Heartbeat(Heartbeat { leaving: true, ..Heartbeat::default() })).unwrap();
+    a.stop.cancel();
+    b.until_heard(&said).await;
+    let id = a.id;
+    b.until(|event| *event == SwarmEvent::Disconnected(id)).await;
+}
+
+#[tokio::test]
+async fn the_banned_stay_away() {
+    let (mut a, mut b) = (member(1).await, member(2).await);
+    meet(&mut a, &mut b, "/tcp/").await;
+    a.handle.ban(b.id).unwrap();
+    let id = a.id;
+    b.until(|event| *event == SwarmEvent::Disconnected(id)).await;
+    a.until(|event| matches!(event, SwarmEvent::Disconnected(_))).await;
+    assert_eq!(a.handle.peers(), []);
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap();
+    let refusal = start(SwarmConfig { listen, ..config(1, SECRET) }, CancellationToken::new()).await.err().unwrap();
+    assert!(matches!(refusal, SwarmError::InUse { protocol: "TCP", .. }));
+    assert!(refusal.to_string().contains(&listen.to_string()), "{refusal}");
+
+    let peer = member(2).await;
+    let listen = tcp_address(&peer.address("/tcp/"));
+    let refusal = start(SwarmConfig { listen, ..config(3, SECRET) }, CancellationToken::new()).await.err().unwrap();
+    assert!(matches!(refusal, SwarmError::InUse { protocol: "TCP", .. }), "{refusal}");
 }

@@ -1,0 +1,356 @@
+//! The task that owns the network: turns what happens on it into events, and orders into what happens.
+
+use super::{
+    SwarmEvent,
+    admission::{Rejection, Verdict},
+    behaviour::{Behaviour, BehaviourEvent},
+    dialer::{Attempt, Dialer},
+    gossip::{self, Refusal},
+    handle::Command,
+    outbox::Outbox,
+    to_libp2p_id, to_own_id,
+};
+use futures::StreamExt as _;
+use libp2p::{
+    Multiaddr, Swarm, gossipsub, identify,
+    kad::{self, store::MemoryStore},
+    mdns,
+    multiaddr::Protocol,
+    ping,
+    swarm::{SwarmEvent as NetEvent, dial_opts::DialOpts},
+};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, limits};
+
+/// How often it is considered whom to dial.
+const DIAL_EVERY: Duration = Duration::from_secs(1);
+/// How often neighbours are asked for more peers, while there are too few.
+const SEARCH_EVERY: Duration = Duration::from_secs(30);
+/// How long the last messages, such as that we are leaving, have to get out.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long closing connections may take at the end.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// The owner of the network.
+pub(super) struct Task {
+    pub(super) net: Swarm<Behaviour>,
+    pub(super) own: PeerId,
+    pub(super) swarm: SwarmId,
+    pub(super) degree: usize,
+    pub(super) dialer: Dialer,
+    pub(super) outbox: Outbox,
+    pub(super) addresses: watch::Sender<Vec<String>>,
+    pub(super) peers: watch::Sender<Vec<PeerId>>,
+    /// Peers with an open connection.
+    pub(super) connected: BTreeSet<PeerId>,
+    /// Those of them that hear our gossip: the ones announced as connected.
+    pub(super) hearing: BTreeSet<PeerId>,
+    pub(super) listening: BTreeSet<Multiaddr>,
+}
+
+impl Task {
+    /// Runs until `stop`, or until nobody takes events any more; local orders go before remote traffic.
+    pub(super) async fn run(
+        mut self,
+        mut commands: mpsc::Receiver<Command>,
+        mut rejections: mpsc::Receiver<Rejection>,
+        stop: CancellationToken,
+    ) {
+        let mut dial = interval(DIAL_EVERY);
+        let mut search = interval(SEARCH_EVERY);
+        dial.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        search.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                sent = self.outbox.flush_one(), if self.outbox.is_waiting() => if sent.is_err() { break },
+                Some(command) = commands.recv() => self.obey(command),
+                Some(rejection) = rejections.recv() => self.on_rejection(rejection),
+                _ = dial.tick() => self.dial_due(),
+                _ = search.tick() => self.search(),
+                event = self.net.select_next_some(), if !self.outbox.is_waiting() => self.on_event(event),
+            }
+        }
+        while let Ok(command) = commands.try_recv() {
+            self.obey(command);
+        }
+        self.say_goodbye().await;
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Publish(bytes) => self.publish(bytes),
+            Command::Dial(address) => self.attempt(Attempt::to(address)),
+            Command::Disconnect(peer) => self.disconnect(peer),
+            Command::Ban(peer) => {
+                self.dialer.ban(peer);
+                if let Some(id) = to_libp2p_id(peer) {
+                    self.net.behaviour_mut().blocked.block_peer(id);
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self, bytes: Vec<u8>) {
+        match self.net.behaviour_mut().gossipsub.publish(gossip::topic(self.swarm), bytes) {
+            Ok(id) => tracing::trace!(%id, "published"),
+            // A lonely peer speaks to nobody; who connects later gets what is said then.
+            Err(error) => tracing::debug!(%error, "not published"),
+        }
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        if let Some(id) = to_libp2p_id(peer)
+            && self.net.disconnect_peer_id(id).is_err()
+        {
+            tracing::debug!(%peer, "was not connected");
+        }
+    }
+
+    fn dial_due(&mut self) {
+        for attempt in self.dialer.due(Instant::now(), &self.connected) {
+            self.attempt(attempt);
+        }
+    }
+
+    /// Does nothing when the peer is connected or being dialled.
+    fn attempt(&mut self, attempt: Attempt) {
+        tracing::debug!(?attempt, "dialling");
+        let to = match attempt {
+            Attempt::Address(address) => DialOpts::from(address),
+            Attempt::Peer { peer, addresses } => match to_libp2p_id(peer) {
+                Some(id) => DialOpts::peer_id(id).addresses(addresses).build(),
+                None => return,
+            },
+        };
+        if let Err(error) = self.net.dial(to) {
+            tracing::debug!(%error, "not dialled");
+        }
+    }
+
+    /// Kademlia's walk towards our own id connects to the peers it meets.
+    fn search(&mut self) {
+        if !self.connected.is_empty() && self.connected.len() < self.degree {
+            // Fails only while no peer's address is known, and then there is nobody to ask.
+            let _ = self.net.behaviour_mut().kad.bootstrap();
+        }
+    }
+
+    fn on_rejection(&mut self, rejection: Rejection) {
+        tracing::debug!(?rejection, "not admitted");
+        if let (Some(peer), Verdict::Stranger) = (rejection.peer, rejection.verdict) {
+            self.dialer.refused(peer, Instant::now());
+        }
+        self.outbox.push(rejection.into());
+    }
+
+    fn on_event(&mut self, event: NetEvent<BehaviourEvent>) {
+        match event {
+            NetEvent::Behaviour(event) => self.on_protocol(event),
+            NetEvent::NewListenAddr { address, .. } => {
+                self.listening.insert(address);
+                self.announce_addresses();
+            }
+            NetEvent::ExpiredListenAddr { address, .. } => {
+                self.listening.remove(&address);
+                self.announce_addresses();
+            }
+            NetEvent::ConnectionEstablished { peer_id, endpoint, .. } => {
+                if let Some(peer) = to_own_id(&peer_id) {
+                    tracing::debug!(%peer, address = %endpoint.get_remote_address(), "connection opened");
+                    self.connected.insert(peer);
+                    self.dialer.connected(peer);
+                }
+            }
+            NetEvent::ConnectionClosed { peer_id, num_established: 0, cause, .. } => {
+                if let Some(peer) = to_own_id(&peer_id) {
+                    self.on_gone(peer, cause.map(|cause| cause.to_string()));
+                }
+            }
+            NetEvent::OutgoingConnectionError { peer_id, error, .. } => {
+                tracing::debug!(?peer_id, %error, "dialling failed");
+            }
+            NetEvent::ListenerError { error, .. } => tracing::warn!(%error, "cannot accept a connection"),
+            NetEvent::ListenerClosed { reason, addresses, .. } => {
+                tracing::error!(?reason, ?addresses, "no longer listening");
+            }
+            _ => {}
+        }
+    }
+
+    fn on_protocol(&mut self, event: BehaviourEvent) {
+        match event {
+            BehaviourEvent::Gossipsub(event) => self.on_gossipsub(event),
+            BehaviourEvent::Identify(identify::Event::Received { peer_id, info, .. }) => {
+                self.learn(&peer_id, info.listen_addrs);
+            }
+            BehaviourEvent::Mdns(mdns::Event::Discovered(found)) => {
+                for (peer, address) in found {
+                    if let Some(peer) = to_own_id(&peer) {
+                        self.dialer.learn(peer, [address]);
+                    }
+                }
+                self.dial_due();
+            }
+            BehaviourEvent::Ping(ping::Event { peer, connection, result: Err(error) })
+                // Not to know ping is odd, but no sign of death.
+                if !matches!(error, ping::Failure::Unsupported) =>
+            {
+                tracing::debug!(%peer, %error, "connection is dead");
+                self.net.close_connection(connection);
+            }
+            _ => {}
+        }
+    }
+
+    /// A connected peer tells where it listens: worth remembering, and worth telling others by Kademlia.
+    fn learn(&mut self, id: &libp2p::PeerId, addresses: Vec<Multiaddr>) {
+        let Some(peer) = to_own_id(id) else { return };
+        let kad = &mut self.net.behaviour_mut().kad;
+        if addresses_of(kad, id) >= limits::ADDRESSES {
+            kad.remove_peer(id);
+        }
+        for address in addresses.iter().take(limits::ADDRESSES) {
+            kad.add_address(id, address.clone());
+        }
+        self.dialer.learn(peer, addresses);
+    }
+
+    fn on_gossipsub(&mut self, event: gossipsub::Event) {
+        match event {
+            gossipsub::Event::Message { propagation_source, message_id, message } => {
+                let acceptance = self.on_message(&propagation_source, &message.data);
+                self.net.behaviour_mut().gossipsub.report_message_validation_result(
+                    &message_id,
+                    &propagation_source,
+                    acceptance,
+                );
+            }
+            gossipsub::Event::Subscribed { peer_id, topic } if topic == gossip::topic(self.swarm).hash() => {
+                if let Some(peer) = to_own_id(&peer_id) {
+                    self.on_hearing(peer);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_message(&mut self, from: &libp2p::PeerId, bytes: &[u8]) -> gossipsub::MessageAcceptance {
+        match gossip::judge(bytes, self.swarm, self.own) {
+            Ok(message) => {
+                self.learn_from_advert(&message);
+                self.outbox.push(SwarmEvent::Gossip(message));
+                gossipsub::MessageAcceptance::Accept
+            }
+            Err(Refusal::Ignore(reason)) => {
+                tracing::debug!(%from, reason, "gossip ignored");
+                gossipsub::MessageAcceptance::Ignore
+            }
+            Err(Refusal::Reject(reason)) => {
+                tracing::debug!(%from, reason, "gossip rejected");
+                self.outbox.push(SwarmEvent::Rejected { peer: to_own_id(from), reason });
+                gossipsub::MessageAcceptance::Reject
+            }
+        }
+    }
+
+    fn learn_from_advert(&mut self, message: &Verified<Gossip>) {
+        if let Gossip::Advert(advert) = message.message() {
+            let addresses = advert.addresses.iter().filter_map(|address| address.parse().ok());
+            self.dialer.learn(message.signer(), addresses);
+            self.dial_due();
+        }
+    }
+
+    /// A peer counts as connected once it hears us: what is published on that news reaches it.
+    fn on_hearing(&mut self, peer: PeerId) {
+        if self.connected.contains(&peer) && self.hearing.insert(peer) {
+            tracing::info!(%peer, "connected");
+            self.peers.send_replace(self.hearing.iter().copied().collect());
+            self.outbox.push(SwarmEvent::Connected(peer));
+        }
+    }
+
+    fn on_gone(&mut self, peer: PeerId, cause: Option<String>) {
+        self.connected.remove(&peer);
+        if self.hearing.remove(&peer) {
+            tracing::info!(%peer, ?cause, "disconnected");
+            self.peers.send_replace(self.hearing.iter().copied().collect());
+            self.outbox.push(SwarmEvent::Disconnected(peer));
+        }
+    }
+
+    fn announce_addresses(&mut self) {
+        let dialable = dialable(&self.listening, self.own);
+        self.addresses.send_replace(dialable.clone());
+        self.outbox.push(SwarmEvent::Listening(dialable));
+    }
+
+    /// Lets last words out, then closes connections in order, so that neighbours need no timeout to notice.
+    async fn say_goodbye(mut self) {
+        let speak = async {
+            loop {
+                self.net.select_next_some().await;
+            }
+        };
+        if !self.hearing.is_empty() {
+            let _: Result<(), _> = timeout(LAST_WORDS, speak).await;
+        }
+        for peer in std::mem::take(&mut self.connected) {
+            self.disconnect(peer);
+        }
+        let closed = async {
+            while self.net.connected_peers().next().is_some() {
+                self.net.next().await;
+            }
+        };
+        if timeout(GOODBYE, closed).await.is_err() {
+            tracing::debug!("left without waiting for every connection to close");
+        }
+    }
+}
+
+/// How many addresses of a peer Kademlia keeps; it forgets none by itself.
+fn addresses_of(kad: &mut kad::Behaviour<MemoryStore>, id: &libp2p::PeerId) -> usize {
+    let bucket = kad.kbucket(*id);
+    bucket
+        .iter()
+        .flat_map(|bucket| bucket.iter())
+        .find(|entry| entry.node.key.preimage() == id)
+        .map_or(0, |entry| entry.node.value.len())
+}
+
+/// Addresses to give to others: those of this host only come last, as only processes beside us can use them.
+fn dialable(listening: &BTreeSet<Multiaddr>, own: PeerId) -> Vec<String> {
+    let is_local = |address: &&Multiaddr| match address.iter().next() {
+        Some(Protocol::Ip4(ip)) => ip.is_loopback(),
+        Some(Protocol::Ip6(ip)) => ip.is_loopback(),
+        _ => false,
+    };
+    let mut addresses: Vec<_> = listening.iter().collect();
+    addresses.sort_by_key(is_local);
+    addresses.into_iter().take(limits::ADDRESSES).map(|address| format!("{address}/p2p/{own}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn addresses_others_can_use_come_first() {
+        let own = PeerId([0; 32]);
+        let listening = ["/ip4/127.0.0.1/tcp/7", "/ip4/192.0.2.1/tcp/7"].map(|a| a.parse().unwrap());
+        let expected = ["/ip4/192.0.2.1/tcp/7", "/ip4/127.0.0.1/tcp/7"].map(|a| format!("{a}/p2p/{own}"));
+        assert_eq!(dialable(&listening.into(), own), expected);
+    }
+}
