@@ -10,7 +10,7 @@ use crate::{
     view::{PeerView, Readiness, SwarmView},
 };
 use libp2p::{Multiaddr, multiaddr::Protocol};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,8 +140,9 @@ impl Driver {
     /// One event through the machine, and what follows from it. Says whether others should see it at once.
     async fn step(&mut self, event: Event) -> bool {
         let mut visible = false;
-        let mut events = vec![event];
-        while let Some(event) = events.pop() {
+        // In the order they were said: sequences only grow.
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
             for action in self.control.on_event(self.started.elapsed(), event) {
                 visible |= !matches!(action, Action::Publish(_) | Action::Reject { .. });
                 match action {

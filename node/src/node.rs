@@ -357,6 +357,10 @@ async fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store
     let mut devices = Vec::new();
     if source.is_some() {
         let host = Hardware::detect();
+        match &host.gpus {
+            Ok(gpus) => tracing::info!(?gpus, "GPUs found; this version computes on the processor"),
+            Err(why) => tracing::info!(why, "no GPU"),
+        }
         let lend = Lend { threads: config.threads, kv_bytes: config.kv_bytes };
         // A third of a second of computing, once: nothing else of this peer runs yet.
         let device = tokio::task::block_in_place(|| hardware::processor(&host, lend, store));

@@ -14,7 +14,7 @@ pub struct TelemetryError(String);
 /// When either is not understood.
 pub fn start(filter: &str, format: &str) -> Result<(), TelemetryError> {
     // Libraries say much that is of use only to their authors.
-    let quiet = format!("warn,tsnode={filter},tsnode_coordinator={filter},tsnode_kernels={filter}");
+    let quiet = format!("warn,libp2p_kad=error,tsnode={filter},tsnode_coordinator={filter},tsnode_kernels={filter}");
     let directives = if filter.contains(['=', ',']) { filter } else { &quiet };
     let filter = EnvFilter::try_new(directives).map_err(|e| TelemetryError(e.to_string()))?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

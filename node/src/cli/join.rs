@@ -42,7 +42,12 @@ async fn obey_signals(stop: CancellationToken) {
 /// Says in a line each how far the peer is.
 async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
+    let mut worth = None;
     loop {
+        if worth.is_none() {
+            worth = describe_worth(&view.borrow());
+            worth.iter().for_each(|line| say!("{line}"));
+        }
         let line = describe(&view.borrow_and_update());
         if line != last {
             say!("{line}");
@@ -54,12 +59,25 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
     }
 }
 
+/// What this machine lends, once it has been measured.
+fn describe_worth(view: &SwarmView) -> Option<String> {
+    let own = view.peers.iter().find(|p| p.id == view.me)?;
+    let device = own.advert.devices.first()?;
+    Some(format!(
+        "lends {}: {:.0} GFLOP/s, {:.0} GB/s, {:.1} GiB for KV",
+        device.name,
+        device.flops.0 / 1e9,
+        device.bandwidth.0 / 1e9,
+        device.kv_bytes as f64 / f64::from(1 << 30),
+    ))
+}
+
 fn describe(view: &SwarmView) -> String {
     let http = view.http.map_or_else(String::new, |a| format!("http://{a}"));
     match view.readiness {
         Readiness::Probing => format!("{} starts; {http} answers", view.me),
         Readiness::Joining => format!("looking for peers of {}", view.swarm),
-        Readiness::Planning => format!("{} peers found; waiting for a plan", view.peers.len()),
+        Readiness::Planning => format!("{} found; waiting for a plan", count(view)),
         Readiness::Loading => "loading what the plan gives this peer".into(),
         Readiness::Leaving => "leaving".into(),
         Readiness::Ready => {
@@ -67,7 +85,14 @@ fn describe(view: &SwarmView) -> String {
             let mine = mine.flat_map(|g| g.stages.iter().map(move |s| (g.phase, s))).find(|(_, s)| s.peer == view.me);
             let work = mine
                 .map_or("takes requests for the others".into(), |(phase, s)| format!("{phase}, layers {}", s.layers));
-            format!("ready: {work}; {} peers; send requests to {http}/v1", view.peers.len())
+            format!("ready: {work}; {}; send requests to {http}/v1", count(view))
         }
+    }
+}
+
+fn count(view: &SwarmView) -> String {
+    match view.peers.len() {
+        1 => "1 peer".into(),
+        n => format!("{n} peers"),
     }
 }

@@ -75,7 +75,7 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
         vec![["PEER", "ID", "DEVICES", "GFLOP/S", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];
     for peer in &view.peers {
         let devices: Vec<&str> = peer.advert.devices.iter().map(|d| d.name.as_str()).collect();
-        let flops: f64 = peer.advert.devices.iter().map(|d| d.flops.0).sum();
+        let flops = peer.advert.devices.iter().fold(0.0, |sum, d| sum + d.flops.0);
         let load = peer.load;
         rows.push(vec![
             format!("{}{}", peer.advert.name, if peer.id == view.me { " (this)" } else { "" }),
