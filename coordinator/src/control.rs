@@ -2,8 +2,9 @@
 //!
 //! Time is cut into epochs. In each, eligible peers are ranked by a hash everybody can compute; the first that is alive
 //! is the coordinator, and proposes a plan whenever the adopted one no longer fits the swarm. A peer endorses at most
-//! one plan per (epoch, term), after checking it against its own view. A plan that more than half of the peers it names
-//! have endorsed takes effect, and its certificate convinces those who come late.
+//! one plan per (epoch, term), after checking it against its own view. A plan that more than half of the peers it names,
+//! and more than half of all living peers with devices, have endorsed takes effect, and its certificate convinces those
+//! who come late. (The second half keeps a peer that sees only itself from planning for everybody.)
 //!
 //! The machine hears its own messages like everybody else's: the node feeds back what it publishes, signed.
 
@@ -17,7 +18,7 @@ pub use member::Member;
 use crate::{Time, cost, layout::Layout, planner};
 use adoption::{Adopted, Proposal};
 use member::Kind;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 use tsnode_protocol::{
@@ -26,6 +27,13 @@ use tsnode_protocol::{
 
 /// Adverts of peers that count, by id.
 pub type Members<'a> = BTreeMap<PeerId, &'a Advert>;
+
+/// How long a peer that is heard may leave its advert unsaid before plans are made without it.
+const ADVERT_PATIENCE: Duration = Duration::from_secs(5);
+/// Between adverts when nobody is new: whoever missed them all hears them at last.
+const ADVERT_EVERY: Duration = Duration::from_secs(60);
+/// How long two plans may stand side by side before a new one settles it.
+const DISPUTE: Duration = Duration::from_secs(4);
 
 /// How a peer takes part.
 #[derive(Clone, Debug)]
@@ -52,6 +60,8 @@ pub struct ControlConfig {
     pub layout: Option<Layout>,
     /// Peers known at once; more are refused.
     pub max_peers: usize,
+    /// The last (epoch, term) this peer endorsed in an earlier life: a restart must not let it endorse twice.
+    pub endorsed: Option<(Epoch, Term)>,
 }
 
 impl ControlConfig {
@@ -70,6 +80,7 @@ impl ControlConfig {
             margin: 0.1,
             layout: None,
             max_peers: 4096,
+            endorsed: None,
         }
     }
 }
@@ -103,6 +114,8 @@ pub enum Event {
 pub enum Action {
     /// Sign, send to all, and feed back.
     Publish(Gossip),
+    /// Write down that this epoch and term is endorsed, before anything that follows is sent.
+    Remember(Epoch, Term),
     /// Follow this plan.
     Adopt(Plan),
     /// A message was refused.
@@ -145,7 +158,7 @@ pub enum Reject {
     Infeasible(Infeasible),
     /// A plan worth less than the present one.
     Worse,
-    /// An epoch far from this peer's clock.
+    /// An epoch far from this peer's clock, or a term far from the last.
     WrongEpoch,
     /// A certificate whose parts do not fit or do not suffice.
     BadCertificate,
@@ -160,7 +173,7 @@ impl fmt::Display for Reject {
             Self::SecondPlan => f.write_str("second plan for a term"),
             Self::Infeasible(why) => write!(f, "infeasible plan: {why}"),
             Self::Worse => f.write_str("plan worse than the present one"),
-            Self::WrongEpoch => f.write_str("plan of another epoch"),
+            Self::WrongEpoch => f.write_str("plan of a far epoch or term"),
             Self::BadCertificate => f.write_str("bad certificate"),
         }
     }
@@ -204,7 +217,7 @@ pub struct Control {
     coordinator: Option<PeerId>,
     next_heartbeat: Time,
     next_advert: Option<Time>,
-    /// Adverts are repeated until then: newcomers may miss the first.
+    /// Adverts are repeated quickly until then: newcomers may miss the first.
     adverts_until: Time,
     next_certificate: Time,
     /// Since when the adopted plan no longer fits.
@@ -221,6 +234,7 @@ impl Control {
     #[must_use]
     pub fn new(config: ControlConfig, now: Time, unix_now: Duration) -> Self {
         Self {
+            endorsed: config.endorsed,
             config,
             unix_start: unix_now.saturating_sub(now),
             now,
@@ -231,7 +245,6 @@ impl Control {
             leaving: false,
             adopted: None,
             proposals: BTreeMap::new(),
-            endorsed: None,
             highest: (Epoch(0), Term(0)),
             coordinator: None,
             next_heartbeat: now,
@@ -387,6 +400,10 @@ impl Control {
             member.behind_since = Some(self.now);
         }
         member.heartbeat = heartbeat;
+        if behind && signer != self.config.me {
+            // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
+            self.advertise_within(Duration::from_secs(1));
+        }
     }
 
     /// A peer with an advert and a fresh word is there.
@@ -397,12 +414,20 @@ impl Control {
             self.draft = None;
             self.changed = self.now;
             out.push(Action::PeerUp(peer));
+            if peer != self.config.me {
+                // It may have been here before, and forgotten us.
+                self.newcomer();
+            }
         }
     }
 
     fn newcomer(&mut self) {
         self.adverts_until = self.now + Duration::from_secs(4);
-        let soon = self.now + Duration::from_millis(200);
+        self.advertise_within(Duration::from_millis(200));
+    }
+
+    fn advertise_within(&mut self, span: Duration) {
+        let soon = self.now + span;
         self.next_advert = Some(self.next_advert.map_or(soon, |at| at.min(soon)));
     }
 
@@ -426,7 +451,7 @@ impl Control {
     fn speak(&mut self, out: &mut Vec<Action>) {
         if let Some(advert) = self.advert.clone().filter(|_| self.next_advert.is_some_and(|at| at <= self.now)) {
             let again = self.now + Duration::from_secs(1);
-            self.next_advert = (again <= self.adverts_until).then_some(again);
+            self.next_advert = Some(if again <= self.adverts_until { again } else { self.now + ADVERT_EVERY });
             out.push(Action::Publish(Gossip::Advert(advert)));
         }
         if self.advert.is_some() && self.next_heartbeat <= self.now {
@@ -451,13 +476,15 @@ impl Control {
             out.push(Action::CoordinatorChanged { coordinator: first, term: self.term() });
         }
         self.retry_proposals(out);
-        if self.now < self.changed + self.config.settle || self.advert.is_none() {
+        if self.now < self.changed + self.config.settle || self.advert.is_none() || self.awaits_adverts() {
             return;
         }
         if self.draft.is_none() {
             self.draft = Some(self.wanted());
         }
-        let Some(draft) = self.draft.clone().flatten() else {
+        let disputed =
+            || self.is_disputed().then(|| planner::plan(&self.planned_members(), self.config.layout.as_ref()));
+        let Some(draft) = self.draft.clone().flatten().or_else(disputed).filter(|d| !d.groups.is_empty()) else {
             self.needed_since = None;
             self.proposed_at = None;
             return self.convince(first, out);
@@ -469,6 +496,27 @@ impl Control {
             let plan = self.number(draft);
             out.push(Action::Publish(Gossip::Plan(plan)));
         }
+    }
+
+    /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
+    fn awaits_adverts(&self) -> bool {
+        let new = |m: &Member| m.advert.is_none() && self.now < m.first_heard + ADVERT_PATIENCE;
+        self.members.values().any(new)
+    }
+
+    /// Somebody follows another plan of this term or a later one, and no certificate has settled it.
+    fn is_disputed(&self) -> bool {
+        let astray = |m: &Member| {
+            let for_long = m.behind_since.is_some_and(|since| self.now > since + DISPUTE);
+            for_long && m.heartbeat.plan.is_some() && m.heartbeat.term >= self.term()
+        };
+        self.members().any(|(_, m)| astray(m))
+    }
+
+    /// Living peers with devices: those a plan is made of, and who decide on it.
+    fn electorate(&self) -> BTreeSet<PeerId> {
+        let has_devices = |a: &Advert| !a.devices.is_empty();
+        self.planned_members().into_iter().filter(|(_, a)| has_devices(a)).map(|(peer, _)| peer).collect()
     }
 
     /// When this peer may propose: at once for the first rank, later by its rank for the others.
@@ -524,7 +572,7 @@ impl Control {
         let seen = |at: (Epoch, Term)| (at.0 == epoch).then_some(at.1.0);
         let adopted = self.adopted.as_ref().map(|a| (a.plan.epoch, a.plan.term));
         let last = [seen(self.highest), adopted.and_then(seen), self.endorsed.and_then(seen)];
-        let term = Term(last.into_iter().flatten().max().map_or(0, |t| t + 1));
+        let term = Term(last.into_iter().flatten().max().map_or(0, |t| t.saturating_add(1)));
         Plan { epoch, term, parent: self.plan_id(), groups: draft.groups, routes: draft.routes, reason: draft.reason }
     }
 }

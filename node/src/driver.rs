@@ -144,9 +144,10 @@ impl Driver {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for action in self.control.on_event(self.started.elapsed(), event) {
-                visible |= !matches!(action, Action::Publish(_) | Action::Reject { .. });
+                visible |= !matches!(action, Action::Publish(_) | Action::Remember(..) | Action::Reject { .. });
                 match action {
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
+                    Action::Remember(epoch, term) => self.store.set_endorsed(epoch, term),
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         if self.host.adopt(plan).await.is_err() {

@@ -261,7 +261,7 @@ pub async fn run(
     tasks.spawn(prober::run(identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
 
     let driver = Driver {
-        control: control(&config, &identity, &invite, started),
+        control: control(&config, &identity, &invite, &store, started),
         swarm,
         events,
         host: host.clone(),
@@ -387,9 +387,12 @@ fn gateway_config(config: &NodeConfig) -> GatewayConfig {
     }
 }
 
-fn control(config: &NodeConfig, identity: &Identity, invite: &Invite, started: Instant) -> Control {
-    let settings =
-        ControlConfig { layout: config.layout.clone(), ..ControlConfig::new(identity.peer_id(), invite.swarm) };
+fn control(config: &NodeConfig, identity: &Identity, invite: &Invite, store: &Store, started: Instant) -> Control {
+    let settings = ControlConfig {
+        layout: config.layout.clone(),
+        endorsed: store.endorsed(),
+        ..ControlConfig::new(identity.peer_id(), invite.swarm)
+    };
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Control::new(settings, started.elapsed(), unix)
 }

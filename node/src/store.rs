@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use tsnode_protocol::{Epoch, Term};
 
 /// Memory for the store's cache: it holds a few kilobytes.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -100,6 +101,20 @@ impl Store {
         self.set("swarm", invite.as_bytes());
     }
 
+    /// The last epoch and term this peer endorsed a plan of.
+    #[must_use]
+    pub fn endorsed(&self) -> Option<(Epoch, Term)> {
+        let bytes: [u8; 12] = self.get("endorsed")?.try_into().ok()?;
+        let (epoch, term) = bytes.split_first_chunk::<8>()?;
+        Some((Epoch(u64::from_le_bytes(*epoch)), Term(u32::from_le_bytes(term.try_into().ok()?))))
+    }
+
+    /// Remembers it, on the disk before this returns.
+    pub fn set_endorsed(&self, epoch: Epoch, term: Term) {
+        let bytes = [&epoch.0.to_le_bytes()[..], &term.0.to_le_bytes()].concat();
+        self.set("endorsed", &bytes);
+    }
+
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         match self.database.get(key) {
             Ok(value) => value.map(|v| v.to_vec()),
@@ -175,6 +190,10 @@ mod tests {
         let second = Store::open(folder.path()).err().unwrap().to_string();
         assert!(second.contains(&std::process::id().to_string()), "{second}");
         drop(store);
-        assert_eq!(Store::open(folder.path()).unwrap().swarm().as_deref(), Some("ts1abc"));
+        let again = Store::open(folder.path()).unwrap();
+        assert_eq!(again.swarm().as_deref(), Some("ts1abc"));
+        assert_eq!(again.endorsed(), None);
+        again.set_endorsed(Epoch(300), Term(2));
+        assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));
     }
 }

@@ -14,6 +14,8 @@ const CATCH_UP: Duration = Duration::from_secs(3);
 const CERTIFICATE_EVERY: Duration = Duration::from_secs(1);
 /// Epochs a plan may be ahead of this peer's clock.
 const EPOCHS_AHEAD: u64 = 1;
+/// Terms a plan may be ahead of the last one heard of: nobody can use them all up.
+const TERMS_AHEAD: u32 = 1024;
 
 /// The plan in force, and the proof that it is.
 #[derive(Clone, Debug)]
@@ -38,6 +40,10 @@ impl Control {
     pub(super) fn hear_plan(&mut self, signer: PeerId, plan: Plan, proof: Signed<Gossip>, out: &mut Vec<Action>) {
         let by_clock = self.epoch();
         if plan.epoch.0 > by_clock.0 + EPOCHS_AHEAD {
+            return out.push(Action::Reject { peer: signer, reason: Reject::WrongEpoch });
+        }
+        let last = if plan.epoch == self.highest.0 { self.highest.1.0 } else { 0 };
+        if plan.term.0 > last.saturating_add(TERMS_AHEAD) {
             return out.push(Action::Reject { peer: signer, reason: Reject::WrongEpoch });
         }
         self.highest = self.highest.max((plan.epoch, plan.term));
@@ -80,14 +86,20 @@ impl Control {
         if plan.epoch.0 > self.epoch().0 + EPOCHS_AHEAD {
             return out.push(Action::Reject { peer: signer, reason: Reject::WrongEpoch });
         }
-        let ours = self.adopted.as_ref().map(|a| (a.plan.epoch, a.plan.term, a.certificate.endorsements.len(), a.id));
-        if ours.is_none_or(|ours| (plan.epoch, plan.term, endorsers, plan.id()) > ours) {
+        if self.is_newer(plan.epoch, plan.term) && self.carries(&plan, &endorsers) {
             self.adopt(plan, certificate, out);
         }
     }
 
-    /// What a certificate proves: the plan, and how many named peers endorsed it; more than half must have.
-    fn read(&self, certificate: &Certificate) -> Option<(Plan, usize)> {
+    /// Whether these endorsers make the plan effective, by this peer's view of who is there.
+    fn carries(&self, plan: &Plan, endorsers: &BTreeSet<PeerId>) -> bool {
+        let (named, all) = (plan.peers(), self.electorate());
+        let majority = |of: &BTreeSet<PeerId>| 2 * endorsers.intersection(of).count() > of.len();
+        majority(&named) && majority(&all)
+    }
+
+    /// What a certificate proves: the plan, and who endorsed it; more than half of the peers it names must have.
+    fn read(&self, certificate: &Certificate) -> Option<(Plan, BTreeSet<PeerId>)> {
         let Gossip::Plan(plan) = certificate.plan.clone().verify(self.config.swarm).ok()?.into_parts().0 else {
             return None;
         };
@@ -96,11 +108,11 @@ impl Control {
         for signed in &certificate.endorsements {
             let verified = signed.clone().verify(self.config.swarm).ok()?;
             let Gossip::Endorsement(e) = verified.message() else { return None };
-            if e.plan == id && (e.epoch, e.term) == (plan.epoch, plan.term) && named.contains(&verified.signer()) {
+            if e.plan == id && (e.epoch, e.term) == (plan.epoch, plan.term) {
                 endorsers.insert(verified.signer());
             }
         }
-        (2 * endorsers.len() > named.len()).then_some((plan, endorsers.len()))
+        (2 * endorsers.intersection(&named).count() > named.len()).then_some((plan, endorsers))
     }
 
     fn is_newer(&self, epoch: Epoch, term: Term) -> bool {
@@ -120,7 +132,7 @@ impl Control {
         let Some(proposal) = self.proposals.get(&id).filter(|p| !p.judged) else { return };
         let Some((plan, _, signer)) = &proposal.plan else { return };
         let (signer, at, heard) = (*signer, (plan.epoch, plan.term), proposal.heard);
-        let mine = plan.peers().contains(&self.config.me);
+        let mine = self.advert.as_ref().is_some_and(|a| !a.devices.is_empty());
         let verdict = self.verdict(plan, signer);
         let late = self.now >= heard + CATCH_UP;
         match verdict {
@@ -128,6 +140,7 @@ impl Control {
                 self.proposals.entry(id).or_default().judged = true;
                 if mine && !self.leaving {
                     self.endorsed = Some(at);
+                    out.push(Action::Remember(at.0, at.1));
                     let endorsement = Endorsement { epoch: at.0, term: at.1, plan: id };
                     out.push(Action::Publish(Gossip::Endorsement(endorsement)));
                 }
@@ -174,20 +187,24 @@ impl Control {
         for id in open {
             self.judge(id, out);
         }
+        // Endorsements may suffice now that some of the living are not any more.
+        let complete: Vec<PlanId> =
+            self.proposals.iter().filter(|(_, p)| p.plan.is_some()).map(|(id, _)| *id).collect();
+        for id in complete {
+            self.adopt_if_endorsed(id, out);
+        }
     }
 
     fn adopt_if_endorsed(&mut self, id: PlanId, out: &mut Vec<Action>) {
         let Some(Proposal { plan: Some((plan, proof, proposer)), endorsements, .. }) = self.proposals.get(&id) else {
             return;
         };
-        let named = plan.peers();
-        let counted: Vec<&SignedEndorsement> =
-            endorsements.iter().filter(|(peer, _)| named.contains(peer)).map(|(_, e)| e).collect();
-        if 2 * counted.len() <= named.len() || !self.is_newer(plan.epoch, plan.term) {
+        let endorsers = endorsements.keys().copied().collect();
+        if !self.is_newer(plan.epoch, plan.term) || !self.carries(plan, &endorsers) {
             return;
         }
-        let certificate =
-            Certificate { plan: proof.clone(), endorsements: counted.into_iter().map(|(_, s)| s.clone()).collect() };
+        let signed = endorsements.values().map(|(_, signed)| signed.clone()).collect();
+        let certificate = Certificate { plan: proof.clone(), endorsements: signed };
         let (plan, mine) = (plan.clone(), *proposer == self.config.me);
         self.adopt(plan, certificate.clone(), out);
         if mine {

@@ -35,6 +35,7 @@ pub struct Member {
     pub heartbeat: Heartbeat,
     /// When it was last heard.
     pub last_heard: Time,
+    pub(super) first_heard: Time,
     pub(super) alive: bool,
     pub(super) disconnected: bool,
     /// Since when its heartbeats name another plan.
@@ -48,6 +49,7 @@ impl Member {
             advert: None,
             heartbeat: Heartbeat::default(),
             last_heard: now,
+            first_heard: now,
             alive: false,
             disconnected: false,
             behind_since: None,
