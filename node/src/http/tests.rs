@@ -1,1 +1,480 @@
+//! What clients see: real requests over a socket, a scripted gateway behind it.
 
+use super::{ApiState, serve};
+use crate::{
+    gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
+    models::{ModelFiles, ModelLibrary},
+    text::TextModel,
+    view::{Readiness, SwarmView},
+};
+use reqwest::Response;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tsnode_kernels::source::ModelSource;
+use tsnode_protocol::{Epoch, ModelCard, PeerId, Sampled, SwarmId, Term, Token, sampling::TokenLogprob, stream::End};
+
+/// What the gateway does with a request.
+enum Part {
+    /// Every token of this text, with one alternative each, then the end.
+    Say(&'static str, End),
+    /// The same, and then the channel closes without a word.
+    BreakOff(&'static str),
+    /// The first token, then nothing.
+    Hang,
+    /// Nobody takes it.
+    Refuse,
+}
+
+struct Api {
+    url: String,
+    client: reqwest::Client,
+    view: watch::Sender<SwarmView>,
+    /// What the gateway was asked for.
+    asked: Arc<Mutex<Vec<Prompt>>>,
+    /// Requests dropped by the HTTP side before their end.
+    dropped: mpsc::Receiver<()>,
+    stop: CancellationToken,
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn files() -> ModelFiles {
+    let source = ModelSource::embedded().unwrap();
+    let card = source.card().clone();
+    let read = |name: &String| (name.clone(), source.file(name).unwrap().to_vec());
+    let files: BTreeMap<_, _> = card.files.iter().map(|f| read(&f.name)).collect();
+    ModelFiles { card, files: Arc::new(files) }
+}
+
+fn view(models: Vec<ModelCard>) -> SwarmView {
+    SwarmView {
+        me: PeerId([1; 32]),
+        swarm: SwarmId([2; 16]),
+        private: false,
+        readiness: Readiness::Ready,
+        epoch: Epoch(0),
+        term: Term(0),
+        coordinator: None,
+        plan_id: None,
+        plan: None,
+        ready_groups: vec![],
+        peers: vec![],
+        models,
+        rejected: BTreeMap::new(),
+        addresses: vec![],
+        http: None,
+    }
+}
+
+impl Api {
+    async fn up(part: Part) -> Self {
+        Self::with(part, None).await
+    }
+
+    async fn with(part: Part, api_key: Option<&str>) -> Self {
+        let files = files();
+        let (view, watched) = watch::channel(view(vec![files.card.clone()]));
+        let (gateway, submissions) = Gateway::channel();
+        let (library, mut queries) = ModelLibrary::channel();
+        let text = TextModel::new(&files).unwrap();
+        tokio::spawn(async move {
+            while let Some(query) = queries.recv().await {
+                drop(query.answer.send(Ok(files.clone())));
+            }
+        });
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (drops, dropped) = mpsc::channel(64);
+        tokio::spawn(play(part, text, submissions, asked.clone(), drops));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let state = ApiState::new(gateway, library, watched, api_key.map(str::to_owned));
+        let stop = CancellationToken::new();
+        tokio::spawn(serve(listener, state, stop.clone()));
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
+        Self { url, client, view, asked, dropped, stop }
+    }
+
+    async fn send(&self, path: &str, body: &Value) -> Response {
+        self.client.post(format!("{}{path}", self.url)).json(body).send().await.unwrap()
+    }
+
+    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        let response = self.send(path, &body).await;
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        self.client.get(format!("{}{path}", self.url)).send().await.unwrap()
+    }
+
+    /// The data of all events of a streamed answer.
+    async fn stream(&self, path: &str, body: Value) -> Vec<String> {
+        let text = self.send(path, &body).await.text().await.unwrap();
+        text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_owned).collect()
+    }
+
+    fn last_asked(&self) -> Prompt {
+        self.asked.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+/// The gateway's part.
+async fn play(
+    part: Part,
+    text: TextModel,
+    mut submissions: mpsc::Receiver<Submission>,
+    asked: Arc<Mutex<Vec<Prompt>>>,
+    drops: mpsc::Sender<()>,
+) {
+    // Requests that hang end with the test.
+    let mut hanging = JoinSet::new();
+    while let Some(Submission { prompt, answer }) = submissions.recv().await {
+        asked.lock().unwrap().push(prompt);
+        let (replies, reader) = mpsc::channel(256);
+        let accepted = Accepted { prefill: PeerId([3; 32]), decode: PeerId([4; 32]), replies: reader };
+        let (said, end) = match &part {
+            Part::Refuse => {
+                let reason = "no group".to_owned();
+                let refusal = SubmitError::Unserved { reason, retry_after: Duration::from_secs(3) };
+                drop(answer.send(Err(refusal)));
+                continue;
+            }
+            Part::Hang => {
+                replies.send(token(&text, 0, Token(300))).await.unwrap();
+                drop(answer.send(Ok(accepted)));
+                let drops = drops.clone();
+                hanging.spawn(async move {
+                    replies.closed().await;
+                    drops.send(()).await.unwrap();
+                });
+                continue;
+            }
+            Part::Say(said, end) => (*said, Some(end.clone())),
+            Part::BreakOff(said) => (*said, None),
+        };
+        // The tokenizer puts a first token in front of every text.
+        let tokens = text.encode(said).unwrap().split_off(1);
+        for (index, one) in tokens.into_iter().enumerate() {
+            replies.send(token(&text, index as u32, one)).await.unwrap();
+        }
+        if let Some(end) = end {
+            replies.send(Reply::End(end)).await.unwrap();
+        }
+        drop(answer.send(Ok(accepted)));
+    }
+}
+
+fn token(text: &TextModel, index: u32, token: Token) -> Reply {
+    assert!(token.0 < text.card().shape.vocab);
+    let top = vec![TokenLogprob { token, logprob: -0.5 }];
+    Reply::Token { index, sampled: Sampled { token, logprob: Some(-0.5), top } }
+}
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+fn hello() -> Value {
+    json!([{ "role": "user", "content": "Hello" }])
+}
+
+fn said(end: End) -> Part {
+    Part::Say("The wind was in the house.", end)
+}
+
+#[tokio::test]
+async fn a_whole_answer_has_text_usage_and_names_its_peers() {
+    let api = Api::up(said(End::Length)).await;
+    let response = api.send(TEXT, &json!({ "prompt": "It was", "max_tokens": 9, "return_token_ids": true })).await;
+    for name in ["x-request-id", "x-tsnode-prefill", "x-tsnode-decode"] {
+        assert!(!response.headers()[name].is_empty(), "{name}");
+    }
+    let answer: Value = response.json().await.unwrap();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "The wind was in the house.");
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(answer["object"], "text_completion");
+    let (prompt, ids) = (choice["prompt_token_ids"].as_array().unwrap(), choice["token_ids"].as_array().unwrap());
+    assert_eq!(answer["usage"]["prompt_tokens"], prompt.len());
+    assert_eq!(answer["usage"]["completion_tokens"], ids.len());
+    assert_eq!(answer["usage"]["total_tokens"], prompt.len() + ids.len());
+    assert_eq!(api.last_asked().generation.max_new_tokens, 9);
+}
+
+#[tokio::test]
+async fn a_streamed_chat_says_who_speaks_ends_with_done_and_adds_up() {
+    let api = Api::up(said(End::Stop)).await;
+    let body = json!({ "messages": hello(), "stream": true, "stream_options": { "include_usage": true } });
+    let events = api.stream(CHAT, body).await;
+    assert_eq!(events.last().unwrap(), "[DONE]");
+    let parts: Vec<Value> = events[..events.len() - 1].iter().map(|e| serde_json::from_str(e).unwrap()).collect();
+    assert_eq!(parts[0]["choices"][0]["delta"]["role"], "assistant");
+    assert!(parts.iter().all(|p| p["object"] == "chat.completion.chunk" && p["id"] == parts[0]["id"]));
+    let (usage, parts) = parts.split_last().unwrap();
+    assert!(usage["usage"]["completion_tokens"].as_u64() > Some(3) && usage["choices"] == json!([]), "{usage}");
+    let text: String = parts.iter().filter_map(|p| p["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, "The wind was in the house.");
+    let finishes: Vec<&Value> = parts.iter().map(|p| &p["choices"][0]["finish_reason"]).collect();
+    assert_eq!(finishes.iter().filter(|f| **f == "stop").count(), 1);
+    assert_eq!(*finishes.last().unwrap(), "stop");
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_answer_before_it_streamed_or_not() {
+    let api = Api::up(said(End::Length)).await;
+    for stop in [json!(" in the"), json!(["nowhere", " in the"])] {
+        let (status, answer) = api.post(TEXT, json!({ "prompt": "x", "stop": stop })).await;
+        assert_eq!((status, &answer["choices"][0]["text"]), (200, &json!("The wind was")));
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+        let events = api.stream(TEXT, json!({ "prompt": "x", "stop": stop, "stream": true })).await;
+        let parts = events[..events.len() - 1].iter().map(|e| serde_json::from_str::<Value>(e).unwrap());
+        let text: String = parts.map(|p| p["choices"][0]["text"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(text, "The wind was");
+    }
+}
+
+#[tokio::test]
+async fn several_answers_come_numbered_with_seeds_of_their_own() {
+    let api = Api::up(said(End::Length)).await;
+    let (_, answer) = api.post(TEXT, json!({ "prompt": ["a", "b"], "n": 2, "seed": 7 })).await;
+    let indices: Vec<u64> =
+        answer["choices"].as_array().unwrap().iter().map(|c| c["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, [0, 1, 2, 3]);
+    let seeds: Vec<u64> = api.asked.lock().unwrap().iter().map(|p| p.generation.sampling.seed).collect();
+    assert_eq!(seeds, [7, 8, 7, 8]);
+    let prompt = api.asked.lock().unwrap()[0].prompt.len();
+    assert_eq!(answer["usage"]["prompt_tokens"], 2 * prompt, "a prompt counts once, however many answers it has");
+    let events = api.stream(CHAT, json!({ "messages": hello(), "n": 3, "stream": true })).await;
+    let finished = events[..events.len() - 1].iter().map(|e| serde_json::from_str::<Value>(e).unwrap());
+    let mut finished: Vec<u64> = finished
+        .filter(|p| !p["choices"][0]["finish_reason"].is_null())
+        .map(|p| p["choices"][0]["index"].as_u64().unwrap())
+        .collect();
+    finished.sort_unstable();
+    assert_eq!(finished, [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn logprobs_come_in_either_form() {
+    let api = Api::up(said(End::Length)).await;
+    let (_, chat) = api.post(CHAT, json!({ "messages": hello(), "logprobs": true, "top_logprobs": 1 })).await;
+    let content = &chat["choices"][0]["logprobs"]["content"];
+    assert_eq!(content[0]["logprob"], -0.5);
+    assert_eq!(content[0]["top_logprobs"][0]["token"], content[0]["token"]);
+    let (_, text) = api.post(TEXT, json!({ "prompt": "x", "logprobs": 1 })).await;
+    let columns = &text["choices"][0]["logprobs"];
+    let tokens: Vec<&str> = columns["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(tokens.concat(), "The wind was in the house.");
+    assert_eq!(columns["text_offset"][1], tokens[0].len());
+    assert_eq!(api.last_asked().generation.sampling.logprobs, Some(1));
+}
+
+#[tokio::test]
+async fn the_history_reaches_the_template_and_defaults_are_the_models() {
+    let api = Api::up(said(End::Stop)).await;
+    let turns = json!([
+        { "role": "developer", "content": "Be brief." },
+        { "role": "user", "content": [{ "type": "text", "text": "One " }, { "type": "text", "text": "two" }] },
+        { "role": "assistant", "content": "three" },
+        { "role": "user", "content": "four" },
+    ]);
+    let (status, answer) = api.post(CHAT, json!({ "messages": turns, "return_token_ids": true })).await;
+    assert_eq!(status, 200, "{answer}");
+    let text = TextModel::new(&files()).unwrap();
+    let ids: Vec<u32> = api.last_asked().prompt.iter().map(|t| t.0).collect();
+    let prompt = text.tokenizer().decode(&ids, false).unwrap();
+    let places: Vec<usize> = ["<|system|>", "Be brief.", "<|user|>", "One two", "<|assistant|>", "three", "four"]
+        .iter()
+        .map(|part| prompt.find(part).unwrap_or_else(|| panic!("{part} in {prompt}")))
+        .collect();
+    assert!(places.is_sorted(), "{prompt}");
+    let Prompt { generation, prompt, .. } = api.last_asked();
+    // Its generation_config.json says 0.7 and 0.9; a chat answer may fill the context.
+    assert_eq!((generation.sampling.temperature, generation.sampling.top_p), (0.7, 0.9));
+    assert_eq!(generation.max_new_tokens as usize + prompt.len(), 1024);
+}
+
+#[tokio::test]
+async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
+    let fails = [
+        (said(End::Failed("the peer is gone".into())), "the peer is gone"),
+        (Part::BreakOff("The wind"), "the answer broke off"),
+    ];
+    for (part, why) in fails {
+        let api = Api::up(part).await;
+        let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
+        assert_eq!((status, &answer["error"]["message"]), (502, &json!(why)));
+        for (path, body) in [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))] {
+            let mut body = body;
+            body["stream"] = json!(true);
+            let events = api.stream(path, body).await;
+            let [.., error, done] = &events[..] else { panic!("{events:?}") };
+            let error: Value = serde_json::from_str(error).unwrap();
+            assert_eq!((&error["error"]["message"], &error["error"]["code"]), (&json!(why), &json!("peer_failed")));
+            assert_eq!(done, "[DONE]");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_to_serve_is_503_with_a_time_to_come_back() {
+    let api = Api::up(Part::Refuse).await;
+    let response = api.send(TEXT, &json!({ "prompt": "x", "stream": true })).await;
+    assert_eq!((response.status().as_u16(), response.headers()["retry-after"].to_str().unwrap()), (503, "3"));
+    let stages = [
+        (Readiness::Probing, "measures"),
+        (Readiness::Joining, "other peers"),
+        (Readiness::Planning, "no plan"),
+        (Readiness::Loading, "loading"),
+        (Readiness::Leaving, "leaving"),
+    ];
+    for (stage, word) in stages {
+        api.view.send_modify(|v| v.readiness = stage);
+        let (status, answer) = api.post(CHAT, json!({ "messages": hello() })).await;
+        assert_eq!(status, 503);
+        assert!(answer["error"]["message"].as_str().unwrap().contains(word), "{answer}");
+        assert_eq!(api.get("/readyz").await.status(), 503);
+        assert_eq!(api.get("/healthz").await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_is_let_go_even_while_nothing_is_said() {
+    for stream in [true, false] {
+        let mut api = Api::up(Part::Hang).await;
+        let url = format!("{}{TEXT}", api.url);
+        let body = json!({ "prompt": "x", "stream": stream });
+        let request = tokio::spawn(api.client.post(url).json(&body).send());
+        let taken = async {
+            while api.asked.lock().unwrap().is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), taken).await.unwrap();
+        if stream {
+            drop(request.await.unwrap().unwrap());
+        } else {
+            request.abort();
+        }
+        tokio::time::timeout(Duration::from_secs(10), api.dropped.recv()).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_is_wrong_is_named() {
+    let api = Api::up(said(End::Stop)).await;
+    let cases = [
+        (TEXT, json!({}), "prompt"),
+        (TEXT, json!({ "prompt": "" }), "prompt"),
+        (TEXT, json!({ "prompt": [] }), "prompt"),
+        (TEXT, json!({ "prompt": [[]] }), "prompt"),
+        (TEXT, json!({ "prompt": [1.5] }), "prompt"),
+        (TEXT, json!({ "prompt": [4_000_000_000u32] }), "prompt"),
+        (TEXT, json!({ "prompt": { "a": 1 } }), "prompt"),
+        (TEXT, json!({ "prompt": vec!["x"; 65] }), "prompt"),
+        (TEXT, json!({ "prompt": "x", "max_tokens": 0 }), "max_tokens"),
+        (TEXT, json!({ "prompt": "x", "max_tokens": -3 }), "max_tokens"),
+        (TEXT, json!({ "prompt": "x", "n": 0 }), "n"),
+        (TEXT, json!({ "prompt": "x", "temperature": 2.5 }), "temperature"),
+        (TEXT, json!({ "prompt": "x", "top_p": -0.1 }), "top_p"),
+        (TEXT, json!({ "prompt": "x", "seed": "lucky" }), "seed"),
+        (TEXT, json!({ "prompt": "x", "stop": ["a", 1] }), "stop"),
+        (TEXT, json!({ "prompt": "x", "stop": vec!["a"; 17] }), "stop"),
+        (TEXT, json!({ "prompt": "x", "logprobs": 9 }), "logprobs"),
+        (TEXT, json!({ "prompt": "x", "logit_bias": { "0": 101 } }), "logit_bias"),
+        (TEXT, json!({ "prompt": "x", "logit_bias": { "x": 1 } }), "logit_bias"),
+        (TEXT, json!({ "prompt": "x", "stream": "yes" }), "stream"),
+        (TEXT, json!({ "prompt": "x", "stream_options": {} }), "stream_options"),
+        (TEXT, json!({ "prompt": "x", "suffix": "y" }), "suffix"),
+        (TEXT, json!({ "prompt": "x", "no_such_field": 1 }), "no_such_field"),
+        (CHAT, json!({ "messages": [] }), "messages"),
+        (CHAT, json!({ "messages": "Hello" }), "messages"),
+        (CHAT, json!({ "messages": [{ "role": "king", "content": "x" }] }), "messages"),
+        (CHAT, json!({ "messages": [{ "role": "user" }] }), "messages"),
+        (CHAT, json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }), "messages"),
+        (CHAT, json!({ "messages": hello(), "tools": [{}] }), "tools"),
+        (CHAT, json!({ "messages": hello(), "response_format": { "type": "json_object" } }), "response_format"),
+        (CHAT, json!({ "messages": hello(), "top_logprobs": 2 }), "top_logprobs"),
+    ];
+    for (path, body, param) in cases {
+        let (status, answer) = api.post(path, body.clone()).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{body} {answer}");
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+    }
+    assert!(api.asked.lock().unwrap().is_empty(), "nothing wrong reaches the gateway");
+}
+
+#[tokio::test]
+async fn what_asks_for_nothing_is_let_pass() {
+    let api = Api::up(said(End::Stop)).await;
+    let body = json!({
+        "messages": hello(), "model": null, "stop": null, "n": 1, "tools": [], "tool_choice": "none", "user": "me",
+        "response_format": { "type": "text" }, "frequency_penalty": 0, "presence_penalty": 0.5, "logit_bias": {},
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "max_completion_tokens": 5, "store": false,
+    });
+    let (status, answer) = api.post(CHAT, body).await;
+    assert_eq!(status, 200, "{answer}");
+    let sampling = api.last_asked().generation.sampling;
+    assert_eq!((sampling.top_k, sampling.min_p, sampling.presence_penalty), (5, 0.1, 0.5));
+}
+
+#[tokio::test]
+async fn too_much_for_the_context_is_said_in_openais_words() {
+    let api = Api::up(said(End::Stop)).await;
+    for body in [json!({ "prompt": vec![9; 1024] }), json!({ "prompt": "x", "max_tokens": 1024 })] {
+        let (status, answer) = api.post(TEXT, body).await;
+        assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_length_exceeded")));
+        assert!(answer["error"]["message"].as_str().unwrap().contains("maximum context length is 1024 tokens"));
+    }
+}
+
+#[tokio::test]
+async fn models_are_listed_found_and_missed() {
+    let api = Api::up(said(End::Stop)).await;
+    let list: Value = api.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(list["data"][0]["id"], "gutenberg-tiny");
+    assert_eq!(api.get("/v1/models/gutenberg-tiny").await.status(), 200);
+    assert_eq!(api.get("/v1/models/other").await.status(), 404);
+    let (status, answer) = api.post(TEXT, json!({ "prompt": "x", "model": "other" })).await;
+    assert_eq!((status, &answer["error"]["code"]), (404, &json!("model_not_found")));
+    for (path, status) in [("/nowhere", 404), (TEXT, 405)] {
+        let response = api.get(path).await;
+        assert_eq!(response.status(), status);
+        assert!(response.json::<Value>().await.unwrap()["error"]["message"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn a_key_guards_everything_but_health() {
+    let api = Api::with(said(End::Stop), Some("sesame")).await;
+    let ask = |key: &str| api.client.get(format!("{}/v1/models", api.url)).bearer_auth(key).send();
+    assert_eq!(ask("sesame").await.unwrap().status(), 200);
+    assert_eq!(ask("sesam").await.unwrap().status(), 401);
+    for (path, status) in [("/v1/models", 401), ("/api/swarm", 401), ("/metrics", 401), ("/healthz", 200)] {
+        assert_eq!(api.get(path).await.status(), status, "{path}");
+    }
+    let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
+    assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
+}
+
+#[tokio::test]
+async fn what_happened_is_counted() {
+    let api = Api::up(said(End::Stop)).await;
+    api.post(TEXT, json!({ "prompt": "x" })).await;
+    let text = api.get("/metrics").await.text().await.unwrap();
+    for line in ["tsnode_requests_accepted_total 1", "tsnode_requests_finished_total 1", "tsnode_first_tokens_total 1"]
+    {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+}
