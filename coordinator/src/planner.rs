@@ -36,6 +36,9 @@ struct Place {
     memory: u64,
 }
 
+/// Of a plan's reason; names of models come from peers and may be long, in any script.
+const REASON_CHARS: usize = 250;
+
 /// Plans for every model some device has; a device serves the first of its peer's models.
 #[must_use]
 pub fn plan(members: &Members<'_>, layout: Option<&Layout>) -> Draft {
@@ -52,7 +55,7 @@ pub fn plan(members: &Members<'_>, layout: Option<&Layout>) -> Draft {
         }
         draft.reason.push_str(&format!("{}: {reason}", card.name));
     }
-    draft.reason.truncate(900);
+    draft.reason = draft.reason.chars().take(REASON_CHARS).collect();
     draft
 }
 

@@ -140,3 +140,60 @@ async fn a_swarm_outlives_its_peers() {
     println!("served again {after:.1?} after the kill, of one mind after {:.1?}", killed.elapsed());
     net.net.down().await.unwrap();
 }
+
+/// Over slow links a prompt's KV takes seconds: time to stop the peer that sends it, then to kill one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_outlives_the_peer_that_prefills_it() {
+    let flags = ["--kv-codec", "raw", "--layout", "prefill=1,prefill=1,decode=1", "--shape-mbit", "8"];
+    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let words: Vec<u32> = (0..800).map(|n| 300 + n * 7 % 3000).collect();
+    let body = json!({ "prompt": words, "max_tokens": 24, "temperature": 0, "ignore_eos": true });
+    let (expected, answer) = net.tokens(3, body.clone()).await;
+    assert!(answer["tsnode"]["kv_sent_after"].as_f64().unwrap() > 1.0, "the KV takes its time: {answer}");
+    for signal in ["-STOP", "-KILL"] {
+        let prefill = begin(&net, &body).await;
+        let sights = swarm(&net).look().await;
+        let victim = sights.iter().position(|s| s.as_ref().is_some_and(|s| s.me == prefill.peer)).unwrap();
+        net.net.signal(victim, signal).unwrap();
+        assert_eq!(prefill.tokens().await, expected, "after {signal}");
+    }
+    net.net.down().await.unwrap();
+}
+
+/// A streamed request whose first token has come.
+struct Begun {
+    peer: String,
+    response: reqwest::Response,
+    text: String,
+}
+
+async fn begin(net: &Net, body: &Value) -> Begun {
+    let url = format!("{}/v1/completions", net.peer(3).http);
+    let mut body = body.clone();
+    (body["stream"], body["return_token_ids"]) = (json!(true), json!(true));
+    loop {
+        let mut response = net.client.post(&url).json(&body).send().await.unwrap();
+        // The plan that follows a peer's end may be on its way.
+        if response.status() == 503 {
+            continue;
+        }
+        let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
+        let (peer, decode) = (header("x-tsnode-prefill"), header("x-tsnode-decode"));
+        assert_ne!(peer, decode);
+        let text = String::from_utf8(response.chunk().await.unwrap().unwrap().to_vec()).unwrap();
+        return Begun { peer, response, text };
+    }
+}
+
+impl Begun {
+    /// All tokens, when they have come.
+    async fn tokens(self) -> Vec<u64> {
+        let text = self.text + &self.response.text().await.unwrap();
+        let events = text.lines().filter_map(|l| l.strip_prefix("data: ")).filter(|e| *e != "[DONE]");
+        let parts = events.map(|e| serde_json::from_str::<Value>(e).unwrap());
+        parts
+            .flat_map(|p| p["choices"][0]["token_ids"].as_array().unwrap_or_else(|| panic!("{p}")).clone())
+            .map(|t| t.as_u64().unwrap())
+            .collect()
+    }
+}

@@ -27,18 +27,36 @@ pub struct TestnetConfig {
     pub executable: PathBuf,
     /// Where the peers' data folders go; made if it does not exist.
     pub folder: PathBuf,
-    /// Peers with a model.
-    pub peers: usize,
-    /// Peers without.
-    pub gateways: usize,
+    /// The peers, the first of which starts the swarm.
+    pub peers: Vec<PeerConfig>,
     /// Bandwidth of every link, if shaped.
     pub link_mbit: Option<f64>,
     /// Latency of every link in milliseconds, if shaped.
     pub link_ms: Option<f64>,
     /// Flags passed to every peer, as `--layout prefill=1,decode=1`.
     pub flags: Vec<String>,
-    /// Flags passed to peers with a model only, as `--model PATH`.
-    pub model_flags: Vec<String>,
+}
+
+/// One peer to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerConfig {
+    /// It computes.
+    Host {
+        /// Flags passed to it, as `--threads 2`.
+        flags: Vec<String>,
+    },
+    /// It has no model.
+    Gateway,
+}
+
+impl PeerConfig {
+    /// Hosts of one thread each, with these flags, and then gateways.
+    #[must_use]
+    pub fn alike(hosts: usize, gateways: usize, flags: &[String]) -> Vec<Self> {
+        let flags = [&["--threads".to_owned(), "1".to_owned()], flags].concat();
+        let hosts = std::iter::repeat_n(Self::Host { flags }, hosts);
+        hosts.chain(std::iter::repeat_n(Self::Gateway, gateways)).collect()
+    }
 }
 
 /// Why a testnet is not what it should be.
@@ -93,17 +111,19 @@ impl Testnet {
         let io = |error| TestnetError::Io { what: config.folder.display().to_string(), error };
         std::fs::create_dir_all(&config.folder).map_err(io)?;
         let mut net = Self { folder: config.folder.clone(), processes: Vec::new(), detached: false };
-        let total = config.peers + config.gateways;
-        let first = Process::launch(config, 0, None)?;
-        net.processes.push(first);
-        let invite = net.processes[0].invite(UP).await?;
-        for index in 1..total {
-            net.processes.push(Process::launch(config, index, Some(&invite))?);
+        let mut invite = None;
+        for (index, peer) in config.peers.iter().enumerate() {
+            let mut process = Process::launch(config, peer, index, invite.as_deref())?;
+            if invite.is_none() {
+                invite = Some(process.invite(UP).await?);
+            }
+            net.processes.push(process);
         }
         for process in &mut net.processes {
             process.await_http(UP).await?;
         }
-        net.await_one_mind(total).await?;
+        net.await_one_mind(config.peers.len()).await?;
+        net.name_peers().await;
         Ok(net)
     }
 
@@ -120,6 +140,14 @@ impl Testnet {
         outcome.map_err(|why| TestnetError::NotUp { seconds: UP.as_secs_f64(), why, folder: self.folder.clone() })
     }
 
+    /// Writes down the peers' ids as they say them.
+    async fn name_peers(&mut self) {
+        let sights = Swarm::of(self.processes.iter().map(|p| &p.info)).look().await;
+        for (process, sight) in self.processes.iter_mut().zip(sights) {
+            process.info.id = sight.map(|s| s.me).unwrap_or_default();
+        }
+    }
+
     /// Everyone who was launched.
     #[must_use]
     pub fn peers(&self) -> Vec<&PeerInfo> {
@@ -134,6 +162,14 @@ impl Testnet {
         self.processes[index].kill().await
     }
 
+    /// Sends a peer's process a signal, as `-STOP`.
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    pub fn signal(&self, index: usize, signal: &str) -> Result<(), TestnetError> {
+        peer::signal(self.processes[index].info.pid, signal)
+    }
+
     /// Memory a peer has in use (bytes), and processor time it has used (seconds), as the system counts them.
     #[must_use]
     pub fn usage(&self, index: usize) -> Option<(u64, f64)> {
@@ -146,13 +182,14 @@ impl Testnet {
         &self.folder
     }
 
-    /// Leaves the processes running, and writes down where they are.
+    /// Leaves the processes running, and writes down in `folder` where they are.
     ///
     /// # Errors
     /// When that cannot be written.
-    pub fn detach(mut self) -> Result<State, TestnetError> {
-        let state = State { peers: self.processes.iter().map(|p| p.info.clone()).collect() };
-        state.write(&self.folder)?;
+    pub fn detach(mut self, folder: &Path) -> Result<State, TestnetError> {
+        let peers = self.processes.iter().map(|p| p.info.clone()).collect();
+        let state = State { folder: self.folder.clone(), peers };
+        state.write(folder)?;
         self.detached = true;
         Ok(state)
     }

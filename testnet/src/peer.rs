@@ -1,6 +1,6 @@
 //! One peer of a testnet: its process and its files.
 
-use crate::{TestnetConfig, TestnetError};
+use crate::{PeerConfig, TestnetConfig, TestnetError};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ const PAGE: u64 = 4096;
 pub struct PeerInfo {
     /// Its name.
     pub name: String,
+    /// Its id (`12D3KooW…`); empty until the swarm is up.
+    pub id: String,
     /// Its process.
     pub pid: u32,
     /// Its data folder.
@@ -41,9 +43,15 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn launch(config: &TestnetConfig, index: usize, invite: Option<&str>) -> Result<Self, TestnetError> {
-        let gateway = index >= config.peers;
-        let name = if gateway { format!("gateway{}", index - config.peers) } else { format!("peer{index}") };
+    pub fn launch(
+        config: &TestnetConfig,
+        peer: &PeerConfig,
+        index: usize,
+        invite: Option<&str>,
+    ) -> Result<Self, TestnetError> {
+        let gateway = *peer == PeerConfig::Gateway;
+        let before = config.peers[..index].iter().filter(|p| (**p == PeerConfig::Gateway) == gateway).count();
+        let name = format!("{}{before}", if gateway { "gateway" } else { "peer" });
         let data_dir = config.folder.join(&name);
         let log = config.folder.join(format!("{name}.log"));
         let io = |what: &Path| {
@@ -65,9 +73,9 @@ impl Process {
             Some(invite) => command.args(["--invite", invite]),
             None => command.arg("--private"),
         };
-        match gateway {
-            true => command.arg("--no-model"),
-            false => command.args(["--threads", "1"]).args(&config.model_flags),
+        match peer {
+            PeerConfig::Gateway => command.arg("--no-model"),
+            PeerConfig::Host { flags } => command.args(flags),
         };
         for (flag, value) in [("--shape-mbit", config.link_mbit), ("--shape-ms", config.link_ms)] {
             if let Some(value) = value {
@@ -76,7 +84,8 @@ impl Process {
         }
         let child = command.spawn().map_err(io(&config.executable))?;
         let pid = child.id().unwrap_or_default();
-        Ok(Self { info: PeerInfo { name, pid, data_dir, log, http: String::new(), gateway }, child, killed: false })
+        let info = PeerInfo { name, id: String::new(), pid, data_dir, log, http: String::new(), gateway };
+        Ok(Self { info, child, killed: false })
     }
 
     /// The invite to its swarm, once it has written it.
@@ -157,8 +166,14 @@ impl Process {
     }
 }
 
-/// Sends SIGTERM, by the command every system has: `unsafe` system calls are not for this crate.
+/// Asks a process to leave.
 pub(crate) fn terminate(pid: u32) {
     // One that has ended needs no telling.
-    let _ = std::process::Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
+    let _ = signal(pid, "-TERM");
+}
+
+/// Sends a signal, by the command every system has: `unsafe` system calls are not for this crate.
+pub(crate) fn signal(pid: u32, signal: &str) -> Result<(), TestnetError> {
+    let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+    sent.map(drop).map_err(|error| TestnetError::Io { what: format!("kill {signal} {pid}"), error })
 }

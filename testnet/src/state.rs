@@ -2,7 +2,7 @@
 
 use crate::{PeerInfo, TestnetError, peer::terminate};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// File in the testnet's folder.
@@ -11,6 +11,8 @@ pub const STATE_FILE: &str = "testnet.json";
 /// A detached testnet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
+    /// Where its data folders and logs are.
+    pub folder: PathBuf,
     /// Its peers.
     pub peers: Vec<PeerInfo>,
 }
@@ -38,7 +40,7 @@ impl State {
         self.peers.iter().filter(|p| is_alive(p))
     }
 
-    /// Lets every peer leave, and removes the note of it. Says how many had to be left running.
+    /// Lets every peer leave, and removes its folder and the note of it in `folder`. Says how many had to be left running.
     pub async fn down(&self, folder: &Path, patience: Duration) -> usize {
         for peer in self.alive() {
             terminate(peer.pid);
@@ -50,6 +52,7 @@ impl State {
         let left = self.alive().count();
         if left == 0 {
             // Nothing to remove is as good.
+            let _ = std::fs::remove_dir_all(&self.folder);
             let _ = std::fs::remove_file(folder.join(STATE_FILE));
         }
         left
@@ -74,13 +77,14 @@ mod tests {
         assert!(matches!(State::read(&folder), Err(TestnetError::Absent(_))));
         let peer = PeerInfo {
             name: "peer0".into(),
+            id: "12D3KooW".into(),
             pid: std::process::id(),
             data_dir: "/nowhere/at/all".into(),
             log: "/nowhere/log".into(),
             http: "http://127.0.0.1:1".into(),
             gateway: false,
         };
-        let state = State { peers: vec![peer] };
+        let state = State { folder: folder.join("run"), peers: vec![peer] };
         state.write(&folder).unwrap();
         assert_eq!(State::read(&folder).unwrap(), state);
         assert_eq!(state.alive().count(), 0, "this process is not that peer");

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tsnode_testnet::{PeerInfo, State, Swarm, Testnet, TestnetConfig, TestnetError};
+use tsnode_testnet::{PeerConfig, PeerInfo, State, Swarm, Testnet, TestnetConfig, TestnetError};
 
 /// How long `down` waits for peers to leave.
 const DOWN: Duration = Duration::from_secs(35);
@@ -28,6 +28,17 @@ pub(super) fn command() -> Command {
     let example = "tsnode testnet up --peers 4 --link-mbit 100 --link-ms 5 --prompt \"It was a dark night\"";
     let up = verb("up", "Start a swarm; with --prompt, answer it and stop", example)
         .arg(number("peers", "Peers with a model").value_parser(value_parser!(u16).range(1..=64)).default_value("4"))
+        .arg(
+            Arg::new("devices")
+                .long("devices")
+                .value_name("LIST")
+                .value_delimiter(',')
+                .value_parser(device)
+                .conflicts_with_all(["peers", "gateways"])
+                .help(
+                    "What each peer lends, as cpu:2,cpu:1:256MiB,none: threads, memory for KV pages; none is a gateway",
+                ),
+        )
         .arg(
             number("gateways", "Peers without a model")
                 .value_parser(value_parser!(u16).range(0..=64))
@@ -80,7 +91,7 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(120));
-    bar.set_message(format!("starting {} peers", config.peers + config.gateways));
+    bar.set_message(format!("starting {} peers", config.peers.len()));
     let net = Testnet::up(&config).await;
     bar.finish_and_clear();
     let net = net.map_err(exit)?;
@@ -90,17 +101,24 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
         None => None,
     };
     if is_set(matches, "detach") {
-        let state = net.detach().map_err(exit)?;
+        let state = net.detach(&folder(matches)).map_err(exit)?;
         return detached(matches, &state, answer, took);
     }
     match answer {
         Some((text, trace)) => {
             let told = tell(matches, &net.peers(), &text, &trace, took);
-            net.down().await.map_err(exit)?;
+            leave(net).await?;
             told
         }
         None => stay(matches, net, took).await,
     }
+}
+
+/// Ends a swarm and removes its folder: logs of a run that ended well are of no use.
+async fn leave(net: Testnet) -> Result<(), Exit> {
+    let folder = net.folder().to_owned();
+    net.down().await.map_err(exit)?;
+    std::fs::remove_dir_all(&folder).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", folder.display())))
 }
 
 fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
@@ -121,17 +139,43 @@ fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Ex
         }
     }
     let number = |name: &str| usize::from(matches.get_one::<u16>(name).copied().unwrap_or_default());
+    let model = text("model").map_or_else(Vec::new, |path| vec!["--model".into(), path]);
+    let peers = match matches.get_many::<PeerConfig>("devices") {
+        Some(devices) => devices.cloned().map(|device| with_flags(device, &model)).collect(),
+        None => PeerConfig::alike(number("peers"), number("gateways"), &model),
+    };
     // Each run has a folder of its own below, so that peers of an earlier one do not linger in it.
     Ok(TestnetConfig {
         executable,
-        folder: if is_set(matches, "detach") { folder } else { folder.join(format!("run-{}", std::process::id())) },
-        peers: number("peers"),
-        gateways: number("gateways"),
+        folder: folder.join(format!("run-{}", std::process::id())),
+        peers,
         link_mbit: matches.get_one::<f64>("link-mbit").copied(),
         link_ms: matches.get_one::<f64>("link-ms").copied(),
         flags,
-        model_flags: text("model").map_or_else(Vec::new, |path| vec!["--model".into(), path]),
     })
+}
+
+/// Reads `cpu`, `cpu:THREADS`, `cpu:THREADS:MEMORY` or `none`.
+fn device(text: &str) -> Result<PeerConfig, String> {
+    let mut flags = Vec::new();
+    match text.split(':').collect::<Vec<_>>()[..] {
+        ["none"] => return Ok(PeerConfig::Gateway),
+        ["cpu"] => flags.extend(["--threads", "1"]),
+        ["cpu", threads] => flags.extend(["--threads", threads]),
+        ["cpu", threads, memory] => flags.extend(["--threads", threads, "--kv-memory", memory]),
+        _ => return Err("a device is cpu, cpu:THREADS, cpu:THREADS:MEMORY or none".into()),
+    }
+    if !flags[..].get(1).is_none_or(|t| t.parse::<u16>().is_ok_and(|n| n > 0)) {
+        return Err("threads are a number above 0".into());
+    }
+    Ok(PeerConfig::Host { flags: flags.into_iter().map(str::to_owned).collect() })
+}
+
+fn with_flags(device: PeerConfig, more: &[String]) -> PeerConfig {
+    match device {
+        PeerConfig::Host { flags } => PeerConfig::Host { flags: [&flags, more].concat() },
+        PeerConfig::Gateway => PeerConfig::Gateway,
+    }
 }
 
 /// Sends the prompt to the last peer: a gateway if there is one.
@@ -164,6 +208,10 @@ fn tell(matches: &ArgMatches, peers: &[&PeerInfo], text: &str, trace: &Trace, to
         say!("{} peers of one mind after {:.1} s", peers.len(), took.as_secs_f64());
         say!("{}", submit::summary(trace));
     }
+    apart(trace)
+}
+
+fn apart(trace: &Trace) -> Result<(), Exit> {
     if trace.prefill == trace.decode {
         let why = format!("prefill and decode ran on one peer: {}", trace.reason);
         return Err(Exit::new(Kind::Request, why));
@@ -186,17 +234,16 @@ fn document(peers: &[&PeerInfo], answer: Option<(&str, &Trace)>, took: Duration)
 
 fn detached(matches: &ArgMatches, state: &State, answer: Option<(String, Trace)>, took: Duration) -> Result<(), Exit> {
     let peers: Vec<&PeerInfo> = state.peers.iter().collect();
-    match &answer {
-        _ if is_set(matches, "json") => {
-            print_json(&document(&peers, answer.as_ref().map(|(text, trace)| (text.as_str(), trace)), took))
-        }
+    let told = match &answer {
         Some((text, trace)) => tell(matches, &peers, text, trace, took),
-        None => {
-            list(&peers);
-            say!("stop it with: tsnode testnet down");
-            Ok(())
-        }
+        None if is_set(matches, "json") => print_json(&document(&peers, None, took)),
+        None => Ok(()),
+    };
+    if !is_set(matches, "json") {
+        list(&peers);
+        say!("stop it with: tsnode testnet down");
     }
+    told
 }
 
 async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), Exit> {
@@ -207,12 +254,12 @@ async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), 
         list(&net.peers());
     }
     tokio::signal::ctrl_c().await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-    net.down().await.map_err(exit)
+    leave(net).await
 }
 
 fn list(peers: &[&PeerInfo]) {
     for peer in peers {
-        say!("{:<10} process {:<8} {}", peer.name, peer.pid, peer.http);
+        say!("{:<10} process {:<8} {}  {}", peer.name, peer.pid, peer.http, peer.id);
     }
 }
 

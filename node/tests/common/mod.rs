@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
-use tsnode_testnet::{PeerInfo, Testnet, TestnetConfig};
+use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
 pub const PROMPT: &str = "It was a dark and windy night, and the old house";
 
@@ -32,12 +32,10 @@ impl Net {
         let config = TestnetConfig {
             executable: PathBuf::from(env!("CARGO_BIN_EXE_tsnode")),
             folder: folder.path().to_owned(),
-            peers: wish.peers,
-            gateways: wish.gateways,
+            peers: PeerConfig::alike(wish.peers, wish.gateways, &owned(wish.model_flags)),
             link_mbit: None,
             link_ms: None,
             flags,
-            model_flags: owned(wish.model_flags),
         };
         let net = match Testnet::up(&config).await {
             Ok(net) => net,
