@@ -7,6 +7,7 @@ use crate::{
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -39,7 +40,7 @@ pub const KNOBS: [Knob; 21] = [
     knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
     knob("private", "false", "Start a new swarm with a secret"),
     knob("mdns", "true", "Look for peers on the local network"),
-    knob("threads", "", "Threads that compute [default: all cores]"),
+    knob("threads", "", "Threads that compute, from 1 [default: all cores]"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw or int4"),
@@ -232,7 +233,7 @@ impl Settings {
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
             model: self.model()?,
-            threads: self.parse::<usize>("threads")?.unwrap_or(cores).clamp(1, 1024),
+            threads: self.parse::<NonZeroUsize>("threads")?.map_or(cores, NonZeroUsize::get).min(1024),
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
             kv_dtype: self
                 .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,

@@ -64,8 +64,9 @@ impl From<NodeError> for Exit {
         let kind = match &error {
             NodeError::Store(_) => Kind::DataDir,
             NodeError::Identity(_) => Kind::Identity,
-            NodeError::Model(_) => Kind::Model,
+            NodeError::Model(_) | NodeError::Text { .. } => Kind::Model,
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
+            NodeError::Lend(_) => Kind::Config,
             NodeError::Listen { .. } | NodeError::System(_) => Kind::Other,
         };
         let hint = match &error {

@@ -10,6 +10,8 @@ const MEMORY_PART: f64 = 0.5;
 /// KV pages unless told otherwise: a part of what is lent, and at most this (bytes).
 const KV_PART: f64 = 0.25;
 const KV_AT_MOST: u64 = 4 << 30;
+/// Fewer KV pages hold no sequence (bytes).
+const KV_AT_LEAST: u64 = 1 << 20;
 
 /// A remembered measurement, with what it holds for.
 #[derive(Serialize, Deserialize)]
@@ -30,13 +32,35 @@ pub struct Lend {
     pub kv_bytes: Option<u64>,
 }
 
+/// Why a host cannot lend what is asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum LendError {
+    /// More, or next to nothing.
+    #[error(
+        "cannot lend {} MiB for KV pages: from 1 MiB to the {} MiB that are free here; set --kv-memory",
+        asked >> 20, free >> 20
+    )]
+    Memory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes there are.
+        free: u64,
+    },
+    /// The system gives no threads.
+    #[error("cannot measure the processor: {0}")]
+    Measure(#[from] std::io::Error),
+}
+
 /// The processor as a device of the swarm. Measures in a third of a second, unless it has before.
 ///
 /// # Errors
-/// When the system gives no threads.
-pub fn processor(host: &Host, lend: Lend, store: &Store) -> std::io::Result<Device> {
+/// When the host has not what is asked for.
+pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendError> {
     let memory = (host.cpu.available_bytes as f64 * MEMORY_PART) as u64;
-    let kv = lend.kv_bytes.unwrap_or(((memory as f64 * KV_PART) as u64).min(KV_AT_MOST));
+    let kv = lend.kv_bytes.unwrap_or(((memory as f64 * KV_PART) as u64).clamp(KV_AT_LEAST, KV_AT_MOST));
+    if kv < KV_AT_LEAST || kv > host.cpu.available_bytes {
+        return Err(LendError::Memory { asked: kv, free: host.cpu.available_bytes });
+    }
     let speed = speed(host, lend.threads, store)?;
     Ok(Device {
         kind: DeviceKind::Cpu { threads: lend.threads.min(u16::MAX.into()) as u16 },
@@ -68,4 +92,23 @@ fn speed(host: &Host, threads: usize, store: &Store) -> std::io::Result<probe::S
         store.set_probe(&bytes);
     }
     Ok(speed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_host_has_not_is_not_lent() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let host = Host::detect();
+        for asked in [0, 1 << 50] {
+            let lend = Lend { threads: 1, kv_bytes: Some(asked) };
+            assert!(matches!(processor(&host, lend, &store), Err(LendError::Memory { .. })), "{asked}");
+        }
+        let device = processor(&host, Lend { threads: 1, kv_bytes: Some(8 << 20) }, &store).unwrap();
+        assert_eq!(device.kv_bytes, 8 << 20);
+        assert!(store.probe().is_some(), "measured once, then remembered");
+    }
 }

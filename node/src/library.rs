@@ -43,11 +43,12 @@ impl Shelf {
         }
     }
 
-    fn own(&self, model: ModelId) -> Option<ModelFiles> {
+    /// All of them, if there is a model.
+    #[must_use]
+    pub fn own(&self) -> Option<ModelFiles> {
         let card = self.source.as_deref()?.card();
-        let read = |f: &ModelFile| Some((f.name.clone(), self.file(model, &f.name)?.to_vec()));
-        (card.id == model)
-            .then(|| ModelFiles { card: card.clone(), files: Arc::new(card.files.iter().filter_map(read).collect()) })
+        let read = |f: &ModelFile| Some((f.name.clone(), self.file(card.id, &f.name)?.to_vec()));
+        Some(ModelFiles { card: card.clone(), files: Arc::new(card.files.iter().filter_map(read).collect()) })
     }
 }
 
@@ -67,7 +68,7 @@ pub async fn run(
         };
         let found = match kept.iter().position(|m| m.card.id == query.model) {
             Some(at) => Ok(kept.remove(at)),
-            None => match shelf.own(query.model) {
+            None => match shelf.own().filter(|files| files.card.id == query.model) {
                 Some(files) => Ok(files),
                 None => fetch(query.model, &links, &roster).await,
             },

@@ -3,7 +3,7 @@
 use crate::{
     driver::Driver,
     gateway::{Drive, Gateway},
-    hardware::{self, Lend},
+    hardware::{self, Lend, LendError},
     http::{self, ApiState},
     identity::{Identity, IdentityError},
     library::{self, Shelf},
@@ -17,6 +17,7 @@ use crate::{
     },
     store::{Store, StoreError},
     swarm::{self, SwarmConfig, SwarmError},
+    text::{TextError, TextModel},
     view::{Readiness, SwarmView},
 };
 use std::net::SocketAddr;
@@ -117,6 +118,14 @@ pub enum NodeError {
     /// The model.
     #[error(transparent)]
     Model(#[from] SourceError),
+    /// The model's tokenizer and templates.
+    #[error("{model}: {error}")]
+    Text {
+        /// Which model.
+        model: String,
+        /// Why.
+        error: TextError,
+    },
     /// An address is taken or cannot be had.
     #[error("cannot listen on {address} ({what}): {error}")]
     Listen {
@@ -129,6 +138,9 @@ pub enum NodeError {
         /// Whether another program has it.
         in_use: bool,
     },
+    /// What the host is asked to lend.
+    #[error(transparent)]
+    Lend(#[from] LendError),
     /// Anything else the system does not give.
     #[error("{0}")]
     System(String),
@@ -193,6 +205,8 @@ pub async fn run(
     write_file(&store, HTTP_FILE, &format!("{http_at}\n"))?;
 
     let source = open_model(&config.model)?;
+    let shelf = Shelf::new(source.clone());
+    check_text(&shelf)?;
     let advert = advert(&config, source.as_deref(), &store).await?;
     let kv_bytes = advert.devices.first().map_or(0, |d| d.kv_bytes);
     let member = Membership::of(&invite);
@@ -227,7 +241,6 @@ pub async fn run(
     let engine = EngineConfig { threads: config.threads, pool_bytes: kv_bytes as usize, kv_dtype: config.kv_dtype };
     let engine = Engine::new(engine).map_err(|e| NodeError::System(e.to_string()))?;
     let compute = Compute::start(engine).map_err(|e| NodeError::System(e.to_string()))?;
-    let shelf = Shelf::new(source.clone());
     let host = Host::start(
         HostSetup {
             me: identity.peer_id(),
@@ -353,6 +366,13 @@ fn open_model(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceEr
     })
 }
 
+/// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
+fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
+    let Some(files) = shelf.own() else { return Ok(()) };
+    let read = tokio::task::block_in_place(|| TextModel::new(&files));
+    read.map(drop).map_err(|error| NodeError::Text { model: files.card.name, error })
+}
+
 async fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {
     let mut devices = Vec::new();
     if source.is_some() {
@@ -364,7 +384,7 @@ async fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store
         let lend = Lend { threads: config.threads, kv_bytes: config.kv_bytes };
         // A third of a second of computing, once: nothing else of this peer runs yet.
         let device = tokio::task::block_in_place(|| hardware::processor(&host, lend, store));
-        devices.push(device.map_err(|e| NodeError::System(e.to_string()))?);
+        devices.push(device?);
     }
     Ok(Advert {
         name: config.name.clone(),

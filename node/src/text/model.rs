@@ -74,7 +74,8 @@ impl TextModel {
         let tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| broken(e.to_string()))?;
         let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let vocab = files.card.shape.vocab;
-        if highest >= vocab {
+        // Models pad their vocabulary, but not to twice its size.
+        if highest >= vocab || highest < vocab / 2 {
             return Err(TextError::Misfit { highest, vocab });
         }
         let read = |name| json(files, name);
