@@ -1,14 +1,18 @@
 //! A running peer: everything is started here in order, and stopped in reverse.
 
+mod lent;
+mod setup;
+
+pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
+
 use crate::{
     driver::Driver,
-    gateway::{Drive, Gateway},
-    hardware::{self, Lend, LendError},
+    gateway::{Drive, Gateway, Submission},
     http::{self, ApiState},
-    identity::{Identity, IdentityError},
-    library::{self, Shelf},
-    links::{LinkError, Links, LinksConfig, Shaping},
-    models::ModelLibrary,
+    identity::Identity,
+    library,
+    links::{Incoming, Links, LinksConfig},
+    models::{FilesQuery, ModelLibrary},
     prober,
     roster::Roster,
     serving::{
@@ -16,31 +20,23 @@ use crate::{
         host::{Host, HostSetup},
     },
     store::{Store, StoreError},
-    swarm::{self, SwarmConfig, SwarmError},
-    text::{TextError, TextModel},
+    swarm::{self, SwarmConfig, SwarmEvent, SwarmHandle},
     view::{Readiness, SwarmView},
 };
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     batcher::BatcherConfig,
     control::{Control, ControlConfig},
-    gate::{KvChoice, SplitChoice},
     gateway::{Gateway as Machine, GatewayConfig, View},
-    layout::Layout,
 };
-use tsnode_kernels::{
-    device::Host as Hardware,
-    engine::{Engine, EngineConfig},
-    source::{ModelSource, SourceError},
-};
-use tsnode_protocol::{Advert, Epoch, Invite, KvDtype, Secret, SwarmId, Term, proof::Membership};
+use tsnode_kernels::engine::{Engine, EngineConfig};
+use tsnode_protocol::{Epoch, Invite, Secret, SwarmId, Term, proof::Membership};
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
 pub const HTTP_FILE: &str = "http.addr";
@@ -48,129 +44,12 @@ pub const HTTP_FILE: &str = "http.addr";
 pub const INVITE_FILE: &str = "invite";
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
-
-/// What model a peer serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ModelChoice {
-    /// The one inside the program.
-    Embedded,
-    /// One on disk.
-    Path(PathBuf),
-    /// None: the peer is a gateway only.
-    None,
-}
-
-/// Which swarm to be in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Membering {
-    /// The one the peer was in last, else the open one of the local network.
-    Usual,
-    /// A new one with a secret.
-    NewPrivate,
-    /// That of an invite.
-    Invited(Invite),
-}
-
-/// Everything a peer is told at its start.
-#[derive(Clone, Debug)]
-pub struct NodeConfig {
-    /// Where its identity and state are.
-    pub data_dir: PathBuf,
-    /// What people call it.
-    pub name: String,
-    /// Where HTTP listens.
-    pub http: SocketAddr,
-    /// Where peers connect: TCP and UDP for control, the next UDP port for data; port 0 takes any.
-    pub listen: SocketAddr,
-    /// The swarm.
-    pub membering: Membering,
-    /// Whether to look for peers on the local network.
-    pub mdns: bool,
-    /// The model.
-    pub model: ModelChoice,
-    /// Threads that compute.
-    pub threads: usize,
-    /// KV pages (bytes), if told.
-    pub kv_bytes: Option<u64>,
-    /// Elements of KV pages.
-    pub kv_dtype: KvDtype,
-    /// Packing of KV on the wire.
-    pub kv_codec: KvChoice,
-    /// Whether the cost gate is asked.
-    pub split: SplitChoice,
-    /// Groups asked for.
-    pub layout: Option<Layout>,
-    /// Key that HTTP clients must show.
-    pub api_key: Option<String>,
-    /// A slow network to pretend.
-    pub shaping: Option<Shaping>,
-}
-
-/// Why a peer does not run.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The data folder.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The key.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    /// The model.
-    #[error(transparent)]
-    Model(#[from] SourceError),
-    /// The model's tokenizer and templates.
-    #[error("{model}: {error}")]
-    Text {
-        /// Which model.
-        model: String,
-        /// Why.
-        error: TextError,
-    },
-    /// An address is taken or cannot be had.
-    #[error("cannot listen on {address} ({what}): {error}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// What for.
-        what: &'static str,
-        /// Why.
-        error: String,
-        /// Whether another program has it.
-        in_use: bool,
-    },
-    /// What the host is asked to lend.
-    #[error(transparent)]
-    Lend(#[from] LendError),
-    /// Anything else the system does not give.
-    #[error("{0}")]
-    System(String),
-}
-
-impl From<SwarmError> for NodeError {
-    fn from(error: SwarmError) -> Self {
-        match error {
-            SwarmError::InUse { protocol, listen } => Self::Listen {
-                address: listen,
-                what: "peers",
-                error: format!("{protocol} address in use"),
-                in_use: true,
-            },
-            SwarmError::Listen { listen, reason, .. } => {
-                Self::Listen { address: listen, what: "peers", error: reason, in_use: false }
-            }
-            SwarmError::Setup(error) => Self::System(error),
-        }
-    }
-}
-
-impl From<LinkError> for NodeError {
-    fn from(error: LinkError) -> Self {
-        match error {
-            LinkError::Bind { address, error, in_use } => Self::Listen { address, what: "data", error, in_use },
-            other => Self::System(other.to_string()),
-        }
-    }
-}
+/// How long it then waits for clients' last bytes; streams that do not end by then are cut with the process.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+/// And for its own tasks.
+const LAST_TASKS: Duration = Duration::from_secs(5);
+/// Measurements of links on their way into the advert.
+const LINK_NEWS: usize = 4;
 
 /// Runs a peer until `stop`, then drains and leaves. `watcher` sees the swarm as the peer does.
 ///
@@ -181,125 +60,196 @@ pub async fn run(
     stop: CancellationToken,
     watcher: impl FnOnce(watch::Receiver<SwarmView>),
 ) -> Result<(), NodeError> {
-    let started = Instant::now();
-    let store = Store::open(&config.data_dir)?;
-    let identity = Identity::load_or_create(&config.data_dir)?;
-    let invite = membership(&config, &store);
-    let listener = TcpListener::bind(config.http).await.map_err(|e| NodeError::Listen {
-        address: config.http,
-        what: "HTTP",
-        in_use: e.kind() == std::io::ErrorKind::AddrInUse,
-        error: e.to_string(),
-    })?;
-    let http_at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
-
+    let ground = Ground::take(config)?;
     // HTTP opens first: until the peer is useful it says how far it is.
-    let (view, viewer) = watch::channel(first_view(&identity, &invite, http_at));
-    watcher(viewer.clone());
-    let (gateway, submissions) = Gateway::channel();
-    let (models, queries) = ModelLibrary::channel();
-    let tasks = TaskTracker::new();
-    let (ends, http_end) = (CancellationToken::new(), CancellationToken::new());
-    let state = ApiState::new(gateway, models, viewer.clone(), config.api_key.clone());
-    let serving_http = tokio::spawn(http::serve(listener, state, http_end.clone()));
-    write_file(&store, HTTP_FILE, &format!("{http_at}\n"))?;
-
-    let source = open_model(&config.model)?;
-    let shelf = Shelf::new(source.clone());
-    check_text(&shelf)?;
-    let advert = advert(&config, source.as_deref(), &store).await?;
-    let kv_bytes = advert.devices.first().map_or(0, |d| d.kv_bytes);
-    let member = Membership::of(&invite);
-
-    let data_at = SocketAddr::new(config.listen.ip(), next_port(config.listen.port()));
-    let (links, incoming) = Links::bind(
-        LinksConfig {
-            identity: identity.clone(),
-            membership: member.clone(),
-            listen: data_at,
-            shaping: config.shaping,
-        },
-        ends.clone(),
-    )?;
-    let data_at = links.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
-    let (swarm, events) = swarm::start(
-        SwarmConfig {
-            identity: identity.clone(),
-            swarm: invite.swarm,
-            membership: member,
-            listen: config.listen,
-            bootstrap: invite.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
-            mdns: config.mdns,
-            degree: swarm::DEGREE,
-            agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
-        },
-        ends.clone(),
-    )
-    .await?;
-
+    let front = ground.front().await?;
+    watcher(front.view.subscribe());
+    let lent = lent::Lent::find(&ground.config, &ground.store)?;
+    let planes = ground.planes().await?;
     let (roster_writer, roster) = Roster::channel();
-    let engine = EngineConfig { threads: config.threads, pool_bytes: kv_bytes as usize, kv_dtype: config.kv_dtype };
-    let engine = Engine::new(engine).map_err(|e| NodeError::System(e.to_string()))?;
-    let compute = Compute::start(engine).map_err(|e| NodeError::System(e.to_string()))?;
-    let host = Host::start(
-        HostSetup {
-            me: identity.peer_id(),
-            compute,
-            links: links.clone(),
-            incoming,
-            roster: roster.clone(),
-            source,
-            shelf: shelf.clone(),
-            dtype: config.kv_dtype,
-            batcher: BatcherConfig::default(),
-            stop: ends.clone(),
-        },
-        &tasks,
-    );
-    tasks.spawn(library::run(shelf, links.clone(), roster.clone(), queries, ends.clone()));
-    let (routes, route_view) = watch::channel(View::default());
-    let drive = Drive {
-        machine: Machine::new(gateway_config(&config)),
-        me: identity.peer_id(),
-        host: host.clone(),
-        links: links.clone(),
-        roster: roster.clone(),
-        view: route_view,
-        submissions,
-        tasks: tasks.clone(),
-        started,
-    };
-    tasks.spawn(drive.run(ends.clone()));
-    let (link_news, link_changes) = mpsc::channel(4);
-    tasks.spawn(prober::run(identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
+    let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
+    let host = ground.host(lent, planes.incoming, &links, &roster)?;
+
+    let Ground { tasks, ends, .. } = &ground;
+    tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
+    let (routes, view) = watch::channel(View::default());
+    tasks.spawn(ground.drive(&host, &links, &roster, view, front.submissions).run(ends.clone()));
+    let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
+    tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
 
     let driver = Driver {
-        control: control(&config, &identity, &invite, &store, started),
-        swarm,
-        events,
+        control: ground.control(),
+        swarm: planes.swarm,
+        events: planes.events,
         host: host.clone(),
         data_plane: links.clone(),
         advert,
-        data_port: data_at.port(),
+        data_port: planes.data_port,
         links: link_changes,
         roster: roster_writer,
         routes,
-        view,
-        invite,
-        store,
-        started,
+        view: front.view,
+        invite: ground.invite.clone(),
+        store: ground.store.clone(),
+        started: ground.started,
     };
     driver.run(stop, drained(host)).await;
 
     // In reverse: what others need is gone last.
-    http_end.cancel();
-    // Streams that do not end by themselves are cut with the process.
-    let _ = timeout(Duration::from_secs(2), serving_http).await;
+    front.end.cancel();
+    let _ = timeout(LAST_BYTES, front.serving).await;
     ends.cancel();
     links.close();
     tasks.close();
-    let _ = timeout(Duration::from_secs(5), tasks.wait()).await;
+    let _ = timeout(LAST_TASKS, tasks.wait()).await;
     Ok(())
+}
+
+/// What everything else stands on.
+struct Ground {
+    config: NodeConfig,
+    store: Store,
+    identity: Identity,
+    invite: Invite,
+    /// The process's zero.
+    started: Instant,
+    /// Owner of all tasks but HTTP's.
+    tasks: TaskTracker,
+    /// Ends them.
+    ends: CancellationToken,
+}
+
+/// The HTTP side, and the far ends of what it asks.
+struct Front {
+    view: watch::Sender<SwarmView>,
+    submissions: mpsc::Receiver<Submission>,
+    queries: mpsc::Receiver<FilesQuery>,
+    serving: JoinHandle<std::io::Result<()>>,
+    end: CancellationToken,
+}
+
+/// The ways to other peers.
+struct Planes {
+    links: Links,
+    incoming: Incoming,
+    data_port: u16,
+    swarm: SwarmHandle,
+    events: mpsc::Receiver<SwarmEvent>,
+}
+
+impl Ground {
+    fn take(config: NodeConfig) -> Result<Self, NodeError> {
+        let started = Instant::now();
+        let store = Store::open(&config.data_dir)?;
+        let identity = Identity::load_or_create(&config.data_dir)?;
+        let invite = membership(&config, &store);
+        Ok(Self { config, store, identity, invite, started, tasks: TaskTracker::new(), ends: CancellationToken::new() })
+    }
+
+    async fn front(&self) -> Result<Front, NodeError> {
+        let listener = TcpListener::bind(self.config.http).await.map_err(|e| NodeError::Listen {
+            address: self.config.http,
+            what: "HTTP",
+            in_use: e.kind() == std::io::ErrorKind::AddrInUse,
+            error: e.to_string(),
+        })?;
+        let at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
+        let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at));
+        let (gateway, submissions) = Gateway::channel();
+        let (models, queries) = ModelLibrary::channel();
+        let state = ApiState::new(gateway, models, viewer, self.config.api_key.clone());
+        let end = CancellationToken::new();
+        let serving = tokio::spawn(http::serve(listener, state, end.clone()));
+        write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;
+        Ok(Front { view, submissions, queries, serving, end })
+    }
+
+    async fn planes(&self) -> Result<Planes, NodeError> {
+        let Self { config, identity, .. } = self;
+        let member = Membership::of(&self.invite);
+        let (links, incoming) = Links::bind(
+            LinksConfig {
+                identity: identity.clone(),
+                membership: member.clone(),
+                listen: SocketAddr::new(config.listen.ip(), next_port(config.listen.port())),
+                shaping: config.shaping,
+            },
+            self.ends.clone(),
+        )?;
+        let data_port = links.local_addr().map_err(|e| NodeError::System(e.to_string()))?.port();
+        let settings = SwarmConfig {
+            identity: identity.clone(),
+            swarm: self.invite.swarm,
+            membership: member,
+            listen: config.listen,
+            bootstrap: self.invite.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
+            mdns: config.mdns,
+            degree: swarm::DEGREE,
+            agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
+        };
+        let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
+        Ok(Planes { links, incoming, data_port, swarm, events })
+    }
+
+    fn host(&self, lent: lent::Lent, incoming: Incoming, links: &Links, roster: &Roster) -> Result<Host, NodeError> {
+        let system = |e: String| NodeError::System(e);
+        let engine = EngineConfig {
+            threads: self.config.threads,
+            pool_bytes: lent.kv_bytes() as usize,
+            kv_dtype: self.config.kv_dtype,
+        };
+        let engine = Engine::new(engine).map_err(|e| system(e.to_string()))?;
+        let setup = HostSetup {
+            me: self.identity.peer_id(),
+            compute: Compute::start(engine).map_err(|e| system(e.to_string()))?,
+            links: links.clone(),
+            incoming,
+            roster: roster.clone(),
+            source: lent.source,
+            shelf: lent.shelf,
+            dtype: self.config.kv_dtype,
+            batcher: BatcherConfig::default(),
+            stop: self.ends.clone(),
+        };
+        Ok(Host::start(setup, &self.tasks))
+    }
+
+    fn drive(
+        &self,
+        host: &Host,
+        links: &Links,
+        roster: &Roster,
+        view: watch::Receiver<View>,
+        submissions: mpsc::Receiver<Submission>,
+    ) -> Drive {
+        let settings = GatewayConfig {
+            kv: self.config.kv_codec,
+            split: self.config.split,
+            element_bytes: self.config.kv_dtype.bytes() as u64,
+            ..GatewayConfig::default()
+        };
+        Drive {
+            machine: Machine::new(settings),
+            me: self.identity.peer_id(),
+            host: host.clone(),
+            links: links.clone(),
+            roster: roster.clone(),
+            view,
+            submissions,
+            tasks: self.tasks.clone(),
+            started: self.started,
+        }
+    }
+
+    fn control(&self) -> Control {
+        let settings = ControlConfig {
+            layout: self.config.layout.clone(),
+            endorsed: self.store.endorsed(),
+            ..ControlConfig::new(self.identity.peer_id(), self.invite.swarm)
+        };
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Control::new(settings, self.started.elapsed(), unix)
+    }
 }
 
 /// Resolves when nothing runs here any more, or it has taken too long.
@@ -356,65 +306,6 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr) -> SwarmVi
         addresses: Vec::new(),
         http: Some(http),
     }
-}
-
-fn open_model(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
-    Ok(match choice {
-        ModelChoice::None => None,
-        ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
-        ModelChoice::Path(path) => Some(Arc::new(ModelSource::open(path)?)),
-    })
-}
-
-/// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
-fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
-    let Some(files) = shelf.own() else { return Ok(()) };
-    let read = tokio::task::block_in_place(|| TextModel::new(&files));
-    read.map(drop).map_err(|error| NodeError::Text { model: files.card.name, error })
-}
-
-async fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {
-    let mut devices = Vec::new();
-    if source.is_some() {
-        let host = Hardware::detect();
-        match &host.gpus {
-            Ok(gpus) => tracing::info!(?gpus, "GPUs found; this version computes on the processor"),
-            Err(why) => tracing::info!(why, "no GPU"),
-        }
-        let lend = Lend { threads: config.threads, kv_bytes: config.kv_bytes };
-        // A third of a second of computing, once: nothing else of this peer runs yet.
-        let device = tokio::task::block_in_place(|| hardware::processor(&host, lend, store));
-        devices.push(device?);
-    }
-    Ok(Advert {
-        name: config.name.clone(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        addresses: Vec::new(),
-        data_addresses: Vec::new(),
-        devices,
-        models: source.map(|s| s.card().clone()).into_iter().collect(),
-        links: Vec::new(),
-        reachable: true,
-    })
-}
-
-fn gateway_config(config: &NodeConfig) -> GatewayConfig {
-    GatewayConfig {
-        kv: config.kv_codec,
-        split: config.split,
-        element_bytes: config.kv_dtype.bytes() as u64,
-        ..GatewayConfig::default()
-    }
-}
-
-fn control(config: &NodeConfig, identity: &Identity, invite: &Invite, store: &Store, started: Instant) -> Control {
-    let settings = ControlConfig {
-        layout: config.layout.clone(),
-        endorsed: store.endorsed(),
-        ..ControlConfig::new(identity.peer_id(), invite.swarm)
-    };
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Control::new(settings, started.elapsed(), unix)
 }
 
 fn next_port(port: u16) -> u16 {

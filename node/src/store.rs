@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tsnode_protocol::{Epoch, Term};
 
 /// Memory for the store's cache: it holds a few kilobytes.
@@ -40,12 +41,13 @@ pub enum StoreError {
     },
 }
 
-/// A locked data folder and the database in it.
+/// A locked data folder and the database in it. Clones share both.
+#[derive(Clone)]
 pub struct Store {
     folder: PathBuf,
     database: sled::Db,
-    /// Held as long as the store is.
-    _lock: File,
+    /// Held as long as any clone is.
+    _lock: Arc<File>,
 }
 
 impl Store {
@@ -70,7 +72,7 @@ impl Store {
             Some(found) if found == SCHEMA => {}
             Some(_) => return Err(broken("written by another version".into())),
         }
-        Ok(Self { folder: folder.to_owned(), database, _lock: lock })
+        Ok(Self { folder: folder.to_owned(), database, _lock: Arc::new(lock) })
     }
 
     /// The folder.

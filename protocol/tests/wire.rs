@@ -1,5 +1,7 @@
 //! The wire, from outside: what each message looks like in bytes, and that no bytes at all do harm.
 
+#![allow(clippy::unwrap_used)] // A committed file that cannot be read fails the test.
+
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{

@@ -142,8 +142,10 @@ pub(super) fn invite(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
     // The secret never crosses HTTP: it is read where its owner alone can read.
     let path = settings.data_dir().join(INVITE_FILE);
     let text = std::fs::read_to_string(&path);
-    let text =
-        text.map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}; start a peer with: tsnode join", path.display())))?;
+    let text = text.map_err(|e| {
+        let next = "start a peer with: tsnode join, or name its folder with --data-dir";
+        Exit::new(Kind::DataDir, format!("{}: {e}; {next}", path.display()))
+    })?;
     if is_set(matches, "json") {
         return print_json(&json!({ "invite": text.trim() }));
     }

@@ -1,0 +1,81 @@
+//! What a peer lends: its model, and the devices to compute it with.
+
+use super::{ModelChoice, NodeConfig, NodeError};
+use crate::{
+    hardware::{self, Lend},
+    library::Shelf,
+    store::Store,
+    text::TextModel,
+};
+use std::sync::Arc;
+use tsnode_kernels::{
+    device::Host as Hardware,
+    source::{ModelSource, SourceError},
+};
+use tsnode_protocol::Advert;
+
+/// A peer's model and advert.
+pub(super) struct Lent {
+    /// None on a gateway.
+    pub source: Option<Arc<ModelSource>>,
+    /// The model's small files.
+    pub shelf: Shelf,
+    /// The advert, without addresses yet.
+    pub advert: Advert,
+}
+
+impl Lent {
+    /// Opens the model and measures the host.
+    pub fn find(config: &NodeConfig, store: &Store) -> Result<Self, NodeError> {
+        let source = open(&config.model)?;
+        let shelf = Shelf::new(source.clone());
+        check_text(&shelf)?;
+        let advert = advert(config, source.as_deref(), store)?;
+        Ok(Self { source, shelf, advert })
+    }
+
+    /// Memory for KV pages (bytes).
+    pub fn kv_bytes(&self) -> u64 {
+        self.advert.devices.first().map_or(0, |d| d.kv_bytes)
+    }
+}
+
+fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
+    Ok(match choice {
+        ModelChoice::None => None,
+        ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
+        ModelChoice::Path(path) => Some(Arc::new(ModelSource::open(path)?)),
+    })
+}
+
+/// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
+fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
+    let Some(files) = shelf.own() else { return Ok(()) };
+    let read = tokio::task::block_in_place(|| TextModel::new(&files));
+    read.map(drop).map_err(|error| NodeError::Text { model: files.card.name, error })
+}
+
+fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {
+    let mut devices = Vec::new();
+    if source.is_some() {
+        let host = Hardware::detect();
+        match &host.gpus {
+            Ok(gpus) => tracing::info!(?gpus, "GPUs found; this version computes on the processor"),
+            Err(why) => tracing::info!(why, "no GPU"),
+        }
+        let lend = Lend { threads: config.threads, kv_bytes: config.kv_bytes };
+        // A third of a second of computing, once: nothing else of this peer runs yet.
+        let device = tokio::task::block_in_place(|| hardware::processor(&host, lend, store));
+        devices.push(device?);
+    }
+    Ok(Advert {
+        name: config.name.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        addresses: Vec::new(),
+        data_addresses: Vec::new(),
+        devices,
+        models: source.map(|s| s.card().clone()).into_iter().collect(),
+        links: Vec::new(),
+        reachable: true,
+    })
+}

@@ -1,0 +1,141 @@
+//! What a peer is told at its start, and why it may not start.
+
+use crate::{
+    hardware::LendError,
+    identity::IdentityError,
+    links::{LinkError, Shaping},
+    store::StoreError,
+    swarm::SwarmError,
+    text::TextError,
+};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tsnode_coordinator::{
+    gate::{KvChoice, SplitChoice},
+    layout::Layout,
+};
+use tsnode_kernels::source::SourceError;
+use tsnode_protocol::{Invite, KvDtype};
+
+/// What model a peer serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelChoice {
+    /// The one inside the program.
+    Embedded,
+    /// One on disk.
+    Path(PathBuf),
+    /// None: the peer is a gateway only.
+    None,
+}
+
+/// Which swarm to be in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Membering {
+    /// The one the peer was in last, else the open one of the local network.
+    Usual,
+    /// A new one with a secret.
+    NewPrivate,
+    /// That of an invite.
+    Invited(Invite),
+}
+
+/// Everything a peer is told at its start.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Where its identity and state are.
+    pub data_dir: PathBuf,
+    /// What people call it.
+    pub name: String,
+    /// Where HTTP listens.
+    pub http: SocketAddr,
+    /// Where peers connect: TCP and UDP for control, the next UDP port for data; port 0 takes any.
+    pub listen: SocketAddr,
+    /// The swarm.
+    pub membering: Membering,
+    /// Whether to look for peers on the local network.
+    pub mdns: bool,
+    /// The model.
+    pub model: ModelChoice,
+    /// Threads that compute.
+    pub threads: usize,
+    /// KV pages (bytes), if told.
+    pub kv_bytes: Option<u64>,
+    /// Elements of KV pages.
+    pub kv_dtype: KvDtype,
+    /// Packing of KV on the wire.
+    pub kv_codec: KvChoice,
+    /// Whether the cost gate is asked.
+    pub split: SplitChoice,
+    /// Groups asked for.
+    pub layout: Option<Layout>,
+    /// Key that HTTP clients must show.
+    pub api_key: Option<String>,
+    /// A slow network to pretend.
+    pub shaping: Option<Shaping>,
+}
+
+/// Why a peer does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The data folder.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The key.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] SourceError),
+    /// The model's tokenizer and templates.
+    #[error("{model}: {error}")]
+    Text {
+        /// Which model.
+        model: String,
+        /// Why.
+        error: TextError,
+    },
+    /// An address is taken or cannot be had.
+    #[error("cannot listen on {address} ({what}): {error}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What for.
+        what: &'static str,
+        /// Why.
+        error: String,
+        /// Whether another program has it.
+        in_use: bool,
+    },
+    /// What the host is asked to lend.
+    #[error(transparent)]
+    Lend(#[from] LendError),
+    /// Anything else the system does not give.
+    #[error("{0}")]
+    System(String),
+}
+
+impl From<SwarmError> for NodeError {
+    fn from(error: SwarmError) -> Self {
+        match error {
+            SwarmError::InUse { protocol, listen } => Self::Listen {
+                address: listen,
+                what: "peers",
+                error: format!("{protocol} address in use"),
+                in_use: true,
+            },
+            SwarmError::Listen { listen, reason, .. } => {
+                Self::Listen { address: listen, what: "peers", error: reason, in_use: false }
+            }
+            SwarmError::Setup(error) => Self::System(error),
+        }
+    }
+}
+
+impl From<LinkError> for NodeError {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Bind { address, error, in_use } => Self::Listen { address, what: "data", error, in_use },
+            other => Self::System(other.to_string()),
+        }
+    }
+}
