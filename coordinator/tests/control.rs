@@ -116,21 +116,25 @@ impl World {
             plans: BTreeMap::new(),
         };
         for n in 0..peers {
-            let key = SigningKey::from_bytes(&[n as u8 + 1; 32]);
-            let control = world.machine(&key, None);
-            world.peers.push(Peer {
-                key,
-                control,
-                sequence: 1,
-                alive: true,
-                side: 0,
-                endorsed: None,
-                adopted: vec![],
-                rejected: vec![],
-            });
-            world.tell(n, Event::Advertise(advert(n)));
+            world.join(n as u8 + 1, advert(n));
         }
         world
+    }
+
+    fn join(&mut self, seed: u8, advert: Advert) {
+        let key = SigningKey::from_bytes(&[seed; 32]);
+        let control = self.machine(&key, None);
+        self.peers.push(Peer {
+            key,
+            control,
+            sequence: 1,
+            alive: true,
+            side: 0,
+            endorsed: None,
+            adopted: vec![],
+            rejected: vec![],
+        });
+        self.tell(self.peers.len() - 1, Event::Advertise(advert));
     }
 
     fn machine(&self, key: &SigningKey, endorsed: Option<(Epoch, Term)>) -> Control {
@@ -337,19 +341,7 @@ fn who_comes_late_follows_the_plan_in_force() {
     let mut world = World::new(3, 4);
     world.wait(seconds(4));
     // A gateway: no device, so no new plan is needed for it.
-    let key = SigningKey::from_bytes(&[99; 32]);
-    let control = world.machine(&key, None);
-    world.peers.push(Peer {
-        key,
-        control,
-        sequence: 1,
-        alive: true,
-        side: 0,
-        endorsed: None,
-        adopted: vec![],
-        rejected: vec![],
-    });
-    world.tell(3, Event::Advertise(Advert { devices: vec![], models: vec![], ..advert(9) }));
+    world.join(99, Advert { devices: vec![], models: vec![], ..advert(9) });
     world.wait(seconds(4));
     assert_eq!(world.common_plan().unwrap().peers().len(), 3);
 }
