@@ -12,6 +12,8 @@ pub mod gateway;
 pub mod layout;
 pub mod planner;
 pub mod router;
+pub mod scheduler;
+pub mod simulator;
 pub mod time;
 
 pub use time::Time;

@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod doctor;
 mod join;
+mod plan;
 mod show;
 mod submit;
 mod testnet;
@@ -63,7 +64,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "chat" => chat::run(&settings, matches).await,
             "status" => show::status(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
-            "plan" => show::plan(&settings, matches).await,
+            "plan" => plan::run(&settings, matches).await,
             "models" => show::models(&settings, matches).await,
             "invite" => show::invite(&settings, matches),
             "doctor" => doctor::run(&settings, matches),
@@ -119,7 +120,7 @@ pub fn command() -> Command {
         .subcommand(
             asking("peers", "Who is in the swarm", "tsnode peers --links").arg(switch("links", "Show measured links")),
         )
-        .subcommand(asking("plan", "Groups, phases and routes, and why", "tsnode plan"))
+        .subcommand(plan::command())
         .subcommand(asking("models", "Models the swarm serves", "tsnode models"))
         .subcommand(asking("invite", "What to give to someone who should join this swarm", "tsnode invite"))
         .subcommand(

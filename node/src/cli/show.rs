@@ -198,7 +198,7 @@ pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Exit> {
 }
 
 /// Prints columns as wide as their widest entry.
-fn table(rows: &[Vec<String>]) -> Result<(), Exit> {
+pub(super) fn table(rows: &[Vec<String>]) -> Result<(), Exit> {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -1,0 +1,47 @@
+//! Plan flow 4: the scheduler. Which devices form groups, which phase each serves, how it is cut, who sends to whom.
+//!
+//! ThunderServe §3 and App. B, with the forms its formulas need to be right ([`cost`], [`transport`]):
+//!
+//! | level | question | where |
+//! |---|---|---|
+//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`]; [`algorithm1`], [`exhaustive`] to compare |
+//! | lower | a group's stages | [`parallel`], with [`route`] and [`partition`] |
+//! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
+//! | after a loss | phases and routes only | [`light`] |
+//! | the last candidates | replayed request by request | [`finals`] |
+//! | how good is it | other systems' plans | [`baselines`] |
+//!
+//! Everything is a pure function of a [`Problem`] and a seed.
+
+pub mod algorithm1;
+pub mod baselines;
+pub mod cluster;
+pub mod cluster_file;
+pub mod cost;
+pub mod dice;
+pub mod evaluate;
+pub mod exhaustive;
+pub mod figures;
+pub mod finals;
+pub mod hexgen;
+pub mod light;
+pub mod models;
+pub mod moves;
+pub mod outcome;
+pub mod pair;
+pub mod parallel;
+pub mod partition;
+pub mod picture;
+pub mod problem;
+pub mod route;
+pub mod search;
+pub mod slo;
+pub mod start;
+pub mod transport;
+pub mod workload;
+
+pub use cluster::{Cluster, InstanceId};
+pub use evaluate::{Evaluation, Evaluator};
+pub use problem::{Problem, Space};
+pub use slo::Slo;
+pub use workload::Workload;

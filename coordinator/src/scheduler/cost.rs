@@ -1,0 +1,185 @@
+//! What a stage costs: HexGen's model (see [`super::hexgen`]) with what it leaves out.
+//!
+//! Times are linear in what a batch holds, as the references fit them (Splitwise §V, SeaLLM §4, Cronus §3):
+//!
+//! - prefill of prompts of L tokens: `fixed + per_token·ΣL + per_square·ΣL²`;
+//! - one decode iteration of n sequences: `fixed + per_context·Σctx + per_sequence·n`.
+//!
+//! Formulas are the prior; figures of a device are what it reaches, measured where somebody measured
+//! ([`super::figures`], adverts). Beyond HexGen: causal attention's products (2·L²·h·d_h a layer), KV reads, the output
+//! head, grouped KV heads. Memory keeps a tenth free.
+
+use super::{cluster::Path, figures::Figures, models::Model};
+
+/// Part of a device's memory that a plan may use: allocators, other programs and estimates take the rest.
+pub const USABLE: f64 = 0.9;
+/// Prompt tokens in flight that working memory is counted for.
+const WORKING_TOKENS: f64 = 2048.0;
+
+/// Seconds for prompts: `fixed + per_token·ΣL + per_square·ΣL²`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Prefill {
+    /// s.
+    pub fixed: f64,
+    /// s/token.
+    pub per_token: f64,
+    /// s/token².
+    pub per_square: f64,
+}
+
+impl Prefill {
+    /// Seconds for one prompt.
+    #[must_use]
+    pub fn time(&self, tokens: f64) -> f64 {
+        self.fixed + (self.per_token + self.per_square * tokens) * tokens
+    }
+
+    /// This and another after it.
+    #[must_use]
+    pub fn then(&self, next: &Self) -> Self {
+        Self {
+            fixed: self.fixed + next.fixed,
+            per_token: self.per_token + next.per_token,
+            per_square: self.per_square + next.per_square,
+        }
+    }
+
+    fn times(&self, n: f64) -> Self {
+        Self { fixed: self.fixed * n, per_token: self.per_token * n, per_square: self.per_square * n }
+    }
+}
+
+/// Seconds for one decode iteration: `fixed + per_context·Σctx + per_sequence·n`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Decode {
+    /// s.
+    pub fixed: f64,
+    /// s per token of context read.
+    pub per_context: f64,
+    /// s per sequence.
+    pub per_sequence: f64,
+}
+
+impl Decode {
+    /// Seconds for `n` sequences with `context` tokens each.
+    #[must_use]
+    pub fn time(&self, n: f64, context: f64) -> f64 {
+        self.fixed + (self.per_context * context + self.per_sequence) * n
+    }
+
+    /// This and another after it.
+    #[must_use]
+    pub fn then(&self, next: &Self) -> Self {
+        Self {
+            fixed: self.fixed + next.fixed,
+            per_context: self.per_context + next.per_context,
+            per_sequence: self.per_sequence + next.per_sequence,
+        }
+    }
+
+    fn times(&self, n: f64) -> Self {
+        Self { fixed: self.fixed * n, per_context: self.per_context * n, per_sequence: self.per_sequence * n }
+    }
+}
+
+/// What one layer costs on `tp` devices of one kind on one host, and what comes on top at the ends of the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerCost {
+    /// A layer's prefill.
+    pub prefill: Prefill,
+    /// A layer's decode.
+    pub decode: Decode,
+    head_prefill: Prefill,
+    head_decode: Decode,
+    /// Weights of a layer on each device (bytes).
+    weights: f64,
+    /// KV of one token in a layer on each device (bytes).
+    kv: f64,
+    embed: f64,
+    head: f64,
+    /// Memory a plan may use on each device, working memory taken off (bytes).
+    room: f64,
+}
+
+/// Whether a stage is the model's first, its last, both or neither.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Holds the embedding.
+    pub first: bool,
+    /// Holds the output head.
+    pub last: bool,
+}
+
+impl LayerCost {
+    /// On `tp` devices of this kind.
+    #[must_use]
+    pub fn new(model: &Model, device: &Figures, inside: Path, tp: u16) -> Self {
+        let shape = &model.shape;
+        let (d, hidden) = (f64::from(tp), f64::from(shape.hidden));
+        let (m, c) = (device.bandwidth.0, device.flops.0);
+        let weights = shape.layer_bytes as f64 / d;
+        // KV heads cannot be cut further: more devices than heads hold copies.
+        let kv_heads = (f64::from(shape.kv_heads) / d).max(1.0);
+        let kv = 2.0 * kv_heads * f64::from(shape.head_dim) * model.element;
+        let rows = hidden * model.element / (d * inside.bandwidth.0);
+        let all_reduces = 4.0 * (d - 1.0);
+        let multiply = 2.0 * model.layer_weights / (d * c);
+        let attention = 2.0 * f64::from(shape.heads) * f64::from(shape.head_dim) / (d * c);
+        let table = f64::from(shape.vocab) * hidden;
+        let head = Prefill { fixed: shape.head_bytes as f64 / (d * m) + 2.0 * table / (d * c), ..Prefill::default() };
+        Self {
+            prefill: Prefill {
+                fixed: weights / m + all_reduces * inside.latency.0,
+                per_token: multiply + all_reduces * rows,
+                per_square: attention,
+            },
+            decode: Decode {
+                fixed: weights / m + all_reduces * inside.latency.0,
+                per_context: kv / m,
+                per_sequence: multiply + all_reduces * rows,
+            },
+            head_prefill: head,
+            head_decode: Decode {
+                fixed: shape.head_bytes as f64 / (d * m),
+                per_context: 0.0,
+                per_sequence: 2.0 * table / (d * c),
+            },
+            weights,
+            kv,
+            embed: shape.embed_bytes as f64 / d,
+            head: shape.head_bytes as f64 / d,
+            room: device.memory * USABLE - 4.0 * WORKING_TOKENS.min(f64::from(shape.context)) * hidden * model.element,
+        }
+    }
+
+    /// A stage's prefill.
+    #[must_use]
+    pub fn stage_prefill(&self, layers: u32, ends: Ends) -> Prefill {
+        let body = self.prefill.times(f64::from(layers));
+        if ends.last { body.then(&self.head_prefill) } else { body }
+    }
+
+    /// A stage's decode.
+    #[must_use]
+    pub fn stage_decode(&self, layers: u32, ends: Ends) -> Decode {
+        let body = self.decode.times(f64::from(layers));
+        if ends.last { body.then(&self.head_decode) } else { body }
+    }
+
+    /// Tokens of KV that fit beside the weights; negative where the weights alone do not.
+    #[must_use]
+    pub fn kv_tokens(&self, layers: u32, ends: Ends) -> f64 {
+        let n = f64::from(layers);
+        (self.room_at(ends) - self.weights * n) / (self.kv * n)
+    }
+
+    /// The most layers that fit with room for `tokens` tokens of KV.
+    #[must_use]
+    pub fn most_layers(&self, tokens: f64, ends: Ends) -> u32 {
+        (self.room_at(ends) / (self.weights + self.kv * tokens)).max(0.0).min(f64::from(u32::MAX)) as u32
+    }
+
+    fn room_at(&self, ends: Ends) -> f64 {
+        self.room - f64::from(u8::from(ends.first)) * self.embed - f64::from(u8::from(ends.last)) * self.head
+    }
+}

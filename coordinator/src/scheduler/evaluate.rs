@@ -1,0 +1,399 @@
+//! What a plan is worth: the lower level, solved for given groups and phases, with everything remembered.
+//!
+//! A plan's value is the share of requests that keep their deadlines. It is stated for a ceiling on the load of each
+//! phase: D_ij is taken at the ceilings, capacities are what groups carry at them, so no group is planned busier than
+//! what its value assumes. Several ceilings are tried, the lowest that carry the rate first; a plan that cannot carry it
+//! may also turn requests away to keep the others in time.
+
+use super::{
+    cluster::InstanceId,
+    pair::{self, LINK_LOAD, LOAD_STEP, Loads, MOST_LOAD, Rated, Way, load},
+    parallel::{self, Members},
+    problem::Problem,
+    transport::{Solver, Transport},
+};
+use std::collections::HashMap;
+use tsnode_protocol::Phase;
+
+/// What unused capacity adds to a value, so that of plans which keep every deadline the one with more room wins.
+const HEADROOM: f64 = 1e-3;
+/// What each further host of a group takes from a value: of plans as good, the one with fewer links that can break wins.
+const SPREAD: f64 = 5e-4;
+/// What a request is worth that is carried and late: better late than turned away.
+const CARRIED: f64 = 1e-6;
+/// Ceilings tried, as steps above the lowest that carry the rate, of prefill and of decode.
+const CEILINGS: [(i8, i8); 5] = [(0, 0), (1, 1), (3, 3), (-3, -3), (-6, -6)];
+
+/// A group on the evaluator's shelf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupNo(pub u32);
+
+/// A group with its devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shelved {
+    /// Its devices.
+    pub members: Members,
+    /// How they work.
+    pub rated: Rated,
+}
+
+/// Who sends what share of requests to whom.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// Place of the prefill group in the plan.
+    pub prefill: usize,
+    /// Place of the decode group in the plan; the same for a mixed group.
+    pub decode: usize,
+    /// Share of all requests, Z_ij = X_i·Y_ij.
+    pub share: f64,
+    /// Share of those that keep their deadlines, D_ij.
+    pub kept: f64,
+}
+
+/// A plan's worth.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// What plans are compared by: attainment, a little for headroom, a little off for groups over several hosts.
+    pub value: f64,
+    /// Share of requests that keep their deadlines.
+    pub attainment: f64,
+    /// Orchestration.
+    pub shares: Vec<Share>,
+    /// Ceiling of the load of groups that prefill, and of those that decode.
+    pub loads: (f64, f64),
+}
+
+impl Evaluation {
+    /// Σ Z: the share of requests that are taken at all.
+    #[must_use]
+    pub fn carried(&self) -> f64 {
+        self.shares.iter().fold(0.0, |sum, s| sum + s.share)
+    }
+}
+
+/// Solves the lower level, and remembers configurations, ways and pair values.
+#[derive(Debug)]
+pub struct Evaluator<'p> {
+    problem: &'p Problem,
+    shelf: Vec<Shelved>,
+    index: HashMap<(Members, u8), Option<GroupNo>>,
+    ways: HashMap<(GroupNo, GroupNo), Way>,
+    values: HashMap<(GroupNo, GroupNo, Loads), f64>,
+    solver: Solver,
+    matrix: Matrix,
+    /// Plans evaluated so far.
+    pub evaluations: usize,
+}
+
+/// The transportation problem of one plan, kept for the next.
+#[derive(Debug, Default)]
+struct Matrix {
+    rows: Vec<usize>,
+    columns: Vec<usize>,
+    value: Vec<f64>,
+    arc: Vec<f64>,
+    row: Vec<f64>,
+    column: Vec<f64>,
+    /// Load of links between hosts if every group sends to every other in proportion.
+    links: Vec<(InstanceId, InstanceId, f64)>,
+    /// Most loaded link of each pair.
+    busiest: Vec<f64>,
+}
+
+/// Requests a second that a plan's groups carry at full load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// All prefill groups.
+    pub prefill: f64,
+    /// All decode groups.
+    pub decode: f64,
+    /// All mixed groups.
+    pub mixed: f64,
+}
+
+impl<'p> Evaluator<'p> {
+    /// An evaluator with nothing remembered.
+    #[must_use]
+    pub fn new(problem: &'p Problem) -> Self {
+        Self {
+            problem,
+            shelf: Vec::new(),
+            index: HashMap::new(),
+            ways: HashMap::new(),
+            values: HashMap::new(),
+            solver: Solver::default(),
+            matrix: Matrix::default(),
+            evaluations: 0,
+        }
+    }
+
+    /// The problem.
+    #[must_use]
+    pub fn problem(&self) -> &'p Problem {
+        self.problem
+    }
+
+    /// The group of these devices in its best configuration; `None` if they cannot hold the model.
+    pub fn group(&mut self, members: &Members, phase: Phase) -> Option<GroupNo> {
+        let key = (members.clone(), phase as u8);
+        if let Some(known) = self.index.get(&key) {
+            return *known;
+        }
+        let config = parallel::best(self.problem, members, phase);
+        let group = config.map(|config| self.shelve(members.clone(), phase, config));
+        self.index.insert(key, group);
+        group
+    }
+
+    /// A group in a given configuration, whatever the best one is.
+    pub fn shelve(&mut self, members: Members, phase: Phase, config: parallel::Config) -> GroupNo {
+        let rated = Rated::new(self.problem, phase, config);
+        self.shelf.push(Shelved { members, rated });
+        GroupNo((self.shelf.len() - 1) as u32)
+    }
+
+    /// What is known of a group.
+    #[must_use]
+    pub fn shelved(&self, group: GroupNo) -> &Shelved {
+        &self.shelf[group.0 as usize]
+    }
+
+    /// How KV gets from one group to another.
+    pub fn way(&mut self, from: GroupNo, to: GroupNo) -> &Way {
+        let (problem, shelf) = (self.problem, &self.shelf);
+        let config = |g: GroupNo| &shelf[g.0 as usize].rated.config;
+        self.ways.entry((from, to)).or_insert_with(|| Way::new(problem, config(from), config(to)))
+    }
+
+    /// What the groups carry at full load.
+    #[must_use]
+    pub fn rates(&self, groups: &[GroupNo]) -> Rates {
+        let mut rates = Rates::default();
+        for group in groups {
+            let rated = &self.shelved(*group).rated;
+            match rated.phase {
+                Phase::Prefill => rates.prefill += rated.rate(),
+                Phase::Decode => rates.decode += rated.rate(),
+                Phase::Mixed => rates.mixed += rated.rate(),
+            }
+        }
+        rates
+    }
+
+    /// What a plan of these groups is worth.
+    pub fn evaluate(&mut self, groups: &[GroupNo]) -> Evaluation {
+        self.evaluations += 1;
+        let rates = self.rates(groups);
+        self.lay_out(groups, &rates);
+        let (low_prefill, low_decode) = lowest(self.problem.rate, &rates);
+        let mut best: Option<(f64, (u8, u8))> = None;
+        let mut tried = Vec::with_capacity(CEILINGS.len());
+        for (up, down) in CEILINGS {
+            let step = |low: u8, by: i8| low.saturating_add_signed(by).clamp(1, MOST_LOAD);
+            let ceiling = (step(low_prefill, up), step(low_decode, down));
+            if tried.contains(&ceiling) {
+                continue;
+            }
+            tried.push(ceiling);
+            let attained = self.solve(groups, ceiling);
+            let value = attained + headroom(ceiling);
+            if best.is_none_or(|(v, _)| value > v) {
+                best = Some((value, ceiling));
+            }
+            // Nothing is gained by more room once everything is kept.
+            if attained > 0.9999 {
+                break;
+            }
+        }
+        let Some((_, ceiling)) = best else { return Evaluation::default() };
+        self.solve(groups, ceiling);
+        self.settled(ceiling, groups)
+    }
+
+    /// Rows, columns and links of a plan.
+    fn lay_out(&mut self, groups: &[GroupNo], rates: &Rates) {
+        let mut matrix = std::mem::take(&mut self.matrix);
+        let phase = |k: &usize| self.shelf[groups[*k].0 as usize].rated.phase;
+        let with = |wanted: Phase| (0..groups.len()).filter(move |k| phase(k) == wanted);
+        matrix.rows.clear();
+        matrix.rows.extend(with(Phase::Prefill).chain(with(Phase::Mixed)));
+        matrix.columns.clear();
+        matrix.columns.extend(with(Phase::Decode).chain(with(Phase::Mixed)));
+        let split = rates.prefill.min(rates.decode);
+        let part = if split > 0.0 { split / (split + rates.mixed) } else { 0.0 };
+        self.load_links(groups, &mut matrix, rates, part);
+        self.matrix = matrix;
+    }
+
+    /// Loads of links, arcs' capacities on them, as if everyone sent to everyone in proportion.
+    fn load_links(&mut self, groups: &[GroupNo], matrix: &mut Matrix, rates: &Rates, part: f64) {
+        let tokens = self.problem.rate * self.problem.workload.mean.prompt;
+        let n = matrix.columns.len();
+        matrix.links.clear();
+        matrix.arc.clear();
+        matrix.arc.resize(matrix.rows.len() * n, 0.0);
+        matrix.busiest.clear();
+        matrix.busiest.resize(matrix.rows.len() * n, 0.0);
+        let (rows, columns) = (matrix.rows.clone(), matrix.columns.clone());
+        let is_mixed = |k: usize, all: &[Shelved]| all[groups[k].0 as usize].rated.phase == Phase::Mixed;
+        let flow = |p: usize, d: usize, all: &[Shelved]| {
+            let rate = |k: usize| all[groups[k].0 as usize].rated.rate();
+            part * (rate(p) / rates.prefill) * (rate(d) / rates.decode)
+        };
+        for (i, &p) in rows.iter().enumerate() {
+            for (j, &d) in columns.iter().enumerate() {
+                if is_mixed(p, &self.shelf) || is_mixed(d, &self.shelf) {
+                    matrix.arc[i * n + j] = if p == d { 1.0 } else { 0.0 };
+                    continue;
+                }
+                let flow = flow(p, d, &self.shelf);
+                let way = self.way(groups[p], groups[d]);
+                matrix.arc[i * n + j] = if way.is_open() { 1.0 } else { 0.0 };
+                for &(a, b, seconds) in way.links.iter().filter(|l| l.2.is_finite()) {
+                    let load = flow * tokens * seconds;
+                    match matrix.links.iter_mut().find(|l| l.0 == a && l.1 == b) {
+                        Some(link) => link.2 += load,
+                        None => matrix.links.push((a, b, load)),
+                    }
+                }
+            }
+        }
+        for (i, &p) in rows.iter().enumerate() {
+            for (j, &d) in columns.iter().enumerate() {
+                let k = i * n + j;
+                if matrix.arc[k] == 0.0 || is_mixed(p, &self.shelf) {
+                    continue;
+                }
+                let flow = flow(p, d, &self.shelf);
+                let way = self.way(groups[p], groups[d]);
+                let load = |a, b| matrix.links.iter().find(|l| l.0 == a && l.1 == b).map_or(0.0, |l| l.2);
+                let busiest = way.links.iter().map(|l| load(l.0, l.1)).fold(0.0, f64::max);
+                matrix.busiest[k] = busiest;
+                if busiest > 0.0 {
+                    // Its part of what the link carries at most.
+                    matrix.arc[k] = (flow * LINK_LOAD / busiest).min(1.0);
+                }
+            }
+        }
+    }
+
+    /// Solves the orchestration at a ceiling; the flow stays in the solver.
+    fn solve(&mut self, groups: &[GroupNo], ceiling: (u8, u8)) -> f64 {
+        let mut matrix = std::mem::take(&mut self.matrix);
+        let rate = self.problem.rate;
+        let capacity = |k: &usize, shelf: &[Shelved], ceiling: u8| {
+            load(ceiling) * shelf[groups[*k].0 as usize].rated.rate() / rate
+        };
+        let is_mixed = |k: &usize, shelf: &[Shelved]| shelf[groups[*k].0 as usize].rated.phase == Phase::Mixed;
+        matrix.row.clear();
+        matrix.row.extend(matrix.rows.iter().map(|k| capacity(k, &self.shelf, ceiling.0)));
+        matrix.column.clear();
+        matrix.column.extend(matrix.columns.iter().map(|k| {
+            let ceiling = if is_mixed(k, &self.shelf) { ceiling.0 } else { ceiling.1 };
+            capacity(k, &self.shelf, ceiling)
+        }));
+        matrix.value.clear();
+        let n = matrix.columns.len();
+        for i in 0..matrix.rows.len() {
+            for j in 0..n {
+                let open = matrix.arc[i * n + j] > 0.0;
+                let loads = Loads {
+                    prefill: ceiling.0,
+                    decode: ceiling.1,
+                    link: Loads::link_step(matrix.busiest[i * n + j].min(LINK_LOAD)),
+                };
+                let (from, to) = (groups[matrix.rows[i]], groups[matrix.columns[j]]);
+                matrix.value.push(if open { self.pair_value(from, to, loads) + CARRIED } else { 0.0 });
+            }
+        }
+        let attained = self.solver.solve(&Transport {
+            value: &matrix.value,
+            arc: &matrix.arc,
+            row: &matrix.row,
+            column: &matrix.column,
+        });
+        self.matrix = matrix;
+        attained
+    }
+
+    /// D_ij, remembered.
+    fn pair_value(&mut self, from: GroupNo, to: GroupNo, loads: Loads) -> f64 {
+        let loads = if from == to { Loads { decode: 0, link: 0, ..loads } } else { loads };
+        if let Some(known) = self.values.get(&(from, to, loads)) {
+            return *known;
+        }
+        let value = if from == to {
+            pair::mixed_value(self.problem, &self.shelved(from).rated, loads.prefill)
+        } else {
+            let way = self.way(from, to).clone();
+            pair::value(self.problem, &self.shelved(from).rated, &self.shelved(to).rated, &way, loads)
+        };
+        self.values.insert((from, to, loads), value);
+        value
+    }
+
+    /// Hosts beyond the first, over all groups.
+    fn spread(&self, groups: &[GroupNo]) -> f64 {
+        groups.iter().map(|g| self.shelved(*g).members.len() - 1).sum::<usize>() as f64
+    }
+
+    /// The evaluation of the flow just found, with links as loaded as that flow makes them.
+    fn settled(&mut self, ceiling: (u8, u8), groups: &[GroupNo]) -> Evaluation {
+        let (rows, columns, flow) = (self.matrix.rows.clone(), self.matrix.columns.clone(), self.solver.flow.clone());
+        let n = columns.len();
+        let used: Vec<(usize, usize, f64)> =
+            (0..flow.len()).filter(|k| flow[*k] > 0.0).map(|k| (rows[k / n], columns[k % n], flow[k])).collect();
+        let tokens = self.problem.rate * self.problem.workload.mean.prompt;
+        let mut links: Vec<(InstanceId, InstanceId, f64)> = Vec::new();
+        for &(p, d, share) in used.iter().filter(|u| u.0 != u.1) {
+            for &(a, b, seconds) in &self.way(groups[p], groups[d]).links {
+                match links.iter_mut().find(|l| l.0 == a && l.1 == b) {
+                    Some(link) => link.2 += share * tokens * seconds,
+                    None => links.push((a, b, share * tokens * seconds)),
+                }
+            }
+        }
+        let mut shares = Vec::with_capacity(used.len());
+        for (prefill, decode, share) in used {
+            let mut busiest = 0.0f64;
+            if prefill != decode {
+                for (a, b, _) in &self.way(groups[prefill], groups[decode]).links {
+                    busiest = links.iter().filter(|l| l.0 == *a && l.1 == *b).fold(busiest, |m, l| m.max(l.2));
+                }
+            }
+            let loads = Loads { prefill: ceiling.0, decode: ceiling.1, link: Loads::link_step(busiest) };
+            let kept = self.pair_value(groups[prefill], groups[decode], loads);
+            shares.push(Share { prefill, decode, share, kept });
+        }
+        let attainment = shares.iter().fold(0.0, |sum, s| sum + s.share * s.kept);
+        Evaluation {
+            value: attainment + headroom(ceiling) - SPREAD * self.spread(groups),
+            attainment,
+            shares,
+            loads: (load(ceiling.0), load(ceiling.1)),
+        }
+    }
+}
+
+fn headroom(ceiling: (u8, u8)) -> f64 {
+    HEADROOM * (1.0 - 0.5 * (load(ceiling.0) + load(ceiling.1)))
+}
+
+/// The lowest ceilings, in steps, at which the groups carry the rate; the highest there are, if they do not.
+fn lowest(rate: f64, rates: &Rates) -> (u8, u8) {
+    let splits = rates.prefill > 0.0 && rates.decode > 0.0;
+    for prefill in 1..=MOST_LOAD {
+        let split = rate - load(prefill) * rates.mixed;
+        if split <= 0.0 {
+            return (prefill, 1);
+        }
+        if !splits || load(prefill) * rates.prefill < split {
+            continue;
+        }
+        let decode = (split / rates.decode / LOAD_STEP - 1e-9).ceil();
+        if decode <= f64::from(MOST_LOAD) {
+            return (prefill, (decode as u8).max(1));
+        }
+    }
+    (MOST_LOAD, MOST_LOAD)
+}

@@ -1,0 +1,191 @@
+//! Groupings, and the steps from one to another: flip, split, merge, move (ThunderServe §3.2, Fig. 4).
+//!
+//! Devices may also be left idle: a slow one that only adds a handover is worth more outside.
+
+use super::{cluster::InstanceId, dice::Dice, parallel::Members, problem::Problem};
+use tsnode_protocol::Phase;
+
+/// Some devices and what they do together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    /// Which devices, by instance, in order.
+    pub members: Members,
+    /// What they do.
+    pub phase: Phase,
+}
+
+/// The upper level's unknown: groups and phases. Devices in no group are idle.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Grouping {
+    /// In order, so that equal groupings are equal.
+    pub parts: Vec<Part>,
+}
+
+impl Grouping {
+    /// These groups, in order.
+    #[must_use]
+    pub fn new(mut parts: Vec<Part>) -> Self {
+        parts.sort();
+        Self { parts }
+    }
+
+    /// Devices in no group.
+    #[must_use]
+    pub fn idle(&self, problem: &Problem) -> Members {
+        let mut left: Vec<u16> = problem.cluster.instances.iter().map(|i| i.count).collect();
+        for (instance, n) in self.parts.iter().flat_map(|p| &p.members) {
+            left[instance.0 as usize] -= n;
+        }
+        problem.cluster.ids().zip(left).filter(|(_, n)| *n > 0).collect()
+    }
+}
+
+/// Whether devices may be a group at all: memory, number. Looked at before anything is evaluated.
+#[must_use]
+pub fn may_be_group(problem: &Problem, members: &[(InstanceId, u16)]) -> bool {
+    let devices: u32 = members.iter().map(|m| u32::from(m.1)).sum();
+    let memory: f64 = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
+    let once = problem.space.repeat_hosts || members.iter().all(|m| m.1 <= problem.space.tensor_parallel);
+    devices > 0 && devices <= u32::from(problem.space.group_devices) && memory >= problem.least_memory() && once
+}
+
+/// Phases that a space allows.
+#[must_use]
+pub fn phases(problem: &Problem) -> &'static [Phase] {
+    match (problem.space.phases, problem.space.mixed) {
+        (true, true) => &[Phase::Prefill, Phase::Decode, Phase::Mixed],
+        (true, false) => &[Phase::Prefill, Phase::Decode],
+        (false, _) => &[Phase::Mixed],
+    }
+}
+
+/// A random neighbour of a grouping; `None` if the step tried leads nowhere.
+pub fn neighbour(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let next = match dice.below(10) {
+        0 | 1 => flip(problem, from, dice),
+        2 | 3 => split(problem, from, dice),
+        4 => merge(problem, from, dice),
+        5..=8 => shift(problem, from, dice),
+        _ => swap(problem, from, dice),
+    }?;
+    let sound = next.parts.iter().all(|p| may_be_group(problem, &p.members)) && next != *from;
+    (sound && !next.parts.is_empty()).then_some(next)
+}
+
+fn phase(problem: &Problem, dice: &mut Dice) -> Phase {
+    let all = phases(problem);
+    all[dice.below(all.len())]
+}
+
+/// Gives a group another phase.
+fn flip(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let mut parts = from.parts.clone();
+    let place = dice.below(parts.len());
+    let part = parts.get_mut(place)?;
+    part.phase = phase(problem, dice);
+    Some(Grouping::new(parts))
+}
+
+/// Splits a group in two: by a ratio, or host from host.
+fn split(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let mut parts = from.parts.clone();
+    let part = (!parts.is_empty()).then(|| parts.swap_remove(dice.below(from.parts.len())))?;
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    let by_host = part.members.len() > 1 && dice.below(2) == 0;
+    let ratio = if dice.below(2) == 0 { 0.5 } else { dice.unit() };
+    for &(instance, n) in &part.members {
+        let first = if by_host { n * dice.below(2) as u16 } else { (f64::from(n) * ratio).floor() as u16 };
+        add(&mut one, instance, first);
+        add(&mut two, instance, n - first);
+    }
+    let keep = dice.below(2) == 0;
+    let (a, b) = (if keep { part.phase } else { phase(problem, dice) }, phase(problem, dice));
+    parts.push(Part { members: one, phase: a });
+    parts.push(Part { members: two, phase: b });
+    Some(Grouping::new(parts))
+}
+
+/// Merges two groups; one of their phases, or another.
+fn merge(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let mut parts = from.parts.clone();
+    if parts.len() < 2 {
+        return None;
+    }
+    let a = parts.swap_remove(dice.below(parts.len()));
+    let b = parts.swap_remove(dice.below(parts.len()));
+    let mut members = a.members;
+    b.members.iter().for_each(|&(i, n)| add(&mut members, i, n));
+    let phase = if dice.below(2) == 0 { a.phase } else { phase(problem, dice) };
+    parts.push(Part { members, phase });
+    Some(Grouping::new(parts))
+}
+
+/// Moves devices of one host from a group, or from the idle ones, to another group, to a new one, or to the idle ones.
+fn shift(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let mut parts = from.parts.clone();
+    let idle = from.idle(problem);
+    let source = dice.below(parts.len() + usize::from(!idle.is_empty()));
+    let pool = parts.get(source).map_or(&idle, |p| &p.members);
+    let (instance, n) = *pool.get(dice.below(pool.len()))?;
+    let amount = 1 + dice.below(usize::from(n)) as u16;
+    if let Some(part) = parts.get_mut(source) {
+        take(&mut part.members, instance, amount);
+    }
+    let target = dice.below(parts.len() + 2);
+    if target == source {
+        return None;
+    }
+    match parts.get_mut(target) {
+        Some(part) => add(&mut part.members, instance, amount),
+        None if target == from.parts.len() => {
+            let phase = phase(problem, dice);
+            parts.push(Part { members: vec![(instance, amount)], phase });
+        }
+        None => {}
+    }
+    parts.retain(|p| !p.members.is_empty());
+    Some(Grouping::new(parts))
+}
+
+/// Exchanges devices of two hosts between two groups.
+fn swap(_problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let mut parts = from.parts.clone();
+    if parts.len() < 2 {
+        return None;
+    }
+    let (a, b) = (dice.below(parts.len()), dice.below(parts.len()));
+    let pick = |part: &Part, dice: &mut Dice| {
+        let (instance, n) = part.members[dice.below(part.members.len())];
+        (instance, 1 + dice.below(usize::from(n)) as u16)
+    };
+    if a == b {
+        return None;
+    }
+    let (of_a, of_b) = (pick(&parts[a], dice), pick(&parts[b], dice));
+    take(&mut parts[a].members, of_a.0, of_a.1);
+    add(&mut parts[a].members, of_b.0, of_b.1);
+    take(&mut parts[b].members, of_b.0, of_b.1);
+    add(&mut parts[b].members, of_a.0, of_a.1);
+    Some(Grouping::new(parts))
+}
+
+/// Adds devices, keeping the order.
+pub fn add(members: &mut Members, instance: InstanceId, n: u16) {
+    if n == 0 {
+        return;
+    }
+    match members.binary_search_by_key(&instance, |m| m.0) {
+        Ok(place) => members[place].1 += n,
+        Err(place) => members.insert(place, (instance, n)),
+    }
+}
+
+/// Takes devices away; as many as there are.
+pub fn take(members: &mut Members, instance: InstanceId, n: u16) {
+    if let Ok(place) = members.binary_search_by_key(&instance, |m| m.0) {
+        members[place].1 = members[place].1.saturating_sub(n);
+        if members[place].1 == 0 {
+            members.remove(place);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What a pair of groups is worth: the share of requests that keep their deadlines when one group prefills them and the
+//! other decodes them (ThunderServe §3.3's D_ij), by closed forms at given loads.
+//!
+//! - A prompt waits as in an M/G/1 queue with an exponential tail: P(W > w) = ρ·exp(−w/τ), where ρ is the prefill
+//!   group's load and τ = E[S²] / (2·E[S]·(1−ρ)), so that E[W] is Pollaczek and Khinchine's.
+//! - Its KV follows layer by layer while later layers compute (Splitwise §IV-C); what is left over, or the last layer at
+//!   least, delays the second token. A link at load u takes 1/(1−u) times as long.
+//! - A sequence waits for a place in a full batch as in an M/G/N queue with N places, by Sakasegawa's approximation:
+//!   P(V > v) = c·exp(−v/σ), c = ρ^(√(2(N+1)) − 1), σ = E[H]·(1+cv²) / (2·N·(1−ρ)) for a holding time H.
+//! - The decode batch is the fixed point n = λ·E[o]·t(n); it varies as a Poisson number does, taken at three points.
+//!
+//! In a mixed group prompts also take the decode batch's time: iterations last 1/(1−ρ) times as long.
+
+use super::{
+    cluster::InstanceId,
+    parallel::{Config, mean},
+    problem::Problem,
+};
+use tsnode_protocol::Phase;
+
+/// Loads are planned in steps of this size: a plan keeps every group of a phase at or below one.
+pub const LOAD_STEP: f64 = 0.05;
+/// The highest load planned, in steps.
+pub const MOST_LOAD: u8 = 19;
+/// Load a link is planned to carry at most.
+pub const LINK_LOAD: f64 = 0.9;
+/// Steps in which a link's load is told.
+const LINK_STEPS: f64 = 20.0;
+
+/// Bytes of an element packed to four bits, scales included.
+const PACKED: f64 = 0.625;
+/// Elements a GPU packs in a second; links faster than this carry elements as they are. A memory-bound pass over 16-bit
+/// elements at a few hundred GB/s.
+const PACK_RATE: f64 = 50e9;
+
+/// A load in steps of [`LOAD_STEP`].
+#[must_use]
+pub fn load(step: u8) -> f64 {
+    f64::from(step) * LOAD_STEP
+}
+
+/// A group as pairs see it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rated {
+    /// What it does.
+    pub phase: Phase,
+    /// How.
+    pub config: Config,
+    /// Time each prompt of the workload takes (s).
+    prefill: Vec<f64>,
+    /// E[S²] / (2·E[S]) of the time a prompt keeps the group (s).
+    residual: f64,
+    /// E[S] (s).
+    busy: f64,
+}
+
+impl Rated {
+    /// Rates a configuration.
+    #[must_use]
+    pub fn new(problem: &Problem, phase: Phase, config: Config) -> Self {
+        let requests = &problem.workload.requests;
+        let prefill = requests.iter().map(|r| config.latency.time(r.prompt)).collect();
+        let busy = mean(problem, &config.busy);
+        let squares: f64 = requests.iter().map(|r| config.busy.time(r.prompt).powi(2)).sum();
+        Self { phase, config, prefill, residual: squares / requests.len() as f64 / (2.0 * busy), busy }
+    }
+
+    /// Requests a second it can carry at full load.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.config.rate
+    }
+}
+
+/// How KV gets from one group to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Way {
+    /// Latency (s).
+    pub latency: f64,
+    /// Seconds per token of prompt, by the slowest of its links.
+    pub per_token: f64,
+    /// Links between hosts it takes, and seconds per token on each.
+    pub links: Vec<(InstanceId, InstanceId, f64)>,
+}
+
+impl Way {
+    /// From a prefill configuration's stages to a decode configuration's, layer by layer.
+    #[must_use]
+    pub fn new(problem: &Problem, from: &Config, to: &Config) -> Self {
+        let mut parts: Vec<(InstanceId, InstanceId, u32)> = Vec::new();
+        let mut start = 0;
+        for a in &from.stages {
+            let mut at = 0;
+            for b in &to.stages {
+                let (low, high) = (start.max(at), (start + a.layers).min(at + b.layers));
+                if low < high {
+                    match parts.iter_mut().find(|p| p.0 == a.instance && p.1 == b.instance) {
+                        Some(part) => part.2 += high - low,
+                        None => parts.push((a.instance, b.instance, high - low)),
+                    }
+                }
+                at += b.layers;
+            }
+            start += a.layers;
+        }
+        let mut way = Self { latency: 0.0, per_token: 0.0, links: Vec::new() };
+        for (a, b, layers) in parts {
+            let path = problem.cluster.path(a, b);
+            let elements = problem.model.shape.kv_elements_per_token_layer() as f64 * f64::from(layers);
+            let per_token = elements * per_element(path.bandwidth.0, problem.model.element);
+            way.latency = way.latency.max(path.latency.0);
+            way.per_token = way.per_token.max(per_token);
+            if a != b {
+                way.links.push((a, b, per_token));
+            }
+        }
+        way
+    }
+
+    /// Whether anything gets through.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.per_token.is_finite()
+    }
+}
+
+/// Seconds an element takes on a link, in whichever form is quicker.
+fn per_element(bandwidth: f64, element: f64) -> f64 {
+    (element / bandwidth).min((PACKED / bandwidth).max(1.0 / PACK_RATE))
+}
+
+/// At which loads a pair is valued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Loads {
+    /// The prefill group's, in steps.
+    pub prefill: u8,
+    /// The decode group's, in steps.
+    pub decode: u8,
+    /// Its most loaded link's, in twentieths.
+    pub link: u8,
+}
+
+impl Loads {
+    /// A link's load in the steps that loads are told in.
+    #[must_use]
+    pub fn link_step(load: f64) -> u8 {
+        (load.clamp(0.0, LINK_LOAD) * LINK_STEPS).ceil() as u8
+    }
+}
+
+/// The share of requests that keep their deadlines on this pair.
+#[must_use]
+pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &Way, loads: Loads) -> f64 {
+    let m = &problem.workload.mean;
+    let rho = load(loads.prefill);
+    let wait = Wait { share: rho, mean: from.residual / (1.0 - rho) };
+    let tokens = load(loads.decode) * to.rate() * m.steps;
+    let stretch = 1.0 / (1.0 - (f64::from(loads.link) / LINK_STEPS).min(LINK_LOAD));
+    let send = Sending { latency: way.latency, per_token: way.per_token * stretch, layers: layers(problem) };
+    let place = place(problem, &to.config, load(loads.decode), 0.0);
+    kept(problem, &from.prefill, &wait, &place, &send, &steps(&to.config, tokens, m.context, 0.0))
+}
+
+/// The share of requests that keep their deadlines on a group that does both.
+#[must_use]
+pub fn mixed_value(problem: &Problem, group: &Rated, step: u8) -> f64 {
+    let m = &problem.workload.mean;
+    let rate = load(step) * group.rate();
+    let rho = (rate * group.busy).min(0.99);
+    let steps = steps(&group.config, rate * m.steps, m.context, rho);
+    // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it.
+    let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + 0.5 * steps[1].1 };
+    let send = Sending { latency: 0.0, per_token: 0.0, layers: layers(problem) };
+    let place = place(problem, &group.config, load(step), rho);
+    kept(problem, &group.prefill, &wait, &place, &send, &steps)
+}
+
+fn layers(problem: &Problem) -> f64 {
+    f64::from(problem.model.shape.layers)
+}
+
+/// P(W > w) = share·exp(−w/mean).
+#[derive(Clone, Copy)]
+struct Wait {
+    share: f64,
+    mean: f64,
+}
+
+impl Wait {
+    /// P(W ≤ w).
+    fn within(&self, w: f64) -> f64 {
+        if w < 0.0 { 0.0 } else { 1.0 - self.share * (-w / self.mean).exp() }
+    }
+
+    /// P(W + V ≤ w) for another wait V.
+    fn within_with(&self, other: &Self, w: f64) -> f64 {
+        if w < 0.0 {
+            return 0.0;
+        }
+        if other.share < 1e-6 || w == f64::INFINITY {
+            return self.within(w);
+        }
+        let (a, b) = (self.mean, other.mean);
+        let (ea, eb) = ((-w / a).exp(), (-w / b).exp());
+        // Two exponentials one after the other; of equal means, the limit.
+        let apart = (a - b).abs() > 1e-6 * (a + b);
+        let both = if apart { (a * ea - b * eb) / (a - b) } else { (1.0 + w / a) * ea };
+        1.0 - self.share * (1.0 - other.share) * ea
+            - (1.0 - self.share) * other.share * eb
+            - self.share * other.share * both
+    }
+}
+
+/// The wait for a place in a decode batch at load `rho`, when a part `taken` of the time goes elsewhere.
+fn place(problem: &Problem, config: &Config, rho: f64, taken: f64) -> Wait {
+    let m = &problem.workload.mean;
+    let n = config.batch;
+    let holding = m.steps * config.iteration(n, m.context) / (1.0 - taken);
+    let share = rho.powf((2.0 * (n + 1.0)).sqrt() - 1.0);
+    Wait { share, mean: holding * (1.0 + m.steps_variation) / (2.0 * n * (1.0 - rho)) }
+}
+
+/// What KV of a prompt takes.
+struct Sending {
+    latency: f64,
+    per_token: f64,
+    layers: f64,
+}
+
+impl Sending {
+    /// What is left of it when the prompt is done (s).
+    fn left(&self, prompt: f64, prefill: f64) -> f64 {
+        let all = self.per_token * prompt;
+        let last = all / self.layers;
+        self.latency + last.max(all - prefill * (1.0 - 1.0 / self.layers))
+    }
+}
+
+/// Time of an iteration at three sizes of the batch, and how likely each is: Gauss and Hermite's points.
+fn steps(config: &Config, tokens: f64, context: f64, taken: f64) -> [(f64, f64); 3] {
+    let n = config.sequences(tokens, context, taken).min(config.batch);
+    let spread = (3.0 * n).sqrt();
+    let at = |n: f64| config.iteration(n.clamp(1.0f64.min(n.max(0.0)), config.batch), context) / (1.0 - taken);
+    [(1.0 / 6.0, at((n - spread).max(1.0))), (2.0 / 3.0, at(n.max(1.0))), (1.0 / 6.0, at(n + spread))]
+}
+
+fn kept(problem: &Problem, prefill: &[f64], wait: &Wait, place: &Wait, send: &Sending, steps: &[(f64, f64); 3]) -> f64 {
+    let mut sum = 0.0;
+    for ((request, deadline), &prompt) in problem.workload.requests.iter().zip(&problem.deadlines).zip(prefill) {
+        let n = request.answer - 1.0;
+        let first = wait.within(deadline.ttft - prompt);
+        if n <= 0.0 {
+            sum += first.min(wait.within(deadline.e2e - prompt));
+            continue;
+        }
+        let left = send.left(request.prompt, prompt);
+        for (likely, step) in steps {
+            let rest = left + n * step;
+            let per_token = if deadline.tpot < f64::INFINITY { place.within(deadline.tpot * n - rest) } else { 1.0 };
+            let whole = wait.within_with(place, deadline.e2e - prompt - rest);
+            sum += likely * whole.min(first * per_token);
+        }
+    }
+    sum / problem.workload.requests.len() as f64
+}

@@ -1,0 +1,251 @@
+//! A group's parallel configuration: its tensor-parallel degrees, stages, their order and their layers.
+//!
+//! ThunderServe App. B, Algorithm 2, over every choice of degrees per host: tensor parallelism stays inside one host and
+//! one kind of device; a dynamic program orders the stages; layers are cut optimally within memory. Prefill takes the
+//! configuration of least latency, decode that of most throughput.
+
+use super::{
+    cluster::InstanceId,
+    cost::{Decode, Ends, Prefill},
+    partition::{self, Slot},
+    problem::Problem,
+    route::{self, Aim},
+};
+use tsnode_protocol::Phase;
+
+/// Devices of instances, in the order of instances, each instance once.
+pub type Members = Vec<(InstanceId, u16)>;
+
+/// Combinations of degrees looked at for one group.
+const MOST_COMBINATIONS: usize = 256;
+/// Sequences in a batch when the order of decode stages is chosen.
+const TYPICAL_BATCH: f64 = 16.0;
+/// Memory set aside for KV when layers are cut, in requests: what decode configurations are tried with.
+const KV_RESERVES: [f64; 4] = [1.0, 4.0, 16.0, 48.0];
+
+/// A stage of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stage {
+    /// Where.
+    pub instance: InstanceId,
+    /// Devices side by side.
+    pub tp: u16,
+    /// Layers here.
+    pub layers: u32,
+}
+
+/// How a group's devices are used, and what that gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// In the order that activations pass.
+    pub stages: Vec<Stage>,
+    /// One prompt through all stages, handovers included.
+    pub latency: Prefill,
+    /// How long one prompt keeps the slowest stage.
+    pub busy: Prefill,
+    /// One decode iteration of all sequences takes the longest of these: the way through all stages with the batch cut
+    /// in as many parts as there are stages, and each stage busy with all parts.
+    pub rounds: Vec<Decode>,
+    /// Tokens of KV that fit.
+    pub kv_tokens: f64,
+    /// Most sequences at once: by memory, and by the time a token may take.
+    pub batch: f64,
+    /// Requests a second at full load, by phase.
+    pub rate: f64,
+}
+
+impl Config {
+    /// Seconds of an iteration with `n` sequences of `context` tokens.
+    #[must_use]
+    pub fn iteration(&self, n: f64, context: f64) -> f64 {
+        self.rounds.iter().map(|r| r.time(n, context)).fold(0.0, f64::max)
+    }
+
+    /// Sequences at which iterations, each giving every sequence a token, keep up with `tokens` tokens a second, when a
+    /// part `taken` of the time goes elsewhere; infinite if none do.
+    #[must_use]
+    pub fn sequences(&self, tokens: f64, context: f64, taken: f64) -> f64 {
+        let one = |r: &Decode| {
+            let slope = tokens * (r.per_context * context + r.per_sequence) / (1.0 - taken);
+            if slope >= 1.0 { f64::INFINITY } else { tokens * r.fixed / (1.0 - taken) / (1.0 - slope) }
+        };
+        self.rounds.iter().map(one).fold(0.0, f64::max)
+    }
+}
+
+/// The best configuration of these devices for a phase; `None` if they cannot hold the model.
+#[must_use]
+pub fn best(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Option<Config> {
+    let memory: f64 = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
+    if members.is_empty() || memory < problem.least_memory() {
+        return None;
+    }
+    let mut best: Option<(f64, Config)> = None;
+    for degrees in combinations(problem, members) {
+        for config in configurations(problem, members, &degrees, phase) {
+            let score = score(problem, &config, phase);
+            if best.as_ref().is_none_or(|(s, _)| score > *s) {
+                best = Some((score, config));
+            }
+        }
+    }
+    best.map(|(_, config)| config)
+}
+
+/// The same stages and layers serving another phase: what a flip without reloading weights gives.
+#[must_use]
+pub fn flipped(problem: &Problem, config: &Config, phase: Phase) -> Config {
+    let cut: Vec<u32> = config.stages.iter().map(|s| s.layers).collect();
+    configured(problem, &config.stages, &cut, phase)
+}
+
+/// Every configuration of these devices.
+#[must_use]
+pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<Config> {
+    let combinations = combinations(problem, members);
+    combinations.iter().flat_map(|degrees| configurations(problem, members, degrees, phase)).collect()
+}
+
+/// Larger is better. A prompt's time and the time the next one waits for it; or requests a second.
+fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
+    match phase {
+        Phase::Prefill => -(mean(problem, &config.latency) + mean(problem, &config.busy)),
+        Phase::Decode | Phase::Mixed => config.rate,
+    }
+}
+
+/// Seconds for a prompt of the workload, on average.
+#[must_use]
+pub fn mean(problem: &Problem, cost: &Prefill) -> f64 {
+    let m = &problem.workload.mean;
+    cost.fixed + cost.per_token * m.prompt + cost.per_square * m.prompt_squared
+}
+
+/// A degree for each instance, every way.
+fn combinations(problem: &Problem, members: &[(InstanceId, u16)]) -> Vec<Vec<u16>> {
+    let mut all = vec![Vec::new()];
+    for &(instance, count) in members {
+        let mut degrees: Vec<u16> = problem.degrees(instance, count).collect();
+        // With many hosts, only the two that use a host's devices most and least side by side.
+        if all.len() * degrees.len() > MOST_COMBINATIONS {
+            degrees = vec![degrees[0], degrees[degrees.len() - 1]];
+            degrees.dedup();
+        }
+        if all.len() * degrees.len() > MOST_COMBINATIONS {
+            degrees.truncate(1);
+        }
+        all = all.iter().flat_map(|head| degrees.iter().map(|d| [head.as_slice(), &[*d]].concat())).collect();
+    }
+    all
+}
+
+fn configurations(problem: &Problem, members: &[(InstanceId, u16)], degrees: &[u16], phase: Phase) -> Vec<Config> {
+    let order = order(problem, members, phase);
+    let mut stages: Vec<Stage> = Vec::new();
+    for place in order {
+        let ((instance, count), tp) = (members[place], degrees[place]);
+        stages.extend((0..count / tp).map(|_| Stage { instance, tp, layers: 0 }));
+    }
+    let once = problem.space.repeat_hosts || stages.windows(2).all(|w| w[0].instance != w[1].instance);
+    if !once || stages.windows(2).any(|w| !problem.cluster.path(w[0].instance, w[1].instance).is_open()) {
+        return Vec::new();
+    }
+    let reserves: &[f64] = if phase == Phase::Prefill { &KV_RESERVES[..1] } else { &KV_RESERVES };
+    let mut cuts: Vec<Vec<u32>> = reserves.iter().filter_map(|r| cut(problem, &stages, phase, *r)).collect();
+    cuts.dedup();
+    cuts.iter().map(|cut| configured(problem, &stages, cut, phase)).collect()
+}
+
+/// Hosts in the order of the best path; devices of one host follow each other.
+fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<usize> {
+    if members.len() < 2 {
+        return (0..members.len()).collect();
+    }
+    let rows = if phase == Phase::Prefill { problem.workload.mean.prompt } else { TYPICAL_BATCH };
+    let bytes = rows * f64::from(problem.model.shape.hidden) * problem.model.element;
+    let cost = |a: usize, b: usize| problem.cluster.path(members[a].0, members[b].0).time(bytes);
+    route::best(members.len(), Aim::Total, cost).0
+}
+
+/// Layers of each stage, with room for so many requests' KV at their longest.
+fn cut(problem: &Problem, stages: &[Stage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
+    let m = &problem.workload.mean;
+    let tokens = m.longest.max(requests * m.reserved);
+    let slot = |(i, stage): (usize, &Stage)| {
+        let cost = problem.layer_cost(stage.instance, stage.tp)?;
+        let ends = ends(i, stages.len());
+        let (one, none) = match phase {
+            Phase::Prefill => (mean(problem, &cost.prefill), mean(problem, &cost.stage_prefill(0, ends))),
+            Phase::Decode | Phase::Mixed => {
+                let at = |d: Decode| d.time(TYPICAL_BATCH, m.context);
+                (at(cost.decode), at(cost.stage_decode(0, ends)))
+            }
+        };
+        Some(Slot { per_layer: one, on_top: none, most: cost.most_layers(tokens, ends) })
+    };
+    let slots: Option<Vec<Slot>> = stages.iter().enumerate().map(slot).collect();
+    partition::cut(problem.model.shape.layers, &slots?)
+}
+
+fn ends(place: usize, stages: usize) -> Ends {
+    Ends { first: place == 0, last: place + 1 == stages }
+}
+
+fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) -> Config {
+    let (m, p) = (&problem.workload.mean, stages.len() as f64);
+    let row = f64::from(problem.model.shape.hidden) * problem.model.element;
+    let (mut latency, mut busy, mut way) = (Prefill::default(), Prefill::default(), Decode::default());
+    let (mut rounds, mut kv_tokens) = (Vec::new(), f64::INFINITY);
+    let mut placed = Vec::with_capacity(stages.len());
+    for (i, (stage, &layers)) in stages.iter().zip(cut).enumerate() {
+        let ends = ends(i, stages.len());
+        let Some(cost) = problem.layer_cost(stage.instance, stage.tp) else { continue };
+        let (prefill, decode) = (cost.stage_prefill(layers, ends), cost.stage_decode(layers, ends));
+        latency = latency.then(&prefill);
+        if mean(problem, &prefill) > mean(problem, &busy) {
+            busy = prefill;
+        }
+        way = way.then(&decode);
+        rounds.push(Decode { fixed: p * decode.fixed, ..decode });
+        kv_tokens = kv_tokens.min(cost.kv_tokens(layers, ends));
+        // To the next stage; tokens from the last back to the first.
+        let next = &stages[(i + 1) % stages.len()];
+        if stages.len() > 1 {
+            let path = problem.cluster.path(stage.instance, next.instance);
+            let beta = path.bandwidth.0;
+            let rows = if ends.last { 0.0 } else { row / beta };
+            let back = if ends.last { 0.0 } else { path.latency.0 };
+            latency = latency.then(&Prefill { fixed: back, per_token: rows, per_square: 0.0 });
+            way = way.then(&Decode { fixed: path.latency.0, per_context: 0.0, per_sequence: rows });
+        }
+        placed.push(Stage { layers, ..*stage });
+    }
+    if stages.len() > 1 {
+        rounds.push(Decode { fixed: way.fixed, per_context: way.per_context / p, per_sequence: way.per_sequence / p });
+    }
+    let mut config = Config { stages: placed, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 0.0 };
+    config.batch = batch(&config, kv_tokens / m.reserved, m.context, problem.step_budget);
+    config.rate = rate(problem, &config, phase);
+    config
+}
+
+/// The most sequences that fit and whose iterations keep the budget; if one alone does not, as many as fit: tokens come
+/// late then anyway.
+fn batch(config: &Config, fit: f64, context: f64, budget: f64) -> f64 {
+    let by_time = |r: &Decode| (budget - r.fixed) / (r.per_context * context + r.per_sequence);
+    let in_time = config.rounds.iter().map(by_time).fold(fit, f64::min);
+    if in_time >= 1.0 { in_time } else { fit.max(1.0) }
+}
+
+/// Requests a second with a full batch, or one prompt after another.
+fn rate(problem: &Problem, config: &Config, phase: Phase) -> f64 {
+    let m = &problem.workload.mean;
+    let decoding = m.steps * config.iteration(config.batch, m.context);
+    let prefilling = mean(problem, &config.busy);
+    match phase {
+        Phase::Prefill => 1.0 / prefilling,
+        Phase::Decode => config.batch / decoding,
+        // Every prompt holds up the whole batch.
+        Phase::Mixed => config.batch / (decoding + config.batch * prefilling),
+    }
+}

@@ -1,0 +1,233 @@
+//! What there is to plan, and the space of plans that are allowed.
+
+use super::{
+    cluster::{Cluster, InstanceId},
+    cost::{LayerCost, USABLE},
+    models::Model,
+    slo::{Deadline, Reference, Slo, deadlines},
+    workload::Workload,
+};
+use std::fmt;
+
+/// Most devices side by side in a stage.
+const MOST_TP: u16 = 8;
+
+/// Which plans are allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Groups that prefill and groups that decode.
+    pub phases: bool,
+    /// Groups that do both.
+    pub mixed: bool,
+    /// Most devices side by side in a stage; 1 where the engine cannot cut a layer.
+    pub tensor_parallel: u16,
+    /// Most devices in a group; none larger than needed is worth its search.
+    pub group_devices: u16,
+    /// Whether a group may have two stages on one host.
+    pub repeat_hosts: bool,
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Self { phases: true, mixed: true, tensor_parallel: MOST_TP, group_devices: 8, repeat_hosts: true }
+    }
+}
+
+/// Everything a plan depends on.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The devices.
+    pub cluster: Cluster,
+    /// The model.
+    pub model: Model,
+    /// What requests look like.
+    pub workload: Workload,
+    /// Requests a second, Poisson.
+    pub rate: f64,
+    /// What counts as kept.
+    pub slo: Slo,
+    /// Times the SLO's scales refer to.
+    pub reference: Reference,
+    /// Which plans are allowed.
+    pub space: Space,
+    /// Of each request of the workload.
+    pub deadlines: Vec<Deadline>,
+    /// Time per token that leaves an average answer in time: batches are not made larger than that.
+    pub step_budget: f64,
+    /// By instance, then by binary logarithm of the tensor-parallel degree.
+    costs: Vec<Vec<(u16, LayerCost)>>,
+}
+
+/// Why there is nothing to plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProblemError {
+    /// No such rate.
+    #[error("a rate of {0} requests/s: it must be a positive number")]
+    Rate(f64),
+    /// Too little memory in all.
+    #[error("{0}")]
+    DoesNotFit(Lack),
+}
+
+/// By how much a model does not fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lack {
+    /// The model's name.
+    pub model: String,
+    /// Its weights and one request's KV (bytes).
+    pub need: f64,
+    /// What the devices that can work together may use (bytes).
+    pub have: f64,
+    /// Devices of a kind in the cluster whose memory would make up for it: how many, of what.
+    pub more: Vec<(usize, String)>,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = |b: f64| b / 1e9;
+        write!(
+            f,
+            "{} needs {:.1} GB for weights and one request, the cluster's devices may use {:.1} GB: {:.1} GB are missing",
+            self.model,
+            gb(self.need),
+            gb(self.have),
+            gb(self.need - self.have)
+        )?;
+        let more: Vec<String> = self.more.iter().map(|(n, kind)| format!("{n} more {kind}")).collect();
+        if more.is_empty() { Ok(()) } else { write!(f, "; enough would be {}", more.join(" or ")) }
+    }
+}
+
+impl Problem {
+    /// A problem.
+    ///
+    /// # Errors
+    /// A rate that is none, a model that no set of devices that can work together can hold.
+    pub fn new(
+        cluster: Cluster,
+        model: Model,
+        workload: Workload,
+        rate: f64,
+        slo: Slo,
+        reference: Reference,
+        space: Space,
+    ) -> Result<Self, ProblemError> {
+        if !(rate.is_finite() && rate > 0.0) {
+            return Err(ProblemError::Rate(rate));
+        }
+        let deadlines = deadlines(&slo, &reference, &workload);
+        let step_budget = step_budget(&workload, &deadlines, &reference);
+        let costs = cluster.ids().map(|i| costs(&cluster, &model, i, space.tensor_parallel)).collect();
+        let mut problem = Self { cluster, model, workload, rate, slo, reference, space, deadlines, step_budget, costs };
+        problem.space.group_devices = space.group_devices.max(problem.devices_needed());
+        match problem.lack() {
+            Some(lack) => Err(ProblemError::DoesNotFit(lack)),
+            None => Ok(problem),
+        }
+    }
+
+    /// The same at another rate.
+    #[must_use]
+    pub fn at_rate(&self, rate: f64) -> Self {
+        Self { rate, ..self.clone() }
+    }
+
+    /// The same with other plans allowed.
+    #[must_use]
+    pub fn within(&self, space: Space) -> Self {
+        Self { space, ..self.clone() }
+    }
+
+    /// The same under another SLO.
+    #[must_use]
+    pub fn under(&self, slo: Slo) -> Self {
+        let deadlines = deadlines(&slo, &self.reference, &self.workload);
+        let step_budget = step_budget(&self.workload, &deadlines, &self.reference);
+        Self { slo, deadlines, step_budget, ..self.clone() }
+    }
+
+    /// What a layer costs on `tp` devices of an instance; `None` where the model cannot be cut so.
+    #[must_use]
+    pub fn layer_cost(&self, instance: InstanceId, tp: u16) -> Option<&LayerCost> {
+        self.costs[instance.0 as usize].iter().find(|(d, _)| *d == tp).map(|(_, c)| c)
+    }
+
+    /// Tensor-parallel degrees that `count` devices of an instance can be cut into.
+    pub fn degrees(&self, instance: InstanceId, count: u16) -> impl Iterator<Item = u16> + '_ {
+        self.costs[instance.0 as usize].iter().map(|(d, _)| *d).filter(move |d| count.is_multiple_of(*d))
+    }
+
+    /// Memory a group must have for the model and one request (bytes).
+    #[must_use]
+    pub fn least_memory(&self) -> f64 {
+        self.model.bytes() + self.workload.mean.longest * self.model.kv_elements() * self.model.element
+    }
+
+    /// Memory that `count` devices of an instance bring (bytes).
+    #[must_use]
+    pub fn usable(&self, instance: InstanceId, count: u16) -> f64 {
+        f64::from(count) * self.cluster.figures(instance).memory * USABLE
+    }
+
+    /// Twice the devices that the smallest kind needs to hold the model: larger groups only add handovers.
+    fn devices_needed(&self) -> u16 {
+        let smallest = self.cluster.ids().map(|i| self.usable(i, 1)).fold(f64::INFINITY, f64::min);
+        (2.0 * (self.least_memory() / smallest).ceil()).min(f64::from(self.model.shape.layers)) as u16
+    }
+
+    fn lack(&self) -> Option<Lack> {
+        let need = self.least_memory();
+        let have = self.islands().into_iter().map(|(_, memory)| memory).fold(0.0, f64::max);
+        if have >= need {
+            return None;
+        }
+        let short = |figures: &super::figures::Figures| ((need - have) / (figures.memory * USABLE)).ceil() as usize;
+        let mut more: Vec<(usize, String)> = self.cluster.kinds.iter().map(|k| (short(k), k.name.clone())).collect();
+        more.sort();
+        more.truncate(3);
+        Some(Lack { model: self.model.name.clone(), need, have, more })
+    }
+
+    /// Instances that links connect, and what memory they may use together (bytes).
+    #[must_use]
+    pub fn islands(&self) -> Vec<(Vec<InstanceId>, f64)> {
+        let mut islands: Vec<(Vec<InstanceId>, f64)> = Vec::new();
+        // Links between sites decide; one host of each site stands for it.
+        for id in self.cluster.ids() {
+            let memory = self.usable(id, self.cluster.instance(id).count);
+            let home = islands.iter_mut().find(|(members, _)| {
+                let first = members[0];
+                self.cluster.path(first, id).is_open() && self.cluster.path(id, first).is_open()
+            });
+            match home {
+                Some((members, sum)) => {
+                    members.push(id);
+                    *sum += memory;
+                }
+                None => islands.push((vec![id], memory)),
+            }
+        }
+        islands
+    }
+}
+
+fn costs(cluster: &Cluster, model: &Model, id: InstanceId, most: u16) -> Vec<(u16, LayerCost)> {
+    let instance = cluster.instance(id);
+    let most = most.min(instance.count).min(MOST_TP);
+    let divides = |d: &u16| model.shape.heads.is_multiple_of(u32::from(*d));
+    let cost = |d: u16| (d, LayerCost::new(model, cluster.figures(id), instance.inside, d));
+    (1..=most).filter(divides).map(cost).collect()
+}
+
+/// The mean over answers, by length, of what is left for a token after the reference's prompt.
+fn step_budget(workload: &Workload, deadlines: &[Deadline], reference: &Reference) -> f64 {
+    let (mut time, mut steps) = (0.0, 0.0);
+    for (request, deadline) in workload.requests.iter().zip(deadlines) {
+        let n = (request.answer - 1.0).max(0.05);
+        // A prompt is given twice what the reference takes: devices here are slower, and it may wait.
+        let left = (deadline.e2e - 2.0 * reference.prefill.time(request.prompt)).max(0.0);
+        time += left.min(deadline.tpot * n);
+        steps += n;
+    }
+    time / steps
+}

@@ -1,0 +1,302 @@
+//! The upper level: tabu search over groups and phases (ThunderServe §3.2, Algorithm 1, and what we changed in it).
+//!
+//! Against the paper's ([`super::algorithm1`]): it starts from the best of several constructed groupings; devices may be
+//! left idle and groups may be mixed; a grouping is evaluated once however often it is met; a walk that has not gained
+//! for a while goes back to its best. Several walks with their own seeds share the evaluations: they can run side by
+//! side, and what is found does not depend on how many do.
+
+use super::{
+    dice::Dice,
+    evaluate::{Evaluation, Evaluator, GroupNo},
+    moves::{Grouping, neighbour, phases},
+    problem::Problem,
+    start,
+};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tsnode_protocol::Phase;
+
+/// Steps without a gain after which a walk goes back to its best.
+const PATIENCE: usize = 3;
+/// Constructed groupings whose phases are tried out.
+const STARTS: usize = 2;
+/// Steps taken blindly, at most, when a walk starts from its best again.
+const KICK: usize = 3;
+/// Tries for a neighbour that is allowed.
+const TRIES: usize = 40;
+/// Runners-up kept.
+const RUNNERS_UP: usize = 4;
+
+/// How hard to search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// N_step, over all walks.
+    pub steps: usize,
+    /// N_neigh.
+    pub neighbours: usize,
+    /// N_mem.
+    pub memory: usize,
+    /// Walks.
+    pub walks: usize,
+    /// Threads they run on.
+    pub threads: usize,
+}
+
+impl Default for Effort {
+    /// The paper's 100 steps of 10 neighbours, 5 remembered (§3.2).
+    fn default() -> Self {
+        Self { steps: 100, neighbours: 10, memory: 5, walks: 2, threads: 1 }
+    }
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The best grouping.
+    pub grouping: Grouping,
+    /// What it is worth.
+    pub evaluation: Evaluation,
+    /// The next best, each with another set of groups, best first.
+    pub runners_up: Vec<(Grouping, f64)>,
+    /// Groupings evaluated.
+    pub evaluations: usize,
+}
+
+/// Searches. `stop` is asked before every step and ends the search with the best so far: a search with a time budget
+/// passes a clock in it. Equal seeds and efforts give equal plans as long as `stop` does not.
+pub fn search(problem: &Problem, seed: u64, effort: Effort, stop: &(dyn Fn() -> bool + Sync)) -> Found {
+    let walks = effort.walks.max(1);
+    let (next, threads) = (AtomicUsize::new(0), effort.threads.clamp(1, walks));
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let walk = next.fetch_add(1, Ordering::Relaxed);
+            if walk >= walks {
+                return done;
+            }
+            done.push((walk, Walk::new(problem, seed, walk, effort).run(stop)));
+        }
+    };
+    let mut found: Vec<(usize, Found)> = if threads == 1 {
+        work()
+    } else {
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            handles.into_iter().filter_map(|h| h.join().ok()).flatten().collect()
+        })
+    };
+    found.sort_by_key(|(walk, _)| *walk);
+    together(found.into_iter().map(|(_, f)| f).collect())
+}
+
+/// The best of several searches; the first of equals.
+fn together(all: Vec<Found>) -> Found {
+    let evaluations = all.iter().map(|f| f.evaluations).sum();
+    let mut best = Found::default();
+    let mut others: Vec<(Grouping, f64)> = Vec::new();
+    for found in all {
+        others.push((found.grouping.clone(), found.evaluation.value));
+        others.extend(found.runners_up.iter().cloned());
+        if best.grouping.parts.is_empty() || found.evaluation.value > best.evaluation.value {
+            best = found;
+        }
+    }
+    others.retain(|o| o.0 != best.grouping && !o.0.parts.is_empty());
+    others.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    others.dedup_by(|a, b| a.0 == b.0);
+    others.truncate(RUNNERS_UP);
+    Found { runners_up: others, evaluations, ..best }
+}
+
+struct Walk<'p> {
+    evaluator: Evaluator<'p>,
+    dice: Dice,
+    effort: Effort,
+    number: usize,
+    seen: HashMap<Grouping, f64>,
+    best: (f64, Grouping),
+    /// Best first.
+    others: Vec<(Grouping, f64)>,
+}
+
+impl<'p> Walk<'p> {
+    fn new(problem: &'p Problem, seed: u64, number: usize, effort: Effort) -> Self {
+        let dice = Dice::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number as u64));
+        Self {
+            evaluator: Evaluator::new(problem),
+            dice,
+            effort,
+            number,
+            seen: HashMap::new(),
+            best: (f64::NEG_INFINITY, Grouping::default()),
+            others: Vec::new(),
+        }
+    }
+
+    fn run(mut self, stop: &(dyn Fn() -> bool + Sync)) -> Found {
+        let walks = self.effort.walks.max(1);
+        let steps = self.effort.steps / walks + usize::from(self.number < self.effort.steps % walks);
+        let most = (steps * self.effort.neighbours).max(1);
+        let mut present = self.start(stop);
+        let mut tabu: VecDeque<Grouping> = VecDeque::new();
+        let mut since = 0;
+        // Counting evaluations, not steps: what was seen before costs nothing, and its place is given to something new.
+        while self.evaluator.evaluations < most && since < 400 && !stop() {
+            let before = self.best.0;
+            let Some(next) = self.step(&present, &tabu) else {
+                since += 1;
+                present = self.best.1.clone();
+                continue;
+            };
+            tabu.push_back(next.clone());
+            if tabu.len() > self.effort.memory {
+                tabu.pop_front();
+            }
+            since = if self.best.0 > before { 0 } else { since + 1 };
+            present = if since > 0 && since % PATIENCE == 0 { self.kicked() } else { next };
+        }
+        self.finish()
+    }
+
+    fn finish(mut self) -> Found {
+        self.employ();
+        let evaluations = self.evaluator.evaluations;
+        let evaluation = match shelved(&mut self.evaluator, &self.best.1) {
+            Some(groups) if !groups.is_empty() => self.evaluator.evaluate(&groups),
+            _ => Evaluation::default(),
+        };
+        self.others.retain(|o| o.0 != self.best.1);
+        Found { grouping: self.best.1, evaluation, runners_up: self.others, evaluations }
+    }
+
+    /// Gives groups that no request comes by something to do: both phases, where that costs nothing.
+    fn employ(&mut self) {
+        let problem = self.evaluator.problem();
+        if !problem.space.mixed {
+            return;
+        }
+        let Some(groups) = shelved(&mut self.evaluator, &self.best.1) else { return };
+        let evaluation = self.evaluator.evaluate(&groups);
+        let mut parts = self.best.1.parts.clone();
+        for (place, part) in parts.iter_mut().enumerate() {
+            if !evaluation.shares.iter().any(|s| s.prefill == place || s.decode == place) {
+                part.phase = Phase::Mixed;
+            }
+        }
+        let grouping = Grouping::new(parts);
+        let value = self.value(&grouping);
+        if grouping != self.best.1 && value >= self.best.0 - 1e-9 {
+            self.best = (value, grouping);
+        }
+    }
+
+    /// The best of several constructed groupings; later walks start from the paper's clusters.
+    fn start(&mut self, stop: &(dyn Fn() -> bool + Sync)) -> Grouping {
+        let problem = self.evaluator.problem();
+        let mut starts = vec![start::clustered(problem, &mut self.dice)];
+        if self.number.is_multiple_of(2) {
+            for slack in [1.0, 1.15, 1.5, 2.0, 3.0] {
+                let groups = start::small(problem, slack);
+                starts.extend(start::with_phases(&mut self.evaluator, &groups));
+            }
+        }
+        let mut valued: Vec<(f64, Grouping)> = Vec::new();
+        for grouping in starts {
+            if !valued.is_empty() && stop() {
+                break;
+            }
+            let value = self.value(&grouping);
+            valued.push((value, grouping));
+        }
+        valued.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        valued.dedup();
+        valued.truncate(STARTS);
+        // Phases alone first: they are few, and decide most.
+        let descended: Vec<(f64, Grouping)> = valued.into_iter().map(|(v, g)| self.descend(v, g, stop)).collect();
+        descended.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, g)| g).unwrap_or_default()
+    }
+
+    /// Flips phases, one group after another, as long as that gains.
+    fn descend(&mut self, mut value: f64, mut grouping: Grouping, stop: &(dyn Fn() -> bool + Sync)) -> (f64, Grouping) {
+        let problem = self.evaluator.problem();
+        loop {
+            let before = value;
+            for place in 0..grouping.parts.len() {
+                for phase in phases(problem) {
+                    let mut parts = grouping.parts.clone();
+                    parts[place].phase = *phase;
+                    let next = Grouping::new(parts);
+                    let worth = self.value(&next);
+                    if worth > value {
+                        (value, grouping) = (worth, next);
+                    }
+                    if stop() {
+                        return (value, grouping);
+                    }
+                }
+            }
+            if value <= before {
+                return (value, grouping);
+            }
+        }
+    }
+
+    /// The best grouping, a few steps away in any direction.
+    fn kicked(&mut self) -> Grouping {
+        let mut away = self.best.1.clone();
+        for _ in 0..self.dice.below(KICK + 1) {
+            if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.dice) {
+                away = next;
+            }
+        }
+        away
+    }
+
+    /// The best neighbour that is not tabu.
+    fn step(&mut self, from: &Grouping, tabu: &VecDeque<Grouping>) -> Option<Grouping> {
+        let present = self.value(from);
+        let mut best: Option<(f64, Grouping)> = None;
+        for _ in 0..self.effort.neighbours {
+            let problem = self.evaluator.problem();
+            let new = (0..TRIES).find_map(|_| neighbour(problem, from, &mut self.dice).filter(|n| !tabu.contains(n)));
+            let Some(new) = new else { continue };
+            let value = self.value(&new);
+            if best.as_ref().is_none_or(|(v, _)| value > *v) {
+                best = Some((value, new));
+            }
+            if value > present {
+                break;
+            }
+        }
+        best.map(|(_, g)| g)
+    }
+
+    fn value(&mut self, grouping: &Grouping) -> f64 {
+        if let Some(value) = self.seen.get(grouping) {
+            return *value;
+        }
+        let value = match shelved(&mut self.evaluator, grouping) {
+            Some(groups) if !groups.is_empty() => self.evaluator.evaluate(&groups).value,
+            _ => f64::NEG_INFINITY,
+        };
+        self.seen.insert(grouping.clone(), value);
+        self.remember(grouping, value);
+        value
+    }
+
+    fn remember(&mut self, grouping: &Grouping, value: f64) {
+        if value > self.best.0 {
+            self.best = (value, grouping.clone());
+        }
+        let place = self.others.partition_point(|o| o.1 >= value);
+        if place <= RUNNERS_UP && value.is_finite() {
+            self.others.insert(place, (grouping.clone(), value));
+            self.others.truncate(RUNNERS_UP + 1);
+        }
+    }
+}
+
+/// A grouping's groups on the shelf; `None` if one of them cannot be.
+pub fn shelved(evaluator: &mut Evaluator<'_>, grouping: &Grouping) -> Option<Vec<GroupNo>> {
+    grouping.parts.iter().map(|p| evaluator.group(&p.members, p.phase)).collect()
+}

@@ -1,0 +1,122 @@
+//! Where the search starts: clusters of well-connected devices (ThunderServe §3.2), and groups just large enough.
+
+use super::{
+    cluster::InstanceId,
+    dice::Dice,
+    evaluate::{Evaluator, GroupNo},
+    moves::{Grouping, Part, add, may_be_group, phases},
+    parallel::Members,
+    problem::Problem,
+};
+use tsnode_protocol::Phase;
+
+/// Clusters by hierarchical clustering on bandwidth: each host's devices, then, as long as one cannot hold the model, it
+/// joins the cluster it is best connected with. Phases are random, as the paper has them.
+#[must_use]
+pub fn clustered(problem: &Problem, dice: &mut Dice) -> Grouping {
+    let whole: Vec<Members> = problem.cluster.ids().map(|i| vec![(i, problem.cluster.instance(i).count)]).collect();
+    let all = phases(problem);
+    let split: Vec<Phase> = all.iter().copied().filter(|p| *p != Phase::Mixed).collect();
+    let choices = if split.is_empty() { all.to_vec() } else { split };
+    let parts = joined(problem, whole).into_iter().flat_map(|members| sized(problem, members));
+    Grouping::new(parts.map(|members| Part { members, phase: choices[dice.below(choices.len())] }).collect())
+}
+
+/// Groups of the fewest devices of a host that hold `slack` times the model; what is left over joins what is near.
+#[must_use]
+pub fn small(problem: &Problem, slack: f64) -> Vec<Members> {
+    let (mut groups, mut rest): (Vec<Members>, Vec<Members>) = (Vec::new(), Vec::new());
+    for id in problem.cluster.ids() {
+        let count = problem.cluster.instance(id).count;
+        let each = (problem.least_memory() * slack / problem.usable(id, 1)).ceil().clamp(1.0, 65535.0) as u16;
+        let full = count / each;
+        groups.extend((0..full).map(|_| vec![(id, each)]));
+        if !count.is_multiple_of(each) {
+            rest.push(vec![(id, count % each)]);
+        }
+    }
+    groups.extend(joined(problem, rest));
+    groups.retain(|g| may_be_group(problem, g));
+    groups
+}
+
+/// Joins sets of devices that cannot hold the model with those they are best connected with, until each that is left
+/// can; the rest are dropped.
+fn joined(problem: &Problem, mut sets: Vec<Members>) -> Vec<Members> {
+    let holds = |m: &Members| m.iter().map(|&(i, n)| problem.usable(i, n)).sum::<f64>() >= problem.least_memory();
+    while let Some(small) = sets.iter().position(|s| !holds(s)) {
+        let set = sets.swap_remove(small);
+        let near = |other: &Members| bandwidth(problem, &set, other);
+        // Small ones first among the equally near: two halves make a whole.
+        let best = (0..sets.len())
+            .filter(|&o| near(&sets[o]) > 0.0)
+            .max_by(|&a, &b| near(&sets[a]).total_cmp(&near(&sets[b])).then(holds(&sets[b]).cmp(&holds(&sets[a]))));
+        if let Some(best) = best {
+            set.iter().for_each(|&(i, n)| add(&mut sets[best], i, n));
+        }
+    }
+    sets
+}
+
+/// Cuts a set of devices that is larger than a group may be.
+fn sized(problem: &Problem, members: Members) -> Vec<Members> {
+    let most = u32::from(problem.space.group_devices);
+    let (mut done, mut open, mut size) = (Vec::new(), Members::new(), 0);
+    for (instance, n) in members {
+        for _ in 0..n {
+            if size == most {
+                done.push(std::mem::take(&mut open));
+                size = 0;
+            }
+            add(&mut open, instance, 1);
+            size += 1;
+        }
+    }
+    done.push(open);
+    done.retain(|m| may_be_group(problem, m));
+    done
+}
+
+/// The mean over their links, as average linkage has it.
+fn bandwidth(problem: &Problem, a: &Members, b: &Members) -> f64 {
+    let links = a.iter().flat_map(|x| b.iter().map(move |y| (x.0, y.0)));
+    let of = |(x, y): (InstanceId, InstanceId)| problem.cluster.path(x, y).bandwidth.0;
+    links.map(of).sum::<f64>() / (a.len() * b.len()) as f64
+}
+
+/// Phases for groups: those whose devices compute better than they read prefill, as many as balance the two sides.
+/// Returns the groupings around the balance, and all mixed where that is allowed.
+pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[Members]) -> Vec<Grouping> {
+    let problem = evaluator.problem();
+    let mut found = Vec::new();
+    let all = |phase: Phase| Grouping::new(groups.iter().map(|m| Part { members: m.clone(), phase }).collect());
+    if problem.space.mixed {
+        found.push(all(Phase::Mixed));
+    }
+    if !problem.space.phases || groups.len() < 2 {
+        return found;
+    }
+    let mut rated: Vec<(f64, f64, &Members)> = Vec::new();
+    for members in groups {
+        let rate = |g: Option<GroupNo>, e: &Evaluator<'_>| g.map_or(0.0, |g| e.shelved(g).rated.rate());
+        let (p, d) = (evaluator.group(members, Phase::Prefill), evaluator.group(members, Phase::Decode));
+        rated.push((rate(p, evaluator), rate(d, evaluator), members));
+    }
+    rated.sort_by(|a, b| (b.0 * a.1).total_cmp(&(a.0 * b.1)).then(a.2.cmp(b.2)));
+    let balance = |n: usize| {
+        let p: f64 = rated[..n].iter().map(|r| r.0).sum();
+        let d: f64 = rated[n..].iter().map(|r| r.1).sum();
+        p.min(d)
+    };
+    let best = (1..rated.len()).max_by(|a, b| balance(*a).total_cmp(&balance(*b))).unwrap_or(1);
+    for n in best.saturating_sub(1)..=best + 1 {
+        if n >= 1 && n < rated.len() {
+            let part = |(k, r): (usize, &(f64, f64, &Members))| Part {
+                members: r.2.clone(),
+                phase: if k < n { Phase::Prefill } else { Phase::Decode },
+            };
+            found.push(Grouping::new(rated.iter().enumerate().map(part).collect()));
+        }
+    }
+    found
+}
