@@ -15,7 +15,10 @@ mod member;
 pub use check::Infeasible;
 pub use member::Member;
 
-use crate::{Time, cost, layout::Layout, planner};
+use crate::{
+    Time,
+    planner::{self, Wish},
+};
 use adoption::{Adopted, Proposal};
 use member::Kind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,8 +59,8 @@ pub struct ControlConfig {
     pub epoch_length: Duration,
     /// Part by which a plan must be better to replace one that still fits, and may be worse by another's view.
     pub margin: f64,
-    /// Groups asked for by a person.
-    pub layout: Option<Layout>,
+    /// What a person asks of plans.
+    pub wish: Wish,
     /// Peers known at once; more are refused.
     pub max_peers: usize,
     /// The last (epoch, term) this peer endorsed in an earlier life: a restart must not let it endorse twice.
@@ -78,7 +81,7 @@ impl ControlConfig {
             patience: Duration::from_secs(2),
             epoch_length: Duration::from_secs(600),
             margin: 0.1,
-            layout: None,
+            wish: Wish::default(),
             max_peers: 4096,
             endorsed: None,
         }
@@ -479,23 +482,40 @@ impl Control {
         if self.now < self.changed + self.config.settle || self.advert.is_none() || self.awaits_adverts() {
             return;
         }
-        if self.draft.is_none() {
-            self.draft = Some(self.wanted());
-        }
-        let disputed =
-            || self.is_disputed().then(|| planner::plan(&self.planned_members(), self.config.layout.as_ref()));
-        let Some(draft) = self.draft.clone().flatten().or_else(disputed).filter(|d| !d.groups.is_empty()) else {
+        let disputed = self.is_disputed();
+        let settled = matches!(self.draft, Some(None));
+        let pressing = disputed || (!settled && self.is_pressing());
+        if !pressing && (settled || first != Some(self.config.me)) {
             self.needed_since = None;
             self.proposed_at = None;
             return self.convince(first, out);
-        };
-        let since = *self.needed_since.get_or_insert(self.now);
-        let waiting = self.proposed_at.is_some_and(|at| self.now < at + self.config.patience);
-        if self.now >= self.my_turn_at(since) && ranks.contains(&self.config.me) && !waiting && !self.leaving {
-            self.proposed_at = Some(self.now);
-            let plan = self.number(draft);
-            out.push(Action::Publish(Gossip::Plan(plan)));
         }
+        let turn = pressing.then(|| *self.needed_since.get_or_insert(self.now)).map(|since| self.my_turn_at(since));
+        let waiting = self.proposed_at.is_some_and(|at| self.now < at + self.config.patience);
+        let may = ranks.contains(&self.config.me) && !self.leaving;
+        if turn.is_some_and(|at| self.now < at) || waiting || !may {
+            return;
+        }
+        // Searching is work: only whose turn it is does it.
+        if self.draft.is_none() {
+            self.draft = Some(self.wanted());
+        }
+        let again = || disputed.then(|| planner::plan(&self.planned_members(), &self.config.wish));
+        match self.draft.clone().flatten().or_else(again).filter(|d| !d.groups.is_empty()) {
+            Some(draft) => {
+                self.proposed_at = Some(self.now);
+                let plan = self.number(draft);
+                out.push(Action::Publish(Gossip::Plan(plan)));
+            }
+            None => self.convince(first, out),
+        }
+    }
+
+    /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
+    fn is_pressing(&self) -> bool {
+        let Some(adopted) = &self.adopted else { return !self.electorate().is_empty() };
+        check::feasible(&adopted.plan, &self.planned_members()).is_err()
+            || self.electorate().iter().any(|peer| !adopted.peers.contains(peer))
     }
 
     /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
@@ -541,7 +561,7 @@ impl Control {
     /// The draft that should replace the adopted plan, if one should.
     fn wanted(&self) -> Option<planner::Draft> {
         let members = self.planned_members();
-        let draft = planner::plan(&members, self.config.layout.as_ref());
+        let draft = planner::plan(&members, &self.config.wish);
         if draft.groups.is_empty() {
             return None;
         }
@@ -553,7 +573,8 @@ impl Control {
         let idle = draft.groups.iter().flat_map(|g| &g.stages).any(|s| !adopted.peers.contains(&s.peer));
         let better = || {
             let next = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..adopted.plan.clone() };
-            cost::value(&next, &members) > cost::value(&adopted.plan, &members) * (1.0 + self.config.margin)
+            let worth = |plan| planner::value(plan, &members, &self.config.wish);
+            worth(&next) > worth(&adopted.plan) * (1.0 + self.config.margin)
         };
         (!fits || idle || better()).then_some(draft)
     }

@@ -6,7 +6,6 @@
 
 pub mod batcher;
 pub mod control;
-pub mod cost;
 pub mod gate;
 pub mod gateway;
 pub mod layout;

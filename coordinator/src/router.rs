@@ -1,10 +1,13 @@
 //! Prompt flow 2: picks the group that prefills and the group that decodes, together.
 //!
-//! The plan's shares (X_i · Y_ij of ThunderServe §3.3) say how traffic should fall; live queues correct them: of the
-//! routes that are up, the one with the least work waiting per share is taken (join the shortest queue).
+//! The plan's shares (X_i · Y_ij of ThunderServe §3.3) say how traffic should fall, and that is how it is drawn; live
+//! queues correct them: a route with more work waiting than its share of what waits is drawn less often.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route};
+
+/// Sequences that wait beyond a route's part at which it is drawn half as often.
+const PATIENCE: f64 = 2.0;
 
 /// A pair of groups; the same one twice where it does both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +49,7 @@ pub fn pick(
         return Err(NoRoute::NoGroup);
     }
     let usable = |id: &GroupId| up.contains_key(id) && !tried.contains(id);
-    let mut routes: Vec<&Route> = plan
+    let routes: Vec<&Route> = plan
         .routes
         .iter()
         .filter(|r| groups.contains(&r.prefill) && r.share > 0.0 && usable(&r.decode) && up.contains_key(&r.prefill))
@@ -56,11 +59,18 @@ pub fn pick(
         let alone = groups.into_iter().filter(usable).min_by_key(|id| waiting(up, *id)).ok_or(NoRoute::NoneUp)?;
         return Ok(Pick { prefill: alone, decode: alone });
     }
-    let score = |r: &Route| f64::from(1 + waiting(up, r.prefill).max(waiting(up, r.decode))) / r.share;
-    routes.sort_by(|a, b| score(a).total_cmp(&score(b)));
-    let best = score(routes[0]);
-    let equals: Vec<&&Route> = routes.iter().filter(|r| score(r) <= best * (1.0 + 1e-9)).collect();
-    let chosen = equals[(draw % equals.len() as u64) as usize];
+    let queue = |r: &Route| f64::from(waiting(up, r.prefill).max(waiting(up, r.decode)));
+    let least = routes.iter().map(|r| queue(r) / r.share).fold(f64::INFINITY, f64::min);
+    let weight = |r: &Route| r.share / (1.0 + (queue(r) - least * r.share) / PATIENCE);
+    let mut point = draw as f64 / u64::MAX as f64 * routes.iter().map(|r| weight(r)).sum::<f64>();
+    let mut chosen = routes[0];
+    for route in routes {
+        chosen = route;
+        point -= weight(route);
+        if point < 0.0 {
+            break;
+        }
+    }
     Ok(Pick { prefill: chosen.prefill, decode: chosen.decode })
 }
 
@@ -92,20 +102,30 @@ mod tests {
         plan.groups.iter().zip(running).map(|(g, running)| (g.id, Load { running, ..Load::default() })).collect()
     }
 
-    #[test]
-    fn the_shorter_queue_per_share_wins() {
-        let plan = plan([0.5, 0.5]);
-        let picked = |running| pick(Some(&plan), &up(&plan, running), MODEL, &BTreeSet::new(), 0).unwrap().decode;
-        assert_eq!(picked([0, 3, 1]), plan.groups[2].id);
-        assert_eq!(picked([0, 1, 3]), plan.groups[1].id);
+    /// How often of a thousand evenly spread draws each decode group is picked.
+    fn picked(plan: &Plan, running: [u32; 3]) -> [usize; 2] {
+        let up = up(plan, running);
+        let mut counts = [0; 2];
+        for n in 0..1000 {
+            let pick = pick(Some(plan), &up, MODEL, &BTreeSet::new(), u64::MAX / 1000 * n).unwrap();
+            counts[usize::from(pick.decode == plan.groups[2].id)] += 1;
+        }
+        counts
     }
 
     #[test]
-    fn equals_are_drawn_among() {
-        let plan = plan([0.5, 0.5]);
-        let up = up(&plan, [0, 0, 0]);
-        let drawn = |n| pick(Some(&plan), &up, MODEL, &BTreeSet::new(), n).unwrap().decode;
-        assert_ne!(drawn(0), drawn(1));
+    fn requests_fall_as_the_plan_says() {
+        let [first, second] = picked(&plan([0.7, 0.3]), [0, 0, 0]);
+        assert!(first.abs_diff(700) < 5 && second.abs_diff(300) < 5, "{first} to {second}");
+        // Queues in proportion to shares are as they should be.
+        let [first, second] = picked(&plan([0.7, 0.3]), [0, 7, 3]);
+        assert!(first.abs_diff(700) < 5 && second.abs_diff(300) < 5, "{first} to {second}");
+    }
+
+    #[test]
+    fn a_longer_queue_is_drawn_less() {
+        let [first, second] = picked(&plan([0.5, 0.5]), [0, 21, 1]);
+        assert!(first < 100 && second > 900, "{first} to {second}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! | lower | a group's stages | [`parallel`], with [`route`] and [`partition`] |
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
 //! | after a loss | phases and routes only | [`light`] |
+//! | large clusters | in parts | [`regions`] |
 //! | the last candidates | replayed request by request | [`finals`] |
 //! | how good is it | other systems' plans | [`baselines`] |
 //!
@@ -25,6 +26,7 @@ pub mod figures;
 pub mod finals;
 pub mod hexgen;
 pub mod light;
+pub mod live;
 pub mod models;
 pub mod moves;
 pub mod outcome;
@@ -33,6 +35,7 @@ pub mod parallel;
 pub mod partition;
 pub mod picture;
 pub mod problem;
+pub mod regions;
 pub mod route;
 pub mod search;
 pub mod slo;

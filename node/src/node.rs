@@ -34,6 +34,7 @@ use tsnode_coordinator::{
     batcher::BatcherConfig,
     control::{Control, ControlConfig},
     gateway::{Gateway as Machine, GatewayConfig, View},
+    planner::Wish,
 };
 use tsnode_kernels::engine::{Engine, EngineConfig};
 use tsnode_protocol::{Epoch, Invite, Secret, SwarmId, Term, proof::Membership};
@@ -243,7 +244,7 @@ impl Ground {
 
     fn control(&self) -> Control {
         let settings = ControlConfig {
-            layout: self.config.layout.clone(),
+            wish: Wish { layout: self.config.layout.clone(), split: self.config.split },
             endorsed: self.store.endorsed(),
             ..ControlConfig::new(self.identity.peer_id(), self.invite.swarm)
         };

@@ -144,7 +144,7 @@ async fn a_swarm_outlives_its_peers() {
 /// Over slow links a prompt's KV takes seconds: time to stop the peer that sends it, then to kill one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_outlives_the_peer_that_prefills_it() {
-    let flags = ["--kv-codec", "raw", "--layout", "prefill=1,prefill=1,decode=1", "--shape-mbit", "8"];
+    let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,prefill=1", "--shape-mbit", "8"];
     let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let words: Vec<u32> = (0..800).map(|n| 300 + n * 7 % 3000).collect();
     let body = json!({ "prompt": words, "max_tokens": 24, "temperature": 0, "ignore_eos": true });
@@ -171,15 +171,19 @@ async fn begin(net: &Net, body: &Value) -> Begun {
     let url = format!("{}/v1/completions", net.peer(3).http);
     let mut body = body.clone();
     (body["stream"], body["return_token_ids"]) = (json!(true), json!(true));
+    let asked = Instant::now();
     loop {
+        assert!(asked.elapsed() < Duration::from_secs(30), "no plan that splits phases");
         let mut response = net.client.post(&url).json(&body).send().await.unwrap();
-        // The plan that follows a peer's end may be on its way.
+        // The plan that follows a peer's end may be on its way; until then one group may do both.
         if response.status() == 503 {
             continue;
         }
         let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
         let (peer, decode) = (header("x-tsnode-prefill"), header("x-tsnode-decode"));
-        assert_ne!(peer, decode);
+        if peer == decode {
+            continue;
+        }
         let text = String::from_utf8(response.chunk().await.unwrap().unwrap().to_vec()).unwrap();
         return Begun { peer, response, text };
     }

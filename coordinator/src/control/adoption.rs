@@ -1,7 +1,7 @@
 //! Plan flow 5: proposals, endorsements, certificates, and the one adopted plan.
 
 use super::{Action, Control, Reject, SignedEndorsement, check};
-use crate::{Time, cost};
+use crate::{Time, planner};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{Endorsement, Epoch, Gossip, PeerId, Plan, PlanId, Signed, Term, gossip::Certificate};
@@ -173,7 +173,8 @@ impl Control {
         check::feasible(plan, &members).map_err(Reject::Infeasible)?;
         let present = self.adopted.as_ref().filter(|a| check::feasible(&a.plan, &members).is_ok());
         if let Some(present) = present {
-            let (new, old) = (cost::value(plan, &members), cost::value(&present.plan, &members));
+            let worth = |plan| planner::value(plan, &members, &self.config.wish);
+            let (new, old) = (worth(plan), worth(&present.plan));
             if new < old * (1.0 - self.config.margin) {
                 return Err(Reject::Worse);
             }

@@ -183,6 +183,13 @@ impl Cluster {
         self
     }
 
+    /// Some of its devices, in this order.
+    #[must_use]
+    pub fn part(&self, members: &[(InstanceId, u16)]) -> Self {
+        let instance = |&(id, count): &(InstanceId, u16)| Instance { count, ..self.instance(id).clone() };
+        Self { instances: members.iter().map(instance).collect(), ..self.clone() }
+    }
+
     /// The same without the named hosts.
     ///
     /// # Errors

@@ -99,6 +99,8 @@ pub struct LayerCost {
     head: f64,
     /// Memory a plan may use on each device, working memory taken off (bytes).
     room: f64,
+    /// Of that, the most that KV may take (bytes).
+    pool: f64,
 }
 
 /// Whether a stage is the model's first, its last, both or neither.
@@ -149,6 +151,7 @@ impl LayerCost {
             embed: shape.embed_bytes as f64 / d,
             head: shape.head_bytes as f64 / d,
             room: device.memory * USABLE - 4.0 * WORKING_TOKENS.min(f64::from(shape.context)) * hidden * model.element,
+            pool: device.pool.unwrap_or(f64::INFINITY),
         }
     }
 
@@ -170,13 +173,14 @@ impl LayerCost {
     #[must_use]
     pub fn kv_tokens(&self, layers: u32, ends: Ends) -> f64 {
         let n = f64::from(layers);
-        (self.room_at(ends) - self.weights * n) / (self.kv * n)
+        (self.room_at(ends) - self.weights * n).min(self.pool) / (self.kv * n)
     }
 
     /// The most layers that fit with room for `tokens` tokens of KV.
     #[must_use]
     pub fn most_layers(&self, tokens: f64, ends: Ends) -> u32 {
-        (self.room_at(ends) / (self.weights + self.kv * tokens)).max(0.0).min(f64::from(u32::MAX)) as u32
+        let by_room = self.room_at(ends) / (self.weights + self.kv * tokens);
+        by_room.min(self.pool / (self.kv * tokens)).clamp(0.0, f64::from(u32::MAX)) as u32
     }
 
     fn room_at(&self, ends: Ends) -> f64 {

@@ -20,6 +20,8 @@ pub struct Figures {
     pub flops: FlopsPerSecond,
     /// Rate it reads its memory at.
     pub bandwidth: BytesPerSecond,
+    /// The part of it that is set aside for KV (bytes), where that is fixed.
+    pub pool: Option<f64>,
     /// Price of one ($ an hour), where known.
     pub price: Option<f64>,
 }
@@ -87,6 +89,7 @@ pub fn from_peaks(name: String, tflops: f64, bandwidth_gbs: f64, memory_gb: f64)
         memory: memory_gb * 1e9,
         flops: FlopsPerSecond(tflops * 1e12 * PREFILL_SHARE),
         bandwidth: BytesPerSecond(bandwidth_gbs * 1e9 * DECODE_SHARE),
+        pool: None,
         price: None,
     }
 }
@@ -105,6 +108,7 @@ fn figures(name: String, row: &Row, column: Column) -> Figures {
         memory: row.memory_gb * 1e9,
         flops: FlopsPerSecond(flops * share(row.prefill_share, PREFILL_SHARE)),
         bandwidth: BytesPerSecond(bandwidth * share(row.decode_share, DECODE_SHARE)),
+        pool: None,
         price: row.paper.price_per_hour,
     }
 }

@@ -99,6 +99,15 @@ pub fn flipped(problem: &Problem, config: &Config, phase: Phase) -> Config {
     configured(problem, &config.stages, &cut, phase)
 }
 
+/// Stages and layers as a plan gives them; `None` if they are not all of the model's, or do not fit.
+#[must_use]
+pub fn given(problem: &Problem, stages: &[Stage], phase: Phase) -> Option<Config> {
+    let cut: Vec<u32> = stages.iter().map(|s| s.layers).collect();
+    let whole = cut.iter().map(|l| u64::from(*l)).sum::<u64>() == u64::from(problem.model.shape.layers);
+    let known = stages.iter().all(|s| problem.layer_cost(s.instance, s.tp).is_some() && s.layers > 0);
+    (whole && known).then(|| configured(problem, stages, &cut, phase)).filter(|c| c.kv_tokens > 0.0)
+}
+
 /// Every configuration of these devices.
 #[must_use]
 pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<Config> {
@@ -146,14 +155,21 @@ fn configurations(problem: &Problem, members: &[(InstanceId, u16)], degrees: &[u
         let ((instance, count), tp) = (members[place], degrees[place]);
         stages.extend((0..count / tp).map(|_| Stage { instance, tp, layers: 0 }));
     }
-    let once = problem.space.repeat_hosts || stages.windows(2).all(|w| w[0].instance != w[1].instance);
-    if !once || stages.windows(2).any(|w| !problem.cluster.path(w[0].instance, w[1].instance).is_open()) {
+    if !(problem.space.repeat_hosts || visits_once(problem, &stages))
+        || stages.windows(2).any(|w| !problem.cluster.path(w[0].instance, w[1].instance).is_open())
+    {
         return Vec::new();
     }
     let reserves: &[f64] = if phase == Phase::Prefill { &KV_RESERVES[..1] } else { &KV_RESERVES };
     let mut cuts: Vec<Vec<u32>> = reserves.iter().filter_map(|r| cut(problem, &stages, phase, *r)).collect();
     cuts.dedup();
     cuts.iter().map(|cut| configured(problem, &stages, cut, phase)).collect()
+}
+
+/// Whether no host has two stages.
+fn visits_once(problem: &Problem, stages: &[Stage]) -> bool {
+    let name = |s: &Stage| problem.cluster.instance(s.instance).name.as_str();
+    (1..stages.len()).all(|i| stages[..i].iter().all(|s| name(s) != name(&stages[i])))
 }
 
 /// Hosts in the order of the best path; devices of one host follow each other.

@@ -132,6 +132,13 @@ impl Problem {
         Self { rate, ..self.clone() }
     }
 
+    /// The same on some of the devices; `None` if they cannot hold the model. Instances are numbered anew.
+    #[must_use]
+    pub fn part(&self, members: &[(InstanceId, u16)]) -> Option<Self> {
+        let (model, workload) = (self.model.clone(), self.workload.clone());
+        Self::new(self.cluster.part(members), model, workload, self.rate, self.slo, self.reference, self.space).ok()
+    }
+
     /// The same with other plans allowed.
     #[must_use]
     pub fn within(&self, space: Space) -> Self {

@@ -8,7 +8,7 @@
 use super::{
     dice::Dice,
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, neighbour, phases},
+    moves::{Grouping, Part, may_be_group, neighbour, phases},
     problem::Problem,
     start,
 };
@@ -181,6 +181,11 @@ impl<'p> Walk<'p> {
         for (place, part) in parts.iter_mut().enumerate() {
             if !evaluation.shares.iter().any(|s| s.prefill == place || s.decode == place) {
                 part.phase = Phase::Mixed;
+            }
+        }
+        for (instance, n) in self.best.1.idle(problem) {
+            if may_be_group(problem, &[(instance, n)]) {
+                parts.push(Part { members: vec![(instance, n)], phase: Phase::Mixed });
             }
         }
         let grouping = Grouping::new(parts);

@@ -1,0 +1,248 @@
+//! The scheduler on a swarm: its adverts as clusters, one per model, and plans in the protocol's terms.
+//!
+//! What adverts do not say is assumed alike by every peer, so that peers with one view make one plan and value plans
+//! alike: requests as in Azure's conversation service, cut to the model's context; a rate that keeps the swarm busy;
+//! deadlines as multiples of what the swarm's fastest group takes.
+
+use super::{
+    cluster::{Cluster, Instance, InstanceId, KindId, Path},
+    cost::Decode,
+    evaluate::{Evaluation, Evaluator, GroupNo},
+    figures::Figures,
+    models::Model,
+    parallel::{self, Members as Devices},
+    problem::{Problem, Space},
+    search::{self, Effort, Found},
+    slo::{Reference, Slo},
+    start,
+    workload::Workload,
+};
+use crate::{control::Members, gate::SplitChoice};
+use std::collections::BTreeMap;
+use tsnode_protocol::{
+    BytesPerSecond, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage,
+};
+
+/// Part of what mixed groups alone would carry that is planned for.
+const BUSY: f64 = 0.6;
+/// Deadline of a whole answer, as a multiple of what the fastest group takes for it alone.
+const SCALE: f64 = 10.0;
+/// Of every search: peers that plan on one view plan the same.
+const SEED: u64 = 0;
+/// Evaluations for each device of a swarm, and the most for all: planning is milliseconds.
+const EVALUATIONS: (usize, usize) = (30, 1000);
+/// A link nobody has measured: a gigabit a millisecond away.
+const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
+/// Between two devices of one host.
+const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
+/// Bytes of an element of KV pages.
+const ELEMENT: f64 = 2.0;
+
+/// One model's devices as a problem.
+#[derive(Debug)]
+pub struct Scene {
+    /// The model.
+    pub card: ModelCard,
+    /// Device of each instance.
+    places: Vec<(PeerId, u16)>,
+    /// What there is to plan.
+    pub problem: Problem,
+}
+
+/// A plan for one model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Part {
+    /// Its groups.
+    pub groups: Vec<Group>,
+    /// Who sends to whom; shares of this model's requests, one in all.
+    pub routes: Vec<Route>,
+    /// Why.
+    pub reason: String,
+}
+
+/// A problem for every model some device has; a device serves the first of its peer's models. Models that the swarm's
+/// devices cannot hold are left out.
+#[must_use]
+pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
+    let mut by_model: BTreeMap<ModelId, (&ModelCard, Vec<(PeerId, u16)>)> = BTreeMap::new();
+    for (peer, advert) in members {
+        let Some(card) = advert.models.first() else { continue };
+        let entry = by_model.entry(card.id).or_insert((card, Vec::new()));
+        let able = |d: &tsnode_protocol::Device| d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.memory_bytes > 0;
+        let devices = advert.devices.iter().enumerate().filter(|(_, d)| able(d));
+        entry.1.extend(devices.map(|(n, _)| (*peer, n as u16)));
+    }
+    by_model.into_values().filter_map(|(card, places)| scene(card, places, members, split)).collect()
+}
+
+fn scene(card: &ModelCard, places: Vec<(PeerId, u16)>, members: &Members<'_>, split: SplitChoice) -> Option<Scene> {
+    let cluster = cluster(&places, members)?;
+    let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
+    let workload = Workload::named("conversation")?.within(f64::from(card.shape.context));
+    let space = Space {
+        phases: true,
+        mixed: split != SplitChoice::Always,
+        tensor_parallel: 1,
+        repeat_hosts: false,
+        ..Space::default()
+    };
+    // Nothing is known of speeds yet: any rate and deadline do for finding the groups that set them.
+    let free = Reference { prefill: super::cost::Prefill::default(), decode: Decode::default() };
+    let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
+    let (rate, reference) = pace(&first)?;
+    first.reference = reference;
+    let problem = first.at_rate(BUSY * rate).under(Slo::e2e(SCALE));
+    Some(Scene { card: card.clone(), places, problem })
+}
+
+/// Requests a second that mixed groups carry, and the fastest of them as the reference.
+fn pace(problem: &Problem) -> Option<(f64, Reference)> {
+    let mut evaluator = Evaluator::new(problem);
+    let (mut rate, mut fastest): (f64, Option<(f64, Reference)>) = (0.0, None);
+    let m = &problem.workload.mean;
+    for members in start::small(problem, 1.0) {
+        let Some(group) = evaluator.group(&members, Phase::Mixed) else { continue };
+        let config = &evaluator.shelved(group).rated.config;
+        rate += config.rate;
+        let slowest = |a: Decode, b: &Decode| if b.time(1.0, m.context) > a.time(1.0, m.context) { *b } else { a };
+        let decode = config.rounds.iter().fold(Decode::default(), slowest);
+        let whole = parallel::mean(problem, &config.latency) + m.steps * decode.time(1.0, m.context);
+        if fastest.is_none_or(|(t, _)| whole < t) {
+            fastest = Some((whole, Reference { prefill: config.latency, decode }));
+        }
+    }
+    fastest.filter(|_| rate > 0.0 && rate.is_finite()).map(|(_, reference)| (rate, reference))
+}
+
+fn cluster(places: &[(PeerId, u16)], members: &Members<'_>) -> Option<Cluster> {
+    let peers: Vec<PeerId> =
+        places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+    let (mut kinds, mut instances) = (Vec::new(), Vec::new());
+    for (peer, device) in places {
+        let d = members.get(peer)?.devices.get(usize::from(*device))?;
+        kinds.push(Figures {
+            name: d.name.clone(),
+            memory: d.memory_bytes as f64,
+            flops: d.flops,
+            bandwidth: d.bandwidth,
+            pool: (d.kv_bytes > 0).then_some(d.kv_bytes as f64),
+            price: None,
+        });
+        let kind = KindId(u16::try_from(kinds.len() - 1).ok()?);
+        let site = peers.binary_search(peer).ok()? as u32;
+        instances.push(Instance { name: peer.to_string(), kind, count: 1, site, inside: INSIDE });
+    }
+    let row = |from: &PeerId| {
+        let mut row = vec![UNMEASURED; peers.len()];
+        for link in members.get(from).map_or(&[][..], |a| &a.links) {
+            if let Ok(place) = peers.binary_search(&link.to) {
+                row[place] = Path { latency: link.latency, bandwidth: link.bandwidth };
+            }
+        }
+        row
+    };
+    Cluster::new("swarm".into(), kinds, instances, peers.iter().map(row).collect()).ok()
+}
+
+impl Scene {
+    /// Searches for this model's plan.
+    #[must_use]
+    pub fn plan(&self) -> Part {
+        let steps = (self.problem.cluster.devices() * EVALUATIONS.0).min(EVALUATIONS.1).div_ceil(10);
+        let mut found = search::search(&self.problem, SEED, Effort { steps, ..Effort::default() }, &|| false);
+        if found.grouping.parts.is_empty() && !self.problem.space.mixed {
+            // One group alone has nobody to split with.
+            let alone = self.problem.within(Space { mixed: true, phases: false, ..self.problem.space });
+            found = search::search(&alone, SEED, Effort { steps, ..Effort::default() }, &|| false);
+        }
+        self.part(&found)
+    }
+
+    fn part(&self, found: &Found) -> Part {
+        let mut evaluator = Evaluator::new(&self.problem);
+        let Some(groups) = search::shelved(&mut evaluator, &found.grouping) else { return Part::default() };
+        let named: Vec<Group> = groups.iter().map(|g| self.named(&evaluator, *g)).collect();
+        let count = |phase| named.iter().filter(|g| g.phase == phase).count();
+        let reason = format!(
+            "{} prefill, {} decode, {} do both; of {:.3} requests/s {:.0} % in time",
+            count(Phase::Prefill),
+            count(Phase::Decode),
+            count(Phase::Mixed),
+            self.problem.rate,
+            found.evaluation.attainment * 100.0
+        );
+        let routes = routes(&named, &found.evaluation);
+        Part { groups: named, routes, reason }
+    }
+
+    /// The routes of groups that somebody else chose.
+    #[must_use]
+    pub fn routes(&self, groups: &[Group]) -> Vec<Route> {
+        let mut evaluator = Evaluator::new(&self.problem);
+        let Some(numbers) = self.shelve(&mut evaluator, groups) else { return Vec::new() };
+        routes(groups, &evaluator.evaluate(&numbers))
+    }
+
+    /// What groups of this model are worth; nothing, if they are not what the devices can do.
+    #[must_use]
+    pub fn value(&self, groups: &[Group]) -> f64 {
+        let mut evaluator = Evaluator::new(&self.problem);
+        match self.shelve(&mut evaluator, groups) {
+            Some(numbers) if !numbers.is_empty() => evaluator.evaluate(&numbers).value,
+            _ => 0.0,
+        }
+    }
+
+    fn named(&self, evaluator: &Evaluator<'_>, group: GroupNo) -> Group {
+        let shelved = evaluator.shelved(group);
+        let mut start = 0;
+        let stage = |s: &parallel::Stage| {
+            let (peer, device) = self.places[s.instance.0 as usize];
+            let layers = LayerRange { start, end: start + s.layers };
+            start = layers.end;
+            Stage { peer, device, layers }
+        };
+        Group::new(self.card.id, shelved.rated.phase, shelved.rated.config.stages.iter().map(stage).collect())
+    }
+
+    fn shelve(&self, evaluator: &mut Evaluator<'_>, groups: &[Group]) -> Option<Vec<GroupNo>> {
+        let mut numbers = Vec::with_capacity(groups.len());
+        for group in groups {
+            let stage = |s: &Stage| {
+                let place = self.places.iter().position(|p| *p == (s.peer, s.device))?;
+                Some(parallel::Stage { instance: InstanceId(place as u32), tp: 1, layers: s.layers.len() })
+            };
+            let stages: Option<Vec<parallel::Stage>> = group.stages.iter().map(stage).collect();
+            let stages = stages?;
+            let config = parallel::given(&self.problem, &stages, group.phase)?;
+            let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();
+            devices.sort_unstable();
+            numbers.push(evaluator.shelve(devices, group.phase, config));
+        }
+        Some(numbers)
+    }
+}
+
+/// Shares as routes, one in all; what a plan turns away on paper is still answered, late.
+fn routes(groups: &[Group], evaluation: &Evaluation) -> Vec<Route> {
+    let carried = evaluation.carried();
+    if carried <= 0.0 {
+        return Vec::new();
+    }
+    let route = |s: &super::evaluate::Share| Route {
+        prefill: groups[s.prefill].id,
+        decode: groups[s.decode].id,
+        share: (s.share / carried).clamp(0.0, 1.0),
+    };
+    evaluation.shares.iter().map(route).collect()
+}
+
+/// What a whole plan is worth on a view: its models' values, each alike.
+#[must_use]
+pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
+    let of = |scene: Scene| {
+        let groups: Vec<Group> = plan.groups.iter().filter(|g| g.model == scene.card.id).cloned().collect();
+        scene.value(&groups)
+    };
+    scenes(members, split).into_iter().map(of).sum()
+}
