@@ -232,13 +232,17 @@ pub struct Gateway {
     config: GatewayConfig,
     view: View,
     requests: BTreeMap<RequestId, Request>,
+    last_draw: Option<u64>,
 }
+
+/// 2⁶⁴ divided by the golden ratio: multiples of it fall evenly.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Gateway {
     /// A gateway without requests.
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
-        Self { config, view: View::default(), requests: BTreeMap::new() }
+        Self { config, view: View::default(), requests: BTreeMap::new(), last_draw: None }
     }
 
     /// Requests that have not ended.
@@ -288,7 +292,10 @@ impl Gateway {
         let up = self.live_queues();
         let Some(r) = self.requests.get_mut(&request) else { return };
         let plan = self.view.plan.as_deref();
-        let draw = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
+        // Steps of the golden ratio from a random start: shares are followed as closely as whole requests can.
+        let start = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
+        let draw = self.last_draw.map_or(start, |last| last.wrapping_add(GOLDEN));
+        self.last_draw = Some(draw);
         let picked = router::pick(plan, &up, r.model, &r.tried, draw);
         let groups = picked.as_ref().ok().and_then(|p| Some((plan?.group(p.prefill)?, plan?.group(p.decode)?)));
         let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route};
 
-/// Sequences that wait beyond a route's part at which it is drawn half as often.
+/// Sequences beyond a group's part that do not matter, and again as many at which it is drawn half as often.
 const PATIENCE: f64 = 2.0;
 
 /// A pair of groups; the same one twice where it does both.
@@ -59,9 +59,9 @@ pub fn pick(
         let alone = groups.into_iter().filter(usable).min_by_key(|id| waiting(up, *id)).ok_or(NoRoute::NoneUp)?;
         return Ok(Pick { prefill: alone, decode: alone });
     }
-    let queue = |r: &Route| f64::from(waiting(up, r.prefill).max(waiting(up, r.decode)));
-    let least = routes.iter().map(|r| queue(r) / r.share).fold(f64::INFINITY, f64::min);
-    let weight = |r: &Route| r.share / (1.0 + (queue(r) - least * r.share) / PATIENCE);
+    let prefill = Queues::new(&routes, up, |r| r.prefill);
+    let decode = Queues::new(&routes, up, |r| r.decode);
+    let weight = |r: &Route| r.share / (1.0 + prefill.excess(r.prefill).max(decode.excess(r.decode)) / PATIENCE);
     let mut point = draw as f64 / u64::MAX as f64 * routes.iter().map(|r| weight(r)).sum::<f64>();
     let mut chosen = routes[0];
     for route in routes {
@@ -72,6 +72,30 @@ pub fn pick(
         }
     }
     Ok(Pick { prefill: chosen.prefill, decode: chosen.decode })
+}
+
+/// Groups of one phase: what waits at each, and its share of requests.
+struct Queues {
+    groups: BTreeMap<GroupId, (f64, f64)>,
+    /// What waits per share where that is least.
+    least: f64,
+}
+
+impl Queues {
+    fn new(routes: &[&Route], up: &BTreeMap<GroupId, Load>, group: impl Fn(&Route) -> GroupId) -> Self {
+        let mut groups: BTreeMap<GroupId, (f64, f64)> = BTreeMap::new();
+        for route in routes {
+            let id = group(route);
+            groups.entry(id).or_insert((f64::from(waiting(up, id)), 0.0)).1 += route.share;
+        }
+        let least = groups.values().map(|(waiting, share)| waiting / share).fold(f64::INFINITY, f64::min);
+        Self { groups, least }
+    }
+
+    /// Sequences that wait beyond a group's part, a few not counted: those come and go.
+    fn excess(&self, id: GroupId) -> f64 {
+        self.groups.get(&id).map_or(0.0, |(waiting, share)| (waiting - share * self.least - PATIENCE).max(0.0))
+    }
 }
 
 /// Sequences at a group, and a hundred pending prompt tokens counted as one.

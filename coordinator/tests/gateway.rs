@@ -206,7 +206,8 @@ fn a_burst_is_spread_before_any_heartbeat_tells() {
         let [Action::OpenDecode { leader, .. }] = &actions[..] else { panic!("{actions:?}") };
         *leaders.entry(*leader).or_default() += 1;
     }
-    assert_eq!(leaders.into_values().collect::<Vec<_>>(), [8, 8]);
+    let counts: Vec<u32> = leaders.into_values().collect();
+    assert!(counts.len() == 2 && counts[0].abs_diff(counts[1]) <= 2, "{counts:?}");
 }
 
 #[test]

@@ -169,9 +169,23 @@ impl<'p> Walk<'p> {
         Found { grouping: self.best.1, evaluation, runners_up: self.others, evaluations }
     }
 
-    /// Gives groups that no request comes by something to do: both phases, where that costs nothing.
+    /// Gives devices that no request comes by something to do, where that costs nothing: idle ones a group of their own,
+    /// groups without requests both phases.
     fn employ(&mut self) {
         let problem = self.evaluator.problem();
+        let choices = phases(problem);
+        for (instance, n) in self.best.1.idle(problem) {
+            let members = vec![(instance, n)];
+            if !may_be_group(problem, &members) {
+                continue;
+            }
+            let with = |phase: &Phase| {
+                let part = Part { members: members.clone(), phase: *phase };
+                Grouping::new(self.best.1.parts.iter().cloned().chain([part]).collect())
+            };
+            let all: Vec<Grouping> = choices.iter().rev().map(with).collect();
+            all.into_iter().for_each(|grouping| self.prefer(grouping));
+        }
         if !problem.space.mixed {
             return;
         }
@@ -183,15 +197,17 @@ impl<'p> Walk<'p> {
                 part.phase = Phase::Mixed;
             }
         }
-        for (instance, n) in self.best.1.idle(problem) {
-            if may_be_group(problem, &[(instance, n)]) {
-                parts.push(Part { members: vec![(instance, n)], phase: Phase::Mixed });
-            }
-        }
-        let grouping = Grouping::new(parts);
+        self.prefer(Grouping::new(parts));
+    }
+
+    /// Takes a grouping that uses more, if it is worth as much; the first of equals that use as much stays.
+    fn prefer(&mut self, grouping: Grouping) {
+        let used = |g: &Grouping| g.parts.iter().flat_map(|p| &p.members).map(|m| u32::from(m.1)).sum::<u32>();
         let value = self.value(&grouping);
-        if grouping != self.best.1 && value >= self.best.0 - 1e-9 {
-            self.best = (value, grouping);
+        let more = used(&grouping) > used(&self.best.1) || value > self.best.0;
+        let same_use = used(&grouping) == used(&self.best.1) && grouping.parts.len() == self.best.1.parts.len();
+        if grouping != self.best.1 && value >= self.best.0 - 1e-9 && (more || same_use) {
+            self.best = (value.max(self.best.0), grouping);
         }
     }
 

@@ -14,6 +14,10 @@ pub struct Net {
     _folder: tempfile::TempDir,
 }
 
+pub fn owned(flags: &[&str]) -> Vec<String> {
+    flags.iter().map(|f| (*f).to_owned()).collect()
+}
+
 pub struct Wish<'w> {
     pub peers: usize,
     pub gateways: usize,
@@ -23,16 +27,20 @@ pub struct Wish<'w> {
 
 impl Net {
     pub async fn up(wish: Wish<'_>) -> Self {
+        let peers = PeerConfig::alike(wish.peers, wish.gateways, &owned(wish.model_flags));
+        Self::of(peers, wish.flags).await
+    }
+
+    pub async fn of(peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let owned = |flags: &[&str]| flags.iter().map(|f| (*f).to_owned()).collect::<Vec<_>>();
-        let mut flags = owned(wish.flags);
-        if !wish.flags.contains(&"--split") {
+        let mut flags = owned(flags);
+        if !flags.iter().any(|f| f == "--split") {
             flags.extend(["--split".into(), "always".into()]);
         }
         let config = TestnetConfig {
             executable: PathBuf::from(env!("CARGO_BIN_EXE_tsnode")),
             folder: folder.path().to_owned(),
-            peers: PeerConfig::alike(wish.peers, wish.gateways, &owned(wish.model_flags)),
+            peers,
             link_mbit: None,
             link_ms: None,
             flags,

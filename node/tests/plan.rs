@@ -1,0 +1,91 @@
+//! The plan of a swarm of uneven hosts: it is what the scheduler says of the same view, and requests fall as it says.
+#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+
+mod common;
+
+use common::{Net, owned};
+use futures::StreamExt;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tsnode::view::SwarmView;
+use tsnode_coordinator::{
+    gate::SplitChoice,
+    planner::{self, Wish},
+};
+use tsnode_protocol::PeerId;
+use tsnode_testnet::PeerConfig;
+
+/// By how much a plan must be better to replace one in force.
+const MARGIN: f64 = 0.1;
+const REQUESTS: usize = 1200;
+
+async fn view(net: &Net, index: usize) -> SwarmView {
+    let url = format!("{}/api/swarm", net.peer(index).http);
+    net.client.get(url).send().await.unwrap().json().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uneven_hosts_are_planned_by_the_scheduler_and_served_by_its_shares() {
+    let host = |flags: &[&str]| PeerConfig::Host { flags: owned(flags) };
+    let peers = vec![
+        host(&["--threads", "2"]),
+        host(&["--threads", "1"]),
+        host(&["--threads", "1", "--kv-memory", "16MiB"]),
+        host(&["--threads", "1", "--kv-memory", "8MiB"]),
+        PeerConfig::Gateway,
+    ];
+    let net = Net::of(peers, &[]).await;
+    the_plan_is_the_schedulers(&net).await;
+    requests_fall_as_the_plan_says(&net).await;
+    net.net.down().await.unwrap();
+}
+
+/// Planned again on a peer's view: nothing much better, and the adopted plan is valued as a plan of the scheduler's.
+async fn the_plan_is_the_schedulers(net: &Net) {
+    let view = view(net, 4).await;
+    let adopted = view.plan.unwrap();
+    let members = view.peers.iter().map(|p| (p.id, &p.advert)).collect();
+    let wish = Wish { layout: None, split: SplitChoice::Always };
+    let draft = planner::plan(&members, &wish);
+    let again = tsnode_protocol::Plan { groups: draft.groups, routes: draft.routes, ..adopted.clone() };
+    let (new, old) = (planner::value(&again, &members, &wish), planner::value(&adopted, &members, &wish));
+    println!("adopted {}: {old:.4}; planned again {}: {new:.4}", adopted.reason, draft.reason);
+    assert!(new <= old * (1.0 + MARGIN), "{new} instead of {old}");
+    // Links are measured all the time; with the view the coordinator had, the groups are the same.
+    let count = |plan: &tsnode_protocol::Plan| plan.groups.iter().map(|g| g.stages.len()).sum::<usize>();
+    assert_eq!(count(&again), count(&adopted));
+}
+
+async fn requests_fall_as_the_plan_says(net: &Net) {
+    let before = view(net, 4).await;
+    let url = format!("{}/v1/completions", net.peer(4).http);
+    let ask = |n: usize| {
+        let body = json!({ "prompt": [300 + n % 3000], "max_tokens": 2, "temperature": 0, "ignore_eos": true });
+        let request = net.client.post(&url).json(&body).timeout(Duration::from_secs(60)).send();
+        async move {
+            let response = request.await.unwrap();
+            assert_eq!(response.status(), 200);
+            let header = |name: &str| response.headers()[name].to_str().unwrap().parse::<PeerId>().unwrap();
+            let pair = (header("x-tsnode-prefill"), header("x-tsnode-decode"));
+            response.bytes().await.unwrap();
+            pair
+        }
+    };
+    let pairs: Vec<(PeerId, PeerId)> =
+        futures::stream::iter((0..REQUESTS).map(ask)).buffer_unordered(2).collect().await;
+    let mut counts: BTreeMap<(PeerId, PeerId), usize> = BTreeMap::new();
+    for pair in pairs {
+        *counts.entry(pair).or_default() += 1;
+    }
+    let plan = before.plan.unwrap();
+    assert_eq!(view(net, 4).await.plan_id, before.plan_id, "one plan for all requests");
+    for route in plan.routes {
+        let leader = |id| plan.groups.iter().find(|g| g.id == id).and_then(|g| g.leader()).unwrap();
+        let got = counts.remove(&(leader(route.prefill), leader(route.decode))).unwrap_or(0);
+        let measured = got as f64 / REQUESTS as f64;
+        println!("planned {:.3}, measured {measured:.3}", route.share);
+        assert!((measured - route.share).abs() < 0.03, "planned {:.3}, measured {measured:.3}", route.share);
+    }
+    assert!(counts.is_empty(), "requests that the plan does not know: {counts:?}");
+}
