@@ -16,6 +16,7 @@
 
 pub mod algorithm1;
 pub mod baselines;
+pub mod bound;
 pub mod cluster;
 pub mod cluster_file;
 pub mod cost;

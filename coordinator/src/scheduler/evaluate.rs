@@ -21,6 +21,9 @@ const HEADROOM: f64 = 1e-3;
 const SPREAD: f64 = 5e-4;
 /// What a request is worth that is carried and late: better late than turned away.
 const CARRIED: f64 = 1e-6;
+/// Load that a guess lets groups carry, and what it gives for capacity beyond the rate.
+const GUESSED_LOAD: f64 = 0.8;
+const ROOM: f64 = 0.03;
 /// Ceilings tried, as steps above the lowest that carry the rate, of prefill and of decode.
 const CEILINGS: [(i8, i8); 5] = [(0, 0), (1, 1), (3, 3), (-3, -3), (-6, -6)];
 
@@ -178,6 +181,29 @@ impl<'p> Evaluator<'p> {
             }
         }
         rates
+    }
+
+    /// A guess at what a plan of these groups is worth, without pairs and links: for choosing what to evaluate.
+    #[must_use]
+    pub fn guess(&self, groups: &[GroupNo]) -> f64 {
+        let (mut rates, mut good) = (Rates::default(), Rates::default());
+        for group in groups {
+            let rated = &self.shelved(*group).rated;
+            let (rate, kept) = (rated.rate(), rated.rate() * rated.alone);
+            match rated.phase {
+                Phase::Prefill => (rates.prefill, good.prefill) = (rates.prefill + rate, good.prefill + kept),
+                Phase::Decode => (rates.decode, good.decode) = (rates.decode + rate, good.decode + kept),
+                Phase::Mixed => (rates.mixed, good.mixed) = (rates.mixed + rate, good.mixed + kept),
+            }
+        }
+        let split = rates.prefill.min(rates.decode);
+        let kept_split = if split > 0.0 { good.prefill / rates.prefill * good.decode / rates.decode } else { 0.0 };
+        let capacity = split + rates.mixed;
+        let quality = if capacity > 0.0 { (split * kept_split + good.mixed) / capacity } else { 0.0 };
+        let carried = (GUESSED_LOAD * capacity / self.problem.rate).min(1.0);
+        // Room beyond the rate is worth something: less waiting.
+        let room = (capacity / self.problem.rate).min(4.0);
+        carried * quality + ROOM * room - SPREAD * self.spread(groups)
     }
 
     /// What a plan of these groups is worth.

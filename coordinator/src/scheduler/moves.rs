@@ -5,6 +5,9 @@
 use super::{cluster::InstanceId, dice::Dice, parallel::Members, problem::Problem};
 use tsnode_protocol::Phase;
 
+/// Devices up to which groups are often dealt anew.
+const FEW: usize = 12;
+
 /// Some devices and what they do together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part {
@@ -61,12 +64,15 @@ pub fn phases(problem: &Problem) -> &'static [Phase] {
 
 /// A random neighbour of a grouping; `None` if the step tried leads nowhere.
 pub fn neighbour(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
-    let next = match dice.below(10) {
-        0 | 1 => flip(problem, from, dice),
-        2 | 3 => split(problem, from, dice),
-        4 => merge(problem, from, dice),
-        5..=8 => shift(problem, from, dice),
-        _ => swap(problem, from, dice),
+    // Few devices are tight on memory, and there are few ways to deal them; many devices have better steps.
+    let deal = if problem.cluster.devices() <= FEW { 6 } else { 1 };
+    let next = match dice.below(30 + deal) {
+        0..=5 => flip(problem, from, dice),
+        6..=11 => split(problem, from, dice),
+        12..=14 => merge(problem, from, dice),
+        15..=26 => shift(problem, from, dice),
+        27..=29 => swap(from, dice),
+        _ => regroup(problem, from, dice),
     }?;
     let sound = next.parts.iter().all(|p| may_be_group(problem, &p.members)) && next != *from;
     (sound && !next.parts.is_empty()).then_some(next)
@@ -148,7 +154,7 @@ fn shift(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping
 }
 
 /// Exchanges devices of two hosts between two groups.
-fn swap(_problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn swap(from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
     let mut parts = from.parts.clone();
     if parts.len() < 2 {
         return None;
@@ -166,6 +172,34 @@ fn swap(_problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping
     add(&mut parts[a].members, of_b.0, of_b.1);
     take(&mut parts[b].members, of_b.0, of_b.1);
     add(&mut parts[b].members, of_a.0, of_a.1);
+    Some(Grouping::new(parts))
+}
+
+/// Deals the devices of one or two groups and the idle ones anew, to one or two groups: where memory is tight, single
+/// devices cannot move without leaving a group that holds nothing.
+fn regroup(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let mut parts = from.parts.clone();
+    let mut pool = if dice.below(2) == 0 { from.idle(problem) } else { Members::new() };
+    for _ in 0..1 + dice.below(2) {
+        if !parts.is_empty() {
+            let part = parts.swap_remove(dice.below(parts.len()));
+            part.members.iter().for_each(|&(i, n)| add(&mut pool, i, n));
+        }
+    }
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    let leave = dice.below(3) == 0;
+    for (instance, n) in pool {
+        let first = dice.below(usize::from(n) + 1) as u16;
+        let second = if leave { dice.below(usize::from(n - first) + 1) as u16 } else { n - first };
+        add(&mut one, instance, first);
+        add(&mut two, instance, second);
+    }
+    for members in [one, two] {
+        let phase = phase(problem, dice);
+        if may_be_group(problem, &members) {
+            parts.push(Part { members, phase });
+        }
+    }
     Some(Grouping::new(parts))
 }
 

@@ -33,6 +33,11 @@ const PACKED: f64 = 0.625;
 /// elements at a few hundred GB/s.
 const PACK_RATE: f64 = 50e9;
 
+/// Half a group's load, in steps.
+const HALF: u8 = 10;
+/// Of the time a token may take, what a middling partner takes.
+const PARTNER: f64 = 0.6;
+
 /// A load in steps of [`LOAD_STEP`].
 #[must_use]
 pub fn load(step: u8) -> f64 {
@@ -52,6 +57,8 @@ pub struct Rated {
     residual: f64,
     /// E[S] (s).
     busy: f64,
+    /// Share of requests kept half loaded with a partner of middling speed: a first guess at its worth in any plan.
+    pub alone: f64,
 }
 
 impl Rated {
@@ -62,7 +69,30 @@ impl Rated {
         let prefill = requests.iter().map(|r| config.latency.time(r.prompt)).collect();
         let busy = mean(problem, &config.busy);
         let squares: f64 = requests.iter().map(|r| config.busy.time(r.prompt).powi(2)).sum();
-        Self { phase, config, prefill, residual: squares / requests.len() as f64 / (2.0 * busy), busy }
+        let residual = squares / requests.len() as f64 / (2.0 * busy);
+        let mut rated = Self { phase, config, prefill, residual, busy, alone: 0.0 };
+        rated.alone = rated.guess(problem);
+        rated
+    }
+
+    fn guess(&self, problem: &Problem) -> f64 {
+        let free = Wait { share: 0.0, mean: 1.0 };
+        let send = Sending { latency: 0.0, per_token: 0.0, layers: layers(problem) };
+        let m = &problem.workload.mean;
+        match self.phase {
+            Phase::Mixed => mixed_value(problem, self, HALF),
+            Phase::Prefill => {
+                let wait = Wait { share: load(HALF), mean: self.residual / (1.0 - load(HALF)) };
+                let step = problem.step_budget.min(1e6) * PARTNER;
+                kept(problem, &self.prefill, &wait, &free, &send, &[(1.0, step), (0.0, step), (0.0, step)])
+            }
+            Phase::Decode => {
+                let prompts: Vec<f64> =
+                    problem.workload.requests.iter().map(|r| 2.0 * problem.reference.prefill.time(r.prompt)).collect();
+                let steps = steps(&self.config, load(HALF) * self.rate() * m.steps, m.context, 0.0);
+                kept(problem, &prompts, &free, &free, &send, &steps)
+            }
+        }
     }
 
     /// Requests a second it can carry at full load.

@@ -130,20 +130,31 @@ pub fn mean(problem: &Problem, cost: &Prefill) -> f64 {
     cost.fixed + cost.per_token * m.prompt + cost.per_square * m.prompt_squared
 }
 
-/// A degree for each instance, every way.
+/// A degree for each kind of device, every way, instance by instance: hosts of one kind are cut alike, as Algorithm 2
+/// cuts all of a group alike.
 fn combinations(problem: &Problem, members: &[(InstanceId, u16)]) -> Vec<Vec<u16>> {
-    let mut all = vec![Vec::new()];
-    for &(instance, count) in members {
-        let mut degrees: Vec<u16> = problem.degrees(instance, count).collect();
-        // With many hosts, only the two that use a host's devices most and least side by side.
-        if all.len() * degrees.len() > MOST_COMBINATIONS {
-            degrees = vec![degrees[0], degrees[degrees.len() - 1]];
-            degrees.dedup();
-        }
-        if all.len() * degrees.len() > MOST_COMBINATIONS {
-            degrees.truncate(1);
-        }
-        all = all.iter().flat_map(|head| degrees.iter().map(|d| [head.as_slice(), &[*d]].concat())).collect();
+    let kind = |place: usize| problem.cluster.instance(members[place].0).kind;
+    let mut all: Vec<Vec<u16>> = vec![Vec::new()];
+    for (place, &(instance, count)) in members.iter().enumerate() {
+        let before = (0..place).find(|&b| kind(b) == kind(place));
+        let of_kind = || (0..members.len()).filter(|&o| kind(o) == kind(place));
+        let choices = |head: &[u16]| -> Vec<u16> {
+            match before {
+                Some(before) => vec![head[before]],
+                None => {
+                    let fits = |d: &u16| of_kind().all(|o| members[o].1.is_multiple_of(*d));
+                    problem.degrees(instance, count).filter(fits).collect()
+                }
+            }
+        };
+        let many = all.len() > MOST_COMBINATIONS;
+        let more = |head: &Vec<u16>| {
+            let mut degrees = choices(head);
+            // With very many kinds, each is cut as little as can be.
+            degrees.truncate(if many { 1 } else { degrees.len() });
+            degrees.into_iter().map(|d| [head.as_slice(), &[d]].concat()).collect::<Vec<_>>()
+        };
+        all = all.iter().flat_map(more).collect();
     }
     all
 }

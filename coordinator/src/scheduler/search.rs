@@ -2,8 +2,8 @@
 //!
 //! Against the paper's ([`super::algorithm1`]): it starts from the best of several constructed groupings; devices may be
 //! left idle and groups may be mixed; a grouping is evaluated once however often it is met; a walk that has not gained
-//! for a while goes back to its best. Several walks with their own seeds share the evaluations: they can run side by
-//! side, and what is found does not depend on how many do.
+//! for a while goes back to its best. Several walks with their own seeds share the evaluations, and half-way go on
+//! from the best of them; they can run side by side, and what is found does not depend on how many do.
 
 use super::{
     dice::Dice,
@@ -13,17 +13,22 @@ use super::{
     start,
 };
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tsnode_protocol::Phase;
 
+/// Times that walks look at each other: after each they all go on from the best.
+const ROUNDS: usize = 4;
+/// Steps without a gain after which a walk has seen what there is.
+const STUCK: usize = 400;
 /// Steps without a gain after which a walk goes back to its best.
 const PATIENCE: usize = 3;
 /// Constructed groupings whose phases are tried out.
 const STARTS: usize = 2;
 /// Steps taken blindly, at most, when a walk starts from its best again.
 const KICK: usize = 3;
+/// Neighbours guessed at for each that is evaluated.
+const SCREENED: usize = 4;
 /// Tries for a neighbour that is allowed.
-const TRIES: usize = 40;
+const TRIES: usize = 12;
 /// Runners-up kept.
 const RUNNERS_UP: usize = 4;
 
@@ -65,28 +70,32 @@ pub struct Found {
 /// Searches. `stop` is asked before every step and ends the search with the best so far: a search with a time budget
 /// passes a clock in it. Equal seeds and efforts give equal plans as long as `stop` does not.
 pub fn search(problem: &Problem, seed: u64, effort: Effort, stop: &(dyn Fn() -> bool + Sync)) -> Found {
-    let walks = effort.walks.max(1);
-    let (next, threads) = (AtomicUsize::new(0), effort.threads.clamp(1, walks));
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let walk = next.fetch_add(1, Ordering::Relaxed);
-            if walk >= walks {
-                return done;
-            }
-            done.push((walk, Walk::new(problem, seed, walk, effort).run(stop)));
+    let mut walks: Vec<Walk<'_>> = (0..effort.walks.max(1)).map(|n| Walk::new(problem, seed, n, effort)).collect();
+    for round in 1..=ROUNDS {
+        side_by_side(&mut walks, effort.threads, &|walk| walk.round(round, stop));
+        let best = walks.iter().map(|w| &w.best).fold(None, |best: Option<&(f64, Grouping)>, w| match best {
+            Some(b) if b.0 >= w.0 => Some(b),
+            _ => Some(w),
+        });
+        let Some(best) = best.cloned() else { break };
+        if round < ROUNDS {
+            walks.iter_mut().for_each(|w| w.adopt(&best.1));
         }
-    };
-    let mut found: Vec<(usize, Found)> = if threads == 1 {
-        work()
-    } else {
-        std::thread::scope(|scope| {
-            let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            handles.into_iter().filter_map(|h| h.join().ok()).flatten().collect()
-        })
-    };
-    found.sort_by_key(|(walk, _)| *walk);
-    together(found.into_iter().map(|(_, f)| f).collect())
+    }
+    together(walks.into_iter().map(Walk::finish).collect())
+}
+
+/// Does something to every walk, on so many threads; which thread takes which makes no difference.
+fn side_by_side<'p>(walks: &mut [Walk<'p>], threads: usize, work: &(dyn Fn(&mut Walk<'p>) + Sync)) {
+    let each = walks.len().div_ceil(threads.clamp(1, walks.len().max(1)));
+    if each >= walks.len() {
+        return walks.iter_mut().for_each(work);
+    }
+    std::thread::scope(|scope| {
+        for part in walks.chunks_mut(each) {
+            scope.spawn(move || part.iter_mut().for_each(work));
+        }
+    });
 }
 
 /// The best of several searches; the first of equals.
@@ -114,6 +123,8 @@ struct Walk<'p> {
     effort: Effort,
     number: usize,
     seen: HashMap<Grouping, f64>,
+    present: Grouping,
+    tabu: VecDeque<Grouping>,
     best: (f64, Grouping),
     /// Best first.
     others: Vec<(Grouping, f64)>,
@@ -128,34 +139,45 @@ impl<'p> Walk<'p> {
             effort,
             number,
             seen: HashMap::new(),
+            present: Grouping::default(),
+            tabu: VecDeque::new(),
             best: (f64::NEG_INFINITY, Grouping::default()),
             others: Vec::new(),
         }
     }
 
-    fn run(mut self, stop: &(dyn Fn() -> bool + Sync)) -> Found {
+    /// Walks on until this round's part of the evaluations is used.
+    fn round(&mut self, round: usize, stop: &(dyn Fn() -> bool + Sync)) {
         let walks = self.effort.walks.max(1);
         let steps = self.effort.steps / walks + usize::from(self.number < self.effort.steps % walks);
-        let most = (steps * self.effort.neighbours).max(1);
-        let mut present = self.start(stop);
-        let mut tabu: VecDeque<Grouping> = VecDeque::new();
+        let most = (steps * self.effort.neighbours * round / ROUNDS).max(1);
+        if round == 1 {
+            self.present = self.start(stop);
+        }
         let mut since = 0;
         // Counting evaluations, not steps: what was seen before costs nothing, and its place is given to something new.
-        while self.evaluator.evaluations < most && since < 400 && !stop() {
+        while self.evaluator.evaluations < most && since < STUCK && !stop() {
             let before = self.best.0;
-            let Some(next) = self.step(&present, &tabu) else {
-                since += 1;
-                present = self.best.1.clone();
+            let from = std::mem::take(&mut self.present);
+            let Some(next) = self.step(&from) else {
+                // Nothing new around here: somewhere else, a few times, then that is all there is.
+                since += STUCK / 8;
+                self.present = self.kicked();
                 continue;
             };
-            tabu.push_back(next.clone());
-            if tabu.len() > self.effort.memory {
-                tabu.pop_front();
+            self.tabu.push_back(next.clone());
+            if self.tabu.len() > self.effort.memory {
+                self.tabu.pop_front();
             }
             since = if self.best.0 > before { 0 } else { since + 1 };
-            present = if since > 0 && since % PATIENCE == 0 { self.kicked() } else { next };
+            self.present = if since > 0 && since % PATIENCE == 0 { self.kicked() } else { next };
         }
-        self.finish()
+    }
+
+    /// Goes on from the best that any walk has found.
+    fn adopt(&mut self, best: &Grouping) {
+        self.value(best);
+        self.present = best.clone();
     }
 
     fn finish(mut self) -> Found {
@@ -273,14 +295,11 @@ impl<'p> Walk<'p> {
         away
     }
 
-    /// The best neighbour that is not tabu.
-    fn step(&mut self, from: &Grouping, tabu: &VecDeque<Grouping>) -> Option<Grouping> {
+    /// The best neighbour that is not tabu, of those that a guess finds most worth evaluating.
+    fn step(&mut self, from: &Grouping) -> Option<Grouping> {
         let present = self.value(from);
         let mut best: Option<(f64, Grouping)> = None;
-        for _ in 0..self.effort.neighbours {
-            let problem = self.evaluator.problem();
-            let new = (0..TRIES).find_map(|_| neighbour(problem, from, &mut self.dice).filter(|n| !tabu.contains(n)));
-            let Some(new) = new else { continue };
+        for new in self.promising(from) {
             let value = self.value(&new);
             if best.as_ref().is_none_or(|(v, _)| value > *v) {
                 best = Some((value, new));
@@ -290,6 +309,27 @@ impl<'p> Walk<'p> {
             }
         }
         best.map(|(_, g)| g)
+    }
+
+    /// Neighbours that are not tabu, the most promising first.
+    fn promising(&mut self, from: &Grouping) -> Vec<Grouping> {
+        let problem = self.evaluator.problem();
+        let mut all: Vec<(f64, Grouping)> = Vec::new();
+        for _ in 0..self.effort.neighbours * SCREENED {
+            let new = (0..TRIES).find_map(|_| {
+                neighbour(problem, from, &mut self.dice)
+                    .filter(|n| !self.tabu.contains(n) && !self.seen.contains_key(n))
+            });
+            let Some(new) = new else { break };
+            let guess = shelved(&mut self.evaluator, &new).map(|groups| self.evaluator.guess(&groups));
+            if let Some(guess) = guess {
+                all.push((guess, new));
+            }
+        }
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all.dedup();
+        all.truncate(self.effort.neighbours);
+        all.into_iter().map(|(_, g)| g).collect()
     }
 
     fn value(&mut self, grouping: &Grouping) -> f64 {

@@ -1,0 +1,102 @@
+//! Other systems' plans under the same evaluator, replayed: the E2E deadline that 90 % of requests keep, as a multiple
+//! of an A100's time, over a range of rates.
+
+use crate::{NEVER, WORKLOADS, plan, problem, shipped, usual};
+use tsnode_coordinator::{
+    scheduler::{
+        Evaluation, Evaluator, Problem, Slo, baselines,
+        figures::Column,
+        moves::Grouping,
+        search::{Effort, search, shelved},
+    },
+    simulator::{Replay, replay},
+};
+
+const REQUESTS: usize = 3000;
+/// Targets plans are searched for; the best replay counts, for every system alike.
+const SCALES: [f64; 4] = [2.5, 4.0, 6.0, 10.0];
+
+/// The least deadline over the targets a system may plan for.
+fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> Option<(Grouping, Option<Evaluation>)>) -> f64 {
+    let one = |scale: f64| {
+        let problem = problem.under(Slo::e2e(scale));
+        let (grouping, evaluation) = plan_for(&problem)?;
+        let mut evaluator = Evaluator::new(&problem);
+        let groups = shelved(&mut evaluator, &grouping)?;
+        let evaluation = evaluation.unwrap_or_else(|| evaluator.evaluate(&groups));
+        Some(replay(&mut evaluator, &groups, &evaluation, Replay { seed: 7, requests: REQUESTS }).scale_at(0.9))
+    };
+    SCALES.into_iter().filter_map(one).fold(f64::INFINITY, f64::min)
+}
+
+fn ours(problem: &Problem) -> Option<(Grouping, Option<Evaluation>)> {
+    Some((plan(problem, 0, usual()).grouping, None))
+}
+
+fn at_random(problem: &Problem) -> Option<(Grouping, Option<Evaluation>)> {
+    let found = search(problem, 0, usual(), NEVER);
+    let mut evaluator = Evaluator::new(problem);
+    let groups = shelved(&mut evaluator, &found.grouping)?;
+    let random = baselines::dispatched_at_random(&mut evaluator, &groups, &found.evaluation);
+    Some((found.grouping, Some(random)))
+}
+
+fn cell(x: f64) -> String {
+    if x.is_finite() { format!("{x:.1}x") } else { "—".into() }
+}
+
+pub fn print() {
+    for column in [Column::Paper, Column::Vendor] {
+        println!("GPU figures: {column:?}\n");
+        println!(
+            "| workload | requests/s | tsnode | HexGen-like | a replica per host | dispatched at random | DistServe-like, 8×A100 | HexGen-like / tsnode |"
+        );
+        println!("|---|---|---|---|---|---|---|---|");
+        for workload in WORKLOADS {
+            table(workload, column);
+        }
+        println!();
+    }
+}
+
+fn table(workload: &str, column: Column) {
+    let rates: [f64; 8] = if workload == "coding" {
+        [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0]
+    } else {
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    };
+    let effort = Effort { steps: 400, threads: 2, ..Effort::default() };
+    let (mut hexgen, mut random) = (Vec::new(), Vec::new());
+    for rate in rates {
+        let cloud = problem(shipped("cloud32", column, "default"), column, workload, rate, Slo::e2e(5.0));
+        let house = problem(shipped("a100x8", column, "default"), column, workload, rate, Slo::e2e(5.0));
+        let us = deadline(&cloud, &ours);
+        let uneven = deadline(&cloud, &|p| Some((baselines::without_phases(p, 0, effort).grouping, None)));
+        let hosts = deadline(&cloud, &|p| Some((baselines::replica_per_host(p), None)));
+        let dice = deadline(&cloud, &at_random);
+        let a100 = deadline(&house, &|p| Some((baselines::uniform(p).grouping, None)));
+        if us.is_finite() && uneven.is_finite() {
+            hexgen.push(uneven / us);
+        }
+        if us.is_finite() && dice.is_finite() {
+            random.push(dice / us);
+        }
+        println!(
+            "| {workload} | {rate} | {} | {} | {} | {} | {} | {} |",
+            cell(us),
+            cell(uneven),
+            cell(hosts),
+            cell(dice),
+            cell(a100),
+            cell(uneven / us)
+        );
+    }
+    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len().max(1) as f64;
+    println!(
+        "| {workload} | mean | | {:.2} times ours ({} rates) | | {:.2} times ours ({} rates) | | |",
+        mean(&hexgen),
+        hexgen.len(),
+        mean(&random),
+        random.len()
+    );
+}
