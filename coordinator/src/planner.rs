@@ -65,8 +65,7 @@ pub fn value(plan: &tsnode_protocol::Plan, members: &Members<'_>, wish: &Wish) -
 }
 
 fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>) -> live::Part {
-    let places = members.iter().filter(|(_, a)| a.models.first().is_some_and(|m| m.id == scene.card.id));
-    let places = places.flat_map(|(peer, a)| (0..a.devices.len()).map(|d| Place { peer: *peer, device: d as u16 }));
+    let places = scene.places().iter().map(|&(peer, device)| Place { peer, device });
     let groups = laid_out(&scene.card, places.collect(), layout, members);
     let routes = scene.routes(&groups);
     live::Part { groups, routes, reason: format!("as laid out: {layout}") }

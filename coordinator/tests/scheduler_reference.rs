@@ -1,6 +1,7 @@
 //! The scheduler's parts against cases made by others: by brute force, by an LP solver, by a script of HexGen's formulas.
 //!
 //! The cases lie beside the project (`../shared/reference`); without them these tests say so and check nothing.
+#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
 
 use serde_json::Value;
 use tsnode_coordinator::scheduler::{

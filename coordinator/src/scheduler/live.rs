@@ -12,6 +12,7 @@ use super::{
     models::Model,
     parallel::{self, Members as Devices},
     problem::{Problem, Space},
+    regions,
     search::{self, Effort, Found},
     slo::{Reference, Slo},
     start,
@@ -38,15 +39,20 @@ const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(1
 /// Bytes of an element of KV pages.
 const ELEMENT: f64 = 2.0;
 
+/// A peer's device.
+type Place = (PeerId, u16);
+
 /// One model's devices as a problem.
 #[derive(Debug)]
 pub struct Scene {
     /// The model.
     pub card: ModelCard,
     /// Device of each instance.
-    places: Vec<(PeerId, u16)>,
+    places: Vec<Place>,
     /// What there is to plan.
     pub problem: Problem,
+    /// Its part of the model's requests: a large swarm is planned in regions.
+    share: f64,
 }
 
 /// A plan for one model.
@@ -54,17 +60,17 @@ pub struct Scene {
 pub struct Part {
     /// Its groups.
     pub groups: Vec<Group>,
-    /// Who sends to whom; shares of this model's requests, one in all.
+    /// Who sends to whom; shares of this model's requests.
     pub routes: Vec<Route>,
     /// Why.
     pub reason: String,
 }
 
-/// A problem for every model some device has; a device serves the first of its peer's models. Models that the swarm's
+/// Problems for every model some device has, one or, in a large swarm, one for each region; a device serves the first of its peer's models. Models that the swarm's
 /// devices cannot hold are left out.
 #[must_use]
 pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
-    let mut by_model: BTreeMap<ModelId, (&ModelCard, Vec<(PeerId, u16)>)> = BTreeMap::new();
+    let mut by_model: BTreeMap<ModelId, (&ModelCard, Vec<Place>)> = BTreeMap::new();
     for (peer, advert) in members {
         let Some(card) = advert.models.first() else { continue };
         let entry = by_model.entry(card.id).or_insert((card, Vec::new()));
@@ -72,10 +78,13 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
         let devices = advert.devices.iter().enumerate().filter(|(_, d)| able(d));
         entry.1.extend(devices.map(|(n, _)| (*peer, n as u16)));
     }
-    by_model.into_values().filter_map(|(card, places)| scene(card, places, members, split)).collect()
+    by_model
+        .into_values()
+        .flat_map(|(card, places)| of_model(card, places, members, split).unwrap_or_default())
+        .collect()
 }
 
-fn scene(card: &ModelCard, places: Vec<(PeerId, u16)>, members: &Members<'_>, split: SplitChoice) -> Option<Scene> {
+fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Vec<Scene>> {
     let cluster = cluster(&places, members)?;
     let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
     let workload = Workload::named("conversation")?.within(f64::from(card.shape.context));
@@ -89,10 +98,21 @@ fn scene(card: &ModelCard, places: Vec<(PeerId, u16)>, members: &Members<'_>, sp
     // Nothing is known of speeds yet: any rate and deadline do for finding the groups that set them.
     let free = Reference { prefill: super::cost::Prefill::default(), decode: Decode::default() };
     let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
-    let (rate, reference) = pace(&first)?;
+    let (_, reference) = pace(&first)?;
     first.reference = reference;
-    let problem = first.at_rate(BUSY * rate).under(Slo::e2e(SCALE));
-    Some(Scene { card: card.clone(), places, problem })
+    let whole = first.under(Slo::e2e(SCALE));
+    let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST)
+        .into_iter()
+        .filter_map(|region| {
+            let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
+            let problem = whole.part(&region)?;
+            let (carries, _) = pace(&problem)?;
+            Some(Scene { card: card.clone(), places, problem: problem.at_rate(BUSY * carries), share: carries })
+        })
+        .collect();
+    let total: f64 = scenes.iter().map(|s| s.share).sum();
+    scenes.iter_mut().for_each(|s| s.share /= total);
+    Some(scenes)
 }
 
 /// Requests a second that mixed groups carry, and the fastest of them as the reference.
@@ -114,7 +134,7 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
     fastest.filter(|_| rate > 0.0 && rate.is_finite()).map(|(_, reference)| (rate, reference))
 }
 
-fn cluster(places: &[(PeerId, u16)], members: &Members<'_>) -> Option<Cluster> {
+fn cluster(places: &[Place], members: &Members<'_>) -> Option<Cluster> {
     let peers: Vec<PeerId> =
         places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
     let (mut kinds, mut instances) = (Vec::new(), Vec::new());
@@ -145,6 +165,12 @@ fn cluster(places: &[(PeerId, u16)], members: &Members<'_>) -> Option<Cluster> {
 }
 
 impl Scene {
+    /// Its devices.
+    #[must_use]
+    pub fn places(&self) -> &[(PeerId, u16)] {
+        &self.places
+    }
+
     /// Searches for this model's plan.
     #[must_use]
     pub fn plan(&self) -> Part {
@@ -171,7 +197,7 @@ impl Scene {
             self.problem.rate,
             found.evaluation.attainment * 100.0
         );
-        let routes = routes(&named, &found.evaluation);
+        let routes = routes(&named, &found.evaluation, self.share);
         Part { groups: named, routes, reason }
     }
 
@@ -180,7 +206,7 @@ impl Scene {
     pub fn routes(&self, groups: &[Group]) -> Vec<Route> {
         let mut evaluator = Evaluator::new(&self.problem);
         let Some(numbers) = self.shelve(&mut evaluator, groups) else { return Vec::new() };
-        routes(groups, &evaluator.evaluate(&numbers))
+        routes(groups, &evaluator.evaluate(&numbers), self.share)
     }
 
     /// What groups of this model are worth; nothing, if they are not what the devices can do.
@@ -191,6 +217,10 @@ impl Scene {
             Some(numbers) if !numbers.is_empty() => evaluator.evaluate(&numbers).value,
             _ => 0.0,
         }
+    }
+
+    fn has(&self, stage: &Stage) -> bool {
+        self.places.contains(&(stage.peer, stage.device))
     }
 
     fn named(&self, evaluator: &Evaluator<'_>, group: GroupNo) -> Group {
@@ -224,7 +254,7 @@ impl Scene {
 }
 
 /// Shares as routes, one in all; what a plan turns away on paper is still answered, late.
-fn routes(groups: &[Group], evaluation: &Evaluation) -> Vec<Route> {
+fn routes(groups: &[Group], evaluation: &Evaluation, part: f64) -> Vec<Route> {
     let carried = evaluation.carried();
     if carried <= 0.0 {
         return Vec::new();
@@ -232,7 +262,7 @@ fn routes(groups: &[Group], evaluation: &Evaluation) -> Vec<Route> {
     let route = |s: &super::evaluate::Share| Route {
         prefill: groups[s.prefill].id,
         decode: groups[s.decode].id,
-        share: (s.share / carried).clamp(0.0, 1.0),
+        share: (part * s.share / carried).clamp(0.0, 1.0),
     };
     evaluation.shares.iter().map(route).collect()
 }
@@ -241,8 +271,8 @@ fn routes(groups: &[Group], evaluation: &Evaluation) -> Vec<Route> {
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
     let of = |scene: Scene| {
-        let groups: Vec<Group> = plan.groups.iter().filter(|g| g.model == scene.card.id).cloned().collect();
-        scene.value(&groups)
+        let here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|s| scene.has(s));
+        scene.share * scene.value(&plan.groups.iter().filter(here).cloned().collect::<Vec<_>>())
     };
     scenes(members, split).into_iter().map(of).sum()
 }

@@ -5,6 +5,7 @@ use super::{
     moves::Grouping,
     parallel::Members,
     problem::Problem,
+    regions::Region,
     search::{Found, shelved},
 };
 use serde::Serialize;
@@ -115,6 +116,34 @@ pub struct RunnerUp {
 }
 
 impl Outcome {
+    /// Regions' plans as one: their groups one after the other, each region's shares as its part of all requests.
+    #[must_use]
+    pub fn together(problem: &Problem, regions: &[Region]) -> Self {
+        let mut all = Self::new(problem, &Found::default());
+        for region in regions {
+            let (one, share, before) = (Self::new(&region.problem, &region.found), region.share, all.groups.len());
+            all.groups.extend(one.groups.into_iter().map(|g| GroupLine {
+                prefills: g.prefills * share,
+                decodes: g.decodes * share,
+                ..g
+            }));
+            all.routes.extend(one.routes.into_iter().map(|r| RouteLine {
+                prefill: r.prefill + before,
+                decode: r.decode + before,
+                share: r.share * share,
+                ..r
+            }));
+            all.attainment += one.attainment * share;
+            all.carried += one.carried * share;
+            all.value += one.value * share;
+            all.prefill_load = all.prefill_load.max(one.prefill_load);
+            all.decode_load = all.decode_load.max(one.decode_load);
+            all.evaluations += one.evaluations;
+            all.idle.extend(one.idle);
+        }
+        all
+    }
+
     /// What a search found, spelled out.
     #[must_use]
     pub fn new(problem: &Problem, found: &Found) -> Self {
@@ -158,7 +187,11 @@ impl Outcome {
             decode_load: evaluation.loads.1,
             groups: lines,
             routes,
-            idle: names(problem, &found.grouping.idle(problem)),
+            idle: if found.grouping.parts.is_empty() {
+                Vec::new()
+            } else {
+                names(problem, &found.grouping.idle(problem))
+            },
             evaluations: found.evaluations,
             runners_up: found.runners_up.iter().map(runner_up).collect(),
         }

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     scheduler::{
-        Cluster, Evaluator, Problem, Slo, Space, Workload, cluster_file,
+        Cluster, Evaluator, Problem, Slo, Space, Workload, bound, cluster_file,
         figures::Column,
         finals, light,
         models::{self, Model},
         outcome::Outcome,
-        picture,
+        picture, regions,
         search::{self, Effort, Found},
         slo::Reference,
     },
@@ -92,7 +92,8 @@ struct Asked {
 struct Planned {
     found: Found,
     outcome: Outcome,
-    report: Report,
+    /// Not of clusters planned in regions.
+    report: Option<Report>,
     took: Duration,
 }
 
@@ -134,12 +135,33 @@ impl Asked {
         let started = Instant::now();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let steps = if self.budget.is_some() { ENDLESS } else { STEPS };
+        let effort = Effort { steps, threads, ..Effort::default() };
         let late = || self.budget.is_some_and(|b| started.elapsed() >= b);
-        let found = search::search(problem, self.seed, Effort { steps, threads, ..Effort::default() }, &late);
+        if problem.cluster.devices() > regions::MOST {
+            return self.in_regions(problem, effort, started);
+        }
+        let found = search::search(problem, self.seed, effort, &late);
         let (found, report) = finals::decide(problem, found, Replay { seed: self.seed, requests: REPLAYED });
         let took = started.elapsed();
-        let outcome = Outcome::new(problem, &found);
-        Planned { found, outcome, report, took }
+        let mut outcome = Outcome::new(problem, &found);
+        outcome.bound = bound::attainment(problem).filter(|b| *b < 1.0);
+        Planned { found, outcome, report: Some(report), took }
+    }
+
+    /// Region by region, with a bar while somebody watches.
+    fn in_regions(&self, problem: &Problem, effort: Effort, started: Instant) -> Planned {
+        let effort = Effort { steps: effort.steps.min(STEPS), ..effort };
+        let bar = indicatif::ProgressBar::new_spinner().with_message(format!(
+            "planning {} devices in regions of {}",
+            problem.cluster.devices(),
+            regions::MOST
+        ));
+        bar.enable_steady_tick(Duration::from_millis(100));
+        let late = || self.budget.is_some_and(|b| started.elapsed() >= b);
+        let all = regions::search(problem, self.seed, effort, &late);
+        bar.finish_and_clear();
+        let took = started.elapsed();
+        Planned { found: Found::default(), outcome: Outcome::together(problem, &all), report: None, took }
     }
 
     fn plan(&self, matches: &ArgMatches) -> Result<(), Exit> {
@@ -154,6 +176,10 @@ impl Asked {
 
     /// Plans, loses hosts, and compares: nothing done, phases flipped, planned anew.
     fn lose(&self, matches: &ArgMatches) -> Result<(), Exit> {
+        if self.cluster.devices() > regions::MOST {
+            let (n, most) = (self.cluster.devices(), regions::MOST);
+            return Err(usage(format!("--lose compares plans of up to {most} devices; this cluster has {n}")));
+        }
         let before = self.search(&self.problem(self.cluster.clone())?);
         let whole = self.problem(self.cluster.clone())?;
         let left = self.problem(self.cluster.clone().without(&self.lose).map_err(usage)?)?;
@@ -241,10 +267,10 @@ impl Planned {
         json!({
             "plan": self.outcome,
             "search_s": self.took.as_secs_f64(),
-            "replay": {
-                "requests": REPLAYED, "attainment": self.report.attainment, "ttft_s": self.report.ttft,
-                "tokens_per_second": self.report.tokens_per_second, "slo_scale_at_90": finite(self.report.scale_at(0.9)),
-            },
+            "replay": self.report.as_ref().map(|report| json!({
+                "requests": REPLAYED, "attainment": report.attainment, "ttft_s": report.ttft,
+                "tokens_per_second": report.tokens_per_second, "slo_scale_at_90": finite(report.scale_at(0.9)),
+            })),
         })
     }
 
@@ -287,11 +313,8 @@ impl Planned {
             show::table(&rows)?;
             say!("");
         }
-        say!(
-            "in time    {} of requests by closed forms, {} of {REPLAYED} replayed",
-            percent(o.attainment),
-            percent(self.report.attainment)
-        );
+        let replayed = self.report.as_ref().map(|r| format!(", {} of {REPLAYED} replayed", percent(r.attainment)));
+        say!("in time    {} of requests by closed forms{}", percent(o.attainment), replayed.unwrap_or_default());
         if let Some(bound) = o.bound {
             say!(
                 "bound      no plan keeps more than {}: the gap is at most {}",

@@ -1,0 +1,87 @@
+//! `tsnode plan --cluster`: what it prints, draws and refuses.
+#![allow(clippy::unwrap_used)] // A command that cannot be run fails the test.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn plan(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tsnode")).arg("plan").args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = plan(&[args, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const CLOUD: [&str; 6] = ["--cluster", "cloud32", "--figures", "paper", "--workload", "coding"];
+
+#[test]
+fn one_seed_gives_one_plan_and_its_parts_add_up() {
+    let (a, b) = (json(&CLOUD), json(&CLOUD));
+    assert_eq!(a["plan"], b["plan"]);
+    let plan = &a["plan"];
+    let sum = |list: &Value, of: &dyn Fn(&Value) -> f64| list.as_array().unwrap().iter().map(of).sum::<f64>();
+    let attained = sum(&plan["routes"], &|r| r["share"].as_f64().unwrap() * r["kept"].as_f64().unwrap());
+    assert!((attained - plan["attainment"].as_f64().unwrap()).abs() < 1e-9);
+    assert!(plan["attainment"].as_f64().unwrap() > 0.85, "{plan}");
+    for group in plan["groups"].as_array().unwrap() {
+        let layers = &group["stages"].as_array().unwrap();
+        assert_eq!((&layers[0]["layers"]["start"], &layers[layers.len() - 1]["layers"]["end"]), (&0.into(), &60.into()));
+    }
+}
+
+#[test]
+fn a_plan_is_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.svg");
+    let output = plan(&[&CLOUD[..], &["--svg", file.to_str().unwrap(), "--why"]].concat());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("runner-up 1"));
+    let picture = std::fs::read_to_string(file).unwrap();
+    assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
+    assert!(picture.contains("A40") && picture.contains("<path"));
+}
+
+#[test]
+fn a_loss_is_answered_by_flips_and_by_a_new_plan() {
+    let answer = json(&[&CLOUD[..], &["--lose", "a6000-1"]].concat());
+    let number = |name: &str| answer[name].as_f64().unwrap();
+    assert!(number("attainment_flipped") >= number("attainment_unchanged"));
+    let full = answer["full"]["plan"]["groups"].to_string();
+    assert!(!full.contains("a6000-1") && full.contains("a6000-0"));
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = folder.path().join("small.toml");
+    let host = "[[host]]\nname='a'\ngpu='A5000'\ncount=2\nzone='z'\ninside={latency=1e-5,bandwidth=1e10}\n";
+    std::fs::write(&small, format!("name='small'\n{host}")).unwrap();
+    let trace = folder.path().join("trace.csv");
+    std::fs::write(&trace, "ContextTokens,GeneratedTokens\n10,x\n").unwrap();
+    let (small, trace) = (small.to_str().unwrap(), trace.to_str().unwrap());
+    let cases: [(&[&str], &str); 9] = [
+        (&["--cluster", small], "enough would be 2 more A5000"),
+        (&["--cluster", "nowhere.toml"], "No such file"),
+        (&["--cluster", "cloud32", "--rate", "0"], "must be a positive number"),
+        (&["--cluster", "cloud32", "--rate", "nan"], "must be a positive number"),
+        (&["--cluster", "cloud32", "--slo", "e2e=5"], "as in ttft=2x,e2e=10s"),
+        (&["--cluster", "cloud32", "--model", "GPT"], "known are LLaMA-7B"),
+        (&["--cluster", "cloud32", "--workload", trace], "line 2: \"x\" is no number of tokens"),
+        (&["--cluster", "cloud32", "--lose", "b"], "there are a6000-0"),
+        (&["--cluster", "cloud32", "--links", "wet"], "it has default, high, low"),
+    ];
+    for (args, reason) in cases {
+        let output = plan(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+        assert!(error.contains(reason) && error.trim_end().lines().count() == 1, "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn targets_that_nothing_meets_get_a_best_effort() {
+    let output = plan(&["--cluster", "cloud32", "--slo", "e2e=1ms"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("best effort"), "{text}");
+}
