@@ -561,6 +561,12 @@ impl Control {
     /// The draft that should replace the adopted plan, if one should.
     fn wanted(&self) -> Option<planner::Draft> {
         let members = self.planned_members();
+        let fits = |plan: &Plan| check::feasible(plan, &members).is_ok();
+        // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
+        let stands = self.adopted.as_ref().filter(|a| !fits(&a.plan));
+        if let Some(draft) = stands.and_then(|a| planner::flip(&a.plan, &members, &self.config.wish)) {
+            return Some(draft);
+        }
         let draft = planner::plan(&members, &self.config.wish);
         if draft.groups.is_empty() {
             return None;
@@ -569,14 +575,13 @@ impl Control {
         if draft.groups == adopted.plan.groups && draft.routes == adopted.plan.routes {
             return None;
         }
-        let fits = check::feasible(&adopted.plan, &members).is_ok();
         let idle = draft.groups.iter().flat_map(|g| &g.stages).any(|s| !adopted.peers.contains(&s.peer));
         let better = || {
             let next = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..adopted.plan.clone() };
             let worth = |plan| planner::value(plan, &members, &self.config.wish);
             worth(&next) > worth(&adopted.plan) * (1.0 + self.config.margin)
         };
-        (!fits || idle || better()).then_some(draft)
+        (!fits(&adopted.plan) || idle || better()).then_some(draft)
     }
 
     /// Adverts of those who are there to stay.

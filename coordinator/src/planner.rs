@@ -6,7 +6,7 @@ use crate::{
     layout::Layout,
     scheduler::live::{self, Scene},
 };
-use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Route, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Plan, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,12 +41,33 @@ const REASON_CHARS: usize = 250;
 /// Plans for every model some device has; a device serves the first of its peer's models.
 #[must_use]
 pub fn plan(members: &Members<'_>, wish: &Wish) -> Draft {
-    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), reason: String::new() };
-    for scene in live::scenes(members, wish.split) {
+    let parts = live::scenes(members, wish.split).into_iter().map(|scene| {
         let part = match &wish.layout {
             Some(layout) => as_laid_out(&scene, layout, members),
             None => scene.plan(),
         };
+        (scene, part)
+    });
+    joined(parts.collect())
+}
+
+/// After a loss: what stands of a plan, phases and routes made anew, nothing to load. `None` if some model would be left
+/// without a group, or a person laid the groups out.
+#[must_use]
+pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    if wish.layout.is_some() {
+        return None;
+    }
+    let parts = live::scenes(members, wish.split).into_iter().map(|scene| {
+        let part = scene.flipped(&plan.groups)?;
+        Some((scene, part))
+    });
+    parts.collect::<Option<Vec<_>>>().map(joined).filter(|draft| !draft.groups.is_empty())
+}
+
+fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
+    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), reason: String::new() };
+    for (scene, part) in parts {
         draft.routes.extend(part.routes);
         draft.groups.extend(part.groups);
         if !draft.reason.is_empty() {
@@ -60,7 +81,7 @@ pub fn plan(members: &Members<'_>, wish: &Wish) -> Draft {
 
 /// What a plan is worth on a view: what peers compare before they endorse it.
 #[must_use]
-pub fn value(plan: &tsnode_protocol::Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     live::value(plan, members, wish.split)
 }
 

@@ -311,6 +311,21 @@ fn one_peer_alone_does_both() {
 }
 
 #[test]
+fn what_stands_after_a_loss_stays() {
+    let mut world = World::new(5, 3);
+    world.wait(seconds(4));
+    let before = world.common_plan().unwrap();
+    world.crash(1);
+    world.wait(seconds(6));
+    world.serves_the_living().unwrap();
+    let after = world.common_plan().unwrap();
+    assert_ne!(before.id(), after.id());
+    let stood = |stages: &[tsnode_protocol::Stage]| before.groups.iter().any(|g| g.stages == stages);
+    assert!(after.groups.iter().all(|g| stood(&g.stages)), "weights moved without need: {after:?}");
+    assert_eq!(after.groups.len(), before.groups.len() - 1);
+}
+
+#[test]
 fn a_silent_peer_loses_its_work_and_comes_back_once() {
     let mut world = World::new(4, 2);
     world.wait(seconds(4));

@@ -27,7 +27,10 @@ fn one_seed_gives_one_plan_and_its_parts_add_up() {
     assert!(plan["attainment"].as_f64().unwrap() > 0.85, "{plan}");
     for group in plan["groups"].as_array().unwrap() {
         let layers = &group["stages"].as_array().unwrap();
-        assert_eq!((&layers[0]["layers"]["start"], &layers[layers.len() - 1]["layers"]["end"]), (&0.into(), &60.into()));
+        assert_eq!(
+            (&layers[0]["layers"]["start"], &layers[layers.len() - 1]["layers"]["end"]),
+            (&0.into(), &60.into())
+        );
     }
 }
 

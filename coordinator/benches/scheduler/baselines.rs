@@ -1,7 +1,7 @@
 //! Other systems' plans under the same evaluator, replayed: the E2E deadline that 90 % of requests keep, as a multiple
 //! of an A100's time, over a range of rates.
 
-use crate::{NEVER, WORKLOADS, plan, problem, shipped, usual};
+use crate::{NEVER, WORKLOADS, plan, plot, problem, shipped, usual};
 use tsnode_coordinator::{
     scheduler::{
         Evaluation, Evaluator, Problem, Slo, baselines,
@@ -16,8 +16,11 @@ const REQUESTS: usize = 3000;
 /// Targets plans are searched for; the best replay counts, for every system alike.
 const SCALES: [f64; 4] = [2.5, 4.0, 6.0, 10.0];
 
+/// A system's plan, and who sends to whom if it says so itself.
+type Plan = Option<(Grouping, Option<Evaluation>)>;
+
 /// The least deadline over the targets a system may plan for.
-fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> Option<(Grouping, Option<Evaluation>)>) -> f64 {
+fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> Plan) -> f64 {
     let one = |scale: f64| {
         let problem = problem.under(Slo::e2e(scale));
         let (grouping, evaluation) = plan_for(&problem)?;
@@ -29,11 +32,11 @@ fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> Option<(Grouping, 
     SCALES.into_iter().filter_map(one).fold(f64::INFINITY, f64::min)
 }
 
-fn ours(problem: &Problem) -> Option<(Grouping, Option<Evaluation>)> {
+fn ours(problem: &Problem) -> Plan {
     Some((plan(problem, 0, usual()).grouping, None))
 }
 
-fn at_random(problem: &Problem) -> Option<(Grouping, Option<Evaluation>)> {
+fn at_random(problem: &Problem) -> Plan {
     let found = search(problem, 0, usual(), NEVER);
     let mut evaluator = Evaluator::new(problem);
     let groups = shelved(&mut evaluator, &found.grouping)?;
@@ -46,6 +49,9 @@ fn cell(x: f64) -> String {
 }
 
 pub fn print() {
+    if std::env::args().any(|a| a == "throughput") {
+        return throughput();
+    }
     for column in [Column::Paper, Column::Vendor] {
         println!("GPU figures: {column:?}\n");
         println!(
@@ -57,6 +63,27 @@ pub fn print() {
         }
         println!();
     }
+    throughput();
+}
+
+/// The most requests a second, in steps of a half, of which 90 % keep ten times an A100's time.
+fn most(column: Column, cluster: &str, workload: &str, plan_for: &dyn Fn(&Problem) -> Plan) -> f64 {
+    let keeps = |rate: f64| {
+        let problem = problem(shipped(cluster, column, "default"), column, workload, rate, Slo::e2e(5.0));
+        deadline(&problem, plan_for) <= 10.0
+    };
+    (1..60).map(|n| 0.5 * f64::from(n)).take_while(|rate| keeps(*rate)).last().unwrap_or(0.0)
+}
+
+fn throughput() {
+    println!("| figures | workload | cloud32 | DistServe-like, 8×A100 | ratio |\n|---|---|---|---|---|");
+    for column in [Column::Paper, Column::Vendor] {
+        for workload in WORKLOADS {
+            let us = most(column, "cloud32", workload, &ours);
+            let them = most(column, "a100x8", workload, &|p| Some((baselines::uniform(p).grouping, None)));
+            println!("| {column:?} | {workload} | {us} | {them} | {:.2} |", us / them);
+        }
+    }
 }
 
 fn table(workload: &str, column: Column) {
@@ -67,6 +94,8 @@ fn table(workload: &str, column: Column) {
     };
     let effort = Effort { steps: 400, threads: 2, ..Effort::default() };
     let (mut hexgen, mut random) = (Vec::new(), Vec::new());
+    let names = ["tsnode", "HexGen-like", "a replica per host", "at random", "DistServe, 8×A100"];
+    let mut series = names.map(|name| (name, Vec::new()));
     for rate in rates {
         let cloud = problem(shipped("cloud32", column, "default"), column, workload, rate, Slo::e2e(5.0));
         let house = problem(shipped("a100x8", column, "default"), column, workload, rate, Slo::e2e(5.0));
@@ -75,6 +104,7 @@ fn table(workload: &str, column: Column) {
         let hosts = deadline(&cloud, &|p| Some((baselines::replica_per_host(p), None)));
         let dice = deadline(&cloud, &at_random);
         let a100 = deadline(&house, &|p| Some((baselines::uniform(p).grouping, None)));
+        series.iter_mut().zip([us, uneven, hosts, dice, a100]).for_each(|(s, x)| s.1.push(x));
         if us.is_finite() && uneven.is_finite() {
             hexgen.push(uneven / us);
         }
@@ -99,4 +129,9 @@ fn table(workload: &str, column: Column) {
         mean(&random),
         random.len()
     );
+    let figures = format!("{column:?}").to_lowercase();
+    let title = format!("E2E deadline that 90 % of {workload} requests keep (× an A100), {figures}'s figures");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/plots");
+    let file = format!("{folder}/{workload}-{figures}.svg");
+    std::fs::write(&file, plot::svg(&title, &rates, &series)).expect("docs/plots is there");
 }

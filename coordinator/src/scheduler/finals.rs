@@ -5,12 +5,25 @@ use super::{
     evaluate::Evaluator,
     moves::Grouping,
     problem::Problem,
-    search::{Found, shelved},
+    search::{self, Effort, Found, shelved},
 };
 use crate::simulator::{Replay, Report, replay};
 
-/// A finalist must be this much better in the replay to beat the one the closed forms prefer: less is chance.
-const MARGIN: f64 = 0.01;
+/// A finalist must do this much better, divided by the root of the number of requests, to beat the one the closed forms
+/// prefer: less is chance. All finalists get the same requests, which makes chance small.
+const MARGIN: f64 = 0.3;
+
+/// Plans a cluster that is planned whole: a search, then the replay of its best. What `tsnode plan --cluster` shows and
+/// what the coordinator of a swarm does.
+pub fn plan(
+    problem: &Problem,
+    seed: u64,
+    effort: Effort,
+    how: Replay,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> (Found, Report) {
+    decide(problem, search::search(problem, seed, effort, stop), how)
+}
 
 /// The finalist that does best when replayed, and its replay.
 #[must_use]
@@ -25,7 +38,7 @@ pub fn decide(problem: &Problem, mut found: Found, how: Replay) -> (Found, Repor
     let Some((_, mut best)) = run(&found.grouping) else { return (found, Report::default()) };
     for place in 0..found.runners_up.len() {
         let Some((evaluation, report)) = run(&found.runners_up[place].0) else { continue };
-        if report.attainment > best.attainment + MARGIN {
+        if report.attainment > best.attainment + MARGIN / (how.requests.max(1) as f64).sqrt() {
             let beaten = (std::mem::take(&mut found.grouping), found.evaluation.value);
             found.grouping = std::mem::replace(&mut found.runners_up[place], beaten).0;
             (found.evaluation, best) = (evaluation, report);

@@ -9,6 +9,8 @@ use super::{
     cost::Decode,
     evaluate::{Evaluation, Evaluator, GroupNo},
     figures::Figures,
+    finals,
+    light::{self, Standing},
     models::Model,
     parallel::{self, Members as Devices},
     problem::{Problem, Space},
@@ -18,7 +20,7 @@ use super::{
     start,
     workload::Workload,
 };
-use crate::{control::Members, gate::SplitChoice};
+use crate::{control::Members, gate::SplitChoice, simulator::Replay};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
     BytesPerSecond, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage,
@@ -32,6 +34,8 @@ const SCALE: f64 = 10.0;
 const SEED: u64 = 0;
 /// Evaluations for each device of a swarm, and the most for all: planning is milliseconds.
 const EVALUATIONS: (usize, usize) = (30, 1000);
+/// Requests replayed for each of the last candidates.
+const REPLAY: Replay = Replay { seed: SEED, requests: 300 };
 /// A link nobody has measured: a gigabit a millisecond away.
 const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
 /// Between two devices of one host.
@@ -175,13 +179,46 @@ impl Scene {
     #[must_use]
     pub fn plan(&self) -> Part {
         let steps = (self.problem.cluster.devices() * EVALUATIONS.0).min(EVALUATIONS.1).div_ceil(10);
-        let mut found = search::search(&self.problem, SEED, Effort { steps, ..Effort::default() }, &|| false);
+        let effort = Effort { steps, ..Effort::default() };
+        let plan = |problem: &Problem| finals::plan(problem, SEED, effort, REPLAY, &|| false).0;
+        let mut found = plan(&self.problem);
         if found.grouping.parts.is_empty() && !self.problem.space.mixed {
             // One group alone has nobody to split with.
-            let alone = self.problem.within(Space { mixed: true, phases: false, ..self.problem.space });
-            found = search::search(&alone, SEED, Effort { steps, ..Effort::default() }, &|| false);
+            found = plan(&self.problem.within(Space { mixed: true, phases: false, ..self.problem.space }));
         }
         self.part(&found)
+    }
+
+    /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`
+    /// if none is left (ThunderServe §3.4).
+    #[must_use]
+    pub fn flipped(&self, groups: &[Group]) -> Option<Part> {
+        let standing: Vec<Group> = groups
+            .iter()
+            .filter(|g| g.model == self.card.id && g.stages.iter().all(|s| self.has(s)))
+            .cloned()
+            .collect();
+        let mut evaluator = Evaluator::new(&self.problem);
+        let numbers = self.shelve(&mut evaluator, &standing)?;
+        let all: Vec<Standing> = numbers
+            .iter()
+            .map(|n| evaluator.shelved(*n))
+            .map(|s| Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
+            .collect();
+        let flipped = light::reschedule(&self.problem, &all);
+        if flipped.evaluation.shares.is_empty() {
+            return None;
+        }
+        let named = standing.iter().zip(&flipped.phases);
+        let named: Vec<Group> = named.map(|(g, phase)| Group::new(g.model, *phase, g.stages.clone())).collect();
+        let flips = standing.iter().zip(&flipped.phases).filter(|(g, phase)| g.phase != **phase).count();
+        let reason = format!(
+            "{} groups stand, {flips} of them flipped; {:.0} % in time",
+            standing.len(),
+            flipped.evaluation.attainment * 100.0
+        );
+        let routes = routes(&named, &flipped.evaluation, self.share);
+        Some(Part { groups: named, routes, reason })
     }
 
     fn part(&self, found: &Found) -> Part {

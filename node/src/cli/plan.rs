@@ -17,7 +17,7 @@ use tsnode_coordinator::{
         models::{self, Model},
         outcome::Outcome,
         picture, regions,
-        search::{self, Effort, Found},
+        search::{Effort, Found},
         slo::Reference,
     },
     simulator::{Replay, Report},
@@ -140,8 +140,8 @@ impl Asked {
         if problem.cluster.devices() > regions::MOST {
             return self.in_regions(problem, effort, started);
         }
-        let found = search::search(problem, self.seed, effort, &late);
-        let (found, report) = finals::decide(problem, found, Replay { seed: self.seed, requests: REPLAYED });
+        let replay = Replay { seed: self.seed, requests: REPLAYED };
+        let (found, report) = finals::plan(problem, self.seed, effort, replay, &late);
         let took = started.elapsed();
         let mut outcome = Outcome::new(problem, &found);
         outcome.bound = bound::attainment(problem).filter(|b| *b < 1.0);
@@ -334,7 +334,12 @@ impl Planned {
         }
         say!("search     {} plans in {:.0} ms", o.evaluations, self.took.as_secs_f64() * 1e3);
         for (i, other) in o.runners_up.iter().enumerate().filter(|_| why) {
-            say!("\nrunner-up {}: keeps {} less", i + 1, percent(other.loses));
+            let worth = if other.loses >= 0.0 {
+                format!("keeps {} less", percent(other.loses))
+            } else {
+                format!("keeps {} more by closed forms, and less when replayed", percent(-other.loses))
+            };
+            say!("\nrunner-up {}: {worth}", i + 1);
             for group in &other.groups {
                 say!("  {group}");
             }
