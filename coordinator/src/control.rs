@@ -35,6 +35,8 @@ pub type Members<'a> = BTreeMap<PeerId, &'a Advert>;
 const ADVERT_PATIENCE: Duration = Duration::from_secs(5);
 /// Between adverts when nobody is new: whoever missed them all hears them at last.
 const ADVERT_EVERY: Duration = Duration::from_secs(60);
+/// So many times as long a peer waits that is alone and has no plan.
+const ALONE: u32 = 3;
 /// How long two plans may stand side by side before a new one settles it.
 const DISPUTE: Duration = Duration::from_secs(4);
 
@@ -479,7 +481,7 @@ impl Control {
             out.push(Action::CoordinatorChanged { coordinator: first, term: self.term() });
         }
         self.retry_proposals(out);
-        if self.now < self.changed + self.config.settle || self.advert.is_none() || self.awaits_adverts() {
+        if self.now < self.changed + self.settle() || self.advert.is_none() || self.awaits_adverts() {
             return;
         }
         let disputed = self.is_disputed();
@@ -516,6 +518,14 @@ impl Control {
         let Some(adopted) = &self.adopted else { return !self.electorate().is_empty() };
         check::feasible(&adopted.plan, &self.planned_members()).is_err()
             || self.electorate().iter().any(|peer| !adopted.peers.contains(peer))
+    }
+
+    /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
+    /// one of two in its term, and seconds go by until that is settled.
+    fn settle(&self) -> Duration {
+        let lends = self.advert.as_ref().is_some_and(|a| !a.devices.is_empty());
+        let alone = lends && self.adopted.is_none() && self.members().count() < 2;
+        if alone { self.config.settle * ALONE } else { self.config.settle }
     }
 
     /// Somebody is there whose advert is still on its way: a plan made now would leave it out.

@@ -41,6 +41,7 @@ fn advert(n: usize) -> Advert {
         kv_bytes: 1 << 28,
         flops: FlopsPerSecond(20e9 + n as f64 * 1e9),
         bandwidth: BytesPerSecond(10e9),
+        profile: None,
     };
     Advert {
         name: format!("peer{n}"),
@@ -305,7 +306,7 @@ fn a_swarm_comes_to_one_plan_that_uses_everybody() {
 #[test]
 fn one_peer_alone_does_both() {
     let mut world = World::new(1, 1);
-    world.wait(seconds(3));
+    world.wait(seconds(5));
     let plan = world.common_plan().unwrap();
     assert_eq!(plan.groups[0].phase, Phase::Mixed);
 }
@@ -357,7 +358,7 @@ fn who_comes_late_follows_the_plan_in_force() {
     world.wait(seconds(4));
     // A gateway: no device, so no new plan is needed for it.
     world.join(99, Advert { devices: vec![], models: vec![], ..advert(9) });
-    world.wait(seconds(4));
+    world.wait(seconds(6));
     assert_eq!(world.common_plan().unwrap().peers().len(), 3);
 }
 

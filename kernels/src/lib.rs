@@ -14,6 +14,7 @@ mod models;
 pub mod pages;
 mod philox;
 pub mod probe;
+pub mod profile;
 pub mod rope;
 pub mod sampling;
 pub mod source;

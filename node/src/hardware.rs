@@ -2,8 +2,8 @@
 
 use crate::store::Store;
 use serde::{Deserialize, Serialize};
-use tsnode_kernels::{device::Host, probe};
-use tsnode_protocol::{BytesPerSecond, Device, DeviceKind, FlopsPerSecond};
+use tsnode_kernels::{device::Host, probe, profile, source::ModelSource};
+use tsnode_protocol::{BytesPerSecond, Device, DeviceKind, FlopsPerSecond, KvDtype, LayerProfile};
 
 /// Part of the host's free memory lent unless told otherwise.
 const MEMORY_PART: f64 = 0.5;
@@ -21,6 +21,13 @@ struct Remembered {
     version: String,
     flops: f64,
     bandwidth: f64,
+}
+
+/// A remembered profile: of which processor, threads, version and KV elements.
+#[derive(Serialize, Deserialize)]
+struct Profiled {
+    of: (String, usize, String, String),
+    profile: LayerProfile,
 }
 
 /// What is asked of a host.
@@ -69,7 +76,29 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
         kv_bytes: kv,
         flops: speed.flops,
         bandwidth: speed.bandwidth,
+        profile: None,
     })
+}
+
+/// What a layer of the model takes here. Measures in some hundredths of a second with a small model, unless it has before; a
+/// model that cannot be measured is planned for by the device's speeds alone.
+pub fn profile(host: &Host, source: &ModelSource, threads: usize, kv: KvDtype, store: &Store) -> Option<LayerProfile> {
+    let key = (host.cpu.name.clone(), threads, env!("CARGO_PKG_VERSION").to_owned(), format!("{kv:?}"));
+    let kept = store.profile().and_then(|bytes| serde_json::from_slice::<Profiled>(&bytes).ok());
+    if let Some(kept) = kept.filter(|k| k.of == key && k.profile.model == source.card().id) {
+        return Some(kept.profile);
+    }
+    let profile = match profile::measure(source, threads, kv) {
+        Ok(profile) => profile.filter(LayerProfile::is_plausible)?,
+        Err(error) => {
+            tracing::warn!(%error, "the model was not measured; plans count with this device's speeds alone");
+            return None;
+        }
+    };
+    if let Ok(bytes) = serde_json::to_vec(&Profiled { of: key, profile }) {
+        store.set_profile(&bytes);
+    }
+    Some(profile)
 }
 
 fn speed(host: &Host, threads: usize, store: &Store) -> std::io::Result<probe::Speed> {

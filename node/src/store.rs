@@ -92,6 +92,17 @@ impl Store {
         self.set("probe", bytes);
     }
 
+    /// The remembered profile of the model.
+    #[must_use]
+    pub fn profile(&self) -> Option<Vec<u8>> {
+        self.get("profile")
+    }
+
+    /// Remembers it.
+    pub fn set_profile(&self, bytes: &[u8]) {
+        self.set("profile", bytes);
+    }
+
     /// The swarm this peer was in last, as an invite.
     #[must_use]
     pub fn swarm(&self) -> Option<String> {

@@ -1,7 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, PeerId, PlanId, Seconds, Term, codec::CodecError, limits,
+    BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term,
+    codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,28 @@ pub struct Device {
     pub flops: FlopsPerSecond,
     /// Measured read bandwidth of its memory.
     pub bandwidth: BytesPerSecond,
+    /// What a layer of its peer's first model takes here, if that was measured.
+    pub profile: Option<LayerProfile>,
+}
+
+/// What one layer of a model takes on a device: seconds, as measured.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct LayerProfile {
+    /// The model.
+    pub model: ModelId,
+    /// a, b, c: a prompt of L tokens takes `a + b·L + c·L²`.
+    pub prefill: [f64; 3],
+    /// A, B, C: a step of n sequences with ctx tokens each takes `A + B·n·ctx + C·n`.
+    pub decode: [f64; 3],
+}
+
+impl LayerProfile {
+    /// Whether every number is one that a measurement can give, and not all are nothing.
+    #[must_use]
+    pub fn is_plausible(&self) -> bool {
+        let plausible = |c: &[f64; 3]| c.iter().all(|x| (0.0..1e6).contains(x)) && c.iter().sum::<f64>() > 0.0;
+        plausible(&self.prefill) && plausible(&self.decode)
+    }
 }
 
 /// What does the computing.
@@ -110,6 +133,7 @@ impl Advert {
                 && d.bandwidth.is_plausible()
                 && d.memory_bytes <= 1 << 44
                 && d.kv_bytes <= d.memory_bytes
+                && d.profile.is_none_or(|p| p.is_plausible())
         };
         if !self.devices.iter().all(device) {
             return Err(CodecError::Invalid("device figures out of range"));
@@ -163,5 +187,21 @@ impl Heartbeat {
             return Err(CodecError::Invalid("too many groups"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_a_measurement_or_nothing() {
+        let good = LayerProfile { model: ModelId([1; 16]), prefill: [1e-3, 1e-5, 0.0], decode: [1e-3, 0.0, 1e-6] };
+        assert!(good.is_plausible());
+        for wrong in [f64::NAN, -1e-9, f64::INFINITY, 1e7] {
+            assert!(!LayerProfile { prefill: [wrong, 1e-5, 0.0], ..good }.is_plausible(), "{wrong}");
+            assert!(!LayerProfile { decode: [1e-3, wrong, 0.0], ..good }.is_plausible(), "{wrong}");
+        }
+        assert!(!LayerProfile { prefill: [0.0; 3], ..good }.is_plausible(), "no layer takes no time");
     }
 }

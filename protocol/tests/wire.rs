@@ -6,9 +6,9 @@ use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Endorsement, Epoch, FlopsPerSecond, Gossip, Group, Heartbeat, Invite,
-    KvCodec, KvDtype, LayerRange, Link, Load, Manifest, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId,
-    Phase, Plan, PlanId, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term,
-    TileHeader, Token, TokenLogprob,
+    KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, ModelCard, ModelFile, ModelId, ModelShape,
+    PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage,
+    SwarmId, Term, TileHeader, Token, TokenLogprob,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{KvAnswer, KvHeader, KvPart},
@@ -54,6 +54,11 @@ fn advert() -> Advert {
         kv_bytes: 8 << 30,
         flops: FlopsPerSecond(71e12),
         bandwidth: BytesPerSecond(768e9),
+        profile: Some(LayerProfile {
+            model: ModelId([5; 16]),
+            prefill: [1e-4, 2e-6, 3e-10],
+            decode: [4e-5, 5e-9, 6e-6],
+        }),
     };
     let link =
         Link { to: PeerId([2; 32]), latency: Seconds(0.01), bandwidth: BytesPerSecond(125e6), path: PathKind::Direct };
@@ -297,7 +302,7 @@ fn cut_short_lengthened_or_of_another_version_nothing_is_read() {
             read_as_everything(cut);
         }
         let longer = [&bytes[..], &[0]].concat();
-        let future = [&2u16.to_le_bytes()[..], &bytes[2..]].concat();
+        let future = [&(codec::VERSION + 1).to_le_bytes()[..], &bytes[2..]].concat();
         if name.starts_with("gossip") {
             assert!(matches!(codec::decode::<Gossip, LIMIT>(&longer), Err(CodecError::Malformed(_))), "{name}");
         }

@@ -1,5 +1,6 @@
 //! What devices can do: figures of known GPUs, by the vendor or as a paper prints them.
 
+use super::cost::{Decode, Prefill};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond};
@@ -22,6 +23,8 @@ pub struct Figures {
     pub bandwidth: BytesPerSecond,
     /// The part of it that is set aside for KV (bytes), where that is fixed.
     pub pool: Option<f64>,
+    /// What a layer of the model takes on one, where that was measured.
+    pub profile: Option<(Prefill, Decode)>,
     /// Price of one ($ an hour), where known.
     pub price: Option<f64>,
 }
@@ -90,6 +93,7 @@ pub fn from_peaks(name: String, tflops: f64, bandwidth_gbs: f64, memory_gb: f64)
         flops: FlopsPerSecond(tflops * 1e12 * PREFILL_SHARE),
         bandwidth: BytesPerSecond(bandwidth_gbs * 1e9 * DECODE_SHARE),
         pool: None,
+        profile: None,
         price: None,
     }
 }
@@ -109,6 +113,7 @@ fn figures(name: String, row: &Row, column: Column) -> Figures {
         flops: FlopsPerSecond(flops * share(row.prefill_share, PREFILL_SHARE)),
         bandwidth: BytesPerSecond(bandwidth * share(row.decode_share, DECODE_SHARE)),
         pool: None,
+        profile: None,
         price: row.paper.price_per_hour,
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{
     cluster::{Cluster, Instance, InstanceId, KindId, Path},
-    cost::Decode,
+    cost::{Decode, Prefill},
     evaluate::{Evaluation, Evaluator, GroupNo},
     figures::Figures,
     finals,
@@ -23,7 +23,7 @@ use super::{
 use crate::{control::Members, gate::SplitChoice, simulator::Replay};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
-    BytesPerSecond, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage,
+    BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -89,7 +89,7 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
 }
 
 fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Vec<Scene>> {
-    let cluster = cluster(&places, members)?;
+    let cluster = cluster(&places, members, card.id)?;
     let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
     let workload = Workload::named("conversation")?.within(f64::from(card.shape.context));
     let space = Space {
@@ -100,7 +100,7 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
         ..Space::default()
     };
     // Nothing is known of speeds yet: any rate and deadline do for finding the groups that set them.
-    let free = Reference { prefill: super::cost::Prefill::default(), decode: Decode::default() };
+    let free = Reference { prefill: Prefill::default(), decode: Decode::default() };
     let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
     let (_, reference) = pace(&first)?;
     first.reference = reference;
@@ -138,7 +138,15 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
     fastest.filter(|_| rate > 0.0 && rate.is_finite()).map(|(_, reference)| (rate, reference))
 }
 
-fn cluster(places: &[Place], members: &Members<'_>) -> Option<Cluster> {
+/// A measured profile as the cost model has it.
+fn measured(profile: LayerProfile) -> (Prefill, Decode) {
+    let [fixed, per_token, per_square] = profile.prefill;
+    let prefill = Prefill { fixed, per_token, per_square };
+    let [fixed, per_context, per_sequence] = profile.decode;
+    (prefill, Decode { fixed, per_context, per_sequence })
+}
+
+fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
     let peers: Vec<PeerId> =
         places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
     let (mut kinds, mut instances) = (Vec::new(), Vec::new());
@@ -150,6 +158,7 @@ fn cluster(places: &[Place], members: &Members<'_>) -> Option<Cluster> {
             flops: d.flops,
             bandwidth: d.bandwidth,
             pool: (d.kv_bytes > 0).then_some(d.kv_bytes as f64),
+            profile: d.profile.filter(|p| p.model == model).map(measured),
             price: None,
         });
         let kind = KindId(u16::try_from(kinds.len() - 1).ok()?);

@@ -12,7 +12,7 @@ use tsnode_kernels::{
     device::Host as Hardware,
     source::{ModelSource, SourceError},
 };
-use tsnode_protocol::Advert;
+use tsnode_protocol::{Advert, Device};
 
 /// A peer's model and advert.
 pub(super) struct Lent {
@@ -57,7 +57,7 @@ fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
 
 fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {
     let mut devices = Vec::new();
-    if source.is_some() {
+    if let Some(source) = source {
         let host = Hardware::detect();
         match &host.gpus {
             Ok(gpus) => tracing::info!(?gpus, "GPUs found; this version computes on the processor"),
@@ -65,7 +65,11 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
         }
         let lend = Lend { threads: config.threads, kv_bytes: config.kv_bytes };
         // A third of a second of computing, once: nothing else of this peer runs yet.
-        let device = tokio::task::block_in_place(|| hardware::processor(&host, lend, store));
+        let device = tokio::task::block_in_place(|| {
+            let device = hardware::processor(&host, lend, store)?;
+            let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
+            Ok::<_, hardware::LendError>(Device { profile, ..device })
+        });
         devices.push(device?);
     }
     Ok(Advert {
