@@ -111,6 +111,7 @@ mod tests {
         let (_, mut bytes) = sealer(SWARM).seal(&heartbeat()).unwrap();
         bytes[0] = 9;
         let refusal = judge(&bytes, SWARM, LISTENER);
-        assert_eq!(refusal, Err(Refusal::Reject("protocol version 9, ours is 1".into())));
+        let ours = tsnode_protocol::codec::VERSION;
+        assert_eq!(refusal, Err(Refusal::Reject(format!("protocol version 9, ours is {ours}"))));
     }
 }
