@@ -6,6 +6,7 @@
 //! - elsewhere: queue + prompt there + α + bytes/β (α and β of the link, bytes by codec);
 //! - here: queue + prompt here, counted once more for every sequence it would hold up meanwhile.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, ModelShape, Seconds};
 
@@ -29,7 +30,8 @@ pub enum KvChoice {
 }
 
 /// Whether to ask the gate at all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SplitChoice {
     /// Where it pays.
     #[default]

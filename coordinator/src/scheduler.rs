@@ -9,6 +9,7 @@
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
 //! | after a loss | phases and routes only | [`light`] |
 //! | large clusters | in parts | [`regions`] |
+//! | several models | whose devices are whose | [`services`] |
 //! | the last candidates | replayed request by request | [`finals`] |
 //! | how good is it | other systems' plans | [`baselines`] |
 //!
@@ -39,6 +40,7 @@ pub mod problem;
 pub mod regions;
 pub mod route;
 pub mod search;
+pub mod services;
 pub mod slo;
 pub mod start;
 pub mod transport;

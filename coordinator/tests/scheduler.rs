@@ -6,11 +6,12 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tsnode_coordinator::{
     scheduler::{
-        Cluster, Evaluator, Problem, Slo, Space, Workload, cluster_file, exhaustive,
+        Cluster, Evaluator, InstanceId, Problem, Slo, Space, Workload, cluster_file, exhaustive,
         figures::Column,
         light::{self, Standing},
         models, regions,
         search::{self, Effort, Found},
+        services,
         slo::Reference,
     },
     simulator::{Replay, replay},
@@ -18,6 +19,8 @@ use tsnode_coordinator::{
 use tsnode_protocol::Phase;
 
 const NEVER: &(dyn Fn() -> bool + Sync) = &|| false;
+/// No replays: closed forms alone decide.
+const HOW: Replay = Replay { seed: 0, requests: 0 };
 const QUICK: Effort = Effort { steps: 30, neighbours: 10, memory: 5, walks: 2, threads: 1 };
 
 fn host(name: &str, gpu: &str, count: usize, zone: usize) -> String {
@@ -200,4 +203,45 @@ fn closed_forms_say_what_the_replay_shows() {
         let apart = (report.attainment - found.evaluation.attainment).abs();
         assert!(apart < 0.06, "{workload}: {} and {}", report.attainment, found.evaluation.attainment);
     }
+}
+
+/// Two services on three small hosts: every way to deal the devices, against the search.
+#[test]
+fn services_share_a_cluster_as_well_as_any_division_does() {
+    let text =
+        host("a", "A40", 2, 0) + &host("b", "A5000", 4, 0) + &host("c", "3090Ti", 3, 0) + &link(0, 0, 2e-4, 4.5e9);
+    let service = |model, workload, rate| problem(cluster(&text), model, workload, rate).unwrap();
+    for (a, b) in [(1.0, 3.0), (6.0, 1.0)] {
+        let services = [service("LLaMA-13B", "coding", a), service("Llama-3-8B", "conversation", b)];
+        let shared = services::search(&services, 0, Effort { steps: 400, ..QUICK }, HOW, NEVER, NEVER).unwrap();
+        let mut best = 0.0f64;
+        for (x, y, z) in (0..3u16).flat_map(|x| (0..5u16).flat_map(move |y| (0..4u16).map(move |z| (x, y, z)))) {
+            let deal = |n: [u16; 3]| -> Vec<(InstanceId, u16)> {
+                let all = n.into_iter().enumerate().map(|(i, n)| (InstanceId(i as u32), n));
+                all.filter(|m| m.1 > 0).collect()
+            };
+            let parts = [deal([x, y, z]), deal([2 - x, 4 - y, 3 - z])];
+            let value = |(s, m): (&Problem, &Vec<(InstanceId, u16)>)| {
+                s.part(m).map_or(0.0, |p| p.rate * search::search(&p, 0, QUICK, NEVER).evaluation.value)
+            };
+            best = best.max(services.iter().zip(&parts).map(value).sum::<f64>() / (a + b));
+        }
+        println!("{} divisions: {:.4}, the best of all {best:.4}", shared.divisions, shared.value);
+        assert!(shared.value >= 0.995 * best, "{} of {best}", shared.value);
+        let mut used: BTreeMap<InstanceId, u16> = BTreeMap::new();
+        for (served, service) in shared.services.iter().zip(&services) {
+            served.members.iter().for_each(|&(i, n)| *used.entry(i).or_default() += n);
+            served.regions.iter().for_each(|r| check(&r.problem, &r.found));
+            assert_eq!(served.problem.model.name, service.model.name);
+        }
+        assert!(used.iter().all(|(i, n)| *n <= services[0].cluster.instance(*i).count), "{used:?}");
+    }
+}
+
+#[test]
+fn services_that_do_not_fit_together_are_told_so() {
+    let text = host("a", "A40", 2, 0) + &link(0, 0, 2e-4, 4.5e9);
+    let service = || problem(cluster(&text), "LLaMA-30B", "coding", 1.0).unwrap();
+    let error = services::search(&[service(), service()], 0, QUICK, HOW, NEVER, NEVER).unwrap_err();
+    assert!(error.to_string().contains("LLaMA-30B and LLaMA-30B needs"), "{error}");
 }

@@ -33,6 +33,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     batcher::BatcherConfig,
     control::{Control, ControlConfig},
+    gate::SplitChoice,
     gateway::{Gateway as Machine, GatewayConfig, View},
     planner::Wish,
 };
@@ -155,7 +156,7 @@ impl Ground {
             error: e.to_string(),
         })?;
         let at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
-        let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at));
+        let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at, self.config.split));
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
         let state = ApiState::new(gateway, models, viewer, self.config.api_key.clone());
@@ -289,7 +290,7 @@ fn local_swarm() -> Invite {
     Invite { swarm: SwarmId(id), secret: None, addresses: Vec::new() }
 }
 
-fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr) -> SwarmView {
+fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: SplitChoice) -> SwarmView {
     SwarmView {
         me: identity.peer_id(),
         swarm: invite.swarm,
@@ -300,6 +301,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr) -> SwarmVi
         coordinator: None,
         plan_id: None,
         plan: None,
+        split,
         ready_groups: Vec::new(),
         peers: Vec::new(),
         models: Vec::new(),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use tsnode_coordinator::gate::SplitChoice;
 use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
 
 /// How far a peer has come on its way to being useful.
@@ -44,6 +45,8 @@ pub struct SwarmView {
     pub plan_id: Option<PlanId>,
     /// The adopted plan.
     pub plan: Option<Plan>,
+    /// Whether plans may have groups that do both phases, as this peer values them.
+    pub split: SplitChoice,
     /// Groups whose leaders say they take requests.
     pub ready_groups: Vec<GroupId>,
     /// Every peer known to be alive, this one included, by id.

@@ -6,6 +6,7 @@ mod common;
 use common::{Net, PROMPT, Wish};
 use futures::StreamExt;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tsnode_testnet::{Sight, Swarm};
 
@@ -50,10 +51,13 @@ async fn many_streams_are_complete_and_right(net: &Net) {
         expected.push(net.tokens(n % 5, body(n)).await.0);
     }
     let all = futures::future::join_all((0..64).map(|n| net.tokens(n % 5, body(n)))).await;
+    let mut decoders = BTreeSet::new();
     for (n, (tokens, answer)) in all.into_iter().enumerate() {
         assert_eq!(tokens, expected[n % 8], "stream {n}");
         assert_ne!(answer["tsnode"]["prefill"], answer["tsnode"]["decode"]);
+        decoders.insert(answer["tsnode"]["decode"].to_string());
     }
+    assert!(decoders.len() > 1, "work is spread over decode groups");
 }
 
 async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {

@@ -2,8 +2,9 @@
 //!
 //! A plan's value is the share of requests that keep their deadlines. It is stated for a ceiling on the load of each
 //! phase: D_ij is taken at the ceilings, capacities are what groups carry at them, so no group is planned busier than
-//! what its value assumes. Several ceilings are tried, the lowest that carry the rate first; a plan that cannot carry it
-//! may also turn requests away to keep the others in time.
+//! what its value assumes. Several ceilings are tried, first the lowest that carry the rate, with every group of a phase
+//! loaded alike: where nothing is gained by sending more to one of two groups, neither stands idle. A plan that cannot
+//! carry the rate may also turn requests away to keep the others in time.
 
 use super::{
     cluster::InstanceId,
@@ -24,8 +25,47 @@ const CARRIED: f64 = 1e-6;
 /// Load that a guess lets groups carry, and what it gives for capacity beyond the rate.
 const GUESSED_LOAD: f64 = 0.8;
 const ROOM: f64 = 0.03;
-/// Ceilings tried, as steps above the lowest that carry the rate, of prefill and of decode.
-const CEILINGS: [(i8, i8); 5] = [(0, 0), (1, 1), (3, 3), (-3, -3), (-6, -6)];
+/// Ceilings tried, as steps above the lowest that carry the rate, after that itself with every group loaded alike.
+const CEILINGS: [i8; 5] = [0, 1, 3, -3, -6];
+
+/// The most that groups are loaded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ceiling {
+    /// At which pairs are valued, in steps.
+    prefill: u8,
+    decode: u8,
+    /// Part of what the steps allow that groups may use.
+    prefill_part: f64,
+    decode_part: f64,
+}
+
+impl Ceiling {
+    fn steps((prefill, decode): (u8, u8), by: i8) -> Self {
+        let step = |low: u8| low.saturating_add_signed(by).clamp(1, MOST_LOAD);
+        Self { prefill: step(prefill), decode: step(decode), prefill_part: 1.0, decode_part: 1.0 }
+    }
+
+    /// These steps with no more room than the rate needs, so that every group of a phase is loaded alike.
+    fn alike(self, rate: f64, rates: &Rates) -> Self {
+        let part = |need: f64, have: f64| if have > 0.0 { (need / have).min(1.0) } else { 1.0 };
+        let splits = if rates.decode > 0.0 { rates.prefill } else { 0.0 };
+        let prefill_part = part(rate, load(self.prefill) * (splits + rates.mixed));
+        let to_decode = rate - prefill_part * load(self.prefill) * rates.mixed;
+        Self { prefill_part, decode_part: part(to_decode, load(self.decode) * rates.decode), ..self }
+    }
+
+    fn prefill_load(&self) -> f64 {
+        self.prefill_part * load(self.prefill)
+    }
+
+    fn decode_load(&self) -> f64 {
+        self.decode_part * load(self.decode)
+    }
+
+    fn headroom(&self) -> f64 {
+        HEADROOM * (1.0 - 0.5 * (self.prefill_load() + self.decode_load()))
+    }
+}
 
 /// A group on the evaluator's shelf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -211,18 +251,17 @@ impl<'p> Evaluator<'p> {
         self.evaluations += 1;
         let rates = self.rates(groups);
         self.lay_out(groups, &rates);
-        let (low_prefill, low_decode) = lowest(self.problem.rate, &rates);
-        let mut best: Option<(f64, (u8, u8))> = None;
-        let mut tried = Vec::with_capacity(CEILINGS.len());
-        for (up, down) in CEILINGS {
-            let step = |low: u8, by: i8| low.saturating_add_signed(by).clamp(1, MOST_LOAD);
-            let ceiling = (step(low_prefill, up), step(low_decode, down));
+        let low = lowest(self.problem.rate, &rates);
+        let alike = Ceiling::steps(low, 0).alike(self.problem.rate, &rates);
+        let mut best: Option<(f64, Ceiling)> = None;
+        let mut tried = Vec::with_capacity(1 + CEILINGS.len());
+        for ceiling in std::iter::once(alike).chain(CEILINGS.into_iter().map(|by| Ceiling::steps(low, by))) {
             if tried.contains(&ceiling) {
                 continue;
             }
             tried.push(ceiling);
             let attained = self.solve(groups, ceiling);
-            let value = attained + headroom(ceiling);
+            let value = attained + ceiling.headroom();
             if best.is_none_or(|(v, _)| value > v) {
                 best = Some((value, ceiling));
             }
@@ -304,19 +343,18 @@ impl<'p> Evaluator<'p> {
     }
 
     /// Solves the orchestration at a ceiling; the flow stays in the solver.
-    fn solve(&mut self, groups: &[GroupNo], ceiling: (u8, u8)) -> f64 {
+    fn solve(&mut self, groups: &[GroupNo], ceiling: Ceiling) -> f64 {
         let mut matrix = std::mem::take(&mut self.matrix);
         let rate = self.problem.rate;
-        let capacity = |k: &usize, shelf: &[Shelved], ceiling: u8| {
-            load(ceiling) * shelf[groups[*k].0 as usize].rated.rate() / rate
-        };
+        let capacity =
+            |k: &usize, shelf: &[Shelved], load: f64| load * shelf[groups[*k].0 as usize].rated.rate() / rate;
         let is_mixed = |k: &usize, shelf: &[Shelved]| shelf[groups[*k].0 as usize].rated.phase == Phase::Mixed;
         matrix.row.clear();
-        matrix.row.extend(matrix.rows.iter().map(|k| capacity(k, &self.shelf, ceiling.0)));
+        matrix.row.extend(matrix.rows.iter().map(|k| capacity(k, &self.shelf, ceiling.prefill_load())));
         matrix.column.clear();
         matrix.column.extend(matrix.columns.iter().map(|k| {
-            let ceiling = if is_mixed(k, &self.shelf) { ceiling.0 } else { ceiling.1 };
-            capacity(k, &self.shelf, ceiling)
+            let load = if is_mixed(k, &self.shelf) { ceiling.prefill_load() } else { ceiling.decode_load() };
+            capacity(k, &self.shelf, load)
         }));
         matrix.value.clear();
         let n = matrix.columns.len();
@@ -324,8 +362,8 @@ impl<'p> Evaluator<'p> {
             for j in 0..n {
                 let open = matrix.arc[i * n + j] > 0.0;
                 let loads = Loads {
-                    prefill: ceiling.0,
-                    decode: ceiling.1,
+                    prefill: ceiling.prefill,
+                    decode: ceiling.decode,
                     link: Loads::link_step(matrix.busiest[i * n + j].min(LINK_LOAD)),
                 };
                 let (from, to) = (groups[matrix.rows[i]], groups[matrix.columns[j]]);
@@ -364,7 +402,7 @@ impl<'p> Evaluator<'p> {
     }
 
     /// The evaluation of the flow just found, with links as loaded as that flow makes them.
-    fn settled(&mut self, ceiling: (u8, u8), groups: &[GroupNo]) -> Evaluation {
+    fn settled(&mut self, ceiling: Ceiling, groups: &[GroupNo]) -> Evaluation {
         let (rows, columns, flow) = (self.matrix.rows.clone(), self.matrix.columns.clone(), self.solver.flow.clone());
         let n = columns.len();
         let used: Vec<(usize, usize, f64)> =
@@ -387,22 +425,18 @@ impl<'p> Evaluator<'p> {
                     busiest = links.iter().filter(|l| l.0 == *a && l.1 == *b).fold(busiest, |m, l| m.max(l.2));
                 }
             }
-            let loads = Loads { prefill: ceiling.0, decode: ceiling.1, link: Loads::link_step(busiest) };
+            let loads = Loads { prefill: ceiling.prefill, decode: ceiling.decode, link: Loads::link_step(busiest) };
             let kept = self.pair_value(groups[prefill], groups[decode], loads);
             shares.push(Share { prefill, decode, share, kept });
         }
         let attainment = shares.iter().fold(0.0, |sum, s| sum + s.share * s.kept);
         Evaluation {
-            value: attainment + headroom(ceiling) - SPREAD * self.spread(groups),
+            value: attainment + ceiling.headroom() - SPREAD * self.spread(groups),
             attainment,
             shares,
-            loads: (load(ceiling.0), load(ceiling.1)),
+            loads: (ceiling.prefill_load(), ceiling.decode_load()),
         }
     }
-}
-
-fn headroom(ceiling: (u8, u8)) -> f64 {
-    HEADROOM * (1.0 - 0.5 * (load(ceiling.0) + load(ceiling.1)))
 }
 
 /// The lowest ceilings, in steps, at which the groups carry the rate; the highest there are, if they do not.

@@ -4,6 +4,10 @@
 //! alike: requests as in Azure's conversation service, cut to the model's context; a rate that keeps the swarm busy;
 //! deadlines as multiples of what the swarm's fastest group takes.
 
+mod why;
+
+pub use why::{Other, Why, why};
+
 use super::{
     cluster::{Cluster, Instance, InstanceId, KindId, Path},
     cost::{Decode, Prefill},
@@ -70,8 +74,8 @@ pub struct Part {
     pub reason: String,
 }
 
-/// Problems for every model some device has, one or, in a large swarm, one for each region; a device serves the first of its peer's models. Models that the swarm's
-/// devices cannot hold are left out.
+/// Problems for every model some device has, one or, in a large swarm, one for each region; a device serves the first
+/// of its peer's models. Models that the swarm's devices cannot hold are left out.
 #[must_use]
 pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
     let mut by_model: BTreeMap<ModelId, (&ModelCard, Vec<Place>)> = BTreeMap::new();
@@ -187,15 +191,19 @@ impl Scene {
     /// Searches for this model's plan.
     #[must_use]
     pub fn plan(&self) -> Part {
+        self.part(&self.search())
+    }
+
+    fn search(&self) -> Found {
         let steps = (self.problem.cluster.devices() * EVALUATIONS.0).min(EVALUATIONS.1).div_ceil(10);
         let effort = Effort { steps, ..Effort::default() };
         let plan = |problem: &Problem| finals::plan(problem, SEED, effort, REPLAY, &|| false).0;
-        let mut found = plan(&self.problem);
+        let found = plan(&self.problem);
         if found.grouping.parts.is_empty() && !self.problem.space.mixed {
             // One group alone has nobody to split with.
-            found = plan(&self.problem.within(Space { mixed: true, phases: false, ..self.problem.space }));
+            return plan(&self.problem.within(Space { mixed: true, phases: false, ..self.problem.space }));
         }
-        self.part(&found)
+        found
     }
 
     /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`

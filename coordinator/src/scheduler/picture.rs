@@ -9,10 +9,27 @@ const ROW: f64 = 58.0;
 const TOP: f64 = 92.0;
 const BOX: f64 = 330.0;
 
-/// The picture: prefill groups on the left, decode groups on the right, mixed groups below; each group with the devices
-/// it takes from each host.
+/// The picture, one plan under the other: prefill groups on the left, decode groups on the right, mixed groups below;
+/// each group with the devices it takes from each host.
 #[must_use]
-pub fn svg(outcome: &Outcome) -> String {
+pub fn svg(outcomes: &[&Outcome]) -> String {
+    let drawn: Vec<(f64, String)> = outcomes.iter().map(|o| plan(o)).collect();
+    let height: f64 = drawn.iter().map(|d| d.0).sum();
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n"
+    );
+    let _ = writeln!(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>");
+    let mut y = 0.0;
+    for (height, plan) in drawn {
+        let _ = writeln!(out, "<g transform=\"translate(0 {y:.0})\">\n{plan}</g>");
+        y += height;
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+/// One plan: its height and what is drawn.
+fn plan(outcome: &Outcome) -> (f64, String) {
     let of = |phase: Phase| outcome.groups.iter().enumerate().filter(move |(_, g)| g.phase == phase).map(|(i, _)| i);
     let (left, right): (Vec<usize>, Vec<usize>) = (of(Phase::Prefill).collect(), of(Phase::Decode).collect());
     let below: Vec<usize> = of(Phase::Mixed).collect();
@@ -20,11 +37,6 @@ pub fn svg(outcome: &Outcome) -> String {
     let mixed_rows = below.len().div_ceil(2);
     let height = TOP + ROW * (rows + mixed_rows) as f64 + 60.0;
     let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">"
-    );
-    let _ = writeln!(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>");
     let title = format!(
         "{} on {}, {} at {} requests/s, {}: {:.1} % in time",
         outcome.model,
@@ -66,8 +78,7 @@ pub fn svg(outcome: &Outcome) -> String {
     if !outcome.idle.is_empty() {
         text(&mut out, 20.0, height - 20.0, 12.0, "#666666", &format!("idle: {}", outcome.idle.join(", ")));
     }
-    out.push_str("</svg>\n");
-    out
+    (height, out)
 }
 
 fn colour(phase: Phase) -> &'static str {

@@ -1,4 +1,4 @@
-//! Verbs that print what a peer knows: `status`, `peers`, `plan`, `models`, `invite`, `config show`, `version`.
+//! Verbs that print what a peer knows: `status`, `peers`, `models`, `invite`, `config show`, `version`.
 
 use super::{ask::Peer, is_set};
 use crate::{
@@ -12,7 +12,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use tsnode_protocol::PeerId;
 
-async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
+pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
     Peer::find(settings, matches)?.view().await
 }
 
@@ -90,33 +90,6 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
     table(&rows)
 }
 
-pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let view = look(settings, matches).await?;
-    if is_set(matches, "json") {
-        return print_json(&view.plan);
-    }
-    let Some(plan) = &view.plan else {
-        say!("no plan has been adopted yet");
-        return Ok(());
-    };
-    let names = names(&view);
-    say!("{} (epoch {}, term {}): {}\n", plan.id(), plan.epoch.0, plan.term.0, plan.reason);
-    let mut rows = vec![["GROUP", "PHASE", "STAGES", "STATE"].map(String::from).to_vec()];
-    for group in &plan.groups {
-        let stages: Vec<String> =
-            group.stages.iter().map(|s| format!("{} [layers {}]", name(&names, s.peer), s.layers)).collect();
-        let up = if view.ready_groups.contains(&group.id) { "up" } else { "not up" };
-        rows.push(vec![group.id.to_string(), group.phase.to_string(), stages.join(" → "), up.into()]);
-    }
-    table(&rows)?;
-    say!("");
-    let mut rows = vec![["PREFILL", "DECODE", "SHARE"].map(String::from).to_vec()];
-    for route in &plan.routes {
-        rows.push(vec![route.prefill.to_string(), route.decode.to_string(), format!("{:.0} %", route.share * 100.0)]);
-    }
-    table(&rows)
-}
-
 pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
     if is_set(matches, "json") {
@@ -180,11 +153,11 @@ pub(super) fn version(matches: &ArgMatches) -> Result<(), Exit> {
     Ok(())
 }
 
-fn names(view: &SwarmView) -> BTreeMap<PeerId, String> {
+pub(super) fn names(view: &SwarmView) -> BTreeMap<PeerId, String> {
     view.peers.iter().map(|p| (p.id, p.advert.name.clone())).collect()
 }
 
-fn name(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
+pub(super) fn name(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
     match names.get(&peer) {
         Some(name) if !name.is_empty() => format!("{name} (…{})", peer.short()),
         _ => format!("…{}", peer.short()),

@@ -69,6 +69,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         coordinator: None,
         plan_id: None,
         plan: None,
+        split: Default::default(),
         ready_groups: vec![],
         peers: vec![],
         models,

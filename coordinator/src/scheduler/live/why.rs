@@ -1,0 +1,60 @@
+//! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
+
+use super::{Scene, scenes};
+use crate::{
+    control::Members,
+    gate::SplitChoice,
+    scheduler::{Evaluator, moves::Grouping, search},
+};
+use tsnode_protocol::{Group, Plan};
+
+/// A plan for a model that was not adopted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Other {
+    /// Its groups.
+    pub groups: Vec<Group>,
+    /// What it is worth on this view.
+    pub value: f64,
+}
+
+/// A model's adopted groups against others; of a large swarm, one region's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Why {
+    /// The model's name.
+    pub model: String,
+    /// Requests a second that plans are valued at.
+    pub rate: f64,
+    /// What the adopted groups are worth on this view; nothing, if some of their devices are gone.
+    pub adopted: f64,
+    /// Others, the best first.
+    pub others: Vec<Other>,
+}
+
+/// The adopted plan against what a search on this view finds.
+#[must_use]
+pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
+    scenes(members, split).iter().map(|scene| scene.why(plan)).collect()
+}
+
+impl Scene {
+    fn why(&self, plan: &Plan) -> Why {
+        let here = |g: &&Group| g.model == self.card.id && g.stages.iter().any(|s| self.has(s));
+        let mut adopted: Vec<Group> = plan.groups.iter().filter(here).cloned().collect();
+        adopted.sort_by_key(|g| g.id);
+        let found = self.search();
+        let all = std::iter::once(found.grouping).chain(found.runners_up.into_iter().map(|(grouping, _)| grouping));
+        let mut others: Vec<Other> = all.filter_map(|grouping| self.other(&grouping)).collect();
+        others.retain(|other| other.groups != adopted);
+        others.sort_by(|a, b| b.value.total_cmp(&a.value));
+        Why { model: self.card.name.clone(), rate: self.problem.rate, adopted: self.value(&adopted), others }
+    }
+
+    fn other(&self, grouping: &Grouping) -> Option<Other> {
+        let mut evaluator = Evaluator::new(&self.problem);
+        let numbers = search::shelved(&mut evaluator, grouping)?;
+        let mut groups: Vec<Group> = numbers.iter().map(|g| self.named(&evaluator, *g)).collect();
+        let value = evaluator.evaluate(&numbers).value;
+        groups.sort_by_key(|g| g.id);
+        (!groups.is_empty()).then_some(Other { groups, value })
+    }
+}
