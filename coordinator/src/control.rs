@@ -490,7 +490,7 @@ impl Control {
         if !pressing && (settled || first != Some(self.config.me)) {
             self.needed_since = None;
             self.proposed_at = None;
-            return self.convince(first, out);
+            return self.convince(&ranks, out);
         }
         let turn = pressing.then(|| *self.needed_since.get_or_insert(self.now)).map(|since| self.my_turn_at(since));
         let waiting = self.proposed_at.is_some_and(|at| self.now < at + self.config.patience);
@@ -509,7 +509,7 @@ impl Control {
                 let plan = self.number(draft);
                 out.push(Action::Publish(Gossip::Plan(plan)));
             }
-            None => self.convince(first, out),
+            None => self.convince(&ranks, out),
         }
     }
 

@@ -231,11 +231,13 @@ impl Control {
     }
 
     /// The coordinator shows the certificate to those who have followed another plan, or none, for a while.
-    pub(super) fn convince(&mut self, coordinator: Option<PeerId>, out: &mut Vec<Action>) {
-        if coordinator != Some(self.config.me) || self.now < self.next_certificate {
+    pub(super) fn convince(&mut self, ranks: &[PeerId], out: &mut Vec<Action>) {
+        let Some(adopted) = &self.adopted else { return };
+        // The first rank may be who has just come: it has no certificate to show.
+        let follows = |peer: &&PeerId| self.members.get(peer).is_some_and(|m| m.heartbeat.plan == Some(adopted.id));
+        if ranks.iter().find(follows) != Some(&self.config.me) || self.now < self.next_certificate {
             return;
         }
-        let Some(adopted) = &self.adopted else { return };
         let behind = self.members().any(|(peer, m)| *peer != self.config.me && m.behind_since.is_some());
         if behind {
             out.push(Action::Publish(Gossip::Certificate(adopted.certificate.clone())));
