@@ -46,6 +46,26 @@ fn a_plan_is_drawn() {
 }
 
 #[test]
+fn services_share_a_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plans.svg");
+    let services = ["--service", "LLaMA-30B:coding:1", "--service", "LLaMA-13B:conversation:3:e2e=4x"];
+    let answer = json(&[&["--cluster", "cloud32", "--svg", file.to_str().unwrap()], &services[..]].concat());
+    let plans: Vec<&Value> = answer["services"].as_array().unwrap().iter().map(|s| &s["plan"]).collect();
+    assert_eq!((&plans[0]["model"], &plans[1]["slo"]), (&"LLaMA-30B".into(), &"e2e=4x".into()));
+    let both: f64 = plans.iter().map(|p| p["attainment"].as_f64().unwrap() * p["rate"].as_f64().unwrap()).sum();
+    assert!((both / 4.0 - answer["attainment"].as_f64().unwrap()).abs() < 1e-9);
+    assert!(both / 4.0 > 0.95, "{both}");
+    // cloud32 has 32 devices: no more are used by both together.
+    let count = |name: &Value| name.as_str().unwrap().split('×').next().unwrap().parse::<u32>().unwrap();
+    let groups = plans.iter().flat_map(|p| p["groups"].as_array().unwrap());
+    let devices: u32 = groups.flat_map(|g| g["devices"].as_array().unwrap()).map(count).sum();
+    assert!((8..=32).contains(&devices), "{devices}");
+    let picture = std::fs::read_to_string(file).unwrap();
+    assert!(picture.contains("LLaMA-30B on cloud32") && picture.contains("LLaMA-13B on cloud32"));
+}
+
+#[test]
 fn a_loss_is_answered_by_flips_and_by_a_new_plan() {
     let answer = json(&[&CLOUD[..], &["--lose", "a6000-1"]].concat());
     let number = |name: &str| answer[name].as_f64().unwrap();
@@ -63,7 +83,7 @@ fn what_cannot_be_planned_is_refused_in_one_line() {
     let trace = folder.path().join("trace.csv");
     std::fs::write(&trace, "ContextTokens,GeneratedTokens\n10,x\n").unwrap();
     let (small, trace) = (small.to_str().unwrap(), trace.to_str().unwrap());
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["--cluster", small], "enough would be 2 more A5000"),
         (&["--cluster", "nowhere.toml"], "No such file"),
         (&["--cluster", "cloud32", "--rate", "0"], "must be a positive number"),
@@ -72,6 +92,8 @@ fn what_cannot_be_planned_is_refused_in_one_line() {
         (&["--cluster", "cloud32", "--model", "GPT"], "known are LLaMA-7B"),
         (&["--cluster", "cloud32", "--workload", trace], "line 2: \"x\" is no number of tokens"),
         (&["--cluster", "cloud32", "--lose", "b"], "there are a6000-0"),
+        (&["--cluster", "cloud32", "--service", "a:b:c:d:e"], "as in LLaMA-13B:coding:2:e2e=5x"),
+        (&["--cluster", "a100x8", "--service", "OPT-175B", "--service", "BLOOM-176B"], "OPT-175B and BLOOM-176B needs"),
         (&["--cluster", "cloud32", "--links", "wet"], "it has default, high, low"),
     ];
     for (args, reason) in cases {
