@@ -15,7 +15,7 @@ use crate::scheduler::{
 };
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
-use tsnode_protocol::Phase;
+use tsnode_protocol::{Phase, Tokens};
 
 /// How a replay is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +101,8 @@ struct Group {
     waiting: VecDeque<usize>,
     running: Vec<usize>,
     /// Tokens that sequences have, and will have had.
-    context: f64,
-    reserved: f64,
+    context: Tokens,
+    reserved: Tokens,
     /// When what it does now ends.
     busy_until: f64,
     iterating: bool,
@@ -134,8 +134,8 @@ pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluati
             prompts: VecDeque::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            context: 0.0,
-            reserved: 0.0,
+            context: Tokens(0.0),
+            reserved: Tokens(0.0),
             busy_until: 0.0,
             iterating: false,
         }
@@ -170,7 +170,7 @@ impl Run<'_> {
             });
             routes.push(route.map(|s| (s.prefill, s.decode)));
             let decode = route.map_or(usize::MAX, |s| s.decode);
-            let left = (request.answer - 1.0).max(0.0) as u64;
+            let left = request.steps().max(0.0) as u64;
             let none = f64::INFINITY;
             self.sent.push(Sent { request, kind, arrived: now, first: none, ended: none, decode, left });
             if route.is_some() {
@@ -227,14 +227,14 @@ impl Run<'_> {
             }
             g.waiting.pop_front();
             g.running.push(n);
-            g.context += request.prompt + 1.0;
+            g.context += request.prompt + Tokens(1.0);
             g.reserved = reserved;
         }
         if g.running.is_empty() {
             return;
         }
         let n = g.running.len() as f64;
-        let end = now + g.config.iteration(n, g.context / n);
+        let end = now + g.config.iteration(n, g.context / n).0;
         (g.busy_until, g.iterating) = (end, true);
         self.at(end, What::Turn(group));
     }
@@ -243,7 +243,7 @@ impl Run<'_> {
         let prompt = self.sent[n].request.prompt;
         let (decode, mixed) = (self.sent[n].decode, self.groups[group].phase == Phase::Mixed);
         let config = &self.groups[group].config;
-        let (free, done) = (now + config.busy.time(prompt), now + config.latency.time(prompt));
+        let (free, done) = (now + config.busy.time(prompt).0, now + config.latency.time(prompt).0);
         self.groups[group].busy_until = free;
         self.at(free, What::Turn(group));
         self.sent[n].first = done;
@@ -256,17 +256,17 @@ impl Run<'_> {
     }
 
     /// KV follows its prompt layer by layer; on each link one prompt's after the other's.
-    fn carry(&mut self, from: usize, to: usize, prompt: f64, start: f64, done: f64) -> f64 {
+    fn carry(&mut self, from: usize, to: usize, prompt: Tokens, start: f64, done: f64) -> f64 {
         let Some(way) = self.ways.get(&(from, to)) else { return done };
         let layers = f64::from(self.problem.model.shape.layers);
-        let all = way.per_token * prompt;
-        let mut landed = done + way.latency + all / layers;
+        let all = (way.per_token * prompt).0;
+        let mut landed = done + way.latency.0 + all / layers;
         for &(a, b, per_token) in &way.links {
-            let time = per_token * prompt;
+            let time = (per_token * prompt).0;
             let free = self.links.entry((a, b)).or_insert(0.0);
             let begin = free.max(start);
             *free = begin + time;
-            landed = landed.max((begin + time).max(done + time / layers) + way.latency);
+            landed = landed.max((begin + time).max(done + time / layers) + way.latency.0);
         }
         landed
     }
@@ -274,7 +274,7 @@ impl Run<'_> {
     /// The end of an iteration: every sequence has a token more.
     fn tokens(&mut self, group: usize, now: f64) {
         let (g, sent) = (&mut self.groups[group], &mut self.sent);
-        g.context += g.running.len() as f64;
+        g.context += Tokens(g.running.len() as f64);
         let (context, reserved) = (&mut g.context, &mut g.reserved);
         g.running.retain(|&n| {
             let s = &mut sent[n];
@@ -293,20 +293,20 @@ impl Run<'_> {
         let mut scales = Vec::with_capacity(self.sent.len());
         for s in &self.sent {
             let (request, deadline) = (s.request, self.problem.deadlines[s.kind]);
-            let (first, rest) = self.problem.reference.times(request.prompt, request.answer);
+            let (first, rest) = self.problem.reference.times(&request);
             let whole = s.ended - s.arrived;
-            scales.push(whole / (first + (request.answer - 1.0) * rest));
+            scales.push(whole / (first + rest * request.steps()).0);
             if !s.ended.is_finite() {
                 continue;
             }
-            let steps = request.answer - 1.0;
-            let in_time = s.first - s.arrived <= deadline.ttft
-                && s.ended - s.first <= deadline.tpot * steps
-                && whole <= deadline.e2e;
+            let steps = request.steps();
+            let in_time = s.first - s.arrived <= deadline.ttft.0
+                && s.ended - s.first <= deadline.tpot.0 * steps
+                && whole <= deadline.e2e.0;
             kept += usize::from(in_time);
             taken += 1;
             ttft += s.first - s.arrived;
-            tokens += request.answer;
+            tokens += request.answer.0;
             end = end.max(s.ended);
         }
         scales.sort_by(f64::total_cmp);

@@ -30,4 +30,7 @@ pub use model::{LayerRange, ModelCard, ModelFile, ModelShape};
 pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
 pub use sampling::{Sampled, Sampling, TokenLogprob};
 pub use tokens::Token;
-pub use units::{BytesPerSecond, FlopsPerSecond, Seconds};
+pub use units::{
+    Bytes, BytesPerSecond, BytesPerToken, Flops, FlopsPerSecond, Seconds, SecondsPerSquareToken, SecondsPerToken,
+    Tokens,
+};

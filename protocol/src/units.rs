@@ -1,4 +1,4 @@
-//! Numbers with units: seconds, rates.
+//! Numbers with units: times, sizes, rates, and what they make when multiplied and divided.
 
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,77 @@ macro_rules! unit {
             #[must_use]
             pub fn is_plausible(self) -> bool {
                 self.0.is_finite() && self.0 >= 0.0
+            }
+
+            /// Whether the number is neither infinite nor NaN.
+            #[must_use]
+            pub fn is_finite(self) -> bool {
+                self.0.is_finite()
+            }
+
+            /// The larger.
+            #[must_use]
+            pub fn max(self, other: Self) -> Self {
+                Self(self.0.max(other.0))
+            }
+
+            /// The smaller.
+            #[must_use]
+            pub fn min(self, other: Self) -> Self {
+                Self(self.0.min(other.0))
+            }
+        }
+
+        impl std::ops::Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl std::ops::AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                self.0 += other.0;
+            }
+        }
+
+        impl std::ops::SubAssign for $name {
+            fn sub_assign(&mut self, other: Self) {
+                self.0 -= other.0;
+            }
+        }
+
+        impl std::ops::Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+
+        impl std::ops::Mul<f64> for $name {
+            type Output = Self;
+            fn mul(self, factor: f64) -> Self {
+                Self(self.0 * factor)
+            }
+        }
+
+        impl std::ops::Div<f64> for $name {
+            type Output = Self;
+            fn div(self, divisor: f64) -> Self {
+                Self(self.0 / divisor)
+            }
+        }
+
+        impl std::ops::Div for $name {
+            type Output = f64;
+            fn div(self, other: Self) -> f64 {
+                self.0 / other.0
+            }
+        }
+
+        impl std::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+                Self(all.map(|x| x.0).sum())
             }
         }
 
@@ -42,10 +113,88 @@ unit!(
     "FLOP/s"
 );
 
-impl std::ops::Add for Seconds {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+unit!(
+    /// A size in bytes; a fraction where it is an average or an estimate.
+    Bytes,
+    "B"
+);
+unit!(
+    /// A number of tokens; a fraction where it is an average.
+    Tokens,
+    "tokens"
+);
+unit!(
+    /// Arithmetic operations; a multiply-add counts as two.
+    Flops,
+    "FLOP"
+);
+unit!(
+    /// Time each token adds (s/token).
+    SecondsPerToken,
+    "s/token"
+);
+unit!(
+    /// Time each pair of tokens adds (s/token²).
+    SecondsPerSquareToken,
+    "s/token²"
+);
+unit!(
+    /// Memory each token takes (B/token).
+    BytesPerToken,
+    "B/token"
+);
+
+macro_rules! product {
+    ($a:ident * $b:ident = $c:ident) => {
+        impl std::ops::Mul<$b> for $a {
+            type Output = $c;
+            fn mul(self, other: $b) -> $c {
+                $c(self.0 * other.0)
+            }
+        }
+    };
+}
+
+macro_rules! quotient {
+    ($a:ident / $b:ident = $c:ident) => {
+        impl std::ops::Div<$b> for $a {
+            type Output = $c;
+            fn div(self, other: $b) -> $c {
+                $c(self.0 / other.0)
+            }
+        }
+    };
+}
+
+product!(SecondsPerToken * Tokens = Seconds);
+product!(SecondsPerSquareToken * Tokens = SecondsPerToken);
+product!(BytesPerToken * Tokens = Bytes);
+quotient!(Bytes / BytesPerSecond = Seconds);
+quotient!(BytesPerToken / BytesPerSecond = SecondsPerToken);
+quotient!(Flops / FlopsPerSecond = Seconds);
+quotient!(Bytes / BytesPerToken = Tokens);
+
+impl Seconds {
+    /// This much for each token.
+    #[must_use]
+    pub fn per_token(self) -> SecondsPerToken {
+        SecondsPerToken(self.0)
+    }
+}
+
+impl SecondsPerToken {
+    /// This much for each token of each token.
+    #[must_use]
+    pub fn per_token(self) -> SecondsPerSquareToken {
+        SecondsPerSquareToken(self.0)
+    }
+}
+
+impl Bytes {
+    /// This much for each token.
+    #[must_use]
+    pub fn per_token(self) -> BytesPerToken {
+        BytesPerToken(self.0)
     }
 }
 

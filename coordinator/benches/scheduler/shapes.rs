@@ -9,7 +9,7 @@ use tsnode_coordinator::scheduler::{
     moves::Grouping,
     slo::Reference,
 };
-use tsnode_protocol::Phase;
+use tsnode_protocol::{Phase, Tokens};
 
 const SEEDS: u64 = 10;
 
@@ -97,7 +97,7 @@ fn two_hosts() {
             let model = models::by_name("LLaMA-30B").expect("it is known");
             let reference = Reference::a100(&model, Column::Paper).expect("it is known");
             let space = Space { mixed: false, ..Space::default() };
-            let workload = Workload::uniform(1024.0, 64.0);
+            let workload = Workload::uniform(Tokens(1024.0), Tokens(64.0));
             let problem = Problem::new(cluster, model, workload, rate, Slo::e2e(scale), reference, space);
             let problem = problem.expect("it fits");
             let found = plan(&problem, 0, usual());

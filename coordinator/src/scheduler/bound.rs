@@ -17,6 +17,7 @@ use super::{
     slo::Deadline,
     workload::Request,
 };
+use tsnode_protocol::{Bytes, Seconds, SecondsPerToken};
 
 /// States of the dynamic program that are affordable: more kinds and devices have no bound.
 const MOST_STATES: usize = 50_000;
@@ -28,7 +29,7 @@ const THETA_STEPS: usize = 6;
 /// One kind's devices.
 struct Kind {
     count: usize,
-    memory: f64,
+    memory: Bytes,
     /// The whole model without its head on so many devices side by side.
     degrees: Vec<(usize, Prefill, Decode)>,
 }
@@ -103,28 +104,28 @@ fn least_decode(a: &Decode, b: &Decode) -> Decode {
 }
 
 /// The best link between hosts of two kinds.
-fn handover(problem: &Problem) -> (f64, f64) {
-    let row = f64::from(problem.model.shape.hidden) * problem.model.element;
-    let (mut latency, mut per_token) = (f64::INFINITY, f64::INFINITY);
+fn handover(problem: &Problem) -> (Seconds, SecondsPerToken) {
+    let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element).per_token();
+    let (mut latency, mut per_token) = (Seconds(f64::INFINITY), SecondsPerToken(f64::INFINITY));
     for a in problem.cluster.ids() {
         for b in problem.cluster.ids() {
             if problem.cluster.instance(a).kind != problem.cluster.instance(b).kind {
                 let path = problem.cluster.path(a, b);
-                latency = latency.min(path.latency.0);
-                per_token = per_token.min(row / path.bandwidth.0);
+                latency = latency.min(path.latency);
+                per_token = per_token.min(row / path.bandwidth);
             }
         }
     }
-    if per_token.is_finite() { (latency, per_token) } else { (0.0, 0.0) }
+    if per_token.is_finite() { (latency, per_token) } else { Default::default() }
 }
 
 struct Relaxed<'p> {
     problem: &'p Problem,
     kinds: &'p [Kind],
     /// Time of each request's prompt and of its later tokens on the fastest groups there could be.
-    fastest: Vec<(f64, f64)>,
-    /// The best link between two kinds: latency, and seconds for a token's activations.
-    handover: (f64, f64),
+    fastest: Vec<(Seconds, Seconds)>,
+    /// The best link between two kinds: latency, and time for a token's activations.
+    handover: (Seconds, SecondsPerToken),
 }
 
 /// A relaxed group: of each kind in it, how many stages side by side and what the model costs on one.
@@ -143,7 +144,7 @@ impl<'p> Relaxed<'p> {
         let prefill = all().map(|k| k.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default();
         let decode = all().map(|k| k.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default();
         let context = problem.workload.mean.context;
-        let time = |r: &Request| (prefill.time(r.prompt), (r.answer - 1.0) * decode.time(1.0, context));
+        let time = |r: &Request| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
         let fastest = problem.workload.requests.iter().map(time).collect();
         Self { problem, kinds, fastest, handover: handover(problem) }
     }
@@ -163,8 +164,8 @@ impl<'p> Relaxed<'p> {
         all.into_iter().map(|c| self.set(c)).collect()
     }
 
-    fn memory(&self, counts: &[usize]) -> f64 {
-        counts.iter().zip(self.kinds).map(|(n, k)| *n as f64 * k.memory).sum()
+    fn memory(&self, counts: &[usize]) -> Bytes {
+        counts.iter().zip(self.kinds).map(|(n, k)| k.memory * *n as f64).sum()
     }
 
     fn set(&self, counts: Vec<usize>) -> Set {
@@ -192,7 +193,7 @@ impl<'p> Relaxed<'p> {
             all = all.iter().flat_map(|head| parts.iter().map(|p| [head.as_slice(), &[*p]].concat())).collect();
         }
         let model = &self.problem.model;
-        let tokens = (self.memory(counts) - model.bytes()) / (model.kv_elements() * model.element);
+        let tokens = (self.memory(counts) - model.bytes()) / model.kv();
         let batch = (tokens / self.problem.workload.mean.reserved).max(1.0);
         let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| Group {
             prefill: parts.iter().map(|p| *p.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default(),
@@ -206,16 +207,16 @@ impl<'p> Relaxed<'p> {
 
     fn prefills(&self, group: &Group<'_>) -> Curve {
         let requests = &self.problem.workload.requests;
-        let busy = |r: &Request| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt)).sum::<f64>();
+        let busy = |r: &Request| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
         let n = requests.len() as f64;
         let mean = requests.iter().map(busy).sum::<f64>() / n;
         let share = |rho: f64| {
             // E[S²] is at least E[S]².
             let tau = mean / 2.0 / (1.0 - rho);
-            let kept = |((r, d), fast): ((&Request, &Deadline), &(f64, f64))| {
-                let over = group.handovers * (self.handover.0 + self.handover.1 * r.prompt);
+            let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
+                let over = (self.handover.0 + self.handover.1 * r.prompt) * group.handovers;
                 let prompt = group.prefill.time(r.prompt) + over;
-                let slack = (d.ttft - prompt).min(d.e2e - prompt - fast.1);
+                let slack = (d.ttft - prompt).min(d.e2e - prompt - fast.1).0;
                 if slack < 0.0 { 0.0 } else { 1.0 - rho * (-slack / tau).exp() }
             };
             requests.iter().zip(&self.problem.deadlines).zip(&self.fastest).map(kept).sum::<f64>() / n
@@ -224,11 +225,11 @@ impl<'p> Relaxed<'p> {
         (0..MOST_LOAD).map(point).collect()
     }
 
-    /// An iteration of `n` sequences: stages share it without waste, and none is faster than the way through all.
+    /// Seconds of an iteration of `n` sequences: stages share it without waste, and none is faster than the way through all.
     fn iteration(&self, group: &Group<'_>, n: f64) -> f64 {
         let context = self.problem.workload.mean.context;
-        let together = 1.0 / group.parts.iter().map(|(c, _, d)| c / d.time(n, context)).sum::<f64>();
-        together.max(group.decode.time(1.0, context) + group.handovers * self.handover.0)
+        let together = 1.0 / group.parts.iter().map(|(c, _, d)| c / d.time(n, context).0).sum::<f64>();
+        together.max((group.decode.time(1.0, context) + self.handover.0 * group.handovers).0)
     }
 
     fn decodes(&self, group: &Group<'_>) -> Curve {
@@ -243,9 +244,9 @@ impl<'p> Relaxed<'p> {
             }
             // Of the three sizes a plan is valued at, the first is one at least and the last no less than the middle.
             let steps = [(1.0 / 6.0, self.iteration(group, 1.0)), (5.0 / 6.0, self.iteration(group, n.max(1.0)))];
-            let kept = |((r, d), fast): ((&Request, &Deadline), &(f64, f64))| {
-                let later = r.answer - 1.0;
-                let fits = |step: f64| later * step <= (d.tpot * later).min(d.e2e - fast.0) || later <= 0.0;
+            let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
+                let later = r.steps();
+                let fits = |step: f64| later * step <= (d.tpot * later).min(d.e2e - fast.0).0 || later <= 0.0;
                 steps.iter().filter(|s| fits(s.1)).map(|s| s.0).sum::<f64>()
             };
             let all = requests.iter().zip(&self.problem.deadlines).zip(&self.fastest).map(kept);

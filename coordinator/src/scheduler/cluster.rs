@@ -1,7 +1,7 @@
 //! What the scheduler plans on: kinds of devices, how many of each are on a host, and the links between hosts.
 
 use super::figures::Figures;
-use tsnode_protocol::{BytesPerSecond, Seconds};
+use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 
 /// Devices of one kind on one host, by their place in [`Cluster::instances`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,11 +41,11 @@ impl Path {
 
     /// α + bytes/β; infinite where nothing gets through.
     #[must_use]
-    pub fn time(&self, bytes: f64) -> f64 {
-        if bytes <= 0.0 {
-            return self.latency.0;
+    pub fn time(&self, bytes: Bytes) -> Seconds {
+        if bytes <= Bytes(0.0) {
+            return self.latency;
         }
-        self.latency.0 + bytes / self.bandwidth.0
+        self.latency + bytes / self.bandwidth
     }
 
     /// Whether anything gets through.
@@ -121,7 +121,7 @@ impl Cluster {
             false => Err(ClusterError::Figure { what, of: of.to_owned(), value }),
         };
         for kind in &self.kinds {
-            positive("memory", &kind.name, kind.memory)?;
+            positive("memory", &kind.name, kind.memory.0)?;
             positive("FLOP/s", &kind.name, kind.flops.0)?;
             positive("memory bandwidth", &kind.name, kind.bandwidth.0)?;
         }

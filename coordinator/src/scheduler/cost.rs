@@ -10,28 +10,35 @@
 //! head, grouped KV heads. Memory keeps a tenth free.
 
 use super::{cluster::Path, figures::Figures, models::Model};
+use tsnode_protocol::{Bytes, BytesPerToken, Flops, Seconds, SecondsPerSquareToken, SecondsPerToken, Tokens};
 
 /// Part of a device's memory that a plan may use: allocators, other programs and estimates take the rest.
 pub const USABLE: f64 = 0.9;
 /// Prompt tokens in flight that working memory is counted for.
-const WORKING_TOKENS: f64 = 2048.0;
+const WORKING_TOKENS: Tokens = Tokens(2048.0);
 
 /// Seconds for prompts: `fixed + per_token·ΣL + per_square·ΣL²`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prefill {
-    /// s.
-    pub fixed: f64,
-    /// s/token.
-    pub per_token: f64,
-    /// s/token².
-    pub per_square: f64,
+    /// Whatever the length.
+    pub fixed: Seconds,
+    /// For each token.
+    pub per_token: SecondsPerToken,
+    /// For each pair of tokens.
+    pub per_square: SecondsPerSquareToken,
 }
 
 impl Prefill {
-    /// Seconds for one prompt.
+    /// Time for one prompt.
     #[must_use]
-    pub fn time(&self, tokens: f64) -> f64 {
+    pub fn time(&self, tokens: Tokens) -> Seconds {
         self.fixed + (self.per_token + self.per_square * tokens) * tokens
+    }
+
+    /// E[time] of prompts of E[L] tokens and E[L²] tokens².
+    #[must_use]
+    pub fn mean(&self, tokens: Tokens, squared: f64) -> Seconds {
+        self.fixed + self.per_token * tokens + Seconds(self.per_square.0 * squared)
     }
 
     /// This and another after it.
@@ -52,18 +59,18 @@ impl Prefill {
 /// Seconds for one decode iteration: `fixed + per_context·Σctx + per_sequence·n`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Decode {
-    /// s.
-    pub fixed: f64,
-    /// s per token of context read.
-    pub per_context: f64,
-    /// s per sequence.
-    pub per_sequence: f64,
+    /// Whatever the batch.
+    pub fixed: Seconds,
+    /// For each token of context read.
+    pub per_context: SecondsPerToken,
+    /// For each sequence.
+    pub per_sequence: Seconds,
 }
 
 impl Decode {
-    /// Seconds for `n` sequences with `context` tokens each.
+    /// Time for `n` sequences with `context` tokens each.
     #[must_use]
-    pub fn time(&self, n: f64, context: f64) -> f64 {
+    pub fn time(&self, n: f64, context: Tokens) -> Seconds {
         self.fixed + (self.per_context * context + self.per_sequence) * n
     }
 
@@ -91,16 +98,16 @@ pub struct LayerCost {
     pub decode: Decode,
     head_prefill: Prefill,
     head_decode: Decode,
-    /// Weights of a layer on each device (bytes).
-    weights: f64,
-    /// KV of one token in a layer on each device (bytes).
-    kv: f64,
-    embed: f64,
-    head: f64,
-    /// Memory a plan may use on each device, working memory taken off (bytes).
-    room: f64,
-    /// Of that, the most that KV may take (bytes).
-    pool: f64,
+    /// Weights of a layer on each device.
+    weights: Bytes,
+    /// KV of one token in a layer on each device.
+    kv: BytesPerToken,
+    embed: Bytes,
+    head: Bytes,
+    /// Memory a plan may use on each device, working memory taken off.
+    room: Bytes,
+    /// Of that, the most that KV may take.
+    pool: Bytes,
 }
 
 /// Whether a stage is the model's first, its last, both or neither.
@@ -116,45 +123,36 @@ impl LayerCost {
     /// On `tp` devices of this kind: by the formulas, or as measured where one device was.
     #[must_use]
     pub fn new(model: &Model, device: &Figures, inside: Path, tp: u16) -> Self {
-        let shape = &model.shape;
-        let (d, hidden) = (f64::from(tp), f64::from(shape.hidden));
-        let (m, c) = (device.bandwidth.0, device.flops.0);
-        let weights = shape.layer_bytes as f64 / d;
+        let (shape, d) = (&model.shape, f64::from(tp));
+        // On each device: a part of the weights, and of the work.
+        let part = |bytes: u64| Bytes(bytes as f64) / d;
+        let work = |flops: f64| Flops(flops / d) / device.flops;
+        let (weights, head_bytes) = (part(shape.layer_bytes), part(shape.head_bytes));
         // KV heads cannot be cut further: more devices than heads hold copies.
         let kv_heads = (f64::from(shape.kv_heads) / d).max(1.0);
-        let kv = 2.0 * kv_heads * f64::from(shape.head_dim) * model.element;
-        let rows = hidden * model.element / (d * inside.bandwidth.0);
+        let kv = Bytes(2.0 * kv_heads * f64::from(shape.head_dim) * model.element).per_token();
+        let row = Bytes(f64::from(shape.hidden) * model.element);
         let all_reduces = 4.0 * (d - 1.0);
-        let multiply = 2.0 * model.layer_weights / (d * c);
-        let attention = 2.0 * f64::from(shape.heads) * f64::from(shape.head_dim) / (d * c);
-        let table = f64::from(shape.vocab) * hidden;
-        let head = Prefill { fixed: shape.head_bytes as f64 / (d * m) + 2.0 * table / (d * c), ..Prefill::default() };
-        let prefill = Prefill {
-            fixed: weights / m + all_reduces * inside.latency.0,
-            per_token: multiply + all_reduces * rows,
-            per_square: attention,
-        };
-        let decode = Decode {
-            fixed: weights / m + all_reduces * inside.latency.0,
-            per_context: kv / m,
-            per_sequence: multiply + all_reduces * rows,
-        };
+        let fixed = weights / device.bandwidth + inside.latency * all_reduces;
+        let token = work(2.0 * model.layer_weights) + row / d / inside.bandwidth * all_reduces;
+        let attention = work(2.0 * f64::from(shape.heads) * f64::from(shape.head_dim));
+        let prefill = Prefill { fixed, per_token: token.per_token(), per_square: attention.per_token().per_token() };
+        let decode = Decode { fixed, per_context: kv / device.bandwidth, per_sequence: token };
         let (prefill, decode) = device.profile.filter(|_| tp == 1).unwrap_or((prefill, decode));
+        let logits = work(2.0 * f64::from(shape.vocab) * f64::from(shape.hidden));
+        let head = head_bytes / device.bandwidth;
+        let working = row.per_token() * WORKING_TOKENS.min(Tokens(f64::from(shape.context))) * 4.0;
         Self {
             prefill,
             decode,
-            head_prefill: head,
-            head_decode: Decode {
-                fixed: shape.head_bytes as f64 / (d * m),
-                per_context: 0.0,
-                per_sequence: 2.0 * table / (d * c),
-            },
+            head_prefill: Prefill { fixed: head + logits, ..Prefill::default() },
+            head_decode: Decode { fixed: head, per_sequence: logits, ..Decode::default() },
             weights,
             kv,
-            embed: shape.embed_bytes as f64 / d,
-            head: shape.head_bytes as f64 / d,
-            room: device.memory * USABLE - 4.0 * WORKING_TOKENS.min(f64::from(shape.context)) * hidden * model.element,
-            pool: device.pool.unwrap_or(f64::INFINITY),
+            embed: part(shape.embed_bytes),
+            head: head_bytes,
+            room: device.memory * USABLE - working,
+            pool: device.pool.unwrap_or(Bytes(f64::INFINITY)),
         }
     }
 
@@ -174,20 +172,20 @@ impl LayerCost {
 
     /// Tokens of KV that fit beside the weights; negative where the weights alone do not.
     #[must_use]
-    pub fn kv_tokens(&self, layers: u32, ends: Ends) -> f64 {
+    pub fn kv_tokens(&self, layers: u32, ends: Ends) -> Tokens {
         let n = f64::from(layers);
         (self.room_at(ends) - self.weights * n).min(self.pool) / (self.kv * n)
     }
 
     /// The most layers that fit with room for `tokens` tokens of KV.
     #[must_use]
-    pub fn most_layers(&self, tokens: f64, ends: Ends) -> u32 {
-        let by_room = self.room_at(ends) / (self.weights + self.kv * tokens);
-        by_room.min(self.pool / (self.kv * tokens)).clamp(0.0, f64::from(u32::MAX)) as u32
+    pub fn most_layers(&self, tokens: Tokens, ends: Ends) -> u32 {
+        let kv = self.kv * tokens;
+        (self.room_at(ends) / (self.weights + kv)).min(self.pool / kv).clamp(0.0, f64::from(u32::MAX)) as u32
     }
 
-    fn room_at(&self, ends: Ends) -> f64 {
-        self.room - f64::from(u8::from(ends.first)) * self.embed - f64::from(u8::from(ends.last)) * self.head
+    fn room_at(&self, ends: Ends) -> Bytes {
+        self.room - self.embed * f64::from(u8::from(ends.first)) - self.head * f64::from(u8::from(ends.last))
     }
 }
 
@@ -195,7 +193,7 @@ impl LayerCost {
 mod tests {
     use super::*;
     use crate::scheduler::{figures, models};
-    use tsnode_protocol::{BytesPerSecond, Seconds};
+    use tsnode_protocol::BytesPerSecond;
 
     fn on(figures: &Figures, tp: u16) -> LayerCost {
         let inside = Path { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
@@ -206,13 +204,16 @@ mod tests {
     #[test]
     fn attention_is_the_part_that_grows_with_the_square() {
         let cost = on(&figures::from_peaks("g".into(), 100.0, 1000.0, 80.0), 1);
-        let part = cost.prefill.per_square * 1024.0 / cost.prefill.per_token;
+        let part = cost.prefill.per_square * Tokens(1024.0) / cost.prefill.per_token;
         assert!((part / (1024.0 / (12.0 * 6656.0)) - 1.0).abs() < 0.02, "{part}");
     }
 
     #[test]
     fn what_was_measured_replaces_the_formulas_on_one_device() {
-        let measured = (Prefill { fixed: 1.0, ..Prefill::default() }, Decode { fixed: 2.0, ..Decode::default() });
+        let measured = (
+            Prefill { fixed: Seconds(1.0), ..Prefill::default() },
+            Decode { fixed: Seconds(2.0), ..Decode::default() },
+        );
         let plain = figures::from_peaks("g".into(), 100.0, 1000.0, 80.0);
         let figures = Figures { profile: Some(measured), ..plain.clone() };
         assert_eq!((on(&figures, 1).prefill, on(&figures, 1).decode), measured);

@@ -292,7 +292,8 @@ impl<'p> Evaluator<'p> {
 
     /// Loads of links, arcs' capacities on them, as if everyone sent to everyone in proportion.
     fn load_links(&mut self, groups: &[GroupNo], matrix: &mut Matrix, rates: &Rates, part: f64) {
-        let tokens = self.problem.rate * self.problem.workload.mean.prompt;
+        // Of prompts, in a second.
+        let tokens = self.problem.workload.mean.prompt * self.problem.rate;
         let n = matrix.columns.len();
         matrix.links.clear();
         matrix.arc.clear();
@@ -315,7 +316,7 @@ impl<'p> Evaluator<'p> {
                 let way = self.way(groups[p], groups[d]);
                 matrix.arc[i * n + j] = if way.is_open() { 1.0 } else { 0.0 };
                 for &(a, b, seconds) in way.links.iter().filter(|l| l.2.is_finite()) {
-                    let load = flow * tokens * seconds;
+                    let load = flow * (seconds * tokens).0;
                     match matrix.links.iter_mut().find(|l| l.0 == a && l.1 == b) {
                         Some(link) => link.2 += load,
                         None => matrix.links.push((a, b, load)),
@@ -407,13 +408,14 @@ impl<'p> Evaluator<'p> {
         let n = columns.len();
         let used: Vec<(usize, usize, f64)> =
             (0..flow.len()).filter(|k| flow[*k] > 0.0).map(|k| (rows[k / n], columns[k % n], flow[k])).collect();
-        let tokens = self.problem.rate * self.problem.workload.mean.prompt;
+        // Of prompts, in a second.
+        let tokens = self.problem.workload.mean.prompt * self.problem.rate;
         let mut links: Vec<(InstanceId, InstanceId, f64)> = Vec::new();
         for &(p, d, share) in used.iter().filter(|u| u.0 != u.1) {
             for &(a, b, seconds) in &self.way(groups[p], groups[d]).links {
                 match links.iter_mut().find(|l| l.0 == a && l.1 == b) {
-                    Some(link) => link.2 += share * tokens * seconds,
-                    None => links.push((a, b, share * tokens * seconds)),
+                    Some(link) => link.2 += share * (seconds * tokens).0,
+                    None => links.push((a, b, share * (seconds * tokens).0)),
                 }
             }
         }

@@ -3,7 +3,7 @@
 use super::cost::{Decode, Prefill};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use tsnode_protocol::{BytesPerSecond, FlopsPerSecond};
+use tsnode_protocol::{Bytes, BytesPerSecond, FlopsPerSecond};
 
 /// Share of peak FLOP/s that prefill reaches where nobody measured: the middle of public profiles (0.36 to 0.82).
 const PREFILL_SHARE: f64 = 0.6;
@@ -15,14 +15,14 @@ const DECODE_SHARE: f64 = 0.75;
 pub struct Figures {
     /// Its name.
     pub name: String,
-    /// Its memory (bytes).
-    pub memory: f64,
+    /// Its memory.
+    pub memory: Bytes,
     /// Rate of matrix products it reaches.
     pub flops: FlopsPerSecond,
     /// Rate it reads its memory at.
     pub bandwidth: BytesPerSecond,
     /// The part of it that is set aside for KV (bytes), where that is fixed.
-    pub pool: Option<f64>,
+    pub pool: Option<Bytes>,
     /// What a layer of the model takes on one, where that was measured.
     pub profile: Option<(Prefill, Decode)>,
     /// Price of one ($ an hour), where known.
@@ -89,7 +89,7 @@ pub fn shipped(column: Column) -> BTreeMap<String, Figures> {
 pub fn from_peaks(name: String, tflops: f64, bandwidth_gbs: f64, memory_gb: f64) -> Figures {
     Figures {
         name,
-        memory: memory_gb * 1e9,
+        memory: Bytes(memory_gb * 1e9),
         flops: FlopsPerSecond(tflops * 1e12 * PREFILL_SHARE),
         bandwidth: BytesPerSecond(bandwidth_gbs * 1e9 * DECODE_SHARE),
         pool: None,
@@ -109,7 +109,7 @@ fn figures(name: String, row: &Row, column: Column) -> Figures {
     let share = |measured: Option<f64>, prior| if column == Column::Paper { prior } else { measured.unwrap_or(prior) };
     Figures {
         name,
-        memory: row.memory_gb * 1e9,
+        memory: Bytes(row.memory_gb * 1e9),
         flops: FlopsPerSecond(flops * share(row.prefill_share, PREFILL_SHARE)),
         bandwidth: BytesPerSecond(bandwidth * share(row.decode_share, DECODE_SHARE)),
         pool: None,

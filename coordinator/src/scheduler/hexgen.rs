@@ -4,6 +4,7 @@
 //! scheduler plans with [`super::cost`], and this file shows where that comes from.
 
 use super::cluster::Path;
+use tsnode_protocol::Bytes;
 
 /// A stage: layers on `tp` equal devices of one host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,11 +54,11 @@ impl Stage {
 /// Activations of `rows` rows to the next stage: `α + rows·H·B/β` (s).
 #[must_use]
 pub fn handover(path: Path, rows: f64, hidden: f64, element: f64) -> f64 {
-    path.time(rows * hidden * element)
+    path.time(Bytes(rows * hidden * element)).0
 }
 
 /// ThunderServe Eq. 1 with the layer count it lacks: `α + layers·2·rows·H·N_bytes/β` (s).
 #[must_use]
 pub fn kv_transfer(path: Path, layers: f64, rows: f64, hidden: f64, element: f64) -> f64 {
-    path.time(layers * 2.0 * rows * hidden * element)
+    path.time(Bytes(layers * 2.0 * rows * hidden * element)).0
 }

@@ -27,7 +27,8 @@ use super::{
 use crate::{control::Members, gate::SplitChoice, simulator::Replay};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
-    BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage,
+    Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds,
+    Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -95,7 +96,7 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
 fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Vec<Scene>> {
     let cluster = cluster(&places, members, card.id)?;
     let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
-    let workload = Workload::named("conversation")?.within(f64::from(card.shape.context));
+    let workload = Workload::named("conversation")?.within(Tokens(f64::from(card.shape.context)));
     let space = Space {
         phases: true,
         mixed: split != SplitChoice::Always,
@@ -126,7 +127,7 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
 /// Requests a second that mixed groups carry, and the fastest of them as the reference.
 fn pace(problem: &Problem) -> Option<(f64, Reference)> {
     let mut evaluator = Evaluator::new(problem);
-    let (mut rate, mut fastest): (f64, Option<(f64, Reference)>) = (0.0, None);
+    let (mut rate, mut fastest): (f64, Option<(Seconds, Reference)>) = (0.0, None);
     let m = &problem.workload.mean;
     for members in start::small(problem, 1.0) {
         let Some(group) = evaluator.group(&members, Phase::Mixed) else { continue };
@@ -134,7 +135,7 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
         rate += config.rate;
         let slowest = |a: Decode, b: &Decode| if b.time(1.0, m.context) > a.time(1.0, m.context) { *b } else { a };
         let decode = config.rounds.iter().fold(Decode::default(), slowest);
-        let whole = parallel::mean(problem, &config.latency) + m.steps * decode.time(1.0, m.context);
+        let whole = parallel::mean(problem, &config.latency) + decode.time(1.0, m.context) * m.steps;
         if fastest.is_none_or(|(t, _)| whole < t) {
             fastest = Some((whole, Reference { prefill: config.latency, decode }));
         }
@@ -144,10 +145,10 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
 
 /// A measured profile as the cost model has it.
 fn measured(profile: LayerProfile) -> (Prefill, Decode) {
-    let [fixed, per_token, per_square] = profile.prefill;
-    let prefill = Prefill { fixed, per_token, per_square };
-    let [fixed, per_context, per_sequence] = profile.decode;
-    (prefill, Decode { fixed, per_context, per_sequence })
+    let [fixed, token, square] = profile.prefill.map(Seconds);
+    let prefill = Prefill { fixed, per_token: token.per_token(), per_square: square.per_token().per_token() };
+    let [fixed, context, per_sequence] = profile.decode.map(Seconds);
+    (prefill, Decode { fixed, per_context: context.per_token(), per_sequence })
 }
 
 fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
@@ -158,10 +159,10 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
         let d = members.get(peer)?.devices.get(usize::from(*device))?;
         kinds.push(Figures {
             name: d.name.clone(),
-            memory: d.memory_bytes as f64,
+            memory: Bytes(d.memory_bytes as f64),
             flops: d.flops,
             bandwidth: d.bandwidth,
-            pool: (d.kv_bytes > 0).then_some(d.kv_bytes as f64),
+            pool: (d.kv_bytes > 0).then_some(Bytes(d.kv_bytes as f64)),
             profile: d.profile.filter(|p| p.model == model).map(measured),
             price: None,
         });

@@ -1,6 +1,6 @@
 //! Shapes of public models by name, for planning clusters that are not there yet.
 
-use tsnode_protocol::ModelShape;
+use tsnode_protocol::{Bytes, BytesPerToken, ModelShape};
 
 /// Blocks differ in their MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,10 +113,16 @@ impl Model {
         model
     }
 
-    /// All weights (bytes).
+    /// All weights.
     #[must_use]
-    pub fn bytes(&self) -> f64 {
-        self.shape.stage_bytes(self.shape.all_layers()) as f64
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.shape.stage_bytes(self.shape.all_layers()) as f64)
+    }
+
+    /// KV of one token in all layers.
+    #[must_use]
+    pub fn kv(&self) -> BytesPerToken {
+        Bytes(self.kv_elements() * self.element).per_token()
     }
 
     /// KV elements of one token in all layers.
@@ -144,7 +150,7 @@ mod tests {
             let model = by_name(name).unwrap();
             // OPT's head is its embedding.
             let head = if name.starts_with("OPT") { model.shape.head_bytes as f64 } else { 0.0 };
-            let params = (model.bytes() - head) / 2e9;
+            let params = (model.bytes().0 - head) / 2e9;
             assert!((params / billions - 1.0).abs() < 0.01, "{name}: {params}");
         }
         // 1.597 MB of KV a token in fp16: ThunderServe's model, by arithmetic.

@@ -158,7 +158,7 @@ impl Outcome {
                 0.0
             } else {
                 let way = evaluator.way(groups[s.prefill], groups[s.decode]);
-                way.latency + way.per_token * problem.workload.mean.prompt
+                (way.latency + way.per_token * problem.workload.mean.prompt).0
             };
             let of_prefill = if prefills > 0.0 { s.share / prefills } else { 0.0 };
             RouteLine { prefill: s.prefill, decode: s.decode, share: s.share, of_prefill, kept: s.kept, kv_s }
@@ -223,11 +223,11 @@ fn group_line(
         phase: shelved.rated.phase,
         devices: names(problem, &shelved.members),
         stages: config.stages.iter().map(stage).collect(),
-        prompt_s: config.latency.time(m.prompt),
-        token_s: config.iteration(n.max(1.0), m.context),
+        prompt_s: config.latency.time(m.prompt).0,
+        token_s: config.iteration(n.max(1.0), m.context).0,
         rate: config.rate,
         batch: config.batch as u64,
-        kv_tokens: config.kv_tokens.max(0.0) as u64,
+        kv_tokens: config.kv_tokens.0.max(0.0) as u64,
         prefills: sum(&|s| s.prefill == place),
         decodes,
     }

@@ -15,8 +15,9 @@ use super::{
     cluster::InstanceId,
     parallel::{Config, mean},
     problem::Problem,
+    workload::Request,
 };
-use tsnode_protocol::Phase;
+use tsnode_protocol::{Bytes, BytesPerSecond, Phase, Seconds, SecondsPerToken, Tokens};
 
 /// Loads are planned in steps of this size: a plan keeps every group of a phase at or below one.
 pub const LOAD_STEP: f64 = 0.05;
@@ -33,6 +34,9 @@ const PACKED: f64 = 0.625;
 /// elements at a few hundred GB/s.
 const PACK_RATE: f64 = 50e9;
 
+const NOW: Seconds = Seconds(0.0);
+/// Longer than any step: a target that is none.
+const FOREVER: Seconds = Seconds(1e6);
 /// Half a group's load, in steps.
 const HALF: u8 = 10;
 /// Of the time a token may take, what a middling partner takes.
@@ -51,12 +55,12 @@ pub struct Rated {
     pub phase: Phase,
     /// How.
     pub config: Config,
-    /// Time each prompt of the workload takes (s).
-    prefill: Vec<f64>,
-    /// E[S²] / (2·E[S]) of the time a prompt keeps the group (s).
-    residual: f64,
-    /// E[S] (s).
-    busy: f64,
+    /// Time each prompt of the workload takes.
+    prefill: Vec<Seconds>,
+    /// E[S²] / (2·E[S]) of the time a prompt keeps the group.
+    residual: Seconds,
+    /// E[S].
+    busy: Seconds,
     /// Share of requests kept half loaded with a partner of middling speed: a first guess at its worth in any plan.
     pub alone: f64,
 }
@@ -68,27 +72,27 @@ impl Rated {
         let requests = &problem.workload.requests;
         let prefill = requests.iter().map(|r| config.latency.time(r.prompt)).collect();
         let busy = mean(problem, &config.busy);
-        let squares: f64 = requests.iter().map(|r| config.busy.time(r.prompt).powi(2)).sum();
-        let residual = squares / requests.len() as f64 / (2.0 * busy);
+        let squares: f64 = requests.iter().map(|r| config.busy.time(r.prompt).0.powi(2)).sum();
+        let residual = Seconds(squares / requests.len() as f64 / (2.0 * busy.0));
         let mut rated = Self { phase, config, prefill, residual, busy, alone: 0.0 };
         rated.alone = rated.guess(problem);
         rated
     }
 
     fn guess(&self, problem: &Problem) -> f64 {
-        let free = Wait { share: 0.0, mean: 1.0 };
-        let send = Sending { latency: 0.0, per_token: 0.0, layers: layers(problem) };
+        let free = Wait { share: 0.0, mean: Seconds(1.0) };
+        let send = Sending { layers: layers(problem), ..Sending::default() };
         let m = &problem.workload.mean;
         match self.phase {
             Phase::Mixed => mixed_value(problem, self, HALF),
             Phase::Prefill => {
                 let wait = Wait { share: load(HALF), mean: self.residual / (1.0 - load(HALF)) };
-                let step = problem.step_budget.min(1e6) * PARTNER;
+                let step = problem.step_budget.min(FOREVER) * PARTNER;
                 kept(problem, &self.prefill, &wait, &free, &send, &[(1.0, step), (0.0, step), (0.0, step)])
             }
             Phase::Decode => {
-                let prompts: Vec<f64> =
-                    problem.workload.requests.iter().map(|r| 2.0 * problem.reference.prefill.time(r.prompt)).collect();
+                let prompt = |r: &Request| problem.reference.prefill.time(r.prompt) * 2.0;
+                let prompts: Vec<Seconds> = problem.workload.requests.iter().map(prompt).collect();
                 let steps = steps(&self.config, load(HALF) * self.rate() * m.steps, m.context, 0.0);
                 kept(problem, &prompts, &free, &free, &send, &steps)
             }
@@ -105,12 +109,12 @@ impl Rated {
 /// How KV gets from one group to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Way {
-    /// Latency (s).
-    pub latency: f64,
-    /// Seconds per token of prompt, by the slowest of its links.
-    pub per_token: f64,
-    /// Links between hosts it takes, and seconds per token on each.
-    pub links: Vec<(InstanceId, InstanceId, f64)>,
+    /// Latency.
+    pub latency: Seconds,
+    /// Time for each token of a prompt, by the slowest of its links.
+    pub per_token: SecondsPerToken,
+    /// Links between hosts it takes, and the time for each token there.
+    pub links: Vec<(InstanceId, InstanceId, SecondsPerToken)>,
 }
 
 impl Way {
@@ -133,12 +137,12 @@ impl Way {
             }
             start += a.layers;
         }
-        let mut way = Self { latency: 0.0, per_token: 0.0, links: Vec::new() };
+        let mut way = Self { latency: Seconds(0.0), per_token: SecondsPerToken(0.0), links: Vec::new() };
         for (a, b, layers) in parts {
             let path = problem.cluster.path(a, b);
             let elements = problem.model.shape.kv_elements_per_token_layer() as f64 * f64::from(layers);
-            let per_token = elements * per_element(path.bandwidth.0, problem.model.element);
-            way.latency = way.latency.max(path.latency.0);
+            let per_token = (per_element(path.bandwidth, problem.model.element) * elements).per_token();
+            way.latency = way.latency.max(path.latency);
             way.per_token = way.per_token.max(per_token);
             if a != b {
                 way.links.push((a, b, per_token));
@@ -154,9 +158,9 @@ impl Way {
     }
 }
 
-/// Seconds an element takes on a link, in whichever form is quicker.
-fn per_element(bandwidth: f64, element: f64) -> f64 {
-    (element / bandwidth).min((PACKED / bandwidth).max(1.0 / PACK_RATE))
+/// Time an element takes on a link, in whichever form is quicker.
+fn per_element(bandwidth: BytesPerSecond, element: f64) -> Seconds {
+    (Bytes(element) / bandwidth).min((Bytes(PACKED) / bandwidth).max(Seconds(1.0 / PACK_RATE)))
 }
 
 /// At which loads a pair is valued.
@@ -196,11 +200,11 @@ pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &Way, loads: Load
 pub fn mixed_value(problem: &Problem, group: &Rated, step: u8) -> f64 {
     let m = &problem.workload.mean;
     let rate = load(step) * group.rate();
-    let rho = (rate * group.busy).min(0.99);
+    let rho = (rate * group.busy.0).min(0.99);
     let steps = steps(&group.config, rate * m.steps, m.context, rho);
     // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it.
-    let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + 0.5 * steps[1].1 };
-    let send = Sending { latency: 0.0, per_token: 0.0, layers: layers(problem) };
+    let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + steps[1].1 * 0.5 };
+    let send = Sending { layers: layers(problem), ..Sending::default() };
     let place = place(problem, &group.config, load(step), rho);
     kept(problem, &group.prefill, &wait, &place, &send, &steps)
 }
@@ -213,24 +217,24 @@ fn layers(problem: &Problem) -> f64 {
 #[derive(Clone, Copy)]
 struct Wait {
     share: f64,
-    mean: f64,
+    mean: Seconds,
 }
 
 impl Wait {
     /// P(W ≤ w).
-    fn within(&self, w: f64) -> f64 {
-        if w < 0.0 { 0.0 } else { 1.0 - self.share * (-w / self.mean).exp() }
+    fn within(&self, w: Seconds) -> f64 {
+        if w < NOW { 0.0 } else { 1.0 - self.share * (-(w / self.mean)).exp() }
     }
 
     /// P(W + V ≤ w) for another wait V.
-    fn within_with(&self, other: &Self, w: f64) -> f64 {
-        if w < 0.0 {
+    fn within_with(&self, other: &Self, w: Seconds) -> f64 {
+        if w < NOW {
             return 0.0;
         }
-        if other.share < 1e-6 || w == f64::INFINITY {
+        if other.share < 1e-6 || !w.is_finite() {
             return self.within(w);
         }
-        let (a, b) = (self.mean, other.mean);
+        let (a, b, w) = (self.mean.0, other.mean.0, w.0);
         let (ea, eb) = ((-w / a).exp(), (-w / b).exp());
         // Two exponentials one after the other; of equal means, the limit.
         let apart = (a - b).abs() > 1e-6 * (a + b);
@@ -245,21 +249,22 @@ impl Wait {
 fn place(problem: &Problem, config: &Config, rho: f64, taken: f64) -> Wait {
     let m = &problem.workload.mean;
     let n = config.batch;
-    let holding = m.steps * config.iteration(n, m.context) / (1.0 - taken);
+    let holding = config.iteration(n, m.context) * m.steps / (1.0 - taken);
     let share = rho.powf((2.0 * (n + 1.0)).sqrt() - 1.0);
     Wait { share, mean: holding * (1.0 + m.steps_variation) / (2.0 * n * (1.0 - rho)) }
 }
 
 /// What KV of a prompt takes.
+#[derive(Default)]
 struct Sending {
-    latency: f64,
-    per_token: f64,
+    latency: Seconds,
+    per_token: SecondsPerToken,
     layers: f64,
 }
 
 impl Sending {
-    /// What is left of it when the prompt is done (s).
-    fn left(&self, prompt: f64, prefill: f64) -> f64 {
+    /// What is left of it when the prompt is done.
+    fn left(&self, prompt: Tokens, prefill: Seconds) -> Seconds {
         let all = self.per_token * prompt;
         let last = all / self.layers;
         self.latency + last.max(all - prefill * (1.0 - 1.0 / self.layers))
@@ -267,17 +272,24 @@ impl Sending {
 }
 
 /// Time of an iteration at three sizes of the batch, and how likely each is: Gauss and Hermite's points.
-fn steps(config: &Config, tokens: f64, context: f64, taken: f64) -> [(f64, f64); 3] {
+fn steps(config: &Config, tokens: f64, context: Tokens, taken: f64) -> [(f64, Seconds); 3] {
     let n = config.sequences(tokens, context, taken).min(config.batch);
     let spread = (3.0 * n).sqrt();
     let at = |n: f64| config.iteration(n.clamp(1.0f64.min(n.max(0.0)), config.batch), context) / (1.0 - taken);
     [(1.0 / 6.0, at((n - spread).max(1.0))), (2.0 / 3.0, at(n.max(1.0))), (1.0 / 6.0, at(n + spread))]
 }
 
-fn kept(problem: &Problem, prefill: &[f64], wait: &Wait, place: &Wait, send: &Sending, steps: &[(f64, f64); 3]) -> f64 {
+fn kept(
+    problem: &Problem,
+    prefill: &[Seconds],
+    wait: &Wait,
+    place: &Wait,
+    send: &Sending,
+    steps: &[(f64, Seconds); 3],
+) -> f64 {
     let mut sum = 0.0;
     for ((request, deadline), &prompt) in problem.workload.requests.iter().zip(&problem.deadlines).zip(prefill) {
-        let n = request.answer - 1.0;
+        let n = request.steps();
         let first = wait.within(deadline.ttft - prompt);
         if n <= 0.0 {
             sum += first.min(wait.within(deadline.e2e - prompt));
@@ -285,8 +297,8 @@ fn kept(problem: &Problem, prefill: &[f64], wait: &Wait, place: &Wait, send: &Se
         }
         let left = send.left(request.prompt, prompt);
         for (likely, step) in steps {
-            let rest = left + n * step;
-            let per_token = if deadline.tpot < f64::INFINITY { place.within(deadline.tpot * n - rest) } else { 1.0 };
+            let rest = left + *step * n;
+            let per_token = if deadline.tpot.is_finite() { place.within(deadline.tpot * n - rest) } else { 1.0 };
             let whole = wait.within_with(place, deadline.e2e - prompt - rest);
             sum += likely * whole.min(first * per_token);
         }

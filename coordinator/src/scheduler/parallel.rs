@@ -11,7 +11,7 @@ use super::{
     problem::Problem,
     route::{self, Aim},
 };
-use tsnode_protocol::Phase;
+use tsnode_protocol::{Bytes, Phase, Seconds, Tokens};
 
 /// Devices of instances, in the order of instances, each instance once.
 pub type Members = Vec<(InstanceId, u16)>;
@@ -47,7 +47,7 @@ pub struct Config {
     /// in as many parts as there are stages, and each stage busy with all parts.
     pub rounds: Vec<Decode>,
     /// Tokens of KV that fit.
-    pub kv_tokens: f64,
+    pub kv_tokens: Tokens,
     /// Most sequences at once: by memory, and by the time a token may take.
     pub batch: f64,
     /// Requests a second at full load, by phase.
@@ -55,19 +55,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// Seconds of an iteration with `n` sequences of `context` tokens.
+    /// Time of an iteration with `n` sequences of `context` tokens.
     #[must_use]
-    pub fn iteration(&self, n: f64, context: f64) -> f64 {
-        self.rounds.iter().map(|r| r.time(n, context)).fold(0.0, f64::max)
+    pub fn iteration(&self, n: f64, context: Tokens) -> Seconds {
+        self.rounds.iter().map(|r| r.time(n, context)).fold(Seconds(0.0), Seconds::max)
     }
 
     /// Sequences at which iterations, each giving every sequence a token, keep up with `tokens` tokens a second, when a
     /// part `taken` of the time goes elsewhere; infinite if none do.
     #[must_use]
-    pub fn sequences(&self, tokens: f64, context: f64, taken: f64) -> f64 {
+    pub fn sequences(&self, tokens: f64, context: Tokens, taken: f64) -> f64 {
         let one = |r: &Decode| {
-            let slope = tokens * (r.per_context * context + r.per_sequence) / (1.0 - taken);
-            if slope >= 1.0 { f64::INFINITY } else { tokens * r.fixed / (1.0 - taken) / (1.0 - slope) }
+            let slope = tokens * (r.per_context * context + r.per_sequence).0 / (1.0 - taken);
+            if slope >= 1.0 { f64::INFINITY } else { tokens * r.fixed.0 / (1.0 - taken) / (1.0 - slope) }
         };
         self.rounds.iter().map(one).fold(0.0, f64::max)
     }
@@ -76,7 +76,7 @@ impl Config {
 /// The best configuration of these devices for a phase; `None` if they cannot hold the model.
 #[must_use]
 pub fn best(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Option<Config> {
-    let memory: f64 = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
+    let memory: Bytes = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
     if members.is_empty() || memory < problem.least_memory() {
         return None;
     }
@@ -105,7 +105,7 @@ pub fn given(problem: &Problem, stages: &[Stage], phase: Phase) -> Option<Config
     let cut: Vec<u32> = stages.iter().map(|s| s.layers).collect();
     let whole = cut.iter().map(|l| u64::from(*l)).sum::<u64>() == u64::from(problem.model.shape.layers);
     let known = stages.iter().all(|s| problem.layer_cost(s.instance, s.tp).is_some() && s.layers > 0);
-    (whole && known).then(|| configured(problem, stages, &cut, phase)).filter(|c| c.kv_tokens > 0.0)
+    (whole && known).then(|| configured(problem, stages, &cut, phase)).filter(|c| c.kv_tokens > Tokens(0.0))
 }
 
 /// Every configuration of these devices.
@@ -118,16 +118,16 @@ pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Ve
 /// Larger is better. A prompt's time and the time the next one waits for it; or requests a second.
 fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
     match phase {
-        Phase::Prefill => -(mean(problem, &config.latency) + mean(problem, &config.busy)),
+        Phase::Prefill => -(mean(problem, &config.latency) + mean(problem, &config.busy)).0,
         Phase::Decode | Phase::Mixed => config.rate,
     }
 }
 
-/// Seconds for a prompt of the workload, on average.
+/// Time for a prompt of the workload, on average.
 #[must_use]
-pub fn mean(problem: &Problem, cost: &Prefill) -> f64 {
+pub fn mean(problem: &Problem, cost: &Prefill) -> Seconds {
     let m = &problem.workload.mean;
-    cost.fixed + cost.per_token * m.prompt + cost.per_square * m.prompt_squared
+    cost.mean(m.prompt, m.prompt_squared)
 }
 
 /// A degree for each kind of device, every way, instance by instance: hosts of one kind are cut alike, as Algorithm 2
@@ -188,16 +188,16 @@ fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<
     if members.len() < 2 {
         return (0..members.len()).collect();
     }
-    let rows = if phase == Phase::Prefill { problem.workload.mean.prompt } else { TYPICAL_BATCH };
-    let bytes = rows * f64::from(problem.model.shape.hidden) * problem.model.element;
-    let cost = |a: usize, b: usize| problem.cluster.path(members[a].0, members[b].0).time(bytes);
+    let rows = if phase == Phase::Prefill { problem.workload.mean.prompt.0 } else { TYPICAL_BATCH };
+    let bytes = row(problem) * rows;
+    let cost = |a: usize, b: usize| problem.cluster.path(members[a].0, members[b].0).time(bytes).0;
     route::best(members.len(), Aim::Total, cost).0
 }
 
 /// Layers of each stage, with room for so many requests' KV at their longest.
 fn cut(problem: &Problem, stages: &[Stage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
     let m = &problem.workload.mean;
-    let tokens = m.longest.max(requests * m.reserved);
+    let tokens = m.longest.max(m.reserved * requests);
     let slot = |(i, stage): (usize, &Stage)| {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
         let ends = ends(i, stages.len());
@@ -208,10 +208,15 @@ fn cut(problem: &Problem, stages: &[Stage], phase: Phase, requests: f64) -> Opti
                 (at(cost.decode), at(cost.stage_decode(0, ends)))
             }
         };
-        Some(Slot { per_layer: one, on_top: none, most: cost.most_layers(tokens, ends) })
+        Some(Slot { per_layer: one.0, on_top: none.0, most: cost.most_layers(tokens, ends) })
     };
     let slots: Option<Vec<Slot>> = stages.iter().enumerate().map(slot).collect();
     partition::cut(problem.model.shape.layers, &slots?)
+}
+
+/// A token's activations between two stages.
+fn row(problem: &Problem) -> Bytes {
+    Bytes(f64::from(problem.model.shape.hidden) * problem.model.element)
 }
 
 fn ends(place: usize, stages: usize) -> Ends {
@@ -220,9 +225,8 @@ fn ends(place: usize, stages: usize) -> Ends {
 
 fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) -> Config {
     let (m, p) = (&problem.workload.mean, stages.len() as f64);
-    let row = f64::from(problem.model.shape.hidden) * problem.model.element;
     let (mut latency, mut busy, mut way) = (Prefill::default(), Prefill::default(), Decode::default());
-    let (mut rounds, mut kv_tokens) = (Vec::new(), f64::INFINITY);
+    let (mut rounds, mut kv_tokens) = (Vec::new(), Tokens(f64::INFINITY));
     let mut placed = Vec::with_capacity(stages.len());
     for (i, (stage, &layers)) in stages.iter().zip(cut).enumerate() {
         let ends = ends(i, stages.len());
@@ -233,17 +237,19 @@ fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) ->
             busy = prefill;
         }
         way = way.then(&decode);
-        rounds.push(Decode { fixed: p * decode.fixed, ..decode });
+        rounds.push(Decode { fixed: decode.fixed * p, ..decode });
         kv_tokens = kv_tokens.min(cost.kv_tokens(layers, ends));
         // To the next stage; tokens from the last back to the first.
         let next = &stages[(i + 1) % stages.len()];
         if stages.len() > 1 {
             let path = problem.cluster.path(stage.instance, next.instance);
-            let beta = path.bandwidth.0;
-            let rows = if ends.last { 0.0 } else { row / beta };
-            let back = if ends.last { 0.0 } else { path.latency.0 };
-            latency = latency.then(&Prefill { fixed: back, per_token: rows, per_square: 0.0 });
-            way = way.then(&Decode { fixed: path.latency.0, per_context: 0.0, per_sequence: rows });
+            let mut handover = Decode { fixed: path.latency, ..Decode::default() };
+            if !ends.last {
+                handover.per_sequence = row(problem) / path.bandwidth;
+                let per_token = handover.per_sequence.per_token();
+                latency = latency.then(&Prefill { fixed: path.latency, per_token, ..Prefill::default() });
+            }
+            way = way.then(&handover);
         }
         placed.push(Stage { layers, ..*stage });
     }
@@ -258,7 +264,7 @@ fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) ->
 
 /// The most sequences that fit and whose iterations keep the budget; if one alone does not, as many as fit: tokens come
 /// late then anyway.
-fn batch(config: &Config, fit: f64, context: f64, budget: f64) -> f64 {
+fn batch(config: &Config, fit: f64, context: Tokens, budget: Seconds) -> f64 {
     let by_time = |r: &Decode| (budget - r.fixed) / (r.per_context * context + r.per_sequence);
     let in_time = config.rounds.iter().map(by_time).fold(fit, f64::min);
     if in_time >= 1.0 { in_time } else { fit.max(1.0) }
@@ -267,12 +273,13 @@ fn batch(config: &Config, fit: f64, context: f64, budget: f64) -> f64 {
 /// Requests a second with a full batch, or one prompt after another.
 fn rate(problem: &Problem, config: &Config, phase: Phase) -> f64 {
     let m = &problem.workload.mean;
-    let decoding = m.steps * config.iteration(config.batch, m.context);
+    let decoding = config.iteration(config.batch, m.context) * m.steps;
     let prefilling = mean(problem, &config.busy);
+    let batch = config.batch;
     match phase {
-        Phase::Prefill => 1.0 / prefilling,
-        Phase::Decode => config.batch / decoding,
+        Phase::Prefill => 1.0 / prefilling.0,
+        Phase::Decode => batch / decoding.0,
         // Every prompt holds up the whole batch.
-        Phase::Mixed => config.batch / (decoding + config.batch * prefilling),
+        Phase::Mixed => batch / (decoding + prefilling * batch).0,
     }
 }

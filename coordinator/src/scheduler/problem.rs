@@ -8,6 +8,7 @@ use super::{
     workload::Workload,
 };
 use std::fmt;
+use tsnode_protocol::{Bytes, Seconds};
 
 /// Most devices side by side in a stage.
 const MOST_TP: u16 = 8;
@@ -53,7 +54,7 @@ pub struct Problem {
     /// Of each request of the workload.
     pub deadlines: Vec<Deadline>,
     /// Time per token that leaves an average answer in time: batches are not made larger than that.
-    pub step_budget: f64,
+    pub step_budget: Seconds,
     /// By instance, then by binary logarithm of the tensor-parallel degree.
     costs: Vec<Vec<(u16, LayerCost)>>,
 }
@@ -74,17 +75,17 @@ pub enum ProblemError {
 pub struct Lack {
     /// The model's name.
     pub model: String,
-    /// Its weights and one request's KV (bytes).
-    pub need: f64,
-    /// What the devices that can work together may use (bytes).
-    pub have: f64,
+    /// Its weights and one request's KV.
+    pub need: Bytes,
+    /// What the devices that can work together may use.
+    pub have: Bytes,
     /// Devices of a kind in the cluster whose memory would make up for it: how many, of what.
     pub more: Vec<(usize, String)>,
 }
 
 impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = |b: f64| b / 1e9;
+        let gb = |b: Bytes| b.0 / 1e9;
         write!(
             f,
             "{} needs {:.1} GB for weights and one request, the cluster's devices may use {:.1} GB: {:.1} GB are missing",
@@ -164,27 +165,27 @@ impl Problem {
         self.costs[instance.0 as usize].iter().map(|(d, _)| *d).filter(move |d| count.is_multiple_of(*d))
     }
 
-    /// Memory a group must have for the model and one request (bytes).
+    /// Memory a group must have for the model and one request.
     #[must_use]
-    pub fn least_memory(&self) -> f64 {
-        self.model.bytes() + self.workload.mean.longest * self.model.kv_elements() * self.model.element
+    pub fn least_memory(&self) -> Bytes {
+        self.model.bytes() + self.model.kv() * self.workload.mean.longest
     }
 
-    /// Memory that `count` devices of an instance bring (bytes).
+    /// Memory that `count` devices of an instance bring.
     #[must_use]
-    pub fn usable(&self, instance: InstanceId, count: u16) -> f64 {
-        f64::from(count) * self.cluster.figures(instance).memory * USABLE
+    pub fn usable(&self, instance: InstanceId, count: u16) -> Bytes {
+        self.cluster.figures(instance).memory * f64::from(count) * USABLE
     }
 
     /// Twice the devices that the smallest kind needs to hold the model: larger groups only add handovers.
     fn devices_needed(&self) -> u16 {
-        let smallest = self.cluster.ids().map(|i| self.usable(i, 1)).fold(f64::INFINITY, f64::min);
+        let smallest = self.cluster.ids().map(|i| self.usable(i, 1)).fold(Bytes(f64::INFINITY), Bytes::min);
         (2.0 * (self.least_memory() / smallest).ceil()).min(f64::from(self.model.shape.layers)) as u16
     }
 
     fn lack(&self) -> Option<Lack> {
         let need = self.least_memory();
-        let have = self.islands().into_iter().map(|(_, memory)| memory).fold(0.0, f64::max);
+        let have = self.islands().into_iter().map(|(_, memory)| memory).fold(Bytes(0.0), Bytes::max);
         if have >= need {
             return None;
         }
@@ -197,8 +198,8 @@ impl Problem {
 
     /// Instances that links connect, and what memory they may use together (bytes).
     #[must_use]
-    pub fn islands(&self) -> Vec<(Vec<InstanceId>, f64)> {
-        let mut islands: Vec<(Vec<InstanceId>, f64)> = Vec::new();
+    pub fn islands(&self) -> Vec<(Vec<InstanceId>, Bytes)> {
+        let mut islands: Vec<(Vec<InstanceId>, Bytes)> = Vec::new();
         // Links between sites decide; one host of each site stands for it.
         for id in self.cluster.ids() {
             let memory = self.usable(id, self.cluster.instance(id).count);
@@ -227,12 +228,12 @@ fn costs(cluster: &Cluster, model: &Model, id: InstanceId, most: u16) -> Vec<(u1
 }
 
 /// The mean over answers, by length, of what is left for a token after the reference's prompt.
-fn step_budget(workload: &Workload, deadlines: &[Deadline], reference: &Reference) -> f64 {
-    let (mut time, mut steps) = (0.0, 0.0);
+fn step_budget(workload: &Workload, deadlines: &[Deadline], reference: &Reference) -> Seconds {
+    let (mut time, mut steps) = (Seconds(0.0), 0.0);
     for (request, deadline) in workload.requests.iter().zip(deadlines) {
-        let n = (request.answer - 1.0).max(0.05);
+        let n = request.steps().max(0.05);
         // A prompt is given twice what the reference takes: devices here are slower, and it may wait.
-        let left = (deadline.e2e - 2.0 * reference.prefill.time(request.prompt)).max(0.0);
+        let left = (deadline.e2e - reference.prefill.time(request.prompt) * 2.0).max(Seconds(0.0));
         time += left.min(deadline.tpot * n);
         steps += n;
     }

@@ -9,7 +9,7 @@ use super::{
     search::{self, Effort, Found},
     start,
 };
-use tsnode_protocol::Phase;
+use tsnode_protocol::{Bytes, Phase};
 
 /// Most devices planned together.
 pub const MOST: usize = 32;
@@ -89,7 +89,7 @@ pub fn split(problem: &Problem, most: usize) -> Vec<Members> {
         }
         left.retain(|l| l.1 > 0);
         region.sort_unstable();
-        let memory: f64 = region.iter().map(|&(i, n)| problem.usable(i, n)).sum();
+        let memory: Bytes = region.iter().map(|&(i, n)| problem.usable(i, n)).sum();
         if memory >= problem.least_memory() {
             regions.push(region);
         }
@@ -98,11 +98,11 @@ pub fn split(problem: &Problem, most: usize) -> Vec<Members> {
 }
 
 /// Memory of the `n` largest devices.
-fn largest(problem: &Problem, n: usize) -> f64 {
-    let mut sizes: Vec<(f64, usize)> =
+fn largest(problem: &Problem, n: usize) -> Bytes {
+    let mut sizes: Vec<(Bytes, usize)> =
         problem.cluster.ids().map(|i| (problem.usable(i, 1), usize::from(problem.cluster.instance(i).count))).collect();
-    sizes.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let (mut left, mut sum) = (n, 0.0);
+    sizes.sort_by(|a, b| b.0.0.total_cmp(&a.0.0));
+    let (mut left, mut sum) = (n, Bytes(0.0));
     for (each, count) in sizes {
         let take = count.min(left);
         sum += each * take as f64;

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::simulator::{Replay, Report};
 use std::collections::{HashMap, HashSet, VecDeque};
+use tsnode_protocol::Bytes;
 
 /// Steps of a search that only compares divisions.
 const BRIEF: usize = 12;
@@ -168,7 +169,7 @@ impl<'p> Walk<'p> {
         let cluster = &self.services.first()?.cluster;
         let memory = |i: &InstanceId| self.services[0].usable(*i, cluster.instance(*i).count);
         let mut order: Vec<InstanceId> = cluster.ids().collect();
-        order.sort_by(|a, b| memory(b).total_cmp(&memory(a)).then(a.cmp(b)));
+        order.sort_by(|a, b| memory(b).0.total_cmp(&memory(a).0).then(a.cmp(b)));
         let whole: Members = cluster.ids().map(|i| (i, cluster.instance(i).count)).collect();
         let need: Vec<f64> = (0..self.services.len()).map(|s| 1.0 / self.guess(s, &whole).max(1e-9)).collect();
         let mut division: Division = vec![Members::new(); self.services.len()];
@@ -190,14 +191,14 @@ impl<'p> Walk<'p> {
     /// can.
     fn lacking(&self, service: usize, members: &Members, need: f64) -> f64 {
         let problem = &self.services[service];
-        let memory: f64 = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
+        let memory: Bytes = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
         let whole = memory / problem.least_memory();
         if whole < 1.0 { 1e6 * (1.0 - whole) } else { need / whole }
     }
 
     fn holds(&self, division: &Division) -> bool {
         let fits = |(s, members): (&Problem, &Members)| {
-            members.iter().map(|&(i, n)| s.usable(i, n)).sum::<f64>() >= s.least_memory() && s.part(members).is_some()
+            members.iter().map(|&(i, n)| s.usable(i, n)).sum::<Bytes>() >= s.least_memory() && s.part(members).is_some()
         };
         self.services.iter().zip(division).all(fits)
     }
@@ -331,7 +332,8 @@ impl<'p> Walk<'p> {
 fn lack(services: &[Problem]) -> Lack {
     let names: Vec<&str> = services.iter().map(|s| s.model.name.as_str()).collect();
     let need = services.iter().map(Problem::least_memory).sum();
-    let have =
-        services.first().map_or(0.0, |s| s.cluster.ids().map(|i| s.usable(i, s.cluster.instance(i).count)).sum());
+    let have = services
+        .first()
+        .map_or(Bytes(0.0), |s| s.cluster.ids().map(|i| s.usable(i, s.cluster.instance(i).count)).sum());
     Lack { model: names.join(" and "), need, have, more: Vec::new() }
 }

@@ -5,7 +5,7 @@ use super::{
     cost::{Decode, Ends, LayerCost, Prefill},
     figures::{Column, shipped},
     models::Model,
-    workload::Workload,
+    workload::{Request, Workload},
 };
 use std::fmt;
 use std::str::FromStr;
@@ -109,7 +109,7 @@ impl Reference {
     pub fn a100(model: &Model, column: Column) -> Option<Self> {
         let table = shipped(column);
         let a100 = table.get("A100-80G")?;
-        let enough = |d: &u16| f64::from(*d) * a100.memory >= 1.5 * model.bytes();
+        let enough = |d: &u16| a100.memory * f64::from(*d) >= model.bytes() * 1.5;
         let tp = [1u16, 2, 4, 8].into_iter().find(enough).unwrap_or(8);
         let nvlink = Path { latency: Seconds(10e-6), bandwidth: BytesPerSecond(240e9) };
         Some(Self::new(&LayerCost::new(model, a100, nvlink, tp), model.shape.layers))
@@ -124,36 +124,36 @@ impl Reference {
 
     /// Time to the first token, per token after it.
     #[must_use]
-    pub fn times(&self, prompt: f64, answer: f64) -> (f64, f64) {
-        (self.prefill.time(prompt), self.decode.time(1.0, prompt + 0.5 * answer))
+    pub fn times(&self, request: &Request) -> (Seconds, Seconds) {
+        (self.prefill.time(request.prompt), self.decode.time(1.0, request.prompt + request.answer * 0.5))
     }
 }
 
-/// One request's targets in seconds; infinite where there is none.
+/// One request's targets; infinite where there is none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deadline {
     /// To the first token.
-    pub ttft: f64,
+    pub ttft: Seconds,
     /// Per token after it.
-    pub tpot: f64,
+    pub tpot: Seconds,
     /// To the last token.
-    pub e2e: f64,
+    pub e2e: Seconds,
 }
 
 /// The targets of each request of a workload.
 #[must_use]
 pub fn deadlines(slo: &Slo, reference: &Reference, workload: &Workload) -> Vec<Deadline> {
-    let seconds = |target: Target, reference: f64| match target {
-        Target::None => f64::INFINITY,
-        Target::Scale(scale) => scale * reference,
-        Target::Seconds(Seconds(s)) => s,
+    let seconds = |target: Target, reference: Seconds| match target {
+        Target::None => Seconds(f64::INFINITY),
+        Target::Scale(scale) => reference * scale,
+        Target::Seconds(time) => time,
     };
-    let of = |prompt: f64, answer: f64| {
-        let (ttft, tpot) = reference.times(prompt, answer);
-        let whole = ttft + (answer - 1.0) * tpot;
+    let of = |request: &Request| {
+        let (ttft, tpot) = reference.times(request);
+        let whole = ttft + tpot * request.steps();
         Deadline { ttft: seconds(slo.ttft, ttft), tpot: seconds(slo.tpot, tpot), e2e: seconds(slo.e2e, whole) }
     };
-    workload.requests.iter().map(|r| of(r.prompt, r.answer)).collect()
+    workload.requests.iter().map(of).collect()
 }
 
 #[cfg(test)]

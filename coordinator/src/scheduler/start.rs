@@ -8,7 +8,7 @@ use super::{
     parallel::Members,
     problem::Problem,
 };
-use tsnode_protocol::Phase;
+use tsnode_protocol::{Bytes, Phase};
 
 /// Clusters by hierarchical clustering on bandwidth: each host's devices, then, as long as one cannot hold the model, it
 /// joins the cluster it is best connected with. Phases are random, as the paper has them.
@@ -43,7 +43,7 @@ pub fn small(problem: &Problem, slack: f64) -> Vec<Members> {
 /// Joins sets of devices that cannot hold the model with those they are best connected with, until each that is left
 /// can; the rest are dropped.
 fn joined(problem: &Problem, mut sets: Vec<Members>) -> Vec<Members> {
-    let holds = |m: &Members| m.iter().map(|&(i, n)| problem.usable(i, n)).sum::<f64>() >= problem.least_memory();
+    let holds = |m: &Members| m.iter().map(|&(i, n)| problem.usable(i, n)).sum::<Bytes>() >= problem.least_memory();
     while let Some(small) = sets.iter().position(|s| !holds(s)) {
         let set = sets.swap_remove(small);
         let near = |other: &Members| bandwidth(problem, &set, other);

@@ -3,19 +3,30 @@
 //! Averages over the set stand for expectations, so a plan's value is a number that anyone can recompute.
 
 use super::dice::Dice;
+use tsnode_protocol::Tokens;
 
 /// Requests in a set made from a distribution or a trace.
 const SET: usize = 64;
 /// Longest prompt or answer believed (tokens).
-const MOST_TOKENS: f64 = (1 << 20) as f64;
+const MOST_TOKENS: Tokens = Tokens((1 << 20) as f64);
+/// Shortest.
+const ONE: Tokens = Tokens(1.0);
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
     /// Tokens of the prompt.
-    pub prompt: f64,
+    pub prompt: Tokens,
     /// Tokens of the answer, the first included.
-    pub answer: f64,
+    pub answer: Tokens,
+}
+
+impl Request {
+    /// Decode steps: one for each token of the answer after the first.
+    #[must_use]
+    pub fn steps(&self) -> f64 {
+        self.answer.0 - 1.0
+    }
 }
 
 /// Equally likely requests.
@@ -32,22 +43,22 @@ pub struct Workload {
 /// Averages over a workload's requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Means {
-    /// E[L] (tokens).
-    pub prompt: f64,
-    /// E[L²].
+    /// E[L].
+    pub prompt: Tokens,
+    /// E[L²] (tokens²).
     pub prompt_squared: f64,
     /// E[o].
-    pub answer: f64,
+    pub answer: Tokens,
     /// Decode steps: E[o − 1], at least a little.
     pub steps: f64,
     /// Squared coefficient of variation of the number of steps.
     pub steps_variation: f64,
     /// Tokens a sequence has while it decodes, on average over the time it does.
-    pub context: f64,
+    pub context: Tokens,
     /// Tokens a sequence will have had when it ends, averaged alike: what memory is reserved for.
-    pub reserved: f64,
+    pub reserved: Tokens,
     /// Tokens of the longest request.
-    pub longest: f64,
+    pub longest: Tokens,
 }
 
 /// Why something is no workload.
@@ -99,16 +110,16 @@ impl Workload {
 
     /// Every request alike.
     #[must_use]
-    pub fn uniform(prompt: f64, answer: f64) -> Self {
-        Self::new(format!("{prompt} tokens in, {answer} out"), vec![Request { prompt, answer }])
+    pub fn uniform(prompt: Tokens, answer: Tokens) -> Self {
+        Self::new(format!("{} tokens in, {} out", prompt.0, answer.0), vec![Request { prompt, answer }])
     }
 
     /// These requests; lengths are brought into bounds.
     #[must_use]
     pub fn new(name: String, mut requests: Vec<Request>) -> Self {
         for request in &mut requests {
-            request.prompt = request.prompt.clamp(1.0, MOST_TOKENS);
-            request.answer = request.answer.clamp(1.0, MOST_TOKENS);
+            request.prompt = request.prompt.max(ONE).min(MOST_TOKENS);
+            request.answer = request.answer.max(ONE).min(MOST_TOKENS);
         }
         let mean = means(&requests);
         Self { name, requests, mean }
@@ -138,7 +149,7 @@ impl Workload {
                     wrong(line, format!("{:?} is no number of tokens", text.chars().take(20).collect::<String>()))
                 })
             };
-            all.push(Request { prompt: number(prompts)?, answer: number(answers)? });
+            all.push(Request { prompt: Tokens(number(prompts)?), answer: Tokens(number(answers)?) });
         }
         if all.is_empty() {
             return Err(WorkloadError::Empty);
@@ -148,10 +159,10 @@ impl Workload {
 
     /// The same with no request longer than a model's context: prompts are cut as gateways would refuse them longer.
     #[must_use]
-    pub fn within(mut self, context: f64) -> Self {
+    pub fn within(mut self, context: Tokens) -> Self {
         for request in &mut self.requests {
-            request.prompt = request.prompt.min((context * 0.75).max(1.0));
-            request.answer = request.answer.min((context - request.prompt).max(1.0));
+            request.prompt = request.prompt.min((context * 0.75).max(ONE));
+            request.answer = request.answer.min((context - request.prompt).max(ONE));
         }
         Self::new(self.name, self.requests)
     }
@@ -165,8 +176,8 @@ impl Workload {
         }
         let at = |i: usize| (i as f64 + 0.5) / SET as f64;
         let request = |(i, &j): (usize, &usize)| Request {
-            prompt: length(&percentiles.prompt, at(i)).round(),
-            answer: length(&percentiles.answer, at(j)).round().max(1.0),
+            prompt: Tokens(length(&percentiles.prompt, at(i)).round()),
+            answer: Tokens(length(&percentiles.answer, at(j)).round()).max(ONE),
         };
         Self::new(name.to_owned(), order.iter().enumerate().map(request).collect())
     }
@@ -177,7 +188,7 @@ fn spread(mut all: Vec<Request>) -> Vec<Request> {
     if all.len() <= SET {
         return all;
     }
-    all.sort_by(|a, b| a.prompt.total_cmp(&b.prompt).then(a.answer.total_cmp(&b.answer)));
+    all.sort_by(|a, b| a.prompt.0.total_cmp(&b.prompt.0).then(a.answer.0.total_cmp(&b.answer.0)));
     let part = all.len() as f64 / SET as f64;
     let mut dice = Dice::new(0);
     (0..SET).map(|i| all[(((i as f64 + dice.unit()) * part) as usize).min(all.len() - 1)]).collect()
@@ -193,17 +204,19 @@ fn length(percentiles: &[f64; 8], p: f64) -> f64 {
 fn means(requests: &[Request]) -> Means {
     let n = requests.len().max(1) as f64;
     let sum = |f: &dyn Fn(&Request) -> f64| requests.iter().map(f).sum::<f64>();
-    let steps = |r: &Request| (r.answer - 1.0).max(0.05);
+    let steps = |r: &Request| r.steps().max(0.05);
     let decoding = sum(&steps);
+    let whole = |r: &Request| r.prompt + r.answer;
+    let decoded = |f: &dyn Fn(&Request) -> Tokens| Tokens(sum(&|r| steps(r) * f(r).0) / decoding);
     Means {
-        prompt: sum(&|r| r.prompt) / n,
-        prompt_squared: sum(&|r| r.prompt * r.prompt) / n,
-        answer: sum(&|r| r.answer) / n,
+        prompt: Tokens(sum(&|r| r.prompt.0) / n),
+        prompt_squared: sum(&|r| r.prompt.0 * r.prompt.0) / n,
+        answer: Tokens(sum(&|r| r.answer.0) / n),
         steps: decoding / n,
         steps_variation: sum(&|r| steps(r).powi(2)) * n / decoding.powi(2) - 1.0,
-        context: sum(&|r| steps(r) * (r.prompt + 0.5 * r.answer)) / decoding,
-        reserved: sum(&|r| steps(r) * (r.prompt + r.answer)) / decoding,
-        longest: requests.iter().map(|r| r.prompt + r.answer).fold(0.0, f64::max),
+        context: decoded(&|r| r.prompt + r.answer * 0.5),
+        reserved: decoded(&whole),
+        longest: requests.iter().map(whole).fold(Tokens(0.0), Tokens::max),
     }
 }
 
@@ -216,8 +229,8 @@ mod tests {
     fn named_workloads_have_the_traces_means() {
         for (name, prompt, answer) in [("coding", 2047.8, 27.9), ("conversation", 1154.7, 211.1)] {
             let mean = Workload::named(name).unwrap().mean;
-            assert!((mean.prompt / prompt - 1.0).abs() < 0.15, "{name}: {} tokens in", mean.prompt);
-            assert!((mean.answer / answer - 1.0).abs() < 0.15, "{name}: {} tokens out", mean.answer);
+            assert!((mean.prompt.0 / prompt - 1.0).abs() < 0.15, "{name}: {} tokens in", mean.prompt);
+            assert!((mean.answer.0 / answer - 1.0).abs() < 0.15, "{name}: {} tokens out", mean.answer);
         }
         assert!(Workload::named("poetry").is_none());
     }
@@ -226,7 +239,7 @@ mod tests {
     fn traces_are_read_and_refused_by_line() {
         let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,2\n1,30,4\n";
         let workload = Workload::from_trace("t", text).unwrap();
-        assert!((workload.mean.prompt - 20.0).abs() < 1e-12 && (workload.mean.answer - 3.0).abs() < 1e-12);
+        assert!((workload.mean.prompt.0 - 20.0).abs() < 1e-12 && (workload.mean.answer.0 - 3.0).abs() < 1e-12);
         let error = Workload::from_trace("t", &text.replace("30", "NaN")).unwrap_err().to_string();
         assert!(error.starts_with("line 3") && error.contains("NaN"), "{error}");
         assert!(Workload::from_trace("t", "a,b\n").unwrap_err().to_string().contains("no column"));

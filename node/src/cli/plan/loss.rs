@@ -9,10 +9,10 @@ use clap::ArgMatches;
 use serde_json::json;
 use std::time::Instant;
 use tsnode_coordinator::scheduler::{Evaluator, InstanceId, Problem, light, regions, search::Found};
-use tsnode_protocol::Seconds;
+use tsnode_protocol::{BytesPerSecond, Seconds};
 
 /// Rate at which weights come from disk when a plan loads them anew.
-const LOADING: f64 = 1e9;
+const LOADING: BytesPerSecond = BytesPerSecond(1e9);
 /// Time until the next plan, over which a full plan must repay its loading.
 const HORIZON: Seconds = Seconds(3600.0);
 
@@ -31,7 +31,7 @@ impl Asked {
         let flipped = light::reschedule(&left, &standing);
         let flipping = started.elapsed();
         let full = self.search(&left);
-        let loading = Seconds(self.service.model.bytes() / LOADING);
+        let loading = self.service.model.bytes() / LOADING;
         let repays = light::repays(&full.found.evaluation, &flipped.evaluation, 1.0, loading, HORIZON);
         let flips: Vec<String> = standing
             .iter()
