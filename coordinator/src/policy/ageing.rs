@@ -1,0 +1,316 @@
+//! Mixed batching with ageing and bounded preemption (Splitwise §IV-B): prompts first, answers beside them as far as
+//! tokens suffice, and nobody passed over too often.
+//!
+//! Iterations are chosen in this order, at most one task of a request: waiting tasks passed over often enough, from the
+//! front; prompts as they came, up to the first that does not fit; answers that were put off; answers that run; any
+//! other answer. An answer that follows its prompt on this machine waits from the beginning on, and
+//! is passed over once the prompt is done. The order of the waiting queue is (times passed over, arrival), looked at when
+//! a task comes and not again, as the paper's simulator has it.
+
+use super::batching::{Batch, Batching, Limits, Part, RequestNo, Task};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Times a task is passed over before it goes first.
+const PATIENCE: u32 = 4;
+
+/// A part of a request on this machine.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    task: Task,
+    passed: u32,
+    started: bool,
+}
+
+/// A request on this machine.
+#[derive(Clone, Copy, Debug, Default)]
+struct Job {
+    prompt: Option<Slot>,
+    answer: Option<Slot>,
+    /// Tokens of the answer still to come.
+    left: u32,
+    /// Tokens it has before its next one.
+    context: u64,
+    /// KV it holds (tokens).
+    memory: u64,
+    /// The last selection it was in.
+    chosen: u64,
+}
+
+impl Job {
+    /// What of it is to be run now: the answer when the prompt is done.
+    fn current(&self) -> Option<&Slot> {
+        self.prompt.as_ref().or(self.answer.as_ref())
+    }
+
+    fn current_mut(&mut self) -> Option<&mut Slot> {
+        self.prompt.as_mut().or(self.answer.as_mut())
+    }
+
+    fn slot(&self, part: Part) -> Option<&Slot> {
+        match part {
+            Part::Prompt => self.prompt.as_ref(),
+            Part::Answer => self.answer.as_ref(),
+        }
+    }
+}
+
+/// The policy and its machine's state.
+#[derive(Debug)]
+pub struct Ageing {
+    limits: Limits,
+    /// KV that fits (tokens).
+    capacity: u64,
+    used: u64,
+    jobs: BTreeMap<RequestNo, Job>,
+    waiting: VecDeque<(RequestNo, Part)>,
+    prompts: VecDeque<RequestNo>,
+    put_off: VecDeque<RequestNo>,
+    batch: Vec<RequestNo>,
+    running: Batch,
+    before: Vec<RequestNo>,
+    others: Vec<RequestNo>,
+    starting: Vec<(RequestNo, Part)>,
+    selections: u64,
+}
+
+impl Ageing {
+    /// An idle machine with room for so many tokens of KV.
+    #[must_use]
+    pub fn new(limits: Limits, capacity: u64) -> Self {
+        Self {
+            limits,
+            capacity,
+            used: 0,
+            jobs: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            prompts: VecDeque::new(),
+            put_off: VecDeque::new(),
+            batch: Vec::new(),
+            running: Batch::default(),
+            before: Vec::new(),
+            others: Vec::new(),
+            starting: Vec::new(),
+            selections: 0,
+        }
+    }
+
+    fn key(&self, (request, part): (RequestNo, Part)) -> (u32, RequestNo) {
+        (self.jobs.get(&request).and_then(|j| j.slot(part)).map_or(0, |s| s.passed), request)
+    }
+
+    /// Into the waiting queue, by halves: what is there need not be in order any more.
+    fn queue(&mut self, task: (RequestNo, Part)) {
+        let key = self.key(task);
+        let (mut low, mut high) = (0, self.waiting.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            if key < self.key(self.waiting[middle]) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        self.waiting.insert(low, task);
+    }
+
+    /// Whether a job is still to be chosen, and fits.
+    fn fits(&self, request: RequestNo, next: &Batch) -> Fit {
+        let Some(job) = self.jobs.get(&request).filter(|j| j.chosen != self.selections) else { return Fit::Not };
+        let Some(Slot { task, started, .. }) = job.current() else { return Fit::Not };
+        let tokens = match task.part {
+            Part::Prompt => u64::from(task.tokens),
+            Part::Answer => 1,
+        };
+        let full = next.tasks() >= self.limits.tasks;
+        let many = !next.is_empty() && next.tokens() + tokens > u64::from(self.limits.tokens);
+        let lacks = !started && !self.has_room(task.memory);
+        if full || many || lacks { Fit::Full } else { Fit::Fits }
+    }
+
+    fn take(&mut self, request: RequestNo, next: &mut Batch) {
+        let selection = self.selections;
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        job.chosen = selection;
+        let Some(slot) = job.current_mut() else { return };
+        let (task, starts) = (slot.task, !slot.started);
+        slot.started = true;
+        match task.part {
+            Part::Prompt => {
+                next.prompts += 1;
+                next.prompt_tokens += u64::from(task.tokens);
+                next.prompt_squares += u64::from(task.tokens).pow(2);
+            }
+            Part::Answer => {
+                next.answers += 1;
+                next.context += job.context;
+                next.iterations = next.iterations.min(job.left);
+            }
+        }
+        self.batch.push(request);
+        if !starts {
+            return;
+        }
+        job.memory += task.memory;
+        self.used += task.memory;
+        self.starting.push((request, task.part));
+        remove(&mut self.waiting, &(request, task.part));
+        if task.part == Part::Prompt {
+            remove(&mut self.prompts, &request);
+        }
+    }
+
+    fn take_if_fits(&mut self, request: RequestNo, next: &mut Batch) -> Fit {
+        let fit = self.fits(request, next);
+        if fit == Fit::Fits {
+            self.take(request, next);
+        }
+        fit
+    }
+}
+
+/// Takes one out of a queue, most likely the first.
+fn remove<T: PartialEq>(queue: &mut VecDeque<T>, item: &T) {
+    if let Some(place) = queue.iter().position(|i| i == item) {
+        queue.remove(place);
+    }
+}
+
+/// Whether a task may join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    Fits,
+    /// Too little room, of one kind or another.
+    Full,
+    /// Chosen already, or nothing to run.
+    Not,
+}
+
+impl Batching for Ageing {
+    fn add(&mut self, task: Task) -> bool {
+        let job = self.jobs.entry(task.request).or_default();
+        let slot = Some(Slot { task, passed: 0, started: false });
+        match task.part {
+            Part::Prompt => {
+                (job.prompt, job.context) = (slot, u64::from(task.tokens) + 1);
+                self.prompts.push_back(task.request);
+            }
+            Part::Answer => (job.answer, job.left) = (slot, task.tokens),
+        }
+        self.queue((task.request, task.part));
+        let running = &self.running;
+        let fits = |beside: u64, tokens: u64| beside + tokens <= u64::from(self.limits.tokens);
+        let tokens = if task.part == Part::Prompt { u64::from(task.tokens) } else { 1 };
+        let joins = running.tasks() < self.limits.tasks && fits(running.tokens(), tokens);
+        running.prompts == 0 && (joins || (task.part == Part::Prompt && fits(0, tokens)))
+    }
+
+    fn has_room(&self, memory: u64) -> bool {
+        self.used + memory <= self.capacity
+    }
+
+    fn reserve(&mut self, request: RequestNo, memory: u64) -> bool {
+        if !self.has_room(memory) {
+            return false;
+        }
+        self.used += memory;
+        let job = self.jobs.entry(request).or_default();
+        (job.context, job.memory) = (memory, job.memory + memory);
+        true
+    }
+
+    fn release(&mut self, request: RequestNo) -> u64 {
+        let memory = self.jobs.remove(&request).map_or(0, |j| j.memory);
+        self.used -= memory;
+        memory
+    }
+
+    fn select(&mut self) -> Batch {
+        self.selections += 1;
+        self.starting.clear();
+        let mut next = Batch { iterations: u32::MAX, ..Batch::default() };
+        self.before = std::mem::take(&mut self.batch);
+        while let Some(&(request, part)) = self.waiting.front() {
+            // What is taken leaves the queue: the front is always the next.
+            if self.key((request, part)).0 < PATIENCE || self.take_if_fits(request, &mut next) != Fit::Fits {
+                break;
+            }
+        }
+        while let Some(&request) = self.prompts.front() {
+            if self.take_if_fits(request, &mut next) != Fit::Fits {
+                break;
+            }
+        }
+        for place in 0..self.put_off.len() {
+            self.take_if_fits(self.put_off[place], &mut next);
+        }
+        let before = std::mem::take(&mut self.before);
+        for &request in &before {
+            self.take_if_fits(request, &mut next);
+        }
+        let mut others = std::mem::take(&mut self.others);
+        let is_new = |j: &Job| j.prompt.is_none() && j.answer.is_some_and(|s| !s.started);
+        others.extend(self.jobs.iter().filter(|(_, j)| is_new(j)).map(|(r, _)| *r));
+        for request in others.drain(..) {
+            self.take_if_fits(request, &mut next);
+        }
+        self.others = others;
+        let (jobs, now) = (&self.jobs, self.selections);
+        let chosen = |r: &RequestNo| jobs.get(r).is_none_or(|j| j.chosen == now);
+        self.put_off.retain(|r| !chosen(r));
+        self.put_off.extend(before.iter().filter(|r| !chosen(r)));
+        self.before = before;
+        for job in self.jobs.values_mut().filter(|j| j.chosen != now) {
+            if let Some(slot) = job.current_mut() {
+                slot.passed += 1;
+            }
+        }
+        if next.prompts > 0 || next.is_empty() {
+            next.iterations = 1;
+        }
+        self.running = next;
+        next
+    }
+
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+        self.starting.iter().for_each(|&(request, part)| starting(request, part));
+    }
+
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+        self.running = Batch::default();
+        for &request in &self.batch {
+            let Some(job) = self.jobs.get_mut(&request) else { continue };
+            if job.prompt.take().is_some() {
+                ended.push((request, Part::Prompt));
+            } else if job.answer.is_some() {
+                job.left -= iterations.min(job.left);
+                job.context += u64::from(iterations);
+                if job.left == 0 {
+                    job.answer = None;
+                    ended.push((request, Part::Answer));
+                }
+            }
+        }
+        let jobs = &self.jobs;
+        // A prompt's answer has not begun: it is chosen like any other that waits.
+        self.batch.retain(|r| jobs.get(r).and_then(Job::current).is_some_and(|s| s.started));
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn first_waiting(&self) -> Option<u64> {
+        let (request, part) = self.waiting.front()?;
+        self.jobs.get(request)?.slot(*part).map(|s| s.task.memory)
+    }
+
+    fn has_places(&self) -> bool {
+        self.running.prompts == 0
+            && self.running.tasks() < self.limits.tasks
+            && self.running.tokens() < u64::from(self.limits.tokens)
+    }
+
+    fn requests(&self) -> usize {
+        self.jobs.values().filter(|j| j.current().is_some()).count()
+    }
+}

@@ -1,0 +1,110 @@
+//! What a machine runs next: the seam between batching policies and whoever drives them.
+
+/// A request's number; smaller is earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestNo(pub u32);
+
+/// What of a request a machine computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The prompt, which yields the first token.
+    Prompt,
+    /// The tokens after the first.
+    Answer,
+}
+
+/// A part of a request that has come to a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Whose.
+    pub request: RequestNo,
+    /// Which part.
+    pub part: Part,
+    /// Tokens to compute, or to generate.
+    pub tokens: u32,
+    /// Tokens of KV it needs from its start on.
+    pub memory: u64,
+}
+
+/// What one iteration may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tasks.
+    pub tasks: usize,
+    /// Tokens: a prompt's, and one for each answer. A first task may have more.
+    pub tokens: u32,
+}
+
+/// What runs until the next decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Prompts in it.
+    pub prompts: u32,
+    /// Their tokens.
+    pub prompt_tokens: u64,
+    /// Their squared lengths, summed.
+    pub prompt_squares: u64,
+    /// Answers in it.
+    pub answers: u32,
+    /// Tokens that answers have before them, all together.
+    pub context: u64,
+    /// Iterations until an answer ends; one where there are prompts.
+    pub iterations: u32,
+}
+
+impl Batch {
+    /// Nothing to run.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.prompts + self.answers == 0
+    }
+
+    /// Tasks.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        (self.prompts + self.answers) as usize
+    }
+
+    /// Tokens computed in an iteration.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.prompt_tokens + u64::from(self.answers)
+    }
+}
+
+/// A machine's queues and memory, and what it runs. It runs a batch for some iterations; whoever drives it says when
+/// they are over, and may cut them short at the end of an iteration.
+pub trait Batching: std::fmt::Debug + Send {
+    /// A task comes; whether what runs should be cut for it at the end of the present iteration.
+    fn add(&mut self, task: Task) -> bool;
+
+    /// Whether memory for a task's start is there.
+    fn has_room(&self, memory: u64) -> bool;
+
+    /// Sets memory aside for KV that comes from elsewhere; `false` if there is none.
+    fn reserve(&mut self, request: RequestNo, memory: u64) -> bool;
+
+    /// A request's KV is no longer needed here; how many tokens of it there were.
+    fn release(&mut self, request: RequestNo) -> u64;
+
+    /// Chooses what runs next; nothing runs now.
+    fn select(&mut self) -> Batch;
+
+    /// The tasks that start with the batch just chosen.
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part));
+
+    /// The batch has run so many iterations. Tasks that this ends, in the batch's order.
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>);
+
+    /// Tasks that have not started.
+    fn waiting(&self) -> usize;
+
+    /// Memory the first of them needs.
+    fn first_waiting(&self) -> Option<u64>;
+
+    /// Whether more could run beside what runs.
+    fn has_places(&self) -> bool;
+
+    /// Requests here, running or not.
+    fn requests(&self) -> usize;
+}

@@ -1,0 +1,124 @@
+//! Splitwise's pools (§IV-A): machines for prompts, machines for answers, and a mixed pool that either lends to when it
+//! overflows and that they return from when they have nothing left to do.
+
+use super::routing::{Asked, MachineNo, Pending, Route, Routing};
+
+/// Pending tokens above which a prompt machine that has a queue takes no more.
+const MOST_PENDING: i64 = 8192;
+
+/// A machine's own pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pool {
+    Prompt,
+    Answer,
+}
+
+/// The pools and what was promised to their machines.
+#[derive(Clone, Debug)]
+pub struct Pools {
+    own: Vec<Pool>,
+    prompt: Vec<MachineNo>,
+    answer: Vec<MachineNo>,
+    mixed: Vec<MachineNo>,
+    pending: Pending,
+    /// KV promised (tokens).
+    reserved: Vec<i64>,
+    capacity: Vec<i64>,
+}
+
+impl Pools {
+    /// The first machines for prompts, the others for answers; `capacity` says how many tokens of KV each has room for.
+    #[must_use]
+    pub fn new(prompts: usize, capacity: &[u64]) -> Self {
+        let all = (0..capacity.len()).map(|m| MachineNo(m as u32));
+        let own = (0..capacity.len()).map(|m| if m < prompts { Pool::Prompt } else { Pool::Answer });
+        Self {
+            own: own.collect(),
+            prompt: all.clone().take(prompts).collect(),
+            answer: all.skip(prompts).collect(),
+            mixed: Vec::new(),
+            pending: Pending::new(capacity.len()),
+            reserved: vec![0; capacity.len()],
+            capacity: capacity.iter().map(|c| *c as i64).collect(),
+        }
+    }
+
+    fn for_prompt(&self, asked: Asked, waiting: &dyn Fn(MachineNo) -> usize) -> Option<MachineNo> {
+        let takes = |m: &MachineNo| waiting(*m) == 0 || self.pending.of(*m) + i64::from(asked.prompt) <= MOST_PENDING;
+        let best = |pool: &[MachineNo]| self.pending.least(pool.iter().copied()).filter(takes);
+        best(&self.prompt).or_else(|| best(&self.mixed))
+    }
+
+    fn for_answer(&self, asked: Asked) -> Option<MachineNo> {
+        let need = (asked.prompt_memory() + asked.answer_memory()) as i64;
+        let fits = |m: &MachineNo| self.reserved_at(*m) + need < self.capacity[m.0 as usize];
+        let best = |pool: &[MachineNo]| pool.iter().copied().min_by_key(|m| self.reserved_at(*m)).filter(fits);
+        best(&self.answer).or_else(|| best(&self.mixed))
+    }
+
+    fn reserved_at(&self, machine: MachineNo) -> i64 {
+        self.reserved[machine.0 as usize]
+    }
+
+    /// Takes a machine out of its pool into the mixed one.
+    fn lend(&mut self, machine: Option<MachineNo>) -> Option<MachineNo> {
+        let machine = machine?;
+        self.prompt.retain(|m| *m != machine);
+        self.answer.retain(|m| *m != machine);
+        self.mixed.push(machine);
+        Some(machine)
+    }
+
+    fn everywhere(&self) -> impl Iterator<Item = MachineNo> + '_ {
+        self.prompt.iter().chain(&self.mixed).chain(&self.answer).copied()
+    }
+}
+
+impl Routing for Pools {
+    fn route(&mut self, asked: Asked, waiting: &dyn Fn(MachineNo) -> usize) -> Route {
+        let (mut prompt, mut answer) = (self.for_prompt(asked, waiting), self.for_answer(asked));
+        if prompt.is_none() {
+            prompt = self.lend(self.pending.least(self.answer.iter().copied()));
+        }
+        if answer.is_none() {
+            answer = self.lend(self.prompt.iter().copied().min_by_key(|m| self.reserved_at(*m)));
+        }
+        let route = match (prompt, answer) {
+            (Some(prompt), Some(answer)) => Route { prompt, answer },
+            _ => {
+                let least = self.pending.least(self.everywhere()).unwrap_or(MachineNo(0));
+                Route { prompt: least, answer: least }
+            }
+        };
+        let (first, rest) = (asked.prompt_memory() as i64, asked.answer_memory() as i64);
+        if route.prompt != route.answer {
+            self.reserved[route.prompt.0 as usize] += first;
+        }
+        self.reserved[route.answer.0 as usize] += first + rest;
+        self.pending.add(route.prompt, i64::from(asked.prompt));
+        self.pending.add(route.answer, 1);
+        route
+    }
+
+    fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {
+        self.pending.add(machine, -i64::from(asked.prompt));
+    }
+
+    fn answer_done(&mut self, machine: MachineNo, _: Asked) {
+        self.pending.add(machine, -1);
+    }
+
+    fn freed(&mut self, machine: MachineNo, memory: u64) {
+        self.reserved[machine.0 as usize] -= memory as i64;
+    }
+
+    fn idle(&mut self, machine: MachineNo) {
+        let lent = self.mixed.iter().position(|m| *m == machine);
+        let Some(place) = lent else { return };
+        self.mixed.remove(place);
+        match self.own[machine.0 as usize] {
+            Pool::Prompt => self.prompt.push(machine),
+            Pool::Answer => self.answer.push(machine),
+        }
+    }
+}

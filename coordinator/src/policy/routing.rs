@@ -1,0 +1,113 @@
+//! Which machines get a request: the seam between routing policies and whoever drives them, and the simplest of them.
+
+/// A machine's place in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MachineNo(pub u32);
+
+/// What a router may know of a request. The length of its answer is what a predictor would say; traces know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens of the answer, the first included.
+    pub answer: u32,
+}
+
+impl Asked {
+    /// KV of the prompt and the first token (tokens).
+    #[must_use]
+    pub fn prompt_memory(&self) -> u64 {
+        u64::from(self.prompt) + 1
+    }
+
+    /// KV of the rest of the answer (tokens).
+    #[must_use]
+    pub fn answer_memory(&self) -> u64 {
+        u64::from(self.answer) - 1
+    }
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Computes the prompt.
+    pub prompt: MachineNo,
+    /// Generates the answer; may be the same.
+    pub answer: MachineNo,
+}
+
+/// Chooses machines, and hears what becomes of what it sent them.
+pub trait Routing: std::fmt::Debug + Send {
+    /// Where this request goes. `waiting` says how many tasks have not started at a machine.
+    fn route(&mut self, asked: Asked, waiting: &dyn Fn(MachineNo) -> usize) -> Route;
+
+    /// A prompt is done.
+    fn prompt_done(&mut self, machine: MachineNo, asked: Asked);
+
+    /// An answer is done.
+    fn answer_done(&mut self, machine: MachineNo, asked: Asked);
+
+    /// A machine has let go of so many tokens of KV.
+    fn freed(&mut self, machine: MachineNo, memory: u64) {
+        let _ = (machine, memory);
+    }
+
+    /// A machine has nothing to run.
+    fn idle(&mut self, machine: MachineNo) {
+        let _ = machine;
+    }
+}
+
+/// Tokens that each machine has still to compute, of what was sent there.
+#[derive(Clone, Debug)]
+pub(super) struct Pending(Vec<i64>);
+
+impl Pending {
+    pub(super) fn new(machines: usize) -> Self {
+        Self(vec![0; machines])
+    }
+
+    pub(super) fn of(&self, machine: MachineNo) -> i64 {
+        self.0[machine.0 as usize]
+    }
+
+    pub(super) fn add(&mut self, machine: MachineNo, tokens: i64) {
+        self.0[machine.0 as usize] += tokens;
+    }
+
+    /// The machine with the least, the first of equals.
+    pub(super) fn least(&self, among: impl Iterator<Item = MachineNo>) -> Option<MachineNo> {
+        among.min_by_key(|m| self.of(*m))
+    }
+}
+
+/// Joins the shortest queue, counted in tokens; both parts on one machine (Splitwise's baseline).
+#[derive(Clone, Debug)]
+pub struct ShortestQueue {
+    machines: u32,
+    pending: Pending,
+}
+
+impl ShortestQueue {
+    /// For so many machines, at least one.
+    #[must_use]
+    pub fn new(machines: usize) -> Self {
+        Self { machines: machines as u32, pending: Pending::new(machines) }
+    }
+}
+
+impl Routing for ShortestQueue {
+    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> usize) -> Route {
+        let least = self.pending.least((0..self.machines).map(MachineNo)).unwrap_or(MachineNo(0));
+        self.pending.add(least, i64::from(asked.prompt) + 1);
+        Route { prompt: least, answer: least }
+    }
+
+    fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {
+        self.pending.add(machine, -i64::from(asked.prompt));
+    }
+
+    fn answer_done(&mut self, machine: MachineNo, _: Asked) {
+        self.pending.add(machine, -1);
+    }
+}

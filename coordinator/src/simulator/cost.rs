@@ -1,0 +1,75 @@
+//! How long an iteration takes: one question, answered by the cost model, by measurements or by tables.
+
+use crate::{policy::batching::Batch, scheduler::parallel::Config};
+use std::fmt::Debug;
+use tsnode_protocol::{Seconds, Tokens};
+
+/// A machine's speed.
+pub trait IterationCost: Debug + Send + Sync {
+    /// Time of one iteration of a batch.
+    fn iteration(&self, batch: &Batch) -> Seconds;
+}
+
+/// The cost model's closed forms for a group, measured profiles included ([`crate::scheduler::cost`]): prompts one after
+/// the other, then a step of the answers.
+impl IterationCost for Config {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        let prompts = f64::from(batch.prompts);
+        let (tokens, squares) = (Tokens(batch.prompt_tokens as f64), batch.prompt_squares as f64);
+        let mut time = self.busy.mean(tokens, squares) + self.busy.fixed * (prompts - 1.0).max(0.0);
+        if batch.prompts == 0 {
+            time = Seconds(0.0);
+        }
+        if batch.answers > 0 {
+            let n = f64::from(batch.answers);
+            time += Config::iteration(self, n, Tokens(batch.context as f64 / n));
+        }
+        time
+    }
+}
+
+/// A straight line from knot to knot; the first and the last go on outside.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line(Vec<(f64, f64)>);
+
+impl Line {
+    /// Through these knots, in order of their place; `None` unless there are two.
+    #[must_use]
+    pub fn new(mut knots: Vec<(f64, f64)>) -> Option<Self> {
+        knots.sort_by(|a, b| a.0.total_cmp(&b.0));
+        knots.dedup_by(|a, b| a.0 == b.0);
+        (knots.len() > 1).then_some(Self(knots))
+    }
+
+    /// The value at a place.
+    #[must_use]
+    pub fn at(&self, x: f64) -> f64 {
+        let next = self.0.partition_point(|k| k.0 < x).clamp(1, self.0.len() - 1);
+        let ((x0, y0), (x1, y1)) = (self.0[next - 1], self.0[next]);
+        y0 + (y1 - y0) / (x1 - x0) * (x - x0)
+    }
+}
+
+/// Times by the number of tokens, as Splitwise's simulator has them: prompts, answers, and prompts with answers beside
+/// them a tenth longer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Of so many prompt tokens.
+    pub prompt: Line,
+    /// Of so many answers.
+    pub answer: Line,
+}
+
+/// What answers beside prompts cost.
+const MIXED: f64 = 1.1;
+
+impl IterationCost for Table {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        let tokens = batch.tokens() as f64;
+        Seconds(match (batch.prompts, batch.answers) {
+            (0, _) => self.answer.at(tokens),
+            (_, 0) => self.prompt.at(tokens),
+            _ => MIXED * self.prompt.at(tokens),
+        })
+    }
+}

@@ -1,0 +1,300 @@
+//! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
+//! choice; how long it takes is the cost source's.
+
+use super::{agenda::Agenda, cost::IterationCost};
+use crate::policy::{
+    batching::{Batch, Batching, Part, RequestNo, Task},
+    routing::{Asked, MachineNo, Route, Routing},
+};
+use std::sync::Arc;
+use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
+
+/// Between two tries to send KV to a machine without room.
+const TRY_AGAIN: Seconds = Seconds(1.0);
+
+/// A machine.
+#[derive(Debug)]
+pub struct Machine {
+    /// What it runs next.
+    pub batching: Box<dyn Batching>,
+    /// How long that takes.
+    pub cost: Arc<dyn IterationCost>,
+}
+
+/// A request that comes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// When.
+    pub at: Seconds,
+    /// Its lengths.
+    pub asked: Asked,
+}
+
+/// When what happened to a request; infinite where it never did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trace {
+    /// Its arrival.
+    pub arrival: Arrival,
+    /// Where it went.
+    pub route: Route,
+    /// Its prompt began.
+    pub prompt_start: Seconds,
+    /// Its prompt was done: the first token.
+    pub first: Seconds,
+    /// Its answer's first iteration began.
+    pub answer_start: Seconds,
+    /// Its last token.
+    pub end: Seconds,
+}
+
+/// How machines are connected: every pair alike, any number of transfers at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// For each token of a prompt.
+    pub per_token: SecondsPerToken,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Arrive(RequestNo),
+    /// A machine's batch is done, unless it was cut meanwhile.
+    Done(MachineNo, u64),
+    Send(RequestNo),
+    Sent(RequestNo),
+}
+
+/// What a machine does now.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    batch: Batch,
+    started: Seconds,
+    step: Seconds,
+    iterations: u32,
+    cut: bool,
+    number: u64,
+}
+
+/// What came of a simulation.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Every request, in order.
+    pub traces: Vec<Trace>,
+    /// Part of the time each machine was busy, until the last event.
+    pub busy: Vec<f64>,
+    /// Batches begun.
+    pub runs: u64,
+    /// Events.
+    pub events: u64,
+    /// The last event.
+    pub end: Seconds,
+}
+
+/// A simulation.
+#[derive(Debug)]
+pub struct Simulation {
+    machines: Vec<Machine>,
+    runs: Vec<Option<Run>>,
+    busy: Vec<Seconds>,
+    routing: Box<dyn Routing>,
+    link: Link,
+    agenda: Agenda<What>,
+    traces: Vec<Trace>,
+    batches: u64,
+    ended: Vec<(RequestNo, Part)>,
+}
+
+impl Simulation {
+    /// Machines with nothing to do.
+    #[must_use]
+    pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, link: Link) -> Self {
+        let n = machines.len();
+        Self {
+            machines,
+            runs: vec![None; n],
+            busy: vec![Seconds(0.0); n],
+            routing,
+            link,
+            agenda: Agenda::default(),
+            traces: Vec::new(),
+            batches: 0,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Runs these requests, in order of arrival, to their ends; `stop` is asked now and then.
+    pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn() -> bool) -> Outcome {
+        let never = Seconds(f64::INFINITY);
+        let nowhere = Route { prompt: MachineNo(0), answer: MachineNo(0) };
+        let trace = |a: &Arrival| Trace {
+            arrival: *a,
+            route: nowhere,
+            prompt_start: never,
+            first: never,
+            answer_start: never,
+            end: never,
+        };
+        self.traces = arrivals.iter().map(trace).collect();
+        if let Some(first) = arrivals.first() {
+            self.agenda.at(first.at, What::Arrive(RequestNo(0)));
+        }
+        let (mut now, mut events) = (Seconds(0.0), 0);
+        while let Some((at, what)) = self.agenda.pop() {
+            (now, events) = (at, events + 1);
+            if events % 4096 == 0 && stop() {
+                break;
+            }
+            match what {
+                What::Arrive(request) => self.arrive(request, now),
+                What::Done(machine, number) => self.done(machine, number, now),
+                What::Send(request) => self.send(request, now),
+                What::Sent(request) => self.sent(request, now),
+            }
+        }
+        let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
+        Outcome { traces: self.traces, busy, runs: self.batches, events, end: now }
+    }
+
+    fn arrive(&mut self, request: RequestNo, now: Seconds) {
+        let next = RequestNo(request.0 + 1);
+        if let Some(trace) = self.traces.get(next.0 as usize) {
+            self.agenda.at(trace.arrival.at, What::Arrive(next));
+        }
+        let asked = self.asked(request);
+        let machines = &self.machines;
+        let route = self.routing.route(asked, &|m| machines[m.0 as usize].batching.waiting());
+        self.traces[request.0 as usize].route = route;
+        let task = Task { request, part: Part::Prompt, tokens: asked.prompt, memory: asked.prompt_memory() };
+        self.add(route.prompt, task, now);
+        if route.prompt == route.answer && asked.answer > 1 {
+            self.add(route.answer, answer(request, asked), now);
+        }
+    }
+
+    fn asked(&self, request: RequestNo) -> Asked {
+        self.traces[request.0 as usize].arrival.asked
+    }
+
+    /// A task comes to a machine: an idle one begins, a busy one may be cut short.
+    fn add(&mut self, machine: MachineNo, task: Task, now: Seconds) {
+        let m = machine.0 as usize;
+        let cut = self.machines[m].batching.add(task);
+        if self.runs[m].is_none() {
+            if self.machines[m].batching.has_room(task.memory) {
+                self.begin(machine, now);
+            }
+        } else if cut {
+            self.cut(machine, now);
+        }
+    }
+
+    /// Begins the next batch of an idle machine.
+    fn begin(&mut self, machine: MachineNo, now: Seconds) {
+        let m = machine.0 as usize;
+        let batch = self.machines[m].batching.select();
+        if batch.is_empty() {
+            if self.machines[m].batching.requests() == 0 {
+                self.routing.idle(machine);
+            }
+            return;
+        }
+        self.batches += 1;
+        let step = self.machines[m].cost.iteration(&batch);
+        let (iterations, number) = (batch.iterations, self.batches);
+        self.runs[m] = Some(Run { batch, started: now, step, iterations, cut: false, number });
+        self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
+        let traces = &mut self.traces;
+        self.machines[m].batching.chosen(&mut |request, part| {
+            let trace = &mut traces[request.0 as usize];
+            match part {
+                Part::Prompt => trace.prompt_start = now,
+                Part::Answer => trace.answer_start = now,
+            }
+        });
+    }
+
+    /// Ends a run of iterations at the next boundary.
+    fn cut(&mut self, machine: MachineNo, now: Seconds) {
+        let Some(run) = self.runs[machine.0 as usize].as_mut() else { return };
+        if run.cut || run.batch.prompts > 0 {
+            return;
+        }
+        let done = ((now - run.started) / run.step).floor() as u32 + 1;
+        if done >= run.iterations {
+            return;
+        }
+        (run.cut, run.iterations) = (true, done);
+        self.agenda.at(run.started + run.step * f64::from(done), What::Done(machine, run.number));
+    }
+
+    fn done(&mut self, machine: MachineNo, number: u64, now: Seconds) {
+        let m = machine.0 as usize;
+        // A run that was cut ended before the event it had put down.
+        let Some(run) = self.runs[m].filter(|r| r.number == number) else { return };
+        self.busy[m] += now - run.started;
+        let mut ended = std::mem::take(&mut self.ended);
+        ended.clear();
+        self.machines[m].batching.ran(run.iterations, &mut ended);
+        for (request, part) in ended.drain(..) {
+            match part {
+                Part::Prompt => self.prompt_ended(machine, request, now),
+                Part::Answer => self.ended(machine, request, now),
+            }
+        }
+        self.ended = ended;
+        self.runs[m] = None;
+        self.begin(machine, now);
+    }
+
+    fn prompt_ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
+        let asked = self.asked(request);
+        self.routing.prompt_done(machine, asked);
+        self.traces[request.0 as usize].first = now;
+        if asked.answer <= 1 {
+            return self.ended(machine, request, now);
+        }
+        if self.traces[request.0 as usize].route.answer != machine {
+            self.send(request, now);
+        }
+    }
+
+    fn ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
+        let asked = self.asked(request);
+        let m = machine.0 as usize;
+        self.traces[request.0 as usize].end = now;
+        let memory = self.machines[m].batching.release(request);
+        self.routing.freed(machine, memory);
+        self.routing.answer_done(self.traces[request.0 as usize].route.answer, asked);
+    }
+
+    fn send(&mut self, request: RequestNo, now: Seconds) {
+        let (asked, to) = (self.asked(request), self.traces[request.0 as usize].route.answer);
+        if self.machines[to.0 as usize].batching.reserve(request, asked.prompt_memory()) {
+            let time = self.link.per_token * Tokens(f64::from(asked.prompt));
+            self.agenda.at(now + time, What::Sent(request));
+        } else {
+            self.agenda.at(now + TRY_AGAIN, What::Send(request));
+        }
+    }
+
+    /// KV is where the answer is generated: the sender has room again.
+    fn sent(&mut self, request: RequestNo, now: Seconds) {
+        let (asked, route) = (self.asked(request), self.traces[request.0 as usize].route);
+        let from = route.prompt.0 as usize;
+        let memory = self.machines[from].batching.release(request);
+        self.routing.freed(route.prompt, memory);
+        self.add(route.answer, answer(request, asked), now);
+        let batching = &self.machines[from].batching;
+        let Some(first) = batching.first_waiting() else { return };
+        if self.runs[from].is_none() {
+            if batching.has_room(first) {
+                self.begin(route.prompt, now);
+            }
+        } else if batching.has_places() {
+            self.cut(route.prompt, now);
+        }
+    }
+}
+
+fn answer(request: RequestNo, asked: Asked) -> Task {
+    Task { request, part: Part::Answer, tokens: asked.answer - 1, memory: asked.answer_memory() }
+}
