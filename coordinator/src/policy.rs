@@ -5,3 +5,5 @@ pub mod ageing;
 pub mod batching;
 pub mod pools;
 pub mod routing;
+pub mod shares;
+pub mod turns;

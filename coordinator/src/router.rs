@@ -1,13 +1,13 @@
 //! Prompt flow 2: picks the group that prefills and the group that decodes, together.
 //!
-//! The plan's shares (X_i · Y_ij of ThunderServe §3.3) say how traffic should fall, and that is how it is drawn; live
-//! queues correct them: a route with more work waiting than its share of what waits is drawn less often.
+//! The plan's shares say how traffic should fall; [`shares`] draws by them and by live queues, here as in the simulator.
 
+use crate::policy::{
+    batching::Seen,
+    shares::{self, Way},
+};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route};
-
-/// Sequences beyond a group's part that do not matter, and again as many at which it is drawn half as often.
-const PATIENCE: f64 = 2.0;
 
 /// A pair of groups; the same one twice where it does both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,48 +59,16 @@ pub fn pick(
         let alone = groups.into_iter().filter(usable).min_by_key(|id| waiting(up, *id)).ok_or(NoRoute::NoneUp)?;
         return Ok(Pick { prefill: alone, decode: alone });
     }
-    let prefill = Queues::new(&routes, up, |r| r.prefill);
-    let decode = Queues::new(&routes, up, |r| r.decode);
-    let weight = |r: &Route| r.share / (1.0 + prefill.excess(r.prefill).max(decode.excess(r.decode)) / PATIENCE);
-    let mut point = draw as f64 / u64::MAX as f64 * routes.iter().map(|r| weight(r)).sum::<f64>();
-    let mut chosen = routes[0];
-    for route in routes {
-        chosen = route;
-        point -= weight(route);
-        if point < 0.0 {
-            break;
-        }
-    }
-    Ok(Pick { prefill: chosen.prefill, decode: chosen.decode })
+    let way = |r: &&Route| Way { prefill: r.prefill, decode: r.decode, share: r.share };
+    let ways: Vec<Way<GroupId>> = routes.iter().map(way).collect();
+    let chosen = shares::choose(&ways, &|id| waiting(up, id), draw as f64 / u64::MAX as f64);
+    chosen.map(|way| Pick { prefill: way.prefill, decode: way.decode }).ok_or(NoRoute::NoneUp)
 }
 
-/// Groups of one phase: what waits at each, and its share of requests.
-struct Queues {
-    groups: BTreeMap<GroupId, (f64, f64)>,
-    /// What waits per share where that is least.
-    least: f64,
-}
-
-impl Queues {
-    fn new(routes: &[&Route], up: &BTreeMap<GroupId, Load>, group: impl Fn(&Route) -> GroupId) -> Self {
-        let mut groups: BTreeMap<GroupId, (f64, f64)> = BTreeMap::new();
-        for route in routes {
-            let id = group(route);
-            groups.entry(id).or_insert((f64::from(waiting(up, id)), 0.0)).1 += route.share;
-        }
-        let least = groups.values().map(|(waiting, share)| waiting / share).fold(f64::INFINITY, f64::min);
-        Self { groups, least }
-    }
-
-    /// Sequences that wait beyond a group's part, a few not counted: those come and go.
-    fn excess(&self, id: GroupId) -> f64 {
-        self.groups.get(&id).map_or(0.0, |(waiting, share)| (waiting - share * self.least - PATIENCE).max(0.0))
-    }
-}
-
-/// Sequences at a group, and a hundred pending prompt tokens counted as one.
+/// What waits at a group.
 fn waiting(up: &BTreeMap<GroupId, Load>, id: GroupId) -> u32 {
-    up.get(&id).map_or(0, |l| l.running + l.waiting + l.pending_tokens / 100)
+    let seen = |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens };
+    up.get(&id).map_or(0, |load| shares::work(seen(load)))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tsnode_coordinator::{
     },
     simulator::{
         cost::{Line, Table},
-        machines::{Arrival, Link, Machine, Simulation, Trace},
+        machines::{Alike, Arrival, Machine, Simulation, Trace},
         percentile::Sorted,
     },
 };
@@ -92,7 +92,7 @@ fn simulation(shared: &Path, case: &Value) -> Simulation {
     } else {
         Box::new(ShortestQueue::new(machines.len()))
     };
-    Simulation::new(machines, routing, Link { per_token: SecondsPerToken(kv / LINK) })
+    Simulation::new(machines, routing, Box::new(Alike { per_token: SecondsPerToken(kv / LINK) }))
 }
 
 fn arrivals(requests: impl Iterator<Item = (f64, u32, u32)>) -> Vec<Arrival> {

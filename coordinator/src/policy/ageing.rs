@@ -7,7 +7,7 @@
 //! is passed over once the prompt is done. The order of the waiting queue is (times passed over, arrival), looked at when
 //! a task comes and not again, as the paper's simulator has it.
 
-use super::batching::{Batch, Batching, Limits, Part, RequestNo, Task};
+use super::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Times a task is passed over before it goes first.
@@ -204,6 +204,10 @@ impl Batching for Ageing {
         running.prompts == 0 && (joins || (task.part == Part::Prompt && fits(0, tokens)))
     }
 
+    fn queues_ahead(&self) -> bool {
+        true
+    }
+
     fn has_room(&self, memory: u64) -> bool {
         self.used + memory <= self.capacity
     }
@@ -295,8 +299,12 @@ impl Batching for Ageing {
         self.batch.retain(|r| jobs.get(r).and_then(Job::current).is_some_and(|s| s.started));
     }
 
-    fn waiting(&self) -> usize {
-        self.waiting.len()
+    fn seen(&self) -> Seen {
+        let waiting = self.waiting.len() as u32;
+        let tasks: usize =
+            self.jobs.values().map(|j| usize::from(j.prompt.is_some()) + usize::from(j.answer.is_some())).sum();
+        let prompts = self.jobs.values().filter_map(|j| j.prompt).map(|s| s.task.tokens).sum();
+        Seen { waiting, running: tasks as u32 - waiting, pending_tokens: prompts }
     }
 
     fn first_waiting(&self) -> Option<u64> {
@@ -308,9 +316,5 @@ impl Batching for Ageing {
         self.running.prompts == 0
             && self.running.tasks() < self.limits.tasks
             && self.running.tokens() < u64::from(self.limits.tokens)
-    }
-
-    fn requests(&self) -> usize {
-        self.jobs.values().filter(|j| j.current().is_some()).count()
     }
 }

@@ -78,6 +78,9 @@ pub trait Batching: std::fmt::Debug + Send {
     /// A task comes; whether what runs should be cut for it at the end of the present iteration.
     fn add(&mut self, task: Task) -> bool;
 
+    /// Whether an answer joins the queue with its prompt, where one machine does both, or when the prompt is done.
+    fn queues_ahead(&self) -> bool;
+
     /// Whether memory for a task's start is there.
     fn has_room(&self, memory: u64) -> bool;
 
@@ -96,15 +99,23 @@ pub trait Batching: std::fmt::Debug + Send {
     /// The batch has run so many iterations. Tasks that this ends, in the batch's order.
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>);
 
-    /// Tasks that have not started.
-    fn waiting(&self) -> usize;
+    /// How busy it is.
+    fn seen(&self) -> Seen;
 
-    /// Memory the first of them needs.
+    /// Memory the first task that has not started needs.
     fn first_waiting(&self) -> Option<u64>;
 
     /// Whether more could run beside what runs.
     fn has_places(&self) -> bool;
+}
 
-    /// Requests here, running or not.
-    fn requests(&self) -> usize;
+/// What others see of a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Tasks that have not started.
+    pub waiting: u32,
+    /// Tasks that have.
+    pub running: u32,
+    /// Prompt tokens still to compute.
+    pub pending_tokens: u32,
 }

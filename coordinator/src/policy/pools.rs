@@ -1,6 +1,7 @@
 //! Splitwise's pools (§IV-A): machines for prompts, machines for answers, and a mixed pool that either lends to when it
 //! overflows and that they return from when they have nothing left to do.
 
+use super::batching::Seen;
 use super::routing::{Asked, MachineNo, Pending, Route, Routing};
 
 /// Pending tokens above which a prompt machine that has a queue takes no more.
@@ -43,8 +44,9 @@ impl Pools {
         }
     }
 
-    fn for_prompt(&self, asked: Asked, waiting: &dyn Fn(MachineNo) -> usize) -> Option<MachineNo> {
-        let takes = |m: &MachineNo| waiting(*m) == 0 || self.pending.of(*m) + i64::from(asked.prompt) <= MOST_PENDING;
+    fn for_prompt(&self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<MachineNo> {
+        let takes =
+            |m: &MachineNo| seen(*m).waiting == 0 || self.pending.of(*m) + i64::from(asked.prompt) <= MOST_PENDING;
         let best = |pool: &[MachineNo]| self.pending.least(pool.iter().copied()).filter(takes);
         best(&self.prompt).or_else(|| best(&self.mixed))
     }
@@ -75,8 +77,8 @@ impl Pools {
 }
 
 impl Routing for Pools {
-    fn route(&mut self, asked: Asked, waiting: &dyn Fn(MachineNo) -> usize) -> Route {
-        let (mut prompt, mut answer) = (self.for_prompt(asked, waiting), self.for_answer(asked));
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+        let (mut prompt, mut answer) = (self.for_prompt(asked, seen), self.for_answer(asked));
         if prompt.is_none() {
             prompt = self.lend(self.pending.least(self.answer.iter().copied()));
         }
@@ -86,7 +88,7 @@ impl Routing for Pools {
         let route = match (prompt, answer) {
             (Some(prompt), Some(answer)) => Route { prompt, answer },
             _ => {
-                let least = self.pending.least(self.everywhere()).unwrap_or(MachineNo(0));
+                let least = self.pending.least(self.everywhere())?;
                 Route { prompt: least, answer: least }
             }
         };
@@ -97,7 +99,7 @@ impl Routing for Pools {
         self.reserved[route.answer.0 as usize] += first + rest;
         self.pending.add(route.prompt, i64::from(asked.prompt));
         self.pending.add(route.answer, 1);
-        route
+        Some(route)
     }
 
     fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {

@@ -1,5 +1,7 @@
 //! Which machines get a request: the seam between routing policies and whoever drives them, and the simplest of them.
 
+use super::batching::Seen;
+
 /// A machine's place in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MachineNo(pub u32);
@@ -38,8 +40,8 @@ pub struct Route {
 
 /// Chooses machines, and hears what becomes of what it sent them.
 pub trait Routing: std::fmt::Debug + Send {
-    /// Where this request goes. `waiting` says how many tasks have not started at a machine.
-    fn route(&mut self, asked: Asked, waiting: &dyn Fn(MachineNo) -> usize) -> Route;
+    /// Where this request goes; nowhere, if it is turned away.
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route>;
 
     /// A prompt is done.
     fn prompt_done(&mut self, machine: MachineNo, asked: Asked);
@@ -89,7 +91,7 @@ pub struct ShortestQueue {
 }
 
 impl ShortestQueue {
-    /// For so many machines, at least one.
+    /// For so many machines.
     #[must_use]
     pub fn new(machines: usize) -> Self {
         Self { machines: machines as u32, pending: Pending::new(machines) }
@@ -97,10 +99,10 @@ impl ShortestQueue {
 }
 
 impl Routing for ShortestQueue {
-    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> usize) -> Route {
-        let least = self.pending.least((0..self.machines).map(MachineNo)).unwrap_or(MachineNo(0));
+    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+        let least = self.pending.least((0..self.machines).map(MachineNo))?;
         self.pending.add(least, i64::from(asked.prompt) + 1);
-        Route { prompt: least, answer: least }
+        Some(Route { prompt: least, answer: least })
     }
 
     fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {

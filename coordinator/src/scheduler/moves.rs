@@ -65,7 +65,7 @@ pub fn phases(problem: &Problem) -> &'static [Phase] {
 /// A random neighbour of a grouping; `None` if the step tried leads nowhere.
 pub fn neighbour(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
     // Few devices are tight on memory, and there are few ways to deal them; many devices have better steps.
-    let deal = if problem.cluster.devices() <= FEW { 6 } else { 1 };
+    let deal = if is_small(problem) { 6 } else { 1 };
     let next = match dice.below(30 + deal) {
         0..=5 => flip(problem, from, dice),
         6..=11 => split(problem, from, dice),
@@ -201,6 +201,29 @@ fn regroup(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Groupi
         }
     }
     Some(Grouping::new(parts))
+}
+
+/// A grouping at random: devices in any order, a group closed some time after it holds the model.
+pub fn anew(problem: &Problem, dice: &mut Dice) -> Grouping {
+    let count = |i: InstanceId| usize::from(problem.cluster.instance(i).count);
+    let mut devices: Vec<InstanceId> = problem.cluster.ids().flat_map(|i| std::iter::repeat_n(i, count(i))).collect();
+    let (mut parts, mut open) = (Vec::new(), Members::new());
+    while !devices.is_empty() {
+        add(&mut open, devices.swap_remove(dice.below(devices.len())), 1);
+        if may_be_group(problem, &open) && dice.below(2) == 0 {
+            parts.push(Part { members: std::mem::take(&mut open), phase: phase(problem, dice) });
+        }
+    }
+    if may_be_group(problem, &open) {
+        parts.push(Part { members: open, phase: phase(problem, dice) });
+    }
+    Grouping::new(parts)
+}
+
+/// Whether a cluster has so few devices that there are few ways to deal them, and memory is tight.
+#[must_use]
+pub fn is_small(problem: &Problem) -> bool {
+    problem.cluster.devices() <= FEW
 }
 
 /// Adds devices, keeping the order.

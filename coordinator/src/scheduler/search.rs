@@ -8,7 +8,7 @@
 use super::{
     dice::Dice,
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, Part, may_be_group, neighbour, phases},
+    moves::{Grouping, Part, anew, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
 };
@@ -25,6 +25,8 @@ const PATIENCE: usize = 3;
 const STARTS: usize = 2;
 /// Steps taken blindly, at most, when a walk starts from its best again.
 const KICK: usize = 3;
+/// On a small cluster, one in so many such starts is anywhere instead.
+const ANYWHERE: usize = 4;
 /// Neighbours guessed at for each that is evaluated.
 const SCREENED: usize = 4;
 /// Tries for a neighbour that is allowed.
@@ -161,7 +163,7 @@ impl<'p> Walk<'p> {
             let from = std::mem::take(&mut self.present);
             let Some(next) = self.step(&from) else {
                 // Nothing new around here: somewhere else, a few times, then that is all there is.
-                since += STUCK / 8;
+                since += STUCK / 40;
                 self.present = self.kicked();
                 continue;
             };
@@ -284,8 +286,15 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// The best grouping, a few steps away in any direction.
+    /// The best grouping, a few steps away in any direction; on a small cluster now and then any grouping.
     fn kicked(&mut self) -> Grouping {
+        let problem = self.evaluator.problem();
+        if is_small(problem) && self.dice.below(ANYWHERE) == 0 {
+            let anew = anew(problem, &mut self.dice);
+            if !anew.parts.is_empty() {
+                return anew;
+            }
+        }
         let mut away = self.best.1.clone();
         for _ in 0..self.dice.below(KICK + 1) {
             if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.dice) {

@@ -8,6 +8,13 @@ use tsnode_protocol::{Seconds, Tokens};
 pub trait IterationCost: Debug + Send + Sync {
     /// Time of one iteration of a batch.
     fn iteration(&self, batch: &Batch) -> Seconds;
+
+    /// How long after that its prompts come out: a machine of several stages takes the next batch when its slowest stage
+    /// is free.
+    fn delay(&self, batch: &Batch) -> Seconds {
+        let _ = batch;
+        Seconds(0.0)
+    }
 }
 
 /// The cost model's closed forms for a group, measured profiles included ([`crate::scheduler::cost`]): prompts one after
@@ -25,6 +32,14 @@ impl IterationCost for Config {
             time += Config::iteration(self, n, Tokens(batch.context as f64 / n));
         }
         time
+    }
+
+    fn delay(&self, batch: &Batch) -> Seconds {
+        if batch.prompts == 0 {
+            return Seconds(0.0);
+        }
+        let (tokens, squares) = (Tokens(batch.prompt_tokens as f64), batch.prompt_squares as f64);
+        (self.latency.mean(tokens, squares) - self.busy.mean(tokens, squares)).max(Seconds(0.0))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{agenda::Agenda, cost::IterationCost};
 use crate::policy::{
-    batching::{Batch, Batching, Part, RequestNo, Task},
+    batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
 };
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub struct Arrival {
 pub struct Trace {
     /// Its arrival.
     pub arrival: Arrival,
-    /// Where it went.
-    pub route: Route,
+    /// Where it went; nowhere, if it was turned away.
+    pub route: Option<Route>,
     /// Its prompt began.
     pub prompt_start: Seconds,
     /// Its prompt was done: the first token.
@@ -45,13 +45,27 @@ pub struct Trace {
     pub answer_start: Seconds,
     /// Its last token.
     pub end: Seconds,
+    /// What its KV takes after the prompt is done.
+    pub sending: Seconds,
 }
 
-/// How machines are connected: every pair alike, any number of transfers at once.
+/// How KV gets from machine to machine.
+pub trait Links: std::fmt::Debug + Send {
+    /// When KV of a prompt that is computed from `start` to `done` has come to the other machine.
+    fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
+}
+
+/// Every pair alike, any number of transfers at once, each beginning when its prompt is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct Alike {
     /// For each token of a prompt.
     pub per_token: SecondsPerToken,
+}
+
+impl Links for Alike {
+    fn land(&mut self, _: Route, prompt: Tokens, _: Seconds, done: Seconds) -> Seconds {
+        done + self.per_token * prompt
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +73,8 @@ enum What {
     Arrive(RequestNo),
     /// A machine's batch is done, unless it was cut meanwhile.
     Done(MachineNo, u64),
+    /// A prompt comes out of the last stage.
+    First(MachineNo, RequestNo),
     Send(RequestNo),
     Sent(RequestNo),
 }
@@ -69,6 +85,7 @@ struct Run {
     batch: Batch,
     started: Seconds,
     step: Seconds,
+    delay: Seconds,
     iterations: u32,
     cut: bool,
     number: u64,
@@ -96,7 +113,7 @@ pub struct Simulation {
     runs: Vec<Option<Run>>,
     busy: Vec<Seconds>,
     routing: Box<dyn Routing>,
-    link: Link,
+    links: Box<dyn Links>,
     agenda: Agenda<What>,
     traces: Vec<Trace>,
     batches: u64,
@@ -106,14 +123,14 @@ pub struct Simulation {
 impl Simulation {
     /// Machines with nothing to do.
     #[must_use]
-    pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, link: Link) -> Self {
+    pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, links: Box<dyn Links>) -> Self {
         let n = machines.len();
         Self {
             machines,
             runs: vec![None; n],
             busy: vec![Seconds(0.0); n],
             routing,
-            link,
+            links,
             agenda: Agenda::default(),
             traces: Vec::new(),
             batches: 0,
@@ -124,14 +141,14 @@ impl Simulation {
     /// Runs these requests, in order of arrival, to their ends; `stop` is asked now and then.
     pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn() -> bool) -> Outcome {
         let never = Seconds(f64::INFINITY);
-        let nowhere = Route { prompt: MachineNo(0), answer: MachineNo(0) };
         let trace = |a: &Arrival| Trace {
             arrival: *a,
-            route: nowhere,
+            route: None,
             prompt_start: never,
             first: never,
             answer_start: never,
             end: never,
+            sending: Seconds(0.0),
         };
         self.traces = arrivals.iter().map(trace).collect();
         if let Some(first) = arrivals.first() {
@@ -146,6 +163,7 @@ impl Simulation {
             match what {
                 What::Arrive(request) => self.arrive(request, now),
                 What::Done(machine, number) => self.done(machine, number, now),
+                What::First(machine, request) => self.prompt_ended(machine, request, now),
                 What::Send(request) => self.send(request, now),
                 What::Sent(request) => self.sent(request, now),
             }
@@ -161,11 +179,12 @@ impl Simulation {
         }
         let asked = self.asked(request);
         let machines = &self.machines;
-        let route = self.routing.route(asked, &|m| machines[m.0 as usize].batching.waiting());
-        self.traces[request.0 as usize].route = route;
+        let Some(route) = self.routing.route(asked, &|m| machines[m.0 as usize].batching.seen()) else { return };
+        self.traces[request.0 as usize].route = Some(route);
         let task = Task { request, part: Part::Prompt, tokens: asked.prompt, memory: asked.prompt_memory() };
         self.add(route.prompt, task, now);
-        if route.prompt == route.answer && asked.answer > 1 {
+        let ahead = self.machines[route.answer.0 as usize].batching.queues_ahead();
+        if route.prompt == route.answer && asked.answer > 1 && ahead {
             self.add(route.answer, answer(request, asked), now);
         }
     }
@@ -192,22 +211,28 @@ impl Simulation {
         let m = machine.0 as usize;
         let batch = self.machines[m].batching.select();
         if batch.is_empty() {
-            if self.machines[m].batching.requests() == 0 {
+            if self.machines[m].batching.seen() == Seen::default() {
                 self.routing.idle(machine);
             }
             return;
         }
         self.batches += 1;
-        let step = self.machines[m].cost.iteration(&batch);
+        let cost = &self.machines[m].cost;
+        let (step, delay) = (cost.iteration(&batch), cost.delay(&batch));
         let (iterations, number) = (batch.iterations, self.batches);
-        self.runs[m] = Some(Run { batch, started: now, step, iterations, cut: false, number });
+        self.runs[m] = Some(Run { batch, started: now, step, delay, iterations, cut: false, number });
         self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
-        let traces = &mut self.traces;
+        let (traces, links) = (&mut self.traces, &mut self.links);
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
-            match part {
-                Part::Prompt => trace.prompt_start = now,
-                Part::Answer => trace.answer_start = now,
+            match (part, trace.route) {
+                (Part::Answer, _) => trace.answer_start = now,
+                (Part::Prompt, Some(route)) if route.prompt != route.answer => {
+                    let (done, prompt) = (now + step + delay, Tokens(f64::from(trace.arrival.asked.prompt)));
+                    trace.prompt_start = now;
+                    trace.sending = links.land(route, prompt, now, done) - done;
+                }
+                (Part::Prompt, _) => trace.prompt_start = now,
             }
         });
     }
@@ -236,6 +261,9 @@ impl Simulation {
         self.machines[m].batching.ran(run.iterations, &mut ended);
         for (request, part) in ended.drain(..) {
             match part {
+                Part::Prompt if run.delay > Seconds(0.0) => {
+                    self.agenda.at(now + run.delay, What::First(machine, request));
+                }
                 Part::Prompt => self.prompt_ended(machine, request, now),
                 Part::Answer => self.ended(machine, request, now),
             }
@@ -252,8 +280,10 @@ impl Simulation {
         if asked.answer <= 1 {
             return self.ended(machine, request, now);
         }
-        if self.traces[request.0 as usize].route.answer != machine {
+        if self.traces[request.0 as usize].route.is_some_and(|r| r.answer != machine) {
             self.send(request, now);
+        } else if !self.machines[machine.0 as usize].batching.queues_ahead() {
+            self.add(machine, answer(request, asked), now);
         }
     }
 
@@ -263,14 +293,16 @@ impl Simulation {
         self.traces[request.0 as usize].end = now;
         let memory = self.machines[m].batching.release(request);
         self.routing.freed(machine, memory);
-        self.routing.answer_done(self.traces[request.0 as usize].route.answer, asked);
+        if let Some(route) = self.traces[request.0 as usize].route {
+            self.routing.answer_done(route.answer, asked);
+        }
     }
 
     fn send(&mut self, request: RequestNo, now: Seconds) {
-        let (asked, to) = (self.asked(request), self.traces[request.0 as usize].route.answer);
-        if self.machines[to.0 as usize].batching.reserve(request, asked.prompt_memory()) {
-            let time = self.link.per_token * Tokens(f64::from(asked.prompt));
-            self.agenda.at(now + time, What::Sent(request));
+        let (asked, trace) = (self.asked(request), &self.traces[request.0 as usize]);
+        let Some(Route { answer, .. }) = trace.route else { return };
+        if self.machines[answer.0 as usize].batching.reserve(request, asked.prompt_memory()) {
+            self.agenda.at(now + trace.sending, What::Sent(request));
         } else {
             self.agenda.at(now + TRY_AGAIN, What::Send(request));
         }
@@ -278,7 +310,8 @@ impl Simulation {
 
     /// KV is where the answer is generated: the sender has room again.
     fn sent(&mut self, request: RequestNo, now: Seconds) {
-        let (asked, route) = (self.asked(request), self.traces[request.0 as usize].route);
+        let asked = self.asked(request);
+        let Some(route) = self.traces[request.0 as usize].route else { return };
         let from = route.prompt.0 as usize;
         let memory = self.machines[from].batching.release(request);
         self.routing.freed(route.prompt, memory);

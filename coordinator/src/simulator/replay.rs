@@ -1,21 +1,25 @@
-//! Replays a plan request by request: events on a heap, the cost model's times, real queues.
-//!
-//! What closed forms ([`crate::scheduler::pair`]) take on average happens here one after another: Poisson arrivals,
-//! prompts in order at each prefill group, KV in order on each link, decode batches formed anew before each iteration.
-//! Events at one time happen in the order they were made.
+//! Replays a plan request by request: what closed forms ([`crate::scheduler::pair`]) take on average happens one after
+//! another. Prompts in order at each prefill group, KV in order on each link, decode batches formed anew before each
+//! iteration.
 
-use crate::scheduler::{
-    Evaluator, Problem,
-    cluster::InstanceId,
-    dice::Dice,
-    evaluate::{Evaluation, GroupNo},
-    pair::Way,
-    parallel::Config,
-    workload::Request,
+use super::machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
+use crate::{
+    policy::{
+        routing::{Asked, MachineNo, Route},
+        shares::{Shares, Way as Share},
+        turns::Turns,
+    },
+    scheduler::{
+        Evaluator, Problem,
+        cluster::InstanceId,
+        dice::Dice,
+        evaluate::{Evaluation, GroupNo},
+        pair::Way,
+    },
 };
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
-use tsnode_protocol::{Phase, Tokens};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tsnode_protocol::{Seconds, Tokens};
 
 /// How a replay is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,273 +52,103 @@ impl Report {
     }
 }
 
-/// Something that happens.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum What {
-    /// A request comes.
-    Arrive(usize),
-    /// A group may do its next thing.
-    Turn(usize),
-    /// A request's KV is where it is decoded.
-    Land(usize),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Event {
-    at: f64,
-    number: u64,
-    what: What,
-}
-
-impl Eq for Event {}
-
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.at.total_cmp(&other.at).then(self.number.cmp(&other.number))
-    }
-}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// A request on its way.
-#[derive(Clone, Copy, Debug)]
-struct Sent {
-    request: Request,
-    kind: usize,
-    arrived: f64,
-    first: f64,
-    ended: f64,
-    decode: usize,
-    left: u64,
-}
-
-/// A group at work.
-#[derive(Debug)]
-struct Group {
-    phase: Phase,
-    config: Config,
-    prompts: VecDeque<usize>,
-    waiting: VecDeque<usize>,
-    running: Vec<usize>,
-    /// Tokens that sequences have, and will have had.
-    context: Tokens,
-    reserved: Tokens,
-    /// When what it does now ends.
-    busy_until: f64,
-    iterating: bool,
-}
-
-struct Run<'p> {
-    problem: &'p Problem,
-    heap: BinaryHeap<Reverse<Event>>,
-    made: u64,
-    sent: Vec<Sent>,
-    groups: Vec<Group>,
-    ways: BTreeMap<(usize, usize), Way>,
-    links: BTreeMap<(InstanceId, InstanceId), f64>,
-}
-
 /// Replays requests of a problem's workload on a plan.
 #[must_use]
 pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
     let problem = evaluator.problem();
-    let mut ways = BTreeMap::new();
-    for share in plan.shares.iter().filter(|s| s.prefill != s.decode) {
-        ways.insert((share.prefill, share.decode), evaluator.way(groups[share.prefill], groups[share.decode]).clone());
-    }
-    let group = |g: &GroupNo| {
-        let rated = &evaluator.shelved(*g).rated;
-        Group {
-            phase: rated.phase,
-            config: rated.config.clone(),
-            prompts: VecDeque::new(),
-            waiting: VecDeque::new(),
-            running: Vec::new(),
-            context: Tokens(0.0),
-            reserved: Tokens(0.0),
-            busy_until: 0.0,
-            iterating: false,
-        }
-    };
-    let mut run = Run {
-        problem,
-        heap: BinaryHeap::new(),
-        made: 0,
-        sent: Vec::with_capacity(how.requests),
-        groups: groups.iter().map(group).collect(),
-        ways,
-        links: BTreeMap::new(),
-    };
-    let routes = run.send(plan, how);
-    run.play(&routes);
-    run.report()
+    let (arrivals, kinds) = requests(problem, how);
+    let outcome = simulation(evaluator, groups, plan, false).run(&arrivals, &|| false);
+    report(problem, &outcome, &kinds)
 }
 
-impl Run<'_> {
-    /// Draws the requests and where each goes; `None` for those turned away.
-    fn send(&mut self, plan: &Evaluation, how: Replay) -> Vec<Option<(usize, usize)>> {
-        let (mut dice, mut now) = (Dice::new(how.seed), 0.0);
-        let mut routes = Vec::with_capacity(how.requests);
-        for n in 0..how.requests {
-            now += dice.exponential(1.0 / self.problem.rate);
-            let kind = dice.below(self.problem.workload.requests.len());
-            let request = self.problem.workload.requests[kind];
-            let mut point = dice.unit();
-            let route = plan.shares.iter().find(|s| {
-                point -= s.share;
-                point < 0.0
-            });
-            routes.push(route.map(|s| (s.prefill, s.decode)));
-            let decode = route.map_or(usize::MAX, |s| s.decode);
-            let left = request.steps().max(0.0) as u64;
-            let none = f64::INFINITY;
-            self.sent.push(Sent { request, kind, arrived: now, first: none, ended: none, decode, left });
-            if route.is_some() {
-                self.at(now, What::Arrive(n));
-            }
-        }
-        routes
+/// A plan's groups as machines, its routes and its links.
+#[must_use]
+pub fn simulation(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, corrected: bool) -> Simulation {
+    let layers = f64::from(evaluator.problem().model.shape.layers);
+    let mut ways = BTreeMap::new();
+    for share in plan.shares.iter().filter(|s| s.prefill != s.decode) {
+        let way = evaluator.way(groups[share.prefill], groups[share.decode]).clone();
+        ways.insert((machine(share.prefill), machine(share.decode)), way);
     }
+    let group = |g: &GroupNo| {
+        let config = &evaluator.shelved(*g).rated.config;
+        let batching = Box::new(Turns::new(config.batch as usize, config.kv_tokens.0.max(0.0) as u64));
+        Machine { batching, cost: Arc::new(config.clone()) }
+    };
+    let share = |s: &crate::scheduler::evaluate::Share| Share {
+        prefill: machine(s.prefill),
+        decode: machine(s.decode),
+        share: s.share,
+    };
+    let routing = Shares::new(plan.shares.iter().map(share).collect(), corrected);
+    let links = Layered { ways, layers, free: BTreeMap::new() };
+    Simulation::new(groups.iter().map(group).collect(), Box::new(routing), Box::new(links))
+}
 
-    fn at(&mut self, at: f64, what: What) {
-        self.made += 1;
-        self.heap.push(Reverse(Event { at, number: self.made, what }));
-    }
+fn machine(place: usize) -> MachineNo {
+    MachineNo(place as u32)
+}
 
-    fn play(&mut self, routes: &[Option<(usize, usize)>]) {
-        while let Some(Reverse(event)) = self.heap.pop() {
-            match event.what {
-                What::Arrive(n) => {
-                    if let Some((prefill, _)) = routes[n] {
-                        self.groups[prefill].prompts.push_back(n);
-                        self.turn(prefill, event.at);
-                    }
-                }
-                What::Turn(group) => {
-                    if std::mem::take(&mut self.groups[group].iterating) {
-                        self.tokens(group, event.at);
-                    }
-                    self.turn(group, event.at);
-                }
-                What::Land(n) => {
-                    let group = self.sent[n].decode;
-                    self.groups[group].waiting.push_back(n);
-                    self.turn(group, event.at);
-                }
-            }
-        }
-    }
+/// Requests of the workload, Poisson, and which of its kinds each is.
+fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
+    let (mut dice, mut at) = (Dice::new(how.seed), Seconds(0.0));
+    let mut next = || {
+        at += Seconds(dice.exponential(1.0 / problem.rate));
+        let kind = dice.below(problem.workload.requests.len());
+        let request = problem.workload.requests[kind];
+        let asked = Asked { prompt: request.prompt.0.max(1.0) as u32, answer: request.answer.0.max(1.0) as u32 };
+        (Arrival { at, asked }, kind)
+    };
+    (0..how.requests).map(|_| next()).unzip()
+}
 
-    /// Starts what a group should do next, if it does nothing: prompts first, then an iteration.
-    fn turn(&mut self, group: usize, now: f64) {
-        if now < self.groups[group].busy_until || self.groups[group].iterating {
-            return;
-        }
-        if let Some(n) = self.groups[group].prompts.pop_front() {
-            return self.prefill(group, n, now);
-        }
-        let g = &mut self.groups[group];
-        while let Some(&n) = g.waiting.front() {
-            let request = self.sent[n].request;
-            let reserved = g.reserved + request.prompt + request.answer;
-            let fits = (g.running.len() as f64) < g.config.batch && reserved <= g.config.kv_tokens;
-            if !g.running.is_empty() && !fits {
-                break;
-            }
-            g.waiting.pop_front();
-            g.running.push(n);
-            g.context += request.prompt + Tokens(1.0);
-            g.reserved = reserved;
-        }
-        if g.running.is_empty() {
-            return;
-        }
-        let n = g.running.len() as f64;
-        let end = now + g.config.iteration(n, g.context / n).0;
-        (g.busy_until, g.iterating) = (end, true);
-        self.at(end, What::Turn(group));
-    }
+/// KV follows its prompt layer by layer; on each link one prompt's after the other's.
+#[derive(Debug)]
+struct Layered {
+    ways: BTreeMap<(MachineNo, MachineNo), Way>,
+    layers: f64,
+    free: BTreeMap<(InstanceId, InstanceId), Seconds>,
+}
 
-    fn prefill(&mut self, group: usize, n: usize, now: f64) {
-        let prompt = self.sent[n].request.prompt;
-        let (decode, mixed) = (self.sent[n].decode, self.groups[group].phase == Phase::Mixed);
-        let config = &self.groups[group].config;
-        let (free, done) = (now + config.busy.time(prompt).0, now + config.latency.time(prompt).0);
-        self.groups[group].busy_until = free;
-        self.at(free, What::Turn(group));
-        self.sent[n].first = done;
-        if self.sent[n].left == 0 {
-            self.sent[n].ended = done;
-            return;
-        }
-        let landed = if mixed { done } else { self.carry(group, decode, prompt, now, done) };
-        self.at(landed, What::Land(n));
-    }
-
-    /// KV follows its prompt layer by layer; on each link one prompt's after the other's.
-    fn carry(&mut self, from: usize, to: usize, prompt: Tokens, start: f64, done: f64) -> f64 {
-        let Some(way) = self.ways.get(&(from, to)) else { return done };
-        let layers = f64::from(self.problem.model.shape.layers);
-        let all = (way.per_token * prompt).0;
-        let mut landed = done + way.latency.0 + all / layers;
+impl Links for Layered {
+    fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds {
+        let Some(way) = self.ways.get(&(route.prompt, route.answer)) else { return done };
+        let mut landed = done + way.latency + way.per_token * prompt / self.layers;
         for &(a, b, per_token) in &way.links {
-            let time = (per_token * prompt).0;
-            let free = self.links.entry((a, b)).or_insert(0.0);
+            let time = per_token * prompt;
+            let free = self.free.entry((a, b)).or_insert(Seconds(0.0));
             let begin = free.max(start);
             *free = begin + time;
-            landed = landed.max((begin + time).max(done + time / layers) + way.latency.0);
+            landed = landed.max(free.max(done + time / self.layers) + way.latency);
         }
         landed
     }
+}
 
-    /// The end of an iteration: every sequence has a token more.
-    fn tokens(&mut self, group: usize, now: f64) {
-        let (g, sent) = (&mut self.groups[group], &mut self.sent);
-        g.context += Tokens(g.running.len() as f64);
-        let (context, reserved) = (&mut g.context, &mut g.reserved);
-        g.running.retain(|&n| {
-            let s = &mut sent[n];
-            s.left -= 1;
-            if s.left == 0 {
-                s.ended = now;
-                *context -= s.request.prompt + s.request.answer;
-                *reserved -= s.request.prompt + s.request.answer;
-            }
-            s.left > 0
-        });
+fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> Report {
+    let (mut kept, mut tokens, mut ttft, mut taken) = (0usize, 0.0, 0.0, 0usize);
+    let mut scales = Vec::with_capacity(kinds.len());
+    for (trace, kind) in outcome.traces.iter().zip(kinds) {
+        let (request, deadline) = (problem.workload.requests[*kind], problem.deadlines[*kind]);
+        let (first, rest) = problem.reference.times(&request);
+        let Trace { arrival, first: got, end, .. } = *trace;
+        let whole = end - arrival.at;
+        scales.push(whole / (first + rest * request.steps()));
+        if !end.is_finite() {
+            continue;
+        }
+        let in_time =
+            got - arrival.at <= deadline.ttft && end - got <= deadline.tpot * request.steps() && whole <= deadline.e2e;
+        kept += usize::from(in_time);
+        taken += 1;
+        ttft += (got - arrival.at).0;
+        tokens += request.answer.0;
     }
-
-    fn report(&self) -> Report {
-        let (mut kept, mut tokens, mut ttft, mut taken, mut end) = (0usize, 0.0, 0.0, 0usize, 0.0f64);
-        let mut scales = Vec::with_capacity(self.sent.len());
-        for s in &self.sent {
-            let (request, deadline) = (s.request, self.problem.deadlines[s.kind]);
-            let (first, rest) = self.problem.reference.times(&request);
-            let whole = s.ended - s.arrived;
-            scales.push(whole / (first + rest * request.steps()).0);
-            if !s.ended.is_finite() {
-                continue;
-            }
-            let steps = request.steps();
-            let in_time = s.first - s.arrived <= deadline.ttft.0
-                && s.ended - s.first <= deadline.tpot.0 * steps
-                && whole <= deadline.e2e.0;
-            kept += usize::from(in_time);
-            taken += 1;
-            ttft += s.first - s.arrived;
-            tokens += request.answer.0;
-            end = end.max(s.ended);
-        }
-        scales.sort_by(f64::total_cmp);
-        Report {
-            attainment: kept as f64 / self.sent.len().max(1) as f64,
-            scales,
-            tokens_per_second: if end > 0.0 { tokens / end } else { 0.0 },
-            ttft: ttft / taken.max(1) as f64,
-        }
+    scales.sort_by(f64::total_cmp);
+    Report {
+        attainment: kept as f64 / kinds.len().max(1) as f64,
+        scales,
+        tokens_per_second: if outcome.end.0 > 0.0 { tokens / outcome.end.0 } else { 0.0 },
+        ttft: ttft / taken.max(1) as f64,
     }
 }
