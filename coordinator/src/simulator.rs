@@ -5,6 +5,8 @@
 //! | what happens when | [`agenda`] |
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
+//! | which requests come | [`trace`]: read, or drawn from a workload |
+//! | what came of it | [`summary`], [`percentile`] |
 //! | how does a plan do | [`replay`]: the last candidates of a search |
 
 pub mod agenda;
@@ -12,5 +14,7 @@ pub mod cost;
 pub mod machines;
 pub mod percentile;
 mod replay;
+pub mod summary;
+pub mod trace;
 
-pub use replay::{Replay, Report, replay};
+pub use replay::{Batches, Dispatch, Parts, Replay, Report, replay};

@@ -113,7 +113,7 @@ fn every_time_of_small_cases_is_splitwises() {
         let list = requests
             .iter()
             .map(|r| (r["arrival_s"].as_f64().unwrap(), whole(r, "prompt_tokens"), whole(r, "output_tokens")));
-        let outcome = simulation(&shared, &case).run(&arrivals(list), &|| false);
+        let outcome = simulation(&shared, &case).run(&arrivals(list), &|_| false);
         for (trace, expected) in outcome.traces.iter().zip(case["expected"].as_array().unwrap()) {
             let nodes = expected["nodes"].as_array().unwrap();
             let node = |kind: &str, what: &str| {
@@ -153,7 +153,7 @@ fn percentiles_and_verdicts_of_large_cases_are_splitwises() {
     for case in cases(&shared, "splitwise_cases.json") {
         let list = read_trace(&shared.join("reference").join(case["trace"].as_str().unwrap()));
         let started = std::time::Instant::now();
-        let outcome = simulation(&shared, &case).run(&list, &|| false);
+        let outcome = simulation(&shared, &case).run(&list, &|_| false);
         let took = started.elapsed();
         let alone = table(&shared, case["model"].as_str().unwrap(), "a100-80gb");
         let of = |f: &dyn Fn(&Trace) -> f64| Sorted::new(outcome.traces.iter().map(f));

@@ -12,6 +12,7 @@ mod doctor;
 mod join;
 mod plan;
 mod show;
+mod simulate;
 mod submit;
 mod testnet;
 
@@ -70,6 +71,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "doctor" => doctor::run(&settings, matches),
             "config" => show::config(&settings, matches),
             "bench" => bench::run(matches),
+            "simulate" => simulate::run(matches).await,
             "testnet" => testnet::run(&settings, matches).await,
             _ => Ok(()),
         }
@@ -135,6 +137,7 @@ pub fn command() -> Command {
                     .arg(json()),
             ),
         )
+        .subcommand(simulate::command())
         .subcommand(bench::command())
         .subcommand(testnet::command())
         .subcommand(

@@ -140,20 +140,23 @@ pub struct Deadline {
     pub e2e: Seconds,
 }
 
-/// The targets of each request of a workload.
+/// A request's targets.
 #[must_use]
-pub fn deadlines(slo: &Slo, reference: &Reference, workload: &Workload) -> Vec<Deadline> {
+pub fn deadline(slo: &Slo, reference: &Reference, request: &Request) -> Deadline {
     let seconds = |target: Target, reference: Seconds| match target {
         Target::None => Seconds(f64::INFINITY),
         Target::Scale(scale) => reference * scale,
         Target::Seconds(time) => time,
     };
-    let of = |request: &Request| {
-        let (ttft, tpot) = reference.times(request);
-        let whole = ttft + tpot * request.steps();
-        Deadline { ttft: seconds(slo.ttft, ttft), tpot: seconds(slo.tpot, tpot), e2e: seconds(slo.e2e, whole) }
-    };
-    workload.requests.iter().map(of).collect()
+    let (ttft, tpot) = reference.times(request);
+    let whole = ttft + tpot * request.steps();
+    Deadline { ttft: seconds(slo.ttft, ttft), tpot: seconds(slo.tpot, tpot), e2e: seconds(slo.e2e, whole) }
+}
+
+/// The targets of each request of a workload.
+#[must_use]
+pub fn deadlines(slo: &Slo, reference: &Reference, workload: &Workload) -> Vec<Deadline> {
+    workload.requests.iter().map(|r| deadline(slo, reference, r)).collect()
 }
 
 #[cfg(test)]

@@ -98,6 +98,10 @@ pub struct Outcome {
     pub traces: Vec<Trace>,
     /// Part of the time each machine was busy, until the last event.
     pub busy: Vec<f64>,
+    /// Requests that no route took.
+    pub turned_away: usize,
+    /// Requests that had come when the simulation ended.
+    pub arrived: usize,
     /// Batches begun.
     pub runs: u64,
     /// Events.
@@ -116,6 +120,8 @@ pub struct Simulation {
     links: Box<dyn Links>,
     agenda: Agenda<What>,
     traces: Vec<Trace>,
+    turned_away: usize,
+    arrived: usize,
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
 }
@@ -133,13 +139,16 @@ impl Simulation {
             links,
             agenda: Agenda::default(),
             traces: Vec::new(),
+            turned_away: 0,
+            arrived: 0,
             batches: 0,
             ended: Vec::new(),
         }
     }
 
-    /// Runs these requests, in order of arrival, to their ends; `stop` is asked now and then.
-    pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn() -> bool) -> Outcome {
+    /// Runs these requests, in order of arrival, to their ends. `stop` hears now and then how many have come, and may end
+    /// it with what there is.
+    pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn(usize) -> bool) -> Outcome {
         let never = Seconds(f64::INFINITY);
         let trace = |a: &Arrival| Trace {
             arrival: *a,
@@ -157,7 +166,7 @@ impl Simulation {
         let (mut now, mut events) = (Seconds(0.0), 0);
         while let Some((at, what)) = self.agenda.pop() {
             (now, events) = (at, events + 1);
-            if events % 4096 == 0 && stop() {
+            if events % 4096 == 0 && stop(self.arrived) {
                 break;
             }
             match what {
@@ -169,7 +178,8 @@ impl Simulation {
             }
         }
         let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
-        Outcome { traces: self.traces, busy, runs: self.batches, events, end: now }
+        let Self { traces, turned_away, arrived, batches: runs, .. } = self;
+        Outcome { traces, busy, turned_away, arrived, runs, events, end: now }
     }
 
     fn arrive(&mut self, request: RequestNo, now: Seconds) {
@@ -179,7 +189,11 @@ impl Simulation {
         }
         let asked = self.asked(request);
         let machines = &self.machines;
-        let Some(route) = self.routing.route(asked, &|m| machines[m.0 as usize].batching.seen()) else { return };
+        self.arrived += 1;
+        let Some(route) = self.routing.route(asked, &|m| machines[m.0 as usize].batching.seen()) else {
+            self.turned_away += 1;
+            return;
+        };
         self.traces[request.0 as usize].route = Some(route);
         let task = Task { request, part: Part::Prompt, tokens: asked.prompt, memory: asked.prompt_memory() };
         self.add(route.prompt, task, now);

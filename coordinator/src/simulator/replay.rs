@@ -5,15 +5,17 @@
 use super::machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
 use crate::{
     policy::{
-        routing::{Asked, MachineNo, Route},
-        shares::{Shares, Way as Share},
+        ageing::Ageing,
+        batching::{Batching, Limits},
+        routing::{Asked, MachineNo, Route, Routing},
+        shares::{Anywhere, Shares, Shortest, Way as Share},
         turns::Turns,
     },
     scheduler::{
         Evaluator, Problem,
         cluster::InstanceId,
         dice::Dice,
-        evaluate::{Evaluation, GroupNo},
+        evaluate::{self, Evaluation, GroupNo},
         pair::Way,
     },
 };
@@ -57,32 +59,103 @@ impl Report {
 pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
     let problem = evaluator.problem();
     let (arrivals, kinds) = requests(problem, how);
-    let outcome = simulation(evaluator, groups, plan, false).run(&arrivals, &|| false);
+    let parts = Parts::new(evaluator, groups, plan, Batches::Turns);
+    let outcome = parts.simulation(Dispatch::Shares, how.seed).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
 
-/// A plan's groups as machines, its routes and its links.
-#[must_use]
-pub fn simulation(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, corrected: bool) -> Simulation {
-    let layers = f64::from(evaluator.problem().model.shape.layers);
-    let mut ways = BTreeMap::new();
-    for share in plan.shares.iter().filter(|s| s.prefill != s.decode) {
-        let way = evaluator.way(groups[share.prefill], groups[share.decode]).clone();
-        ways.insert((machine(share.prefill), machine(share.decode)), way);
+/// A plan's groups as machines, with its routes and its links.
+#[derive(Debug, Default)]
+pub struct Parts {
+    machines: Vec<Machine>,
+    ways: Vec<Share<MachineNo>>,
+    links: Layered,
+}
+
+/// How requests are routed on a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dispatch {
+    /// By the plan's shares alone.
+    Shares,
+    /// By the shares, corrected by live queues: what nodes do.
+    Live,
+    /// Any way as likely as any other.
+    Random,
+    /// To the prefill group with the fewest pending tokens, and from there where the fewest sequences are.
+    Shortest,
+}
+
+/// How a plan's machines batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batches {
+    /// Prompts first, one after the other; then all answers that have a place.
+    Turns,
+    /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
+    Mixed(Limits),
+}
+
+impl Parts {
+    /// Of a plan.
+    #[must_use]
+    pub fn new(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, batches: Batches) -> Self {
+        let layers = f64::from(evaluator.problem().model.shape.layers);
+        let mut links = Layered { layers, ..Layered::default() };
+        for share in plan.shares.iter().filter(|s| s.prefill != s.decode) {
+            let way = evaluator.way(groups[share.prefill], groups[share.decode]).clone();
+            links.ways.insert((machine(share.prefill), machine(share.decode)), way);
+        }
+        let group = |g: &GroupNo| {
+            let config = &evaluator.shelved(*g).rated.config;
+            let capacity = config.kv_tokens.0.max(0.0) as u64;
+            let batching: Box<dyn Batching> = match batches {
+                Batches::Turns => Box::new(Turns::new(config.batch as usize, capacity)),
+                Batches::Mixed(limits) => {
+                    let tasks = limits.tasks.min(config.batch as usize).max(1);
+                    Box::new(Ageing::new(Limits { tasks, ..limits }, capacity))
+                }
+            };
+            Machine { batching, cost: Arc::new(config.clone()) }
+        };
+        let share =
+            |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
+        let ways = plan.shares.iter().map(share).collect();
+        Self { machines: groups.iter().map(group).collect(), ways, links }
     }
-    let group = |g: &GroupNo| {
-        let config = &evaluator.shelved(*g).rated.config;
-        let batching = Box::new(Turns::new(config.batch as usize, config.kv_tokens.0.max(0.0) as u64));
-        Machine { batching, cost: Arc::new(config.clone()) }
-    };
-    let share = |s: &crate::scheduler::evaluate::Share| Share {
-        prefill: machine(s.prefill),
-        decode: machine(s.decode),
-        share: s.share,
-    };
-    let routing = Shares::new(plan.shares.iter().map(share).collect(), corrected);
-    let links = Layered { ways, layers, free: BTreeMap::new() };
-    Simulation::new(groups.iter().map(group).collect(), Box::new(routing), Box::new(links))
+
+    /// This and another region's, which gets a part of all requests.
+    #[must_use]
+    pub fn beside(mut self, other: Self, part: f64) -> Self {
+        let before = self.machines.len() as u32;
+        let moved = |m: MachineNo| MachineNo(m.0 + before);
+        // Instances are numbered anew in each region.
+        let hosts = self.links.ways.values().flat_map(|w| &w.links).map(|l| l.0.0.max(l.1.0) + 1).max().unwrap_or(0);
+        let host = |i: InstanceId| InstanceId(i.0 + hosts);
+        for ((a, b), mut way) in other.links.ways {
+            way.links.iter_mut().for_each(|l| (l.0, l.1) = (host(l.0), host(l.1)));
+            self.links.ways.insert((moved(a), moved(b)), way);
+        }
+        self.links.layers = other.links.layers;
+        self.ways.extend(other.ways.into_iter().map(|w| Share {
+            prefill: moved(w.prefill),
+            decode: moved(w.decode),
+            share: w.share * part,
+        }));
+        self.machines.extend(other.machines);
+        self
+    }
+
+    /// Ready to run.
+    #[must_use]
+    pub fn simulation(self, dispatch: Dispatch, seed: u64) -> Simulation {
+        let ways = self.ways;
+        let routing: Box<dyn Routing> = match dispatch {
+            Dispatch::Shares => Box::new(Shares::new(ways, false)),
+            Dispatch::Live => Box::new(Shares::new(ways, true)),
+            Dispatch::Random => Box::new(Anywhere::new(ways, seed)),
+            Dispatch::Shortest => Box::new(Shortest::new(ways)),
+        };
+        Simulation::new(self.machines, routing, Box::new(self.links))
+    }
 }
 
 fn machine(place: usize) -> MachineNo {
@@ -103,7 +176,7 @@ fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
 }
 
 /// KV follows its prompt layer by layer; on each link one prompt's after the other's.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Layered {
     ways: BTreeMap<(MachineNo, MachineNo), Way>,
     layers: f64,

@@ -1,6 +1,6 @@
 //! `tsnode plan`: the swarm's plan, or with `--cluster` the plan a cluster would get.
 
-mod asked;
+pub(super) mod asked;
 mod loss;
 mod services;
 mod swarm;
@@ -39,35 +39,37 @@ pub(super) fn command() -> Command {
     };
     verb("plan", "Groups, phases and routes, and why", example)
         .args(asking_args())
-        .arg(
-            Arg::new("cluster")
-                .long("cluster")
-                .value_name("FILE")
-                .help("Plan for this cluster instead: a TOML file, or one of cloud32, a100x8"),
-        )
-        .arg(
-            value(
-                "plan-model",
-                "NAME",
-                "Model by name (LLaMA-30B, Llama-3-8B …) or a config.json [default: LLaMA-30B]",
-            )
-            .long("model"),
-        )
-        .arg(value("workload", "NAME", "coding, conversation, or a trace's CSV file [default: conversation]"))
-        .arg(value("rate", "R", "Requests a second [default: 3]"))
-        .arg(value("slo", "TARGETS", "ttft=, tpot=, e2e= as a scale of an A100's time or in seconds [default: e2e=5x]"))
+        .args(problem_args())
         .arg(
             value("service", "MODEL[:WORKLOAD[:RATE[:SLO]]]", "One of several services that share the cluster; repeat")
                 .action(ArgAction::Append)
                 .conflicts_with_all(["plan-model", "workload", "rate", "slo", "lose"]),
         )
-        .arg(value("figures", "COLUMN", "GPU figures: vendor or paper [default: vendor]"))
-        .arg(value("links", "VARIANT", "Links between hosts: default, or one the file names (high, low)"))
-        .arg(value("seed", "S", "Seed of the search [default: 0]"))
-        .arg(value("budget", "MS", "Search this long instead of a fixed number of steps"))
         .arg(value("lose", "HOST", "Plan, then lose these hosts and plan again").action(ArgAction::Append))
         .arg(value("svg", "FILE", "Draw the plan into this file"))
         .arg(switch("why", "Show the next best plans and what each loses"))
+}
+
+/// What says which problem to plan.
+pub(super) fn problem_args() -> Vec<Arg> {
+    let value = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help).requires("cluster")
+    };
+    vec![
+        Arg::new("cluster")
+            .long("cluster")
+            .value_name("FILE")
+            .help("Plan for this cluster: a TOML file, or one of cloud32, a100x8"),
+        value("plan-model", "NAME", "Model by name (LLaMA-30B, Llama-3-8B …) or a config.json [default: LLaMA-30B]")
+            .long("model"),
+        value("workload", "NAME", "coding, conversation, or a trace's CSV file [default: conversation]"),
+        value("rate", "R", "Requests a second [default: 3]"),
+        value("slo", "TARGETS", "ttft=, tpot=, e2e= as a scale of an A100's time or in seconds [default: e2e=5x]"),
+        value("figures", "COLUMN", "GPU figures: vendor or paper [default: vendor]"),
+        value("links", "VARIANT", "Links between hosts: default, or one the file names (high, low)"),
+        value("seed", "S", "Seed of the search [default: 0]"),
+        value("budget", "MS", "Search this long instead of a fixed number of steps"),
+    ]
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
@@ -81,21 +83,21 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// A plan with its numbers.
-struct Planned {
-    found: Found,
-    outcome: Outcome,
+pub(super) struct Planned {
+    pub(super) found: Found,
+    pub(super) outcome: Outcome,
     /// Not of clusters planned in regions.
     report: Option<Report>,
     took: Duration,
 }
 
 impl Asked {
-    fn effort(&self) -> Effort {
+    pub(super) fn effort(&self) -> Effort {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Effort { steps: if self.budget.is_some() { ENDLESS } else { STEPS }, threads, ..Effort::default() }
     }
 
-    fn search(&self, problem: &Problem) -> Planned {
+    pub(super) fn search(&self, problem: &Problem) -> Planned {
         let (started, effort) = (Instant::now(), self.effort());
         let late = || self.budget.is_some_and(|b| started.elapsed() >= b);
         if problem.cluster.devices() > regions::MOST {

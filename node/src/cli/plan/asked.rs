@@ -13,11 +13,11 @@ use tsnode_coordinator::scheduler::{
 
 /// What is asked of a cluster.
 #[derive(Clone)]
-pub(super) struct Service {
-    pub(super) model: Model,
-    pub(super) workload: Workload,
-    pub(super) rate: f64,
-    pub(super) slo: Slo,
+pub(in crate::cli) struct Service {
+    pub(in crate::cli) model: Model,
+    pub(in crate::cli) workload: Workload,
+    pub(in crate::cli) rate: f64,
+    pub(in crate::cli) slo: Slo,
 }
 
 const MODEL: &str = "LLaMA-30B";
@@ -47,22 +47,23 @@ impl Service {
 }
 
 /// The command line, understood.
-pub(super) struct Asked {
-    pub(super) cluster: Cluster,
+pub(in crate::cli) struct Asked {
+    pub(in crate::cli) cluster: Cluster,
     /// The only one, if the cluster is not shared.
-    pub(super) service: Service,
+    pub(in crate::cli) service: Service,
     /// Those that share the cluster.
-    pub(super) sharing: Vec<Service>,
-    pub(super) column: Column,
-    pub(super) seed: u64,
-    pub(super) budget: Option<Duration>,
-    pub(super) lose: Vec<String>,
+    pub(in crate::cli) sharing: Vec<Service>,
+    pub(in crate::cli) column: Column,
+    pub(in crate::cli) seed: u64,
+    pub(in crate::cli) budget: Option<Duration>,
+    pub(in crate::cli) lose: Vec<String>,
 }
 
 impl Asked {
-    pub(super) fn read(cluster: &str, matches: &ArgMatches) -> Result<Self, Exit> {
+    pub(in crate::cli) fn read(cluster: &str, matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-        let all = |name: &str| matches.get_many::<String>(name).into_iter().flatten();
+        // Verbs share these flags; not every verb has all of them.
+        let all = |name: &str| matches.try_get_many::<String>(name).ok().flatten().into_iter().flatten();
         let column: Column = text("figures").unwrap_or("vendor").parse().map_err(usage)?;
         let cluster = read_cluster(cluster, column, text("links"))?;
         let whole = |name: &str| match text(name) {
@@ -85,7 +86,7 @@ impl Asked {
         })
     }
 
-    pub(super) fn problem(&self, service: &Service, cluster: Cluster) -> Result<Problem, Exit> {
+    pub(in crate::cli) fn problem(&self, service: &Service, cluster: Cluster) -> Result<Problem, Exit> {
         let reference = Reference::a100(&service.model, self.column)
             .ok_or_else(|| Exit::new(Kind::Other, "no figures for the reference GPU"))?;
         let (model, workload) = (service.model.clone(), service.workload.clone());
@@ -94,7 +95,7 @@ impl Asked {
     }
 }
 
-pub(super) fn usage(message: impl Into<String>) -> Exit {
+pub(in crate::cli) fn usage(message: impl Into<String>) -> Exit {
     Exit::new(Kind::Usage, message)
 }
 
@@ -102,7 +103,7 @@ fn read(path: &Path) -> Result<String, Exit> {
     std::fs::read_to_string(path).map_err(|e| usage(format!("{}: {e}", path.display())))
 }
 
-pub(super) fn read_cluster(name: &str, column: Column, links: Option<&str>) -> Result<Cluster, Exit> {
+pub(in crate::cli) fn read_cluster(name: &str, column: Column, links: Option<&str>) -> Result<Cluster, Exit> {
     let shipped = cluster_file::SHIPPED.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).to_owned());
     let text = match shipped {
         Some(text) => text,
@@ -111,7 +112,7 @@ pub(super) fn read_cluster(name: &str, column: Column, links: Option<&str>) -> R
     cluster_file::read(&text, column, links).map_err(|e| usage(format!("{name}: {}", e.to_string().trim_end())))
 }
 
-pub(super) fn read_model(name: &str) -> Result<Model, Exit> {
+pub(in crate::cli) fn read_model(name: &str) -> Result<Model, Exit> {
     if let Some(model) = models::by_name(name) {
         return Ok(model);
     }
@@ -127,7 +128,7 @@ pub(super) fn read_model(name: &str) -> Result<Model, Exit> {
     Ok(Model::in_16_bit(name.to_owned(), config.shape(0, 0, 0)))
 }
 
-pub(super) fn read_workload(name: &str) -> Result<Workload, Exit> {
+pub(in crate::cli) fn read_workload(name: &str) -> Result<Workload, Exit> {
     if let Some(workload) = Workload::named(name) {
         return Ok(workload);
     }

@@ -1,0 +1,132 @@
+//! What came of a simulation, for people and programs: percentiles, attainment, throughput, and each machine's part.
+
+use super::{
+    machines::{Outcome, Trace},
+    percentile::Sorted,
+};
+use crate::scheduler::{
+    slo::{self, Reference, Slo},
+    workload::Request,
+};
+use serde::Serialize;
+use tsnode_protocol::{Bytes, BytesPerToken, Tokens};
+
+/// Percentiles of a time (s).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// Half are no longer.
+    pub p50: f64,
+    /// Nine in ten.
+    pub p90: f64,
+    /// Ninety-nine in a hundred.
+    pub p99: f64,
+    /// Mean.
+    pub mean: f64,
+}
+
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let sorted = Sorted::new(values);
+        Self { p50: sorted.at(0.5), p90: sorted.at(0.9), p99: sorted.at(0.99), mean: sorted.mean() }
+    }
+}
+
+/// A machine's part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Part {
+    /// Part of the time it was busy.
+    pub busy: f64,
+    /// Prompts it computed.
+    pub prompts: usize,
+    /// Answers it generated.
+    pub answers: usize,
+    /// KV it sent to others (bytes).
+    pub sent_bytes: f64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Requests that came.
+    pub requests: usize,
+    /// Requests whose answers ended.
+    pub ended: usize,
+    /// Requests that no route took.
+    pub turned_away: usize,
+    /// Share of all that kept their deadlines.
+    pub attainment: f64,
+    /// From the first arrival to the last token (s).
+    pub took: f64,
+    /// Requests ended a second.
+    pub requests_per_second: f64,
+    /// Tokens generated a second.
+    pub tokens_per_second: f64,
+    /// To the first token.
+    pub ttft: Spread,
+    /// Per token after it, by request.
+    pub tpot: Spread,
+    /// To the last token.
+    pub e2e: Spread,
+    /// From arrival until the prompt begins.
+    pub queued: Spread,
+    /// From the first token until the second's iteration begins.
+    pub second_token_gap: Spread,
+    /// The machines, in order.
+    pub machines: Vec<Part>,
+    /// Events simulated.
+    pub events: u64,
+}
+
+impl Summary {
+    /// Sums up. `kv` is what a token's KV takes on the wire.
+    #[must_use]
+    pub fn new(outcome: &Outcome, slo: &Slo, reference: &Reference, kv: BytesPerToken) -> Self {
+        let ended: Vec<&Trace> = outcome.traces.iter().filter(|t| t.end.is_finite()).collect();
+        let times = |f: &dyn Fn(&Trace) -> f64| Spread::of(ended.iter().map(|t| f(t)));
+        let steps = |t: &Trace| f64::from(t.arrival.asked.answer - 1);
+        let several = || ended.iter().filter(|t| t.arrival.asked.answer > 1);
+        let start = outcome.traces.first().map_or(0.0, |t| t.arrival.at.0);
+        let took = (outcome.end.0 - start).max(1e-9);
+        let tokens: f64 = ended.iter().map(|t| f64::from(t.arrival.asked.answer)).sum();
+        let kept = ended.iter().filter(|t| keeps(t, slo, reference)).count();
+        let mut machines: Vec<Part> = outcome.busy.iter().map(|b| Part { busy: *b, ..Part::default() }).collect();
+        for trace in &outcome.traces {
+            let Some(route) = trace.route.filter(|_| trace.first.is_finite()) else { continue };
+            let prompt = Tokens(f64::from(trace.arrival.asked.prompt));
+            let from = &mut machines[route.prompt.0 as usize];
+            from.prompts += 1;
+            if route.prompt != route.answer && trace.arrival.asked.answer > 1 {
+                let Bytes(sent) = kv * prompt;
+                from.sent_bytes += sent;
+            }
+            if trace.end.is_finite() && trace.arrival.asked.answer > 1 {
+                machines[route.answer.0 as usize].answers += 1;
+            }
+        }
+        Self {
+            requests: outcome.traces.len(),
+            ended: ended.len(),
+            turned_away: outcome.turned_away,
+            attainment: kept as f64 / outcome.traces.len().max(1) as f64,
+            took,
+            requests_per_second: ended.len() as f64 / took,
+            tokens_per_second: tokens / took,
+            ttft: times(&|t| (t.first - t.arrival.at).0),
+            tpot: Spread::of(several().map(|t| (t.end - t.first).0 / steps(t))),
+            e2e: times(&|t| (t.end - t.arrival.at).0),
+            queued: times(&|t| (t.prompt_start - t.arrival.at).0),
+            second_token_gap: Spread::of(several().map(|t| (t.answer_start - t.first).0)),
+            machines,
+            events: outcome.events,
+        }
+    }
+}
+
+fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {
+    let asked = trace.arrival.asked;
+    let request = Request { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) };
+    let deadline = slo::deadline(slo, reference, &request);
+    trace.first - trace.arrival.at <= deadline.ttft
+        && trace.end - trace.first <= deadline.tpot * request.steps()
+        && trace.end - trace.arrival.at <= deadline.e2e
+}
