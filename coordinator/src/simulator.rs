@@ -7,6 +7,8 @@
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
 //! | which requests come | [`trace`]: read, or drawn from a workload |
 //! | what came of it | [`summary`], [`percentile`] |
+//! | measured times from a file | [`table`] |
+//! | the clusters of Splitwise's evaluation | [`splitwise`] |
 //! | how does a plan do | [`replay`]: the last candidates of a search |
 
 pub mod agenda;
@@ -14,7 +16,9 @@ pub mod cost;
 pub mod machines;
 pub mod percentile;
 mod replay;
+pub mod splitwise;
 pub mod summary;
+pub mod table;
 pub mod trace;
 
 pub use replay::{Batches, Dispatch, Parts, Replay, Report, replay};

@@ -28,7 +28,7 @@ const KICK: usize = 3;
 /// On a small cluster, one in so many such starts is anywhere instead.
 const ANYWHERE: usize = 4;
 /// Neighbours guessed at for each that is evaluated.
-const SCREENED: usize = 4;
+const SCREENED: usize = 8;
 /// Tries for a neighbour that is allowed.
 const TRIES: usize = 12;
 /// Runners-up kept.
