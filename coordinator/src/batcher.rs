@@ -602,10 +602,7 @@ impl Batcher {
             if room == 0 {
                 break;
             }
-            if let Some(entry) = sequence.prompt_entry(*request, room) {
-                room -= entry.tokens.len() as u32;
-                entries.push(entry);
-            }
+            entries.extend(sequence.prompt_entry(*request, &mut room));
         }
         entries
     }

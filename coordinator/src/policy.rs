@@ -3,6 +3,8 @@
 
 pub mod ageing;
 pub mod batching;
+pub mod chunked;
+pub mod greedy;
 pub mod pools;
 pub mod routing;
 pub mod shares;

@@ -57,7 +57,9 @@ async fn many_streams_are_complete_and_right(net: &Net) {
         assert_ne!(answer["tsnode"]["prefill"], answer["tsnode"]["decode"]);
         decoders.insert(answer["tsnode"]["decode"].to_string());
     }
-    assert!(decoders.len() > 1, "work is spread over decode groups");
+    let view = net.client.get(format!("{}/api/swarm", net.peer(0).http)).send().await.unwrap();
+    let routes = view.json::<Value>().await.unwrap()["plan"]["routes"].clone();
+    assert!(decoders.len() > 1, "work is spread over decode groups: {routes}");
 }
 
 async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {

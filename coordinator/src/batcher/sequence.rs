@@ -1,7 +1,7 @@
 //! A sequence as its leader sees it.
 
 use super::BatcherConfig;
-use crate::Time;
+use crate::{Time, policy::chunked::chunk};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
@@ -124,9 +124,10 @@ impl Sequence {
         Some(StepEntry { request, start, tokens: vec![last], sample: true, prompt: false })
     }
 
-    pub fn prompt_entry(&self, request: RequestId, room: u32) -> Option<StepEntry> {
+    /// The prompt's next chunk, as far as there is room.
+    pub fn prompt_entry(&self, request: RequestId, room: &mut u32) -> Option<StepEntry> {
         let State::Prefilling { done, first } = self.state else { return None };
-        let end = (done + room).min(self.prompt.len() as u32);
+        let end = done + chunk(room, self.prompt.len() as u32 - done);
         let whole = end as usize == self.prompt.len();
         let tokens = self.prompt[done as usize..end as usize].to_vec();
         Some(StepEntry { request, start: done, tokens, sample: whole && first.is_none(), prompt: true })

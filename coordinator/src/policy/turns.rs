@@ -152,7 +152,7 @@ impl Batching for Turns {
         Seen {
             waiting: (self.prompts.len() + self.answers.len()) as u32,
             running: (self.running.len() + usize::from(self.present.is_some())) as u32,
-            pending_tokens: self.prompts.iter().map(tokens).sum(),
+            pending_tokens: self.present.iter().chain(&self.prompts).map(tokens).sum(),
         }
     }
 

@@ -261,7 +261,8 @@ impl<'p> Evaluator<'p> {
             }
             tried.push(ceiling);
             let attained = self.solve(groups, ceiling);
-            let value = attained + ceiling.headroom();
+            // What measurements do not tell apart is no reason to leave a group idle.
+            let value = attained + ceiling.headroom() + if ceiling == alike { self.problem.noise } else { 0.0 };
             if best.is_none_or(|(v, _)| value > v) {
                 best = Some((value, ceiling));
             }

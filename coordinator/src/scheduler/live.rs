@@ -35,6 +35,8 @@ use tsnode_protocol::{
 const BUSY: f64 = 0.6;
 /// Deadline of a whole answer, as a multiple of what the fastest group takes for it alone.
 const SCALE: f64 = 10.0;
+/// Part of the requests by which values differ from one measurement of links to the next.
+const NOISE: f64 = 0.01;
 /// Of every search: peers that plan on one view plan the same.
 const SEED: u64 = 0;
 /// Evaluations for each device of a swarm, and the most for all: planning is milliseconds.
@@ -109,7 +111,8 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
     let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
     let (_, reference) = pace(&first)?;
     first.reference = reference;
-    let whole = first.under(Slo::e2e(SCALE));
+    let mut whole = first.under(Slo::e2e(SCALE));
+    whole.noise = NOISE;
     let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST)
         .into_iter()
         .filter_map(|region| {

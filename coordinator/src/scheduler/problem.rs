@@ -53,6 +53,8 @@ pub struct Problem {
     pub space: Space,
     /// Of each request of the workload.
     pub deadlines: Vec<Deadline>,
+    /// Differences in value that measurements do not tell apart: within them groups of a phase are loaded alike.
+    pub noise: f64,
     /// Time per token that leaves an average answer in time: batches are not made larger than that.
     pub step_budget: Seconds,
     /// By instance, then by binary logarithm of the tensor-parallel degree.
@@ -119,7 +121,9 @@ impl Problem {
         let deadlines = deadlines(&slo, &reference, &workload);
         let step_budget = step_budget(&workload, &deadlines, &reference);
         let costs = cluster.ids().map(|i| costs(&cluster, &model, i, space.tensor_parallel)).collect();
-        let mut problem = Self { cluster, model, workload, rate, slo, reference, space, deadlines, step_budget, costs };
+        let noise = 0.0;
+        let mut problem =
+            Self { cluster, model, workload, rate, slo, reference, space, deadlines, noise, step_budget, costs };
         problem.space.group_devices = space.group_devices.max(problem.devices_needed());
         match problem.lack() {
             Some(lack) => Err(ProblemError::DoesNotFit(lack)),
@@ -137,7 +141,9 @@ impl Problem {
     #[must_use]
     pub fn part(&self, members: &[(InstanceId, u16)]) -> Option<Self> {
         let (model, workload) = (self.model.clone(), self.workload.clone());
-        Self::new(self.cluster.part(members), model, workload, self.rate, self.slo, self.reference, self.space).ok()
+        let part =
+            Self::new(self.cluster.part(members), model, workload, self.rate, self.slo, self.reference, self.space);
+        part.ok().map(|part| Self { noise: self.noise, ..part })
     }
 
     /// The same with other plans allowed.

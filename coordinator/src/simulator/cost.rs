@@ -1,8 +1,14 @@
 //! How long an iteration takes: one question, answered by the cost model, by measurements or by tables.
 
-use crate::{policy::batching::Batch, scheduler::parallel::Config};
+use crate::{
+    policy::batching::Batch,
+    scheduler::{
+        cost::{Decode, Prefill},
+        parallel::Config,
+    },
+};
 use std::fmt::Debug;
-use tsnode_protocol::{Seconds, Tokens};
+use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// A machine's speed.
 pub trait IterationCost: Debug + Send + Sync {
@@ -86,5 +92,37 @@ impl IterationCost for Table {
             (_, 0) => self.prompt.at(tokens),
             _ => MIXED * self.prompt.at(tokens),
         })
+    }
+}
+
+/// Times fitted to a machine's measurements, as DistServe's simulator has them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fit {
+    /// Prompts in one iteration.
+    pub prefill: Prefill,
+    /// Answers in one iteration, while they are fewer than `many`.
+    pub few: Decode,
+    /// Answers in one iteration otherwise.
+    pub lots: Decode,
+    /// From how many answers on.
+    pub many: u32,
+    /// What handing an iteration of prompts to the workers takes.
+    pub handing_prompts: Seconds,
+    /// What handing any iteration over takes.
+    pub handing: Seconds,
+    /// And for each token that a sequence in it has.
+    pub handing_token: SecondsPerToken,
+}
+
+impl IterationCost for Fit {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        if batch.prompts > 0 {
+            let tokens = Tokens(batch.prompt_tokens as f64);
+            let computed = self.prefill.mean(tokens, batch.prompt_squares as f64);
+            return computed + self.handing_prompts + self.handing + self.handing_token * tokens;
+        }
+        let decode = if batch.answers < self.many { &self.few } else { &self.lots };
+        let (n, context) = (f64::from(batch.answers), Tokens(batch.context as f64));
+        decode.time(n, context / n) + self.handing + self.handing_token * (context - Tokens(n))
     }
 }

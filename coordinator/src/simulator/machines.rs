@@ -11,6 +11,8 @@ use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// Between two tries to send KV to a machine without room.
 const TRY_AGAIN: Seconds = Seconds(1.0);
+/// Tries in a row, for each request, after which machines that wait for each other's memory are taken to wait forever.
+const TRIES: usize = 100;
 
 /// A machine.
 #[derive(Debug)]
@@ -77,6 +79,8 @@ enum What {
     First(MachineNo, RequestNo),
     Send(RequestNo),
     Sent(RequestNo),
+    /// An idle machine has got something to do; what else comes at this time has come.
+    Begin(MachineNo),
 }
 
 /// What a machine does now.
@@ -122,6 +126,8 @@ pub struct Simulation {
     traces: Vec<Trace>,
     turned_away: usize,
     arrived: usize,
+    /// Tries to send KV since anything else happened.
+    tries: usize,
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
 }
@@ -141,12 +147,14 @@ impl Simulation {
             traces: Vec::new(),
             turned_away: 0,
             arrived: 0,
+            tries: 0,
             batches: 0,
             ended: Vec::new(),
         }
     }
 
-    /// Runs these requests, in order of arrival, to their ends. `stop` hears now and then how many have come, and may end
+    /// Runs these requests, in order of arrival, to their ends; where memory is so tight that machines wait for each other
+    /// forever, what waits never ends. `stop` hears now and then how many have come, and may end
     /// it with what there is.
     pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn(usize) -> bool) -> Outcome {
         let never = Seconds(f64::INFINITY);
@@ -169,12 +177,18 @@ impl Simulation {
             if events % 4096 == 0 && stop(self.arrived) {
                 break;
             }
+            self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
+            if self.tries > TRIES * self.traces.len() {
+                break;
+            }
             match what {
                 What::Arrive(request) => self.arrive(request, now),
                 What::Done(machine, number) => self.done(machine, number, now),
                 What::First(machine, request) => self.prompt_ended(machine, request, now),
                 What::Send(request) => self.send(request, now),
                 What::Sent(request) => self.sent(request, now),
+                What::Begin(machine) if self.runs[machine.0 as usize].is_none() => self.begin(machine, now),
+                What::Begin(_) => {}
             }
         }
         let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
@@ -213,7 +227,7 @@ impl Simulation {
         let cut = self.machines[m].batching.add(task);
         if self.runs[m].is_none() {
             if self.machines[m].batching.has_room(task.memory) {
-                self.begin(machine, now);
+                self.agenda.at(now, What::Begin(machine));
             }
         } else if cut {
             self.cut(machine, now);

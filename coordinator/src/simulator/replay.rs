@@ -7,6 +7,7 @@ use crate::{
     policy::{
         ageing::Ageing,
         batching::{Batching, Limits},
+        chunked::Chunked,
         routing::{Asked, MachineNo, Route, Routing},
         shares::{Anywhere, Shares, Shortest, Way as Share},
         turns::Turns,
@@ -92,6 +93,8 @@ pub enum Batches {
     Turns,
     /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
     Mixed(Limits),
+    /// Answers, and beside them prompts in chunks, within a number of tokens.
+    Chunked(u32),
 }
 
 impl Parts {
@@ -113,6 +116,7 @@ impl Parts {
                     let tasks = limits.tasks.min(config.batch as usize).max(1);
                     Box::new(Ageing::new(Limits { tasks, ..limits }, capacity))
                 }
+                Batches::Chunked(tokens) => Box::new(Chunked::new(tokens, config.batch as usize, capacity)),
             };
             Machine { batching, cost: Arc::new(config.clone()) }
         };

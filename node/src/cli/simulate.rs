@@ -29,17 +29,20 @@ use tsnode_coordinator::{
 
 /// Splitwise's limits of an iteration (§IV-B).
 const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
+/// Tokens of an iteration with chunks, as nodes have them.
+const CHUNKS: u32 = 512;
 /// Busier than this, a machine holds everything up.
 const SATURATED: f64 = 0.98;
 /// Requests beyond a tenth still unserved when the last one comes: the rate is more than the cluster carries.
 const LEFT_OVER: f64 = 0.1;
 
 /// Ways to route and to batch, by name.
-const POLICIES: [(&str, Dispatch, Batches, &str); 6] = [
+const POLICIES: [(&str, Dispatch, Batches, &str); 7] = [
     ("live", Dispatch::Live, Batches::Turns, "the plan's shares corrected by queues, prompts first"),
     ("shares", Dispatch::Shares, Batches::Turns, "the plan's shares alone"),
     ("shortest", Dispatch::Shortest, Batches::Turns, "the shortest queues, whatever the shares"),
     ("random", Dispatch::Random, Batches::Turns, "any route"),
+    ("live+chunked", Dispatch::Live, Batches::Chunked(CHUNKS), "as live; answers, and prompts in chunks beside them"),
     ("live+mixed", Dispatch::Live, Batches::Mixed(MIXED), "as live; prompts and answers in one iteration"),
     ("shortest+mixed", Dispatch::Shortest, Batches::Mixed(MIXED), "as shortest; prompts and answers in one iteration"),
 ];

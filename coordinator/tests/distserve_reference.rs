@@ -1,0 +1,134 @@
+//! The simulator by DistServe's rules and fits against DistServe's own simulator. The cases lie beside the project; without
+//! them these tests say so and pass.
+#![allow(clippy::unwrap_used)] // A case that cannot be read fails the test.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tsnode_coordinator::{
+    policy::{
+        greedy::Greedy,
+        routing::{Asked, MachineNo},
+        shares::{Shares, Way},
+    },
+    scheduler::cost::{Decode, Prefill},
+    simulator::{
+        cost::Fit,
+        machines::{Alike, Arrival, Machine, Simulation, Trace},
+        percentile::Sorted,
+    },
+};
+use tsnode_protocol::{Seconds, SecondsPerToken};
+
+/// Context tokens that a decode iteration takes, a number in the simulator's source.
+const CONTEXT: u64 = 50_000;
+/// What times may differ by (ms).
+const CLOSE: f64 = 1e-5;
+
+fn reference() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/reference");
+    let there = folder.join("distserve_cases.json").is_file();
+    if !there {
+        eprintln!("no reference cases beside the project: nothing is compared");
+    }
+    there.then_some(folder)
+}
+
+fn fit(model: &Value, case: &Value, devices: &Value) -> Fit {
+    let backend = case["backend"].as_str().unwrap();
+    let name = case["model"].as_str().unwrap();
+    let fit = &model["coefficients"][backend][name][devices.to_string()];
+    let ms = |list: &str, place: usize| Seconds(fit[list][place].as_f64().unwrap() / 1e3);
+    let decode =
+        |list: &str| Decode { fixed: ms(list, 0), per_context: ms(list, 1).per_token(), per_sequence: ms(list, 2) };
+    Fit {
+        prefill: Prefill {
+            fixed: ms("prefill", 0),
+            per_token: ms("prefill", 1).per_token(),
+            per_square: ms("prefill", 2).per_token().per_token(),
+        },
+        few: decode("decoding_smallbs"),
+        lots: decode("decoding_largebs"),
+        many: fit["decoding_large_small_bs_threshold"].as_u64().unwrap() as u32,
+        handing_prompts: Seconds(1e-3),
+        handing: Seconds(2e-3),
+        handing_token: SecondsPerToken(1e-7),
+    }
+}
+
+/// Machines of one stage; one does both, or one each phase.
+fn simulation(model: &Value, case: &Value) -> Simulation {
+    let capacity = |devices: &Value| {
+        let name = format!("{},{devices},1", case["model"].as_str().unwrap());
+        model["kv_capacity_tokens"][&name].as_u64().unwrap()
+    };
+    let machine = |devices: &Value| Machine {
+        batching: Box::new(Greedy::new(capacity(devices), CONTEXT)),
+        cost: Arc::new(fit(model, case, devices)),
+    };
+    let mut machines = vec![machine(&case["tp_prefill"])];
+    if !case["tp_decode"].is_null() {
+        machines.push(machine(&case["tp_decode"]));
+    }
+    let decode = MachineNo(machines.len() as u32 - 1);
+    let routing = Shares::new(vec![Way { prefill: MachineNo(0), decode, share: 1.0 }], false);
+    Simulation::new(machines, Box::new(routing), Box::new(Alike { per_token: SecondsPerToken(0.0) }))
+}
+
+fn arrivals(path: &Path) -> Vec<Arrival> {
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split(',').collect();
+        // As many decode steps as output tokens follow the prefill.
+        let answer = cells[2].parse::<u32>().unwrap() + 1;
+        Arrival { at: Seconds(cells[0].parse().unwrap()), asked: Asked { prompt: cells[1].parse().unwrap(), answer } }
+    };
+    std::fs::read_to_string(path).unwrap().lines().skip(1).map(row).collect()
+}
+
+/// A time of a request, by name.
+type Time<'a> = (&'a str, &'a dyn Fn(&Trace) -> f64);
+
+#[test]
+fn one_stage_machines_take_distserves_times() {
+    let Some(folder) = reference() else { return };
+    let text = std::fs::read_to_string(folder.join("distserve_cases.json")).unwrap();
+    let all: Value = serde_json::from_str(&text).unwrap();
+    let is_one_stage = |c: &&Value| ["pp_prefill", "pp_decode"].iter().all(|p| c[*p].as_u64().unwrap_or(1) == 1);
+    for case in all["cases"].as_array().unwrap().iter().filter(is_one_stage) {
+        let list = arrivals(&folder.join(case["trace"].as_str().unwrap()));
+        let outcome = simulation(&all["time_model"], case).run(&list, &|_| false);
+        let ttft = |t: &Trace| (t.first - t.arrival.at).0 * 1e3;
+        let tpot = |t: &Trace| (t.end - t.first).0 * 1e3 / (f64::from(t.arrival.asked.answer) - 1.0);
+        let total = |t: &Trace| (t.end - t.arrival.at).0 * 1e3;
+        let close = |ours: f64, theirs: &Value, what: &str| {
+            let theirs = theirs.as_f64().unwrap();
+            assert!((ours - theirs).abs() <= CLOSE, "{} {what}: {ours} instead of {theirs}", case["id"]);
+        };
+        for (trace, expected) in outcome.traces.iter().zip(case["per_request"].as_array().into_iter().flatten()) {
+            close(ttft(trace), &expected["ttft_ms"], "ttft of a request");
+            close(tpot(trace), &expected["tpot_ms"], "tpot of a request");
+            close(total(trace), &expected["total_ms"], "total of a request");
+        }
+        let times: [Time<'_>; 3] = [("ttft_ms", &ttft), ("tpot_ms", &tpot), ("total_ms", &total)];
+        for (name, of) in times {
+            let sorted = Sorted::new(outcome.traces.iter().map(of));
+            for (place, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)] {
+                close(sorted.at(share), &case[name][place], name);
+            }
+            close(sorted.mean(), &case[name]["mean"], name);
+        }
+        let (first, later) = (case["ttft_target_ms"].as_f64().unwrap(), case["tpot_target_ms"].as_f64().unwrap());
+        let share = |kept: &dyn Fn(&Trace) -> bool| {
+            100.0 * outcome.traces.iter().filter(|t| kept(t)).count() as f64 / list.len() as f64
+        };
+        for (name, ours) in [
+            ("prefill", share(&|t| ttft(t) <= first)),
+            ("decode", share(&|t| tpot(t) <= later)),
+            ("both", share(&|t| ttft(t) <= first && tpot(t) <= later)),
+        ] {
+            let theirs = case["attainment_pct"][name].as_f64().unwrap();
+            assert!((ours - theirs).abs() < 1e-3, "{} {name}: {ours} instead of {theirs}", case["id"]);
+        }
+        println!("{}: {} requests alike", case["id"], list.len());
+    }
+}
