@@ -28,6 +28,9 @@ const ROOM: f64 = 0.03;
 /// Ceilings tried, as steps above the lowest that carry the rate, after that itself with every group loaded alike.
 const CEILINGS: [i8; 5] = [0, 1, 3, -3, -6];
 
+/// Ceilings tried with every group of a phase loaded alike; only the first, unless values are told apart by measurements.
+const EVEN: [i8; 3] = [0, -3, -6];
+
 /// The most that groups are loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ceiling {
@@ -50,7 +53,8 @@ impl Ceiling {
         let part = |need: f64, have: f64| if have > 0.0 { (need / have).min(1.0) } else { 1.0 };
         let splits = if rates.decode > 0.0 { rates.prefill } else { 0.0 };
         let prefill_part = part(rate, load(self.prefill) * (splits + rates.mixed));
-        let to_decode = rate - prefill_part * load(self.prefill) * rates.mixed;
+        // What comes out of prefill groups, which may be less than the rate.
+        let to_decode = prefill_part * load(self.prefill) * splits;
         Self { prefill_part, decode_part: part(to_decode, load(self.decode) * rates.decode), ..self }
     }
 
@@ -252,17 +256,21 @@ impl<'p> Evaluator<'p> {
         let rates = self.rates(groups);
         self.lay_out(groups, &rates);
         let low = lowest(self.problem.rate, &rates);
-        let alike = Ceiling::steps(low, 0).alike(self.problem.rate, &rates);
+        let alike = |by: i8| Ceiling::steps(low, by).alike(self.problem.rate, &rates);
+        // What measurements do not tell apart is no reason to leave a group idle.
+        let noise = self.problem.noise;
+        let even: &[i8] = if noise > 0.0 { &EVEN } else { &EVEN[..1] };
+        let even: Vec<Ceiling> = even.iter().map(|by| alike(*by)).collect();
+        let steps = CEILINGS.into_iter().map(|by| (Ceiling::steps(low, by), 0.0));
         let mut best: Option<(f64, Ceiling)> = None;
-        let mut tried = Vec::with_capacity(1 + CEILINGS.len());
-        for ceiling in std::iter::once(alike).chain(CEILINGS.into_iter().map(|by| Ceiling::steps(low, by))) {
+        let mut tried = Vec::with_capacity(EVEN.len() + CEILINGS.len());
+        for (ceiling, bonus) in even.into_iter().map(|c| (c, noise)).chain(steps) {
             if tried.contains(&ceiling) {
                 continue;
             }
             tried.push(ceiling);
             let attained = self.solve(groups, ceiling);
-            // What measurements do not tell apart is no reason to leave a group idle.
-            let value = attained + ceiling.headroom() + if ceiling == alike { self.problem.noise } else { 0.0 };
+            let value = attained + ceiling.headroom() + bonus;
             if best.is_none_or(|(v, _)| value > v) {
                 best = Some((value, ceiling));
             }
