@@ -51,6 +51,7 @@ fn a_trace_is_run_at_its_times_and_refused_by_line() {
     let answer = json(&["--cluster", "cloud32", "--trace", path]);
     let summary = &answer["runs"][0]["summary"];
     assert_eq!((&summary["requests"], &summary["ended"]), (&2.into(), &2.into()));
+    assert_eq!(answer["runs"][0]["saturated"], false, "the last request is always unserved when it comes");
     assert!(summary["took"].as_f64().unwrap() > 50.0);
     let cases = [
         ("1,100,10\n0,5,5\n", "line 3: a request that comes before the one above it"),

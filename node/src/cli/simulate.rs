@@ -21,7 +21,8 @@ use tsnode_coordinator::{
     scheduler::{Evaluator, Problem, outcome::Outcome, regions, search},
     simulator::{
         Batches, Dispatch, Parts,
-        machines::Arrival,
+        machines::{Arrival, Trace},
+        percentile::Sorted,
         summary::{Spread, Summary},
         trace::{self, Arriving},
     },
@@ -33,8 +34,8 @@ const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
 const CHUNKS: u32 = 512;
 /// Busier than this, a machine holds everything up.
 const SATURATED: f64 = 0.98;
-/// Requests beyond a tenth still unserved when the last one comes: the rate is more than the cluster carries.
-const LEFT_OVER: f64 = 0.1;
+/// Where the last requests wait longer than this part of the time in which requests came, queues only grow.
+const GROWING: f64 = 0.1;
 
 /// Ways to route and to batch, by name.
 const POLICIES: [(&str, Dispatch, Batches, &str); 7] = [
@@ -72,6 +73,8 @@ struct Run {
     took: Duration,
     /// Requests still unserved when the last one came.
     left: usize,
+    /// Queues grew as long as requests came.
+    saturated: bool,
     cut: bool,
 }
 
@@ -151,7 +154,7 @@ fn simulate(
     if is_json {
         let run = |r: &Run| {
             json!({ "policy": r.name, "summary": r.summary, "simulated_in_s": r.took.as_secs_f64(),
-                "left_over": r.left, "saturated": r.left as f64 > LEFT_OVER * r.summary.requests as f64, "cut_short": r.cut })
+                "left_over": r.left, "saturated": r.saturated, "cut_short": r.cut })
         };
         return show::print_json(&json!({ "plan": outcome, "runs": runs.iter().map(run).collect::<Vec<_>>() }));
     }
@@ -212,17 +215,29 @@ fn run_one(
     let took = started.elapsed();
     bar.finish_and_clear();
     let last = arrivals.last().map_or(0.0, |a| a.at.0);
-    let unserved = |t: &&tsnode_coordinator::simulator::machines::Trace| t.route.is_some() && t.end.0 > last;
+    let unserved = |t: &&Trace| t.route.is_some() && t.end.0 > last;
     let cut = outcome.arrived < arrivals.len();
     let mut outcome = outcome;
     outcome.traces.truncate(outcome.arrived.max(1));
     Run {
         name,
         left: outcome.traces.iter().filter(unserved).count(),
+        saturated: is_saturated(&outcome.traces),
         summary: Summary::new(&outcome, &problem.slo, &problem.reference, problem.model.kv()),
         took,
         cut,
     }
+}
+
+/// Whether the last tenth of the requests waited, before prompts and before answers, for a good part of the whole time.
+fn is_saturated(traces: &[Trace]) -> bool {
+    let (Some(first), Some(last)) = (traces.first(), traces.last()) else { return false };
+    let waited = |t: &Trace| {
+        let answer = if t.arrival.asked.answer > 1 { (t.answer_start - t.first).0 } else { 0.0 };
+        (t.prompt_start - t.arrival.at).0 + answer
+    };
+    let tail = traces.iter().skip(traces.len() - traces.len().div_ceil(10)).filter(|t| t.end.is_finite());
+    Sorted::new(tail.map(waited)).at(0.5) > GROWING * (last.arrival.at - first.arrival.at).0
 }
 
 fn print(run: &Run, plan: &Outcome) -> Result<(), Exit> {
@@ -268,7 +283,7 @@ fn print(run: &Run, plan: &Outcome) -> Result<(), Exit> {
     if s.turned_away > 0 {
         say!("turned away {} requests: the plan does not carry them in time", s.turned_away);
     }
-    if run.left as f64 > LEFT_OVER * s.requests as f64 {
+    if run.saturated {
         let full: Vec<String> = s
             .machines
             .iter()
