@@ -80,7 +80,7 @@ fn arrivals(path: &Path) -> Vec<Arrival> {
         let cells: Vec<&str> = line.split(',').collect();
         // As many decode steps as output tokens follow the prefill.
         let answer = cells[2].parse::<u32>().unwrap() + 1;
-        Arrival { at: Seconds(cells[0].parse().unwrap()), asked: Asked { prompt: cells[1].parse().unwrap(), answer } }
+        Arrival { at: Seconds(cells[0].parse().unwrap()), asked: Asked::new(cells[1].parse().unwrap(), answer) }
     };
     std::fs::read_to_string(path).unwrap().lines().skip(1).map(row).collect()
 }

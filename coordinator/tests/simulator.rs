@@ -144,7 +144,7 @@ fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
         let mut at = Seconds(0.0);
         let mut next = |(gap, prompt, answer)| {
             at += Seconds(gap);
-            Arrival { at, asked: Asked { prompt, answer } }
+            Arrival { at, asked: Asked::new(prompt, answer) }
         };
         all.into_iter().map(&mut next).collect()
     })
@@ -183,9 +183,8 @@ proptest! {
 
 #[test]
 fn a_stopped_run_gives_what_there_is() {
-    let all: Vec<Arrival> = (0..20_000)
-        .map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: Asked { prompt: 50, answer: 3 } })
-        .collect();
+    let all: Vec<Arrival> =
+        (0..20_000).map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: Asked::new(50, 3) }).collect();
     let outcome = simulation(2, Batches::Turns, Routes::Live, AMPLE).run(&all, &|arrived| arrived > 5000);
     assert!(outcome.arrived > 5000 && outcome.arrived < 20_000, "{}", outcome.arrived);
     assert!(outcome.traces.iter().take(4000).all(|t| t.end.is_finite()));
@@ -194,8 +193,8 @@ fn a_stopped_run_gives_what_there_is() {
 /// Two machines of equal shares, one with a long prompt on it: as long as that lasts the next requests go to the other.
 #[test]
 fn the_shortest_queue_is_found() {
-    let long = Arrival { at: Seconds(0.0), asked: Asked { prompt: 1200, answer: 1 } };
-    let short = |n: u32| Arrival { at: Seconds(f64::from(n) * 1e-3), asked: Asked { prompt: 10, answer: 1 } };
+    let long = Arrival { at: Seconds(0.0), asked: Asked::new(1200, 1) };
+    let short = |n: u32| Arrival { at: Seconds(f64::from(n) * 1e-3), asked: Asked::new(10, 1) };
     let all: Vec<Arrival> = std::iter::once(long).chain((1..40).map(short)).collect();
     let beside = |routes| {
         let outcome = simulation(2, Batches::Turns, routes, AMPLE).run(&all, &|_| false);

@@ -45,7 +45,7 @@ fn simulation(shared: &Path, case: &Value) -> Simulation {
 }
 
 fn arrival((at, prompt, answer): (f64, u32, u32)) -> Arrival {
-    Arrival { at: Seconds(at), asked: Asked { prompt, answer } }
+    Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) }
 }
 
 fn cases(shared: &Path, file: &str) -> Vec<Value> {

@@ -59,6 +59,6 @@ fn drawn(lengths: &[Asked], rate: f64, seconds: f64, seed: u64) -> Vec<Arrival> 
         }
         let prompt = lengths[dice.below(lengths.len())].prompt;
         let answer = lengths[dice.below(lengths.len())].answer;
-        all.push(Arrival { at: Seconds(at), asked: Asked { prompt, answer } });
+        all.push(Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) });
     }
 }

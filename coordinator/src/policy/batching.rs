@@ -4,6 +4,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestNo(pub u32);
 
+/// The model a request asks, where machines serve several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceNo(pub u16);
+
 /// What of a request a machine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
@@ -20,6 +24,8 @@ pub struct Task {
     pub request: RequestNo,
     /// Which part.
     pub part: Part,
+    /// Of which model.
+    pub service: ServiceNo,
     /// Tokens to compute, or to generate.
     pub tokens: u32,
     /// Tokens of KV it needs from its start on.
@@ -38,6 +44,8 @@ pub struct Limits {
 /// What runs until the next decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
+    /// The model that runs.
+    pub service: ServiceNo,
     /// Prompts in it.
     pub prompts: u32,
     /// Their tokens.

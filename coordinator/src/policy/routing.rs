@@ -1,6 +1,6 @@
 //! Which machines get a request: the seam between routing policies and whoever drives them, and the simplest of them.
 
-use super::batching::Seen;
+use super::batching::{Seen, ServiceNo};
 
 /// A machine's place in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,6 +9,8 @@ pub struct MachineNo(pub u32);
 /// What a router may know of a request. The length of its answer is what a predictor would say; traces know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
+    /// The model it is for.
+    pub service: ServiceNo,
     /// Tokens of the prompt.
     pub prompt: u32,
     /// Tokens of the answer, the first included.
@@ -16,6 +18,12 @@ pub struct Asked {
 }
 
 impl Asked {
+    /// A request where there is one model only.
+    #[must_use]
+    pub fn new(prompt: u32, answer: u32) -> Self {
+        Self { service: ServiceNo::default(), prompt, answer }
+    }
+
     /// KV of the prompt and the first token (tokens).
     #[must_use]
     pub fn prompt_memory(&self) -> u64 {

@@ -209,7 +209,7 @@ impl Simulation {
             return;
         };
         self.traces[request.0 as usize].route = Some(route);
-        let task = Task { request, part: Part::Prompt, tokens: asked.prompt, memory: asked.prompt_memory() };
+        let task = prompt(request, asked);
         self.add(route.prompt, task, now);
         let ahead = self.machines[route.answer.0 as usize].batching.queues_ahead();
         if route.prompt == route.answer && asked.answer > 1 && ahead {
@@ -356,6 +356,12 @@ impl Simulation {
     }
 }
 
+fn prompt(request: RequestNo, asked: Asked) -> Task {
+    let (tokens, memory) = (asked.prompt, asked.prompt_memory());
+    Task { request, part: Part::Prompt, service: asked.service, tokens, memory }
+}
+
 fn answer(request: RequestNo, asked: Asked) -> Task {
-    Task { request, part: Part::Answer, tokens: asked.answer - 1, memory: asked.answer_memory() }
+    let (tokens, memory) = (asked.answer - 1, asked.answer_memory());
+    Task { request, part: Part::Answer, service: asked.service, tokens, memory }
 }

@@ -173,7 +173,7 @@ fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
         at += Seconds(dice.exponential(1.0 / problem.rate));
         let kind = dice.below(problem.workload.requests.len());
         let request = problem.workload.requests[kind];
-        let asked = Asked { prompt: request.prompt.0.max(1.0) as u32, answer: request.answer.0.max(1.0) as u32 };
+        let asked = Asked::new(request.prompt.0.max(1.0) as u32, request.answer.0.max(1.0) as u32);
         (Arrival { at, asked }, kind)
     };
     (0..how.requests).map(|_| next()).unzip()

@@ -59,7 +59,7 @@ pub fn read(text: &str) -> Result<Vec<Arrival>, TraceError> {
         if all.last().map_or(time < Seconds(0.0), |a| time < a.at) {
             return Err(wrong(line, "a request that comes before the one above it".into()));
         }
-        all.push(Arrival { at: time, asked: Asked { prompt: tokens(prompt)?, answer: tokens(answer)? } });
+        all.push(Arrival { at: time, asked: Asked::new(tokens(prompt)?, tokens(answer)?) });
     }
     if all.is_empty() { Err(TraceError::Empty) } else { Ok(all) }
 }
@@ -102,7 +102,7 @@ pub fn drawn(workload: &Workload, rate: f64, requests: usize, arriving: Arriving
         at += Seconds(gap(&mut dice, arriving) / rate);
         let request = workload.requests[dice.below(workload.requests.len())];
         let tokens = |n: f64| n.clamp(1.0, f64::from(MOST_TOKENS)) as u32;
-        Arrival { at, asked: Asked { prompt: tokens(request.prompt.0), answer: tokens(request.answer.0) } }
+        Arrival { at, asked: Asked::new(tokens(request.prompt.0), tokens(request.answer.0)) }
     };
     (0..requests).map(|_| next()).collect()
 }
@@ -132,7 +132,7 @@ mod tests {
         let plain = "arrival_s,prompt_tokens,output_tokens\n1.0,10,2\n2.5,30,4\n";
         for text in [azure, plain] {
             let all = read(text).unwrap();
-            assert_eq!(all[1], Arrival { at: Seconds(1.5), asked: Asked { prompt: 30, answer: 4 } });
+            assert_eq!(all[1], Arrival { at: Seconds(1.5), asked: Asked::new(30, 4) });
         }
     }
 
