@@ -8,7 +8,8 @@ mod request;
 use crate::{
     Time,
     gate::{self, KvChoice, SplitChoice, Verdict},
-    router::{self, Pick},
+    policy::choice::Dispatch,
+    router::{Choice, Pick, Router},
 };
 use request::{Prefill, Request};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,8 @@ pub struct GatewayConfig {
     pub split: SplitChoice,
     /// Bytes of a KV element in pages.
     pub element_bytes: u64,
+    /// How requests are routed.
+    pub dispatch: Dispatch,
 }
 
 impl Default for GatewayConfig {
@@ -55,6 +58,7 @@ impl Default for GatewayConfig {
             kv: KvChoice::Auto,
             split: SplitChoice::Auto,
             element_bytes: 2,
+            dispatch: Dispatch::Live,
         }
     }
 }
@@ -232,17 +236,15 @@ pub struct Gateway {
     config: GatewayConfig,
     view: View,
     requests: BTreeMap<RequestId, Request>,
-    last_draw: Option<u64>,
+    router: Router,
 }
-
-/// 2⁶⁴ divided by the golden ratio: multiples of it fall evenly.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Gateway {
     /// A gateway without requests.
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
-        Self { config, view: View::default(), requests: BTreeMap::new(), last_draw: None }
+        let router = Router::new(config.dispatch);
+        Self { config, view: View::default(), requests: BTreeMap::new(), router }
     }
 
     /// Requests that have not ended.
@@ -292,11 +294,11 @@ impl Gateway {
         let up = self.live_queues();
         let Some(r) = self.requests.get_mut(&request) else { return };
         let plan = self.view.plan.as_deref();
-        // Steps of the golden ratio from a random start: shares are followed as closely as whole requests can.
-        let start = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
-        let draw = self.last_draw.map_or(start, |last| last.wrapping_add(GOLDEN));
-        self.last_draw = Some(draw);
-        let picked = router::pick(plan, &up, r.model, &r.tried, draw);
+        // Names are random: gateways begin their draws anywhere.
+        let seed = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
+        let choice = Choice { plan, up: &up, tried: &r.tried };
+        let picked = self.router.pick(choice, r.model, r.asked(), seed);
+        r.routed = picked.as_ref().ok().copied();
         let groups = picked.as_ref().ok().and_then(|p| Some((plan?.group(p.prefill)?, plan?.group(p.decode)?)));
         let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));
         let Some((prefill, prefill_leader, decode, decode_leader)) = leaders else {
@@ -434,7 +436,12 @@ impl Gateway {
             return self.finish(now, request, end, out);
         }
         r.next_index += 1;
-        r.first_at.get_or_insert(now);
+        if r.first_at.is_none() {
+            r.first_at = Some(now);
+            if let Some(routed) = r.routed {
+                self.router.prompt_done(r.model, routed.prefill, r.asked());
+            }
+        }
         out.push(Action::Token { request, index, sampled });
     }
 
@@ -474,6 +481,7 @@ impl Gateway {
         if let Some(pick) = r.pick.take() {
             r.tried.insert(pick.decode);
         }
+        left(&mut self.router, r);
         self.route(now, request, out);
     }
 
@@ -483,12 +491,14 @@ impl Gateway {
         if r.accepted {
             return self.finish(now, request, End::Failed(reason), out);
         }
+        left(&mut self.router, r);
         self.requests.remove(&request);
         out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
     }
 
     fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.remove(&request) else { return };
+        let Some(mut r) = self.requests.remove(&request) else { return };
+        left(&mut self.router, &mut r);
         out.push(Action::CloseDecode { request });
         if matches!(r.prefill, Prefill::Running) {
             out.push(Action::ClosePrefill { request });
@@ -500,7 +510,8 @@ impl Gateway {
     }
 
     fn hang_up(&mut self, request: RequestId, out: &mut Vec<Action>) {
-        if self.requests.remove(&request).is_some() {
+        if let Some(mut r) = self.requests.remove(&request) {
+            left(&mut self.router, &mut r);
             out.push(Action::ClosePrefill { request });
             out.push(Action::CloseDecode { request });
         }
@@ -518,6 +529,15 @@ impl Gateway {
             }
         }
     }
+}
+
+/// A request is no longer where it was sent.
+fn left(router: &mut Router, r: &mut Request) {
+    let Some(routed) = r.routed.take() else { return };
+    if r.first_at.is_none() {
+        router.prompt_done(r.model, routed.prefill, r.asked());
+    }
+    router.answer_done(r.model, routed.decode, r.asked());
 }
 
 fn targets(view: &View, group: &Group) -> Vec<KvTarget> {

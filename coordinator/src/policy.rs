@@ -3,6 +3,7 @@
 
 pub mod ageing;
 pub mod batching;
+pub mod choice;
 pub mod chunked;
 pub mod greedy;
 pub mod pools;

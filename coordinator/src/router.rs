@@ -1,9 +1,12 @@
 //! Prompt flow 2: picks the group that prefills and the group that decodes, together.
 //!
-//! The plan's shares say how traffic should fall; [`shares`] draws by them and by live queues, here as in the simulator.
+//! Which way a request goes is a policy's choice ([`crate::policy::choice::Dispatch`]), the very object that the
+//! simulator drives; here its machines are the plan's groups that are up. The policy is made anew when those change.
 
 use crate::policy::{
     batching::Seen,
+    choice::{Dispatch, Draws},
+    routing::{Asked, MachineNo, Routing},
     shares::{self, Way},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,43 +35,130 @@ pub enum NoRoute {
     NoneUp,
 }
 
-/// Picks a route for a request of `model`, not trying decode groups in `tried` again. `draw` breaks ties.
-///
-/// # Errors
-/// When no group of the model is up.
-pub fn pick(
-    plan: Option<&Plan>,
-    up: &BTreeMap<GroupId, Load>,
-    model: ModelId,
-    tried: &BTreeSet<GroupId>,
-    draw: u64,
-) -> Result<Pick, NoRoute> {
-    let plan = plan.ok_or(NoRoute::NoPlan)?;
-    let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
-    if groups.is_empty() {
-        return Err(NoRoute::NoGroup);
-    }
-    let usable = |id: &GroupId| up.contains_key(id) && !tried.contains(id);
-    let routes: Vec<&Route> = plan
-        .routes
-        .iter()
-        .filter(|r| groups.contains(&r.prefill) && r.share > 0.0 && usable(&r.decode) && up.contains_key(&r.prefill))
-        .collect();
-    if routes.is_empty() {
-        // A group holds all layers whatever its phase: any that is up can do both.
-        let alone = groups.into_iter().filter(usable).min_by_key(|id| waiting(up, *id)).ok_or(NoRoute::NoneUp)?;
-        return Ok(Pick { prefill: alone, decode: alone });
-    }
-    let way = |r: &&Route| Way { prefill: r.prefill, decode: r.decode, share: r.share };
-    let ways: Vec<Way<GroupId>> = routes.iter().map(way).collect();
-    let chosen = shares::choose(&ways, &|id| waiting(up, id), draw as f64 / u64::MAX as f64);
-    chosen.map(|way| Pick { prefill: way.prefill, decode: way.decode }).ok_or(NoRoute::NoneUp)
+/// What there is to choose from at the moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// The adopted plan.
+    pub plan: Option<&'a Plan>,
+    /// Groups that are up, and what they have to do.
+    pub up: &'a BTreeMap<GroupId, Load>,
+    /// Decode groups not to be tried again.
+    pub tried: &'a BTreeSet<GroupId>,
 }
 
-/// What waits at a group.
-fn waiting(up: &BTreeMap<GroupId, Load>, id: GroupId) -> u32 {
+/// Picks routes, by one policy for each model.
+#[derive(Debug)]
+pub struct Router {
+    dispatch: Dispatch,
+    models: BTreeMap<ModelId, Policy>,
+}
+
+/// A model's policy, over the ways that were up when it was made.
+#[derive(Debug)]
+struct Policy {
+    ways: Vec<Way<GroupId>>,
+    /// Groups in the policy's numbering.
+    groups: Vec<GroupId>,
+    routing: Box<dyn Routing>,
+}
+
+impl Router {
+    /// A router that dispatches so.
+    #[must_use]
+    pub fn new(dispatch: Dispatch) -> Self {
+        Self { dispatch, models: BTreeMap::new() }
+    }
+
+    /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
+    ///
+    /// # Errors
+    /// When no group of the model is up.
+    pub fn pick(&mut self, choice: Choice<'_>, model: ModelId, asked: Asked, seed: u64) -> Result<Pick, NoRoute> {
+        let plan = choice.plan.ok_or(NoRoute::NoPlan)?;
+        let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
+        if groups.is_empty() {
+            return Err(NoRoute::NoGroup);
+        }
+        let ways = ways(plan, &groups, choice);
+        if ways.is_empty() {
+            // A group holds all layers whatever its phase: any that is up can do both.
+            let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);
+            let alone = groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, *id)));
+            return alone.map(|id| Pick { prefill: id, decode: id }).ok_or(NoRoute::NoneUp);
+        }
+        if !choice.tried.is_empty() {
+            // A second try has fewer ways; the others keep their policy.
+            return Policy::new(self.dispatch, ways, seed).pick(choice.up, asked);
+        }
+        if self.models.get(&model).is_none_or(|p| p.ways != ways) {
+            self.models.retain(|m, _| plan.groups.iter().any(|g| g.model == *m));
+            self.models.insert(model, Policy::new(self.dispatch, ways, seed));
+        }
+        self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?.pick(choice.up, asked)
+    }
+
+    /// A request's first token is there: its prompt no longer waits where it was sent.
+    pub fn prompt_done(&mut self, model: ModelId, group: GroupId, asked: Asked) {
+        if let Some((routing, machine)) = self.told(model, group) {
+            routing.prompt_done(machine, asked);
+        }
+    }
+
+    /// A request has ended, one way or another.
+    pub fn answer_done(&mut self, model: ModelId, group: GroupId, asked: Asked) {
+        if let Some((routing, machine)) = self.told(model, group) {
+            routing.answer_done(machine, asked);
+        }
+    }
+
+    fn told(&mut self, model: ModelId, group: GroupId) -> Option<(&mut dyn Routing, MachineNo)> {
+        let policy = self.models.get_mut(&model)?;
+        let place = policy.groups.iter().position(|g| *g == group)?;
+        Some((policy.routing.as_mut(), MachineNo(place as u32)))
+    }
+}
+
+impl Policy {
+    fn new(dispatch: Dispatch, ways: Vec<Way<GroupId>>, seed: u64) -> Self {
+        let groups: BTreeSet<GroupId> = ways.iter().flat_map(|w| [w.prefill, w.decode]).collect();
+        let groups: Vec<GroupId> = groups.into_iter().collect();
+        let number = |id: GroupId| MachineNo(groups.iter().position(|g| *g == id).unwrap_or(0) as u32);
+        let whole: f64 = ways.iter().map(|w| w.share).sum();
+        let numbered = |w: &Way<GroupId>| Way {
+            prefill: number(w.prefill),
+            decode: number(w.decode),
+            // What is down or too much is shared by those that are up: nothing is turned away here.
+            share: w.share / whole,
+        };
+        let draws = Draws { point: seed as f64 / u64::MAX as f64, seed };
+        let routing = dispatch.routing(ways.iter().map(numbered).collect(), draws);
+        Self { ways, groups, routing }
+    }
+
+    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, asked: Asked) -> Result<Pick, NoRoute> {
+        let groups = &self.groups;
+        let route =
+            self.routing.route(asked, &|m| groups.get(m.0 as usize).map_or(Seen::default(), |id| seen(up, *id)));
+        let group = |m: MachineNo| groups.get(m.0 as usize).copied().ok_or(NoRoute::NoneUp);
+        let route = route.ok_or(NoRoute::NoneUp)?;
+        Ok(Pick { prefill: group(route.prompt)?, decode: group(route.answer)? })
+    }
+}
+
+/// The plan's routes whose groups are up.
+fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<Way<GroupId>> {
+    let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);
+    let open = |r: &&Route| {
+        groups.contains(&r.prefill) && r.share > 0.0 && usable(&r.decode) && choice.up.contains_key(&r.prefill)
+    };
+    let way = |r: &Route| Way { prefill: r.prefill, decode: r.decode, share: r.share };
+    plan.routes.iter().filter(open).map(way).collect()
+}
+
+/// What a group has to do.
+fn seen(up: &BTreeMap<GroupId, Load>, id: GroupId) -> Seen {
     let seen = |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens };
-    up.get(&id).map_or(0, |load| shares::work(seen(load)))
+    up.get(&id).map_or(Seen::default(), seen)
 }
 
 #[cfg(test)]
@@ -94,12 +184,20 @@ mod tests {
         plan.groups.iter().zip(running).map(|(g, running)| (g.id, Load { running, ..Load::default() })).collect()
     }
 
-    /// How often of a thousand evenly spread draws each decode group is picked.
+    fn router() -> Router {
+        Router::new(Dispatch::Live)
+    }
+
+    fn pick(router: &mut Router, plan: Option<&Plan>, up: &BTreeMap<GroupId, Load>) -> Result<Pick, NoRoute> {
+        router.pick(Choice { plan, up, tried: &BTreeSet::new() }, MODEL, Asked::new(10, 10), 0)
+    }
+
+    /// How often of a thousand requests each decode group is picked.
     fn picked(plan: &Plan, running: [u32; 3]) -> [usize; 2] {
-        let up = up(plan, running);
+        let (up, mut router) = (up(plan, running), router());
         let mut counts = [0; 2];
-        for n in 0..1000 {
-            let pick = pick(Some(plan), &up, MODEL, &BTreeSet::new(), u64::MAX / 1000 * n).unwrap();
+        for _ in 0..1000 {
+            let pick = pick(&mut router, Some(plan), &up).unwrap();
             counts[usize::from(pick.decode == plan.groups[2].id)] += 1;
         }
         counts
@@ -115,6 +213,12 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_that_carries_half_turns_nobody_away_here() {
+        let [first, second] = picked(&plan([0.25, 0.25]), [0, 0, 0]);
+        assert!(first.abs_diff(500) < 5 && first + second == 1000, "{first} to {second}");
+    }
+
+    #[test]
     fn a_longer_queue_is_drawn_less() {
         let [first, second] = picked(&plan([0.5, 0.5]), [0, 21, 1]);
         assert!(first < 100 && second > 900, "{first} to {second}");
@@ -123,21 +227,38 @@ mod tests {
     #[test]
     fn a_decode_group_alone_does_both() {
         let plan = plan([0.5, 0.5]);
-        let mut up = up(&plan, [0, 0, 0]);
+        let (mut up, mut router) = (up(&plan, [0, 0, 0]), router());
         up.remove(&plan.groups[0].id);
-        let alone = pick(Some(&plan), &up, MODEL, &BTreeSet::new(), 0).unwrap();
+        let alone = pick(&mut router, Some(&plan), &up).unwrap();
         assert_eq!(alone.prefill, alone.decode);
         up.clear();
-        assert_eq!(pick(Some(&plan), &up, MODEL, &BTreeSet::new(), 0), Err(NoRoute::NoneUp));
-        assert_eq!(pick(Some(&plan), &up, ModelId([2; 16]), &BTreeSet::new(), 0), Err(NoRoute::NoGroup));
-        assert_eq!(pick(None, &up, MODEL, &BTreeSet::new(), 0), Err(NoRoute::NoPlan));
+        assert_eq!(pick(&mut router, Some(&plan), &up), Err(NoRoute::NoneUp));
+        assert_eq!(pick(&mut router, None, &up), Err(NoRoute::NoPlan));
+        let none = BTreeSet::new();
+        let other =
+            router.pick(Choice { plan: Some(&plan), up: &up, tried: &none }, ModelId([2; 16]), Asked::new(1, 1), 0);
+        assert_eq!(other, Err(NoRoute::NoGroup));
     }
 
     #[test]
     fn what_was_tried_is_not_tried_again() {
         let plan = plan([0.9, 0.1]);
-        let up = up(&plan, [0, 0, 0]);
+        let (up, mut router) = (up(&plan, [0, 0, 0]), router());
         let tried = [plan.groups[1].id].into();
-        assert_eq!(pick(Some(&plan), &up, MODEL, &tried, 0).unwrap().decode, plan.groups[2].id);
+        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried };
+        assert_eq!(router.pick(choice, MODEL, Asked::new(1, 1), 0).unwrap().decode, plan.groups[2].id);
+    }
+
+    #[test]
+    fn a_group_that_goes_down_and_comes_back_is_left_out_meanwhile() {
+        let plan = plan([0.5, 0.5]);
+        let (all, mut router) = (up(&plan, [0, 0, 0]), router());
+        let mut fewer = all.clone();
+        fewer.remove(&plan.groups[1].id);
+        for _ in 0..20 {
+            assert_eq!(pick(&mut router, Some(&plan), &fewer).unwrap().decode, plan.groups[2].id);
+        }
+        let back: BTreeSet<GroupId> = (0..20).map(|_| pick(&mut router, Some(&plan), &all).unwrap().decode).collect();
+        assert_eq!(back.len(), 2);
     }
 }

@@ -21,4 +21,5 @@ pub mod summary;
 pub mod table;
 pub mod trace;
 
-pub use replay::{Batches, Dispatch, Parts, Replay, Report, replay};
+pub use crate::policy::choice::{Batches, Dispatch};
+pub use replay::{Parts, Replay, Report, replay};

@@ -1,7 +1,7 @@
 //! A request as its gateway holds it.
 
 use super::Trace;
-use crate::{Time, router::Pick};
+use crate::{Time, policy::routing::Asked, router::Pick};
 use std::collections::BTreeSet;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Seconds, Token, stream::Generation};
 
@@ -26,6 +26,8 @@ pub(super) struct Request {
     pub submitted: Time,
     pub deadline: Time,
     pub pick: Option<Pick>,
+    /// Where the router sent it, as far as it has been told; whether prompts go elsewhere is decided after that.
+    pub routed: Option<Pick>,
     pub prefill_leader: Option<PeerId>,
     pub decode_leader: Option<PeerId>,
     pub prefill: Prefill,
@@ -52,6 +54,7 @@ impl Request {
             submitted: now,
             deadline: now,
             pick: None,
+            routed: None,
             prefill_leader: None,
             decode_leader: None,
             prefill: Prefill::ByDecode,
@@ -64,6 +67,11 @@ impl Request {
             tried: BTreeSet::new(),
             refusal: None,
         }
+    }
+
+    /// What a router may know of it; the answer may turn out shorter.
+    pub fn asked(&self) -> Asked {
+        Asked::new(self.prompt.len() as u32, self.generation.max_new_tokens.max(1))
     }
 
     /// From now on the decode side computes the prompt itself.

@@ -90,6 +90,12 @@ impl Shares {
         let carried = if carried > 1.0 - 1e-9 { 1.0 } else { carried };
         Self { ways, carried, corrected, point: 0.0 }
     }
+
+    /// The first draw is a step from this point of [0, 1).
+    #[must_use]
+    pub fn starting_at(self, point: f64) -> Self {
+        Self { point, ..self }
+    }
 }
 
 impl Routing for Shares {

@@ -5,12 +5,9 @@
 use super::machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
 use crate::{
     policy::{
-        ageing::Ageing,
-        batching::{Batching, Limits},
-        chunked::Chunked,
-        routing::{Asked, MachineNo, Route, Routing},
-        shares::{Anywhere, Shares, Shortest, Way as Share},
-        turns::Turns,
+        choice::{Batches, Dispatch, Draws, Room},
+        routing::{Asked, MachineNo, Route},
+        shares::Way as Share,
     },
     scheduler::{
         Evaluator, Problem,
@@ -73,30 +70,6 @@ pub struct Parts {
     links: Layered,
 }
 
-/// How requests are routed on a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dispatch {
-    /// By the plan's shares alone.
-    Shares,
-    /// By the shares, corrected by live queues: what nodes do.
-    Live,
-    /// Any way as likely as any other.
-    Random,
-    /// To the prefill group with the fewest pending tokens, and from there where the fewest sequences are.
-    Shortest,
-}
-
-/// How a plan's machines batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Batches {
-    /// Prompts first, one after the other; then all answers that have a place.
-    Turns,
-    /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
-    Mixed(Limits),
-    /// Answers, and beside them prompts in chunks, within a number of tokens.
-    Chunked(u32),
-}
-
 impl Parts {
     /// Of a plan.
     #[must_use]
@@ -110,15 +83,8 @@ impl Parts {
         let group = |g: &GroupNo| {
             let config = &evaluator.shelved(*g).rated.config;
             let capacity = config.kv_tokens.0.max(0.0) as u64;
-            let batching: Box<dyn Batching> = match batches {
-                Batches::Turns => Box::new(Turns::new(config.batch as usize, capacity)),
-                Batches::Mixed(limits) => {
-                    let tasks = limits.tasks.min(config.batch as usize).max(1);
-                    Box::new(Ageing::new(Limits { tasks, ..limits }, capacity))
-                }
-                Batches::Chunked(tokens) => Box::new(Chunked::new(tokens, config.batch as usize, capacity)),
-            };
-            Machine { batching, cost: Arc::new(config.clone()) }
+            let room = Room { places: config.batch as usize, tokens: capacity };
+            Machine { batching: batches.batching(room), cost: Arc::new(config.clone()) }
         };
         let share =
             |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
@@ -151,13 +117,7 @@ impl Parts {
     /// Ready to run.
     #[must_use]
     pub fn simulation(self, dispatch: Dispatch, seed: u64) -> Simulation {
-        let ways = self.ways;
-        let routing: Box<dyn Routing> = match dispatch {
-            Dispatch::Shares => Box::new(Shares::new(ways, false)),
-            Dispatch::Live => Box::new(Shares::new(ways, true)),
-            Dispatch::Random => Box::new(Anywhere::new(ways, seed)),
-            Dispatch::Shortest => Box::new(Shortest::new(ways)),
-        };
+        let routing = dispatch.routing(self.ways, Draws { point: 0.0, seed });
         Simulation::new(self.machines, routing, Box::new(self.links))
     }
 }

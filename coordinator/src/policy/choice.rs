@@ -1,0 +1,80 @@
+//! Which policies there are to choose from: nodes and the simulator make them here, and nowhere else.
+
+use super::{
+    ageing::Ageing,
+    batching::{Batching, Limits},
+    chunked::Chunked,
+    routing::{MachineNo, Routing},
+    shares::{Anywhere, Shares, Shortest, Way},
+    turns::Turns,
+};
+
+/// How requests are routed on a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dispatch {
+    /// By the plan's shares alone.
+    Shares,
+    /// By the shares, corrected by live queues: what nodes do.
+    Live,
+    /// Any way as likely as any other.
+    Random,
+    /// To the prefill group with the fewest pending tokens, and from there where the fewest sequences are.
+    Shortest,
+}
+
+/// Where a router's draws begin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draws {
+    /// Of those that fall evenly: in [0, 1).
+    pub point: f64,
+    /// Of those that are random.
+    pub seed: u64,
+}
+
+impl Dispatch {
+    /// The policy, over these ways.
+    #[must_use]
+    pub fn routing(self, ways: Vec<Way<MachineNo>>, draws: Draws) -> Box<dyn Routing> {
+        match self {
+            Self::Shares => Box::new(Shares::new(ways, false).starting_at(draws.point)),
+            Self::Live => Box::new(Shares::new(ways, true).starting_at(draws.point)),
+            Self::Random => Box::new(Anywhere::new(ways, draws.seed)),
+            Self::Shortest => Box::new(Shortest::new(ways)),
+        }
+    }
+}
+
+/// How a machine batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batches {
+    /// Prompts first, one after the other; then all answers that have a place.
+    Turns,
+    /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
+    Mixed(Limits),
+    /// Answers, and beside them prompts in chunks, within a number of tokens: what nodes do.
+    Chunked(u32),
+}
+
+/// What a machine has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Answers at once.
+    pub places: usize,
+    /// KV (tokens).
+    pub tokens: u64,
+}
+
+impl Batches {
+    /// The policy, on an idle machine.
+    #[must_use]
+    pub fn batching(self, room: Room) -> Box<dyn Batching> {
+        match self {
+            Self::Turns => Box::new(Turns::new(room.places, room.tokens)),
+            Self::Mixed(limits) => {
+                let tasks = limits.tasks.min(room.places).max(1);
+                Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))
+            }
+            Self::Chunked(tokens) => Box::new(Chunked::new(tokens, room.places, room.tokens)),
+        }
+    }
+}
