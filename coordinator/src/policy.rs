@@ -5,6 +5,7 @@ pub mod ageing;
 pub mod batching;
 pub mod chunked;
 pub mod greedy;
+mod places;
 pub mod pools;
 pub mod routing;
 pub mod shares;
