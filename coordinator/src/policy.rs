@@ -6,6 +6,7 @@ pub mod batching;
 pub mod choice;
 pub mod chunked;
 pub mod greedy;
+mod places;
 pub mod pools;
 pub mod routing;
 pub mod shares;

@@ -5,6 +5,7 @@
 //! | what happens when | [`agenda`] |
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
+//! | a pipeline with several batches on their way | `ring` |
 //! | which requests come | [`trace`]: read, or drawn from a workload |
 //! | what came of it | [`summary`], [`percentile`] |
 //! | measured times from a file | [`table`] |
@@ -16,6 +17,7 @@ pub mod cost;
 pub mod machines;
 pub mod percentile;
 mod replay;
+mod ring;
 pub mod splitwise;
 pub mod summary;
 pub mod table;

@@ -34,7 +34,7 @@ fn reference() -> Option<PathBuf> {
     there.then_some(folder)
 }
 
-fn fit(model: &Value, case: &Value, devices: &Value) -> Fit {
+fn fit(model: &Value, case: &Value, devices: &Value, stages: u16) -> Fit {
     let backend = case["backend"].as_str().unwrap();
     let name = case["model"].as_str().unwrap();
     let fit = &model["coefficients"][backend][name][devices.to_string()];
@@ -50,25 +50,24 @@ fn fit(model: &Value, case: &Value, devices: &Value) -> Fit {
         few: decode("decoding_smallbs"),
         lots: decode("decoding_largebs"),
         many: fit["decoding_large_small_bs_threshold"].as_u64().unwrap() as u32,
-        handing_prompts: Seconds(1e-3),
+        stages,
+        handing_prompts: Seconds(1e-3 * f64::from(stages)),
         handing: Seconds(2e-3),
         handing_token: SecondsPerToken(1e-7),
     }
 }
 
-/// Machines of one stage; one does both, or one each phase.
+/// One machine that does both, or one for each phase.
 fn simulation(model: &Value, case: &Value) -> Simulation {
-    let capacity = |devices: &Value| {
-        let name = format!("{},{devices},1", case["model"].as_str().unwrap());
-        model["kv_capacity_tokens"][&name].as_u64().unwrap()
+    let machine = |devices: &Value, stages: &Value| {
+        let name = format!("{},{devices},{stages}", case["model"].as_str().unwrap());
+        let capacity = model["kv_capacity_tokens"][&name].as_u64().unwrap();
+        let cost = fit(model, case, devices, stages.as_u64().unwrap() as u16);
+        Machine { batching: Box::new(Greedy::new(capacity, CONTEXT)), cost: Arc::new(cost) }
     };
-    let machine = |devices: &Value| Machine {
-        batching: Box::new(Greedy::new(capacity(devices), CONTEXT)),
-        cost: Arc::new(fit(model, case, devices)),
-    };
-    let mut machines = vec![machine(&case["tp_prefill"])];
+    let mut machines = vec![machine(&case["tp_prefill"], &case["pp_prefill"])];
     if !case["tp_decode"].is_null() {
-        machines.push(machine(&case["tp_decode"]));
+        machines.push(machine(&case["tp_decode"], &case["pp_decode"]));
     }
     let decode = MachineNo(machines.len() as u32 - 1);
     let routing = Shares::new(vec![Way { prefill: MachineNo(0), decode, share: 1.0 }], false);
@@ -89,12 +88,13 @@ fn arrivals(path: &Path) -> Vec<Arrival> {
 type Time<'a> = (&'a str, &'a dyn Fn(&Trace) -> f64);
 
 #[test]
-fn one_stage_machines_take_distserves_times() {
+fn machines_take_distserves_times() {
     let Some(folder) = reference() else { return };
     let text = std::fs::read_to_string(folder.join("distserve_cases.json")).unwrap();
     let all: Value = serde_json::from_str(&text).unwrap();
-    let is_one_stage = |c: &&Value| ["pp_prefill", "pp_decode"].iter().all(|p| c[*p].as_u64().unwrap_or(1) == 1);
-    for case in all["cases"].as_array().unwrap().iter().filter(is_one_stage) {
+    let cases = all["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 9, "all nine of them");
+    for case in cases {
         let list = arrivals(&folder.join(case["trace"].as_str().unwrap()));
         let outcome = simulation(&all["time_model"], case).run(&list, &|_| false);
         let ttft = |t: &Trace| (t.first - t.arrival.at).0 * 1e3;

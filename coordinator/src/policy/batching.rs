@@ -81,7 +81,8 @@ impl Batch {
 }
 
 /// A machine's queues and memory, and what it runs. It runs a batch for some iterations; whoever drives it says when
-/// they are over, and may cut them short at the end of an iteration.
+/// they are over, and may cut them short at the end of an iteration. A pipeline may have several batches on their way:
+/// they end in the order in which they were chosen, each after one iteration.
 pub trait Batching: std::fmt::Debug + Send {
     /// A task comes; whether what runs should be cut for it at the end of the present iteration.
     fn add(&mut self, task: Task) -> bool;
@@ -98,13 +99,18 @@ pub trait Batching: std::fmt::Debug + Send {
     /// A request's KV is no longer needed here; how many tokens of it there were.
     fn release(&mut self, request: RequestNo) -> u64;
 
-    /// Chooses what runs next; nothing runs now.
+    /// Batches it can have on their way at once.
+    fn at_once(&self) -> usize {
+        1
+    }
+
+    /// Chooses what runs next; fewer than [`Self::at_once`] batches run now, and no task may be in two.
     fn select(&mut self) -> Batch;
 
     /// The tasks that start with the batch just chosen.
     fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part));
 
-    /// The batch has run so many iterations. Tasks that this ends, in the batch's order.
+    /// The oldest batch has run so many iterations. Tasks that this ends, in the batch's order.
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>);
 
     /// How busy it is.

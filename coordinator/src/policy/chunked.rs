@@ -1,7 +1,11 @@
 //! Answers in every iteration, and beside them prompts in chunks, in the order they came, up to a number of tokens
-//! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher cuts chunks by the same function.
+//! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher cuts chunks by the same function. On a
+//! pipeline each batch has its share of the answers, and chunks of prompts that no other batch is at.
 
-use super::batching::{Batch, Batching, Part, RequestNo, Seen, Task};
+use super::{
+    batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+    places::{Answer, Places},
+};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The next prompt's chunk: as much of it as there is room for.
@@ -17,11 +21,10 @@ struct Job {
     /// Prompt tokens computed, and in all.
     done: u32,
     prompt: u32,
-    left: u32,
+    /// A batch on its way has a chunk of it.
+    under_way: bool,
     context: u64,
     memory: u64,
-    /// KV it will have had when it ends (tokens).
-    whole: u64,
 }
 
 /// The policy and its machine's state. KV of the whole request counts while its answer runs.
@@ -29,70 +32,68 @@ struct Job {
 pub struct Chunked {
     /// Tokens of one iteration; at least one goes to a prompt that waits.
     tokens: u32,
-    places: usize,
-    capacity: u64,
-    used: u64,
     jobs: BTreeMap<RequestNo, Job>,
     prompts: VecDeque<RequestNo>,
-    answers: VecDeque<RequestNo>,
-    running: Vec<RequestNo>,
-    context: u64,
-    /// Chunks of the present iteration.
-    chunks: Vec<(RequestNo, u32)>,
+    answers: Places,
+    /// Batches on their way and their chunks, the oldest first.
+    batches: VecDeque<Batch>,
+    chunks: VecDeque<(RequestNo, u32)>,
     starting: Vec<(RequestNo, Part)>,
 }
 
 impl Chunked {
-    /// An idle machine.
+    /// An idle machine with places for so many answers and room for so many tokens of KV; one answer alone runs even if
+    /// it does not fit.
     #[must_use]
     pub fn new(tokens: u32, places: usize, capacity: u64) -> Self {
         Self {
             tokens: tokens.max(1),
-            places: places.max(1),
-            capacity,
-            used: 0,
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
-            answers: VecDeque::new(),
-            running: Vec::new(),
-            context: 0,
-            chunks: Vec::new(),
+            answers: Places::new(places, capacity),
+            batches: VecDeque::new(),
+            chunks: VecDeque::new(),
             starting: Vec::new(),
         }
     }
 
-    fn admit(&mut self) {
-        while let Some(&request) = self.answers.front() {
-            let Some(job) = self.jobs.get(&request) else { return };
-            let full = self.running.len() >= self.places || self.used + job.whole > self.capacity;
-            if full && !self.running.is_empty() {
-                return;
-            }
-            self.used += job.whole;
-            self.context += job.context;
-            self.answers.pop_front();
-            self.running.push(request);
-            self.starting.push((request, Part::Answer));
-        }
+    /// On a pipeline of so many stages, as many batches are on their way.
+    #[must_use]
+    pub fn in_stages(self, stages: usize) -> Self {
+        Self { answers: self.answers.in_stages(stages), ..self }
     }
 
     fn cut(&mut self, batch: &mut Batch) {
         let mut room = self.tokens.saturating_sub(batch.answers).max(1);
-        for &request in &self.prompts {
-            let Some(job) = self.jobs.get(&request) else { continue };
+        for request in &self.prompts {
+            let Some(job) = self.jobs.get_mut(request).filter(|j| !j.under_way) else { continue };
             let tokens = chunk(&mut room, job.prompt - job.done);
             if tokens == 0 {
                 return;
             }
+            job.under_way = true;
             if job.done == 0 {
-                self.starting.push((request, Part::Prompt));
+                self.starting.push((*request, Part::Prompt));
             }
             let (before, after) = (u64::from(job.done), u64::from(job.done + tokens));
             batch.prompts += 1;
             batch.prompt_tokens += u64::from(tokens);
             // Attention of a chunk reaches back over all before it.
             batch.prompt_squares += after * after - before * before;
-            self.chunks.push((request, tokens));
+            self.chunks.push_back((*request, tokens));
+        }
+    }
+
+    fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, Part)>) {
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        job.done += tokens;
+        job.under_way = false;
+        if job.done == job.prompt {
+            // Most likely the first; a short one may be done before a long one that came earlier.
+            if let Some(place) = self.prompts.iter().position(|r| *r == request) {
+                self.prompts.remove(place);
+            }
+            ended.push((request, Part::Prompt));
         }
     }
 }
@@ -100,15 +101,15 @@ impl Chunked {
 impl Batching for Chunked {
     fn add(&mut self, task: Task) -> bool {
         let job = self.jobs.entry(task.request).or_default();
-        (job.memory, job.whole) = (job.memory + task.memory, job.whole + task.memory);
+        job.memory += task.memory;
         match task.part {
             Part::Prompt => {
                 (job.prompt, job.context) = (task.tokens, u64::from(task.tokens) + 1);
                 self.prompts.push_back(task.request);
             }
             Part::Answer => {
-                job.left = task.tokens;
-                self.answers.push_back(task.request);
+                let (context, whole) = (job.context, job.memory);
+                self.answers.queue(Answer { request: task.request, left: task.tokens, context, whole });
             }
         }
         false
@@ -124,7 +125,7 @@ impl Batching for Chunked {
 
     fn reserve(&mut self, request: RequestNo, memory: u64) -> bool {
         let job = self.jobs.entry(request).or_default();
-        (job.context, job.memory, job.whole) = (memory, job.memory + memory, job.whole + memory);
+        (job.context, job.memory) = (memory, job.memory + memory);
         true
     }
 
@@ -132,13 +133,19 @@ impl Batching for Chunked {
         self.jobs.remove(&request).map_or(0, |j| j.memory)
     }
 
+    fn at_once(&self) -> usize {
+        self.answers.stages()
+    }
+
     fn select(&mut self) -> Batch {
         self.starting.clear();
-        self.chunks.clear();
-        self.admit();
-        let mut batch =
-            Batch { answers: self.running.len() as u32, context: self.context, iterations: 1, ..Batch::default() };
+        self.answers.admit(&mut self.starting);
+        let (answers, context) = self.answers.share();
+        let mut batch = Batch { answers, context, iterations: 1, ..Batch::default() };
         self.cut(&mut batch);
+        if !batch.is_empty() {
+            self.batches.push_back(batch);
+        }
         batch
     }
 
@@ -147,34 +154,19 @@ impl Batching for Chunked {
     }
 
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
-        for (request, tokens) in self.chunks.drain(..) {
-            let Some(job) = self.jobs.get_mut(&request) else { continue };
-            job.done += tokens;
-            if job.done == job.prompt {
-                self.prompts.pop_front();
-                ended.push((request, Part::Prompt));
-            }
+        let Some(batch) = self.batches.pop_front() else { return };
+        for _ in 0..batch.prompts {
+            let Some(chunk) = self.chunks.pop_front() else { break };
+            self.chunk_done(chunk, ended);
         }
-        self.context += u64::from(iterations) * self.running.len() as u64;
-        let (jobs, context, used) = (&mut self.jobs, &mut self.context, &mut self.used);
-        self.running.retain(|&request| {
-            let Some(job) = jobs.get_mut(&request) else { return false };
-            job.left -= iterations.min(job.left);
-            job.context += u64::from(iterations);
-            if job.left == 0 {
-                *context -= job.context;
-                *used -= job.whole;
-                ended.push((request, Part::Answer));
-            }
-            job.left > 0
-        });
+        self.answers.ran(batch.answers, iterations, ended);
     }
 
     fn seen(&self) -> Seen {
         let left = |r: &RequestNo| self.jobs.get(r).map_or(0, |j| j.prompt - j.done);
         Seen {
-            waiting: (self.prompts.len() + self.answers.len()) as u32,
-            running: self.running.len() as u32,
+            waiting: (self.prompts.len() + self.answers.waiting()) as u32,
+            running: self.answers.running() as u32,
             pending_tokens: self.prompts.iter().map(left).sum(),
         }
     }

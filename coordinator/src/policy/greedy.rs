@@ -1,5 +1,6 @@
 //! Prompts first, as many whole ones as fit; where none waits, a step of as many answers as fit, which then queue again at
-//! the end (DistServe's simulator: its prefill, its decode and its colocated workers).
+//! the end (DistServe's simulator: its prefill, its decode and its colocated workers). A pipeline may have any number of
+//! such batches on their way.
 
 use super::batching::{Batch, Batching, Part, RequestNo, Seen, Task};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,8 +24,9 @@ pub struct Greedy {
     jobs: BTreeMap<RequestNo, Job>,
     prompts: VecDeque<RequestNo>,
     answers: VecDeque<RequestNo>,
-    running: Vec<RequestNo>,
-    batch: Batch,
+    /// Requests of the batches on their way, the oldest first.
+    running: VecDeque<RequestNo>,
+    batches: VecDeque<Batch>,
     starting: Vec<(RequestNo, Part)>,
 }
 
@@ -38,40 +40,40 @@ impl Greedy {
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
             answers: VecDeque::new(),
-            running: Vec::new(),
-            batch: Batch::default(),
+            running: VecDeque::new(),
+            batches: VecDeque::new(),
             starting: Vec::new(),
         }
     }
 
-    fn take_prompts(&mut self) {
+    fn take_prompts(&mut self, batch: &mut Batch) {
         while let Some(&request) = self.prompts.front() {
             let tokens = self.jobs.get(&request).map_or(0, |j| u64::from(j.tokens));
-            if self.batch.prompts > 0 && self.batch.prompt_tokens + tokens > self.prompt_tokens {
+            if batch.prompts > 0 && batch.prompt_tokens + tokens > self.prompt_tokens {
                 return;
             }
             self.prompts.pop_front();
-            self.running.push(request);
+            self.running.push_back(request);
             self.starting.push((request, Part::Prompt));
-            self.batch.prompts += 1;
-            self.batch.prompt_tokens += tokens;
-            self.batch.prompt_squares += tokens * tokens;
+            batch.prompts += 1;
+            batch.prompt_tokens += tokens;
+            batch.prompt_squares += tokens * tokens;
         }
     }
 
-    fn take_answers(&mut self) {
+    fn take_answers(&mut self, batch: &mut Batch) {
         while let Some(&request) = self.answers.front() {
             let Some(job) = self.jobs.get(&request) else { return };
-            if self.batch.answers > 0 && self.batch.context + job.context > self.context {
+            if batch.answers > 0 && batch.context + job.context > self.context {
                 return;
             }
             if job.left == job.tokens {
                 self.starting.push((request, Part::Answer));
             }
             self.answers.pop_front();
-            self.running.push(request);
-            self.batch.answers += 1;
-            self.batch.context += job.context;
+            self.running.push_back(request);
+            batch.answers += 1;
+            batch.context += job.context;
         }
     }
 }
@@ -108,15 +110,21 @@ impl Batching for Greedy {
         self.jobs.remove(&request).map_or(0, |j| j.memory)
     }
 
+    fn at_once(&self) -> usize {
+        usize::MAX
+    }
+
     fn select(&mut self) -> Batch {
         self.starting.clear();
-        self.running.clear();
-        self.batch = Batch { iterations: 1, ..Batch::default() };
-        self.take_prompts();
-        if self.batch.prompts == 0 {
-            self.take_answers();
+        let mut batch = Batch { iterations: 1, ..Batch::default() };
+        self.take_prompts(&mut batch);
+        if batch.prompts == 0 {
+            self.take_answers(&mut batch);
         }
-        self.batch
+        if !batch.is_empty() {
+            self.batches.push_back(batch);
+        }
+        batch
     }
 
     fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
@@ -124,10 +132,10 @@ impl Batching for Greedy {
     }
 
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
-        let prompts = self.batch.prompts > 0;
-        for request in self.running.drain(..) {
+        let Some(batch) = self.batches.pop_front() else { return };
+        for request in self.running.drain(..batch.tasks()) {
             let Some(job) = self.jobs.get_mut(&request) else { continue };
-            if prompts {
+            if batch.prompts > 0 {
                 ended.push((request, Part::Prompt));
                 continue;
             }
@@ -139,15 +147,15 @@ impl Batching for Greedy {
                 self.answers.push_back(request);
             }
         }
-        self.batch = Batch::default();
     }
 
     fn seen(&self) -> Seen {
         let tokens = |r: &RequestNo| self.jobs.get(r).map_or(0, |j| j.tokens);
+        let computed: u64 = self.batches.iter().map(|b| b.prompt_tokens).sum();
         Seen {
             waiting: (self.prompts.len() + self.answers.len()) as u32,
             running: self.running.len() as u32,
-            pending_tokens: self.batch.prompt_tokens as u32 + self.prompts.iter().map(tokens).sum::<u32>(),
+            pending_tokens: computed as u32 + self.prompts.iter().map(tokens).sum::<u32>(),
         }
     }
 

@@ -1,85 +1,92 @@
 //! Prompts first, one after the other as they came; then a step of all answers that have a place (continuous batching).
+//! On a pipeline each batch is a prompt, or its share of the answers.
 
-use super::batching::{Batch, Batching, Part, RequestNo, Seen, Task};
+use super::{
+    batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+    places::{Answer, Places},
+};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Job {
     prompt: Option<Task>,
-    left: u32,
     context: u64,
     /// KV it will have had when it ends (tokens).
     whole: u64,
 }
 
+/// What a batch has.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Prompt(RequestNo),
+    Answers(u32),
+}
+
 /// The policy and its machine's state. KV counts while an answer runs: prompts alone leave as soon as they are done.
 #[derive(Debug)]
 pub struct Turns {
-    /// Most answers at once.
-    places: usize,
-    /// KV that fits (tokens); one answer alone runs even if it does not.
-    capacity: u64,
     jobs: BTreeMap<RequestNo, Job>,
     prompts: VecDeque<RequestNo>,
-    answers: VecDeque<RequestNo>,
-    running: Vec<RequestNo>,
-    context: u64,
-    used: u64,
-    batch: Batch,
-    present: Option<RequestNo>,
+    answers: Places,
+    /// On their way, the oldest first.
+    batches: VecDeque<Turn>,
     starting: Vec<(RequestNo, Part)>,
 }
 
 impl Turns {
-    /// An idle machine.
+    /// An idle machine with places for so many answers and room for so many tokens of KV; one answer alone runs even if
+    /// it does not fit.
     #[must_use]
     pub fn new(places: usize, capacity: u64) -> Self {
         Self {
-            places: places.max(1),
-            capacity,
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
-            answers: VecDeque::new(),
-            running: Vec::new(),
-            context: 0,
-            used: 0,
-            batch: Batch::default(),
-            present: None,
+            answers: Places::new(places, capacity),
+            batches: VecDeque::new(),
             starting: Vec::new(),
         }
     }
 
-    /// Gives places to answers that wait, in order.
-    fn admit(&mut self) {
-        while let Some(&request) = self.answers.front() {
-            let Some(job) = self.jobs.get(&request) else { return };
-            let full = self.running.len() >= self.places || self.used + job.whole > self.capacity;
-            if full && !self.running.is_empty() {
-                return;
-            }
-            self.used += job.whole;
-            self.context += job.context;
-            self.answers.pop_front();
-            self.running.push(request);
-            self.starting.push((request, Part::Answer));
+    /// On a pipeline of so many stages, as many batches are on their way.
+    #[must_use]
+    pub fn in_stages(self, stages: usize) -> Self {
+        Self { answers: self.answers.in_stages(stages), ..self }
+    }
+
+    fn prompt_tokens(&self, request: RequestNo) -> u32 {
+        self.jobs.get(&request).and_then(|j| j.prompt).map_or(0, |t| t.tokens)
+    }
+
+    fn prompt_batch(&mut self, request: RequestNo) -> Batch {
+        let tokens = u64::from(self.prompt_tokens(request));
+        self.batches.push_back(Turn::Prompt(request));
+        self.starting.push((request, Part::Prompt));
+        Batch { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, iterations: 1, ..Batch::default() }
+    }
+
+    fn answer_batch(&mut self) -> Batch {
+        self.answers.admit(&mut self.starting);
+        let (answers, context) = self.answers.share();
+        if answers > 0 {
+            self.batches.push_back(Turn::Answers(answers));
         }
+        Batch { answers, context, iterations: 1, ..Batch::default() }
     }
 }
 
 impl Batching for Turns {
     fn add(&mut self, task: Task) -> bool {
         let job = self.jobs.entry(task.request).or_default();
+        job.whole += task.memory;
         match task.part {
             Part::Prompt => {
                 (job.prompt, job.context) = (Some(task), u64::from(task.tokens) + 1);
-                job.whole += task.memory;
                 self.prompts.push_back(task.request);
             }
             Part::Answer => {
-                job.left = task.tokens;
-                job.whole += task.memory;
-                self.answers.push_back(task.request);
+                let Job { context, whole, .. } = *job;
+                self.answers.queue(Answer { request: task.request, left: task.tokens, context, whole });
             }
         }
         false
@@ -103,20 +110,16 @@ impl Batching for Turns {
         self.jobs.remove(&request).map_or(0, |j| j.whole)
     }
 
+    fn at_once(&self) -> usize {
+        self.answers.stages()
+    }
+
     fn select(&mut self) -> Batch {
         self.starting.clear();
-        self.batch = Batch::default();
-        if let Some(request) = self.prompts.pop_front() {
-            let tokens = self.jobs.get(&request).and_then(|j| j.prompt).map_or(0, |t| u64::from(t.tokens));
-            self.present = Some(request);
-            self.starting.push((request, Part::Prompt));
-            self.batch = Batch { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, ..self.batch };
-        } else {
-            self.admit();
-            (self.batch.answers, self.batch.context) = (self.running.len() as u32, self.context);
+        match self.prompts.pop_front() {
+            Some(request) => self.prompt_batch(request),
+            None => self.answer_batch(),
         }
-        self.batch.iterations = 1;
-        self.batch
     }
 
     fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
@@ -124,35 +127,28 @@ impl Batching for Turns {
     }
 
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
-        self.batch = Batch::default();
-        if let Some(request) = self.present.take() {
-            ended.push((request, Part::Prompt));
-            if let Some(job) = self.jobs.get_mut(&request) {
-                job.prompt = None;
+        match self.batches.pop_front() {
+            Some(Turn::Prompt(request)) => {
+                ended.push((request, Part::Prompt));
+                if let Some(job) = self.jobs.get_mut(&request) {
+                    job.prompt = None;
+                }
             }
-            return;
+            Some(Turn::Answers(answers)) => self.answers.ran(answers, iterations, ended),
+            None => {}
         }
-        self.context += u64::from(iterations) * self.running.len() as u64;
-        let (jobs, context, used) = (&mut self.jobs, &mut self.context, &mut self.used);
-        self.running.retain(|&request| {
-            let Some(job) = jobs.get_mut(&request) else { return false };
-            job.left -= iterations.min(job.left);
-            job.context += u64::from(iterations);
-            if job.left == 0 {
-                *context -= job.context;
-                *used -= job.whole;
-                ended.push((request, Part::Answer));
-            }
-            job.left > 0
-        });
     }
 
     fn seen(&self) -> Seen {
-        let tokens = |r: &RequestNo| self.jobs.get(r).and_then(|j| j.prompt).map_or(0, |t| t.tokens);
+        let prompt = |turn: &Turn| match turn {
+            Turn::Prompt(request) => Some(*request),
+            Turn::Answers(_) => None,
+        };
+        let computed = || self.batches.iter().filter_map(prompt);
         Seen {
-            waiting: (self.prompts.len() + self.answers.len()) as u32,
-            running: (self.running.len() + usize::from(self.present.is_some())) as u32,
-            pending_tokens: self.present.iter().chain(&self.prompts).map(tokens).sum(),
+            waiting: (self.prompts.len() + self.answers.waiting()) as u32,
+            running: (self.answers.running() + computed().count()) as u32,
+            pending_tokens: computed().chain(self.prompts.iter().copied()).map(|r| self.prompt_tokens(r)).sum(),
         }
     }
 

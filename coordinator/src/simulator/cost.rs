@@ -15,10 +15,27 @@ pub trait IterationCost: Debug + Send + Sync {
     /// Time of one iteration of a batch.
     fn iteration(&self, batch: &Batch) -> Seconds;
 
-    /// How long after that its prompts come out: a machine of several stages takes the next batch when its slowest stage
-    /// is free.
+    /// How long after that its prompts come out, where the machine takes one batch at a time: one of several stages takes
+    /// the next when its slowest stage is free.
     fn delay(&self, batch: &Batch) -> Seconds {
         let _ = batch;
+        Seconds(0.0)
+    }
+
+    /// Stages that may each be at a batch of their own.
+    fn stages(&self) -> usize {
+        1
+    }
+
+    /// Time a batch keeps a stage.
+    fn stage(&self, place: usize, batch: &Batch) -> Seconds {
+        let _ = place;
+        self.iteration(batch)
+    }
+
+    /// Time from a stage to the next, or from the last to whoever takes the tokens; the stage is free meanwhile.
+    fn handover(&self, place: usize, batch: &Batch) -> Seconds {
+        let _ = (place, batch);
         Seconds(0.0)
     }
 }
@@ -106,9 +123,11 @@ pub struct Fit {
     pub lots: Decode,
     /// From how many answers on.
     pub many: u32,
-    /// What handing an iteration of prompts to the workers takes.
+    /// Stages, alike: each computes its part of an iteration.
+    pub stages: u16,
+    /// What handing prompts to a stage's workers takes.
     pub handing_prompts: Seconds,
-    /// What handing any iteration over takes.
+    /// What handing any iteration to the first stage takes.
     pub handing: Seconds,
     /// And for each token that a sequence in it has.
     pub handing_token: SecondsPerToken,
@@ -116,13 +135,24 @@ pub struct Fit {
 
 impl IterationCost for Fit {
     fn iteration(&self, batch: &Batch) -> Seconds {
-        if batch.prompts > 0 {
+        (0..self.stages()).map(|place| self.stage(place, batch)).sum()
+    }
+
+    fn stages(&self) -> usize {
+        usize::from(self.stages)
+    }
+
+    fn stage(&self, place: usize, batch: &Batch) -> Seconds {
+        let parts = f64::from(self.stages);
+        let (computed, tokens) = if batch.prompts > 0 {
             let tokens = Tokens(batch.prompt_tokens as f64);
             let computed = self.prefill.mean(tokens, batch.prompt_squares as f64);
-            return computed + self.handing_prompts + self.handing + self.handing_token * tokens;
-        }
-        let decode = if batch.answers < self.many { &self.few } else { &self.lots };
-        let (n, context) = (f64::from(batch.answers), Tokens(batch.context as f64));
-        decode.time(n, context / n) + self.handing + self.handing_token * (context - Tokens(n))
+            (computed / parts + self.handing_prompts, tokens)
+        } else {
+            let decode = if batch.answers < self.many { &self.few } else { &self.lots };
+            let (n, context) = (f64::from(batch.answers), Tokens(batch.context as f64));
+            (decode.time(n, context / n) / parts, context - Tokens(n))
+        };
+        if place == 0 { computed + self.handing + self.handing_token * tokens } else { computed }
     }
 }

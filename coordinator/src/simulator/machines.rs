@@ -1,7 +1,7 @@
 //! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
 //! choice; how long it takes is the cost source's.
 
-use super::{agenda::Agenda, cost::IterationCost};
+use super::{agenda::Agenda, cost::IterationCost, ring::Ring};
 use crate::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
@@ -84,6 +84,15 @@ enum What {
 }
 
 /// What a machine does now.
+#[derive(Debug)]
+enum State {
+    Idle,
+    /// One batch.
+    Runs(Run),
+    /// As many as are on their way.
+    Ring(Ring),
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Run {
     batch: Batch,
@@ -118,7 +127,7 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Simulation {
     machines: Vec<Machine>,
-    runs: Vec<Option<Run>>,
+    states: Vec<State>,
     busy: Vec<Seconds>,
     routing: Box<dyn Routing>,
     links: Box<dyn Links>,
@@ -138,8 +147,8 @@ impl Simulation {
     pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, links: Box<dyn Links>) -> Self {
         let n = machines.len();
         Self {
+            states: machines.iter().map(|m| Ring::of(m).map_or(State::Idle, State::Ring)).collect(),
             machines,
-            runs: vec![None; n],
             busy: vec![Seconds(0.0); n],
             routing,
             links,
@@ -187,8 +196,7 @@ impl Simulation {
                 What::First(machine, request) => self.prompt_ended(machine, request, now),
                 What::Send(request) => self.send(request, now),
                 What::Sent(request) => self.sent(request, now),
-                What::Begin(machine) if self.runs[machine.0 as usize].is_none() => self.begin(machine, now),
-                What::Begin(_) => {}
+                What::Begin(machine) => self.begin(machine, now),
             }
         }
         let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
@@ -225,7 +233,7 @@ impl Simulation {
     fn add(&mut self, machine: MachineNo, task: Task, now: Seconds) {
         let m = machine.0 as usize;
         let cut = self.machines[m].batching.add(task);
-        if self.runs[m].is_none() {
+        if self.takes(machine, now) {
             if self.machines[m].batching.has_room(task.memory) {
                 self.agenda.at(now, What::Begin(machine));
             }
@@ -234,8 +242,20 @@ impl Simulation {
         }
     }
 
-    /// Begins the next batch of an idle machine.
+    /// Whether a machine could begin a batch.
+    fn takes(&self, machine: MachineNo, now: Seconds) -> bool {
+        match &self.states[machine.0 as usize] {
+            State::Idle => true,
+            State::Runs(_) => false,
+            State::Ring(ring) => ring.takes(now),
+        }
+    }
+
+    /// Begins the next batch, where the machine can.
     fn begin(&mut self, machine: MachineNo, now: Seconds) {
+        if !self.takes(machine, now) {
+            return;
+        }
         let m = machine.0 as usize;
         let batch = self.machines[m].batching.select();
         if batch.is_empty() {
@@ -244,19 +264,14 @@ impl Simulation {
             }
             return;
         }
-        self.batches += 1;
-        let cost = &self.machines[m].cost;
-        let (step, delay) = (cost.iteration(&batch), cost.delay(&batch));
-        let (iterations, number) = (batch.iterations, self.batches);
-        self.runs[m] = Some(Run { batch, started: now, step, delay, iterations, cut: false, number });
-        self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
+        let done = self.set_off(machine, batch, now);
         let (traces, links) = (&mut self.traces, &mut self.links);
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
             match (part, trace.route) {
                 (Part::Answer, _) => trace.answer_start = now,
                 (Part::Prompt, Some(route)) if route.prompt != route.answer => {
-                    let (done, prompt) = (now + step + delay, Tokens(f64::from(trace.arrival.asked.prompt)));
+                    let prompt = Tokens(f64::from(trace.arrival.asked.prompt));
                     trace.prompt_start = now;
                     trace.sending = links.land(route, prompt, now, done) - done;
                 }
@@ -265,9 +280,26 @@ impl Simulation {
         });
     }
 
+    /// Puts down when a batch is done; when its prompts come out.
+    fn set_off(&mut self, machine: MachineNo, batch: Batch, now: Seconds) -> Seconds {
+        self.batches += 1;
+        let (m, number) = (machine.0 as usize, self.batches);
+        let cost = &self.machines[m].cost;
+        if let State::Ring(ring) = &mut self.states[m] {
+            let leaves = ring.enter(cost.as_ref(), &batch, now);
+            self.agenda.at(leaves.first, What::Begin(machine));
+            self.agenda.at(leaves.last, What::Done(machine, number));
+            return leaves.last;
+        }
+        let (step, delay, iterations) = (cost.iteration(&batch), cost.delay(&batch), batch.iterations);
+        self.states[m] = State::Runs(Run { batch, started: now, step, delay, iterations, cut: false, number });
+        self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
+        now + step + delay
+    }
+
     /// Ends a run of iterations at the next boundary.
     fn cut(&mut self, machine: MachineNo, now: Seconds) {
-        let Some(run) = self.runs[machine.0 as usize].as_mut() else { return };
+        let State::Runs(run) = &mut self.states[machine.0 as usize] else { return };
         if run.cut || run.batch.prompts > 0 {
             return;
         }
@@ -281,23 +313,29 @@ impl Simulation {
 
     fn done(&mut self, machine: MachineNo, number: u64, now: Seconds) {
         let m = machine.0 as usize;
-        // A run that was cut ended before the event it had put down.
-        let Some(run) = self.runs[m].filter(|r| r.number == number) else { return };
-        self.busy[m] += now - run.started;
+        let (iterations, busy, delay) = match &mut self.states[m] {
+            State::Ring(ring) => (1, ring.leave(), Seconds(0.0)),
+            State::Runs(run) if run.number == number => (run.iterations, now - run.started, run.delay),
+            // A run that was cut ended before the event it had put down.
+            State::Runs(_) | State::Idle => return,
+        };
+        self.busy[m] += busy;
         let mut ended = std::mem::take(&mut self.ended);
         ended.clear();
-        self.machines[m].batching.ran(run.iterations, &mut ended);
+        self.machines[m].batching.ran(iterations, &mut ended);
         for (request, part) in ended.drain(..) {
             match part {
-                Part::Prompt if run.delay > Seconds(0.0) => {
-                    self.agenda.at(now + run.delay, What::First(machine, request));
+                Part::Prompt if delay > Seconds(0.0) => {
+                    self.agenda.at(now + delay, What::First(machine, request));
                 }
                 Part::Prompt => self.prompt_ended(machine, request, now),
                 Part::Answer => self.ended(machine, request, now),
             }
         }
         self.ended = ended;
-        self.runs[m] = None;
+        if matches!(self.states[m], State::Runs(_)) {
+            self.states[m] = State::Idle;
+        }
         self.begin(machine, now);
     }
 
@@ -346,7 +384,7 @@ impl Simulation {
         self.add(route.answer, answer(request, asked), now);
         let batching = &self.machines[from].batching;
         let Some(first) = batching.first_waiting() else { return };
-        if self.runs[from].is_none() {
+        if self.takes(route.prompt, now) {
             if batching.has_room(first) {
                 self.begin(route.prompt, now);
             }

@@ -1,0 +1,132 @@
+//! Answers on a machine: they get places in order, as far as the batch and the KV memory reach, and the batches of a
+//! pipeline share them.
+
+use super::batching::{Part, RequestNo};
+use std::collections::VecDeque;
+
+/// An answer that is generated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub request: RequestNo,
+    /// Tokens still to come.
+    pub left: u32,
+    /// Tokens it has before its next one.
+    pub context: u64,
+    /// KV it will have had when it ends (tokens); it counts while the answer has a place.
+    pub whole: u64,
+}
+
+/// The answers of a machine.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// Most answers at once.
+    places: usize,
+    /// KV that fits (tokens); one answer alone runs even if it does not.
+    capacity: u64,
+    /// Batches that are on their way at once.
+    stages: usize,
+    used: u64,
+    waiting: VecDeque<Answer>,
+    /// With a place and in no batch, and in batches, the oldest first.
+    resting: VecDeque<Answer>,
+    under_way: VecDeque<Answer>,
+}
+
+impl Places {
+    pub(super) fn new(places: usize, capacity: u64) -> Self {
+        Self {
+            places: places.max(1),
+            capacity,
+            stages: 1,
+            used: 0,
+            waiting: VecDeque::new(),
+            resting: VecDeque::new(),
+            under_way: VecDeque::new(),
+        }
+    }
+
+    /// On a pipeline of so many stages.
+    pub(super) fn in_stages(self, stages: usize) -> Self {
+        Self { stages: stages.max(1), ..self }
+    }
+
+    pub(super) fn stages(&self) -> usize {
+        self.stages
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.resting.len() + self.under_way.len()
+    }
+
+    pub(super) fn queue(&mut self, answer: Answer) {
+        self.waiting.push_back(answer);
+    }
+
+    /// Gives places to answers that wait, in order.
+    pub(super) fn admit(&mut self, starting: &mut Vec<(RequestNo, Part)>) {
+        while let Some(answer) = self.waiting.front() {
+            let full = self.running() >= self.places || self.used + answer.whole > self.capacity;
+            if full && self.running() > 0 {
+                return;
+            }
+            self.used += answer.whole;
+            starting.push((answer.request, Part::Answer));
+            self.resting.extend(self.waiting.pop_front());
+        }
+    }
+
+    /// A batch's share of the answers, alike for each stage: how many, and the tokens they have before them.
+    pub(super) fn share(&mut self) -> (u32, u64) {
+        let share = self.running().div_ceil(self.stages).min(self.resting.len());
+        let mut context = 0;
+        for answer in self.resting.drain(..share) {
+            context += answer.context;
+            self.under_way.push_back(answer);
+        }
+        (share as u32, context)
+    }
+
+    /// The oldest batch, with so many answers, has run so many iterations: those that end, in order.
+    pub(super) fn ran(&mut self, answers: u32, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+        let batch = self.under_way.len().min(answers as usize);
+        for mut answer in self.under_way.drain(..batch) {
+            answer.left -= iterations.min(answer.left);
+            answer.context += u64::from(iterations);
+            if answer.left == 0 {
+                self.used -= answer.whole;
+                ended.push((answer.request, Part::Answer));
+            } else {
+                self.resting.push_back(answer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_of_a_pipeline_share_the_answers() {
+        let mut places = Places::new(5, 1000).in_stages(2);
+        let answer = |n: u32| Answer { request: RequestNo(n), left: n, context: 10 * u64::from(n), whole: 100 };
+        (1..=6).for_each(|n| places.queue(answer(n)));
+        let mut starting = Vec::new();
+        places.admit(&mut starting);
+        assert_eq!((starting.len(), places.running(), places.waiting()), (5, 5, 1), "five have a place");
+        assert_eq!(places.share(), (3, 60), "half of them, rounded up: 1, 2, 3");
+        assert_eq!(places.share(), (2, 90), "4, 5");
+        assert_eq!(places.share(), (0, 0), "all are on their way");
+        let mut ended = Vec::new();
+        places.ran(3, 1, &mut ended);
+        assert_eq!(ended, [(RequestNo(1), Part::Answer)]);
+        places.admit(&mut starting);
+        assert_eq!(starting.last(), Some(&(RequestNo(6), Part::Answer)));
+        assert_eq!(places.share(), (3, 21 + 31 + 60), "2, 3, 6, half of five again");
+        assert_eq!(places.running(), 5);
+    }
+}

@@ -1,0 +1,104 @@
+//! A pipeline as a ring: as many batches on their way as it has stages, each moving on when its stage is done (DistServe's
+//! simulator).
+//!
+//! Batches do not overtake each other, so that when one leaves a stage is known when it enters the first: once it has
+//! come from the stage before, and the batch before it has left.
+
+use super::{cost::IterationCost, machines::Machine};
+use crate::policy::batching::Batch;
+use std::collections::VecDeque;
+use tsnode_protocol::Seconds;
+
+/// The stages of a machine and what is on its way through them.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// When each stage has done all that has entered.
+    free: Vec<Seconds>,
+    /// How long each batch on its way keeps a stage, on average.
+    under_way: VecDeque<Seconds>,
+    /// Batches on their way at most.
+    most: usize,
+}
+
+/// When a batch leaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Passage {
+    /// The first stage: the next may enter.
+    pub first: Seconds,
+    /// The last: it is done.
+    pub last: Seconds,
+}
+
+impl Ring {
+    /// Of a machine, unless it takes one batch at a time.
+    pub(super) fn of(machine: &Machine) -> Option<Self> {
+        let stages = machine.cost.stages();
+        let most = stages.min(machine.batching.at_once());
+        (most > 1).then(|| Self { free: vec![Seconds(0.0); stages], under_way: VecDeque::new(), most })
+    }
+
+    /// Whether a batch may enter.
+    pub(super) fn takes(&self, now: Seconds) -> bool {
+        self.under_way.len() < self.most && self.free[0] <= now
+    }
+
+    /// A batch enters.
+    pub(super) fn enter(&mut self, cost: &dyn IterationCost, batch: &Batch, now: Seconds) -> Passage {
+        let (mut at, mut busy) = (now, Seconds(0.0));
+        for (place, free) in self.free.iter_mut().enumerate() {
+            let time = cost.stage(place, batch);
+            *free = at.max(*free) + time;
+            at = *free + cost.handover(place, batch);
+            busy += time;
+        }
+        self.under_way.push_back(busy / self.free.len() as f64);
+        Passage { first: self.free[0], last: at }
+    }
+
+    /// The oldest batch is done; how long it kept a stage, on average.
+    pub(super) fn leave(&mut self) -> Seconds {
+        self.under_way.pop_front().unwrap_or(Seconds(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The second of three stages takes twice as long for odd numbers of prompts.
+    #[derive(Debug)]
+    struct Uneven;
+
+    impl IterationCost for Uneven {
+        fn iteration(&self, _: &Batch) -> Seconds {
+            Seconds(f64::NAN)
+        }
+        fn stages(&self) -> usize {
+            3
+        }
+        fn stage(&self, place: usize, batch: &Batch) -> Seconds {
+            Seconds(if place == 1 && batch.prompts % 2 == 1 { 2.0 } else { 1.0 })
+        }
+        fn handover(&self, place: usize, _: &Batch) -> Seconds {
+            Seconds(if place == 2 { 0.5 } else { 0.0 })
+        }
+    }
+
+    #[test]
+    fn a_batch_waits_for_the_one_before_it_at_every_stage() {
+        let mut ring = Ring { free: vec![Seconds(0.0); 3], under_way: VecDeque::new(), most: 3 };
+        let odd = Batch { prompts: 1, ..Batch::default() };
+        let even = Batch { prompts: 2, ..Batch::default() };
+        // Stages are left at 1, 3, 4; at 2, 5, 6: the second waited from 2 to 3; at 3, 6, 7: the third from 3 to 5.
+        let mut enter = |batch: &Batch, at: f64| {
+            assert!(ring.takes(Seconds(at)));
+            ring.enter(&Uneven, batch, Seconds(at))
+        };
+        assert_eq!(enter(&odd, 0.0), Passage { first: Seconds(1.0), last: Seconds(4.5) });
+        assert_eq!(enter(&odd, 1.0), Passage { first: Seconds(2.0), last: Seconds(6.5) });
+        assert_eq!(enter(&even, 2.0), Passage { first: Seconds(3.0), last: Seconds(7.5) });
+        assert!(!ring.takes(Seconds(3.0)), "as many as there are stages");
+        assert_eq!(ring.leave(), Seconds(4.0 / 3.0));
+        assert!(ring.takes(Seconds(4.5)));
+    }
+}
