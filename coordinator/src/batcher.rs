@@ -4,17 +4,21 @@
 //! serves prefill, decode and mixed groups alike: what a sequence needs is its [`Kind`]. Pages are reserved at
 //! admission for the whole of a sequence, so nothing that runs is ever pushed out.
 
+mod events;
 mod sequence;
+mod steps;
 
+pub use events::{Action, Event};
 pub use sequence::{Kind, NewSequence};
 
-use crate::Time;
+use crate::{Time, policy::choice::Batches};
 use sequence::{Sequence, State};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+use steps::{Done, Steps};
 use tsnode_protocol::{
     Load, RequestId, Sampled, Seconds, Token,
-    ring::{Admit, RingFrame, Step, StepEntry},
+    ring::{Admit, RingFrame, Step},
     stream::End,
 };
 
@@ -23,8 +27,8 @@ use tsnode_protocol::{
 pub struct BatcherConfig {
     /// Stages of the group: as many steps may be on their way at once.
     pub stages: usize,
-    /// Prompt tokens in one step; longer prompts come in chunks.
-    pub prompt_tokens_per_step: u32,
+    /// How steps are formed.
+    pub batches: Batches,
     /// Sequences with pages.
     pub max_running: usize,
     /// Sequences waiting for pages.
@@ -39,147 +43,13 @@ impl Default for BatcherConfig {
     fn default() -> Self {
         Self {
             stages: 1,
-            prompt_tokens_per_step: 512,
+            batches: Batches::Chunked(512),
             max_running: 256,
             max_waiting: 1024,
             admission_patience: Duration::from_secs(30),
             kv_patience: Duration::from_secs(15),
         }
     }
-}
-
-/// What happens to a group.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// A new sequence.
-    Submit(NewSequence),
-    /// The gateway has the first token from the prefill group.
-    Begin {
-        /// The sequence.
-        request: RequestId,
-        /// The token.
-        first: Token,
-    },
-    /// The remote prefill failed.
-    PrefillHere {
-        /// The sequence.
-        request: RequestId,
-        /// The first token, if the client has it already.
-        first: Option<Token>,
-    },
-    /// The gateway no longer wants it.
-    Cancel {
-        /// The sequence.
-        request: RequestId,
-    },
-    /// From the ring: pages reserved, or not.
-    Admitted {
-        /// The sequence.
-        request: RequestId,
-        /// Why not.
-        refused: Option<String>,
-    },
-    /// From the ring: a step is done.
-    Sampled {
-        /// Its number.
-        step: u64,
-        /// The tokens chosen.
-        tokens: Vec<(RequestId, Sampled)>,
-    },
-    /// From the ring: a stage has its KV, or gave up.
-    KvArrived {
-        /// The sequence.
-        request: RequestId,
-        /// Place of the stage.
-        position: u16,
-        /// Why it gave up.
-        failed: Option<String>,
-    },
-    /// From the ring: a stage has sent its KV, or could not.
-    KvSent {
-        /// The sequence.
-        request: RequestId,
-        /// Place of the stage.
-        position: u16,
-        /// Payload bytes.
-        bytes: u64,
-        /// Why it could not.
-        failed: Option<String>,
-    },
-    /// The ring is no more: nothing on it exists any longer.
-    RingBroken {
-        /// Why.
-        reason: String,
-    },
-    /// The time [`Batcher::deadline`] asked for.
-    Deadline,
-}
-
-/// What a group does.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Send this round the ring.
-    Ring(RingFrame),
-    /// Pages are reserved; KV may come.
-    Granted {
-        /// The sequence.
-        request: RequestId,
-    },
-    /// It is not taken.
-    Refused {
-        /// The sequence.
-        request: RequestId,
-        /// Why.
-        reason: String,
-    },
-    /// All KV is here.
-    KvArrived {
-        /// The sequence.
-        request: RequestId,
-        /// Since the grant.
-        after: Seconds,
-    },
-    /// KV did not come; the prompt is computed here.
-    KvFailed {
-        /// The sequence.
-        request: RequestId,
-        /// Why.
-        reason: String,
-    },
-    /// The next token.
-    Token {
-        /// The sequence.
-        request: RequestId,
-        /// Place in the answer.
-        index: u32,
-        /// The token.
-        sampled: Sampled,
-    },
-    /// The first token of a prompt whose KV goes elsewhere.
-    First {
-        /// The sequence.
-        request: RequestId,
-        /// The token.
-        sampled: Sampled,
-        /// Since submission.
-        after: Seconds,
-    },
-    /// All KV is sent and confirmed; the last word on such a sequence.
-    KvSent {
-        /// The sequence.
-        request: RequestId,
-        /// Payload bytes.
-        bytes: u64,
-        /// Since submission.
-        after: Seconds,
-    },
-    /// The one end of any other sequence.
-    End {
-        /// The sequence.
-        request: RequestId,
-        /// How.
-        end: End,
-    },
 }
 
 /// Forms the batches of one group.
@@ -189,11 +59,8 @@ pub struct Batcher {
     sequences: BTreeMap<RequestId, Sequence>,
     /// Sequences without pages, first come first.
     waiting: VecDeque<RequestId>,
-    /// Sequences computing their prompt, first come first.
-    prompts: VecDeque<RequestId>,
-    /// Steps on their way, with what each computes.
-    steps: BTreeMap<u64, Vec<(RequestId, u32)>>,
-    next_step: u64,
+    /// Sequences with pages that compute.
+    steps: Steps,
     /// Pages were refused and none has come back since.
     full: bool,
 }
@@ -202,15 +69,8 @@ impl Batcher {
     /// A batcher with nothing to do.
     #[must_use]
     pub fn new(config: BatcherConfig) -> Self {
-        Self {
-            config,
-            sequences: BTreeMap::new(),
-            waiting: VecDeque::new(),
-            prompts: VecDeque::new(),
-            steps: BTreeMap::new(),
-            next_step: 0,
-            full: false,
-        }
+        let steps = steps(&config);
+        Self { config, sequences: BTreeMap::new(), waiting: VecDeque::new(), steps, full: false }
     }
 
     /// One event, and what follows from it.
@@ -302,7 +162,8 @@ impl Batcher {
             sequence.state = State::AwaitingKv { since: now, arrived: Default::default(), first };
         } else {
             sequence.state = State::Prefilling { done: 0, first };
-            self.prompts.push_back(request);
+            let answer = (!matches!(sequence.kind, Kind::Export(_))).then(|| sequence.left(1));
+            self.steps.prompt(request, sequence.prompt.len() as u32, answer);
         }
     }
 
@@ -329,7 +190,8 @@ impl Batcher {
     }
 
     fn begin(&mut self, request: RequestId, token: Token, out: &mut Vec<Action>) {
-        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        let answers = |s: &&mut Sequence| !matches!(s.kind, Kind::Export(_));
+        let Some(sequence) = self.sequences.get_mut(&request).filter(answers) else { return };
         match &mut sequence.state {
             State::AwaitingKv { first, .. } | State::Prefilling { first, .. } => *first = Some(token),
             State::Waiting { first } | State::Admitting { first } => *first = Some(token),
@@ -379,7 +241,12 @@ impl Batcher {
                 self.drop_sequence(request, out);
                 out.push(Action::End { request, end });
             }
-            None => sequence.state = State::Decoding { last, generated },
+            None => {
+                if !matches!(sequence.state, State::Decoding { .. }) {
+                    self.steps.answer(request, sequence.prompt.len() as u32 + generated, sequence.left(generated));
+                }
+                sequence.state = State::Decoding { last, generated };
+            }
         }
     }
 
@@ -430,27 +297,20 @@ impl Batcher {
     }
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
-        let Some(entries) = self.steps.remove(&step) else { return };
-        let mut chosen: BTreeMap<RequestId, Sampled> = tokens.into_iter().collect();
-        for (request, computed) in entries {
-            // One that was dropped meanwhile, or dropped and admitted again, is not this step's any more.
+        for Done { share, sampled } in self.steps.done(step, tokens) {
+            let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
-            if sequence.in_step != Some(step) {
-                continue;
-            }
-            sequence.in_step = None;
             match &mut sequence.state {
                 State::Prefilling { done, first } => {
-                    *done += computed;
+                    *done += share.tokens;
                     if *done as usize == sequence.prompt.len() {
                         let known = *first;
-                        self.prompts.retain(|r| *r != request);
-                        self.prompt_done(now, request, known, chosen.remove(&request), out);
+                        self.prompt_done(now, request, known, sampled, out);
                     }
                 }
                 State::Decoding { generated, .. } => {
                     let index = *generated;
-                    if let Some(sampled) = chosen.remove(&request) {
+                    if let Some(sampled) = sampled {
                         let token = sampled.token;
                         out.push(Action::Token { request, index, sampled });
                         self.decode_from(request, token, index + 1, out);
@@ -481,6 +341,7 @@ impl Batcher {
         let token = sampled.token;
         if matches!(sequence.kind, Kind::Export(_)) {
             sequence.state = State::Sending;
+            self.steps.leave(request);
             let after = sequence.age(now);
             out.push(Action::First { request, sampled, after });
             out.push(Action::Ring(RingFrame::ReleaseWhenSent(request)));
@@ -522,7 +383,7 @@ impl Batcher {
     /// Forgets a sequence; its pages go back if it has any.
     fn drop_sequence(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
-        self.prompts.retain(|r| *r != request);
+        self.steps.leave(request);
         match sequence.state {
             State::Waiting { .. } => self.waiting.retain(|r| *r != request),
             _ => {
@@ -537,8 +398,7 @@ impl Batcher {
             out.push(Action::End { request, end: End::Failed(reason.to_owned()) });
         }
         self.waiting.clear();
-        self.prompts.clear();
-        self.steps.clear();
+        self.steps = steps(&self.config);
         self.full = false;
     }
 
@@ -566,46 +426,19 @@ impl Batcher {
         }
     }
 
-    /// As many steps as there are stages may be on their way; each takes its share of those that decode, and prompt
-    /// chunks up to the cap.
+    /// Sets off the steps that may.
     fn form_steps(&mut self, out: &mut Vec<Action>) {
-        while self.steps.len() < self.config.stages {
-            let mut entries = self.decode_entries();
-            entries.extend(self.prompt_entries());
-            if entries.is_empty() {
-                return;
-            }
-            let step = self.next_step;
-            self.next_step += 1;
-            let computed = entries.iter().map(|e| (e.request, e.tokens.len() as u32)).collect();
-            for entry in &entries {
-                if let Some(sequence) = self.sequences.get_mut(&entry.request) {
-                    sequence.in_step = Some(step);
-                }
-            }
-            self.steps.insert(step, computed);
+        while let Some((step, shares)) = self.steps.next() {
+            let sequences = &self.sequences;
+            let entry = |s: &steps::Share| sequences.get(&s.request)?.entry(s);
+            let entries = shares.iter().filter_map(entry).collect();
             out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
         }
     }
+}
 
-    fn decode_entries(&self) -> Vec<StepEntry> {
-        let decoding = || self.sequences.iter().filter(|(_, s)| matches!(s.state, State::Decoding { .. }));
-        let share = decoding().count().div_ceil(self.config.stages);
-        decoding().filter(|(_, s)| s.in_step.is_none()).take(share).filter_map(|(r, s)| s.decode_entry(*r)).collect()
-    }
-
-    fn prompt_entries(&self) -> Vec<StepEntry> {
-        let mut room = self.config.prompt_tokens_per_step.max(1);
-        let mut entries = Vec::new();
-        for request in &self.prompts {
-            let Some(sequence) = self.sequences.get(request).filter(|s| s.in_step.is_none()) else { continue };
-            if room == 0 {
-                break;
-            }
-            entries.extend(sequence.prompt_entry(*request, &mut room));
-        }
-        entries
-    }
+fn steps(config: &BatcherConfig) -> Steps {
+    Steps::new(config.batches, config.max_running, config.stages)
 }
 
 /// A sequence without pages is refused, or ends if it had been granted some before.

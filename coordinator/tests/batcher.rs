@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
-use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_coordinator::{
+    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    policy::{batching::Limits, choice::Batches},
+};
 use tsnode_protocol::{
     KvCodec, RequestId, Sampled, Sampling, Token,
     ring::{KvExport, RingFrame},
@@ -93,7 +96,11 @@ struct Story {
 
 impl Story {
     fn new(stages: u16, pages: u32) -> Self {
-        let config = BatcherConfig { stages: stages.into(), prompt_tokens_per_step: 8, ..BatcherConfig::default() };
+        Self::with(Batches::Chunked(8), stages, pages)
+    }
+
+    fn with(batches: Batches, stages: u16, pages: u32) -> Self {
+        let config = BatcherConfig { stages: stages.into(), batches, ..BatcherConfig::default() };
         Self { batcher: Batcher::new(config), ring: Ring::new(stages, pages), now: Duration::ZERO, heard: vec![] }
     }
 
@@ -245,18 +252,21 @@ fn a_broken_ring_ends_everything_once() {
     assert_eq!(story.batcher.deadline(), None);
 }
 
+/// The policies nodes can be given.
+const POLICIES: [Batches; 3] = [Batches::Chunked(8), Batches::Turns, Batches::Mixed(Limits { tasks: 4, tokens: 16 })];
+
 /// Requests of every kind, cancelled, begun and fed at random moments: each ends once, indices have no gap, and every
-/// page comes back.
+/// page comes back; whatever the policy.
 #[test]
 fn every_request_ends_once_whatever_the_order() {
-    for seed in 0..300u64 {
+    for seed in 0..600u64 {
         let mut state = seed;
         let mut dice = |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
         let stages = 1 + dice(3) as u16;
-        let mut story = Story::new(stages, 60);
+        let mut story = Story::with(POLICIES[(seed % 3) as usize], stages, 60);
         let kinds: Vec<u64> = (0..8).map(|_| dice(3)).collect();
         for (n, kind) in kinds.iter().enumerate() {
             let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();

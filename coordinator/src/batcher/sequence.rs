@@ -1,7 +1,7 @@
 //! A sequence as its leader sees it.
 
-use super::BatcherConfig;
-use crate::{Time, policy::chunked::chunk};
+use super::{BatcherConfig, steps::Share};
+use crate::{Time, policy::batching::Part};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
@@ -62,8 +62,6 @@ pub(super) struct Sequence {
     pub generation: Generation,
     pub kind: Kind,
     pub state: State,
-    /// The step it is in; a sequence is in one at most.
-    pub in_step: Option<u64>,
     /// The gateway has been told that there are pages.
     pub granted: bool,
     /// Admissions under way whose answer no longer counts.
@@ -82,7 +80,6 @@ impl Sequence {
             generation: new.generation,
             kind: new.kind,
             state: State::Waiting { first: None },
-            in_step: None,
             granted: false,
             overtaken: 0,
             sent: BTreeMap::new(),
@@ -118,18 +115,27 @@ impl Sequence {
         (generated >= self.generation.max_new_tokens || full).then_some(End::Length)
     }
 
-    pub fn decode_entry(&self, request: RequestId) -> Option<StepEntry> {
-        let State::Decoding { last, generated } = self.state else { return None };
-        let start = self.prompt.len() as u32 + generated - 1;
-        Some(StepEntry { request, start, tokens: vec![last], sample: true, prompt: false })
+    /// Tokens it may still generate after its `generated`-th.
+    pub fn left(&self, generated: u32) -> u32 {
+        let room = self.max_tokens.saturating_sub(self.prompt.len() as u32);
+        room.min(self.generation.max_new_tokens).saturating_sub(generated).max(1)
     }
 
-    /// The prompt's next chunk, as far as there is room.
-    pub fn prompt_entry(&self, request: RequestId, room: &mut u32) -> Option<StepEntry> {
-        let State::Prefilling { done, first } = self.state else { return None };
-        let end = done + chunk(room, self.prompt.len() as u32 - done);
-        let whole = end as usize == self.prompt.len();
-        let tokens = self.prompt[done as usize..end as usize].to_vec();
-        Some(StepEntry { request, start: done, tokens, sample: whole && first.is_none(), prompt: true })
+    /// What of it is computed in a step.
+    pub fn entry(&self, share: &Share) -> Option<StepEntry> {
+        let request = share.request;
+        match (share.part, &self.state) {
+            (Part::Answer, State::Decoding { last, generated }) => {
+                let start = self.prompt.len() as u32 + generated - 1;
+                Some(StepEntry { request, start, tokens: vec![*last], sample: true, prompt: false })
+            }
+            (Part::Prompt, State::Prefilling { done, first }) => {
+                let end = (done + share.tokens).min(self.prompt.len() as u32);
+                let whole = end as usize == self.prompt.len();
+                let tokens = self.prompt[*done as usize..end as usize].to_vec();
+                Some(StepEntry { request, start: *done, tokens, sample: whole && first.is_none(), prompt: true })
+            }
+            _ => None,
+        }
     }
 }

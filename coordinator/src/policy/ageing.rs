@@ -7,7 +7,7 @@
 //! is passed over once the prompt is done. The order of the waiting queue is (times passed over, arrival), looked at when
 //! a task comes and not again, as the paper's simulator has it.
 
-use super::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task};
+use super::batching::{Batch, Batching, Limits, Member, Part, RequestNo, Seen, Stepwise, Task};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Times a task is passed over before it goes first.
@@ -316,5 +316,22 @@ impl Batching for Ageing {
         self.running.prompts == 0
             && self.running.tasks() < self.limits.tasks
             && self.running.tokens() < u64::from(self.limits.tokens)
+    }
+}
+
+impl Stepwise for Ageing {
+    fn members(&self, each: &mut dyn FnMut(Member)) {
+        let current = |request: &RequestNo| self.jobs.get(request).and_then(Job::current).map(|slot| slot.task);
+        for Task { request, part, tokens, .. } in self.batch.iter().filter_map(current) {
+            each(Member { request, part, tokens: if part == Part::Prompt { tokens } else { 1 } });
+        }
+    }
+
+    fn withdraw(&mut self, request: RequestNo) {
+        self.release(request);
+        self.waiting.retain(|t| t.0 != request);
+        self.prompts.retain(|r| *r != request);
+        self.put_off.retain(|r| *r != request);
+        self.batch.retain(|r| *r != request);
     }
 }

@@ -123,6 +123,26 @@ pub trait Batching: std::fmt::Debug + Send {
     fn has_places(&self) -> bool;
 }
 
+/// What a batch computes of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Whose.
+    pub request: RequestNo,
+    /// Which part.
+    pub part: Part,
+    /// Tokens: of a prompt as many as are computed now, of an answer one.
+    pub tokens: u32,
+}
+
+/// A policy for those who run batches for real, a step at a time, and whose requests may go at any moment.
+pub trait Stepwise: Batching {
+    /// What the batch just chosen computes.
+    fn members(&self, each: &mut dyn FnMut(Member));
+
+    /// A request goes before its end. What of it is in a batch on its way still counts there, and ends with it.
+    fn withdraw(&mut self, request: RequestNo);
+}
+
 /// What others see of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {

@@ -2,7 +2,7 @@
 
 use super::{
     ageing::Ageing,
-    batching::{Batching, Limits},
+    batching::{Limits, Stepwise},
     chunked::Chunked,
     routing::{MachineNo, Routing},
     shares::{Anywhere, Shares, Shortest, Way},
@@ -62,19 +62,21 @@ pub struct Room {
     pub places: usize,
     /// KV (tokens).
     pub tokens: u64,
+    /// Batches that are on their way at once, where the policy can have several.
+    pub stages: usize,
 }
 
 impl Batches {
     /// The policy, on an idle machine.
     #[must_use]
-    pub fn batching(self, room: Room) -> Box<dyn Batching> {
+    pub fn batching(self, room: Room) -> Box<dyn Stepwise> {
         match self {
-            Self::Turns => Box::new(Turns::new(room.places, room.tokens)),
+            Self::Turns => Box::new(Turns::new(room.places, room.tokens).in_stages(room.stages)),
             Self::Mixed(limits) => {
                 let tasks = limits.tasks.min(room.places).max(1);
                 Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))
             }
-            Self::Chunked(tokens) => Box::new(Chunked::new(tokens, room.places, room.tokens)),
+            Self::Chunked(tokens) => Box::new(Chunked::new(tokens, room.places, room.tokens).in_stages(room.stages)),
         }
     }
 }

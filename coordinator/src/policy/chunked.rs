@@ -3,7 +3,7 @@
 //! pipeline each batch has its share of the answers, and chunks of prompts that no other batch is at.
 
 use super::{
-    batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+    batching::{Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
     places::{Answer, Places},
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -177,5 +177,21 @@ impl Batching for Chunked {
 
     fn has_places(&self) -> bool {
         false
+    }
+}
+
+impl Stepwise for Chunked {
+    fn members(&self, each: &mut dyn FnMut(Member)) {
+        let Some(batch) = self.batches.back() else { return };
+        self.answers.members(batch.answers, each);
+        let before = self.chunks.len().saturating_sub(batch.prompts as usize);
+        let member = |&(request, tokens): &(RequestNo, u32)| Member { request, part: Part::Prompt, tokens };
+        self.chunks.range(before..).map(member).for_each(each);
+    }
+
+    fn withdraw(&mut self, request: RequestNo) {
+        self.jobs.remove(&request);
+        self.prompts.retain(|r| *r != request);
+        self.answers.withdraw(request);
     }
 }

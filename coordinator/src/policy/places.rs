@@ -1,7 +1,7 @@
 //! Answers on a machine: they get places in order, as far as the batch and the KV memory reach, and the batches of a
 //! pipeline share them.
 
-use super::batching::{Part, RequestNo};
+use super::batching::{Member, Part, RequestNo};
 use std::collections::VecDeque;
 
 /// An answer that is generated.
@@ -90,6 +90,22 @@ impl Places {
         (share as u32, context)
     }
 
+    /// What the newest batch, with so many answers, computes.
+    pub(super) fn members(&self, answers: u32, each: &mut dyn FnMut(Member)) {
+        let before = self.under_way.len().saturating_sub(answers as usize);
+        let member = |a: &Answer| Member { request: a.request, part: Part::Answer, tokens: 1 };
+        self.under_way.range(before..).map(member).for_each(each);
+    }
+
+    /// An answer goes before its end: at once, or with the batch it is in.
+    pub(super) fn withdraw(&mut self, request: RequestNo) {
+        self.waiting.retain(|a| a.request != request);
+        if let Some(place) = self.resting.iter().position(|a| a.request == request) {
+            self.used -= self.resting.remove(place).map_or(0, |a| a.whole);
+        }
+        self.under_way.iter_mut().filter(|a| a.request == request).for_each(|a| a.left = 0);
+    }
+
     /// The oldest batch, with so many answers, has run so many iterations: those that end, in order.
     pub(super) fn ran(&mut self, answers: u32, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
         let batch = self.under_way.len().min(answers as usize);
@@ -128,5 +144,24 @@ mod tests {
         assert_eq!(starting.last(), Some(&(RequestNo(6), Part::Answer)));
         assert_eq!(places.share(), (3, 21 + 31 + 60), "2, 3, 6, half of five again");
         assert_eq!(places.running(), 5);
+    }
+
+    #[test]
+    fn an_answer_that_goes_leaves_its_place_at_once_or_with_its_batch() {
+        let mut places = Places::new(2, 1000);
+        let answer = |n: u32| Answer { request: RequestNo(n), left: 9, context: 10, whole: 400 };
+        (1..=4).for_each(|n| places.queue(answer(n)));
+        places.admit(&mut Vec::new());
+        assert_eq!(places.share().0, 2);
+        places.withdraw(RequestNo(1));
+        places.withdraw(RequestNo(3));
+        let mut members = Vec::new();
+        places.members(2, &mut |m| members.push(m.request.0));
+        assert_eq!(members, [1, 2], "it still counts in the batch that is on its way");
+        places.ran(2, 1, &mut Vec::new());
+        places.admit(&mut Vec::new());
+        assert_eq!((places.running(), places.waiting(), places.used), (2, 0, 800), "2 and 4 are left");
+        places.withdraw(RequestNo(4));
+        assert_eq!((places.running(), places.used), (1, 400));
     }
 }

@@ -2,7 +2,7 @@
 //! On a pipeline each batch is a prompt, or its share of the answers.
 
 use super::{
-    batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+    batching::{Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
     places::{Answer, Places},
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -158,5 +158,23 @@ impl Batching for Turns {
 
     fn has_places(&self) -> bool {
         false
+    }
+}
+
+impl Stepwise for Turns {
+    fn members(&self, each: &mut dyn FnMut(Member)) {
+        match self.batches.back() {
+            Some(Turn::Prompt(request)) => {
+                each(Member { request: *request, part: Part::Prompt, tokens: self.prompt_tokens(*request) });
+            }
+            Some(Turn::Answers(answers)) => self.answers.members(*answers, each),
+            None => {}
+        }
+    }
+
+    fn withdraw(&mut self, request: RequestNo) {
+        self.jobs.remove(&request);
+        self.prompts.retain(|r| *r != request);
+        self.answers.withdraw(request);
     }
 }

@@ -83,7 +83,7 @@ impl Parts {
         let group = |g: &GroupNo| {
             let config = &evaluator.shelved(*g).rated.config;
             let capacity = config.kv_tokens.0.max(0.0) as u64;
-            let room = Room { places: config.batch as usize, tokens: capacity };
+            let room = Room { places: config.batch as usize, tokens: capacity, stages: 1 };
             Machine { batching: batches.batching(room), cost: Arc::new(config.clone()) }
         };
         let share =

@@ -1,0 +1,138 @@
+//! What a batcher hears, and what it does.
+
+use super::NewSequence;
+use tsnode_protocol::{RequestId, Sampled, Seconds, Token, ring::RingFrame, stream::End};
+
+/// What happens to a group.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A new sequence.
+    Submit(NewSequence),
+    /// The gateway has the first token from the prefill group.
+    Begin {
+        /// The sequence.
+        request: RequestId,
+        /// The token.
+        first: Token,
+    },
+    /// The remote prefill failed.
+    PrefillHere {
+        /// The sequence.
+        request: RequestId,
+        /// The first token, if the client has it already.
+        first: Option<Token>,
+    },
+    /// The gateway no longer wants it.
+    Cancel {
+        /// The sequence.
+        request: RequestId,
+    },
+    /// From the ring: pages reserved, or not.
+    Admitted {
+        /// The sequence.
+        request: RequestId,
+        /// Why not.
+        refused: Option<String>,
+    },
+    /// From the ring: a step is done.
+    Sampled {
+        /// Its number.
+        step: u64,
+        /// The tokens chosen.
+        tokens: Vec<(RequestId, Sampled)>,
+    },
+    /// From the ring: a stage has its KV, or gave up.
+    KvArrived {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the stage.
+        position: u16,
+        /// Why it gave up.
+        failed: Option<String>,
+    },
+    /// From the ring: a stage has sent its KV, or could not.
+    KvSent {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the stage.
+        position: u16,
+        /// Payload bytes.
+        bytes: u64,
+        /// Why it could not.
+        failed: Option<String>,
+    },
+    /// The ring is no more: nothing on it exists any longer.
+    RingBroken {
+        /// Why.
+        reason: String,
+    },
+    /// The time [`Batcher::deadline`] asked for.
+    Deadline,
+}
+
+/// What a group does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Send this round the ring.
+    Ring(RingFrame),
+    /// Pages are reserved; KV may come.
+    Granted {
+        /// The sequence.
+        request: RequestId,
+    },
+    /// It is not taken.
+    Refused {
+        /// The sequence.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// All KV is here.
+    KvArrived {
+        /// The sequence.
+        request: RequestId,
+        /// Since the grant.
+        after: Seconds,
+    },
+    /// KV did not come; the prompt is computed here.
+    KvFailed {
+        /// The sequence.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// The next token.
+    Token {
+        /// The sequence.
+        request: RequestId,
+        /// Place in the answer.
+        index: u32,
+        /// The token.
+        sampled: Sampled,
+    },
+    /// The first token of a prompt whose KV goes elsewhere.
+    First {
+        /// The sequence.
+        request: RequestId,
+        /// The token.
+        sampled: Sampled,
+        /// Since submission.
+        after: Seconds,
+    },
+    /// All KV is sent and confirmed; the last word on such a sequence.
+    KvSent {
+        /// The sequence.
+        request: RequestId,
+        /// Payload bytes.
+        bytes: u64,
+        /// Since submission.
+        after: Seconds,
+    },
+    /// The one end of any other sequence.
+    End {
+        /// The sequence.
+        request: RequestId,
+        /// How.
+        end: End,
+    },
+}

@@ -1,0 +1,144 @@
+//! Which sequences compute in the next step: the policy that the simulator drives ([`crate::policy`]) is driven here, with
+//! sequences that have pages and may go at any moment.
+//!
+//! The policy has numbers for requests and counts tokens; names, tokens themselves and pages are the batcher's. A
+//! sequence that goes and comes back has another number, so that what is still on its way for the first is nobody's.
+
+use crate::policy::{
+    batching::{Member, Part, RequestNo, ServiceNo, Stepwise, Task},
+    choice::{Batches, Room},
+};
+use std::collections::{BTreeMap, VecDeque};
+use tsnode_protocol::{RequestId, Sampled};
+
+/// A sequence's part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    pub request: RequestId,
+    pub part: Part,
+    /// Tokens computed.
+    pub tokens: u32,
+}
+
+/// A step that is done for a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Done {
+    pub share: Share,
+    /// The token chosen, where one was.
+    pub sampled: Option<Sampled>,
+}
+
+#[derive(Debug)]
+struct OnTheWay {
+    step: u64,
+    members: Vec<Member>,
+    /// What the last stage chose, once it is known; steps end in order.
+    sampled: Option<Vec<(RequestId, Sampled)>>,
+}
+
+/// The steps of a group.
+#[derive(Debug)]
+pub(super) struct Steps {
+    policy: Box<dyn Stepwise>,
+    stages: usize,
+    numbers: BTreeMap<RequestId, RequestNo>,
+    requests: BTreeMap<RequestNo, RequestId>,
+    next_number: u32,
+    on_the_way: VecDeque<OnTheWay>,
+    next_step: u64,
+}
+
+impl Steps {
+    /// No steps. Pages are granted before a sequence comes here: the policy need not count KV.
+    pub fn new(batches: Batches, places: usize, stages: usize) -> Self {
+        Self {
+            policy: batches.batching(Room { places, tokens: u64::MAX, stages }),
+            stages: stages.max(1),
+            numbers: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            next_number: 0,
+            on_the_way: VecDeque::new(),
+            next_step: 0,
+        }
+    }
+
+    /// A sequence computes its prompt, of so many tokens; if it then answers here, with so many tokens at most.
+    pub fn prompt(&mut self, request: RequestId, tokens: u32, answer: Option<u32>) {
+        let number = self.number(request);
+        self.add(number, Part::Prompt, tokens, u64::from(tokens) + 1);
+        if let Some(left) = answer.filter(|_| self.policy.queues_ahead()) {
+            self.add(number, Part::Answer, left, u64::from(left));
+        }
+    }
+
+    /// A sequence answers, with so many tokens at most; it has KV of `present` tokens.
+    pub fn answer(&mut self, request: RequestId, present: u32, left: u32) {
+        let computed_here = self.numbers.contains_key(&request);
+        let number = self.number(request);
+        if !computed_here {
+            self.policy.reserve(number, u64::from(present));
+        }
+        if !(computed_here && self.policy.queues_ahead()) {
+            self.add(number, Part::Answer, left, u64::from(left));
+        }
+    }
+
+    /// A sequence is no more.
+    pub fn leave(&mut self, request: RequestId) {
+        if let Some(number) = self.numbers.remove(&request) {
+            self.requests.remove(&number);
+            self.policy.withdraw(number);
+        }
+    }
+
+    /// The next step, if one may set off: as many as there are stages may be on their way.
+    pub fn next(&mut self) -> Option<(u64, Vec<Share>)> {
+        if self.on_the_way.len() >= self.stages.min(self.policy.at_once()) || self.policy.select().is_empty() {
+            return None;
+        }
+        let mut members = Vec::new();
+        self.policy.members(&mut |member| members.push(member));
+        let shares = members.iter().filter_map(|m| self.share(m)).collect();
+        let step = self.next_step;
+        self.next_step += 1;
+        self.on_the_way.push_back(OnTheWay { step, members, sampled: None });
+        Some((step, shares))
+    }
+
+    /// The last stage has chosen these tokens in a step. What is done with that, and with steps before it, in order.
+    pub fn done(&mut self, step: u64, sampled: Vec<(RequestId, Sampled)>) -> Vec<Done> {
+        if let Some(found) = self.on_the_way.iter_mut().find(|s| s.step == step) {
+            found.sampled = Some(sampled);
+        }
+        let mut done = Vec::new();
+        while self.on_the_way.front().is_some_and(|s| s.sampled.is_some()) {
+            let Some(OnTheWay { members, sampled, .. }) = self.on_the_way.pop_front() else { break };
+            let mut chosen: BTreeMap<RequestId, Sampled> = sampled.unwrap_or_default().into_iter().collect();
+            self.policy.ran(1, &mut Vec::new());
+            let shares = members.iter().filter_map(|m| self.share(m));
+            done.extend(shares.map(|share| Done { share, sampled: chosen.remove(&share.request) }));
+        }
+        done
+    }
+
+    fn add(&mut self, request: RequestNo, part: Part, tokens: u32, memory: u64) {
+        self.policy.add(Task { request, part, service: ServiceNo::default(), tokens, memory });
+    }
+
+    fn number(&mut self, request: RequestId) -> RequestNo {
+        if let Some(number) = self.numbers.get(&request) {
+            return *number;
+        }
+        let number = RequestNo(self.next_number);
+        self.next_number = self.next_number.wrapping_add(1);
+        self.numbers.insert(request, number);
+        self.requests.insert(number, request);
+        number
+    }
+
+    /// Of a sequence that is still here.
+    fn share(&self, member: &Member) -> Option<Share> {
+        let request = *self.requests.get(&member.request)?;
+        Some(Share { request, part: member.part, tokens: member.tokens })
+    }
+}
