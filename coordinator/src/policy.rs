@@ -2,10 +2,13 @@
 //! ([`routing`]). Pure: what happens comes in by method, what to do comes back.
 
 pub mod ageing;
+pub mod balancer;
 pub mod batching;
 pub mod chunked;
 pub mod greedy;
+pub mod partial;
 pub mod pools;
 pub mod routing;
 pub mod shares;
 pub mod turns;
+pub mod weighted;

@@ -67,7 +67,8 @@ pub fn pick(
 
 /// What waits at a group.
 fn waiting(up: &BTreeMap<GroupId, Load>, id: GroupId) -> u32 {
-    let seen = |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens };
+    let seen =
+        |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens, ..Seen::default() };
     up.get(&id).map_or(0, |load| shares::work(seen(load)))
 }
 

@@ -153,6 +153,7 @@ impl Batching for Turns {
             waiting: (self.prompts.len() + self.answers.len()) as u32,
             running: (self.running.len() + usize::from(self.present.is_some())) as u32,
             pending_tokens: self.present.iter().chain(&self.prompts).map(tokens).sum(),
+            ..Seen::default()
         }
     }
 
