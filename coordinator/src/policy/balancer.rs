@@ -79,7 +79,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Prompt tokens of an iteration.
+    /// Prompt tokens of an iteration (App. A: n_p).
     #[must_use]
     pub fn room(&self) -> u64 {
         u64::from(self.tokens.saturating_sub(self.answers).max(1))
@@ -151,12 +151,6 @@ pub fn ready_part(prompt: u32, slow: &PromptFit, ahead: Ahead) -> u32 {
         return 0;
     }
     (spare.0 / slow.per_token.0.max(f64::MIN_POSITIVE)).min(f64::from(prompt)) as u32
-}
-
-/// The time that pending prompt tokens keep the fast machine: full iterations, without the rounding up of each prompt.
-#[must_use]
-pub fn chunks(tokens: f64, before: f64, fast: &ChunkFit, beside: &Beside) -> Seconds {
-    fast.time(before, beside.context as f64) * (tokens / beside.room() as f64)
 }
 
 /// x of least ‖Ax − b‖, by the normal equations; `None` where the rows do not determine it.

@@ -15,6 +15,15 @@ pub fn chunk(room: &mut u32, left: u32) -> u32 {
     chunk
 }
 
+/// What the tokens of an iteration are counted of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// Prompts, and one for each answer.
+    All,
+    /// Prompts: iterations grow with the answers, and prompts lose nothing to them.
+    Prompts,
+}
+
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Job {
@@ -34,6 +43,7 @@ struct Job {
 pub struct Chunked {
     /// Tokens of one iteration; at least one goes to a prompt that waits.
     tokens: u32,
+    counted: Counted,
     places: usize,
     capacity: u64,
     used: u64,
@@ -57,6 +67,7 @@ impl Chunked {
     pub fn new(tokens: u32, places: usize, capacity: u64) -> Self {
         Self {
             tokens: tokens.max(1),
+            counted: Counted::All,
             places: places.max(1),
             capacity,
             used: 0,
@@ -70,6 +81,13 @@ impl Chunked {
             chunks: Vec::new(),
             starting: Vec::new(),
         }
+    }
+
+    /// The same, with so many tokens for prompts alone.
+    #[must_use]
+    pub fn for_prompts(mut self) -> Self {
+        self.counted = Counted::Prompts;
+        self
     }
 
     /// Whether a request may have a place. None gets one while an answer lacks memory, and one alone always does.
@@ -102,7 +120,10 @@ impl Chunked {
 
     /// Chunks of prompts that have places, and of others as far as there are places.
     fn cut(&mut self, batch: &mut Batch) {
-        let mut room = self.tokens.saturating_sub(batch.answers).max(1);
+        let mut room = match self.counted {
+            Counted::All => self.tokens.saturating_sub(batch.answers).max(1),
+            Counted::Prompts => self.tokens,
+        };
         for place in 0.. {
             if room == 0 {
                 return;

@@ -9,6 +9,10 @@ use super::{
 };
 use std::collections::VecDeque;
 
+/// Iterations of work that the fast machine is left with where the slow one is just in time: estimates are not exact, and
+/// it runs its answers alone, for the price of a whole iteration, whenever no prompt is there.
+const SPARED: f64 = 1.5;
+
 /// What is known of the two machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
@@ -35,7 +39,8 @@ pub enum Cut {
     Nowhere,
     /// Where both machines take equally long, each prompt by itself (Algorithm 1).
     Even(AverageContext),
-    /// Where the slow machine is just in time for the fast one ([`balancer::ready_part`]).
+    /// Where the slow machine is just in time for the fast one ([`balancer::ready_part`]), whose tokens are for prompts
+    /// alone.
     Ready,
 }
 
@@ -63,11 +68,13 @@ impl Partial {
 
     fn ahead(&self, asked: Asked, slow: Seen, fast: Seen) -> Ahead {
         let prompts = f64::from(slow.waiting + slow.running.min(1));
-        let tokens = f64::from(fast.pending_tokens) + self.rests.iter().map(|r| f64::from(*r)).sum::<f64>();
-        let before = f64::from(asked.prompt) / 2.0;
+        let (pending, room) = (f64::from(fast.pending_tokens), f64::from(self.pair.tokens));
+        let tokens = pending + self.rests.iter().map(|r| f64::from(*r)).sum::<f64>() - SPARED * room;
+        let iteration = self.pair.chunks.time(f64::from(asked.prompt) / 2.0, fast.context as f64);
         Ahead {
             slow: self.pair.prompts.time(f64::from(slow.pending_tokens)) + self.pair.prompts.fixed * (prompts - 1.0),
-            fast: balancer::chunks(tokens, before, &self.pair.chunks, &self.beside(fast)),
+            // What one prompt leaves of an iteration another fills: no rounding up.
+            fast: iteration * (tokens / room),
         }
     }
 }

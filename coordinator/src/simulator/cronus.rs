@@ -30,6 +30,9 @@ const SLOW_TOKENS: u32 = 256;
 /// Sequences at once, and tokens of a block of KV: vLLM's of that time, which the paper builds on.
 const PLACES: usize = 256;
 const BLOCK: u32 = 16;
+/// Ours: prompt tokens of an iteration, beside its answers, and sequences that only memory limits.
+const READY_TOKENS: u32 = 576;
+const READY_PLACES: usize = 512;
 /// InfiniBand between the hosts, 100 Gbit/s (§5.1).
 const LINK: BytesPerSecond = BytesPerSecond(12.5e9);
 /// Data parallelism's weights and longest queues (§5.1).
@@ -181,7 +184,10 @@ impl Pair {
             Approach::HighLow => (vec![prompts(fast), chunked(slow, TOKENS)], self.partial(Cut::Nowhere)),
             Approach::LowHigh => (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(Cut::Nowhere)),
             Approach::Cronus(average) => (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(Cut::Even(average))),
-            Approach::Ready => (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(Cut::Ready)),
+            Approach::Ready => {
+                let batching = Box::new(Chunked::new(READY_TOKENS, READY_PLACES, fast.capacity).for_prompts());
+                (vec![prompts(slow), Machine { batching, cost: Arc::new(fast.pass) }], self.partial(Cut::Ready))
+            }
         }
     }
 
@@ -200,8 +206,13 @@ impl Pair {
 
     fn partial(&self, cut: Cut) -> Box<dyn Routing> {
         let (slow, fast) = (MachineNo(0), MachineNo(1));
-        let (capacity, prompts, chunks) = (self.fast.capacity, prompt_fit(&self.slow.pass), chunk_fit(&self.fast.pass));
-        Box::new(Partial::new(Known { slow, fast, prompts, chunks, capacity, block: BLOCK, tokens: TOKENS }, cut))
+        let (capacity, prompts) = (self.fast.capacity, prompt_fit(&self.slow.pass));
+        let (tokens, room): (u32, fn(u32) -> u32) = match cut {
+            Cut::Ready => (READY_TOKENS, |_| READY_TOKENS),
+            Cut::Nowhere | Cut::Even(_) => (TOKENS, |answers| TOKENS - answers),
+        };
+        let chunks = chunk_fit(&self.fast.pass, room);
+        Box::new(Partial::new(Known { slow, fast, prompts, chunks, capacity, block: BLOCK, tokens }, cut))
     }
 
     /// One of the two batches that are on their way through both stages.
@@ -254,13 +265,13 @@ fn prompt_fit(slow: &Pass) -> PromptFit {
     PromptFit::of(&measured).unwrap_or(through)
 }
 
-/// The second, fitted to full iterations with any number of answers.
-fn chunk_fit(fast: &Pass) -> ChunkFit {
+/// The second, fitted to full iterations with any number of answers; `room` says how many prompt tokens are beside those.
+fn chunk_fit(fast: &Pass, room: impl Fn(u32) -> u32) -> ChunkFit {
     let mut measured = Vec::new();
     for answers in (0..=PLACES as u32).step_by(64) {
         for context in [500, 1000, 2000].map(|c| u64::from(answers) * c) {
             for before in (0..8 * u64::from(TOKENS)).step_by(SPACING) {
-                let chunk = u64::from(TOKENS - answers);
+                let chunk = u64::from(room(answers));
                 let prompt_squares = (before + chunk).pow(2) - before.pow(2);
                 let filled =
                     Batch { prompts: 1, prompt_tokens: chunk, prompt_squares, iterations: 1, ..Batch::default() };
