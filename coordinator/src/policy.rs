@@ -2,12 +2,15 @@
 //! ([`routing`]). Pure: what happens comes in by method, what to do comes back.
 
 pub mod ageing;
+pub mod balancer;
 pub mod batching;
 pub mod choice;
 pub mod chunked;
 pub mod greedy;
+pub mod partial;
 mod places;
 pub mod pools;
 pub mod routing;
 pub mod shares;
 pub mod turns;
+pub mod weighted;

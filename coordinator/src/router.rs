@@ -157,7 +157,8 @@ fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<Way<GroupId>
 
 /// What a group has to do.
 fn seen(up: &BTreeMap<GroupId, Load>, id: GroupId) -> Seen {
-    let seen = |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens };
+    let seen =
+        |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens, ..Seen::default() };
     up.get(&id).map_or(Seen::default(), seen)
 }
 

@@ -10,10 +10,13 @@
 //! | what came of it | [`summary`], [`percentile`] |
 //! | measured times from a file | [`table`] |
 //! | the clusters of Splitwise's evaluation | [`splitwise`] |
+//! | GPUs as fast as measured; Cronus's evaluation | [`capacity`], [`cronus`] |
 //! | how does a plan do | [`replay`]: the last candidates of a search |
 
 pub mod agenda;
+pub mod capacity;
 pub mod cost;
+pub mod cronus;
 pub mod machines;
 pub mod percentile;
 mod replay;

@@ -1,10 +1,12 @@
 //! How fast the simulator is, and whether Splitwise's claims follow from it.
 //!
-//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims]`; without a name, both. `claims` needs Azure's
-//! traces and the table of times that lie beside the project, and says so where they are absent.
+//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims|cronus]`; without a name, all. `claims` needs
+//! Azure's traces and the table of times that lie beside the project, and says so where they are absent; `cronus` takes a
+//! workload like theirs then.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
 mod claims;
+mod cronus;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -29,6 +31,10 @@ fn main() {
             Some(folder) => claims::print(&folder),
             None => println!("Azure's traces and the table of times are not beside the project: nothing was simulated"),
         }
+    }
+    if is_wanted("cronus") {
+        println!("\n## cronus\n");
+        cronus::print(shared().as_deref());
     }
 }
 

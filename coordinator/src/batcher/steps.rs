@@ -122,7 +122,7 @@ impl Steps {
     }
 
     fn add(&mut self, request: RequestNo, part: Part, tokens: u32, memory: u64) {
-        self.policy.add(Task { request, part, service: ServiceNo::default(), tokens, memory });
+        self.policy.add(Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory });
     }
 
     fn number(&mut self, request: RequestId) -> RequestNo {

@@ -304,7 +304,7 @@ impl Batching for Ageing {
         let tasks: usize =
             self.jobs.values().map(|j| usize::from(j.prompt.is_some()) + usize::from(j.answer.is_some())).sum();
         let prompts = self.jobs.values().filter_map(|j| j.prompt).map(|s| s.task.tokens).sum();
-        Seen { waiting, running: tasks as u32 - waiting, pending_tokens: prompts }
+        Seen { waiting, running: tasks as u32 - waiting, pending_tokens: prompts, ..Seen::default() }
     }
 
     fn first_waiting(&self) -> Option<u64> {

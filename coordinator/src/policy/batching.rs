@@ -28,6 +28,8 @@ pub struct Task {
     pub service: ServiceNo,
     /// Tokens to compute, or to generate.
     pub tokens: u32,
+    /// Of a prompt, tokens that another machine computed; their KV is here.
+    pub before: u32,
     /// Tokens of KV it needs from its start on.
     pub memory: u64,
 }
@@ -96,6 +98,12 @@ pub trait Batching: std::fmt::Debug + Send {
     /// Sets memory aside for KV that comes from elsewhere; `false` if there is none.
     fn reserve(&mut self, request: RequestNo, memory: u64) -> bool;
 
+    /// Whether KV from elsewhere that found no memory is asked for as soon as there is some; otherwise it is offered again
+    /// after a while.
+    fn asks_for_kv(&self) -> bool {
+        false
+    }
+
     /// A request's KV is no longer needed here; how many tokens of it there were.
     fn release(&mut self, request: RequestNo) -> u64;
 
@@ -152,4 +160,10 @@ pub struct Seen {
     pub running: u32,
     /// Prompt tokens still to compute.
     pub pending_tokens: u32,
+    /// Where prompts come in chunks beside answers, the answers that run.
+    pub answers: u32,
+    /// Tokens that those have before them, all together.
+    pub context: u64,
+    /// KV that is set aside there (tokens).
+    pub held: u64,
 }

@@ -1,6 +1,10 @@
 //! Answers in every iteration, and beside them prompts in chunks, in the order they came, up to a number of tokens
-//! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher cuts chunks by the same function. On a
-//! pipeline each batch has its share of the answers, and chunks of prompts that no other batch is at.
+//! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher drives it. On a pipeline each batch has
+//! its share of the answers, and chunks of prompts that no other batch is at.
+//!
+//! A request has a place and memory from the first chunk of its prompt to its end, or from when its KV begins to come from
+//! elsewhere; with it may come the prompt's rest (Cronus §4.2). One whose answer is generated elsewhere keeps its memory,
+//! but not its place, until its KV has gone.
 
 use super::{
     batching::{Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
@@ -8,32 +12,48 @@ use super::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// The next prompt's chunk: as much of it as there is room for.
-pub fn chunk(room: &mut u32, left: u32) -> u32 {
-    let chunk = left.min(*room);
-    *room -= chunk;
-    chunk
+/// What the tokens of an iteration are counted of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// Prompts, and one for each answer.
+    All,
+    /// Prompts: iterations grow with the answers, and prompts lose nothing to them.
+    Prompts,
 }
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Job {
-    /// Prompt tokens computed, and in all.
+    /// Prompt tokens computed elsewhere, computed, and in all.
+    before: u32,
     done: u32,
     prompt: u32,
+    /// Tokens of the answer.
+    answer: u32,
     /// A batch on its way has a chunk of it.
     under_way: bool,
     context: u64,
+    /// KV of what has come of it (tokens), and of that, what is set aside.
     memory: u64,
+    held: u64,
 }
 
-/// The policy and its machine's state. KV of the whole request counts while its answer runs.
+/// The policy and its machine's state.
 #[derive(Debug)]
 pub struct Chunked {
     /// Tokens of one iteration; at least one goes to a prompt that waits.
     tokens: u32,
+    counted: Counted,
+    places: usize,
+    capacity: u64,
+    used: u64,
+    /// Requests that have places while their KV comes.
+    coming: usize,
     jobs: BTreeMap<RequestNo, Job>,
+    /// Prompts without a place, prompts with one, and answers that lack memory for what is to come.
     prompts: VecDeque<RequestNo>,
+    begun: VecDeque<RequestNo>,
+    waiting: VecDeque<RequestNo>,
     answers: Places,
     /// Batches on their way and their chunks, the oldest first.
     batches: VecDeque<Batch>,
@@ -42,19 +62,33 @@ pub struct Chunked {
 }
 
 impl Chunked {
-    /// An idle machine with places for so many answers and room for so many tokens of KV; one answer alone runs even if
-    /// it does not fit.
+    /// An idle machine with places for so many requests and room for so many tokens of KV; one alone runs even if it does
+    /// not fit.
     #[must_use]
     pub fn new(tokens: u32, places: usize, capacity: u64) -> Self {
         Self {
             tokens: tokens.max(1),
+            counted: Counted::All,
+            places: places.max(1),
+            capacity,
+            used: 0,
+            coming: 0,
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
-            answers: Places::new(places, capacity),
+            begun: VecDeque::new(),
+            waiting: VecDeque::new(),
+            // Who may run is decided here.
+            answers: Places::new(usize::MAX, u64::MAX),
             batches: VecDeque::new(),
             chunks: VecDeque::new(),
             starting: Vec::new(),
         }
+    }
+
+    /// The same, with so many tokens for prompts alone.
+    #[must_use]
+    pub fn for_prompts(self) -> Self {
+        Self { counted: Counted::Prompts, ..self }
     }
 
     /// On a pipeline of so many stages, as many batches are on their way.
@@ -63,25 +97,71 @@ impl Chunked {
         Self { answers: self.answers.in_stages(stages), ..self }
     }
 
-    fn cut(&mut self, batch: &mut Batch) {
-        let mut room = self.tokens.saturating_sub(batch.answers).max(1);
-        for request in &self.prompts {
-            let Some(job) = self.jobs.get_mut(request).filter(|j| !j.under_way) else { continue };
-            let tokens = chunk(&mut room, job.prompt - job.done);
-            if tokens == 0 {
+    /// Whether a request may have a place. None gets one while an answer lacks memory, and one alone always does.
+    fn fits(&self, memory: u64) -> bool {
+        let taken = self.begun.len() + self.waiting.len() + self.answers.running() + self.coming;
+        let room = taken < self.places && self.used + memory <= self.capacity;
+        (room && self.waiting.is_empty()) || taken == 0
+    }
+
+    /// Sets aside what a request has not got yet.
+    fn hold(&mut self, request: RequestNo) {
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        self.used += job.memory - job.held;
+        job.held = job.memory;
+    }
+
+    fn admit(&mut self) {
+        while let Some(&request) = self.waiting.front() {
+            let Some(job) = self.jobs.get(&request).copied() else { return };
+            if self.used + (job.memory - job.held) > self.capacity && self.answers.running() > 0 {
                 return;
             }
-            job.under_way = true;
-            if job.done == 0 {
-                self.starting.push((*request, Part::Prompt));
-            }
-            let (before, after) = (u64::from(job.done), u64::from(job.done + tokens));
-            batch.prompts += 1;
-            batch.prompt_tokens += u64::from(tokens);
-            // Attention of a chunk reaches back over all before it.
-            batch.prompt_squares += after * after - before * before;
-            self.chunks.push_back((*request, tokens));
+            self.hold(request);
+            self.waiting.pop_front();
+            self.answers.queue(Answer { request, left: job.answer, context: job.context, whole: 0 });
+            self.answers.admit(&mut self.starting);
         }
+    }
+
+    /// Chunks of prompts that have places, and of others as far as there are places.
+    fn cut(&mut self, batch: &mut Batch) {
+        let mut room = match self.counted {
+            Counted::All => self.tokens.saturating_sub(batch.answers).max(1),
+            Counted::Prompts => self.tokens,
+        };
+        for place in 0.. {
+            if room == 0 || (place == self.begun.len() && !self.begin_one()) {
+                return;
+            }
+            self.cut_one(self.begun[place], &mut room, batch);
+        }
+    }
+
+    /// Gives the next prompt a place.
+    fn begin_one(&mut self) -> bool {
+        let next = self.prompts.front().and_then(|r| Some((*r, self.jobs.get(r)?.memory)));
+        let Some((request, _)) = next.filter(|(_, memory)| self.fits(*memory)) else { return false };
+        self.prompts.pop_front();
+        self.hold(request);
+        self.begun.push_back(request);
+        true
+    }
+
+    fn cut_one(&mut self, request: RequestNo, room: &mut u32, batch: &mut Batch) {
+        let Some(job) = self.jobs.get_mut(&request).filter(|j| !j.under_way) else { return };
+        let tokens = job.prompt.saturating_sub(job.done).min(*room);
+        *room -= tokens;
+        job.under_way = true;
+        if job.done == job.before {
+            self.starting.push((request, Part::Prompt));
+        }
+        let (before, after) = (u64::from(job.done), u64::from(job.done + tokens));
+        batch.prompts += 1;
+        batch.prompt_tokens += u64::from(tokens);
+        // Attention of a chunk reaches back over all before it.
+        batch.prompt_squares += after * after - before * before;
+        self.chunks.push_back((request, tokens));
     }
 
     fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, Part)>) {
@@ -90,8 +170,8 @@ impl Chunked {
         job.under_way = false;
         if job.done == job.prompt {
             // Most likely the first; a short one may be done before a long one that came earlier.
-            if let Some(place) = self.prompts.iter().position(|r| *r == request) {
-                self.prompts.remove(place);
+            if let Some(place) = self.begun.iter().position(|r| *r == request) {
+                self.begun.remove(place);
             }
             ended.push((request, Part::Prompt));
         }
@@ -102,14 +182,17 @@ impl Batching for Chunked {
     fn add(&mut self, task: Task) -> bool {
         let job = self.jobs.entry(task.request).or_default();
         job.memory += task.memory;
+        // What has memory before its prompt is known came from elsewhere.
+        self.coming -= usize::from(job.held > 0 && job.prompt == 0);
         match task.part {
             Part::Prompt => {
-                (job.prompt, job.context) = (task.tokens, u64::from(task.tokens) + 1);
-                self.prompts.push_back(task.request);
+                (job.before, job.done, job.prompt) = (task.before, task.before, task.before + task.tokens);
+                job.context = u64::from(job.prompt) + 1;
+                if job.held > 0 { &mut self.begun } else { &mut self.prompts }.push_back(task.request);
             }
             Part::Answer => {
-                let (context, whole) = (job.context, job.memory);
-                self.answers.queue(Answer { request: task.request, left: task.tokens, context, whole });
+                job.answer = task.tokens;
+                self.waiting.push_back(task.request);
             }
         }
         false
@@ -124,13 +207,24 @@ impl Batching for Chunked {
     }
 
     fn reserve(&mut self, request: RequestNo, memory: u64) -> bool {
+        if !self.fits(memory) {
+            return false;
+        }
         let job = self.jobs.entry(request).or_default();
         (job.context, job.memory) = (memory, job.memory + memory);
+        self.coming += 1;
+        self.hold(request);
+        true
+    }
+
+    fn asks_for_kv(&self) -> bool {
         true
     }
 
     fn release(&mut self, request: RequestNo) -> u64 {
-        self.jobs.remove(&request).map_or(0, |j| j.memory)
+        let Some(job) = self.jobs.remove(&request) else { return 0 };
+        self.used -= job.held;
+        job.memory
     }
 
     fn at_once(&self) -> usize {
@@ -139,7 +233,7 @@ impl Batching for Chunked {
 
     fn select(&mut self) -> Batch {
         self.starting.clear();
-        self.answers.admit(&mut self.starting);
+        self.admit();
         let (answers, context) = self.answers.share();
         let mut batch = Batch { answers, context, iterations: 1, ..Batch::default() };
         self.cut(&mut batch);
@@ -165,14 +259,17 @@ impl Batching for Chunked {
     fn seen(&self) -> Seen {
         let left = |r: &RequestNo| self.jobs.get(r).map_or(0, |j| j.prompt - j.done);
         Seen {
-            waiting: (self.prompts.len() + self.answers.waiting()) as u32,
-            running: self.answers.running() as u32,
-            pending_tokens: self.prompts.iter().map(left).sum(),
+            waiting: (self.prompts.len() + self.waiting.len()) as u32,
+            running: (self.answers.running() + self.begun.len()) as u32,
+            pending_tokens: self.begun.iter().chain(&self.prompts).map(left).sum(),
+            answers: self.answers.running() as u32,
+            context: self.answers.context(),
+            held: self.used,
         }
     }
 
     fn first_waiting(&self) -> Option<u64> {
-        None
+        self.prompts.front().and_then(|r| self.jobs.get(r)).map(|j| j.memory)
     }
 
     fn has_places(&self) -> bool {
@@ -190,8 +287,12 @@ impl Stepwise for Chunked {
     }
 
     fn withdraw(&mut self, request: RequestNo) {
-        self.jobs.remove(&request);
+        let coming = self.jobs.get(&request).is_some_and(|j| j.held > 0 && j.prompt == 0 && j.answer == 0);
+        self.coming -= usize::from(coming);
+        self.release(request);
         self.prompts.retain(|r| *r != request);
+        self.begun.retain(|r| *r != request);
+        self.waiting.retain(|r| *r != request);
         self.answers.withdraw(request);
     }
 }

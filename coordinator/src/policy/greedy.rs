@@ -156,6 +156,7 @@ impl Batching for Greedy {
             waiting: (self.prompts.len() + self.answers.len()) as u32,
             running: self.running.len() as u32,
             pending_tokens: computed as u32 + self.prompts.iter().map(tokens).sum::<u32>(),
+            ..Seen::default()
         }
     }
 

@@ -62,6 +62,11 @@ impl Places {
         self.resting.len() + self.under_way.len()
     }
 
+    /// Tokens that running answers have before them, all together.
+    pub(super) fn context(&self) -> u64 {
+        self.resting.iter().chain(&self.under_way).map(|a| a.context).sum()
+    }
+
     pub(super) fn queue(&mut self, answer: Answer) {
         self.waiting.push_back(answer);
     }

@@ -86,10 +86,10 @@ impl Routing for Pools {
             answer = self.lend(self.prompt.iter().copied().min_by_key(|m| self.reserved_at(*m)));
         }
         let route = match (prompt, answer) {
-            (Some(prompt), Some(answer)) => Route { prompt, answer },
+            (Some(prompt), Some(answer)) => Route::whole(prompt, answer),
             _ => {
                 let least = self.pending.least(self.everywhere())?;
-                Route { prompt: least, answer: least }
+                Route::whole(least, least)
             }
         };
         let (first, rest) = (asked.prompt_memory() as i64, asked.answer_memory() as i64);

@@ -44,6 +44,32 @@ pub struct Route {
     pub prompt: MachineNo,
     /// Generates the answer; may be the same.
     pub answer: MachineNo,
+    /// How many of the prompt's tokens the first machine computes, if the other computes the rest.
+    pub split: Option<u32>,
+}
+
+impl Route {
+    /// The whole prompt on one machine, the answer on another or the same.
+    #[must_use]
+    pub fn whole(prompt: MachineNo, answer: MachineNo) -> Self {
+        Self { prompt, answer, split: None }
+    }
+
+    /// So many of a prompt's first tokens on one machine, everything else on another.
+    #[must_use]
+    pub fn parted(low: MachineNo, high: MachineNo, first: u32, asked: Asked) -> Self {
+        if first == 0 || low == high {
+            Self::whole(high, high)
+        } else {
+            Self { prompt: low, answer: high, split: (first < asked.prompt).then_some(first) }
+        }
+    }
+
+    /// Tokens of a prompt whose KV goes from the one machine to the other.
+    #[must_use]
+    pub fn sent(&self, asked: Asked) -> u32 {
+        if self.prompt == self.answer { 0 } else { self.split.unwrap_or(asked.prompt) }
+    }
 }
 
 /// Chooses machines, and hears what becomes of what it sent them.
@@ -51,7 +77,13 @@ pub trait Routing: std::fmt::Debug + Send {
     /// Where this request goes; nowhere, if it is turned away.
     fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route>;
 
-    /// A prompt is done.
+    /// Whether a request waits before it is routed, and all that come after it. Asked again whenever something happens.
+    fn holds(&self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> bool {
+        let _ = (asked, seen);
+        false
+    }
+
+    /// A prompt is done, or what of it this machine computes.
     fn prompt_done(&mut self, machine: MachineNo, asked: Asked);
 
     /// An answer is done.
@@ -110,7 +142,7 @@ impl Routing for ShortestQueue {
     fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
         let least = self.pending.least((0..self.machines).map(MachineNo))?;
         self.pending.add(least, i64::from(asked.prompt) + 1);
-        Some(Route { prompt: least, answer: least })
+        Some(Route::whole(least, least))
     }
 
     fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {

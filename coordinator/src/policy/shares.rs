@@ -106,7 +106,7 @@ impl Routing for Shares {
         }
         let work = |m: MachineNo| if self.corrected { work(seen(m)) } else { 0 };
         let way = choose(&self.ways, &work, self.point / self.carried)?;
-        Some(Route { prompt: way.prefill, answer: way.decode })
+        Some(Route::whole(way.prefill, way.decode))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}
@@ -132,7 +132,7 @@ impl Anywhere {
 impl Routing for Anywhere {
     fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
         let way = self.ways.get(self.dice.below(self.ways.len()))?;
-        Some(Route { prompt: way.prefill, answer: way.decode })
+        Some(Route::whole(way.prefill, way.decode))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}
@@ -160,7 +160,7 @@ impl Routing for Shortest {
         let sequences = |m: MachineNo| seen(m).running + seen(m).waiting;
         let queue = |w: &&Way<MachineNo>| (seen(w.prefill).pending_tokens, sequences(w.decode));
         let way = self.ways.iter().min_by_key(queue)?;
-        Some(Route { prompt: way.prefill, answer: way.decode })
+        Some(Route::whole(way.prefill, way.decode))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}

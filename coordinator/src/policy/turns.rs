@@ -149,6 +149,7 @@ impl Batching for Turns {
             waiting: (self.prompts.len() + self.answers.waiting()) as u32,
             running: (self.answers.running() + computed().count()) as u32,
             pending_tokens: computed().chain(self.prompts.iter().copied()).map(|r| self.prompt_tokens(r)).sum(),
+            ..Seen::default()
         }
     }
 

@@ -6,6 +6,7 @@ use crate::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
 };
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
@@ -53,7 +54,7 @@ pub struct Trace {
 
 /// How KV gets from machine to machine.
 pub trait Links: std::fmt::Debug + Send {
-    /// When KV of a prompt that is computed from `start` to `done` has come to the other machine.
+    /// When KV of a prompt, or of its first part, that is computed from `start` to `done` has come to the other machine.
     fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
 }
 
@@ -133,6 +134,10 @@ pub struct Simulation {
     links: Box<dyn Links>,
     agenda: Agenda<What>,
     traces: Vec<Trace>,
+    /// Requests that have come and wait to be routed.
+    held: VecDeque<RequestNo>,
+    /// KV that each machine had no memory for and asks for when it has.
+    parked: Vec<VecDeque<RequestNo>>,
     turned_away: usize,
     arrived: usize,
     /// Tries to send KV since anything else happened.
@@ -154,6 +159,8 @@ impl Simulation {
             links,
             agenda: Agenda::default(),
             traces: Vec::new(),
+            held: VecDeque::new(),
+            parked: vec![VecDeque::new(); n],
             turned_away: 0,
             arrived: 0,
             tries: 0,
@@ -191,33 +198,53 @@ impl Simulation {
                 break;
             }
             match what {
-                What::Arrive(request) => self.arrive(request, now),
+                What::Arrive(request) => self.arrive(request),
                 What::Done(machine, number) => self.done(machine, number, now),
                 What::First(machine, request) => self.prompt_ended(machine, request, now),
                 What::Send(request) => self.send(request, now),
                 What::Sent(request) => self.sent(request, now),
                 What::Begin(machine) => self.begin(machine, now),
             }
+            self.route(now);
         }
         let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
         let Self { traces, turned_away, arrived, batches: runs, .. } = self;
         Outcome { traces, busy, turned_away, arrived, runs, events, end: now }
     }
 
-    fn arrive(&mut self, request: RequestNo, now: Seconds) {
+    fn arrive(&mut self, request: RequestNo) {
         let next = RequestNo(request.0 + 1);
         if let Some(trace) = self.traces.get(next.0 as usize) {
             self.agenda.at(trace.arrival.at, What::Arrive(next));
         }
-        let asked = self.asked(request);
-        let machines = &self.machines;
         self.arrived += 1;
-        let Some(route) = self.routing.route(asked, &|m| machines[m.0 as usize].batching.seen()) else {
-            self.turned_away += 1;
-            return;
-        };
+        self.held.push_back(request);
+    }
+
+    /// Routes what has come, in order, as far as the routing lets it.
+    fn route(&mut self, now: Seconds) {
+        while let Some(&request) = self.held.front() {
+            let (asked, machines) = (self.asked(request), &self.machines);
+            let seen = |m: MachineNo| machines[m.0 as usize].batching.seen();
+            if self.routing.holds(asked, &seen) {
+                return;
+            }
+            self.held.pop_front();
+            match self.routing.route(asked, &seen) {
+                Some(route) => self.start(request, route, now),
+                None => self.turned_away += 1,
+            }
+        }
+    }
+
+    /// A request goes its way.
+    fn start(&mut self, request: RequestNo, route: Route, now: Seconds) {
+        let asked = self.asked(request);
         self.traces[request.0 as usize].route = Some(route);
-        let task = prompt(request, asked);
+        let task = match route.split {
+            Some(first) => Task { tokens: first, memory: u64::from(first), ..prompt(request, asked) },
+            None => prompt(request, asked),
+        };
         self.add(route.prompt, task, now);
         let ahead = self.machines[route.answer.0 as usize].batching.queues_ahead();
         if route.prompt == route.answer && asked.answer > 1 && ahead {
@@ -270,11 +297,13 @@ impl Simulation {
             let trace = &mut traces[request.0 as usize];
             match (part, trace.route) {
                 (Part::Answer, _) => trace.answer_start = now,
-                (Part::Prompt, Some(route)) if route.prompt != route.answer => {
-                    let prompt = Tokens(f64::from(trace.arrival.asked.prompt));
+                (Part::Prompt, Some(route)) if route.prompt != route.answer && machine == route.prompt => {
+                    let prompt = Tokens(f64::from(route.sent(trace.arrival.asked)));
                     trace.prompt_start = now;
                     trace.sending = links.land(route, prompt, now, done) - done;
                 }
+                // The rest of a prompt that began elsewhere.
+                (Part::Prompt, Some(route)) if machine != route.prompt => {}
                 (Part::Prompt, _) => trace.prompt_start = now,
             }
         });
@@ -336,17 +365,27 @@ impl Simulation {
         if matches!(self.states[m], State::Runs(_)) {
             self.states[m] = State::Idle;
         }
+        while let Some(request) = self.parked[m].pop_front() {
+            if !self.offer(machine, request, now) {
+                self.parked[m].push_front(request);
+                break;
+            }
+        }
         self.begin(machine, now);
     }
 
     fn prompt_ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
         let asked = self.asked(request);
         self.routing.prompt_done(machine, asked);
+        let route = self.traces[request.0 as usize].route;
+        if route.is_some_and(|r| r.split.is_some() && r.prompt == machine) {
+            return self.send(request, now);
+        }
         self.traces[request.0 as usize].first = now;
         if asked.answer <= 1 {
             return self.ended(machine, request, now);
         }
-        if self.traces[request.0 as usize].route.is_some_and(|r| r.answer != machine) {
+        if route.is_some_and(|r| r.answer != machine) {
             self.send(request, now);
         } else if !self.machines[machine.0 as usize].batching.queues_ahead() {
             self.add(machine, answer(request, asked), now);
@@ -365,13 +404,26 @@ impl Simulation {
     }
 
     fn send(&mut self, request: RequestNo, now: Seconds) {
-        let (asked, trace) = (self.asked(request), &self.traces[request.0 as usize]);
-        let Some(Route { answer, .. }) = trace.route else { return };
-        if self.machines[answer.0 as usize].batching.reserve(request, asked.prompt_memory()) {
-            self.agenda.at(now + trace.sending, What::Sent(request));
+        let Some(Route { answer, .. }) = self.traces[request.0 as usize].route else { return };
+        let m = answer.0 as usize;
+        if self.parked[m].is_empty() && self.offer(answer, request, now) {
+            return;
+        }
+        if self.machines[m].batching.asks_for_kv() {
+            self.parked[m].push_back(request);
         } else {
             self.agenda.at(now + TRY_AGAIN, What::Send(request));
         }
+    }
+
+    /// Sends KV if there is memory for it.
+    fn offer(&mut self, to: MachineNo, request: RequestNo, now: Seconds) -> bool {
+        let memory = self.asked(request).prompt_memory();
+        let takes = self.machines[to.0 as usize].batching.reserve(request, memory);
+        if takes {
+            self.agenda.at(now + self.traces[request.0 as usize].sending, What::Sent(request));
+        }
+        takes
     }
 
     /// KV is where the answer is generated: the sender has room again.
@@ -381,7 +433,11 @@ impl Simulation {
         let from = route.prompt.0 as usize;
         let memory = self.machines[from].batching.release(request);
         self.routing.freed(route.prompt, memory);
-        self.add(route.answer, answer(request, asked), now);
+        let next = match route.split {
+            Some(first) => rest(request, asked, first),
+            None => answer(request, asked),
+        };
+        self.add(route.answer, next, now);
         let batching = &self.machines[from].batching;
         let Some(first) = batching.first_waiting() else { return };
         if self.takes(route.prompt, now) {
@@ -396,10 +452,16 @@ impl Simulation {
 
 fn prompt(request: RequestNo, asked: Asked) -> Task {
     let (tokens, memory) = (asked.prompt, asked.prompt_memory());
-    Task { request, part: Part::Prompt, service: asked.service, tokens, memory }
+    Task { request, part: Part::Prompt, service: asked.service, tokens, before: 0, memory }
+}
+
+/// What of a prompt comes after its first part, whose memory was reserved with the whole prompt's.
+fn rest(request: RequestNo, asked: Asked, first: u32) -> Task {
+    let tokens = asked.prompt.saturating_sub(first);
+    Task { request, part: Part::Prompt, service: asked.service, tokens, before: first, memory: 0 }
 }
 
 fn answer(request: RequestNo, asked: Asked) -> Task {
     let (tokens, memory) = (asked.answer - 1, asked.answer_memory());
-    Task { request, part: Part::Answer, service: asked.service, tokens, memory }
+    Task { request, part: Part::Answer, service: asked.service, tokens, before: 0, memory }
 }

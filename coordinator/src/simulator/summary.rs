@@ -92,11 +92,11 @@ impl Summary {
         let mut machines: Vec<Part> = outcome.busy.iter().map(|b| Part { busy: *b, ..Part::default() }).collect();
         for trace in &outcome.traces {
             let Some(route) = trace.route.filter(|_| trace.first.is_finite()) else { continue };
-            let prompt = Tokens(f64::from(trace.arrival.asked.prompt));
+            let asked = trace.arrival.asked;
             let from = &mut machines[route.prompt.0 as usize];
             from.prompts += 1;
-            if route.prompt != route.answer && trace.arrival.asked.answer > 1 {
-                let Bytes(sent) = kv * prompt;
+            if route.split.is_some() || asked.answer > 1 {
+                let Bytes(sent) = kv * Tokens(f64::from(route.sent(asked)));
                 from.sent_bytes += sent;
             }
             if trace.end.is_finite() && trace.arrival.asked.answer > 1 {
