@@ -4,8 +4,11 @@
 pub mod ageing;
 pub mod batching;
 pub mod chunked;
+pub mod doubling;
 pub mod greedy;
+pub mod pages;
 pub mod pools;
 pub mod routing;
 pub mod shares;
+pub mod sharing;
 pub mod turns;

@@ -286,6 +286,7 @@ impl Simulation {
         self.busy[m] += now - run.started;
         let mut ended = std::mem::take(&mut self.ended);
         ended.clear();
+        self.machines[m].batching.took(now - run.started);
         self.machines[m].batching.ran(run.iterations, &mut ended);
         for (request, part) in ended.drain(..) {
             match part {
