@@ -9,7 +9,7 @@ use tsnode_coordinator::{
         doubling::{Doubling, Profile},
         pages::Pages,
         routing::{Asked, ShortestQueue},
-        sharing::Prompts,
+        sharing::order::{Lead, Memory, Prompts, Rules},
     },
     simulator::{
         cost::{IterationCost, Several},
@@ -40,6 +40,12 @@ fn run(batching: Box<dyn Batching>, cost: Arc<dyn IterationCost>, arrivals: &[Ar
 
 const ONE: Limits = Limits { tasks: 1, tokens: 1 << 20 };
 const AMPLE: u64 = 1 << 40;
+/// As printed, as we run it, and with one rule of the two.
+const RULES: [Rules; 3] = [
+    Rules { prompts: Prompts::Wait, memory: Memory::Kept, lead: Lead::First },
+    Rules { prompts: Prompts::Join, memory: Memory::Kept, lead: Lead::First },
+    Doubling::RULES,
+];
 
 /// Every order of `0..n`.
 fn permutations(n: usize) -> Vec<Vec<usize>> {
@@ -83,10 +89,10 @@ fn kinds() -> impl Strategy<Value = Vec<Kind>> {
 }
 
 /// The machine's services with what is exactly right of them.
-fn exact(kinds: &[Kind], prompts: Prompts) -> (Box<dyn Batching>, Arc<dyn IterationCost>) {
+fn exact(kinds: &[Kind], rules: Rules) -> (Box<dyn Batching>, Arc<dyn IterationCost>) {
     let profile = |k: &Kind| Profile::of(&[Seconds(k.takes())]);
     let pages = Pages::new(AMPLE, vec![16; kinds.len()]);
-    let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).with(prompts);
+    let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
     let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
     (Box::new(policy), Arc::new(Several::new(speeds).unwrap()))
 }
@@ -118,7 +124,7 @@ proptest! {
     fn no_order_of_present_requests_is_better(
         kinds in kinds(),
         of in prop::collection::vec(any::<prop::sample::Index>(), 1..8),
-        prompts in prop::sample::select(vec![Prompts::Join, Prompts::Wait]),
+        rules in prop::sample::select(RULES.to_vec()),
     ) {
         // They come while the machine is at something else that takes a second, so that all are there when it chooses.
         let mut arrivals: Vec<Arrival> = of
@@ -130,7 +136,7 @@ proptest! {
         let other = Kind { speed: Speed { token: 1.0, step: 1.0 }, prompt: 1, answer: 1 };
         arrivals.insert(0, Arrival { at: Seconds(0.0), asked: other.asked(kinds.len()) });
         let kinds: Vec<Kind> = kinds.into_iter().chain([other]).collect();
-        let (policy, cost) = exact(&kinds, prompts);
+        let (policy, cost) = exact(&kinds, rules);
         let found = total(&run(policy, cost, &arrivals), &kinds);
         let least = 1.0 + best(&left, 1.0);
         prop_assert!((found - least).abs() < 1e-9 * least, "{found} where {least} can be had");
@@ -143,6 +149,7 @@ proptest! {
         first in any::<prop::sample::Index>(),
         steps in any::<prop::sample::Index>(),
         of in prop::collection::vec(any::<prop::sample::Index>(), 1..7),
+        rules in prop::sample::select(RULES.to_vec()),
     ) {
         let first = first.index(kinds.len());
         let early = kinds[first];
@@ -155,7 +162,7 @@ proptest! {
         let of: Vec<usize> = of.iter().map(|i| i.index(kinds.len())).collect();
         let mut arrivals = vec![Arrival { at: Seconds(0.0), asked: early.asked(first) }];
         arrivals.extend(of.iter().map(|&k| Arrival { at: Seconds(at), asked: kinds[k].asked(k) }));
-        let (policy, cost) = exact(&kinds, Prompts::Join);
+        let (policy, cost) = exact(&kinds, rules);
         let found = total(&run(policy, cost, &arrivals), &kinds);
         let mut left = vec![(early.takes() - boundary, 0.0, early.takes())];
         left.extend(of.iter().map(|&k| (kinds[k].takes(), at, kinds[k].takes())));

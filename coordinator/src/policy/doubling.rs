@@ -4,29 +4,53 @@
 use super::{
     batching::{Limits, ServiceNo},
     pages::Pages,
-    sharing::{Order, Rank, Sharing},
+    sharing::{
+        Sharing,
+        order::{Lead, Memory, Order, Prompts, Rank, Rules},
+    },
 };
-use tsnode_protocol::Seconds;
+use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// How long a service's requests take on a machine that has nothing else to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
     /// L̂: their mean.
     pub mean: Seconds,
-    /// Their standard deviation ("Var" in the paper).
-    pub deviation: Seconds,
+    /// What the first budget is made of.
+    pub expected: Expected,
     /// Busy time of the machine after which a request goes first; infinite if never.
     pub patience: Seconds,
+}
+
+/// What a request is expected to take, nearly at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Expected {
+    /// The mean and this standard deviation ("Var" in the paper) of the service's requests: as printed.
+    AsAll(Seconds),
+    /// What its prompt takes, whose length is known, and the mean and standard deviation of the service's answers.
+    ByPrompt {
+        /// For each prompt token.
+        prompt: SecondsPerToken,
+        /// Mean of answers.
+        answer: Seconds,
+        /// Their standard deviation.
+        deviation: Seconds,
+    },
 }
 
 impl Profile {
     /// Of measured times; nobody is starved.
     #[must_use]
     pub fn of(times: &[Seconds]) -> Self {
-        let n = times.len().max(1) as f64;
-        let mean = times.iter().map(|t| t.0).sum::<f64>() / n;
-        let square = times.iter().map(|t| (t.0 - mean).powi(2)).sum::<f64>() / n;
-        Self { mean: Seconds(mean), deviation: Seconds(square.sqrt()), patience: Seconds(f64::INFINITY) }
+        let (mean, deviation) = moments(times);
+        Self { mean, expected: Expected::AsAll(deviation), patience: Seconds(f64::INFINITY) }
+    }
+
+    /// The same, with prompts that take so long for each token, and the times of answers.
+    #[must_use]
+    pub fn by_prompt(self, prompt: SecondsPerToken, answers: &[Seconds]) -> Self {
+        let (answer, deviation) = moments(answers);
+        Self { expected: Expected::ByPrompt { prompt, answer, deviation }, ..self }
     }
 
     /// The same, with requests that go first after some time.
@@ -34,6 +58,20 @@ impl Profile {
     pub fn patient(self, patience: Seconds) -> Self {
         Self { patience, ..self }
     }
+
+    fn budget(&self, tokens: u32) -> Seconds {
+        match self.expected {
+            Expected::AsAll(deviation) => self.mean + deviation,
+            Expected::ByPrompt { prompt, answer, deviation } => prompt * Tokens(f64::from(tokens)) + answer + deviation,
+        }
+    }
+}
+
+fn moments(times: &[Seconds]) -> (Seconds, Seconds) {
+    let n = times.len().max(1) as f64;
+    let mean = times.iter().map(|t| t.0).sum::<f64>() / n;
+    let square = times.iter().map(|t| (t.0 - mean).powi(2)).sum::<f64>() / n;
+    (Seconds(mean), Seconds(square.sqrt()))
 }
 
 /// What a request may still be executed for.
@@ -52,10 +90,14 @@ pub struct Budgets(Vec<Profile>);
 pub type Doubling = Sharing<Budgets>;
 
 impl Sharing<Budgets> {
-    /// An idle machine with services of these profiles; one that has none counts as one that takes no time.
+    /// The rules that do best: budgets are costs, so batches can be weighed and memory be taken back.
+    pub const RULES: Rules = Rules { prompts: Prompts::Join, memory: Memory::TakenBack, lead: Lead::Together };
+
+    /// An idle machine with services of these profiles, by [`Self::RULES`]; a service that has none counts as one that takes
+    /// no time.
     #[must_use]
     pub fn new(profiles: Vec<Profile>, limits: Limits, pages: Pages) -> Self {
-        Self::ordered(Budgets(profiles), limits, pages)
+        Self::ordered(Budgets(profiles), limits, pages).by(Self::RULES)
     }
 }
 
@@ -68,8 +110,8 @@ impl Budgets {
 impl Order for Budgets {
     type Standing = Budget;
 
-    fn enters(&self, service: ServiceNo, _: u32) -> Budget {
-        let whole = self.profile(service).map_or(Seconds(0.0), |p| p.mean + p.deviation);
+    fn enters(&self, service: ServiceNo, prompt: u32) -> Budget {
+        let whole = self.profile(service).map_or(Seconds(0.0), |p| p.budget(prompt));
         Budget { left: whole, whole }
     }
 
@@ -118,6 +160,13 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_whose_length_is_known_counts_with_it() {
+        let order = order();
+        let rank = |tokens| order.rank(ServiceNo(1), &order.enters(ServiceNo(1), tokens));
+        assert_eq!([0, 100, 200].map(rank), [0.25, 1.25, 2.25].map(Rank));
+    }
+
+    #[test]
     fn a_service_without_a_profile_does_no_harm() {
         let (order, service) = (order(), ServiceNo(9));
         let mut budget = order.enters(service, 1);
@@ -128,7 +177,7 @@ mod tests {
     #[test]
     fn profiles_are_measured() {
         let profile = Profile::of(&[1.0, 3.0].map(Seconds));
-        assert_eq!((profile.mean, profile.deviation), (Seconds(2.0), Seconds(1.0)));
+        assert_eq!((profile.mean, profile.expected), (Seconds(2.0), Expected::AsAll(Seconds(1.0))));
         assert_eq!(Profile::of(&[]).mean, Seconds(0.0));
     }
 }

@@ -44,6 +44,12 @@ impl Pages {
         self.used.saturating_add(pages) <= self.all
     }
 
+    /// Pages that nobody uses.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.all.saturating_sub(self.used)
+    }
+
     /// Pages in use.
     #[must_use]
     pub fn used(&self) -> u64 {
