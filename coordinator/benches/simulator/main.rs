@@ -7,6 +7,7 @@
 
 mod claims;
 mod cronus;
+mod sharing;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +25,10 @@ fn main() {
     if is_wanted("speed") {
         println!("\n## speed\n");
         speed::print();
+    }
+    if is_wanted("sharing") {
+        println!("\n## sharing\n");
+        sharing::print();
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

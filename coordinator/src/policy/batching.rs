@@ -1,5 +1,7 @@
 //! What a machine runs next: the seam between batching policies and whoever drives them.
 
+use tsnode_protocol::Seconds;
+
 /// A request's number; smaller is earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestNo(pub u32);
@@ -117,6 +119,11 @@ pub trait Batching: std::fmt::Debug + Send {
 
     /// The tasks that start with the batch just chosen.
     fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part));
+
+    /// What has just run took so long; said before [`Self::ran`], to policies that count time.
+    fn took(&mut self, time: Seconds) {
+        let _ = time;
+    }
 
     /// The oldest batch has run so many iterations. Tasks that this ends, in the batch's order.
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>);

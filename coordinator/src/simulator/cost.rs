@@ -1,13 +1,13 @@
 //! How long an iteration takes: one question, answered by the cost model, by measurements or by tables.
 
 use crate::{
-    policy::batching::Batch,
+    policy::{batching::Batch, routing::Asked},
     scheduler::{
         cost::{Decode, Prefill},
         parallel::Config,
     },
 };
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// A machine's speed.
@@ -37,6 +37,42 @@ pub trait IterationCost: Debug + Send + Sync {
     fn handover(&self, place: usize, batch: &Batch) -> Seconds {
         let _ = (place, batch);
         Seconds(0.0)
+    }
+}
+
+/// How long a request takes on a machine that has nothing else to do.
+#[must_use]
+pub fn alone(cost: &dyn IterationCost, asked: Asked) -> Seconds {
+    let tokens = u64::from(asked.prompt);
+    let none = Batch { service: asked.service, iterations: 1, ..Batch::default() };
+    let prompt = Batch { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, ..none };
+    let step = |n: u32| cost.iteration(&Batch { answers: 1, context: tokens + u64::from(n), ..none });
+    cost.iteration(&prompt) + cost.delay(&prompt) + (1..asked.answer).map(step).sum::<Seconds>()
+}
+
+/// A machine with several services, each with its model's speed.
+#[derive(Clone, Debug)]
+pub struct Several(Vec<Arc<dyn IterationCost>>);
+
+impl Several {
+    /// Services in order of their numbers; numbers past the last cost what the last does. `None` of none.
+    #[must_use]
+    pub fn new(services: Vec<Arc<dyn IterationCost>>) -> Option<Self> {
+        (!services.is_empty()).then_some(Self(services))
+    }
+
+    fn of(&self, batch: &Batch) -> &dyn IterationCost {
+        &*self.0[usize::from(batch.service.0).min(self.0.len() - 1)]
+    }
+}
+
+impl IterationCost for Several {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        self.of(batch).iteration(batch)
+    }
+
+    fn delay(&self, batch: &Batch) -> Seconds {
+        self.of(batch).delay(batch)
     }
 }
 

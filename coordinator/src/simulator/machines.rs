@@ -351,6 +351,7 @@ impl Simulation {
         self.busy[m] += busy;
         let mut ended = std::mem::take(&mut self.ended);
         ended.clear();
+        self.machines[m].batching.took(busy);
         self.machines[m].batching.ran(iterations, &mut ended);
         for (request, part) in ended.drain(..) {
             match part {

@@ -9,7 +9,7 @@ use crate::scheduler::{
     workload::Request,
 };
 use serde::Serialize;
-use tsnode_protocol::{Bytes, BytesPerToken, Tokens};
+use tsnode_protocol::{Bytes, BytesPerToken, Seconds, Tokens};
 
 /// Percentiles of a time (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -120,6 +120,14 @@ impl Summary {
             events: outcome.events,
         }
     }
+}
+
+/// Normalised latencies (SeaLLM Equation 1): each request's whole time over the mean time that its service's requests take
+/// alone, `means` by service; infinite for those that never ended.
+#[must_use]
+pub fn normalised(traces: &[Trace], means: &[Seconds]) -> Sorted {
+    let mean = |t: &Trace| means.get(usize::from(t.arrival.asked.service.0)).map_or(f64::NAN, |m| m.0);
+    Sorted::new(traces.iter().map(|t| (t.end - t.arrival.at).0 / mean(t)))
 }
 
 fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {

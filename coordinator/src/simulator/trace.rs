@@ -2,7 +2,7 @@
 
 use super::machines::Arrival;
 use crate::{
-    policy::routing::Asked,
+    policy::{batching::ServiceNo, routing::Asked},
     scheduler::{dice::Dice, workload::Workload},
 };
 use tsnode_protocol::Seconds;
@@ -105,6 +105,18 @@ pub fn drawn(workload: &Workload, rate: f64, requests: usize, arriving: Arriving
         Arrival { at, asked: Asked::new(tokens(request.prompt.0), tokens(request.answer.0)) }
     };
     (0..requests).map(|_| next()).collect()
+}
+
+/// Lists of several services, the first for service 0, as one list in order of arrival.
+#[must_use]
+pub fn beside(lists: Vec<Vec<Arrival>>) -> Vec<Arrival> {
+    let mut all = Vec::with_capacity(lists.iter().map(Vec::len).sum());
+    for (service, list) in lists.into_iter().enumerate() {
+        let service = ServiceNo(service as u16);
+        all.extend(list.into_iter().map(|a| Arrival { asked: Asked { service, ..a.asked }, ..a }));
+    }
+    all.sort_by(|a, b| a.at.0.total_cmp(&b.at.0));
+    all
 }
 
 /// A gap of mean one. Of two exponentials with balanced means, the squared variation c² wants the likelier one drawn with
