@@ -5,7 +5,7 @@
 //! | what happens when | [`agenda`] |
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
-//! | a pipeline with several batches on their way | `ring` |
+//! | a pipeline with several batches on their way | `ring`; a plan's group as one: [`pipeline`] |
 //! | which requests come | [`trace`]: read, or drawn from a workload |
 //! | what came of it | [`summary`], [`percentile`] |
 //! | measured times from a file | [`table`] |
@@ -16,6 +16,7 @@ pub mod agenda;
 pub mod cost;
 pub mod machines;
 pub mod percentile;
+pub mod pipeline;
 mod replay;
 mod ring;
 pub mod splitwise;
@@ -23,4 +24,4 @@ pub mod summary;
 pub mod table;
 pub mod trace;
 
-pub use replay::{Batches, Dispatch, Parts, Replay, Report, replay};
+pub use replay::{Batches, Dispatch, Parts, Replay, Report, replay, replay_by};

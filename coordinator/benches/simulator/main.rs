@@ -1,9 +1,10 @@
-//! How fast the simulator is, and whether Splitwise's claims follow from it.
+//! How fast the simulator is, whether Splitwise's claims follow from it, and how far closed forms are from it.
 //!
-//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims]`; without a name, both. `claims` needs Azure's
+//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims|appj]`; without a name, all. `claims` needs Azure's
 //! traces and the table of times that lie beside the project, and says so where they are absent.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
+mod appj;
 mod claims;
 mod speed;
 
@@ -22,6 +23,10 @@ fn main() {
     if is_wanted("speed") {
         println!("\n## speed\n");
         speed::print();
+    }
+    if is_wanted("appj") {
+        println!("\n## appj\n");
+        appj::print();
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

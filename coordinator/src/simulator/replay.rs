@@ -2,11 +2,14 @@
 //! another. Prompts in order at each prefill group, KV in order on each link, decode batches formed anew before each
 //! iteration.
 
-use super::machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
+use super::{
+    machines::{Arrival, Links, Machine, Outcome, Simulation, Trace},
+    pipeline::Pipeline,
+};
 use crate::{
     policy::{
         ageing::Ageing,
-        batching::{Batching, Limits},
+        batching::Limits,
         chunked::Chunked,
         routing::{Asked, MachineNo, Route, Routing},
         shares::{Anywhere, Shares, Shortest, Way as Share},
@@ -58,9 +61,21 @@ impl Report {
 /// Replays requests of a problem's workload on a plan.
 #[must_use]
 pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
+    replay_by(evaluator, groups, plan, Batches::Turns, how)
+}
+
+/// The same with machines that batch otherwise.
+#[must_use]
+pub fn replay_by(
+    evaluator: &mut Evaluator<'_>,
+    groups: &[GroupNo],
+    plan: &Evaluation,
+    batches: Batches,
+    how: Replay,
+) -> Report {
     let problem = evaluator.problem();
     let (arrivals, kinds) = requests(problem, how);
-    let parts = Parts::new(evaluator, groups, plan, Batches::Turns);
+    let parts = Parts::new(evaluator, groups, plan, batches);
     let outcome = parts.simulation(Dispatch::Shares, how.seed).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
@@ -89,11 +104,15 @@ pub enum Dispatch {
 /// How a plan's machines batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batches {
-    /// Prompts first, one after the other; then all answers that have a place.
+    /// Prompts first, one after the other; then all answers that have a place. A group of several stages takes the next
+    /// when its slowest stage is free, as the closed forms have it.
     Turns,
+    /// The same, with stages of a group at different batches.
+    Rings,
     /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
     Mixed(Limits),
-    /// Answers, and beside them prompts in chunks, within a number of tokens.
+    /// Answers, and beside them prompts in chunks, within a number of tokens; as many batches on their way as a group has
+    /// stages. What nodes do.
     Chunked(u32),
 }
 
@@ -107,18 +126,30 @@ impl Parts {
             let way = evaluator.way(groups[share.prefill], groups[share.decode]).clone();
             links.ways.insert((machine(share.prefill), machine(share.decode)), way);
         }
+        let problem = evaluator.problem();
         let group = |g: &GroupNo| {
             let config = &evaluator.shelved(*g).rated.config;
+            let (places, stages) = (config.batch as usize, config.stages.len());
+            let pipeline = || Arc::new(Pipeline::new(problem, config));
             let capacity = config.kv_tokens.0.max(0.0) as u64;
-            let batching: Box<dyn Batching> = match batches {
-                Batches::Turns => Box::new(Turns::new(config.batch as usize, capacity)),
-                Batches::Mixed(limits) => {
-                    let tasks = limits.tasks.min(config.batch as usize).max(1);
-                    Box::new(Ageing::new(Limits { tasks, ..limits }, capacity))
+            match batches {
+                Batches::Turns => {
+                    Machine { batching: Box::new(Turns::new(places, capacity)), cost: Arc::new(config.clone()) }
                 }
-                Batches::Chunked(tokens) => Box::new(Chunked::new(tokens, config.batch as usize, capacity)),
-            };
-            Machine { batching, cost: Arc::new(config.clone()) }
+                Batches::Rings => {
+                    let batching = Turns::new(places, capacity).in_stages(stages);
+                    Machine { batching: Box::new(batching), cost: pipeline() }
+                }
+                Batches::Mixed(limits) => {
+                    let tasks = limits.tasks.min(places).max(1);
+                    let batching = Ageing::new(Limits { tasks, ..limits }, capacity);
+                    Machine { batching: Box::new(batching), cost: Arc::new(config.clone()) }
+                }
+                Batches::Chunked(tokens) => {
+                    let batching = Chunked::new(tokens, places, capacity).in_stages(stages);
+                    Machine { batching: Box::new(batching), cost: pipeline() }
+                }
+            }
         };
         let share =
             |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
