@@ -5,7 +5,7 @@
 //! | what happens when | [`agenda`] |
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
-//! | a pipeline with several batches on their way | `ring` |
+//! | a pipeline with several batches on their way | `ring`; a plan's group as one: [`pipeline`] |
 //! | which requests come | [`trace`]: read, or drawn from a workload |
 //! | what came of it | [`summary`], [`percentile`] |
 //! | measured times from a file | [`table`] |
@@ -19,6 +19,7 @@ pub mod cost;
 pub mod cronus;
 pub mod machines;
 pub mod percentile;
+pub mod pipeline;
 mod replay;
 mod ring;
 pub mod splitwise;
@@ -27,4 +28,4 @@ pub mod table;
 pub mod trace;
 
 pub use crate::policy::choice::{Batches, Dispatch};
-pub use replay::{Parts, Replay, Report, replay};
+pub use replay::{Parts, Replay, Report, replay, replay_by};

@@ -253,7 +253,8 @@ fn a_broken_ring_ends_everything_once() {
 }
 
 /// The policies nodes can be given.
-const POLICIES: [Batches; 3] = [Batches::Chunked(8), Batches::Turns, Batches::Mixed(Limits { tasks: 4, tokens: 16 })];
+const POLICIES: [Batches; 4] =
+    [Batches::Chunked(8), Batches::Turns, Batches::Rings, Batches::Mixed(Limits { tasks: 4, tokens: 16 })];
 
 /// Requests of every kind, cancelled, begun and fed at random moments: each ends once, indices have no gap, and every
 /// page comes back; whatever the policy.
@@ -266,7 +267,7 @@ fn every_request_ends_once_whatever_the_order() {
             (state >> 33) % n
         };
         let stages = 1 + dice(3) as u16;
-        let mut story = Story::with(POLICIES[(seed % 3) as usize], stages, 60);
+        let mut story = Story::with(POLICIES[(seed % 4) as usize], stages, 60);
         let kinds: Vec<u64> = (0..8).map(|_| dice(3)).collect();
         for (n, kind) in kinds.iter().enumerate() {
             let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();

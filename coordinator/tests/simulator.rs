@@ -15,7 +15,7 @@ use tsnode_coordinator::{
         turns::Turns,
     },
     simulator::{
-        cost::{Line, Table},
+        cost::{IterationCost, Line, Table},
         machines::{Alike, Arrival, Machine, Outcome, Simulation},
     },
 };
@@ -32,6 +32,33 @@ struct Watched<B> {
     inner: B,
     /// Limits that a batch must keep.
     limits: Option<Limits>,
+    under_way: usize,
+}
+
+impl<B: Batching> Watched<B> {
+    fn new(inner: B, limits: Option<Limits>) -> Box<Self> {
+        Box::new(Self { inner, limits, under_way: 0 })
+    }
+}
+
+/// A machine cut in stages; the first has most to do.
+#[derive(Debug)]
+struct Cut {
+    whole: Table,
+    stages: usize,
+}
+
+impl IterationCost for Cut {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        self.whole.iteration(batch)
+    }
+    fn stages(&self) -> usize {
+        self.stages
+    }
+    fn stage(&self, place: usize, batch: &Batch) -> Seconds {
+        let parts = (self.stages * (self.stages + 1) / 2) as f64;
+        self.iteration(batch) * ((self.stages - place) as f64 / parts)
+    }
 }
 
 impl<B: Batching> Batching for Watched<B> {
@@ -50,8 +77,13 @@ impl<B: Batching> Batching for Watched<B> {
     fn release(&mut self, request: RequestNo) -> u64 {
         self.inner.release(request)
     }
+    fn at_once(&self) -> usize {
+        self.inner.at_once()
+    }
     fn select(&mut self) -> Batch {
+        assert!(self.under_way < self.inner.at_once(), "more batches than it can have");
         let batch = self.inner.select();
+        self.under_way += usize::from(!batch.is_empty());
         if let Some(limits) = self.limits {
             assert!(batch.tasks() <= limits.tasks, "{batch:?}");
             assert!(batch.tasks() == 1 || batch.tokens() <= u64::from(limits.tokens), "{batch:?}");
@@ -65,6 +97,7 @@ impl<B: Batching> Batching for Watched<B> {
         self.inner.chosen(starting);
     }
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+        self.under_way -= 1;
         self.inner.ran(iterations, ended);
     }
     fn seen(&self) -> Seen {
@@ -96,17 +129,17 @@ enum Routes {
     Queues,
 }
 
-fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64) -> Simulation {
+fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, stages: usize) -> Simulation {
     let line = |y: f64| Line::new(vec![(1.0, y), (1000.0, 20.0 * y)]).unwrap();
-    let cost = Arc::new(Table { prompt: line(0.01), answer: line(0.02) });
+    let cost = Arc::new(Cut { whole: Table { prompt: line(0.01), answer: line(0.02) }, stages });
     let batching = || -> Box<dyn Batching> {
         match batches {
-            Batches::Ageing => Box::new(Watched { inner: Ageing::new(LIMITS, capacity), limits: Some(LIMITS) }),
-            Batches::Turns => Box::new(Watched { inner: Turns::new(4, capacity), limits: None }),
+            Batches::Ageing => Watched::new(Ageing::new(LIMITS, capacity), Some(LIMITS)),
+            Batches::Turns => Watched::new(Turns::new(4, capacity).in_stages(stages), None),
             Batches::Chunked => {
-                Box::new(Watched { inner: Chunked::new(LIMITS.tokens, LIMITS.tasks, capacity), limits: None })
+                Watched::new(Chunked::new(LIMITS.tokens, LIMITS.tasks, capacity).in_stages(stages), None)
             }
-            Batches::Greedy => Box::new(Watched { inner: Greedy::new(1000, 2000), limits: None }),
+            Batches::Greedy => Watched::new(Greedy::new(1000, 2000), None),
         }
     };
     let all = (0..machines).map(|_| Machine { batching: batching(), cost: cost.clone() }).collect();
@@ -157,12 +190,13 @@ proptest! {
     fn every_request_ends_once_and_alike_each_time(
         arrivals in arrivals(),
         machines in 1usize..6,
+        stages in 1usize..5,
         batches in prop::sample::select(vec![Batches::Ageing, Batches::Turns, Batches::Greedy, Batches::Chunked]),
         routes in prop::sample::select(vec![
             Routes::Shortest, Routes::Pools, Routes::Shares, Routes::Live, Routes::Anywhere, Routes::Queues,
         ]),
     ) {
-        let run = || simulation(machines, batches, routes, AMPLE).run(&arrivals, &|_| false);
+        let run = || simulation(machines, batches, routes, AMPLE, stages).run(&arrivals, &|_| false);
         let outcome = run();
         check(&outcome, arrivals.len());
         prop_assert_eq!(&run().traces, &outcome.traces);
@@ -176,7 +210,7 @@ proptest! {
         machines in 1usize..6,
         routes in prop::sample::select(vec![Routes::Shortest, Routes::Pools, Routes::Shares]),
     ) {
-        let outcome = simulation(machines, Batches::Ageing, routes, TIGHT).run(&arrivals, &|_| false);
+        let outcome = simulation(machines, Batches::Ageing, routes, TIGHT, 1).run(&arrivals, &|_| false);
         prop_assert_eq!(outcome.arrived, arrivals.len());
     }
 }
@@ -185,7 +219,7 @@ proptest! {
 fn a_stopped_run_gives_what_there_is() {
     let all: Vec<Arrival> =
         (0..20_000).map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: Asked::new(50, 3) }).collect();
-    let outcome = simulation(2, Batches::Turns, Routes::Live, AMPLE).run(&all, &|arrived| arrived > 5000);
+    let outcome = simulation(2, Batches::Turns, Routes::Live, AMPLE, 1).run(&all, &|arrived| arrived > 5000);
     assert!(outcome.arrived > 5000 && outcome.arrived < 20_000, "{}", outcome.arrived);
     assert!(outcome.traces.iter().take(4000).all(|t| t.end.is_finite()));
 }
@@ -197,10 +231,41 @@ fn the_shortest_queue_is_found() {
     let short = |n: u32| Arrival { at: Seconds(f64::from(n) * 1e-3), asked: Asked::new(10, 1) };
     let all: Vec<Arrival> = std::iter::once(long).chain((1..40).map(short)).collect();
     let beside = |routes| {
-        let outcome = simulation(2, Batches::Turns, routes, AMPLE).run(&all, &|_| false);
+        let outcome = simulation(2, Batches::Turns, routes, AMPLE, 1).run(&all, &|_| false);
         let busy = outcome.traces[0].route.unwrap().prompt;
         outcome.traces[1..].iter().filter(|t| t.route.unwrap().prompt == busy).count()
     };
     assert_eq!(beside(Routes::Queues), 0, "the shortest queue");
     assert!(beside(Routes::Shares).abs_diff(19) <= 2, "half, whatever the queues");
+}
+
+/// A second for each stage, whatever the batch.
+#[derive(Debug)]
+struct Even(usize);
+
+impl IterationCost for Even {
+    fn iteration(&self, _: &Batch) -> Seconds {
+        Seconds(1.0)
+    }
+    fn stages(&self) -> usize {
+        self.0
+    }
+}
+
+/// Two requests on a pipeline of two stages take turns: while one is at the second stage the other is at the first.
+#[test]
+fn a_pipeline_is_at_a_batch_with_every_stage() {
+    let batching = Watched::new(Turns::new(4, AMPLE).in_stages(2), None);
+    let routing = Box::new(ShortestQueue::new(1));
+    let links = Box::new(Alike { per_token: SecondsPerToken(0.0) });
+    let machine = Machine { batching, cost: Arc::new(Even(2)) };
+    let both = [Arrival { at: Seconds(0.0), asked: Asked::new(10, 3) }; 2];
+    let outcome = Simulation::new(vec![machine], routing, links).run(&both, &|_| false);
+    let times = |n: usize| {
+        let t = outcome.traces[n];
+        [t.prompt_start, t.first, t.answer_start, t.end].map(|s| s.0)
+    };
+    assert_eq!(times(0), [0.0, 2.0, 2.0, 6.0]);
+    assert_eq!(times(1), [1.0, 3.0, 3.0, 7.0]);
+    assert!((outcome.busy[0] - 6.0 / 7.0).abs() < 1e-12, "{:?}", outcome.busy);
 }

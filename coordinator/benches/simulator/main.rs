@@ -1,10 +1,11 @@
-//! How fast the simulator is, and whether Splitwise's claims follow from it.
+//! How fast the simulator is, whether Splitwise's claims follow from it, and how far closed forms are from it.
 //!
 //! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims|cronus]`; without a name, all. `claims` needs
 //! Azure's traces and the table of times that lie beside the project, and says so where they are absent; `cronus` takes a
 //! workload like theirs then.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
+mod appj;
 mod claims;
 mod cronus;
 mod sharing;
@@ -29,6 +30,10 @@ fn main() {
     if is_wanted("sharing") {
         println!("\n## sharing\n");
         sharing::print();
+    }
+    if is_wanted("appj") {
+        println!("\n## appj\n");
+        appj::print();
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

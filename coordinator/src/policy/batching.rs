@@ -109,7 +109,7 @@ pub trait Batching: std::fmt::Debug + Send {
     /// A request's KV is no longer needed here; how many tokens of it there were.
     fn release(&mut self, request: RequestNo) -> u64;
 
-    /// Batches it can have on their way at once.
+    /// Batches it can have on their way at once, where a machine has stages for them.
     fn at_once(&self) -> usize {
         1
     }

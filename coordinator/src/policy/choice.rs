@@ -47,11 +47,15 @@ impl Dispatch {
 /// How a machine batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batches {
-    /// Prompts first, one after the other; then all answers that have a place.
+    /// Prompts first, one after the other; then all answers that have a place. A group of several stages takes the next
+    /// when its slowest stage is free, as the closed forms have it.
     Turns,
+    /// The same, with stages of a group at different batches.
+    Rings,
     /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
     Mixed(Limits),
-    /// Answers, and beside them prompts in chunks, within a number of tokens: what nodes do.
+    /// Answers, and beside them prompts in chunks, within a number of tokens; as many batches on their way as a group has
+    /// stages. What nodes do.
     Chunked(u32),
 }
 
@@ -67,11 +71,18 @@ pub struct Room {
 }
 
 impl Batches {
+    /// Whether the stages of a pipeline are at different batches.
+    #[must_use]
+    pub fn fill_pipelines(self) -> bool {
+        matches!(self, Self::Rings | Self::Chunked(_))
+    }
+
     /// The policy, on an idle machine.
     #[must_use]
     pub fn batching(self, room: Room) -> Box<dyn Stepwise> {
         match self {
-            Self::Turns => Box::new(Turns::new(room.places, room.tokens).in_stages(room.stages)),
+            Self::Turns => Box::new(Turns::new(room.places, room.tokens)),
+            Self::Rings => Box::new(Turns::new(room.places, room.tokens).in_stages(room.stages)),
             Self::Mixed(limits) => {
                 let tasks = limits.tasks.min(room.places).max(1);
                 Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))

@@ -1,5 +1,6 @@
 //! Prompts first, one after the other as they came; then a step of all answers that have a place (continuous batching).
-//! On a pipeline each batch is a prompt, or its share of the answers.
+//! On a pipeline each batch is a prompt, or its share of the answers. There may be as many batches of answers as there are
+//! stages, and any number of prompts: fewer would leave stages idle behind a long one.
 
 use super::{
     batching::{Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
@@ -48,7 +49,7 @@ impl Turns {
         }
     }
 
-    /// On a pipeline of so many stages, as many batches are on their way.
+    /// On a pipeline of so many stages.
     #[must_use]
     pub fn in_stages(self, stages: usize) -> Self {
         Self { answers: self.answers.in_stages(stages), ..self }
@@ -66,12 +67,16 @@ impl Turns {
     }
 
     fn answer_batch(&mut self) -> Batch {
-        self.answers.admit(&mut self.starting);
-        let (answers, context) = self.answers.share();
-        if answers > 0 {
-            self.batches.push_back(Turn::Answers(answers));
+        let mut batch = Batch { iterations: 1, ..Batch::default() };
+        if self.batches.iter().filter(|b| matches!(b, Turn::Answers(_))).count() >= self.answers.stages() {
+            return batch;
         }
-        Batch { answers, context, iterations: 1, ..Batch::default() }
+        self.answers.admit(&mut self.starting);
+        (batch.answers, batch.context) = self.answers.share();
+        if !batch.is_empty() {
+            self.batches.push_back(Turn::Answers(batch.answers));
+        }
+        batch
     }
 }
 
@@ -111,7 +116,7 @@ impl Batching for Turns {
     }
 
     fn at_once(&self) -> usize {
-        self.answers.stages()
+        if self.answers.stages() > 1 { usize::MAX } else { 1 }
     }
 
     fn select(&mut self) -> Batch {

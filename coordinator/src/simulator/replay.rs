@@ -2,7 +2,11 @@
 //! another. Prompts in order at each prefill group, KV in order on each link, decode batches formed anew before each
 //! iteration.
 
-use super::machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
+use super::{
+    cost::IterationCost,
+    machines::{Arrival, Links, Machine, Outcome, Simulation, Trace},
+    pipeline::Pipeline,
+};
 use crate::{
     policy::{
         choice::{Batches, Dispatch, Draws, Room},
@@ -55,9 +59,21 @@ impl Report {
 /// Replays requests of a problem's workload on a plan.
 #[must_use]
 pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
+    replay_by(evaluator, groups, plan, Batches::Turns, how)
+}
+
+/// The same with machines that batch otherwise.
+#[must_use]
+pub fn replay_by(
+    evaluator: &mut Evaluator<'_>,
+    groups: &[GroupNo],
+    plan: &Evaluation,
+    batches: Batches,
+    how: Replay,
+) -> Report {
     let problem = evaluator.problem();
     let (arrivals, kinds) = requests(problem, how);
-    let parts = Parts::new(evaluator, groups, plan, Batches::Turns);
+    let parts = Parts::new(evaluator, groups, plan, batches);
     let outcome = parts.simulation(Dispatch::Shares, how.seed).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
@@ -80,11 +96,16 @@ impl Parts {
             let way = evaluator.way(groups[share.prefill], groups[share.decode]).clone();
             links.ways.insert((machine(share.prefill), machine(share.decode)), way);
         }
+        let problem = evaluator.problem();
         let group = |g: &GroupNo| {
             let config = &evaluator.shelved(*g).rated.config;
+            let (places, stages) = (config.batch as usize, config.stages.len());
+            let pipeline = || Arc::new(Pipeline::new(problem, config));
             let capacity = config.kv_tokens.0.max(0.0) as u64;
-            let room = Room { places: config.batch as usize, tokens: capacity, stages: 1 };
-            Machine { batching: batches.batching(room), cost: Arc::new(config.clone()) }
+            let room = Room { places, tokens: capacity, stages };
+            let cost: Arc<dyn IterationCost> =
+                if batches.fill_pipelines() { pipeline() } else { Arc::new(config.clone()) };
+            Machine { batching: batches.batching(room), cost }
         };
         let share =
             |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };

@@ -1,5 +1,5 @@
-//! A pipeline as a ring: as many batches on their way as it has stages, each moving on when its stage is done (DistServe's
-//! simulator).
+//! A pipeline as a ring: a batch may enter when the first stage is free, and moves on when its stage is done (DistServe's
+//! simulator). How many may be on their way at once is the policy's to say.
 //!
 //! Batches do not overtake each other, so that when one leaves a stage is known when it enters the first: once it has
 //! come from the stage before, and the batch before it has left.
@@ -12,8 +12,9 @@ use tsnode_protocol::Seconds;
 /// The stages of a machine and what is on its way through them.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// When each stage has done all that has entered.
+    /// When each stage has done all that has entered, and when the last of it leaves.
     free: Vec<Seconds>,
+    last: Seconds,
     /// How long each batch on its way keeps a stage, on average.
     under_way: VecDeque<Seconds>,
     /// Batches on their way at most.
@@ -32,9 +33,12 @@ pub(super) struct Passage {
 impl Ring {
     /// Of a machine, unless it takes one batch at a time.
     pub(super) fn of(machine: &Machine) -> Option<Self> {
-        let stages = machine.cost.stages();
-        let most = stages.min(machine.batching.at_once());
-        (most > 1).then(|| Self { free: vec![Seconds(0.0); stages], under_way: VecDeque::new(), most })
+        let (stages, most) = (machine.cost.stages(), machine.batching.at_once());
+        (stages > 1 && most > 1).then(|| Self::new(stages, most))
+    }
+
+    fn new(stages: usize, most: usize) -> Self {
+        Self { free: vec![Seconds(0.0); stages], last: Seconds(0.0), under_way: VecDeque::new(), most }
     }
 
     /// Whether a batch may enter.
@@ -52,7 +56,9 @@ impl Ring {
             busy += time;
         }
         self.under_way.push_back(busy / self.free.len() as f64);
-        Passage { first: self.free[0], last: at }
+        // Prompts are not handed back to the first stage: still they do not overtake what is.
+        self.last = self.last.max(at);
+        Passage { first: self.free[0], last: self.last }
     }
 
     /// The oldest batch is done; how long it kept a stage, on average.
@@ -86,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_batch_waits_for_the_one_before_it_at_every_stage() {
-        let mut ring = Ring { free: vec![Seconds(0.0); 3], under_way: VecDeque::new(), most: 3 };
+        let mut ring = Ring::new(3, 3);
         let odd = Batch { prompts: 1, ..Batch::default() };
         let even = Batch { prompts: 2, ..Batch::default() };
         // Stages are left at 1, 3, 4; at 2, 5, 6: the second waited from 2 to 3; at 3, 6, 7: the third from 3 to 5.
@@ -97,7 +103,7 @@ mod tests {
         assert_eq!(enter(&odd, 0.0), Passage { first: Seconds(1.0), last: Seconds(4.5) });
         assert_eq!(enter(&odd, 1.0), Passage { first: Seconds(2.0), last: Seconds(6.5) });
         assert_eq!(enter(&even, 2.0), Passage { first: Seconds(3.0), last: Seconds(7.5) });
-        assert!(!ring.takes(Seconds(3.0)), "as many as there are stages");
+        assert!(!ring.takes(Seconds(3.0)), "as many as may be on their way");
         assert_eq!(ring.leave(), Seconds(4.0 / 3.0));
         assert!(ring.takes(Seconds(4.5)));
     }

@@ -1,0 +1,135 @@
+//! A plan's group stage by stage: what its [`Config`] sums up as the slowest of them and the way through all.
+
+use super::cost::IterationCost;
+use crate::{
+    policy::batching::Batch,
+    scheduler::{
+        Problem,
+        cost::{Decode, Ends, Prefill},
+        parallel::{Config, Stage},
+    },
+};
+use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
+
+/// A stage and the way to the next.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    prefill: Prefill,
+    decode: Decode,
+    /// Handing over: whatever the batch, and for each token in it.
+    latency: Seconds,
+    per_token: SecondsPerToken,
+}
+
+/// A group that may be at as many batches as it has stages.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    parts: Vec<Part>,
+    whole: Config,
+}
+
+impl Pipeline {
+    /// Of a configuration.
+    #[must_use]
+    pub fn new(problem: &Problem, config: &Config) -> Self {
+        let stages = &config.stages;
+        let part = |(place, stage): (usize, &Stage)| {
+            let ends = Ends { first: place == 0, last: place + 1 == stages.len() };
+            let cost = problem.layer_cost(stage.instance, stage.tp)?;
+            let (prefill, decode) = (cost.stage_prefill(stage.layers, ends), cost.stage_decode(stage.layers, ends));
+            let mut part = Part { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
+            if stages.len() > 1 {
+                let path = problem.cluster.path(stage.instance, stages[(place + 1) % stages.len()].instance);
+                let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element);
+                part.latency = path.latency;
+                // What the last stage hands back is a few token numbers.
+                part.per_token = if ends.last { part.per_token } else { (row / path.bandwidth).per_token() };
+            }
+            Some(part)
+        };
+        Self { parts: stages.iter().enumerate().filter_map(part).collect(), whole: config.clone() }
+    }
+}
+
+impl IterationCost for Pipeline {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        IterationCost::iteration(&self.whole, batch)
+    }
+
+    fn delay(&self, batch: &Batch) -> Seconds {
+        self.whole.delay(batch)
+    }
+
+    fn stages(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn stage(&self, place: usize, batch: &Batch) -> Seconds {
+        let Part { prefill, decode, .. } = &self.parts[place];
+        let mut time = Seconds(0.0);
+        if batch.prompts > 0 {
+            let (n, tokens) = (f64::from(batch.prompts), Tokens(batch.prompt_tokens as f64));
+            time += prefill.mean(tokens, batch.prompt_squares as f64) + prefill.fixed * (n - 1.0);
+        }
+        if batch.answers > 0 {
+            let n = f64::from(batch.answers);
+            time += decode.time(n, Tokens(batch.context as f64 / n));
+        }
+        time
+    }
+
+    fn handover(&self, place: usize, batch: &Batch) -> Seconds {
+        let Part { latency, per_token, .. } = self.parts[place];
+        // A prompt's first token leaves for the client, not for the first stage.
+        let leaves = place + 1 == self.parts.len() && batch.answers == 0;
+        if leaves { Seconds(0.0) } else { latency + per_token * Tokens(batch.tokens() as f64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::{
+        Cluster, Evaluator, Slo, Space, Workload, cluster_file, figures::Column, models, search, slo::Reference,
+    };
+
+    fn cloud32() -> Cluster {
+        let text = cluster_file::SHIPPED.iter().find(|(n, _)| *n == "cloud32").unwrap().1;
+        cluster_file::read(text, Column::Paper, Some("default")).unwrap()
+    }
+
+    /// What closed forms say of a group is what its stages say together.
+    #[test]
+    fn stages_sum_up_to_the_closed_forms() {
+        let model = models::by_name("LLaMA-30B").unwrap();
+        let reference = Reference::a100(&model, Column::Paper).unwrap();
+        let workload = Workload::named("coding").unwrap();
+        let problem =
+            Problem::new(cloud32(), model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap();
+        let effort = search::Effort { steps: 5, neighbours: 5, memory: 5, walks: 1, threads: 1 };
+        let found = search::search(&problem, 0, effort, &|| false);
+        let mut evaluator = Evaluator::new(&problem);
+        let groups = search::shelved(&mut evaluator, &found.grouping).unwrap();
+        let mut several = 0;
+        for &group in &groups {
+            let config = &evaluator.shelved(group).rated.config;
+            let pipeline = Pipeline::new(&problem, config);
+            let p = pipeline.stages();
+            several += usize::from(p > 1);
+            let way = |batch: &Batch| -> Seconds {
+                (0..p).map(|s| pipeline.stage(s, batch) + pipeline.handover(s, batch)).sum()
+            };
+            let slowest = |batch: &Batch| (0..p).map(|s| pipeline.stage(s, batch)).fold(Seconds(0.0), Seconds::max);
+            let close = |a: Seconds, b: Seconds, what: &str| {
+                assert!((a / b - 1.0).abs() < 1e-9, "{what}: {a:?} {b:?} {config:?}")
+            };
+            let prompt = Batch { prompts: 1, prompt_tokens: 1000, prompt_squares: 1_000_000, ..Batch::default() };
+            close(way(&prompt), config.latency.time(Tokens(1000.0)), "latency");
+            close(slowest(&prompt), config.busy.time(Tokens(1000.0)), "busy");
+            let part = Batch { answers: 8, context: 8 * 1000, ..Batch::default() };
+            let round = way(&part).max(slowest(&part) * p as f64);
+            close(round, config.iteration(8.0 * p as f64, Tokens(1000.0)), "round");
+        }
+        assert!(several > 0, "some group has several stages");
+    }
+}
