@@ -10,6 +10,7 @@ pub mod gate;
 pub mod gateway;
 pub mod layout;
 pub mod planner;
+pub mod plot;
 pub mod policy;
 pub mod router;
 pub mod scheduler;

@@ -6,7 +6,8 @@
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
 //! | which requests come | [`trace`]: read, or drawn from a workload |
-//! | what came of it | [`summary`], [`percentile`] |
+//! | what came of it | [`summary`], [`percentile`], [`memory`] |
+//! | what machines did when | [`timeline`], drawn by [`picture`] |
 //! | measured times from a file | [`table`] |
 //! | the clusters of Splitwise's evaluation | [`splitwise`] |
 //! | how does a plan do | [`replay`]: the last candidates of a search |
@@ -14,11 +15,14 @@
 pub mod agenda;
 pub mod cost;
 pub mod machines;
+pub mod memory;
 pub mod percentile;
+pub mod picture;
 mod replay;
 pub mod splitwise;
 pub mod summary;
 pub mod table;
+pub mod timeline;
 pub mod trace;
 
 pub use replay::{Batches, Dispatch, Parts, Replay, Report, replay};

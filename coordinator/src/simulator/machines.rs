@@ -1,7 +1,7 @@
 //! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
 //! choice; how long it takes is the cost source's.
 
-use super::{agenda::Agenda, cost::IterationCost};
+use super::{agenda::Agenda, cost::IterationCost, timeline::Timeline};
 use crate::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
@@ -112,6 +112,8 @@ pub struct Outcome {
     pub events: u64,
     /// The last event.
     pub end: Seconds,
+    /// What machines did when, if that was recorded.
+    pub timeline: Option<Timeline>,
 }
 
 /// A simulation.
@@ -130,6 +132,7 @@ pub struct Simulation {
     tries: usize,
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
+    timeline: Option<Timeline>,
 }
 
 impl Simulation {
@@ -150,7 +153,15 @@ impl Simulation {
             tries: 0,
             batches: 0,
             ended: Vec::new(),
+            timeline: None,
         }
+    }
+
+    /// The same, which also records what machines do when.
+    #[must_use]
+    pub fn recorded(mut self) -> Self {
+        self.timeline = Some(Timeline::new(self.machines.len()));
+        self
     }
 
     /// Runs these requests, in order of arrival, to their ends; where memory is so tight that machines wait for each other
@@ -192,8 +203,8 @@ impl Simulation {
             }
         }
         let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
-        let Self { traces, turned_away, arrived, batches: runs, .. } = self;
-        Outcome { traces, busy, turned_away, arrived, runs, events, end: now }
+        let Self { traces, turned_away, arrived, batches: runs, timeline, .. } = self;
+        Outcome { traces, busy, turned_away, arrived, runs, events, end: now, timeline }
     }
 
     fn arrive(&mut self, request: RequestNo, now: Seconds) {
@@ -250,11 +261,16 @@ impl Simulation {
         let (iterations, number) = (batch.iterations, self.batches);
         self.runs[m] = Some(Run { batch, started: now, step, delay, iterations, cut: false, number });
         self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
-        let (traces, links) = (&mut self.traces, &mut self.links);
+        let (traces, links, timeline) = (&mut self.traces, &mut self.links, &mut self.timeline);
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
             match (part, trace.route) {
-                (Part::Answer, _) => trace.answer_start = now,
+                (Part::Answer, _) => {
+                    trace.answer_start = now;
+                    if let Some(timeline) = timeline {
+                        timeline.begins(machine, now + step - trace.first);
+                    }
+                }
                 (Part::Prompt, Some(route)) if route.prompt != route.answer => {
                     let (done, prompt) = (now + step + delay, Tokens(f64::from(trace.arrival.asked.prompt)));
                     trace.prompt_start = now;
@@ -284,6 +300,9 @@ impl Simulation {
         // A run that was cut ended before the event it had put down.
         let Some(run) = self.runs[m].filter(|r| r.number == number) else { return };
         self.busy[m] += now - run.started;
+        if let Some(timeline) = &mut self.timeline {
+            timeline.ran(machine, &run.batch, run.iterations, run.started, run.step);
+        }
         let mut ended = std::mem::take(&mut self.ended);
         ended.clear();
         self.machines[m].batching.ran(run.iterations, &mut ended);
