@@ -61,7 +61,7 @@ pub struct WrittenStage {
 
 /// Layers as written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "layers are a number of them, or a start and an end")]
 pub enum WrittenLayers {
     /// So many, after those of the stage before.
     Count(u32),
