@@ -12,6 +12,7 @@ pub mod layout;
 pub mod planner;
 pub mod plot;
 pub mod policy;
+pub mod profiler;
 pub mod router;
 pub mod scheduler;
 pub mod simulator;

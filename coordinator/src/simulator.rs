@@ -5,7 +5,7 @@
 //! | what happens when | [`agenda`] |
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
-//! | which requests come | [`trace`]: read, or drawn from a workload |
+//! | which requests come | [`trace`]: read, or drawn from a workload; [`generator`]: from fitted distributions |
 //! | what came of it | [`summary`], [`percentile`], [`memory`] |
 //! | what machines did when | [`timeline`], drawn by [`picture`] |
 //! | measured times from a file | [`table`] |
@@ -14,6 +14,7 @@
 
 pub mod agenda;
 pub mod cost;
+pub mod generator;
 pub mod machines;
 pub mod memory;
 pub mod percentile;

@@ -1,10 +1,11 @@
 //! How fast the simulator is, and whether Splitwise's claims follow from it.
 //!
-//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims]`; without a name, both. `claims` needs Azure's
+//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|shift|claims]`; without a name, all. `claims` needs Azure's
 //! traces and the table of times that lie beside the project, and says so where they are absent.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
 mod claims;
+mod shift;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,10 @@ fn main() {
     if is_wanted("speed") {
         println!("\n## speed\n");
         speed::print();
+    }
+    if is_wanted("shift") {
+        println!("\n## shift\n");
+        shift::print(shared().as_deref());
     }
     if is_wanted("claims") {
         println!("\n## claims\n");
