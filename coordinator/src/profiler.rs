@@ -22,7 +22,7 @@ use tsnode_protocol::Tokens;
 const CHARTS: f64 = 3.0;
 /// Alarms are made so many times rarer than stated: bursts of many requests make means of blocks less normal than charts
 /// take them to be.
-const CAREFUL: f64 = 3.0;
+const CAREFUL: f64 = 5.0;
 /// Requests that a profile's workload is made of.
 const SET: usize = 64;
 

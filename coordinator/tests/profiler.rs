@@ -122,7 +122,7 @@ fn another_rate_is_found_in_bursts_too() {
         (2.0, Arriving::Poisson, 250, 300),
         (0.5, Arriving::Poisson, 250, 300),
         (1.5, Arriving::Poisson, 350, 500),
-        (2.0, Arriving::Bursty(4.0), 400, 700),
+        (2.0, Arriving::Bursty(4.0), 450, 900),
     ] {
         let change = |seed| {
             let after = stream("coding", 3.0 * times, arriving, 5000, seed + 1000);

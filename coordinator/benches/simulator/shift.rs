@@ -15,9 +15,9 @@ use tsnode_coordinator::{
 use tsnode_protocol::Seconds;
 
 const BEFORE: usize = 5000;
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 100;
 /// Requests watched for false alarms.
-const WATCHED: usize = 20_000_000;
+const WATCHED: usize = 10_000_000;
 /// Of them at once.
 const PART: usize = 1_000_000;
 
@@ -58,7 +58,8 @@ fn false_alarms() {
             let mut all = stream("conversation", 3.0, Arriving::Poisson, PART, seed);
             let (mut dice, mut at) = (Dice::new(seed), Seconds(0.0));
             for arrival in &mut all {
-                at += Seconds(dice.exponential(if dice.unit() < 1.0 / size { size / 3.0 } else { 0.01 }));
+                let gap = if dice.unit() < 1.0 / size { size / 3.0 } else { 0.01 };
+                at += Seconds(dice.exponential(gap));
                 arrival.at = at;
             }
             all
