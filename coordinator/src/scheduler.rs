@@ -11,7 +11,7 @@
 //! | large clusters | in parts | [`regions`] |
 //! | several models | whose devices are whose | [`services`] |
 //! | the last candidates | replayed request by request | [`finals`] |
-//! | how good is it | other systems' plans | [`baselines`] |
+//! | how good is it | other systems' plans | [`baselines`]; one that was written down: [`given`] |
 //!
 //! Everything is a pure function of a [`Problem`] and a seed.
 
@@ -26,6 +26,7 @@ pub mod evaluate;
 pub mod exhaustive;
 pub mod figures;
 pub mod finals;
+pub mod given;
 pub mod hexgen;
 pub mod light;
 pub mod live;

@@ -1,8 +1,9 @@
 //! Other systems' plans under the same evaluator, replayed: the E2E deadline that 90 % of requests keep, as a multiple
 //! of an A100's time, over a range of rates.
 
-use crate::{NEVER, WORKLOADS, plan, plot, problem, shipped, usual};
+use crate::{NEVER, WORKLOADS, plan, problem, shipped, usual};
 use tsnode_coordinator::{
+    plot::{Plot, Scale},
     scheduler::{
         Evaluation, Evaluator, Problem, Slo, baselines,
         figures::Column,
@@ -95,7 +96,7 @@ fn table(workload: &str, column: Column) {
     let effort = Effort { steps: 400, threads: 2, ..Effort::default() };
     let (mut hexgen, mut random) = (Vec::new(), Vec::new());
     let names = ["tsnode", "HexGen-like", "a replica per host", "at random", "DistServe, 8×A100"];
-    let mut series = names.map(|name| (name, Vec::new()));
+    let mut series = names.map(|name| (name.to_owned(), Vec::new()));
     for rate in rates {
         let cloud = problem(shipped("cloud32", column, "default"), column, workload, rate, Slo::e2e(5.0));
         let house = problem(shipped("a100x8", column, "default"), column, workload, rate, Slo::e2e(5.0));
@@ -133,5 +134,6 @@ fn table(workload: &str, column: Column) {
     let title = format!("E2E deadline that 90 % of {workload} requests keep (× an A100), {figures}'s figures");
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/plots");
     let file = format!("{folder}/{workload}-{figures}.svg");
-    std::fs::write(&file, plot::svg(&title, &rates, &series)).expect("docs/plots is there");
+    let plot = Plot { title: &title, rates: &rates, scale: Scale::Multiples, series: &series };
+    std::fs::write(&file, plot.svg()).expect("docs/plots is there");
 }

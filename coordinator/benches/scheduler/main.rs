@@ -4,7 +4,6 @@
 #![allow(clippy::expect_used, missing_docs)] // A measurement that cannot be made ends the run.
 
 mod baselines;
-mod plot;
 mod quality;
 mod shapes;
 mod speed;

@@ -9,6 +9,7 @@ mod appj;
 mod claims;
 mod cronus;
 mod sharing;
+mod shift;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,10 @@ fn main() {
     if is_wanted("appj") {
         println!("\n## appj\n");
         appj::print();
+    }
+    if is_wanted("shift") {
+        println!("\n## shift\n");
+        shift::print(shared().as_deref());
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

@@ -284,6 +284,61 @@ impl<'p> Evaluator<'p> {
         self.settled(ceiling, groups)
     }
 
+    /// What a plan of these groups and shares is worth: each pair valued at the loads that the shares give its groups and
+    /// its links, up to the highest that are planned.
+    pub fn rated(&mut self, groups: &[GroupNo], mut shares: Vec<Share>) -> Evaluation {
+        let rate = self.problem.rate;
+        let part = |g: usize, all: &[Share], at: &dyn Fn(&Share) -> usize| {
+            let share: f64 = all.iter().filter(|s| at(s) == g).map(|s| s.share).sum();
+            share * rate / self.shelved(groups[g]).rated.rate()
+        };
+        let load_of = |s: &Share| (part(s.prefill, &shares, &|s| s.prefill), part(s.decode, &shares, &|s| s.decode));
+        let loads: Vec<(f64, f64)> = shares.iter().map(load_of).collect();
+        let links = self.loaded(groups, &shares);
+        for (share, (prefill, decode)) in shares.iter_mut().zip(&loads) {
+            let link = self.busiest(groups, share, &links);
+            share.kept = match (prefill.max(*decode) >= 1.0, link >= 1.0) {
+                // Its queues only grow.
+                (true, _) | (_, true) => 0.0,
+                _ => {
+                    let loads = Loads { prefill: step(*prefill), decode: step(*decode), link: Loads::link_step(link) };
+                    self.pair_value(groups[share.prefill], groups[share.decode], loads)
+                }
+            };
+        }
+        let attainment = shares.iter().fold(0.0, |sum, s| sum + s.share * s.kept);
+        let most = loads.iter().fold((0.0f64, 0.0f64), |m, l| (m.0.max(l.0), m.1.max(l.1)));
+        let headroom = HEADROOM * (1.0 - 0.5 * (most.0 + most.1));
+        let value = attainment + headroom - SPREAD * self.spread(groups);
+        Evaluation { value, attainment, shares, loads: most }
+    }
+
+    /// Loads of links between hosts under these shares.
+    fn loaded(&mut self, groups: &[GroupNo], shares: &[Share]) -> Vec<(InstanceId, InstanceId, f64)> {
+        // Of prompts, in a second.
+        let tokens = self.problem.workload.mean.prompt * self.problem.rate;
+        let mut links: Vec<(InstanceId, InstanceId, f64)> = Vec::new();
+        for s in shares.iter().filter(|s| s.prefill != s.decode) {
+            for &(a, b, seconds) in &self.way(groups[s.prefill], groups[s.decode]).links {
+                match links.iter_mut().find(|l| l.0 == a && l.1 == b) {
+                    Some(link) => link.2 += s.share * (seconds * tokens).0,
+                    None => links.push((a, b, s.share * (seconds * tokens).0)),
+                }
+            }
+        }
+        links
+    }
+
+    /// Load of a route's most loaded link.
+    fn busiest(&mut self, groups: &[GroupNo], s: &Share, links: &[(InstanceId, InstanceId, f64)]) -> f64 {
+        if s.prefill == s.decode {
+            return 0.0;
+        }
+        let way = self.way(groups[s.prefill], groups[s.decode]);
+        let load = |a, b| links.iter().filter(|l| l.0 == a && l.1 == b).fold(0.0, |m: f64, l| m.max(l.2));
+        way.links.iter().map(|l| load(l.0, l.1)).fold(0.0, f64::max)
+    }
+
     /// Rows, columns and links of a plan.
     fn lay_out(&mut self, groups: &[GroupNo], rates: &Rates) {
         let mut matrix = std::mem::take(&mut self.matrix);
@@ -417,28 +472,13 @@ impl<'p> Evaluator<'p> {
         let n = columns.len();
         let used: Vec<(usize, usize, f64)> =
             (0..flow.len()).filter(|k| flow[*k] > 0.0).map(|k| (rows[k / n], columns[k % n], flow[k])).collect();
-        // Of prompts, in a second.
-        let tokens = self.problem.workload.mean.prompt * self.problem.rate;
-        let mut links: Vec<(InstanceId, InstanceId, f64)> = Vec::new();
-        for &(p, d, share) in used.iter().filter(|u| u.0 != u.1) {
-            for &(a, b, seconds) in &self.way(groups[p], groups[d]).links {
-                match links.iter_mut().find(|l| l.0 == a && l.1 == b) {
-                    Some(link) => link.2 += share * (seconds * tokens).0,
-                    None => links.push((a, b, share * (seconds * tokens).0)),
-                }
-            }
-        }
-        let mut shares = Vec::with_capacity(used.len());
-        for (prefill, decode, share) in used {
-            let mut busiest = 0.0f64;
-            if prefill != decode {
-                for (a, b, _) in &self.way(groups[prefill], groups[decode]).links {
-                    busiest = links.iter().filter(|l| l.0 == *a && l.1 == *b).fold(busiest, |m, l| m.max(l.2));
-                }
-            }
-            let loads = Loads { prefill: ceiling.prefill, decode: ceiling.decode, link: Loads::link_step(busiest) };
-            let kept = self.pair_value(groups[prefill], groups[decode], loads);
-            shares.push(Share { prefill, decode, share, kept });
+        let share = |(prefill, decode, share)| Share { prefill, decode, share, kept: 0.0 };
+        let mut shares: Vec<Share> = used.into_iter().map(share).collect();
+        let links = self.loaded(groups, &shares);
+        for s in &mut shares {
+            let link = Loads::link_step(self.busiest(groups, s, &links));
+            let loads = Loads { prefill: ceiling.prefill, decode: ceiling.decode, link };
+            s.kept = self.pair_value(groups[s.prefill], groups[s.decode], loads);
         }
         let attainment = shares.iter().fold(0.0, |sum, s| sum + s.share * s.kept);
         Evaluation {
@@ -448,6 +488,11 @@ impl<'p> Evaluator<'p> {
             loads: (ceiling.prefill_load(), ceiling.decode_load()),
         }
     }
+}
+
+/// The step that a load is at or below; the highest planned, if it is above that.
+fn step(load: f64) -> u8 {
+    ((load / LOAD_STEP - 1e-9).ceil().max(1.0) as u8).min(MOST_LOAD)
 }
 
 /// The lowest ceilings, in steps, at which the groups carry the rate; the highest there are, if they do not.

@@ -1,8 +1,8 @@
 //! A plan as people and programs read it: groups, cuts, predicted times, routes, and what other plans lose.
 
 use super::{
-    evaluate::{Evaluation, Evaluator},
-    moves::Grouping,
+    evaluate::{Evaluation, Evaluator, GroupNo},
+    moves::{Grouping, Part},
     parallel::Members,
     problem::Problem,
     regions::Region,
@@ -149,8 +149,27 @@ impl Outcome {
     pub fn new(problem: &Problem, found: &Found) -> Self {
         let mut evaluator = Evaluator::new(problem);
         let groups = shelved(&mut evaluator, &found.grouping).unwrap_or_default();
-        let evaluation = &found.evaluation;
-        let line = |place: usize| group_line(problem, &evaluator, groups[place], place, evaluation);
+        let runner_up = |(grouping, value): &(Grouping, f64)| RunnerUp {
+            groups: grouping
+                .parts
+                .iter()
+                .map(|p| format!("{} {}", p.phase, names(problem, &p.members).join(" + ")))
+                .collect(),
+            value: *value,
+            loses: found.evaluation.value - value,
+        };
+        Self {
+            evaluations: found.evaluations,
+            runners_up: found.runners_up.iter().map(runner_up).collect(),
+            ..Self::of(&mut evaluator, &groups, &found.evaluation)
+        }
+    }
+
+    /// Groups on an evaluator's shelf, spelled out with what they are worth together.
+    #[must_use]
+    pub fn of(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], evaluation: &Evaluation) -> Self {
+        let problem = evaluator.problem();
+        let line = |place: usize| group_line(problem, evaluator, groups[place], place, evaluation);
         let lines: Vec<GroupLine> = (0..groups.len()).map(line).collect();
         let routes = evaluation.shares.iter().map(|s| {
             let prefills = lines[s.prefill].prefills;
@@ -164,15 +183,11 @@ impl Outcome {
             RouteLine { prefill: s.prefill, decode: s.decode, share: s.share, of_prefill, kept: s.kept, kv_s }
         });
         let routes = routes.collect();
-        let runner_up = |(grouping, value): &(Grouping, f64)| RunnerUp {
-            groups: grouping
-                .parts
-                .iter()
-                .map(|p| format!("{} {}", p.phase, names(problem, &p.members).join(" + ")))
-                .collect(),
-            value: *value,
-            loses: evaluation.value - value,
+        let part = |g: &GroupNo| Part {
+            members: evaluator.shelved(*g).members.clone(),
+            phase: evaluator.shelved(*g).rated.phase,
         };
+        let grouping = Grouping::new(groups.iter().map(part).collect());
         Self {
             cluster: problem.cluster.name.clone(),
             model: problem.model.name.clone(),
@@ -187,13 +202,9 @@ impl Outcome {
             decode_load: evaluation.loads.1,
             groups: lines,
             routes,
-            idle: if found.grouping.parts.is_empty() {
-                Vec::new()
-            } else {
-                names(problem, &found.grouping.idle(problem))
-            },
-            evaluations: found.evaluations,
-            runners_up: found.runners_up.iter().map(runner_up).collect(),
+            idle: if groups.is_empty() { Vec::new() } else { names(problem, &grouping.idle(problem)) },
+            evaluations: 0,
+            runners_up: Vec::new(),
         }
     }
 }
@@ -201,7 +212,7 @@ impl Outcome {
 fn group_line(
     problem: &Problem,
     evaluator: &Evaluator<'_>,
-    group: super::evaluate::GroupNo,
+    group: GroupNo,
     place: usize,
     evaluation: &Evaluation,
 ) -> GroupLine {

@@ -118,6 +118,6 @@ fn draw(out: &mut String, group: &GroupLine, (x, y): (f64, f64)) {
 }
 
 fn text(out: &mut String, x: f64, y: f64, size: f64, colour: &str, words: &str) {
-    let safe = words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let safe = crate::plot::escaped(words);
     let _ = writeln!(out, "<text x=\"{x}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{colour}\">{safe}</text>");
 }

@@ -1,7 +1,7 @@
 //! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
 //! choice; how long it takes is the cost source's.
 
-use super::{agenda::Agenda, cost::IterationCost, ring::Ring};
+use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
@@ -122,6 +122,8 @@ pub struct Outcome {
     pub events: u64,
     /// The last event.
     pub end: Seconds,
+    /// What machines did when, if that was recorded.
+    pub timeline: Option<Timeline>,
 }
 
 /// A simulation.
@@ -144,6 +146,7 @@ pub struct Simulation {
     tries: usize,
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
+    timeline: Option<Timeline>,
 }
 
 impl Simulation {
@@ -166,7 +169,15 @@ impl Simulation {
             tries: 0,
             batches: 0,
             ended: Vec::new(),
+            timeline: None,
         }
+    }
+
+    /// The same, which also records what machines do when.
+    #[must_use]
+    pub fn recorded(mut self) -> Self {
+        self.timeline = Some(Timeline::new(self.machines.len()));
+        self
     }
 
     /// Runs these requests, in order of arrival, to their ends; where memory is so tight that machines wait for each other
@@ -208,8 +219,8 @@ impl Simulation {
             self.route(now);
         }
         let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
-        let Self { traces, turned_away, arrived, batches: runs, .. } = self;
-        Outcome { traces, busy, turned_away, arrived, runs, events, end: now }
+        let Self { traces, turned_away, arrived, batches: runs, timeline, .. } = self;
+        Outcome { traces, busy, turned_away, arrived, runs, events, end: now, timeline }
     }
 
     fn arrive(&mut self, request: RequestNo) {
@@ -292,11 +303,16 @@ impl Simulation {
             return;
         }
         let done = self.set_off(machine, batch, now);
-        let (traces, links) = (&mut self.traces, &mut self.links);
+        let (traces, links, timeline) = (&mut self.traces, &mut self.links, &mut self.timeline);
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
             match (part, trace.route) {
-                (Part::Answer, _) => trace.answer_start = now,
+                (Part::Answer, _) => {
+                    trace.answer_start = now;
+                    if let Some(timeline) = timeline {
+                        timeline.begins(machine, done - trace.first);
+                    }
+                }
                 (Part::Prompt, Some(route)) if route.prompt != route.answer && machine == route.prompt => {
                     let prompt = Tokens(f64::from(route.sent(trace.arrival.asked)));
                     trace.prompt_start = now;
@@ -343,8 +359,19 @@ impl Simulation {
     fn done(&mut self, machine: MachineNo, number: u64, now: Seconds) {
         let m = machine.0 as usize;
         let (iterations, busy, delay) = match &mut self.states[m] {
-            State::Ring(ring) => (1, ring.leave(), Seconds(0.0)),
-            State::Runs(run) if run.number == number => (run.iterations, now - run.started, run.delay),
+            State::Ring(ring) => {
+                let Some(passed) = ring.leave() else { return };
+                if let Some(timeline) = &mut self.timeline {
+                    timeline.passed(machine, &passed, now);
+                }
+                (1, passed.busy, Seconds(0.0))
+            }
+            State::Runs(run) if run.number == number => {
+                if let Some(timeline) = &mut self.timeline {
+                    timeline.ran(machine, &run.batch, run.iterations, run.started, run.step);
+                }
+                (run.iterations, now - run.started, run.delay)
+            }
             // A run that was cut ended before the event it had put down.
             State::Runs(_) | State::Idle => return,
         };

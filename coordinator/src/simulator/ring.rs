@@ -15,10 +15,18 @@ pub(super) struct Ring {
     /// When each stage has done all that has entered, and when the last of it leaves.
     free: Vec<Seconds>,
     last: Seconds,
-    /// How long each batch on its way keeps a stage, on average.
-    under_way: VecDeque<Seconds>,
+    under_way: VecDeque<Passing>,
     /// Batches on their way at most.
     most: usize,
+}
+
+/// A batch on its way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Passing {
+    pub batch: Batch,
+    pub entered: Seconds,
+    /// How long it keeps a stage, on average.
+    pub busy: Seconds,
 }
 
 /// When a batch leaves.
@@ -55,15 +63,15 @@ impl Ring {
             at = *free + cost.handover(place, batch);
             busy += time;
         }
-        self.under_way.push_back(busy / self.free.len() as f64);
+        self.under_way.push_back(Passing { batch: *batch, entered: now, busy: busy / self.free.len() as f64 });
         // Prompts are not handed back to the first stage: still they do not overtake what is.
         self.last = self.last.max(at);
         Passage { first: self.free[0], last: self.last }
     }
 
-    /// The oldest batch is done; how long it kept a stage, on average.
-    pub(super) fn leave(&mut self) -> Seconds {
-        self.under_way.pop_front().unwrap_or(Seconds(0.0))
+    /// The oldest batch is done.
+    pub(super) fn leave(&mut self) -> Option<Passing> {
+        self.under_way.pop_front()
     }
 }
 
@@ -104,7 +112,7 @@ mod tests {
         assert_eq!(enter(&odd, 1.0), Passage { first: Seconds(2.0), last: Seconds(6.5) });
         assert_eq!(enter(&even, 2.0), Passage { first: Seconds(3.0), last: Seconds(7.5) });
         assert!(!ring.takes(Seconds(3.0)), "as many as may be on their way");
-        assert_eq!(ring.leave(), Seconds(4.0 / 3.0));
+        assert_eq!(ring.leave().unwrap().busy, Seconds(4.0 / 3.0));
         assert!(ring.takes(Seconds(4.5)));
     }
 }

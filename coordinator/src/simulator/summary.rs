@@ -2,7 +2,9 @@
 
 use super::{
     machines::{Outcome, Trace},
+    memory::{Held, Pages, held},
     percentile::Sorted,
+    timeline::Gaps,
 };
 use crate::scheduler::{
     slo::{self, Reference, Slo},
@@ -29,6 +31,11 @@ impl Spread {
         let sorted = Sorted::new(values);
         Self { p50: sorted.at(0.5), p90: sorted.at(0.9), p99: sorted.at(0.99), mean: sorted.mean() }
     }
+
+    fn of_gaps(gaps: &Gaps) -> Self {
+        let at = |share| gaps.at(share).0;
+        Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), mean: gaps.mean().0 }
+    }
 }
 
 /// A machine's part.
@@ -42,6 +49,18 @@ pub struct Part {
     pub answers: usize,
     /// KV it sent to others (bytes).
     pub sent_bytes: f64,
+    /// Of the requests whose prompts it computed, to the first token.
+    pub ttft: Spread,
+    /// Of the requests whose answers it generated, per token after the first.
+    pub tpot: Spread,
+    /// Of the requests whose answers it generated, to the last token.
+    pub e2e: Spread,
+    /// Most KV it held at once (bytes).
+    pub most_kv_bytes: f64,
+    /// KV it held on average over the whole time (bytes).
+    pub mean_kv_bytes: f64,
+    /// Most pages of KV at once, of 64 KiB as nodes have them.
+    pub most_kv_pages: u64,
 }
 
 /// What came of it.
@@ -65,6 +84,12 @@ pub struct Summary {
     pub ttft: Spread,
     /// Per token after it, by request.
     pub tpot: Spread,
+    /// Between a token of an answer and the next, all tokens alike, within a hundredth; where that was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tbt: Option<Spread>,
+    /// The longest of these gaps (s).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_gap: Option<f64>,
     /// To the last token.
     pub e2e: Spread,
     /// From arrival until the prompt begins.
@@ -89,20 +114,7 @@ impl Summary {
         let took = (outcome.end.0 - start).max(1e-9);
         let tokens: f64 = ended.iter().map(|t| f64::from(t.arrival.asked.answer)).sum();
         let kept = ended.iter().filter(|t| keeps(t, slo, reference)).count();
-        let mut machines: Vec<Part> = outcome.busy.iter().map(|b| Part { busy: *b, ..Part::default() }).collect();
-        for trace in &outcome.traces {
-            let Some(route) = trace.route.filter(|_| trace.first.is_finite()) else { continue };
-            let asked = trace.arrival.asked;
-            let from = &mut machines[route.prompt.0 as usize];
-            from.prompts += 1;
-            if route.split.is_some() || asked.answer > 1 {
-                let Bytes(sent) = kv * Tokens(f64::from(route.sent(asked)));
-                from.sent_bytes += sent;
-            }
-            if trace.end.is_finite() && trace.arrival.asked.answer > 1 {
-                machines[route.answer.0 as usize].answers += 1;
-            }
-        }
+        let gaps = outcome.timeline.as_ref().map(|t| t.gaps());
         Self {
             requests: outcome.traces.len(),
             ended: ended.len(),
@@ -113,12 +125,26 @@ impl Summary {
             tokens_per_second: tokens / took,
             ttft: times(&|t| (t.first - t.arrival.at).0),
             tpot: Spread::of(several().map(|t| (t.end - t.first).0 / steps(t))),
+            tbt: gaps.map(Spread::of_gaps),
+            longest_gap: gaps.map(|g| g.longest().0),
             e2e: times(&|t| (t.end - t.arrival.at).0),
             queued: times(&|t| (t.prompt_start - t.arrival.at).0),
             second_token_gap: Spread::of(several().map(|t| (t.answer_start - t.first).0)),
-            machines,
+            machines: parts(outcome, kv),
             events: outcome.events,
         }
+    }
+
+    /// The same with the KV that each machine held.
+    #[must_use]
+    pub fn with_kv(mut self, outcome: &Outcome, kv: BytesPerToken, pages: Pages) -> Self {
+        for (part, Held { most_tokens, most_pages, mean_tokens }) in self.machines.iter_mut().zip(held(outcome, pages))
+        {
+            let Bytes(most) = kv * Tokens(most_tokens as f64);
+            let Bytes(mean) = kv * Tokens(mean_tokens);
+            (part.most_kv_bytes, part.mean_kv_bytes, part.most_kv_pages) = (most, mean, most_pages);
+        }
+        self
     }
 }
 
@@ -130,7 +156,45 @@ pub fn normalised(traces: &[Trace], means: &[Seconds]) -> Sorted {
     Sorted::new(traces.iter().map(|t| (t.end - t.arrival.at).0 / mean(t)))
 }
 
-fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {
+/// Times of one machine's requests.
+#[derive(Clone, Default)]
+struct Times {
+    ttft: Vec<f64>,
+    tpot: Vec<f64>,
+    e2e: Vec<f64>,
+}
+
+fn parts(outcome: &Outcome, kv: BytesPerToken) -> Vec<Part> {
+    let mut parts: Vec<Part> = outcome.busy.iter().map(|b| Part { busy: *b, ..Part::default() }).collect();
+    let mut times = vec![Times::default(); parts.len()];
+    for trace in &outcome.traces {
+        let Some(route) = trace.route.filter(|_| trace.first.is_finite()) else { continue };
+        let (asked, arrived) = (trace.arrival.asked, trace.arrival.at);
+        let (prompt, answer) = (route.prompt.0 as usize, route.answer.0 as usize);
+        parts[prompt].prompts += 1;
+        times[prompt].ttft.push((trace.first - arrived).0);
+        if route.split.is_some() || (prompt != answer && asked.answer > 1) {
+            let Bytes(sent) = kv * Tokens(f64::from(route.sent(asked)));
+            parts[prompt].sent_bytes += sent;
+        }
+        if trace.end.is_finite() {
+            times[answer].e2e.push((trace.end - arrived).0);
+        }
+        if trace.end.is_finite() && asked.answer > 1 {
+            parts[answer].answers += 1;
+            times[answer].tpot.push((trace.end - trace.first).0 / f64::from(asked.answer - 1));
+        }
+    }
+    for (part, Times { ttft, tpot, e2e }) in parts.iter_mut().zip(times) {
+        let spread = |all: Vec<f64>| Spread::of(all.into_iter());
+        (part.ttft, part.tpot, part.e2e) = (spread(ttft), spread(tpot), spread(e2e));
+    }
+    parts
+}
+
+/// Whether a request kept its deadlines.
+#[must_use]
+pub fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {
     let asked = trace.arrival.asked;
     let request = Request { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) };
     let deadline = slo::deadline(slo, reference, &request);

@@ -121,7 +121,7 @@ pub fn beside(lists: Vec<Vec<Arrival>>) -> Vec<Arrival> {
 
 /// A gap of mean one. Of two exponentials with balanced means, the squared variation c² wants the likelier one drawn with
 /// p = (1 + √((c² − 1)/(c² + 1)))/2.
-fn gap(dice: &mut Dice, arriving: Arriving) -> f64 {
+pub(super) fn gap(dice: &mut Dice, arriving: Arriving) -> f64 {
     match arriving {
         Arriving::Poisson => dice.exponential(1.0),
         Arriving::Bursty(variation) => {

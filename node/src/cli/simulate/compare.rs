@@ -1,0 +1,145 @@
+//! Policies side by side: at one rate as a table, over rates as a table and a plot.
+
+use super::{
+    super::show,
+    args::Job,
+    print::time,
+    run::{Run, Site},
+};
+use crate::exit::Exit;
+use serde_json::{Value, json};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tsnode_coordinator::{
+    plot::{Plot, Scale},
+    simulator::summary::Summary,
+};
+
+/// What policies are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Metric {
+    /// Share of requests that keep their deadlines.
+    InTime,
+    /// P99 of the time to the first token.
+    Ttft,
+    /// P99 of the time between tokens.
+    Tbt,
+    /// P99 of the time to the last token.
+    E2e,
+}
+
+const METRICS: [(&str, Metric, &str); 4] = [
+    ("in-time", Metric::InTime, "requests in time"),
+    ("ttft", Metric::Ttft, "P99 of the time to the first token"),
+    ("tbt", Metric::Tbt, "P99 of the time between tokens"),
+    ("e2e", Metric::E2e, "P99 of the time to the last token"),
+];
+
+impl FromStr for Metric {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = METRICS.iter().find(|m| m.0 == text).map(|m| m.1);
+        found.ok_or_else(|| format!("--metric {text:?}: there are {}", METRICS.map(|m| m.0).join(", ")))
+    }
+}
+
+impl Metric {
+    fn of(self, summary: &Summary) -> f64 {
+        match self {
+            Self::InTime => summary.attainment,
+            Self::Ttft => summary.ttft.p99,
+            Self::Tbt => summary.tbt.map_or(f64::NAN, |t| t.p99),
+            Self::E2e => summary.e2e.p99,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        METRICS.iter().find(|m| m.1 == self).map_or("", |m| m.2)
+    }
+
+    fn shown(self, value: f64) -> String {
+        if self == Self::InTime { format!("{:.1} %", value * 100.0) } else { time(value) }
+    }
+}
+
+/// A line for each run.
+pub(super) fn table(runs: &[Run]) -> Result<(), Exit> {
+    let head = ["POLICY", "IN TIME", "FIRST TOKEN P50", "P99", "BETWEEN TOKENS P99", "ANSWER P50", "P99", "REQUESTS/S"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for run in runs {
+        let s = &run.summary;
+        rows.push(vec![
+            run.name.to_owned(),
+            format!("{:.1} %", s.attainment * 100.0),
+            format!("{:.2} s", s.ttft.p50),
+            format!("{:.2} s", s.ttft.p99),
+            s.tbt.map_or_else(String::new, |t| time(t.p99)),
+            format!("{:.1} s", s.e2e.p50),
+            format!("{:.1} s", s.e2e.p99),
+            format!("{:.2}", s.requests_per_second),
+        ]);
+    }
+    show::table(&rows)
+}
+
+/// Runs of all policies at several rates, on the plan for the one that was asked.
+pub(super) struct Sweep {
+    /// At each rate, each policy's.
+    rows: Vec<(f64, Vec<Summary>)>,
+}
+
+impl Sweep {
+    pub(super) fn new(job: &Job, sites: &mut [Site<'_>], stopped: &AtomicBool) -> Self {
+        let (own, mut rows) = (job.requests.nominal(&job.problem), Vec::new());
+        for &rate in &job.rates {
+            let arrivals = job.requests.faster(rate / own);
+            let run = |p| Run::new(&job.problem, sites, &arrivals, p, job.asked.seed, stopped).summary;
+            let summaries: Vec<Summary> = job.policies.iter().map(run).collect();
+            // Half a rate would mislead.
+            if stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            rows.push((rate, summaries));
+        }
+        Self { rows }
+    }
+
+    pub(super) fn json(&self, job: &Job) -> Value {
+        let row = |(rate, summaries): &(f64, Vec<Summary>)| {
+            let runs = job.policies.iter().zip(summaries);
+            let runs: Vec<Value> = runs.map(|(p, s)| json!({ "policy": p.name, "summary": s })).collect();
+            json!({ "rate": rate, "runs": runs })
+        };
+        self.rows.iter().map(row).collect()
+    }
+
+    pub(super) fn print(&self, job: &Job) -> Result<(), Exit> {
+        say!("{} at so many requests/s, on the plan for {}\n", job.metric.title(), job.problem.rate);
+        let names = job.policies.iter().map(|p| p.name.to_owned());
+        let mut rows = vec![std::iter::once("REQUESTS/S".to_owned()).chain(names).collect::<Vec<_>>()];
+        for (rate, summaries) in &self.rows {
+            let cells = summaries.iter().map(|s| job.metric.shown(job.metric.of(s)));
+            rows.push(std::iter::once(format!("{rate:.3}")).chain(cells).collect());
+        }
+        show::table(&rows)
+    }
+
+    pub(super) fn svg(&self, job: &Job) -> String {
+        // As many digits as people read.
+        let rates: Vec<f64> = self.rows.iter().map(|(rate, _)| (rate * 100.0).round() / 100.0).collect();
+        let line = |place: usize| self.rows.iter().map(|(_, all)| job.metric.of(&all[place])).collect();
+        let series: Vec<(String, Vec<f64>)> =
+            job.policies.iter().enumerate().map(|(place, p)| (p.name.to_owned(), line(place))).collect();
+        let problem = &job.problem;
+        let title = format!(
+            "{}: {} on {}, {}, {}",
+            job.metric.title(),
+            problem.model.name,
+            problem.cluster.name,
+            problem.workload.name,
+            problem.slo
+        );
+        let scale = if job.metric == Metric::InTime { Scale::Share } else { Scale::Seconds };
+        Plot { title: &title, rates: &rates, scale, series: &series }.svg()
+    }
+}

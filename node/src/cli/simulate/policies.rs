@@ -1,0 +1,62 @@
+//! Policies by name: to add one, add a line.
+
+use super::super::plan::asked::usage;
+use crate::exit::Exit;
+use tsnode_coordinator::{
+    policy::batching::Limits,
+    simulator::{Batches, Dispatch},
+};
+
+/// Splitwise's limits of an iteration (§IV-B).
+const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
+/// Tokens of an iteration with chunks, as nodes have them.
+const CHUNKS: u32 = 512;
+
+/// A way to route and to batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Policy {
+    pub(super) name: &'static str,
+    pub(super) dispatch: Dispatch,
+    pub(super) batches: Batches,
+    what: &'static str,
+}
+
+const fn policy(name: &'static str, dispatch: Dispatch, batches: Batches, what: &'static str) -> Policy {
+    Policy { name, dispatch, batches, what }
+}
+
+const POLICIES: &[Policy] = &[
+    policy("live", Dispatch::Live, Batches::Turns, "the plan's shares corrected by queues, prompts first"),
+    policy("shares", Dispatch::Shares, Batches::Turns, "the plan's shares alone"),
+    policy("shortest", Dispatch::Shortest, Batches::Turns, "the shortest queues, whatever the shares"),
+    policy("random", Dispatch::Random, Batches::Turns, "any route"),
+    policy(
+        "live+chunked",
+        Dispatch::Live,
+        Batches::Chunked(CHUNKS),
+        "as live; answers, and prompts in chunks beside them",
+    ),
+    policy("live+mixed", Dispatch::Live, Batches::Mixed(MIXED), "as live; prompts and answers in one iteration"),
+    policy(
+        "shortest+mixed",
+        Dispatch::Shortest,
+        Batches::Mixed(MIXED),
+        "as shortest; prompts and answers in one iteration",
+    ),
+];
+
+/// The policies of a list of names.
+pub(super) fn named(names: &str) -> Result<Vec<Policy>, Exit> {
+    let known: Vec<&str> = POLICIES.iter().map(|p| p.name).collect();
+    let find = |name: &str| {
+        let found = POLICIES.iter().find(|p| p.name == name.trim()).copied();
+        found.ok_or_else(|| usage(format!("no policy is called {name:?}; there are {}", known.join(", "))))
+    };
+    names.split(',').map(find).collect()
+}
+
+/// All of them, for `--help`.
+pub(super) fn help() -> String {
+    let lines: Vec<String> = POLICIES.iter().map(|p| format!("{} ({})", p.name, p.what)).collect();
+    format!("Policies:\n  {}", lines.join("\n  "))
+}
