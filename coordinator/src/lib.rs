@@ -11,6 +11,7 @@ pub mod gateway;
 pub mod layout;
 pub mod planner;
 pub mod policy;
+pub mod provisioning;
 pub mod router;
 pub mod scheduler;
 pub mod simulator;

@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
 mod claims;
+mod provision;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,13 @@ fn main() {
     if is_wanted("speed") {
         println!("\n## speed\n");
         speed::print();
+    }
+    if is_wanted("provision") {
+        println!("\n## provision\n");
+        match shared() {
+            Some(folder) => provision::print(&folder),
+            None => println!("Azure's traces and the table of times are not beside the project: nothing was sought"),
+        }
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

@@ -1,0 +1,1 @@
+//! The mixes of each design as a picture (SVG).
