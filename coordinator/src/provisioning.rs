@@ -224,6 +224,19 @@ pub fn provision(question: &Question, stop: &dyn Fn(Progress) -> bool) -> Result
     Ok(answer)
 }
 
+/// The most steps of rate that a given mix keeps, in a list as long as the question's long one; `None` if that was
+/// stopped.
+#[must_use]
+pub fn sustained(question: &Question, design: Design, mix: Mix, step: f64, stop: &dyn Fn(u32) -> bool) -> Option<u32> {
+    let mut trial = Trial::new(question, design, stop);
+    let space = Space { shape: design.shape(), limits: Vec::new(), machines: u32::MAX };
+    let guess = trial.guess(Aim::Most { step }).steps;
+    let mut look = |mix, rate| trial.keeps(mix, rate, question.long);
+    let mut walk = Walk::new(&space, &mut look);
+    walk.climb(mix, step, 0, guess)?;
+    Some(walk.best.map_or(0, |b| b.steps))
+}
+
 fn check(question: &Question) -> Result<(), QuestionError> {
     let positive = |what, value: f64| match value.is_finite() && value > 0.0 {
         true => Ok(()),

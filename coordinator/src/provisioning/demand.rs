@@ -1,6 +1,8 @@
 //! The requests that machines are bought for: lengths, and Poisson arrivals at any rate.
 
-use crate::{policy::routing::Asked, scheduler::dice::Dice, scheduler::workload::Workload, simulator::machines::Arrival};
+use crate::{
+    policy::routing::Asked, scheduler::dice::Dice, scheduler::workload::Workload, simulator::machines::Arrival,
+};
 use tsnode_protocol::Seconds;
 
 /// Most requests in a list.

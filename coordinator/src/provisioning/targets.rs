@@ -145,7 +145,8 @@ impl Judge {
             Self::TableVi(alone) => TIMES.iter().enumerate().find_map(|(i, time)| {
                 let sorted = Sorted::new(traces.iter().zip(alone).map(|(t, alone)| slowdowns(t, alone, forever)[i]));
                 let broken = |(share, want): (&f64, &f64)| {
-                    let got = sorted.at(*share);
+                    // Between two that never end there is no number.
+                    let got = if sorted.at(*share).is_nan() { f64::INFINITY } else { sorted.at(*share) };
                     (got >= *want).then_some(Broken { time: Some(*time), share: *share, got, want: *want })
                 };
                 SHARES.iter().zip(&TABLE_VI[i]).find_map(broken)
@@ -168,9 +169,7 @@ impl Judge {
                 let may_miss = alone.len() - (SHARES[2] * last).floor() as usize;
                 (alone.iter().map(|a| a[0] * TABLE_VI[0][2]).collect(), may_miss)
             }
-            Self::Deadlines(each, need) => {
-                (each.iter().map(|d| d.ttft.min(d.e2e).0).collect(), each.len() - need)
-            }
+            Self::Deadlines(each, need) => (each.iter().map(|d| d.ttft.min(d.e2e).0).collect(), each.len() - need),
         }
     }
 }

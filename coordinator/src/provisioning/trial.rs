@@ -99,7 +99,8 @@ impl<'a> Trial<'a> {
         let (rate, steps) = match aim {
             Aim::Least { rate, .. } => (rate, 0),
             Aim::Most { step } => {
-                let rate = self.question.budgets.iter().map(|b| self.rate_within(b, prompt, answer)).fold(1e6, f64::min);
+                let rate =
+                    self.question.budgets.iter().map(|b| self.rate_within(b, prompt, answer)).fold(1e6, f64::min);
                 (rate, (rate / step) as u32)
             }
         };

@@ -222,7 +222,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The most steps that a mix keeps, if more than are `known` to be kept by another; the first one tried is given.
-    fn climb(&mut self, mix: Mix, step: f64, known: u32, first: u32) -> Option<()> {
+    pub(super) fn climb(&mut self, mix: Mix, step: f64, known: u32, first: u32) -> Option<()> {
         let (mut low, mut high, mut jump) = (known, None, 1u32);
         let mut next = first;
         loop {
