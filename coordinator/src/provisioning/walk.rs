@@ -4,13 +4,16 @@
 //! More machines keep what fewer keep, and a lower rate is kept where a higher one is. So a mix that is kept or missed
 //! speaks for all on one side of it, and a best mix is proven by the largest mixes that would be better: one for each
 //! number of answer machines. They are tried from the best outwards; where one is kept, halving finds the best there.
-//! Simulations are monotone nearly everywhere only: what is found was simulated, what is missed may be off by one.
+//! Simulations are monotone nearly everywhere only: what is found was simulated, and what is just below a mix that misses
+//! is tried all the same.
 
 use serde::Serialize;
 use std::ops::RangeInclusive;
 
 /// How much a mix grows until it keeps.
 const GROWTH: f64 = 1.4;
+/// Machines fewer than those of a mix that misses with which another surely misses too.
+const CLEARLY: u32 = 3;
 /// Rounding, as a part.
 const ROUNDING: f64 = 1e-9;
 
@@ -248,7 +251,11 @@ impl<'a> Walk<'a> {
     fn keeps(&mut self, mix: Mix, rate: f64) -> Option<bool> {
         let says = |l: &Look| match l.kept {
             true => l.mix.is_within(mix) && l.rate >= rate,
-            false => mix.is_within(l.mix) && rate >= l.rate,
+            // Just below one that is missed there may be one that is kept: slow machines are not always a help.
+            false => {
+                let fewer = (l.mix.prompts + l.mix.answers).saturating_sub(mix.prompts + mix.answers);
+                mix.is_within(l.mix) && rate >= l.rate && (fewer == 0 || fewer >= CLEARLY)
+            }
         };
         if let Some(look) = self.looks.iter().find(|l| says(l)) {
             return Some(look.kept);

@@ -1,5 +1,7 @@
 //! `tsnode simulate`: requests on a planned cluster, event by event.
 
+mod provision;
+
 use super::{
     is_set, json,
     plan::{
@@ -64,6 +66,9 @@ pub(super) fn command() -> Command {
         .arg(value("bursty", "C2", "Gaps with this squared coefficient of variation instead of Poisson's 1"))
         .arg(json())
         .after_long_help(format!("Policies:\n  {}", names.join("\n  ")))
+        .subcommand(provision::command())
+        .subcommand_negates_reqs(true)
+        .args_conflicts_with_subcommands(true)
 }
 
 /// One policy's result.
@@ -79,6 +84,9 @@ struct Run {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    if let Some(("provision", matches)) = matches.subcommand() {
+        return provision::run(matches).await;
+    }
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let asked = Asked::read(text("cluster").unwrap_or_default(), matches)?;
     let policies = policies(text("compare").or(text("policy")).unwrap_or("live"))?;
