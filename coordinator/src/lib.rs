@@ -13,6 +13,7 @@ pub mod planner;
 pub mod plot;
 pub mod policy;
 pub mod profiler;
+pub mod provisioning;
 pub mod router;
 pub mod scheduler;
 pub mod simulator;

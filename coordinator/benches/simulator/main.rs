@@ -8,6 +8,7 @@
 mod appj;
 mod claims;
 mod cronus;
+mod provision;
 mod sharing;
 mod shift;
 mod speed;
@@ -39,6 +40,13 @@ fn main() {
     if is_wanted("shift") {
         println!("\n## shift\n");
         shift::print(shared().as_deref());
+    }
+    if is_wanted("provision") {
+        println!("\n## provision\n");
+        match shared() {
+            Some(folder) => provision::print(&folder),
+            None => println!("Azure's traces and the table of times are not beside the project: nothing was sought"),
+        }
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

@@ -62,6 +62,7 @@ struct Row {
     fp16_dense_tflops: f64,
     prefill_share: Option<f64>,
     decode_share: Option<f64>,
+    power_w: Option<f64>,
     #[serde(default)]
     paper: Paper,
 }
@@ -71,17 +72,39 @@ struct Paper {
     mem_bandwidth_gbs: Option<f64>,
     fp16_tflops: Option<f64>,
     price_per_hour: Option<f64>,
+    machine_price_per_hour: Option<f64>,
+}
+
+/// What one of a kind takes while it is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Upkeep {
+    /// $ an hour: a part of a machine's where a paper prints that, as Splitwise's Table I does.
+    pub price: Option<f64>,
+    /// The most power (W).
+    pub power: Option<f64>,
+}
+
+/// What devices take that ship with the project, by name.
+#[must_use]
+pub fn upkeep() -> BTreeMap<String, Upkeep> {
+    let of =
+        |row: &Row| Upkeep { price: row.paper.machine_price_per_hour.or(row.paper.price_per_hour), power: row.power_w };
+    table().iter().map(|(name, row)| (name.clone(), of(row))).collect()
 }
 
 /// All figures that ship with the project, by name.
 #[must_use]
 pub fn shipped(column: Column) -> BTreeMap<String, Figures> {
+    table().iter().map(|(name, row)| (name.clone(), figures(name.clone(), row, column))).collect()
+}
+
+fn table() -> BTreeMap<String, Row> {
     let table: Result<Table, _> = toml::from_str(include_str!("../../data/gpus.toml"));
     let Ok(table) = table else {
         debug_assert!(false, "data/gpus.toml: {:?}", table.err());
         return BTreeMap::new();
     };
-    table.gpu.into_iter().map(|(name, row)| (name.clone(), figures(name, &row, column))).collect()
+    table.gpu
 }
 
 /// Figures of a kind from its peaks (TFLOP/s, GB/s, GB).
@@ -130,5 +153,18 @@ mod tests {
         assert!((peak(&vendor, "A6000") - 154.8).abs() < 1e-9);
         assert!((peak(&paper, "A40") - peak(&vendor, "A40")).abs() < 1e-9);
         assert!(paper.len() > 15);
+    }
+
+    /// Splitwise's Table I: 17.6 and 38 $ an hour for machines of eight, 400 and 700 W a device.
+    #[test]
+    fn upkeep_is_known_of_every_device_and_splitwises_where_it_has_it() {
+        let all = upkeep();
+        assert!(all.values().all(|u| u.power.is_some()));
+        for (name, price, power) in [("A100-80G", 17.6, 400.0), ("H100-SXM", 38.0, 700.0)] {
+            let upkeep = all[name];
+            assert!((upkeep.price.unwrap() * 8.0 - price).abs() < 0.1, "{name}");
+            assert_eq!(upkeep.power, Some(power), "{name}");
+        }
+        assert_eq!(all["A40"].price, Some(0.403), "ThunderServe's Table 1 for the others");
     }
 }

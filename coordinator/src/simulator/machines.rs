@@ -14,6 +14,8 @@ use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 const TRY_AGAIN: Seconds = Seconds(1.0);
 /// Tries in a row, for each request, after which machines that wait for each other's memory are taken to wait forever.
 const TRIES: usize = 100;
+/// Events after which whoever watches is asked again whether to go on.
+const LOOK: u64 = 1024;
 
 /// A machine.
 #[derive(Debug)]
@@ -126,6 +128,17 @@ pub struct Outcome {
     pub timeline: Option<Timeline>,
 }
 
+/// A simulation under way.
+#[derive(Clone, Copy, Debug)]
+pub struct SoFar<'a> {
+    /// The present.
+    pub now: Seconds,
+    /// Requests that have come.
+    pub arrived: usize,
+    /// Every request, those included that are still to come.
+    pub traces: &'a [Trace],
+}
+
 /// A simulation.
 #[derive(Debug)]
 pub struct Simulation {
@@ -183,7 +196,12 @@ impl Simulation {
     /// Runs these requests, in order of arrival, to their ends; where memory is so tight that machines wait for each other
     /// forever, what waits never ends. `stop` hears now and then how many have come, and may end
     /// it with what there is.
-    pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn(usize) -> bool) -> Outcome {
+    pub fn run(self, arrivals: &[Arrival], stop: &dyn Fn(usize) -> bool) -> Outcome {
+        self.run_until(arrivals, &|so_far| stop(so_far.arrived))
+    }
+
+    /// The same, ended by whoever sees what has become of the requests so far.
+    pub fn run_until(mut self, arrivals: &[Arrival], stop: &dyn Fn(SoFar<'_>) -> bool) -> Outcome {
         let never = Seconds(f64::INFINITY);
         let trace = |a: &Arrival| Trace {
             arrival: *a,
@@ -201,7 +219,8 @@ impl Simulation {
         let (mut now, mut events) = (Seconds(0.0), 0);
         while let Some((at, what)) = self.agenda.pop() {
             (now, events) = (at, events + 1);
-            if events % 4096 == 0 && stop(self.arrived) {
+            let so_far = SoFar { now, arrived: self.arrived, traces: &self.traces };
+            if events % LOOK == 0 && stop(so_far) {
                 break;
             }
             self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };

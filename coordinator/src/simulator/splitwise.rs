@@ -17,9 +17,9 @@ use tsnode_protocol::{Bytes, BytesPerSecond, BytesPerToken};
 /// Memory of a machine: eight GPUs of 80 GiB.
 const MEMORY: Bytes = Bytes(8.0 * 80.0 * (1u64 << 30) as f64);
 /// Between two machines, for each transfer.
-const LINK: BytesPerSecond = BytesPerSecond(200.0 * (1u64 << 30) as f64);
+pub const LINK: BytesPerSecond = BytesPerSecond(200.0 * (1u64 << 30) as f64);
 /// What an iteration may hold (§IV-B).
-const LIMITS: Limits = Limits { tasks: 512, tokens: 2048 };
+pub const LIMITS: Limits = Limits { tasks: 512, tokens: 2048 };
 
 /// A model as the paper's simulator counts it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +42,9 @@ impl Sizes {
         Some(Self { weights: Bytes(weights), kv: Bytes(2.0 * 2.0 * layers * hidden).per_token() })
     }
 
-    fn capacity(&self) -> u64 {
+    /// Tokens of KV that fit beside the weights.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
         ((MEMORY - self.weights) / self.kv).0.max(0.0) as u64
     }
 }

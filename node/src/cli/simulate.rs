@@ -4,6 +4,7 @@ mod args;
 mod compare;
 mod policies;
 mod print;
+mod provision;
 mod run;
 
 use self::{
@@ -61,9 +62,15 @@ pub(super) fn command() -> Command {
         .arg(value("svg", "FILE", "Draw what groups did when; with --compare or --rates, policies over rates"))
         .arg(json())
         .after_long_help(policies::help())
+        .subcommand(provision::command())
+        .subcommand_negates_reqs(true)
+        .args_conflicts_with_subcommands(true)
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    if let Some(("provision", matches)) = matches.subcommand() {
+        return provision::run(matches).await;
+    }
     let job = Job::read(matches)?;
     // A signal ends the run with what there is.
     let stopped = Arc::new(AtomicBool::new(false));
