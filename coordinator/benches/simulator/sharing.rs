@@ -34,7 +34,8 @@ const LIMITS: Limits = Limits { tasks: 32, tokens: 4096 };
 /// Squared coefficient of variation of the gaps between a service's requests.
 const BURSTS: f64 = 16.0;
 const REQUESTS: f64 = 1500.0;
-const SEEDS: [u64; 3] = [1, 2, 3];
+/// Rules were chosen on others.
+const SEEDS: [u64; 3] = [11, 12, 13];
 /// Each service's load: its requests' times alone, as a part of the GPU's time; batches make more than 1 possible.
 const LOADS: [f64; 4] = [0.6, 1.2, 1.8, 2.4];
 /// Model and workload of two services.
@@ -195,7 +196,7 @@ fn orders(gpu: &Gpu) {
         println!("| {name} | {} |", cells.join(" | "));
     }
     let busy: Vec<String> = ours.iter().map(|o| format!("{:.2} | ", o[2])).collect();
-    println!("| GPU busy (ours) | {} |", busy.join(" | "));
+    println!("| GPU busy (ours) | {}", busy.join("| "));
 }
 
 /// A profile each of whose figures is off by up to this part, evenly.
@@ -263,12 +264,18 @@ fn wrong_lengths(gpu: &Gpu, load: f64) {
     }
 }
 
+fn profiled_deviation(profile: &Profile) -> Seconds {
+    match profile.expected {
+        Expected::AsAll(deviation) | Expected::ByPrompt { deviation, .. } => deviation,
+    }
+}
+
 pub fn print() {
     for pair in PAIRS {
         let gpu = Gpu::new(pair);
-        let [a, b] = [0, 1].map(|n: usize| (pair[n].0, pair[n].1, gpu.profiles[0][n]));
-        for (model, workload, Profile { mean, expected, .. }) in [a, b] {
-            println!("{workload} on {model}: mean {:.2} s alone, {expected:?}; ", mean.0);
+        for ((model, workload), profile) in std::iter::zip(pair, &gpu.profiles[0]) {
+            let deviation = profiled_deviation(profile);
+            println!("{workload} on {model}: {:.2} s alone, deviation {:.2} s", profile.mean.0, deviation.0);
         }
         println!("{GPU}, {} pages of KV, bursts of c² {BURSTS}, {REQUESTS} requests, {LIMITS:?}\n", gpu.pages.all());
         orders(&gpu);

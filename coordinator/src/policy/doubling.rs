@@ -138,9 +138,8 @@ mod tests {
     use super::*;
 
     fn order() -> Budgets {
-        let profile =
-            |mean, deviation| Profile { mean: Seconds(mean), deviation: Seconds(deviation), patience: Seconds(9.0) };
-        Budgets(vec![profile(3.0, 1.0), profile(1.0, 0.5)])
+        let profile = |times: [f64; 2]| Profile::of(&times.map(Seconds)).patient(Seconds(9.0));
+        Budgets(vec![profile([2.0, 4.0]), profile([0.5, 1.5]).by_prompt(SecondsPerToken(0.01), &[Seconds(0.25)])])
     }
 
     #[test]

@@ -90,17 +90,17 @@ mod tests {
         let queues = Queues {
             quantum: Seconds(1.0),
             levels: 4,
-            prompt: vec![SecondsPerToken(0.01)],
+            prompt: vec![SecondsPerToken(1.0 / 128.0)],
             patience: Seconds(f64::INFINITY),
         };
         let service = ServiceNo(0);
         let joins = |prompt| queues.enters(service, prompt).level;
-        assert_eq!([1, 100, 101, 400, 401, 100_000].map(joins), [0, 0, 1, 2, 3, 3]);
-        let mut standing = queues.enters(service, 150);
+        assert_eq!([1, 128, 129, 512, 513, 100_000].map(joins), [0, 0, 1, 2, 3, 3]);
+        let mut standing = queues.enters(service, 192);
         let mut after = |time| {
             queues.executed(service, &mut standing, Seconds(time));
             queues.rank(service, &standing)
         };
-        assert_eq!([1.5, 0.4, 0.1, 3.9, 0.1, 1e9].map(&mut after), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(Rank));
+        assert_eq!([1.5, 0.25, 0.25, 3.75, 0.25, 1e9].map(&mut after), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(Rank));
     }
 }
