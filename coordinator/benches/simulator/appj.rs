@@ -39,8 +39,9 @@ fn planned(problem: &Problem) -> Grouping {
     search(problem, 0, effort, NEVER).grouping
 }
 
-/// Attainment by closed forms, by events, and by events where groups are rings; and how loaded groups are.
-fn compare(problem: &Problem, grouping: &Grouping) -> [f64; 5] {
+/// Attainment by closed forms, by events, and by events where groups are rings; how loaded groups are; and the share of
+/// requests on groups that do both phases.
+fn compare(problem: &Problem, grouping: &Grouping) -> [f64; 6] {
     let mut evaluator = Evaluator::new(problem);
     let groups = search::shelved(&mut evaluator, grouping).expect("it was planned");
     let plan = evaluator.evaluate(&groups);
@@ -51,7 +52,8 @@ fn compare(problem: &Problem, grouping: &Grouping) -> [f64; 5] {
         };
         SEEDS.map(one).iter().sum::<f64>() / SEEDS.len() as f64
     };
-    [plan.attainment, by(Batches::Turns), by(Batches::Rings), plan.loads.0, plan.loads.1]
+    let mixed = plan.shares.iter().filter(|s| s.prefill == s.decode).fold(0.0, |sum, s| sum + s.share);
+    [plan.attainment, by(Batches::Turns), by(Batches::Rings), plan.loads.0, plan.loads.1, mixed]
 }
 
 #[derive(Default)]
@@ -60,12 +62,13 @@ struct Differences {
 }
 
 impl Differences {
-    fn row(&mut self, start: &str, [closed, events, rings, prefill, decode]: [f64; 5]) {
+    fn row(&mut self, start: &str, [closed, events, rings, prefill, decode, mixed]: [f64; 6]) {
         self.all.push((closed - events, closed - rings));
         println!(
-            "{start} {:.0} / {:.0} % | {:.1} % | {:.1} % | {:+.1} | {:.1} % | {:+.1} |",
+            "{start} {:.0} / {:.0} % | {:.0} % | {:.1} % | {:.1} % | {:+.1} | {:.1} % | {:+.1} |",
             100.0 * prefill,
             100.0 * decode,
+            100.0 * mixed,
             100.0 * closed,
             100.0 * events,
             100.0 * (closed - events),
@@ -86,7 +89,7 @@ impl Differences {
     }
 }
 
-const HEAD: &str = "| workload | SLO | requests/s | load (prefill / decode) | closed forms | events | difference | rings | difference |\n|---|---|---|---|---|---|---|---|---|";
+const HEAD: &str = "| workload | SLO | requests/s | load (prefill / decode) | on mixed groups | closed forms | events | difference | rings | difference |\n|---|---|---|---|---|---|---|---|---|---|";
 
 pub fn print() {
     println!("Differences are closed forms less events, in % of all requests.");

@@ -8,7 +8,7 @@
 //! a task comes and not again, as the paper's simulator has it.
 
 use super::batching::{Batch, Batching, Limits, Member, Part, RequestNo, Seen, Stepwise, Task};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Times a task is passed over before it goes first.
 const PATIENCE: u32 = 4;
@@ -17,7 +17,9 @@ const PATIENCE: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     task: Task,
-    passed: u32,
+    /// Selections there had been when it could first be chosen, and those since that chose it: by the others it was passed
+    /// over. None where it cannot be chosen yet.
+    since: Option<u64>,
     started: bool,
 }
 
@@ -46,6 +48,15 @@ impl Job {
         self.prompt.as_mut().or(self.answer.as_mut())
     }
 
+    /// Parts still to be done.
+    fn parts(&self) -> u32 {
+        u32::from(self.prompt.is_some()) + u32::from(self.answer.is_some())
+    }
+
+    fn prompt_tokens(&self) -> u32 {
+        self.prompt.map_or(0, |s| s.task.tokens)
+    }
+
     fn slot(&self, part: Part) -> Option<&Slot> {
         match part {
             Part::Prompt => self.prompt.as_ref(),
@@ -65,12 +76,19 @@ pub struct Ageing {
     waiting: VecDeque<(RequestNo, Part)>,
     prompts: VecDeque<RequestNo>,
     put_off: VecDeque<RequestNo>,
+    /// Answers that could start.
+    fresh: BTreeSet<RequestNo>,
     batch: Vec<RequestNo>,
     running: Batch,
     before: Vec<RequestNo>,
     others: Vec<RequestNo>,
     starting: Vec<(RequestNo, Part)>,
+    /// Selections begun, and those over.
     selections: u64,
+    over: u64,
+    /// Parts of requests here, and prompt tokens among them.
+    parts: u32,
+    prompt_tokens: u32,
 }
 
 impl Ageing {
@@ -85,17 +103,22 @@ impl Ageing {
             waiting: VecDeque::new(),
             prompts: VecDeque::new(),
             put_off: VecDeque::new(),
+            fresh: BTreeSet::new(),
             batch: Vec::new(),
             running: Batch::default(),
             before: Vec::new(),
             others: Vec::new(),
             starting: Vec::new(),
             selections: 0,
+            over: 0,
+            parts: 0,
+            prompt_tokens: 0,
         }
     }
 
     fn key(&self, (request, part): (RequestNo, Part)) -> (u32, RequestNo) {
-        (self.jobs.get(&request).and_then(|j| j.slot(part)).map_or(0, |s| s.passed), request)
+        let since = self.jobs.get(&request).and_then(|j| j.slot(part)).and_then(|s| s.since);
+        (since.map_or(0, |s| self.over.saturating_sub(s) as u32), request)
     }
 
     /// Into the waiting queue, by halves: what is there need not be in order any more.
@@ -134,6 +157,7 @@ impl Ageing {
         let Some(slot) = job.current_mut() else { return };
         let (task, starts) = (slot.task, !slot.started);
         slot.started = true;
+        slot.since = slot.since.map(|s| s + 1);
         match task.part {
             Part::Prompt => {
                 next.prompts += 1;
@@ -154,9 +178,18 @@ impl Ageing {
         self.used += task.memory;
         self.starting.push((request, task.part));
         remove(&mut self.waiting, &(request, task.part));
-        if task.part == Part::Prompt {
-            remove(&mut self.prompts, &request);
+        match task.part {
+            Part::Prompt => remove(&mut self.prompts, &request),
+            Part::Answer => {
+                self.fresh.remove(&request);
+            }
         }
+    }
+
+    /// Counts a request's parts anew after a change.
+    fn recount(&mut self, before: Job, after: Job) {
+        self.parts = self.parts + after.parts() - before.parts();
+        self.prompt_tokens = self.prompt_tokens + after.prompt_tokens() - before.prompt_tokens();
     }
 
     fn take_if_fits(&mut self, request: RequestNo, next: &mut Batch) -> Fit {
@@ -188,14 +221,23 @@ enum Fit {
 impl Batching for Ageing {
     fn add(&mut self, task: Task) -> bool {
         let job = self.jobs.entry(task.request).or_default();
-        let slot = Some(Slot { task, passed: 0, started: false });
+        let before = *job;
+        let can_start = task.part == Part::Prompt || job.prompt.is_none();
+        let slot = Some(Slot { task, since: can_start.then_some(self.over), started: false });
         match task.part {
             Part::Prompt => {
                 (job.prompt, job.context) = (slot, u64::from(task.tokens) + 1);
                 self.prompts.push_back(task.request);
             }
-            Part::Answer => (job.answer, job.left) = (slot, task.tokens),
+            Part::Answer => {
+                (job.answer, job.left) = (slot, task.tokens);
+                if can_start {
+                    self.fresh.insert(task.request);
+                }
+            }
         }
+        let after = *job;
+        self.recount(before, after);
         self.queue((task.request, task.part));
         let running = &self.running;
         let fits = |beside: u64, tokens: u64| beside + tokens <= u64::from(self.limits.tokens);
@@ -223,16 +265,19 @@ impl Batching for Ageing {
     }
 
     fn release(&mut self, request: RequestNo) -> u64 {
-        let memory = self.jobs.remove(&request).map_or(0, |j| j.memory);
-        self.used -= memory;
-        memory
+        let Some(job) = self.jobs.remove(&request) else { return 0 };
+        self.recount(job, Job::default());
+        self.fresh.remove(&request);
+        self.used -= job.memory;
+        job.memory
     }
 
     fn select(&mut self) -> Batch {
         self.selections += 1;
         self.starting.clear();
         let mut next = Batch { iterations: u32::MAX, ..Batch::default() };
-        self.before = std::mem::take(&mut self.batch);
+        std::mem::swap(&mut self.before, &mut self.batch);
+        self.batch.clear();
         while let Some(&(request, part)) = self.waiting.front() {
             // What is taken leaves the queue: the front is always the next.
             if self.key((request, part)).0 < PATIENCE || self.take_if_fits(request, &mut next) != Fit::Fits {
@@ -252,8 +297,7 @@ impl Batching for Ageing {
             self.take_if_fits(request, &mut next);
         }
         let mut others = std::mem::take(&mut self.others);
-        let is_new = |j: &Job| j.prompt.is_none() && j.answer.is_some_and(|s| !s.started);
-        others.extend(self.jobs.iter().filter(|(_, j)| is_new(j)).map(|(r, _)| *r));
+        others.extend(&self.fresh);
         for request in others.drain(..) {
             self.take_if_fits(request, &mut next);
         }
@@ -263,11 +307,7 @@ impl Batching for Ageing {
         self.put_off.retain(|r| !chosen(r));
         self.put_off.extend(before.iter().filter(|r| !chosen(r)));
         self.before = before;
-        for job in self.jobs.values_mut().filter(|j| j.chosen != now) {
-            if let Some(slot) = job.current_mut() {
-                slot.passed += 1;
-            }
-        }
+        self.over += 1;
         if next.prompts > 0 || next.is_empty() {
             next.iterations = 1;
         }
@@ -283,13 +323,20 @@ impl Batching for Ageing {
         self.running = Batch::default();
         for &request in &self.batch {
             let Some(job) = self.jobs.get_mut(&request) else { continue };
-            if job.prompt.take().is_some() {
+            if let Some(prompt) = job.prompt.take() {
+                self.parts -= 1;
+                self.prompt_tokens -= prompt.task.tokens;
+                if let Some(answer) = &mut job.answer {
+                    answer.since = Some(self.over);
+                    self.fresh.insert(request);
+                }
                 ended.push((request, Part::Prompt));
             } else if job.answer.is_some() {
                 job.left -= iterations.min(job.left);
                 job.context += u64::from(iterations);
                 if job.left == 0 {
                     job.answer = None;
+                    self.parts -= 1;
                     ended.push((request, Part::Answer));
                 }
             }
@@ -301,10 +348,7 @@ impl Batching for Ageing {
 
     fn seen(&self) -> Seen {
         let waiting = self.waiting.len() as u32;
-        let tasks: usize =
-            self.jobs.values().map(|j| usize::from(j.prompt.is_some()) + usize::from(j.answer.is_some())).sum();
-        let prompts = self.jobs.values().filter_map(|j| j.prompt).map(|s| s.task.tokens).sum();
-        Seen { waiting, running: tasks as u32 - waiting, pending_tokens: prompts, ..Seen::default() }
+        Seen { waiting, running: self.parts - waiting, pending_tokens: self.prompt_tokens, ..Seen::default() }
     }
 
     fn first_waiting(&self) -> Option<u64> {
