@@ -96,6 +96,7 @@ fn fit(model: &Model, gpu: &Figures) -> Fit {
         few: decode,
         lots: decode,
         many: u32::MAX,
+        stages: 1,
         handing_prompts: Seconds(0.0),
         handing: Seconds(0.0),
         handing_token: SecondsPerToken(0.0),
