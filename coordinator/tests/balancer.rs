@@ -14,7 +14,8 @@ use tsnode_coordinator::{
     },
     scheduler::Workload,
     simulator::{
-        cronus::{Approach, Pair, SETTINGS, at_once},
+        capacity::Capacity,
+        cronus::{Approach, Pair, SETTINGS, at_once, perfect_balance},
         machines::{Arrival, Outcome, Simulation},
         trace::{Arriving, drawn},
     },
@@ -89,12 +90,11 @@ fn calibrated_gpus_carry_what_the_papers_did() {
 /// the slow one computes 5 prompts, the fast one 2.5 prompts and 7.5 answers.
 #[test]
 fn perfect_balance_keeps_both_busy() {
-    let mut setting = SETTINGS[0];
-    (setting.fast_alone.prefill, setting.fast_alone.decode, setting.slow_alone.prefill) = (10.0, 10.0, 5.0);
-    assert!((setting.perfect_balance() - 7.5).abs() < 1e-12);
+    let fast = Capacity { prefill: 10.0, decode: 10.0 };
+    let with = |prefill| perfect_balance(fast, Capacity { prefill, decode: 1.0 });
+    assert!((with(5.0) - 7.5).abs() < 1e-12);
     // A slow one that could compute all prompts leaves the answers as the limit.
-    setting.slow_alone.prefill = 20.0;
-    assert!((setting.perfect_balance() - 10.0).abs() < 1e-12);
+    assert!((with(20.0) - 10.0).abs() < 1e-12);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use tsnode_coordinator::{
     scheduler::Workload,
     simulator::{
         cost::IterationCost,
-        cronus::{Approach, Pair, SETTINGS, Setting, at_once, evenly},
+        cronus::{Approach, Pair, SETTINGS, Setting, at_once, evenly, perfect_balance},
         machines::{Arrival, Outcome, Simulation},
         percentile::Sorted,
         trace::{Arriving, drawn},
@@ -131,7 +131,7 @@ fn column(setting: &Setting, list: &[Asked], handing: Seconds) {
         pair.fast.capacity,
         pair.slow.capacity,
     );
-    let perfect = setting.perfect_balance();
+    let perfect = perfect_balance(setting.fast_alone, setting.slow_alone);
     println!("Perfect balance: {perfect:.2} requests/s.\n");
     println!(
         "| approach | requests/s | paper | of perfect balance | busy | TTFT P99, TBT P99 at {LOAD} of its own | at {LOAD} of L-H |"
@@ -161,6 +161,25 @@ fn column(setting: &Setting, list: &[Asked], handing: Seconds) {
     println!();
 }
 
+/// Whether it hangs on the requests: the same GPUs with other parts of the trace, whose capacities are simulated.
+fn elsewhere(folder: &Path, calibrated: &[Asked]) {
+    println!("Of perfect balance (%) with other thousands of the trace: DP, Cronus, ours\n");
+    let pairs = SETTINGS.each_ref().map(|s| Pair::calibrated(s, calibrated).expect("its parts are known"));
+    println!("| | {} |", SETTINGS.map(|s| format!("{} {}", s.model, s.slow)).join(" | "));
+    println!("|---|---|---|---|---|");
+    let all = lengths(folder, "conv");
+    for (place, list) in all.chunks_exact(REQUESTS).enumerate().step_by(3) {
+        let cell = |pair: &Pair| {
+            let [fast, slow] = pair.measured(list);
+            let part = |a| 100.0 * run(pair, a, &at_once(list)).rate / perfect_balance(fast, slow);
+            let cronus = Approach::Cronus(AverageContext::FirstAndLast);
+            [Approach::DataParallel, cronus, Approach::Ready].map(|a| format!("{:.1}", part(a))).join(", ")
+        };
+        println!("| from {} | {} |", place * REQUESTS, pairs.each_ref().map(cell).join(" | "));
+    }
+    println!();
+}
+
 pub fn print(shared: Option<&Path>) {
     let list = asked(shared);
     let handing = handing(&SETTINGS[0], &list);
@@ -170,5 +189,8 @@ pub fn print(shared: Option<&Path>) {
     );
     for setting in &SETTINGS {
         column(setting, &list, handing);
+    }
+    if let Some(folder) = shared {
+        elsewhere(folder, &list);
     }
 }

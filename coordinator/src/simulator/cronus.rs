@@ -97,17 +97,14 @@ pub const SETTINGS: [Setting; 4] = [
     },
 ];
 
-impl Setting {
-    /// Requests a second if every part of the prompts' work could be anywhere at no cost, answers on the fast GPU: the
-    /// slow one computes x of each prompt, and both are always busy. From `r·x/P_s = 1` and
-    /// `r·((1 − x)/P_f + 1/D_f) = 1`: `r = (1 + P_s/P_f)/(1/P_f + 1/D_f)`; without work for all of the slow one's
-    /// time (x would pass 1), the fast one's answers are what is left: `D_f`.
-    #[must_use]
-    pub fn perfect_balance(&self) -> f64 {
-        let (fast, slow) = (self.fast_alone, self.slow_alone);
-        let balanced = (1.0 + slow.prefill / fast.prefill) / (1.0 / fast.prefill + 1.0 / fast.decode);
-        balanced.min(fast.decode)
-    }
+/// Requests a second if every part of the prompts' work could be anywhere at no cost, answers on the fast GPU: the slow
+/// one computes x of each prompt, and both are always busy. From `r·x/P_s = 1` and `r·((1 − x)/P_f + 1/D_f) = 1`:
+/// `r = (1 + P_s/P_f)/(1/P_f + 1/D_f)`; without work for all of the slow one's time (x would pass 1), the fast one's
+/// answers are what is left: `D_f`.
+#[must_use]
+pub fn perfect_balance(fast: Capacity, slow: Capacity) -> f64 {
+    let balanced = (1.0 + slow.prefill / fast.prefill) / (1.0 / fast.prefill + 1.0 / fast.decode);
+    balanced.min(fast.decode)
 }
 
 /// A row of Table 2.
