@@ -178,10 +178,9 @@ fn stages(problem: &Problem, group: &WrittenGroup) -> Result<Vec<Stage>, String>
         if problem.layer_cost(instance, written.tp).is_none() {
             return Err(format!("stage {place}: {} cannot be cut for {} devices", problem.model.name, written.tp));
         }
-        if let Some(before) = stages.last() {
-            if !problem.cluster.path(before.instance, instance).is_open() {
-                return Err(format!("stage {place}: nothing gets through to {} from the stage before", written.host));
-            }
+        let is_cut_off = |before: &Stage| !problem.cluster.path(before.instance, instance).is_open();
+        if stages.last().is_some_and(is_cut_off) {
+            return Err(format!("stage {place}: nothing gets through to {} from the stage before", written.host));
         }
         stages.push(Stage { instance, tp: written.tp, layers: end - start });
         next = end;
@@ -295,7 +294,10 @@ mod tests {
         WrittenStage { host: host.into(), gpu: None, tp, layers: WrittenLayers::Count(layers) }
     }
 
-    fn group(phase: Phase, stages: &[(&str, u16, u32)]) -> WrittenGroup {
+    /// Stages as host, devices and layers.
+    type Stages<'a> = &'a [(&'a str, u16, u32)];
+
+    fn group(phase: Phase, stages: Stages<'_>) -> WrittenGroup {
         WrittenGroup { phase, stages: stages.iter().map(|&(h, tp, l)| stage(h, tp, l)).collect() }
     }
 
@@ -348,7 +350,7 @@ mod tests {
             error(&plan)
         };
         assert_eq!(error(&Written { groups: vec![], routes: vec![] }), "the plan has no groups");
-        let cases: [(&[(&str, u16, u32)], &str); 7] = [
+        let cases: [(Stages<'_>, &str); 7] = [
             (&[("b40-0", 2, 60)], "group 1: stage 1: no host \"b40-0\" in cloud32"),
             (&[("a40-0", 2, 40)], "group 1: its stages have 40 of LLaMA-30B's 60 layers"),
             (&[("a40-0", 2, 40), ("a40-0", 2, 40)], "group 1: stage 2 has layers 40..80"),

@@ -65,7 +65,7 @@ pub fn svg(
     }
     arcs(&mut out, &rows.flows, &places);
     let bottom = TOP + ROW * drawn.len() as f64;
-    row(&mut out, bottom, "KV sent", &hidden(labels.len() - drawn.len()));
+    row(&mut out, bottom, "KV sent, 16 bit", &hidden(labels.len() - drawn.len()));
     sent(&mut out, &rows.sent, span, bottom);
     axis(&mut out, span, bottom + BAR);
     out.push_str("</svg>\n");
@@ -131,11 +131,10 @@ impl Rows {
 
     fn draw(&self, out: &mut String, machine: usize, outcome: &Outcome, span: f64, y: f64) {
         let busy = busy(outcome, machine, span);
-        let layers: [(&str, &dyn Fn(&[f64; 3]) -> f64); 3] =
-            [(BOTH, &|b| b[0] + b[1] + b[2]), (ANSWERS, &|b| b[0] + b[1]), (PROMPTS, &|b| b[0])];
-        for (colour, height) in layers {
-            area(out, colour, busy.iter().map(height), y);
-        }
+        // One behind the other: what is in front hides what it is a part of.
+        area(out, BOTH, busy.iter().map(|[prompts, answers, both]| prompts + answers + both), y);
+        area(out, ANSWERS, busy.iter().map(|[prompts, answers, _]| prompts + answers), y);
+        area(out, PROMPTS, busy.iter().map(|[prompts, ..]| *prompts), y);
         let most = self.waiting[machine].iter().copied().fold(0.0, f64::max);
         if most >= 0.5 {
             let points = self.waiting[machine].iter().enumerate().map(|(k, w)| (x_of(k), y + BAR * (1.0 - w / most)));
