@@ -1,10 +1,11 @@
 //! How fast the simulator is, and whether Splitwise's claims follow from it.
 //!
-//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims]`; without a name, both. `claims` needs Azure's
+//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|placement|replacement|claims]`; without a name, all. `claims` needs Azure's
 //! traces and the table of times that lie beside the project, and says so where they are absent.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
 mod claims;
+mod placement;
 mod speed;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,14 @@ fn main() {
     if is_wanted("speed") {
         println!("\n## speed\n");
         speed::print();
+    }
+    if is_wanted("placement") {
+        println!("\n## placement\n");
+        placement::print();
+    }
+    if is_wanted("replacement") {
+        println!("\n## replacement\n");
+        placement::print_replacement();
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

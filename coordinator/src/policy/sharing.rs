@@ -433,6 +433,11 @@ impl<O: Order> Batching for Sharing<O> {
         }
     }
 
+    fn generated(&self, request: RequestNo) -> u32 {
+        let job = self.jobs.get(&request).filter(|j| j.part == Part::Answer);
+        job.map_or(0, |j| j.answer - j.left + 1)
+    }
+
     fn seen(&self) -> Seen {
         let waiting: usize = self.lanes.values().map(|l| l.prompts.len()).sum();
         let present: usize = self.lanes.values().map(|l| l.present.len()).sum();

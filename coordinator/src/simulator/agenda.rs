@@ -56,6 +56,12 @@ impl<E> Agenda<E> {
         self.heap.pop().map(|Reverse(e)| (Seconds(e.at), e.event))
     }
 
+    /// When the next event is.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Seconds> {
+        self.heap.peek().map(|Reverse(e)| Seconds(e.at))
+    }
+
     /// Events put down so far.
     #[must_use]
     pub fn made(&self) -> u64 {

@@ -1,11 +1,16 @@
 //! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
 //! choice; how long it takes is the cost source's.
 
+mod changes;
+
+pub use changes::Opening;
+
 use super::{agenda::Agenda, cost::IterationCost};
 use crate::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
 };
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
@@ -130,6 +135,10 @@ pub struct Simulation {
     tries: usize,
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
+    /// What is left of requests that had to begin again elsewhere.
+    resumed: BTreeMap<RequestNo, Asked>,
+    now: Seconds,
+    events: u64,
 }
 
 impl Simulation {
@@ -150,6 +159,9 @@ impl Simulation {
             tries: 0,
             batches: 0,
             ended: Vec::new(),
+            resumed: BTreeMap::new(),
+            now: Seconds(0.0),
+            events: 0,
         }
     }
 
@@ -157,6 +169,17 @@ impl Simulation {
     /// forever, what waits never ends. `stop` hears now and then how many have come, and may end
     /// it with what there is.
     pub fn run(mut self, arrivals: &[Arrival], stop: &dyn Fn(usize) -> bool) -> Outcome {
+        self.expect(arrivals);
+        while let Some((at, what)) = self.agenda.pop() {
+            (self.now, self.events) = (at, self.events + 1);
+            if (self.events.is_multiple_of(4096) && stop(self.arrived)) || !self.happens(what) {
+                break;
+            }
+        }
+        self.outcome()
+    }
+
+    fn expect(&mut self, arrivals: &[Arrival]) {
         let never = Seconds(f64::INFINITY);
         let trace = |a: &Arrival| Trace {
             arrival: *a,
@@ -171,29 +194,32 @@ impl Simulation {
         if let Some(first) = arrivals.first() {
             self.agenda.at(first.at, What::Arrive(RequestNo(0)));
         }
-        let (mut now, mut events) = (Seconds(0.0), 0);
-        while let Some((at, what)) = self.agenda.pop() {
-            (now, events) = (at, events + 1);
-            if events % 4096 == 0 && stop(self.arrived) {
-                break;
-            }
-            self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
-            if self.tries > TRIES * self.traces.len() {
-                break;
-            }
-            match what {
-                What::Arrive(request) => self.arrive(request, now),
-                What::Done(machine, number) => self.done(machine, number, now),
-                What::First(machine, request) => self.prompt_ended(machine, request, now),
-                What::Send(request) => self.send(request, now),
-                What::Sent(request) => self.sent(request, now),
-                What::Begin(machine) if self.runs[machine.0 as usize].is_none() => self.begin(machine, now),
-                What::Begin(_) => {}
-            }
+    }
+
+    /// `false` if nothing but tries will ever happen again.
+    fn happens(&mut self, what: What) -> bool {
+        let now = self.now;
+        self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
+        if self.tries > TRIES * self.traces.len() {
+            return false;
         }
-        let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
-        let Self { traces, turned_away, arrived, batches: runs, .. } = self;
-        Outcome { traces, busy, turned_away, arrived, runs, events, end: now }
+        match what {
+            What::Arrive(request) => self.arrive(request, now),
+            What::Done(machine, number) => self.done(machine, number, now),
+            What::First(machine, request) => self.prompt_ended(machine, request, now),
+            What::Send(request) => self.send(request, now),
+            What::Sent(request) => self.sent(request, now),
+            What::Begin(machine) if self.runs[machine.0 as usize].is_none() => self.begin(machine, now),
+            What::Begin(_) => {}
+        }
+        true
+    }
+
+    fn outcome(self) -> Outcome {
+        let end = self.now;
+        let busy = self.busy.iter().map(|b| if end.0 > 0.0 { *b / end } else { 0.0 }).collect();
+        let Self { traces, turned_away, arrived, batches: runs, events, .. } = self;
+        Outcome { traces, busy, turned_away, arrived, runs, events, end }
     }
 
     fn arrive(&mut self, request: RequestNo, now: Seconds) {
@@ -201,9 +227,13 @@ impl Simulation {
         if let Some(trace) = self.traces.get(next.0 as usize) {
             self.agenda.at(trace.arrival.at, What::Arrive(next));
         }
+        self.arrived += 1;
+        self.dispatch(request, now);
+    }
+
+    fn dispatch(&mut self, request: RequestNo, now: Seconds) {
         let asked = self.asked(request);
         let machines = &self.machines;
-        self.arrived += 1;
         let Some(route) = self.routing.route(asked, &|m| machines[m.0 as usize].batching.seen()) else {
             self.turned_away += 1;
             return;
@@ -218,7 +248,7 @@ impl Simulation {
     }
 
     fn asked(&self, request: RequestNo) -> Asked {
-        self.traces[request.0 as usize].arrival.asked
+        self.resumed.get(&request).copied().unwrap_or(self.traces[request.0 as usize].arrival.asked)
     }
 
     /// A task comes to a machine: an idle one begins, a busy one may be cut short.
@@ -304,8 +334,13 @@ impl Simulation {
 
     fn prompt_ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
         let asked = self.asked(request);
+        let trace = &mut self.traces[request.0 as usize];
+        if trace.route.is_none_or(|r| r.prompt != machine) {
+            // It had to begin again elsewhere meanwhile.
+            return;
+        }
+        trace.first = trace.first.min(now);
         self.routing.prompt_done(machine, asked);
-        self.traces[request.0 as usize].first = now;
         if asked.answer <= 1 {
             return self.ended(machine, request, now);
         }
