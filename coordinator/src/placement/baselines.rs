@@ -9,13 +9,13 @@ use super::{
 use crate::policy::batching::ServiceNo;
 
 /// Every service on groups of its own, more of them the more is asked of it (the paper's "SeaLLM-P", its GPUs in
-/// proportion to load); on the partition into smallest groups that allows it, `None` if none does.
+/// proportion to load): one placement for each partition that allows it.
 #[must_use]
-pub fn dedicated(services: &Services) -> Option<Placement> {
+pub fn dedicated(services: &Services) -> Vec<Placement> {
     let alone = Services { sharing: 1, ..services.clone() };
     let mut hosting = Hosting::new(&alone);
     let partitions = groups::partitions(&mut hosting);
-    partitions.iter().filter_map(|groups| proportional(&mut hosting, groups)).max_by_key(|p| p.groups.len())
+    partitions.iter().filter_map(|groups| proportional(&mut hosting, groups)).collect()
 }
 
 /// Group after group to the service with the most load for what it has; those that have nothing come first.
@@ -40,12 +40,12 @@ fn proportional(hosting: &mut Hosting<'_>, groups: &[GpuGroup]) -> Option<Placem
     placement.check(hosting).is_ok().then_some(placement)
 }
 
-/// Services dealt to groups in turn until nothing fits any more; on the first partition that allows it.
+/// Services dealt to groups in turn until nothing fits any more: one placement for each partition that allows it.
 #[must_use]
-pub fn in_turn(services: &Services) -> Option<Placement> {
+pub fn in_turn(services: &Services) -> Vec<Placement> {
     let mut hosting = Hosting::new(services);
     let partitions = groups::partitions(&mut hosting);
-    partitions.iter().find_map(|groups| dealt(&mut hosting, groups))
+    partitions.iter().filter_map(|groups| dealt(&mut hosting, groups)).collect()
 }
 
 fn dealt(hosting: &mut Hosting<'_>, groups: &[GpuGroup]) -> Option<Placement> {

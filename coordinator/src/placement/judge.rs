@@ -1,7 +1,7 @@
 //! How good a placement is: simulated on past requests, each group sharing its time by the doubling budget (SeaLLM §4.2),
 //! each request sent to the least loaded holder. Deadlines first, then normalised latency (Algorithm 1, lines 19 to 25).
 
-use super::{Placement, Services, hosting::Hosting};
+use super::{Placement, Services, hosting::Hosting, replacement::Counts};
 use crate::{
     policy::{batching::ServiceNo, least_loaded::LeastLoaded},
     scheduler::{
@@ -65,12 +65,12 @@ impl History {
         &self.arrivals
     }
 
-    /// Requests a second of each service, over so long a time.
+    /// How many of each service, in so long a time.
     #[must_use]
-    pub fn rates(&self, time: Seconds) -> Vec<f64> {
-        let mut rates = vec![0.0; self.means.len()];
-        self.arrivals.iter().for_each(|a| rates[usize::from(a.asked.service.0)] += 1.0 / time.0);
-        rates
+    pub fn counts(&self, time: Seconds) -> Counts {
+        let mut requests = vec![0; self.means.len()];
+        self.arrivals.iter().for_each(|a| requests[usize::from(a.asked.service.0)] += 1);
+        Counts { time, requests }
     }
 
     /// Those of a part of the time, counted from its beginning.
@@ -95,6 +95,13 @@ impl History {
             deadlines.push(*deadline);
         }
         Self { arrivals: Vec::new(), deadlines, means: self.means.clone() }.judged(&ended)
+    }
+
+    /// The same, coming so many times as fast.
+    #[must_use]
+    pub fn hastened(&self, by: f64) -> Self {
+        let sooner = |a: &Arrival| Arrival { at: a.at / by, ..*a };
+        Self { arrivals: self.arrivals.iter().map(sooner).collect(), ..self.clone() }
     }
 
     /// The first of them.

@@ -1,4 +1,7 @@
 //! When to place anew (SeaLLM §4.3, Equation 8): sooner where traffic is not what it was expected to be, later where it is.
+//!
+//! Beyond the paper, where the rule says so: an interval also ends when the services' rates are plainly not those it was
+//! planned for, and a new placement is only taken if it gains.
 
 use super::judge::Judged;
 use tsnode_protocol::Seconds;
@@ -16,6 +19,8 @@ pub struct Rule {
     pub beta: f64,
     /// What a new placement must be better by to be worth the change.
     pub worth: Worth,
+    /// How often rates are looked at on the way; never, as in the paper, if that is not said.
+    pub look: Option<Seconds>,
 }
 
 /// When a new placement is taken.
@@ -29,7 +34,45 @@ pub enum Worth {
 
 impl Default for Rule {
     fn default() -> Self {
-        Self { start: Seconds(300.0), least: Seconds(60.0), most: Seconds(3600.0), beta: 0.1, worth: Worth::Better }
+        Self {
+            start: Seconds(300.0),
+            least: Seconds(60.0),
+            most: Seconds(3600.0),
+            beta: 0.1,
+            worth: Worth::Better,
+            look: Some(Seconds(30.0)),
+        }
+    }
+}
+
+/// Squared variation of gaps between requests that is taken for the same traffic: bursts are no shift.
+const BURSTS: f64 = 4.0;
+/// Standard deviations by which counts must be off.
+const DEVIATIONS: f64 = 4.0;
+
+/// Requests of each service in a part of the time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// How long that was.
+    pub time: Seconds,
+    /// How many, by service.
+    pub requests: Vec<u32>,
+}
+
+impl Counts {
+    /// Whether these rates are others than those: Pearson's sum of squares, with the variance that bursts give counts and
+    /// that what is expected has itself, against its mean and deviation if nothing had changed.
+    #[must_use]
+    pub fn differ(&self, expected: &Self) -> bool {
+        let scale = self.time / expected.time;
+        let square = |(n, before): (&u32, &u32)| {
+            let mean = f64::from(*before) * scale;
+            // Nobody may have asked for it before.
+            (f64::from(*n) - mean).powi(2) / (BURSTS * (mean * (1.0 + scale)).max(1.0))
+        };
+        let services = expected.requests.len() as f64;
+        let sum: f64 = self.requests.iter().zip(&expected.requests).map(square).sum();
+        sum > services + DEVIATIONS * (2.0 * services).sqrt()
     }
 }
 
@@ -63,8 +106,10 @@ impl Performance {
 }
 
 /// What is known when an interval is over.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
+    /// Its requests, as far as they were planned for.
+    pub counts: Counts,
     /// How its requests were served.
     pub real: Performance,
     /// How the present placement serves them in simulation.
@@ -83,26 +128,50 @@ pub enum Decision {
 }
 
 /// The interval and what is expected of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Replacement {
     rule: Rule,
     interval: Seconds,
+    began: Seconds,
     due: Seconds,
+    looks: Seconds,
     expected: Option<Performance>,
+    counts: Counts,
 }
 
 impl Replacement {
-    /// The first interval begins now; what is expected of it may be known.
+    /// The first interval begins now, with a placement for these requests; what is expected of it may be known.
     #[must_use]
-    pub fn new(rule: Rule, now: Seconds, expected: Option<Performance>) -> Self {
+    pub fn new(rule: Rule, now: Seconds, expected: Option<Performance>, counts: Counts) -> Self {
         let interval = rule.start.max(rule.least).min(rule.most);
-        Self { rule, interval, due: now + interval, expected }
+        let mut new = Self { rule, interval, began: now, due: now, looks: now, expected, counts };
+        new.begin(now);
+        new
     }
 
-    /// When the present interval is over.
+    fn begin(&mut self, now: Seconds) {
+        (self.began, self.due) = (now, now + self.interval);
+        self.looks = self.rule.look.map_or(self.due, |look| now + look).min(self.due);
+    }
+
+    /// When something is to be decided: rates are to be looked at, or the interval is over.
     #[must_use]
-    pub fn due(&self) -> Seconds {
-        self.due
+    pub fn deadline(&self) -> Seconds {
+        self.looks
+    }
+
+    /// Rates since the last look: since when the requests are to be planned for, if the interval is over. `None` if it goes
+    /// on.
+    pub fn look(&mut self, now: Seconds, counts: &Counts) -> Option<Seconds> {
+        if now >= self.due {
+            return Some(self.began);
+        }
+        if counts.differ(&self.counts) {
+            // What was before the shift is nothing to plan for.
+            return Some(now - counts.time);
+        }
+        self.looks = self.rule.look.map_or(self.due, |look| now + look).min(self.due);
+        None
     }
 
     /// How long intervals are now.
@@ -117,7 +186,8 @@ impl Replacement {
             let factor = if seen.real.differs(&expected) > self.rule.beta { -self.rule.beta } else { self.rule.beta };
             self.interval = (self.interval * (1.0 + factor)).max(self.rule.least).min(self.rule.most);
         }
-        self.due = now + self.interval;
+        self.counts = seen.counts;
+        self.begin(now);
         let replaces = match self.rule.worth {
             Worth::Always => true,
             Worth::Better => seen.found.is_better_by(self.rule.beta, &seen.kept),
@@ -136,17 +206,29 @@ mod tests {
     }
 
     fn rule(worth: Worth) -> Rule {
-        Rule { start: Seconds(100.0), least: Seconds(85.0), most: Seconds(115.0), beta: 0.1, worth }
+        Rule { start: Seconds(100.0), least: Seconds(85.0), most: Seconds(115.0), beta: 0.1, worth, look: None }
+    }
+
+    fn counts(time: f64, requests: &[u32]) -> Counts {
+        Counts { time: Seconds(time), requests: requests.to_vec() }
+    }
+
+    fn new(worth: Worth, now: f64, expected: Option<Performance>) -> Replacement {
+        Replacement::new(rule(worth), Seconds(now), expected, counts(100.0, &[400, 50]))
+    }
+
+    fn seen(real: Performance, kept: Performance, found: Performance) -> Seen {
+        Seen { counts: counts(100.0, &[400, 50]), real, kept, found }
     }
 
     #[test]
     fn intervals_follow_equation_8_within_bounds() {
         let expected = performance(0.9, 2.0);
-        let mut replacement = Replacement::new(rule(Worth::Always), Seconds(0.0), Some(expected));
+        let mut replacement = new(Worth::Always, 0.0, Some(expected));
         let mut over = |attainment, normalised| {
             let real = performance(attainment, normalised);
-            let now = replacement.due();
-            assert_eq!(replacement.over(now, Seen { real, kept: expected, found: expected }), Decision::Replace);
+            let now = replacement.deadline();
+            assert_eq!(replacement.over(now, seen(real, expected, expected)), Decision::Replace);
             replacement.interval().0
         };
         assert!((over(0.9, 2.1) - 110.0).abs() < 1e-9, "as expected: longer");
@@ -160,8 +242,8 @@ mod tests {
     fn a_change_that_gains_little_is_not_made() {
         let (now, kept) = (Seconds(100.0), performance(0.9, 2.0));
         let decide = |worth, found| {
-            let mut replacement = Replacement::new(rule(worth), Seconds(0.0), None);
-            replacement.over(now, Seen { real: kept, kept, found })
+            let mut replacement = new(worth, 0.0, None);
+            replacement.over(now, seen(kept, kept, found))
         };
         assert_eq!(decide(Worth::Always, kept), Decision::Replace);
         assert_eq!(decide(Worth::Better, performance(0.9, 1.9)), Decision::Wait);
@@ -172,10 +254,20 @@ mod tests {
 
     #[test]
     fn the_first_interval_without_an_estimate_keeps_its_length() {
-        let mut replacement = Replacement::new(rule(Worth::Always), Seconds(50.0), None);
-        assert_eq!(replacement.due(), Seconds(150.0));
-        let seen = performance(0.9, 2.0);
-        replacement.over(Seconds(150.0), Seen { real: seen, kept: seen, found: seen });
-        assert_eq!(replacement.due(), Seconds(250.0));
+        let mut replacement = new(Worth::Always, 50.0, None);
+        assert_eq!(replacement.deadline(), Seconds(150.0));
+        let same = performance(0.9, 2.0);
+        replacement.over(Seconds(150.0), seen(same, same, same));
+        assert_eq!(replacement.deadline(), Seconds(250.0));
+    }
+
+    #[test]
+    fn a_shift_of_rates_ends_an_interval_and_a_burst_does_not() {
+        let rule = Rule { look: Some(Seconds(20.0)), ..rule(Worth::Better) };
+        let mut replacement = Replacement::new(rule, Seconds(0.0), None, counts(100.0, &[400, 50]));
+        assert_eq!(replacement.deadline(), Seconds(20.0));
+        assert_eq!(replacement.look(Seconds(20.0), &counts(20.0, &[110, 5])), None, "80 and 10 were expected");
+        assert_eq!(replacement.look(Seconds(40.0), &counts(20.0, &[10, 80])), Some(Seconds(20.0)));
+        assert_eq!(replacement.look(Seconds(100.0), &counts(20.0, &[80, 10])), Some(Seconds(0.0)), "it is over anyway");
     }
 }

@@ -13,17 +13,20 @@ use super::{
 const FINALISTS: usize = 3;
 
 /// How hard to search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     /// Past requests that guide the search; the last placements are judged on all.
     pub guide: usize,
     /// Changes tried on each of the best allocations.
     pub changes: usize,
+    /// How many times as fast past requests come while placements are compared: what just suffices for one past does
+    /// not for the next. 1 compares them as they came, as the paper does.
+    pub margin: f64,
 }
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { guide: 400, changes: 120 }
+        Self { guide: 600, changes: 200, margin: 1.2 }
     }
 }
 
@@ -56,7 +59,8 @@ pub fn search(
     let none = PlacementError::DoesNotFit(services.count(), services.sharing);
     let mut hosting = Hosting::new(services);
     let partitions = groups::partitions(&mut hosting);
-    let (guide, mut simulated) = (past.first(effort.guide), 0);
+    let hastened = past.hastened(effort.margin);
+    let (guide, mut simulated) = (hastened.first(effort.guide), 0);
     let mut judge = Judge::new(services, &guide);
     let mut rated: Vec<Rated> = Vec::new();
     for groups in &partitions {
@@ -88,16 +92,17 @@ pub fn search(
         let seed = seed.wrapping_add(place as u64);
         *start = improve::improve(&mut hosting, start.clone(), effort.changes, seed, &mut one, stop);
     }
-    let mut judge = Judge::new(services, past);
-    if rated.len() > 1 || past.len() > guide.len() {
+    if rated.len() > 1 && past.len() > guide.len() {
+        let mut judge = Judge::new(services, &hastened);
         for rated in &mut rated {
             simulated += 1;
             rated.judged = judge.judge(&rated.placement);
         }
-        sort(&mut rated);
     }
-    let Rated { placement, judged } = rated.into_iter().next().ok_or(none)?;
-    Ok(Found { placement, judged, partitions: partitions.len(), simulated })
+    sort(&mut rated);
+    let placement = rated.into_iter().next().ok_or(none)?.placement;
+    let judged = Judge::new(services, past).judge(&placement);
+    Ok(Found { placement, judged, partitions: partitions.len(), simulated: simulated + 1 })
 }
 
 /// Best first.

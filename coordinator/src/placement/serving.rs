@@ -57,26 +57,30 @@ pub fn serve(services: &Services, past: &History, all: &History, how: How) -> Re
     let last = all.arrivals().last().map_or(Seconds(0.0), |a| a.at);
     let (mut intervals, mut replacements, mut loaded) = (0, 0, Bytes(0.0));
     let mut from = Seconds(0.0);
+    let length = past.arrivals().last().map_or(Seconds(1.0), |a| a.at);
     let expected = Some(Performance::from(&found.judged));
-    let mut replacement = how.rule.map(|rule| Replacement::new(rule, from, expected));
-    while let Some(replacement) = replacement.as_mut().filter(|r| r.due() < last) {
-        let due = replacement.due();
-        live.simulation.until(due);
+    let mut replacement = how.rule.map(|rule| Replacement::new(rule, from, expected, past.counts(length)));
+    while let Some(replacement) = replacement.as_mut().filter(|r| r.deadline() < last) {
+        let now = replacement.deadline();
+        live.simulation.until(now);
+        let since = std::mem::replace(&mut from, now);
+        let Some(since) = replacement.look(now, &all.between(since, now).counts(now - since)) else { continue };
         intervals += 1;
-        let window = all.between(from, due);
-        let now = services.at_rates(&window.rates(due - from));
+        let window = all.between(since, now);
+        let counts = window.counts(now - since);
+        let rates: Vec<f64> = counts.requests.iter().map(|n| f64::from(*n) / counts.time.0).collect();
+        let services = services.at_rates(&rates);
         let placement = live.placement();
         let seed = how.seed.wrapping_add(intervals as u64);
-        let found = search::search(&now, &window, Some(&placement), how.effort, seed, &|| false)?;
-        let real = all.ended_between(live.simulation.traces(), from, due);
-        let kept = Judge::new(&now, &window).judge(&placement);
-        let seen = Seen { real: (&real).into(), kept: (&kept).into(), found: (&found.judged).into() };
-        if replacement.over(due, seen) == Decision::Replace {
+        let found = search::search(&services, &window, Some(&placement), how.effort, seed, &|| false)?;
+        let real = all.ended_between(live.simulation.traces(), since, now);
+        let kept = Judge::new(&services, &window).judge(&placement);
+        let seen = Seen { counts, real: (&real).into(), kept: (&kept).into(), found: (&found.judged).into() };
+        if replacement.over(now, seen) == Decision::Replace {
             let bytes = live.replace(&found.placement, how.loading);
             replacements += usize::from(bytes > Bytes(0.0));
             loaded += bytes;
         }
-        from = due;
     }
     let outcome = live.simulation.finish();
     Ok(Served { judged: all.judged(&outcome.traces), intervals, replacements, loaded })
