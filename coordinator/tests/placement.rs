@@ -87,11 +87,14 @@ fn brute_force(services: &Services, groups: &[groups::GpuGroup], visit: &mut dyn
     }
 }
 
+/// Hosts and their devices; models and requests a second.
+type Case<'a> = (&'a [(&'a str, u16)], &'a [(&'a str, f64)]);
+
 /// On clusters of at most four groups: never a deadline in fifty more missed, nor a tenth more latency, than the best of
 /// every allocation of every partition; mostly neither.
 #[test]
 fn small_clusters_come_near_brute_force() {
-    let cases: [(&[(&str, u16)], &[(&str, f64)]); 6] = [
+    let cases: [Case; 6] = [
         (&[("A100-80G", 2), ("A100-80G", 1)], &[("LLaMA-7B", 2.0), ("LLaMA-13B", 0.5), ("LLaMA-7B", 0.3)]),
         (&[("A100-80G", 3)], &[("LLaMA-7B", 3.0), ("LLaMA-13B", 1.5), ("LLaMA-13B", 0.5)]),
         (&[("A40", 2), ("A6000", 1)], &[("LLaMA-7B", 1.0), ("LLaMA-13B", 0.3), ("LLaMA-7B", 0.2)]),
@@ -100,7 +103,7 @@ fn small_clusters_come_near_brute_force() {
         (&[("A5000", 4)], &[("LLaMA-7B", 0.5), ("LLaMA-7B", 0.5), ("LLaMA-13B", 0.1)]),
     ];
     let mut best_found = 0;
-    for (seed, (hosts, asked)) in cases.iter().enumerate() {
+    for (seed, (hosts, asked)) in cases.into_iter().enumerate() {
         let services = services(&cluster(hosts), asked);
         let (found, past) = find(&services, seed as u64);
         let (mut judge, mut hosting) = (Judge::new(&services, &past), Hosting::new(&services));

@@ -45,10 +45,11 @@ impl GpuGroup {
     /// where devices of one kind would be cut differently.
     #[must_use]
     pub fn with(&self, other: &Self, cluster: &Cluster) -> Option<Self> {
-        if let (&[(a, tp)], &[(b, same)]) = (&self.stages[..], &other.stages[..]) {
-            if a == b && tp == same {
-                return Some(Self { stages: vec![(a, 2 * tp)] });
-            }
+        if let (&[(a, tp)], &[(b, same)]) = (&self.stages[..], &other.stages[..])
+            && a == b
+            && tp == same
+        {
+            return Some(Self { stages: vec![(a, 2 * tp)] });
         }
         let mut stages = [&self.stages[..], &other.stages].concat();
         stages.sort_unstable();
@@ -127,17 +128,17 @@ fn merged(hosting: &mut Hosting<'_>, mut groups: Vec<GpuGroup>) -> Option<Vec<Gp
 fn smallest_pair(services: &Services, groups: &[GpuGroup]) -> Option<(usize, usize, GpuGroup)> {
     let cluster = services.cluster();
     let memory = |g: &GpuGroup| g.stages.iter().map(|&(i, n)| cluster.figures(i).memory.0 * f64::from(n)).sum::<f64>();
-    let mut best: Option<((usize, f64), (usize, usize, GpuGroup))> = None;
+    let key = |both: &GpuGroup| (both.stages.len(), memory(both));
+    let mut best: Option<(usize, usize, GpuGroup)> = None;
     for a in 0..groups.len() {
         for b in a + 1..groups.len() {
             let Some(both) = groups[a].with(&groups[b], cluster) else { continue };
-            let key = (both.stages.len(), memory(&both));
-            if best.as_ref().is_none_or(|(k, _)| key.0 < k.0 || (key.0 == k.0 && key.1 < k.1)) {
-                best = Some((key, (a, b, both)));
+            if best.as_ref().is_none_or(|(_, _, least)| key(&both) < key(least)) {
+                best = Some((a, b, both));
             }
         }
     }
-    best.map(|(_, pair)| pair)
+    best
 }
 
 /// Whether these services find places beside those that are there: the largest first, each where the least memory is
