@@ -9,6 +9,7 @@ pub mod control;
 pub mod gate;
 pub mod gateway;
 pub mod layout;
+pub mod placement;
 pub mod planner;
 pub mod plot;
 pub mod policy;

@@ -8,6 +8,7 @@
 mod appj;
 mod claims;
 mod cronus;
+mod placement;
 mod provision;
 mod sharing;
 mod shift;
@@ -47,6 +48,14 @@ fn main() {
             Some(folder) => provision::print(&folder),
             None => println!("Azure's traces and the table of times are not beside the project: nothing was sought"),
         }
+    }
+    if is_wanted("placement") {
+        println!("\n## placement\n");
+        placement::print();
+    }
+    if is_wanted("replacement") {
+        println!("\n## replacement\n");
+        placement::print_replacement();
     }
     if is_wanted("claims") {
         println!("\n## claims\n");

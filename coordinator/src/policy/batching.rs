@@ -128,6 +128,12 @@ pub trait Batching: std::fmt::Debug + Send {
     /// The oldest batch has run so many iterations. Tasks that this ends, in the batch's order.
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>);
 
+    /// Tokens of its answer that a request has got here; none where a policy does not say.
+    fn generated(&self, request: RequestNo) -> u32 {
+        let _ = request;
+        0
+    }
+
     /// How busy it is.
     fn seen(&self) -> Seen;
 

@@ -273,6 +273,11 @@ impl<O: Order> Batching for Sharing<O> {
         }
     }
 
+    fn generated(&self, request: RequestNo) -> u32 {
+        let job = self.jobs.get(request).filter(|j| j.part == Part::Answer || j.again);
+        job.map_or(0, |j| j.answer - j.left + 1)
+    }
+
     fn seen(&self) -> Seen {
         let (waiting, present) = (self.jobs.waiting(), self.jobs.present());
         let pending_tokens = u32::try_from(self.jobs.pending_tokens).unwrap_or(u32::MAX);

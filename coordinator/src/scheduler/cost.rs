@@ -170,6 +170,24 @@ impl LayerCost {
         if ends.last { body.then(&self.head_decode) } else { body }
     }
 
+    /// Weights of a stage on each of its devices.
+    #[must_use]
+    pub fn stage_weights(&self, layers: u32, ends: Ends) -> Bytes {
+        self.weights * f64::from(layers) + (self.room - self.room_at(ends))
+    }
+
+    /// KV of one token in so many layers, on each device.
+    #[must_use]
+    pub fn stage_kv(&self, layers: u32) -> BytesPerToken {
+        self.kv * f64::from(layers)
+    }
+
+    /// What weights and KV may take on each device, and what KV alone may.
+    #[must_use]
+    pub fn room(&self) -> (Bytes, Bytes) {
+        (self.room, self.pool)
+    }
+
     /// Tokens of KV that fit beside the weights; negative where the weights alone do not.
     #[must_use]
     pub fn kv_tokens(&self, layers: u32, ends: Ends) -> Tokens {

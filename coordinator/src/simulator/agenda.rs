@@ -66,6 +66,12 @@ impl<E> Agenda<E> {
         self.heap.pop().map(|Reverse(e)| (Seconds(time((e.key >> 64) as u64)), e.event))
     }
 
+    /// When the next event is.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Seconds> {
+        self.heap.peek().map(|Reverse(e)| Seconds(time((e.key >> 64) as u64)))
+    }
+
     /// Events put down so far.
     #[must_use]
     pub fn made(&self) -> u64 {

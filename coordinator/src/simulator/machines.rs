@@ -1,12 +1,16 @@
 //! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
 //! choice; how long it takes is the cost source's.
 
+mod changes;
+
+pub use changes::Opening;
+
 use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
@@ -96,6 +100,13 @@ enum State {
     Ring(Ring),
 }
 
+impl State {
+    /// Of a machine with nothing to do.
+    fn of(machine: &Machine) -> Self {
+        Ring::of(machine).map_or(Self::Idle, Self::Ring)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Run {
     batch: Batch,
@@ -160,6 +171,10 @@ pub struct Simulation {
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
     timeline: Option<Timeline>,
+    /// What is left of requests that had to begin again elsewhere.
+    resumed: BTreeMap<RequestNo, Asked>,
+    now: Seconds,
+    events: u64,
 }
 
 impl Simulation {
@@ -168,7 +183,7 @@ impl Simulation {
     pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, links: Box<dyn Links>) -> Self {
         let n = machines.len();
         Self {
-            states: machines.iter().map(|m| Ring::of(m).map_or(State::Idle, State::Ring)).collect(),
+            states: machines.iter().map(State::of).collect(),
             machines,
             busy: vec![Seconds(0.0); n],
             routing,
@@ -183,6 +198,9 @@ impl Simulation {
             batches: 0,
             ended: Vec::new(),
             timeline: None,
+            resumed: BTreeMap::new(),
+            now: Seconds(0.0),
+            events: 0,
         }
     }
 
@@ -202,6 +220,18 @@ impl Simulation {
 
     /// The same, ended by whoever sees what has become of the requests so far.
     pub fn run_until(mut self, arrivals: &[Arrival], stop: &dyn Fn(SoFar<'_>) -> bool) -> Outcome {
+        self.expect(arrivals);
+        while let Some((at, what)) = self.agenda.pop() {
+            (self.now, self.events) = (at, self.events + 1);
+            let so_far = SoFar { now: at, arrived: self.arrived, traces: &self.traces };
+            if (self.events.is_multiple_of(LOOK) && stop(so_far)) || !self.happens(what) {
+                break;
+            }
+        }
+        self.outcome()
+    }
+
+    fn expect(&mut self, arrivals: &[Arrival]) {
         let never = Seconds(f64::INFINITY);
         let trace = |a: &Arrival| Trace {
             arrival: *a,
@@ -216,30 +246,32 @@ impl Simulation {
         if let Some(first) = arrivals.first() {
             self.agenda.at(first.at, What::Arrive(RequestNo(0)));
         }
-        let (mut now, mut events) = (Seconds(0.0), 0);
-        while let Some((at, what)) = self.agenda.pop() {
-            (now, events) = (at, events + 1);
-            let so_far = SoFar { now, arrived: self.arrived, traces: &self.traces };
-            if events % LOOK == 0 && stop(so_far) {
-                break;
-            }
-            self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
-            if self.tries > TRIES * self.traces.len() {
-                break;
-            }
-            match what {
-                What::Arrive(request) => self.arrive(request),
-                What::Done(machine, number) => self.done(machine, number, now),
-                What::First(machine, request) => self.prompt_ended(machine, request, now),
-                What::Send(request) => self.send(request, now),
-                What::Sent(request) => self.sent(request, now),
-                What::Begin(machine) => self.begin(machine, now),
-            }
-            self.route(now);
+    }
+
+    /// `false` if nothing but tries will ever happen again.
+    fn happens(&mut self, what: What) -> bool {
+        let now = self.now;
+        self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
+        if self.tries > TRIES * self.traces.len() {
+            return false;
         }
-        let busy = self.busy.iter().map(|b| if now.0 > 0.0 { *b / now } else { 0.0 }).collect();
-        let Self { traces, turned_away, arrived, batches: runs, timeline, .. } = self;
-        Outcome { traces, busy, turned_away, arrived, runs, events, end: now, timeline }
+        match what {
+            What::Arrive(request) => self.arrive(request),
+            What::Done(machine, number) => self.done(machine, number, now),
+            What::First(machine, request) => self.prompt_ended(machine, request, now),
+            What::Send(request) => self.send(request, now),
+            What::Sent(request) => self.sent(request, now),
+            What::Begin(machine) => self.begin(machine, now),
+        }
+        self.route(now);
+        true
+    }
+
+    fn outcome(self) -> Outcome {
+        let end = self.now;
+        let busy = self.busy.iter().map(|b| if end.0 > 0.0 { *b / end } else { 0.0 }).collect();
+        let Self { traces, turned_away, arrived, batches: runs, events, timeline, .. } = self;
+        Outcome { traces, busy, turned_away, arrived, runs, events, end, timeline }
     }
 
     fn arrive(&mut self, request: RequestNo) {
@@ -283,7 +315,7 @@ impl Simulation {
     }
 
     fn asked(&self, request: RequestNo) -> Asked {
-        self.traces[request.0 as usize].arrival.asked
+        self.resumed.get(&request).copied().unwrap_or(self.traces[request.0 as usize].arrival.asked)
     }
 
     /// A task comes to a machine: an idle one begins, a busy one may be cut short.
@@ -409,8 +441,9 @@ impl Simulation {
             }
         }
         self.ended = ended;
-        if matches!(self.states[m], State::Runs(_)) {
-            self.states[m] = State::Idle;
+        if let State::Runs(run) = &self.states[m] {
+            // One that has just opened ran nothing.
+            self.states[m] = if run.batch.is_empty() { State::of(&self.machines[m]) } else { State::Idle };
         }
         while let Some(request) = self.parked[m].pop_front() {
             if !self.offer(machine, request, now) {
@@ -423,12 +456,17 @@ impl Simulation {
 
     fn prompt_ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
         let asked = self.asked(request);
-        self.routing.prompt_done(machine, asked);
         let route = self.traces[request.0 as usize].route;
+        if route.is_none_or(|r| r.prompt != machine && (r.split.is_none() || r.answer != machine)) {
+            // It had to begin again elsewhere meanwhile.
+            return;
+        }
+        self.routing.prompt_done(machine, asked);
         if route.is_some_and(|r| r.split.is_some() && r.prompt == machine) {
             return self.send(request, now);
         }
-        self.traces[request.0 as usize].first = now;
+        let first = &mut self.traces[request.0 as usize].first;
+        *first = first.min(now);
         if asked.answer <= 1 {
             return self.ended(machine, request, now);
         }

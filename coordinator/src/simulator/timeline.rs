@@ -76,6 +76,11 @@ impl Timeline {
         Self { width: NARROWEST, rows: vec![Row::default(); machines], gaps: Gaps::default() }
     }
 
+    /// There is one more machine.
+    pub(super) fn opens(&mut self) {
+        self.rows.push(Row::default());
+    }
+
     /// Width of a bin.
     #[must_use]
     pub fn width(&self) -> Seconds {
