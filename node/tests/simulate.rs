@@ -109,7 +109,11 @@ fn a_printed_plan_is_simulated_as_it_was_searched() {
     let given = json(&[&CLOUD[..], &["--plan", path]].concat());
     let searched = json(&[&CLOUD[..], &["--plan", "auto"]].concat());
     assert_eq!(given["runs"][0]["summary"], searched["runs"][0]["summary"]);
-    assert_eq!(given["plan"]["groups"], searched["plan"]["groups"]);
+    let stages = |answer: &Value| {
+        let groups = answer["plan"]["groups"].as_array().unwrap();
+        groups.iter().map(|g| (g["phase"].clone(), g["stages"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(stages(&given), stages(&searched));
 
     let groups = r#"{"groups": [{"phase": "prefill", "stages": [{"host": "a40-0", "tp": 2, "layers": 60}]},
         {"phase": "decode", "stages": [{"host": "a6000-0", "tp": 4, "layers": 60}]}]"#;

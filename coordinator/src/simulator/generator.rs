@@ -45,6 +45,9 @@ const CONVERSATION: Lengths = Lengths {
     ]),
 };
 
+/// What a share of a whole number of lengths may be above a whole number.
+const ROUNDING: f64 = 1e-9;
+
 /// A distribution of lengths (tokens): what each of [`SHARES`] does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Percentiles([u32; KNOTS]);
@@ -55,7 +58,9 @@ impl Percentiles {
     pub fn of(mut lengths: Vec<u32>) -> Option<Self> {
         let last = lengths.len().checked_sub(1)?;
         lengths.sort_unstable();
-        let at = |share: f64| lengths[((share * (last + 1) as f64).ceil() as usize).saturating_sub(1).min(last)].max(1);
+        let at = |share: f64| {
+            lengths[((share * (last + 1) as f64 - ROUNDING).ceil() as usize).saturating_sub(1).min(last)].max(1)
+        };
         Some(Self(SHARES.map(at)))
     }
 
