@@ -56,7 +56,10 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["--aim", "best"], "there are cheapest, power, fewest, throughput"),
         (&["--aim", "throughput"], "give --budget-cost, --budget-power or --budget-machines"),
         (&["--kinds", "4xA40", "--rate", "30", "--budget-cost", "5", "--seconds", "30"], "no mix within 5 $/h keeps"),
-        (&["--kinds", "4xA40", "--slo", "ttft=1ms", "--seconds", "30"], "no number of these machines keeps ttft=0.001s"),
+        (
+            &["--kinds", "4xA40", "--slo", "ttft=1ms", "--seconds", "30"],
+            "no number of these machines keeps ttft=0.001s",
+        ),
     ];
     for (args, reason) in cases {
         let output = provision(args);
