@@ -230,10 +230,9 @@ pub fn provision(question: &Question, stop: &dyn Fn(Progress) -> bool) -> Result
 pub fn sustained(question: &Question, design: Design, mix: Mix, step: f64, stop: &dyn Fn(u32) -> bool) -> Option<u32> {
     let mut trial = Trial::new(question, design, stop);
     let space = Space { shape: design.shape(), limits: Vec::new(), machines: u32::MAX };
-    let guess = trial.guess(Aim::Most { step }).steps;
     let mut look = |mix, rate| trial.keeps(mix, rate, question.long);
     let mut walk = Walk::new(&space, &mut look);
-    walk.climb(mix, step, 0, guess)?;
+    walk.climb(mix, step, 0, 1)?;
     Some(walk.best.map_or(0, |b| b.steps))
 }
 

@@ -11,7 +11,7 @@ use tsnode_coordinator::{
         Aim, Answer, Budget, Choice, Design, Question, QuestionError,
         demand::{Demand, Drawn},
         kinds::{Dgx, Kind, KindNo, Measure, Role},
-        picture, provision,
+        picture, provision, sustained,
         targets::{Alone, Judge, Targets, Time},
         trial::Trial,
         walk::{Found, Limit, Mix, Shape, Space, Walk},
@@ -174,6 +174,10 @@ fn a_budget_is_kept_and_a_larger_one_carries_more() {
     };
     let rates = [200.0, 400.0, 800.0].map(|dollars| best(Measure::Cost, dollars).rate);
     assert!(rates.windows(2).all(|w| w[0] < w[1]), "{rates:?}");
+    let one = best(Measure::Cost, 400.0);
+    let question_again = question("coding", Aim::Most { step: 1.0 }, Vec::new());
+    let steps = sustained(&question_again, one.design, one.mix, 1.0, &|_| false);
+    assert_eq!(steps.map(f64::from), Some(one.rate), "the mix alone carries what was found");
     // What the most needs is not more than the budget, and no less is enough for the same rate.
     let most = best(Measure::Power, 40_000.0);
     let least =
