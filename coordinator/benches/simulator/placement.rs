@@ -166,15 +166,20 @@ pub fn print_replacement() {
         let interval = Seconds(seconds);
         Some(Rule { start: interval, least: interval, most: interval, worth, look: None, ..Rule::default() })
     };
+    let eq_8 = |start: f64| Rule { start: Seconds(start), look: None, ..Rule::default() };
     let strategies = [
         ("never", None),
         ("every 30 s", fixed(30.0, Worth::Always)),
         ("every 120 s", fixed(120.0, Worth::Always)),
         ("every 300 s", fixed(300.0, Worth::Always)),
         ("every 900 s", fixed(900.0, Worth::Always)),
-        ("Equation 8", Some(Rule { worth: Worth::Always, look: None, ..Rule::default() })),
-        ("Equation 8, if better", Some(Rule { look: None, ..Rule::default() })),
-        ("Equation 8, if better, looking every 30 s", Some(Rule::default())),
+        ("every 30 s, if better", fixed(30.0, Worth::Better)),
+        ("every 120 s, if better", fixed(120.0, Worth::Better)),
+        ("Equation 8 from 300 s", Some(Rule { worth: Worth::Always, ..eq_8(300.0) })),
+        ("Equation 8 from 120 s", Some(Rule { worth: Worth::Always, ..eq_8(120.0) })),
+        ("Equation 8 from 120 s, if better", Some(eq_8(120.0))),
+        ("Equation 8 from 120 s, if better, looking every 30 s", Some(Rule::default())),
+        ("the same, least 60 s", Some(Rule { least: Seconds(60.0), ..Rule::default() })),
     ];
     println!(
         "8 services on 4 hosts of 4 A100, {RATE} requests/s for {TRACE} s, popularity drawn anew every {} to {} s.\n",

@@ -35,8 +35,8 @@ pub enum Worth {
 impl Default for Rule {
     fn default() -> Self {
         Self {
-            start: Seconds(300.0),
-            least: Seconds(60.0),
+            start: Seconds(120.0),
+            least: Seconds(30.0),
             most: Seconds(3600.0),
             beta: 0.1,
             worth: Worth::Better,
@@ -167,7 +167,8 @@ impl Replacement {
             return Some(self.began);
         }
         if counts.differ(&self.counts) {
-            // What was before the shift is nothing to plan for.
+            // What was before the shift is nothing to plan for, and what came since is little: sooner again.
+            self.interval = self.rule.least;
             return Some(now - counts.time);
         }
         self.looks = self.rule.look.map_or(self.due, |look| now + look).min(self.due);
