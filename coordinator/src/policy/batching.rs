@@ -1,5 +1,7 @@
 //! What a machine runs next: the seam between batching policies and whoever drives them.
 
+use tsnode_protocol::Seconds;
+
 /// A request's number; smaller is earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestNo(pub u32);
@@ -83,6 +85,11 @@ impl Batch {
 /// A machine's queues and memory, and what it runs. It runs a batch for some iterations; whoever drives it says when
 /// they are over, and may cut them short at the end of an iteration.
 pub trait Batching: std::fmt::Debug + Send {
+    /// It is so late; said before a task comes and before a choice.
+    fn at(&mut self, now: Seconds) {
+        let _ = now;
+    }
+
     /// A task comes; whether what runs should be cut for it at the end of the present iteration.
     fn add(&mut self, task: Task) -> bool;
 
