@@ -1,7 +1,7 @@
 //! Answers are packed onto as few machines as hold them, prompts go where they are done in time and disturb least.
 
 use super::{
-    batching::Seen,
+    batching::{Batch, Seen},
     routing::{Asked, MachineNo, Route, Routing},
     targets::{Targets, answers, prompts},
 };
@@ -31,6 +31,8 @@ struct Machine {
     promised: u64,
     answers: u32,
     context: u64,
+    /// What a second's stall adds to the slowdowns of its answers, all together.
+    fragile: f64,
     waiting: Vec<Prompt>,
     running: Option<(Prompt, Seconds)>,
 }
@@ -83,7 +85,7 @@ impl Packing {
     /// Over these machines.
     #[must_use]
     pub fn new(targets: Targets, places: usize, machines: Vec<Known>) -> Self {
-        let machine = |known| Machine { known, promised: 0, answers: 0, context: 0, waiting: Vec::new(), running: None };
+        let machine = |known| Machine { known, promised: 0, answers: 0, context: 0, fragile: 0.0, waiting: Vec::new(), running: None };
         Self { targets, machines: machines.into_iter().map(machine).collect(), now: Seconds(0.0), places: places as u32 }
     }
 
@@ -100,19 +102,32 @@ impl Packing {
     }
 
     fn for_prompt(&self, asked: Asked) -> Option<MachineNo> {
+        let alone = self.targets.alone.iteration(&prompts([asked.prompt]));
         let due = self.now + self.targets.first(asked.prompt);
-        let mut best: Option<((f64, f64, f64), usize)> = None;
+        let mut best: Option<((f64, f64), usize)> = None;
         for (place, machine) in self.machines.iter().enumerate() {
-            let takes = machine.known.cost.iteration(&prompts([asked.prompt]));
+            let batch = prompts([asked.prompt]);
+            let takes = machine.known.cost.iteration(&batch);
             let finish = machine.finish(&Prompt { due, asked, takes }, self.now);
-            let late = (finish - due).0.max(0.0);
-            let harm = f64::from(machine.answers);
-            let key = (late, harm, finish.0);
+            let late = ((finish - due) / alone).max(0.0);
+            let stall = if machine.answers > 0 {
+                let step = machine.known.cost.iteration(&answers(machine.answers, machine.context));
+                let mixed = Batch { answers: machine.answers, context: machine.context, ..batch };
+                takes.min(machine.known.cost.iteration(&mixed) - step)
+            } else {
+                Seconds(0.0)
+            };
+            let harm = self.targets.weight * machine.fragile * stall.0;
+            let key = (late + harm, finish.0);
             if best.is_none_or(|(b, _)| key < b) {
                 best = Some((key, place));
             }
         }
         best.map(|(_, m)| MachineNo(m as u32))
+    }
+
+    fn fragility(&self, asked: Asked) -> f64 {
+        1.0 / (self.targets.alone.iteration(&answers(1, asked.prompt_memory())).0 * f64::from(asked.answer))
     }
 }
 
@@ -123,12 +138,13 @@ impl Routing for Packing {
 
     fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
         let (prompt, answer) = (self.for_prompt(asked)?, self.for_answer(asked)?);
-        let _ = answers(1, 1);
         let due = self.now + self.targets.first(asked.prompt);
         let m = &mut self.machines[prompt.0 as usize];
         let takes = m.known.cost.iteration(&prompts([asked.prompt]));
         m.add(Prompt { due, asked, takes }, self.now);
+        let fragile = self.fragility(asked);
         let m = &mut self.machines[answer.0 as usize];
+        m.fragile += fragile;
         m.promised += asked.prompt_memory() + asked.answer_memory();
         m.answers += 1;
         m.context += u64::from(asked.prompt);
@@ -141,7 +157,9 @@ impl Routing for Packing {
     }
 
     fn answer_done(&mut self, machine: MachineNo, asked: Asked) {
+        let fragile = self.fragility(asked);
         let m = &mut self.machines[machine.0 as usize];
+        m.fragile -= fragile;
         m.promised -= asked.prompt_memory() + asked.answer_memory();
         m.answers -= 1;
         m.context -= u64::from(asked.prompt);

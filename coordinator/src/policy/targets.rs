@@ -15,6 +15,8 @@ pub struct Targets {
     pub first: f64,
     /// A token after it within so many times what it takes there.
     pub pace: f64,
+    /// Experiment.
+    pub weight: f64,
 }
 
 impl Targets {
