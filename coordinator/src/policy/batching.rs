@@ -1,7 +1,5 @@
 //! What a machine runs next: the seam between batching policies and whoever drives them.
 
-use tsnode_protocol::Seconds;
-
 /// A request's number; smaller is earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestNo(pub u32);
@@ -63,6 +61,25 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// One prompt of so many tokens.
+    #[must_use]
+    pub fn prompt(tokens: u32) -> Self {
+        let tokens = u64::from(tokens);
+        Self { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, iterations: 1, ..Self::default() }
+    }
+
+    /// A step of so many answers with so many tokens before them, all together.
+    #[must_use]
+    pub fn answers(answers: u32, context: u64) -> Self {
+        Self { answers, context, iterations: 1, ..Self::default() }
+    }
+
+    /// These answers beside it.
+    #[must_use]
+    pub fn with_answers(self, answers: u32, context: u64) -> Self {
+        Self { answers, context, ..self }
+    }
+
     /// Nothing to run.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -85,11 +102,6 @@ impl Batch {
 /// A machine's queues and memory, and what it runs. It runs a batch for some iterations; whoever drives it says when
 /// they are over, and may cut them short at the end of an iteration.
 pub trait Batching: std::fmt::Debug + Send {
-    /// It is so late; said before a task comes and before a choice.
-    fn at(&mut self, now: Seconds) {
-        let _ = now;
-    }
-
     /// A task comes; whether what runs should be cut for it at the end of the present iteration.
     fn add(&mut self, task: Task) -> bool;
 

@@ -225,7 +225,6 @@ impl Simulation {
     /// A task comes to a machine: an idle one begins, a busy one may be cut short.
     fn add(&mut self, machine: MachineNo, task: Task, now: Seconds) {
         let m = machine.0 as usize;
-        self.machines[m].batching.at(now);
         let cut = self.machines[m].batching.add(task);
         if self.runs[m].is_none() {
             if self.machines[m].batching.has_room(task.memory) {
@@ -239,7 +238,6 @@ impl Simulation {
     /// Begins the next batch of an idle machine.
     fn begin(&mut self, machine: MachineNo, now: Seconds) {
         let m = machine.0 as usize;
-        self.machines[m].batching.at(now);
         let batch = self.machines[m].batching.select();
         if batch.is_empty() {
             if self.machines[m].batching.seen() == Seen::default() {
