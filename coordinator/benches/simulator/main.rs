@@ -1,9 +1,10 @@
 //! How fast the simulator is, and whether Splitwise's claims follow from it.
 //!
-//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims]`; without a name, both. `claims` needs Azure's
-//! traces and the table of times that lie beside the project, and says so where they are absent.
+//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims|better]`; without a name, all. `claims` and `better`
+//! need Azure's traces and the table of times that lie beside the project, and say so where they are absent.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
+mod better;
 mod claims;
 mod speed;
 
@@ -23,10 +24,13 @@ fn main() {
         println!("\n## speed\n");
         speed::print();
     }
-    if is_wanted("claims") {
-        println!("\n## claims\n");
+    for (name, print) in [("claims", claims::print as fn(&Path)), ("better", better::print)] {
+        if !is_wanted(name) {
+            continue;
+        }
+        println!("\n## {name}\n");
         match shared() {
-            Some(folder) => claims::print(&folder),
+            Some(folder) => print(&folder),
             None => println!("Azure's traces and the table of times are not beside the project: nothing was simulated"),
         }
     }

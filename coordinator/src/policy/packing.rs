@@ -51,6 +51,16 @@ pub enum Prompts {
     Soonest,
 }
 
+/// How long an answer is taken to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Length {
+    /// As long as asked: a predictor's word, or a trace's.
+    #[default]
+    Asked,
+    /// So many tokens, whatever is asked.
+    Typical(u32),
+}
+
 /// The rules, and what they are compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
@@ -60,6 +70,8 @@ pub struct Rules {
     pub prompts: Prompts,
     /// Of answers beside prompts.
     pub beside: Beside,
+    /// Of lengths that are not known.
+    pub length: Length,
 }
 
 /// A machine and what was sent there.
@@ -164,6 +176,14 @@ impl Packing {
         Self { alone, rules, places: places as u32, machines, order, now: zero }
     }
 
+    /// The request as far as it is known.
+    fn known(&self, asked: Asked) -> Asked {
+        match self.rules.length {
+            Length::Asked => asked,
+            Length::Typical(answer) => Asked { answer: answer.max(1), ..asked },
+        }
+    }
+
     fn for_answer(&self, asked: Asked) -> Option<usize> {
         let memory = asked.prompt_memory() + asked.answer_memory();
         let most = self.alone.iteration(&Batch::answers(1, asked.prompt_memory())) * PACE;
@@ -212,6 +232,7 @@ impl Routing for Packing {
     }
 
     fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+        let asked = self.known(asked);
         let ((prompt, takes), answer, fragile) =
             (self.for_prompt(asked)?, self.for_answer(asked)?, self.fragile(asked));
         self.machines[prompt].add(takes, self.now);
@@ -228,11 +249,83 @@ impl Routing for Packing {
     }
 
     fn answer_done(&mut self, machine: MachineNo, asked: Asked) {
+        let asked = self.known(asked);
         let fragile = self.fragile(asked);
         let machine = &mut self.machines[machine.0 as usize];
         machine.promised -= asked.prompt_memory() + asked.answer_memory();
         machine.context -= asked.prompt_memory();
         machine.answers -= 1;
         machine.fragile = if machine.answers == 0 { 0.0 } else { machine.fragile - fragile };
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::simulator::cost::{Line, Table};
+
+    /// A second for a thousand prompt tokens, 50 ms for a step, 64 or fewer answers.
+    fn packing(machines: usize, capacity: u64, rules: Rules) -> Packing {
+        let line = |from: f64, to: f64| Line::new(vec![(0.0, from), (1000.0, to)]).unwrap();
+        let cost: Arc<dyn IterationCost> = Arc::new(Table { prompt: line(0.0, 1.0), answer: line(0.05, 0.05) });
+        let known = Known { cost: cost.clone(), capacity };
+        Packing::new(cost, rules, 64, vec![known; machines])
+    }
+
+    fn routes(packing: &mut Packing, asked: &[(u32, u32)]) -> Vec<(u32, u32)> {
+        let mut one = |&(prompt, answer): &(u32, u32)| {
+            let route = packing.route(Asked::new(prompt, answer), &|_| Seen::default()).unwrap();
+            (route.prompt.0, route.answer.0)
+        };
+        asked.iter().map(&mut one).collect()
+    }
+
+    #[test]
+    fn answers_fill_one_machine_after_the_other_from_the_last() {
+        let mut packing = packing(3, 1000, Rules::default());
+        let answers = |all: Vec<(u32, u32)>| all.into_iter().map(|r| r.1).collect::<Vec<u32>>();
+        assert_eq!(answers(routes(&mut packing, &[(300, 100); 6])), [2, 2, 1, 1, 0, 0]);
+        // Room again where an answer ended; and where there is none, the least full.
+        packing.answer_done(MachineNo(2), Asked::new(300, 100));
+        assert_eq!(answers(routes(&mut packing, &[(300, 100), (100, 50), (400, 100)])), [2, 2, 1]);
+    }
+
+    #[test]
+    fn prompts_keep_away_from_answers_until_waiting_is_worse() {
+        let mut gentle = packing(2, 100_000, Rules::default());
+        // The first answer goes to machine 1 and prompts to machine 0, until one more there waits three times what it
+        // takes: 0.1 s of stall are two of the ten steps of the answers beside.
+        let prompts: Vec<u32> = routes(&mut gentle, &[(100, 10); 6]).into_iter().map(|r| r.0).collect();
+        assert_eq!(prompts[..3], [0, 0, 0], "{prompts:?}");
+        let mut soonest = packing(2, 100_000, Rules { prompts: Prompts::Soonest, ..Rules::default() });
+        let prompts: Vec<u32> = routes(&mut soonest, &[(100, 10); 4]).into_iter().map(|r| r.0).collect();
+        assert_eq!(prompts, [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn what_waits_is_known_and_forgotten() {
+        let mut packing = packing(1, 100_000, Rules::default());
+        routes(&mut packing, &[(100, 1), (200, 1)]);
+        let wait = |p: &Packing| p.machines[0].wait(p.now).0;
+        assert!(wait(&packing) > 0.3 - 1e-9 && wait(&packing) < 0.4);
+        packing.at(Seconds(0.1));
+        packing.prompt_done(MachineNo(0), Asked::new(100, 1));
+        packing.at(Seconds(0.4));
+        packing.prompt_done(MachineNo(0), Asked::new(200, 1));
+        assert_eq!(packing.machines[0].wait(packing.now), Seconds(0.0));
+    }
+
+    #[test]
+    fn machines_worst_at_prompts_are_filled_with_answers_first() {
+        let line = |x: f64| Line::new(vec![(0.0, 0.0), (1000.0, x)]).unwrap();
+        let cost = |prompt: f64| -> Arc<dyn IterationCost> {
+            Arc::new(Table { prompt: line(prompt), answer: Line::new(vec![(0.0, 0.05), (1.0, 0.05)]).unwrap() })
+        };
+        let known = |prompt| Known { cost: cost(prompt), capacity: 1000 };
+        let machines = vec![known(1.0), known(3.0), known(2.0)];
+        let mut packing = Packing::new(cost(1.0), Rules::default(), 64, machines);
+        let answers: Vec<u32> = routes(&mut packing, &[(900, 50); 3]).into_iter().map(|r| r.1).collect();
+        assert_eq!(answers, [1, 2, 0]);
     }
 }

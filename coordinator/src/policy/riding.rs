@@ -211,3 +211,67 @@ impl Batching for Riding {
 pub(super) fn ridden(cost: &dyn IterationCost, prompt: &Batch, both: &Batch, step: &Batch) -> bool {
     cost.iteration(both) < cost.iteration(prompt) + cost.iteration(step)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::policy::batching::ServiceNo;
+    use crate::simulator::cost::{Line, Table};
+
+    fn task(request: u32, part: Part, tokens: u32) -> Task {
+        let memory = u64::from(tokens) + u64::from(part == Part::Prompt);
+        Task { request: RequestNo(request), part, service: ServiceNo::default(), tokens, memory }
+    }
+
+    /// 1 ms a prompt token, 50 ms a step; both together take a tenth longer than the prompt.
+    fn machine(beside: Beside, capacity: u64) -> Riding {
+        let line = |knots: [(f64, f64); 2]| Line::new(knots.to_vec()).unwrap();
+        let table = Table { prompt: line([(0.0, 0.0), (1.0, 0.001)]), answer: line([(0.0, 0.05), (1.0, 0.05)]) };
+        Riding::new(Arc::new(table), beside, 8, capacity)
+    }
+
+    /// A machine with an answer of ten tokens under way.
+    fn answering(beside: Beside) -> Riding {
+        let mut machine = machine(beside, 10_000);
+        assert!(machine.reserve(RequestNo(0), 101));
+        machine.add(task(0, Part::Answer, 10));
+        assert_eq!(machine.select(), Batch { answers: 1, context: 101, iterations: 10, ..Batch::default() });
+        machine
+    }
+
+    #[test]
+    fn answers_ride_with_short_prompts_and_wait_for_long_ones() {
+        for (beside, prompt, rides) in
+            [(Beside::Cheaper, 300, true), (Beside::Cheaper, 600, false), (Beside::Never, 300, false)]
+        {
+            let mut machine = answering(beside);
+            assert!(machine.add(task(1, Part::Prompt, prompt)), "what runs is cut");
+            let mut ended = Vec::new();
+            machine.ran(3, &mut ended);
+            let batch = machine.select();
+            assert_eq!((batch.prompts, batch.answers, batch.iterations), (1, u32::from(rides), 1), "{prompt}");
+            machine.ran(1, &mut ended);
+            assert_eq!(ended, [(RequestNo(1), Part::Prompt)]);
+            // The answer has seven tokens left, or six.
+            assert_eq!(machine.select().iterations, 7 - u32::from(rides));
+        }
+    }
+
+    #[test]
+    fn prompts_come_one_by_one_and_without_room_they_wait() {
+        let mut machine = machine(Beside::Cheaper, 500);
+        for request in 0..3 {
+            machine.add(task(request, Part::Prompt, 200));
+        }
+        let mut ended = Vec::new();
+        for _ in 0..2 {
+            assert_eq!(machine.select(), Batch::prompt(200));
+            machine.ran(1, &mut ended);
+        }
+        assert!(machine.select().is_empty() && !machine.has_room(201));
+        assert_eq!(machine.release(RequestNo(0)), 201);
+        assert_eq!(machine.select(), Batch::prompt(200));
+        assert_eq!(machine.seen(), Seen { waiting: 0, running: 1, pending_tokens: 200 });
+    }
+}
