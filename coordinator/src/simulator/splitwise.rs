@@ -1,13 +1,13 @@
 //! Splitwise's clusters (its §V and §VI): machines of eight GPUs with its tables of times and its policies.
 
 use super::{
-    cost::Table,
+    cost::{IterationCost, Table},
     machines::{Alike, Machine, Simulation, Trace},
     percentile::Sorted,
 };
 use crate::policy::{
     ageing::Ageing,
-    batching::{Batching, Limits},
+    batching::{Batch, Batching, Limits},
     packing::{Known, Packing, Rules},
     pools::Pools,
     riding::Riding,
@@ -72,11 +72,16 @@ pub fn cluster(sizes: Sizes, machines: &[(&Arc<Table>, usize)], system: System) 
     };
     let tables = || machines.iter().flat_map(|(table, n)| std::iter::repeat_n(*table, *n));
     let all: Vec<Machine> = tables().map(|table| Machine { batching: batching(table), cost: table.clone() }).collect();
-    let routing: Box<dyn Routing> = match (system, machines.first()) {
+    // Slowdowns are multiples of what the slowest kind takes, as in Table VI.
+    let slowest = machines.iter().map(|(table, _)| *table).max_by(|a, b| {
+        let time = |t: &Table| t.iteration(&Batch::prompt(1024)).0;
+        time(a).total_cmp(&time(b))
+    });
+    let routing: Box<dyn Routing> = match (system, slowest) {
         (System::Pooled(prompts), _) => Box::new(Pools::new(prompts, &vec![capacity; all.len()])),
-        (System::Packed(rules), Some((alone, _))) => {
+        (System::Packed(rules), Some(alone)) => {
             let known = tables().map(|table| Known { cost: table.clone(), capacity }).collect();
-            Box::new(Packing::new((*alone).clone(), rules, LIMITS.tasks, known))
+            Box::new(Packing::new(alone.clone(), rules, LIMITS.tasks, known))
         }
         _ => Box::new(ShortestQueue::new(all.len())),
     };
