@@ -66,7 +66,7 @@ pub fn print(shared: &Path) {
     let traces = [("conversation", lengths(shared, "conv")), ("coding", lengths(shared, "code"))];
     let alike =
         |name, table: &Arc<Table>, n, pools, step| Cluster { name, machines: vec![(table.clone(), n)], pools, step };
-    let large = [alike("40 H100", &h100, 40, &[25], 2.0), alike("70 A100", &a100, 70, &[45], 2.0)];
+    let large = [alike("40 H100", &h100, 40, &[25, 35], 2.0), alike("70 A100", &a100, 70, &[45, 55], 2.0)];
     let small = [alike("4 H100", &h100, 4, &[3], 1.0), alike("7 A100", &a100, 7, &[4, 6], 1.0)];
     let uneven = Cluster {
         name: "25 H100 and 26 A100",
