@@ -126,7 +126,7 @@ impl Machine {
         self.prompts.pop_front();
         if let Some(&takes) = self.prompts.front() {
             self.done = now + takes;
-            self.backlog = self.backlog - takes;
+            self.backlog -= takes;
         }
     }
 
