@@ -1,11 +1,10 @@
-//! How fast the simulator is, whether Splitwise's claims follow from it, and how far closed forms are from it.
-//!
-//! `cargo bench -p tsnode-coordinator --bench simulator -- [speed|claims|cronus]`; without a name, all. `claims` needs
-//! Azure's traces and the table of times that lie beside the project, and says so where they are absent; `cronus` takes a
-//! workload like theirs then.
+//! What the simulator's documentation states, measured: `cargo bench -p tsnode-coordinator --bench simulator -- PART`,
+//! where PART is one of the names below, or nothing for all of them. Some parts need Azure's traces and a table of times
+//! that lie beside the project, and say so where they are absent. Tables go to standard output.
 #![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
 
 mod appj;
+mod better;
 mod claims;
 mod cronus;
 mod placement;
@@ -23,50 +22,43 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::Seconds;
 
+/// What a part takes.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Nothing.
+    Alone(fn()),
+    /// What lies beside the project, if it is there.
+    May(fn(Option<&Path>)),
+    /// What lies beside the project.
+    Needs(fn(&Path)),
+}
+
+const PARTS: [(&str, Part); 10] = [
+    ("speed", Part::Alone(speed::print)),
+    ("claims", Part::Needs(claims::print)),
+    ("better", Part::Needs(better::print)),
+    ("cronus", Part::May(cronus::print)),
+    ("sharing", Part::Alone(sharing::print)),
+    ("placement", Part::Alone(placement::print)),
+    ("replacement", Part::Alone(placement::print_replacement)),
+    ("provision", Part::Needs(provision::print)),
+    ("shift", Part::May(shift::print)),
+    ("appj", Part::Alone(appj::print)),
+];
+
 fn main() {
     let named: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
-    let is_wanted = |name: &str| named.is_empty() || named.iter().any(|n| n == name);
-    if is_wanted("speed") {
-        println!("\n## speed\n");
-        speed::print();
-    }
-    if is_wanted("sharing") {
-        println!("\n## sharing\n");
-        sharing::print();
-    }
-    if is_wanted("appj") {
-        println!("\n## appj\n");
-        appj::print();
-    }
-    if is_wanted("shift") {
-        println!("\n## shift\n");
-        shift::print(shared().as_deref());
-    }
-    if is_wanted("provision") {
-        println!("\n## provision\n");
-        match shared() {
-            Some(folder) => provision::print(&folder),
-            None => println!("Azure's traces and the table of times are not beside the project: nothing was sought"),
+    for (name, part) in PARTS {
+        if !named.is_empty() && !named.iter().any(|n| n == name) {
+            continue;
         }
-    }
-    if is_wanted("placement") {
-        println!("\n## placement\n");
-        placement::print();
-    }
-    if is_wanted("replacement") {
-        println!("\n## replacement\n");
-        placement::print_replacement();
-    }
-    if is_wanted("claims") {
-        println!("\n## claims\n");
-        match shared() {
-            Some(folder) => claims::print(&folder),
-            None => println!("Azure's traces and the table of times are not beside the project: nothing was simulated"),
+        println!("\n## {name}\n");
+        match (part, shared()) {
+            (Part::Alone(print), _) => print(),
+            (Part::May(print), folder) => print(folder.as_deref()),
+            (Part::Needs(print), Some(folder)) => print(&folder),
+            (Part::Needs(_), None) => println!("Azure's traces and the table of times are not beside the project"),
         }
-    }
-    if is_wanted("cronus") {
-        println!("\n## cronus\n");
-        cronus::print(shared().as_deref());
     }
 }
 

@@ -65,6 +65,25 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// One prompt of so many tokens.
+    #[must_use]
+    pub fn prompt(tokens: u32) -> Self {
+        let tokens = u64::from(tokens);
+        Self { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, iterations: 1, ..Self::default() }
+    }
+
+    /// A step of so many answers with so many tokens before them, all together.
+    #[must_use]
+    pub fn answers(answers: u32, context: u64) -> Self {
+        Self { answers, context, iterations: 1, ..Self::default() }
+    }
+
+    /// These answers beside it.
+    #[must_use]
+    pub fn with_answers(self, answers: u32, context: u64) -> Self {
+        Self { answers, context, ..self }
+    }
+
     /// Nothing to run.
     #[must_use]
     pub fn is_empty(&self) -> bool {

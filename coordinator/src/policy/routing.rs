@@ -1,6 +1,7 @@
 //! Which machines get a request: the seam between routing policies and whoever drives them, and the simplest of them.
 
 use super::batching::{Seen, ServiceNo};
+use tsnode_protocol::Seconds;
 
 /// A machine's place in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +75,11 @@ impl Route {
 
 /// Chooses machines, and hears what becomes of what it sent them.
 pub trait Routing: std::fmt::Debug + Send {
+    /// It is so late; said before each of the others.
+    fn at(&mut self, now: Seconds) {
+        let _ = now;
+    }
+
     /// Where this request goes; nowhere, if it is turned away.
     fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route>;
 

@@ -255,6 +255,7 @@ impl Simulation {
         if self.tries > TRIES * self.traces.len() {
             return false;
         }
+        self.routing.at(now);
         match what {
             What::Arrive(request) => self.arrive(request),
             What::Done(machine, number) => self.done(machine, number, now),

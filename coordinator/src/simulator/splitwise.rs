@@ -1,14 +1,16 @@
 //! Splitwise's clusters (its §V and §VI): machines of eight GPUs with its tables of times and its policies.
 
 use super::{
-    cost::Table,
+    cost::{IterationCost, Table},
     machines::{Alike, Machine, Simulation, Trace},
     percentile::Sorted,
 };
 use crate::policy::{
     ageing::Ageing,
-    batching::Limits,
+    batching::{Batch, Batching, Limits},
+    packing::{Known, Packing, Rules},
     pools::Pools,
+    riding::Riding,
     routing::{Routing, ShortestQueue},
 };
 use std::sync::Arc;
@@ -56,20 +58,34 @@ pub enum System {
     Baseline,
     /// So many of the first machines are the prompt pool, the others the token pool (§IV-A).
     Pooled(usize),
+    /// No pools: answers are packed, prompts go where they slow requests least ([`crate::policy::packing`]).
+    Packed(Rules),
 }
 
 /// A cluster: so many machines of each table, in this order.
 #[must_use]
 pub fn cluster(sizes: Sizes, machines: &[(&Arc<Table>, usize)], system: System) -> Simulation {
     let capacity = sizes.capacity();
-    let all: Vec<Machine> = machines
-        .iter()
-        .flat_map(|(table, n)| std::iter::repeat_n(*table, *n))
-        .map(|table| Machine { batching: Box::new(Ageing::new(LIMITS, capacity)), cost: table.clone() })
-        .collect();
-    let routing: Box<dyn Routing> = match system {
-        System::Baseline => Box::new(ShortestQueue::new(all.len())),
-        System::Pooled(prompts) => Box::new(Pools::new(prompts, &vec![capacity; all.len()])),
+    let batching = |table: &Arc<Table>| -> Box<dyn Batching> {
+        match system {
+            System::Packed(rules) => Box::new(Riding::new(table.clone(), rules.beside, LIMITS.tasks, capacity)),
+            _ => Box::new(Ageing::new(LIMITS, capacity)),
+        }
+    };
+    let tables = || machines.iter().flat_map(|(table, n)| std::iter::repeat_n(*table, *n));
+    let all: Vec<Machine> = tables().map(|table| Machine { batching: batching(table), cost: table.clone() }).collect();
+    // Slowdowns are multiples of what the slowest kind takes, as in Table VI.
+    let slowest = machines.iter().map(|(table, _)| *table).max_by(|a, b| {
+        let time = |t: &Table| t.iteration(&Batch::prompt(1024)).0;
+        time(a).total_cmp(&time(b))
+    });
+    let routing: Box<dyn Routing> = match (system, slowest) {
+        (System::Pooled(prompts), _) => Box::new(Pools::new(prompts, &vec![capacity; all.len()])),
+        (System::Packed(rules), Some(alone)) => {
+            let known = tables().map(|table| Known { cost: table.clone(), capacity }).collect();
+            Box::new(Packing::new(alone.clone(), rules, LIMITS.tasks, known))
+        }
+        _ => Box::new(ShortestQueue::new(all.len())),
     };
     Simulation::new(all, routing, Box::new(Alike { per_token: sizes.kv / LINK }))
 }
