@@ -297,6 +297,7 @@ impl Gateway {
         // Names are random: gateways begin their draws anywhere.
         let seed = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
         let choice = Choice { plan, up: &up, tried: &r.tried };
+        self.router.at(Seconds(now.as_secs_f64()));
         let picked = self.router.pick(choice, r.model, r.asked(), seed);
         r.routed = picked.as_ref().ok().copied();
         let groups = picked.as_ref().ok().and_then(|p| Some((plan?.group(p.prefill)?, plan?.group(p.decode)?)));

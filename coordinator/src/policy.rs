@@ -16,6 +16,7 @@ pub mod partial;
 mod places;
 pub mod pool;
 pub mod pools;
+pub mod repurposing;
 pub mod riding;
 pub mod round_robin;
 pub mod routing;

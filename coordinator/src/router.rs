@@ -10,7 +10,7 @@ use crate::policy::{
     shares::{self, Way},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route};
+use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
 
 /// A pair of groups; the same one twice where it does both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +95,11 @@ impl Router {
             self.models.insert(model, Policy::new(self.dispatch, ways, seed));
         }
         self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?.pick(choice.up, asked)
+    }
+
+    /// It is so late; said before a route is asked for.
+    pub fn at(&mut self, now: Seconds) {
+        self.models.values_mut().for_each(|policy| policy.routing.at(now));
     }
 
     /// A request's first token is there: its prompt no longer waits where it was sent.

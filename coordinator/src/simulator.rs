@@ -12,6 +12,7 @@
 //! | measured times from a file | [`table`] |
 //! | the clusters of Splitwise's evaluation | [`splitwise`] |
 //! | GPUs as fast as measured; Cronus's evaluation | [`capacity`], [`cronus`] |
+//! | how a plan's machines batch | [`orders`] |
 //! | how does a plan do | [`replay`]: the last candidates of a search |
 
 pub mod agenda;
@@ -21,6 +22,7 @@ pub mod cronus;
 pub mod generator;
 pub mod machines;
 pub mod memory;
+pub mod orders;
 pub mod percentile;
 pub mod picture;
 pub mod pipeline;

@@ -18,7 +18,18 @@ const CLOUD: [&str; 6] = ["--cluster", "cloud32", "--workload", "conversation", 
 
 #[test]
 fn every_request_is_accounted_for_and_policies_differ() {
-    let names = ["live", "shares", "shortest", "random", "live+chunked", "live+mixed", "shortest+mixed"];
+    let names = [
+        "live",
+        "shares",
+        "shortest",
+        "random",
+        "live+chunked",
+        "live+mixed",
+        "shortest+mixed",
+        "live+first-come",
+        "live+feedback",
+        "live+doubling",
+    ];
     let compare = names.join(",");
     let answer = json(&[&CLOUD[..], &["--compare", &compare]].concat());
     let runs = answer["runs"].as_array().unwrap();

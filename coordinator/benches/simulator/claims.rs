@@ -70,4 +70,14 @@ pub fn print(shared: &Path) {
         let kept = bench.keeps((0, prompts + tokens), System::Pooled(prompts), &coding, 70.0, 120.0);
         println!("| {prompts} prompt and {tokens} token machines (H100) | {} |", if kept { "yes" } else { "no" });
     }
+    println!(
+        "\n| coding, 120 s, pools cut for conversation | as cut | machines change sides | cut for coding |\n|---|---|---|---|"
+    );
+    let of = |machines, system| bench.sustains(machines, system, &coding, 120.0);
+    for (what, machines, conversation, code) in [("40 H100", (0, 40), 25, 35), ("70 A100", (70, 0), 45, 60)] {
+        let [fixed, moved, cut] =
+            [System::Pooled(conversation), System::Repurposed(conversation), System::Pooled(code)]
+                .map(|s| of(machines, s));
+        println!("| {what}, {conversation} for prompts | {fixed} | {moved} | {cut} ({code}) |");
+    }
 }

@@ -9,7 +9,7 @@ const MOST_PENDING: i64 = 8192;
 
 /// A machine's own pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pool {
+pub(super) enum Pool {
     Prompt,
     Answer,
 }
@@ -69,6 +69,32 @@ impl Pools {
         self.answer.retain(|m| *m != machine);
         self.mixed.push(machine);
         Some(machine)
+    }
+
+    /// Machines of a pool, those on loan included.
+    pub(super) fn size(&self, pool: Pool) -> usize {
+        self.own.iter().filter(|p| **p == pool).count()
+    }
+
+    /// Machines of a pool that are on loan.
+    pub(super) fn lent(&self, pool: Pool) -> usize {
+        self.mixed.iter().filter(|m| self.own[m.0 as usize] == pool).count()
+    }
+
+    /// A machine of a pool changes sides at once: one on loan, or else the one with the least to do. The last one stays.
+    pub(super) fn repurpose(&mut self, from: Pool) {
+        let lent = self.mixed.iter().copied().find(|m| self.own[m.0 as usize] == from);
+        let pool = if from == Pool::Prompt { &self.prompt } else { &self.answer };
+        let Some(machine) = lent.or_else(|| self.pending.least(pool.iter().copied())) else { return };
+        if self.size(from) < 2 {
+            return;
+        }
+        let to = if from == Pool::Prompt { Pool::Answer } else { Pool::Prompt };
+        self.own[machine.0 as usize] = to;
+        if lent.is_none() {
+            self.lend(Some(machine));
+        }
+        self.idle(machine);
     }
 
     fn everywhere(&self) -> impl Iterator<Item = MachineNo> + '_ {

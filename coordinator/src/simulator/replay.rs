@@ -3,8 +3,8 @@
 //! iteration.
 
 use super::{
-    cost::IterationCost,
     machines::{Arrival, Links, Machine, Outcome, Simulation, Trace},
+    orders::Batched,
     pipeline::Pipeline,
 };
 use crate::{
@@ -73,7 +73,7 @@ pub fn replay_by(
 ) -> Report {
     let problem = evaluator.problem();
     let (arrivals, kinds) = requests(problem, how);
-    let parts = Parts::new(evaluator, groups, plan, batches);
+    let parts = Parts::new(evaluator, groups, plan, batches.into());
     let outcome = parts.simulation(Dispatch::Shares, how.seed).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
@@ -89,7 +89,7 @@ pub struct Parts {
 impl Parts {
     /// Of a plan.
     #[must_use]
-    pub fn new(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, batches: Batches) -> Self {
+    pub fn new(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, batched: Batched) -> Self {
         let layers = f64::from(evaluator.problem().model.shape.layers);
         let mut links = Layered { layers, ..Layered::default() };
         for share in plan.shares.iter().filter(|s| s.prefill != s.decode) {
@@ -103,9 +103,16 @@ impl Parts {
             let pipeline = || Arc::new(Pipeline::new(problem, config));
             let capacity = config.kv_tokens.0.max(0.0) as u64;
             let room = Room { places, tokens: capacity, stages };
-            let cost: Arc<dyn IterationCost> =
-                if batches.fill_pipelines() { pipeline() } else { Arc::new(config.clone()) };
-            Machine { batching: batches.batching(room), cost }
+            match batched {
+                Batched::Steps(batches) if batches.fill_pipelines() => {
+                    Machine { batching: batches.batching(room), cost: pipeline() }
+                }
+                Batched::Steps(batches) => Machine { batching: batches.batching(room), cost: Arc::new(config.clone()) },
+                Batched::Ordered(order) => {
+                    let batching = order.batching(room, config, &problem.workload.requests);
+                    Machine { batching, cost: Arc::new(config.clone()) }
+                }
+            }
         };
         let share =
             |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };

@@ -10,16 +10,19 @@ use crate::policy::{
     batching::{Batch, Batching, Limits},
     packing::{Known, Packing, Rules},
     pools::Pools,
+    repurposing::Repurposing,
     riding::Riding,
     routing::{Routing, ShortestQueue},
 };
 use std::sync::Arc;
-use tsnode_protocol::{Bytes, BytesPerSecond, BytesPerToken};
+use tsnode_protocol::{Bytes, BytesPerSecond, BytesPerToken, Seconds};
 
 /// Memory of a machine: eight GPUs of 80 GiB.
 const MEMORY: Bytes = Bytes(8.0 * 80.0 * (1u64 << 30) as f64);
 /// Between two machines, for each transfer.
 pub const LINK: BytesPerSecond = BytesPerSecond(200.0 * (1u64 << 30) as f64);
+/// Between two looks at what pools lend.
+const WINDOW: Seconds = Seconds(10.0);
 /// What an iteration may hold (§IV-B).
 pub const LIMITS: Limits = Limits { tasks: 512, tokens: 2048 };
 
@@ -58,6 +61,8 @@ pub enum System {
     Baseline,
     /// So many of the first machines are the prompt pool, the others the token pool (§IV-A).
     Pooled(usize),
+    /// The same, and machines change sides for good ([`crate::policy::repurposing`]).
+    Repurposed(usize),
     /// No pools: answers are packed, prompts go where they slow requests least ([`crate::policy::packing`]).
     Packed(Rules),
 }
@@ -81,6 +86,9 @@ pub fn cluster(sizes: Sizes, machines: &[(&Arc<Table>, usize)], system: System) 
     });
     let routing: Box<dyn Routing> = match (system, slowest) {
         (System::Pooled(prompts), _) => Box::new(Pools::new(prompts, &vec![capacity; all.len()])),
+        (System::Repurposed(prompts), _) => {
+            Box::new(Repurposing::new(Pools::new(prompts, &vec![capacity; all.len()]), WINDOW))
+        }
         (System::Packed(rules), Some(alone)) => {
             let known = tables().map(|table| Known { cost: table.clone(), capacity }).collect();
             Box::new(Packing::new(alone.clone(), rules, LIMITS.tasks, known))

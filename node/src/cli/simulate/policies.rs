@@ -4,7 +4,10 @@ use super::super::plan::asked::usage;
 use crate::exit::Exit;
 use tsnode_coordinator::{
     policy::batching::Limits,
-    simulator::{Batches, Dispatch},
+    simulator::{
+        Batches, Dispatch,
+        orders::{Batched, Order},
+    },
 };
 
 /// Splitwise's limits of an iteration (§IV-B).
@@ -17,12 +20,17 @@ const CHUNKS: u32 = 512;
 pub(super) struct Policy {
     pub(super) name: &'static str,
     pub(super) dispatch: Dispatch,
-    pub(super) batches: Batches,
+    pub(super) batched: Batched,
     what: &'static str,
 }
 
 const fn policy(name: &'static str, dispatch: Dispatch, batches: Batches, what: &'static str) -> Policy {
-    Policy { name, dispatch, batches, what }
+    Policy { name, dispatch, batched: Batched::Steps(batches), what }
+}
+
+/// Routed as the plan's shares and live queues say.
+const fn ordered(name: &'static str, order: Order, what: &'static str) -> Policy {
+    Policy { name, dispatch: Dispatch::Live, batched: Batched::Ordered(order), what }
 }
 
 const POLICIES: &[Policy] = &[
@@ -43,6 +51,9 @@ const POLICIES: &[Policy] = &[
         Batches::Mixed(MIXED),
         "as shortest; prompts and answers in one iteration",
     ),
+    ordered("live+first-come", Order::FirstCome, "as live; one phase at a time, requests as they came"),
+    ordered("live+feedback", Order::Feedback, "as live; skip-join feedback queues (FastServe)"),
+    ordered("live+doubling", Order::Doubling, "as live; doubling budgets, shortest expected first (SeaLLM)"),
 ];
 
 /// The policies of a list of names.

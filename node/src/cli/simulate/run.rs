@@ -81,7 +81,7 @@ impl Run {
         stopped: &AtomicBool,
     ) -> Self {
         let part = |site: &mut Site<'_>| {
-            (Parts::new(&mut site.evaluator, &site.groups, &site.evaluation, policy.batches), site.share)
+            (Parts::new(&mut site.evaluator, &site.groups, &site.evaluation, policy.batched), site.share)
         };
         let parts = sites.iter_mut().map(part).fold(Parts::default(), |all, (one, share)| all.beside(one, share));
         let bar = indicatif::ProgressBar::new(arrivals.len() as u64).with_message(policy.name);
