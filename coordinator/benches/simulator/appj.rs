@@ -23,6 +23,8 @@ const LOADS: [(&str, [f64; 8], f64); 2] = [
     ("coding", [0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 6.0, 8.0], 3.0),
     ("conversation", [1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0], 6.0),
 ];
+/// What nodes do by default.
+const NODES: Batches = Batches::Chunked(512);
 const SCALES: [f64; 4] = [2.0, 3.0, 5.0, 10.0];
 
 fn problem(workload: &str, rate: f64, scale: f64) -> Problem {
@@ -39,9 +41,9 @@ fn planned(problem: &Problem) -> Grouping {
     search(problem, 0, effort, NEVER).grouping
 }
 
-/// Attainment by closed forms, by events, and by events where groups are rings; how loaded groups are; and the share of
-/// requests on groups that do both phases.
-fn compare(problem: &Problem, grouping: &Grouping) -> [f64; 6] {
+/// Attainment by closed forms, by events, by events where groups are rings, and by what nodes do: chunks in rings; how
+/// loaded groups are; and the share of requests on groups that do both phases.
+fn compare(problem: &Problem, grouping: &Grouping) -> [f64; 7] {
     let mut evaluator = Evaluator::new(problem);
     let groups = search::shelved(&mut evaluator, grouping).expect("it was planned");
     let plan = evaluator.evaluate(&groups);
@@ -53,19 +55,19 @@ fn compare(problem: &Problem, grouping: &Grouping) -> [f64; 6] {
         SEEDS.map(one).iter().sum::<f64>() / SEEDS.len() as f64
     };
     let mixed = plan.shares.iter().filter(|s| s.prefill == s.decode).fold(0.0, |sum, s| sum + s.share);
-    [plan.attainment, by(Batches::Turns), by(Batches::Rings), plan.loads.0, plan.loads.1, mixed]
+    [plan.attainment, by(Batches::Turns), by(Batches::Rings), by(NODES), plan.loads.0, plan.loads.1, mixed]
 }
 
 #[derive(Default)]
 struct Differences {
-    all: Vec<(f64, f64)>,
+    all: Vec<[f64; 3]>,
 }
 
 impl Differences {
-    fn row(&mut self, start: &str, [closed, events, rings, prefill, decode, mixed]: [f64; 6]) {
-        self.all.push((closed - events, closed - rings));
+    fn row(&mut self, start: &str, [closed, events, rings, nodes, prefill, decode, mixed]: [f64; 7]) {
+        self.all.push([closed - events, closed - rings, closed - nodes]);
         println!(
-            "{start} {:.0} / {:.0} % | {:.0} % | {:.1} % | {:.1} % | {:+.1} | {:.1} % | {:+.1} |",
+            "{start} {:.0} / {:.0} % | {:.0} % | {:.1} % | {:.1} % | {:+.1} | {:.1} % | {:+.1} | {:.1} % | {:+.1} |",
             100.0 * prefill,
             100.0 * decode,
             100.0 * mixed,
@@ -73,14 +75,16 @@ impl Differences {
             100.0 * events,
             100.0 * (closed - events),
             100.0 * rings,
-            100.0 * (closed - rings)
+            100.0 * (closed - rings),
+            100.0 * nodes,
+            100.0 * (closed - nodes)
         );
         std::io::stdout().flush().expect("standard output is there");
     }
 
     fn sum_up(&self) {
-        for (what, of) in [("events", &(|d: &(f64, f64)| d.0) as &dyn Fn(&(f64, f64)) -> f64), ("rings", &|d| d.1)] {
-            let sizes = || self.all.iter().map(|d| 100.0 * of(d).abs());
+        for (place, what) in ["events", "rings", "nodes"].into_iter().enumerate() {
+            let sizes = || self.all.iter().map(|d| 100.0 * d[place].abs());
             let (n, most) = (self.all.len(), sizes().fold(0.0, f64::max));
             let beyond = sizes().filter(|d| *d > 10.0).count();
             let mean = sizes().sum::<f64>() / n as f64;
@@ -89,7 +93,7 @@ impl Differences {
     }
 }
 
-const HEAD: &str = "| workload | SLO | requests/s | load (prefill / decode) | on mixed groups | closed forms | events | difference | rings | difference |\n|---|---|---|---|---|---|---|---|---|---|";
+const HEAD: &str = "| workload | SLO | requests/s | load (prefill / decode) | on mixed groups | closed forms | events | difference | rings | difference | nodes | difference |\n|---|---|---|---|---|---|---|---|---|---|---|---|";
 
 pub fn print() {
     println!("Differences are closed forms less events, in % of all requests.");
