@@ -161,7 +161,7 @@ impl Batcher {
         if sequence.awaits_kv() {
             sequence.state = State::AwaitingKv { since: now, arrived: Default::default(), first };
         } else {
-            sequence.state = State::Prefilling { done: 0, first };
+            sequence.state = State::Prefilling { sent: 0, done: 0, first };
             let answer = (!matches!(sequence.kind, Kind::Export(_))).then(|| sequence.left(1));
             self.steps.prompt(request, sequence.prompt.len() as u32, answer);
         }
@@ -301,7 +301,7 @@ impl Batcher {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
             match &mut sequence.state {
-                State::Prefilling { done, first } => {
+                State::Prefilling { done, first, .. } => {
                     *done += share.tokens;
                     if *done as usize == sequence.prompt.len() {
                         let known = *first;
@@ -429,8 +429,8 @@ impl Batcher {
     /// Sets off the steps that may.
     fn form_steps(&mut self, out: &mut Vec<Action>) {
         while let Some((step, shares)) = self.steps.next() {
-            let sequences = &self.sequences;
-            let entry = |s: &steps::Share| sequences.get(&s.request)?.entry(s);
+            let sequences = &mut self.sequences;
+            let entry = |s: &steps::Share| sequences.get_mut(&s.request)?.entry(s);
             let entries = shares.iter().filter_map(entry).collect();
             out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
         }

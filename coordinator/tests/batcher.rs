@@ -164,6 +164,20 @@ fn a_prompt_is_computed_in_chunks_and_answered() {
     story.all_pages_are_free();
 }
 
+/// Stages take steps in order, so that a chunk may follow the one before it at once.
+#[test]
+fn a_lone_prompt_keeps_every_stage_busy() {
+    let mut story = Story::new(3, 100);
+    story.tell(Event::Submit(new(1, 20, 4, Kind::Local)));
+    let admitted = story.ring.turn().unwrap();
+    story.tell(admitted);
+    let steps = story.ring.on_the_way.iter().filter(|f| matches!(f, RingFrame::Step(_))).count();
+    assert_eq!(steps, 3, "chunks of 8, 8 and 4");
+    story.settle();
+    assert_eq!(story.indices(1), [0, 1, 2, 3]);
+    story.all_pages_are_free();
+}
+
 #[test]
 fn a_stop_token_ends_the_answer() {
     let mut story = Story::new(1, 200);

@@ -47,8 +47,9 @@ pub(super) enum State {
     Admitting { first: Option<Token> },
     /// Has pages; KV has arrived at some stages.
     AwaitingKv { since: Time, arrived: BTreeSet<u16>, first: Option<Token> },
-    /// Computes its prompt, `done` tokens so far. `first` is known where only the KV was lost.
-    Prefilling { done: u32, first: Option<Token> },
+    /// Computes its prompt: `sent` tokens are on their way or computed, `done` are computed. `first` is known where only
+    /// the KV was lost.
+    Prefilling { sent: u32, done: u32, first: Option<Token> },
     /// Computes its answer, of which `generated` tokens exist.
     Decoding { last: Token, generated: u32 },
     /// Its KV is on its way to another group.
@@ -122,18 +123,20 @@ impl Sequence {
     }
 
     /// What of it is computed in a step.
-    pub fn entry(&self, share: &Share) -> Option<StepEntry> {
+    pub fn entry(&mut self, share: &Share) -> Option<StepEntry> {
         let request = share.request;
-        match (share.part, &self.state) {
+        match (share.part, &mut self.state) {
             (Part::Answer, State::Decoding { last, generated }) => {
-                let start = self.prompt.len() as u32 + generated - 1;
+                let start = self.prompt.len() as u32 + *generated - 1;
                 Some(StepEntry { request, start, tokens: vec![*last], sample: true, prompt: false })
             }
-            (Part::Prompt, State::Prefilling { done, first }) => {
-                let end = (done + share.tokens).min(self.prompt.len() as u32);
+            (Part::Prompt, State::Prefilling { sent, first, .. }) => {
+                let start = *sent;
+                let end = (start + share.tokens).min(self.prompt.len() as u32);
                 let whole = end as usize == self.prompt.len();
-                let tokens = self.prompt[*done as usize..end as usize].to_vec();
-                Some(StepEntry { request, start: *done, tokens, sample: whole && first.is_none(), prompt: true })
+                let tokens = self.prompt[start as usize..end as usize].to_vec();
+                *sent = end;
+                Some(StepEntry { request, start, tokens, sample: whole && first.is_none(), prompt: true })
             }
             _ => None,
         }

@@ -1,6 +1,7 @@
 //! Answers in every iteration, and beside them prompts in chunks, in the order they came, up to a number of tokens
 //! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher drives it. On a pipeline each batch has
-//! its share of the answers, and chunks of prompts that no other batch is at.
+//! its share of the answers, and a prompt's next chunk follows the one before it: stages take batches in order, so that
+//! each has the KV of what went before.
 //!
 //! A request has a place and memory from the first chunk of its prompt to its end, or from when its KV begins to come from
 //! elsewhere; with it may come the prompt's rest (Cronus §4.2). One whose answer is generated elsewhere keeps its memory,
@@ -24,14 +25,13 @@ enum Counted {
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Job {
-    /// Prompt tokens computed elsewhere, computed, and in all.
+    /// Prompt tokens computed elsewhere, computed or on their way, computed, and in all.
     before: u32,
+    sent: u32,
     done: u32,
     prompt: u32,
     /// Tokens of the answer.
     answer: u32,
-    /// A batch on its way has a chunk of it.
-    under_way: bool,
     context: u64,
     /// KV of what has come of it (tokens), and of that, what is set aside.
     memory: u64,
@@ -149,14 +149,14 @@ impl Chunked {
     }
 
     fn cut_one(&mut self, request: RequestNo, room: &mut u32, batch: &mut Batch) {
-        let Some(job) = self.jobs.get_mut(&request).filter(|j| !j.under_way) else { return };
-        let tokens = job.prompt.saturating_sub(job.done).min(*room);
+        let Some(job) = self.jobs.get_mut(&request).filter(|j| j.sent < j.prompt) else { return };
+        let tokens = (job.prompt - job.sent).min(*room);
         *room -= tokens;
-        job.under_way = true;
-        if job.done == job.before {
+        if job.sent == job.before {
             self.starting.push((request, Part::Prompt));
         }
-        let (before, after) = (u64::from(job.done), u64::from(job.done + tokens));
+        let (before, after) = (u64::from(job.sent), u64::from(job.sent + tokens));
+        job.sent += tokens;
         batch.prompts += 1;
         batch.prompt_tokens += u64::from(tokens);
         // Attention of a chunk reaches back over all before it.
@@ -167,7 +167,6 @@ impl Chunked {
     fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, Part)>) {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.done += tokens;
-        job.under_way = false;
         if job.done == job.prompt {
             // Most likely the first; a short one may be done before a long one that came earlier.
             if let Some(place) = self.begun.iter().position(|r| *r == request) {
@@ -186,7 +185,8 @@ impl Batching for Chunked {
         self.coming -= usize::from(job.held > 0 && job.prompt == 0);
         match task.part {
             Part::Prompt => {
-                (job.before, job.done, job.prompt) = (task.before, task.before, task.before + task.tokens);
+                (job.before, job.prompt) = (task.before, task.before + task.tokens);
+                (job.sent, job.done) = (task.before, task.before);
                 job.context = u64::from(job.prompt) + 1;
                 if job.held > 0 { &mut self.begun } else { &mut self.prompts }.push_back(task.request);
             }
