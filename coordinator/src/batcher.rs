@@ -43,7 +43,7 @@ impl Default for BatcherConfig {
     fn default() -> Self {
         Self {
             stages: 1,
-            batches: Batches::Chunked(512),
+            batches: Batches::default(),
             max_running: 256,
             max_waiting: 1024,
             admission_patience: Duration::from_secs(30),

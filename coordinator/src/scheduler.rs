@@ -38,6 +38,7 @@ pub mod parallel;
 pub mod partition;
 pub mod picture;
 pub mod problem;
+pub mod prompts;
 pub mod regions;
 pub mod route;
 pub mod search;

@@ -8,6 +8,11 @@ use super::{
     shares::{Anywhere, Shares, Shortest, Way},
     turns::Turns,
 };
+use crate::scheduler::prompts::Prompts;
+use tsnode_protocol::Tokens;
+
+/// Tokens of a step, if nothing else is said.
+const CHUNK: u32 = 512;
 
 /// How requests are routed on a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +75,32 @@ pub struct Room {
     pub stages: usize,
 }
 
+/// What nodes do.
+impl Default for Batches {
+    fn default() -> Self {
+        Self::Chunked(CHUNK)
+    }
+}
+
 impl Batches {
+    /// What a group does that computes prompts so.
+    #[must_use]
+    pub fn of(prompts: Prompts) -> Self {
+        match prompts {
+            Prompts::Whole => Self::Turns,
+            Prompts::Chunks(chunk) => Self::Chunked(chunk.0 as u32),
+        }
+    }
+
+    /// How prompts are computed so, as closed forms have it.
+    #[must_use]
+    pub fn prompts(self) -> Prompts {
+        match self {
+            Self::Chunked(chunk) => Prompts::Chunks(Tokens(f64::from(chunk))),
+            Self::Turns | Self::Rings | Self::Mixed(_) => Prompts::Whole,
+        }
+    }
+
     /// Whether the stages of a pipeline are at different batches.
     #[must_use]
     pub fn fill_pipelines(self) -> bool {

@@ -70,9 +70,10 @@ impl Rated {
     #[must_use]
     pub fn new(problem: &Problem, phase: Phase, config: Config) -> Self {
         let requests = &problem.workload.requests;
-        let prefill = requests.iter().map(|r| config.latency.time(r.prompt)).collect();
-        let busy = mean(problem, &config.busy);
-        let squares: f64 = requests.iter().map(|r| config.busy.time(r.prompt).0.powi(2)).sum();
+        let how = problem.prompts;
+        let prefill = requests.iter().map(|r| how.alone(&config, r.prompt)).collect();
+        let busy = mean(problem, &how.packed(&config.busy));
+        let squares: f64 = requests.iter().map(|r| how.keeps(&config.busy, r.prompt).0.powi(2)).sum();
         let residual = Seconds(squares / requests.len() as f64 / (2.0 * busy.0));
         let mut rated = Self { phase, config, prefill, residual, busy, alone: 0.0 };
         rated.alone = rated.guess(problem);

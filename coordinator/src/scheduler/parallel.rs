@@ -9,6 +9,7 @@ use super::{
     cost::{Decode, Ends, Prefill},
     partition::{self, Slot},
     problem::Problem,
+    prompts::Prompts,
     route::{self, Aim},
 };
 use tsnode_protocol::{Bytes, Phase, Seconds, Tokens};
@@ -118,8 +119,16 @@ pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Ve
 /// Larger is better. A prompt's time and the time the next one waits for it; or requests a second.
 fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
     match phase {
-        Phase::Prefill => -(mean(problem, &config.latency) + mean(problem, &config.busy)).0,
+        Phase::Prefill => -(alone(problem, config) + mean(problem, &problem.prompts.packed(&config.busy))).0,
         Phase::Decode | Phase::Mixed => config.rate,
+    }
+}
+
+/// Time for a prompt of the workload alone, on average.
+fn alone(problem: &Problem, config: &Config) -> Seconds {
+    match problem.prompts {
+        Prompts::Whole => mean(problem, &config.latency),
+        chunks @ Prompts::Chunks(_) => chunks.alone(config, problem.workload.mean.prompt),
     }
 }
 
@@ -274,7 +283,7 @@ fn batch(config: &Config, fit: f64, context: Tokens, budget: Seconds) -> f64 {
 fn rate(problem: &Problem, config: &Config, phase: Phase) -> f64 {
     let m = &problem.workload.mean;
     let decoding = config.iteration(config.batch, m.context) * m.steps;
-    let prefilling = mean(problem, &config.busy);
+    let prefilling = mean(problem, &problem.prompts.packed(&config.busy));
     let batch = config.batch;
     match phase {
         Phase::Prefill => 1.0 / prefilling.0,

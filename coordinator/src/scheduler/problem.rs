@@ -4,6 +4,7 @@ use super::{
     cluster::{Cluster, InstanceId},
     cost::{LayerCost, USABLE},
     models::Model,
+    prompts::Prompts,
     slo::{Deadline, Reference, Slo, deadlines},
     workload::Workload,
 };
@@ -53,6 +54,8 @@ pub struct Problem {
     pub space: Space,
     /// Of each request of the workload.
     pub deadlines: Vec<Deadline>,
+    /// How groups compute prompts.
+    pub prompts: Prompts,
     /// Differences in value that measurements do not tell apart: within them groups of a phase are loaded alike.
     pub noise: f64,
     /// Time per token that leaves an average answer in time: batches are not made larger than that.
@@ -121,9 +124,21 @@ impl Problem {
         let deadlines = deadlines(&slo, &reference, &workload);
         let step_budget = step_budget(&workload, &deadlines, &reference);
         let costs = cluster.ids().map(|i| costs(&cluster, &model, i, space.tensor_parallel)).collect();
-        let noise = 0.0;
-        let mut problem =
-            Self { cluster, model, workload, rate, slo, reference, space, deadlines, noise, step_budget, costs };
+        let (noise, prompts) = (0.0, Prompts::Whole);
+        let mut problem = Self {
+            cluster,
+            model,
+            workload,
+            rate,
+            slo,
+            reference,
+            space,
+            deadlines,
+            prompts,
+            noise,
+            step_budget,
+            costs,
+        };
         problem.space.group_devices = space.group_devices.max(problem.devices_needed());
         match problem.lack() {
             Some(lack) => Err(ProblemError::DoesNotFit(lack)),
@@ -143,7 +158,7 @@ impl Problem {
         let (model, workload) = (self.model.clone(), self.workload.clone());
         let part =
             Self::new(self.cluster.part(members), model, workload, self.rate, self.slo, self.reference, self.space);
-        part.ok().map(|part| Self { noise: self.noise, ..part })
+        part.ok().map(|part| Self { noise: self.noise, prompts: self.prompts, ..part })
     }
 
     /// The same with other plans allowed.

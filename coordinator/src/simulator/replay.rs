@@ -56,10 +56,11 @@ impl Report {
     }
 }
 
-/// Replays requests of a problem's workload on a plan.
+/// Replays requests of a problem's workload on a plan, prompts computed as the problem says.
 #[must_use]
 pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
-    replay_by(evaluator, groups, plan, Batches::Turns, how)
+    let batches = Batches::of(evaluator.problem().prompts);
+    replay_by(evaluator, groups, plan, batches, how)
 }
 
 /// The same with machines that batch otherwise.
