@@ -101,7 +101,7 @@ impl Services {
         &self.all[0].cluster
     }
 
-    /// The same at other rates (requests/s, by service); a service that nobody asks for now keeps a little.
+    /// The same at other rates (requests/s, by service); a service that nobody asks at present keeps a little.
     #[must_use]
     pub fn at_rates(&self, rates: &[f64]) -> Self {
         let at = |(problem, rate): (&Problem, &f64)| problem.at_rate(rate.max(1e-6));

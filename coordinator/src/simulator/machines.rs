@@ -220,7 +220,7 @@ impl Simulation {
 
     /// The same, ended by whoever sees what has become of the requests so far.
     pub fn run_until(mut self, arrivals: &[Arrival], stop: &dyn Fn(SoFar<'_>) -> bool) -> Outcome {
-        self.expect(arrivals);
+        self.put_down(arrivals);
         while let Some((at, what)) = self.agenda.pop() {
             (self.now, self.events) = (at, self.events + 1);
             let so_far = SoFar { now: at, arrived: self.arrived, traces: &self.traces };
@@ -231,7 +231,7 @@ impl Simulation {
         self.outcome()
     }
 
-    fn expect(&mut self, arrivals: &[Arrival]) {
+    fn put_down(&mut self, arrivals: &[Arrival]) {
         let never = Seconds(f64::INFINITY);
         let trace = |a: &Arrival| Trace {
             arrival: *a,

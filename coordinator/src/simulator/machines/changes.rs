@@ -19,7 +19,7 @@ impl Simulation {
     /// Ready to be run in steps ([`Self::until`]) with these requests, in order of arrival.
     #[must_use]
     pub fn expecting(mut self, arrivals: &[Arrival]) -> Self {
-        self.expect(arrivals);
+        self.put_down(arrivals);
         self
     }
 
