@@ -7,6 +7,7 @@
 mod avx2;
 pub mod plain;
 
+use crate::quant::Blocks;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -159,6 +160,17 @@ impl Cpu {
                 chunks.for_each(|(x, out)| self.dots(x, w, out));
             }
         });
+    }
+
+    /// `out[r][o] = x[r] · w[o]`, widening each row of `w` first: for matrices that are not laid out for products.
+    pub fn widened(&self, x: &[f32], w: Blocks<'_>, out: &mut [f32]) {
+        let mut row = vec![0.0; w.cols()];
+        for o in 0..w.rows() {
+            w.widen_row(o, &mut row);
+            for (x, out) in x.chunks_exact(w.cols()).zip(out.chunks_exact_mut(w.rows())) {
+                out[o] = self.dot(x, &row);
+            }
+        }
     }
 
     fn dots(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {

@@ -1,6 +1,9 @@
 //! Checkpoints: safetensors files, mapped into memory and used as they lie there.
 
-use crate::cpu::{Dtype, Matrix};
+use crate::{
+    cpu::{Dtype, Matrix},
+    quant::{Blocks, QuantType},
+};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -58,6 +61,15 @@ pub enum WeightsError {
     },
 }
 
+/// How the numbers of a tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// One after the other.
+    Dense(Dtype),
+    /// In blocks that share scales.
+    Quantised(QuantType),
+}
+
 #[derive(Clone)]
 enum Storage {
     Map(Arc<memmap2::Mmap>),
@@ -91,16 +103,37 @@ pub struct Checkpoint {
 pub struct Tensor {
     storage: Storage,
     range: Range<usize>,
-    dtype: Dtype,
+    stored: Stored,
     rows: usize,
     cols: usize,
 }
 
+/// A tensor as it lies in its file.
+#[derive(Clone, Copy, Debug)]
+pub enum View<'a> {
+    /// Numbers that kernels read as they are.
+    Dense(Matrix<'a>),
+    /// Blocks, row after row.
+    Quantised(Blocks<'a>),
+}
+
 impl Tensor {
-    /// As the kernels read it.
+    /// As it lies in the file.
     #[must_use]
-    pub fn matrix(&self) -> Matrix<'_> {
-        Matrix::new(&self.storage.bytes()[self.range.clone()], self.dtype, self.rows, self.cols)
+    pub fn view(&self) -> View<'_> {
+        let bytes = &self.storage.bytes()[self.range.clone()];
+        match self.stored {
+            Stored::Dense(dtype) => View::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
+            Stored::Quantised(kind) => View::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
+        }
+    }
+
+    /// Writes row `index`, widened.
+    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
+        match self.view() {
+            View::Dense(matrix) => matrix.widen_row(index, out),
+            View::Quantised(blocks) => blocks.widen_row(index, out),
+        }
     }
 
     /// Bytes as stored.
@@ -195,7 +228,7 @@ impl Checkpoint {
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
         let tensor = self.tensor(name, &[len], 1, len)?;
         let mut out = vec![0.0; len];
-        tensor.matrix().widen_row(0, &mut out);
+        tensor.widen_row(0, &mut out);
         Ok(out)
     }
 
@@ -205,13 +238,13 @@ impl Checkpoint {
             let (found, expected) = (entry.shape.clone(), expected.to_vec());
             return Err(WeightsError::Shape { name: name.to_owned(), found, expected });
         }
-        let dtype = match entry.dtype {
+        let stored = Stored::Dense(match entry.dtype {
             safetensors::Dtype::F32 => Dtype::F32,
             safetensors::Dtype::F16 => Dtype::F16,
             safetensors::Dtype::BF16 => Dtype::Bf16,
             other => return Err(WeightsError::Dtype { name: name.to_owned(), found: format!("{other:?}") }),
-        };
-        Ok(Tensor { storage: self.shards[entry.shard].clone(), range: entry.range.clone(), dtype, rows, cols })
+        });
+        Ok(Tensor { storage: self.shards[entry.shard].clone(), range: entry.range.clone(), stored, rows, cols })
     }
 
     /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every

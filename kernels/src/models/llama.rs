@@ -5,6 +5,7 @@ use crate::{
     config::ModelConfig,
     cpu::Cpu,
     engine::Attend,
+    linear::Weight,
     rope::{Rope, turn},
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -24,21 +25,21 @@ struct Layer {
     query: Linear,
     key: Linear,
     value: Linear,
-    output: Tensor,
+    output: Weight,
     mlp_norm: Vec<f32>,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
 }
 
 struct Linear {
-    weight: Tensor,
+    weight: Weight,
     bias: Option<Vec<f32>>,
 }
 
 struct Head {
     norm: Vec<f32>,
-    weight: Tensor,
+    weight: Weight,
 }
 
 /// Memory kept from step to step.
@@ -64,6 +65,7 @@ impl Llama {
             // A checkpoint may say nothing of tying and simply have no head.
             let tied = c.tied || !checkpoint.has("lm_head.weight");
             let weight = if tied { embed()? } else { checkpoint.matrix("lm_head.weight", c.vocab, c.hidden)? };
+            let weight = Weight::new(weight);
             Some(Head { norm: checkpoint.vector("model.norm.weight", c.hidden)?, weight })
         } else {
             None
@@ -82,7 +84,7 @@ impl Llama {
 impl Layer {
     fn load(c: &ModelConfig, checkpoint: &Checkpoint, index: u32) -> Result<Self, WeightsError> {
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let matrix = |part: &str, rows, cols| checkpoint.matrix(&name(part), rows, cols);
+        let matrix = |part: &str, rows, cols| checkpoint.matrix(&name(part), rows, cols).map(Weight::new);
         let linear = |part: &str, rows| -> Result<Linear, WeightsError> {
             let bias = name(&format!("{part}.bias"));
             let bias = if checkpoint.has(&bias) { Some(checkpoint.vector(&bias, rows)?) } else { None };
@@ -124,29 +126,29 @@ impl Layer {
         let mixed = sized(&mut s.mixed, q.len());
         attend.attend(cpu, index, q, k, v, mixed);
         let out = sized(&mut s.out, hidden.len());
-        cpu.linear(mixed, self.output.matrix(), out);
+        self.output.apply(cpu, mixed, out);
         add(hidden, out);
 
         cpu.rms_norm(hidden, &self.mlp_norm, c.norm_eps, normed);
         let gate = sized(&mut s.gate, rows * c.intermediate);
         let up = sized(&mut s.up, rows * c.intermediate);
-        cpu.linear(normed, self.gate.matrix(), gate);
-        cpu.linear(normed, self.up.matrix(), up);
+        self.gate.apply(cpu, normed, gate);
+        self.up.apply(cpu, normed, up);
         cpu.silu_mul(gate, up);
-        cpu.linear(gate, self.down.matrix(), out);
+        self.down.apply(cpu, gate, out);
         add(hidden, out);
     }
 
     fn bytes(&self) -> u64 {
         let norms = 4 * (self.attention_norm.len() + self.mlp_norm.len()) as u64;
         let linears = [&self.query, &self.key, &self.value].map(Linear::bytes).iter().sum::<u64>();
-        norms + linears + [&self.output, &self.gate, &self.up, &self.down].map(Tensor::bytes).iter().sum::<u64>()
+        norms + linears + [&self.output, &self.gate, &self.up, &self.down].map(Weight::bytes).iter().sum::<u64>()
     }
 }
 
 impl Linear {
     fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
-        cpu.linear(x, self.weight.matrix(), out);
+        self.weight.apply(cpu, x, out);
         if let Some(bias) = &self.bias {
             add_bias(out, bias);
         }
@@ -161,7 +163,7 @@ impl Stage for Llama {
     fn embed(&self, tokens: &[Token], _positions: &[u32], out: &mut [f32]) {
         let Some(embed) = &self.embed else { return };
         for (token, row) in tokens.iter().zip(out.chunks_exact_mut(self.config.hidden)) {
-            embed.matrix().widen_row(token.0 as usize, row);
+            embed.widen_row(token.0 as usize, row);
         }
     }
 
@@ -183,7 +185,7 @@ impl Stage for Llama {
         let Some(head) = &self.head else { return };
         let mut normed = vec![0.0; hidden.len()];
         cpu.rms_norm(hidden, &head.norm, self.config.norm_eps, &mut normed);
-        cpu.linear(&normed, head.weight.matrix(), out);
+        head.weight.apply(cpu, &normed, out);
     }
 
     fn bytes(&self) -> StageBytes {

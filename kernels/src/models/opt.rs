@@ -5,6 +5,7 @@ use crate::{
     config::ModelConfig,
     cpu::Cpu,
     engine::Attend,
+    linear::Weight,
     weights::{Checkpoint, Tensor, WeightsError},
 };
 use tsnode_protocol::{LayerRange, Token};
@@ -42,13 +43,13 @@ struct Norm {
 }
 
 struct Linear {
-    weight: Tensor,
+    weight: Weight,
     bias: Vec<f32>,
 }
 
 struct Head {
     norm: Norm,
-    weight: Tensor,
+    weight: Weight,
 }
 
 /// Memory kept from step to step.
@@ -74,7 +75,8 @@ impl Opt {
         let head = if range.end as usize == c.layers {
             let tied = c.tied || !checkpoint.has("lm_head.weight");
             let weight = if tied { tokens()? } else { checkpoint.matrix("lm_head.weight", c.vocab, c.hidden)? };
-            Some(Head { norm: Norm::load(checkpoint, "model.decoder.final_layer_norm", c.hidden)?, weight })
+            let norm = Norm::load(checkpoint, "model.decoder.final_layer_norm", c.hidden)?;
+            Some(Head { norm, weight: Weight::new(weight) })
         } else {
             None
         };
@@ -99,13 +101,13 @@ impl Norm {
 impl Linear {
     fn load(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> Result<Self, WeightsError> {
         Ok(Self {
-            weight: checkpoint.matrix(&format!("{name}.weight"), rows, cols)?,
+            weight: Weight::new(checkpoint.matrix(&format!("{name}.weight"), rows, cols)?),
             bias: checkpoint.vector(&format!("{name}.bias"), rows)?,
         })
     }
 
     fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
-        cpu.linear(x, self.weight.matrix(), out);
+        self.weight.apply(cpu, x, out);
         add_bias(out, &self.bias);
     }
 
@@ -171,8 +173,8 @@ impl Stage for Opt {
         let Some(embed) = &self.embed else { return };
         let mut place = vec![0.0; self.config.hidden];
         for ((token, position), row) in tokens.iter().zip(positions).zip(out.chunks_exact_mut(self.config.hidden)) {
-            embed.tokens.matrix().widen_row(token.0 as usize, row);
-            embed.positions.matrix().widen_row(*position as usize + POSITION_OFFSET, &mut place);
+            embed.tokens.widen_row(token.0 as usize, row);
+            embed.positions.widen_row(*position as usize + POSITION_OFFSET, &mut place);
             add(row, &place);
         }
     }
@@ -187,7 +189,7 @@ impl Stage for Opt {
         let Some(head) = &self.head else { return };
         let mut normed = vec![0.0; hidden.len()];
         head.norm.forward(cpu, self.config.norm_eps, hidden, &mut normed);
-        cpu.linear(&normed, head.weight.matrix(), out);
+        head.weight.apply(cpu, &normed, out);
     }
 
     fn bytes(&self) -> StageBytes {

@@ -1,0 +1,125 @@
+//! Quantised numbers as GGUF stores them: blocks that share scales, and what each block means.
+
+pub mod large;
+pub mod small;
+
+use half::f16;
+use large::Large;
+use small::Small;
+
+/// How a block of quantised numbers is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuantType {
+    /// 32 numbers of 4 bits, one scale.
+    Q4_0,
+    /// 32 numbers of 4 bits, a scale and a least value.
+    Q4_1,
+    /// 32 numbers of 5 bits, one scale.
+    Q5_0,
+    /// 32 numbers of 5 bits, a scale and a least value.
+    Q5_1,
+    /// 32 numbers of 8 bits, one scale.
+    Q8_0,
+    /// 256 numbers of 2 bits; scales and least values of 4 bits for each 16.
+    Q2K,
+    /// 256 numbers of 3 bits; scales of 6 bits for each 16.
+    Q3K,
+    /// 256 numbers of 4 bits; scales and least values of 6 bits for each 32.
+    Q4K,
+    /// 256 numbers of 5 bits; scales and least values of 6 bits for each 32.
+    Q5K,
+    /// 256 numbers of 6 bits; scales of 8 bits for each 16.
+    Q6K,
+}
+
+impl QuantType {
+    /// Numbers in a block.
+    #[must_use]
+    pub const fn numbers(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+}
+
+/// A row-major matrix of quantised numbers; every row is a whole number of blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    bytes: &'a [u8],
+    kind: QuantType,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Blocks<'a> {
+    /// A view of `bytes` as `rows` × `cols` numbers.
+    ///
+    /// # Panics
+    /// When `cols` is not a multiple of the block or `bytes` is not exactly that long; checkpoints check both.
+    #[must_use]
+    pub fn new(bytes: &'a [u8], kind: QuantType, rows: usize, cols: usize) -> Self {
+        assert!(cols.is_multiple_of(kind.numbers()), "{cols} columns of {kind:?}");
+        assert_eq!(bytes.len(), rows * cols / kind.numbers() * kind.bytes(), "matrix of {rows} x {cols} {kind:?}");
+        Self { bytes, kind, rows, cols }
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Numbers in a row.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// How they are stored.
+    #[must_use]
+    pub fn kind(&self) -> QuantType {
+        self.kind
+    }
+
+    /// The blocks of row `index`.
+    #[must_use]
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        let row = self.cols / self.kind.numbers() * self.kind.bytes();
+        &self.bytes[index * row..][..row]
+    }
+
+    /// Writes row `index`, widened.
+    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
+        let blocks = self.row(index).chunks_exact(self.kind.bytes());
+        for (block, out) in blocks.zip(out.chunks_exact_mut(self.kind.numbers())) {
+            if let Some(small) = Small::decode(self.kind, block) {
+                small.widen(out);
+            } else if let Some(large) = Large::decode(self.kind, block) {
+                large.widen(out);
+            }
+        }
+    }
+}
+
+/// The half-precision number at byte `at`.
+fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
