@@ -3,18 +3,42 @@
 //! Both give the same bits. A dot product runs in eight lanes (element `k` belongs to lane `k mod 8`), each lane a chain
 //! of fused multiply-adds in the order of `k`, and the lanes are added by one fixed tree ([`plain::reduce`]). How many
 //! rows or outputs are worked on at a time changes nothing of that.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `plain.rs` | the definition |
+//! | `avx2.rs` | the same for AVX2, FMA and F16C |
+//! | `dense.rs` | products in blocks that stay in caches |
+//! | `packed.rs` | quantised matrices, laid out for products |
+//! | `rounded.rs` | rows rounded to 8 bits, what quantised matrices are multiplied by |
+//! | `quantised.rs` | products of the two |
+//! | `team.rs` | the threads |
 
+#[cfg(target_arch = "x86_64")]
 mod avx2;
+mod dense;
+mod packed;
 pub mod plain;
+mod quantised;
+mod rounded;
+mod team;
 
 use crate::quant::Blocks;
+use dense::{Block, Cut};
 use half::{bf16, f16};
-use rayon::prelude::*;
+pub use packed::Packed;
+use quantised::Octet;
+use rounded::Rounded;
+use team::Team;
 
 /// Lanes of a dot product.
 pub const LANES: usize = 8;
+/// A dot product under way.
+type Lanes = [f32; LANES];
 /// Multiply-adds below which handing work to other threads costs more than it saves.
-const PARALLEL_FROM: usize = 1 << 20;
+const PARALLEL_FROM: usize = 1 << 16;
+/// Numbers below which simple work on each is not shared.
+const SHARE_FROM: usize = 1 << 14;
 
 /// How numbers of a matrix are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,32 +130,62 @@ pub enum Simd {
     /// None beyond what every processor has: the definition.
     Plain,
     /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
     Avx2,
+}
+
+/// Calls the definition or a fast version of it.
+macro_rules! by_simd {
+    ($simd:expr, $what:ident($($arg:expr),*)) => {
+        match $simd {
+            Simd::Plain => plain::$what($($arg),*),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => avx2::$what($($arg),*),
+        }
+    };
 }
 
 impl Simd {
     /// The best this processor has.
     #[must_use]
     pub fn detect() -> Self {
-        if avx2::is_available() { Self::Avx2 } else { Self::Plain }
+        #[cfg(target_arch = "x86_64")]
+        if avx2::is_available() {
+            return Self::Avx2;
+        }
+        Self::Plain
+    }
+
+    fn lanes(self, block: Block<'_>, acc: &mut [Lanes]) {
+        by_simd!(self, lanes(block, acc));
+    }
+
+    fn reduce(self, acc: &[Lanes], sums: &mut [f32]) {
+        by_simd!(self, reduce_all(acc, sums));
+    }
+
+    fn round(self, x: &[f32], out: &mut [i8]) -> f32 {
+        by_simd!(self, round(x, out))
+    }
+
+    fn octet(self, w: &Packed, octet: usize, x: &Rounded, first: usize, out: &mut [Octet]) {
+        by_simd!(self, octet(w, octet, x, first, out));
     }
 }
 
 /// The processor: its instructions and the threads lent to computing.
 pub struct Cpu {
     simd: Simd,
-    pool: Option<rayon::ThreadPool>,
+    team: Team,
 }
 
 impl Cpu {
-    /// With `threads` threads; one computes on the caller's.
+    /// With `threads` threads, the caller's included.
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn new(simd: Simd, threads: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
-        let builder = || rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}"));
-        let pool = if threads > 1 { Some(builder().build()?) } else { None };
-        Ok(Self { simd, pool })
+    pub fn new(simd: Simd, threads: usize) -> std::io::Result<Self> {
+        Ok(Self { simd, team: Team::new(threads)? })
     }
 
     /// `out[r][o] = x[r] · w[o]`, for `x` of any number of rows of `w.cols()` numbers.
@@ -141,84 +195,69 @@ impl Cpu {
     pub fn linear(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
         let rows = x.len() / w.cols.max(1);
         assert_eq!((x.len(), out.len()), (rows * w.cols, rows * w.rows), "linear sizes");
-        let Some(pool) = self.pool.as_ref().filter(|_| rows * w.rows * w.cols >= PARALLEL_FROM) else {
-            return self.dots(x, w, out);
-        };
-        let threads = pool.current_num_threads();
-        pool.install(|| {
-            if rows < threads {
-                // Few rows: each thread takes a share of the outputs, row by row.
-                let share = w.rows.div_ceil(threads);
-                for (x, out) in x.chunks_exact(w.cols).zip(out.chunks_exact_mut(w.rows)) {
-                    out.par_chunks_mut(share).enumerate().for_each(|(i, out)| {
-                        self.dots(x, w.slice(i * share, i * share + out.len()), out);
-                    });
-                }
-            } else {
-                let share = rows.div_ceil(threads);
-                let chunks = x.par_chunks(share * w.cols).zip(out.par_chunks_mut(share * w.rows));
-                chunks.for_each(|(x, out)| self.dots(x, w, out));
-            }
-        });
-    }
-
-    /// `out[r][o] = x[r] · w[o]`, widening each row of `w` first: for matrices that are not laid out for products.
-    pub fn widened(&self, x: &[f32], w: Blocks<'_>, out: &mut [f32]) {
-        let mut row = vec![0.0; w.cols()];
-        for o in 0..w.rows() {
-            w.widen_row(o, &mut row);
-            for (x, out) in x.chunks_exact(w.cols()).zip(out.chunks_exact_mut(w.rows())) {
-                out[o] = self.dot(x, &row);
-            }
+        if w.cols == 0 {
+            out.fill(0.0);
+        } else if rows * w.rows * w.cols < PARALLEL_FROM {
+            dense::product_here(self.simd, x, w, out);
+        } else {
+            dense::product(self.simd, &self.team, x, w, out);
         }
     }
 
-    fn dots(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-        match self.simd {
-            Simd::Plain => plain::dots(x, w, out),
-            Simd::Avx2 => avx2::dots(x, w, out),
-        }
+    /// `out[r][o] = x[r] · w[o]`, each row rounded to 8 bits first (`rounded.rs`).
+    ///
+    /// # Panics
+    /// When sizes do not fit together.
+    pub fn quantised(&self, x: &[f32], w: &Packed, out: &mut [f32]) {
+        let rows = x.len() / w.cols().max(1);
+        assert_eq!((x.len(), out.len()), (rows * w.cols(), rows * w.rows()), "quantised sizes");
+        quantised::product(self.simd, &self.team, x, w, out);
     }
 
-    /// `out[r][o] = x[r] · w[o]` on the calling thread: for work that is already shared out.
+    /// Lays a quantised matrix out for products.
+    #[must_use]
+    pub fn pack(&self, blocks: Blocks<'_>) -> Packed {
+        Packed::new(&self.team, blocks)
+    }
+
+    /// [`Self::linear`] on the calling thread: for work that is already shared out.
     pub fn dots_here(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-        self.dots(x, w, out);
+        if w.cols == 0 {
+            return out.fill(0.0);
+        }
+        dense::product_here(self.simd, x, w, out);
     }
 
-    /// `out[d] += p[t] * v[t][d]`, in the order of `t`.
-    pub fn weighted_rows(&self, p: &[f32], v: Matrix<'_>, out: &mut [f32]) {
-        match self.simd {
-            Simd::Plain => plain::weighted_rows(p, v, out),
-            Simd::Avx2 => avx2::weighted_rows(p, v, out),
-        }
+    /// `out[r][d] += p[r][t] * v[t][d]`, in the order of `t`. Rows of `p` lie `stride` numbers apart and may be longer
+    /// than `v` has rows.
+    pub fn weighted_rows(&self, p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
+        by_simd!(self.simd, weighted_rows(p, stride, v, out));
     }
 
     /// Softmax in place.
     pub fn softmax(&self, x: &mut [f32]) {
-        match self.simd {
-            Simd::Plain => plain::softmax(x),
-            Simd::Avx2 => avx2::softmax(x),
-        }
+        by_simd!(self.simd, softmax(x));
     }
 
     /// `gate[i] = silu(gate[i]) * up[i]`.
     pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        match self.simd {
-            Simd::Plain => plain::silu_mul(gate, up),
-            Simd::Avx2 => avx2::silu_mul(gate, up),
-        }
+        self.for_each_part(gate, SHARE_FROM / 4, up.len() * 16, |part, gate| {
+            let up = &up[part * (SHARE_FROM / 4)..][..gate.len()];
+            by_simd!(self.simd, silu_mul(gate, up));
+        });
     }
 
     /// RMS norm of every row of `x` with weights `w`.
     pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
         let width = w.len();
-        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        self.for_each_part(out, width, 4 * x.len(), |row, out| {
+            let x = &x[row * width..][..width];
             let mean = self.dot(x, x) / width as f32;
             let scale = 1.0 / (mean + eps).sqrt();
             for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
                 *out = x * scale * w;
             }
-        }
+        });
     }
 
     /// Layer norm of every row of `x` with weights `w` and biases `b`.
@@ -238,9 +277,31 @@ impl Cpu {
         }
     }
 
+    /// The sum of all numbers: reads memory as fast as the threads can.
+    pub(crate) fn read_all(&self, numbers: &[u64]) -> u64 {
+        let total = std::sync::atomic::AtomicU64::new(0);
+        let part = 1 << 16;
+        self.team.share(numbers.len().div_ceil(part), |i| {
+            let part = &numbers[i * part..numbers.len().min((i + 1) * part)];
+            let sum = by_simd!(self.simd, sum(part));
+            total.fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
+        });
+        total.into_inner()
+    }
+
+    /// `count` multiply-adds on registers by every thread.
+    pub(crate) fn multiply_only(&self, count: usize) -> f32 {
+        let total = std::sync::atomic::AtomicU32::new(0);
+        self.team.share(self.team.threads(), |_| {
+            let sum = by_simd!(self.simd, multiply_only(count));
+            total.fetch_xor(sum.to_bits(), std::sync::atomic::Ordering::Relaxed);
+        });
+        f32::from_bits(total.into_inner())
+    }
+
     fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         let mut out = [0.0];
-        self.dots(a, Matrix::new(bytemuck::cast_slice(b), Dtype::F32, 1, b.len()), &mut out);
+        self.dots_here(a, Matrix::new(bytemuck::cast_slice(b), Dtype::F32, 1, b.len()), &mut out);
         out[0]
     }
 
@@ -252,10 +313,16 @@ impl Cpu {
         multiply_adds: usize,
         work: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        match self.pool.as_ref().filter(|_| multiply_adds >= PARALLEL_FROM) {
-            Some(pool) => pool.install(|| out.par_chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out))),
-            None => out.chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out)),
+        if multiply_adds < PARALLEL_FROM || self.team.threads() == 1 {
+            return out.chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out));
         }
+        let parts = Cut::new(out, part);
+        self.team.share(parts.len(), |i| {
+            // SAFETY: each part is handed out once.
+            #[allow(unsafe_code)]
+            let out = unsafe { parts.part(i) };
+            work(i, out);
+        });
     }
 }
 
@@ -288,7 +355,7 @@ mod tests {
         /// Plain and fast agree to the bit, for every number of rows, outputs and columns, and every storage.
         #[test]
         fn fast_is_plain(
-            rows in 1usize..9, outs in 1usize..21, cols in 1usize..70, seed in any::<u64>(),
+            rows in 1usize..9, outs in 1usize..21, cols in 1usize..140, stride in 1usize..6, seed in any::<u64>(),
         ) {
             let Some([plain, fast]) = both() else { return Ok(()) };
             let mut n = seed;
@@ -303,9 +370,11 @@ mod tests {
                 fast.linear(&x, w, &mut b);
                 prop_assert_eq!(bits(&a), bits(&b));
                 let p: Vec<f32> = (0..outs).map(|_| next()).collect();
-                let (mut a, mut b) = (vec![0.5; cols], vec![0.5; cols]);
-                plain.weighted_rows(&p, w, &mut a);
-                fast.weighted_rows(&p, w, &mut b);
+                let heads = outs / stride.min(outs);
+                let (mut a, mut b) = (vec![0.5; heads * cols], vec![0.5; heads * cols]);
+                let v = w.slice(0, stride.min(outs));
+                plain.weighted_rows(&p, stride.min(outs), v, &mut a);
+                fast.weighted_rows(&p, stride.min(outs), v, &mut b);
                 prop_assert_eq!(bits(&a), bits(&b));
             }
             let (mut a, mut b) = (x.clone(), x.clone());

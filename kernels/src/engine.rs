@@ -7,6 +7,7 @@ use crate::{
     pages::{Layout, PageCount, PagePool, PagesError, SequenceKv, Side},
     source::StageModel,
 };
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
 
@@ -129,7 +130,7 @@ impl Engine {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(config: EngineConfig) -> std::io::Result<Self> {
-        let cpu = Cpu::new(Simd::detect(), config.threads.max(1)).map_err(std::io::Error::other)?;
+        let cpu = Cpu::new(Simd::detect(), config.threads.max(1))?;
         Ok(Self {
             cpu,
             pool: PagePool::new(config.pool_bytes),
@@ -493,33 +494,35 @@ struct Place {
     context: usize,
 }
 
+thread_local! {
+    /// Scores of one row's query heads, and of one block of keys; kept from step to step.
+    static SCORES: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
 /// Attention of the query heads that share one KV head, for one row. Scores, sums and mixing run in token order.
 fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], scale: f32, out: &mut [f32]) {
-    let dim = kv.layout().dim;
-    let group = q.len() / dim;
-    let mut scores = vec![0.0; group * at.context];
-    let mut block_scores = Vec::new();
-    let mut done = 0;
-    for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.context) {
-        let n = keys.rows();
-        block_scores.resize(group * n, 0.0);
-        cpu.dots_here(q, keys, &mut block_scores);
-        for g in 0..group {
-            let to = &mut scores[g * at.context + done..][..n];
-            for (to, from) in to.iter_mut().zip(&block_scores[g * n..][..n]) {
-                *to = from * scale;
+    let group = q.len() / kv.layout().dim;
+    SCORES.with_borrow_mut(|(scores, block_scores)| {
+        scores.resize(group * at.context, 0.0);
+        let mut done = 0;
+        for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.context) {
+            let n = keys.rows();
+            block_scores.resize(group * n, 0.0);
+            cpu.dots_here(q, keys, block_scores);
+            for g in 0..group {
+                let to = &mut scores[g * at.context + done..][..n];
+                for (to, from) in to.iter_mut().zip(&block_scores[g * n..][..n]) {
+                    *to = from * scale;
+                }
             }
+            done += n;
         }
-        done += n;
-    }
-    out.fill(0.0);
-    for (g, out) in out.chunks_exact_mut(dim).enumerate() {
-        let p = &mut scores[g * at.context..][..at.context];
-        cpu.softmax(p);
+        scores.chunks_exact_mut(at.context).for_each(|p| cpu.softmax(p));
+        out.fill(0.0);
         let mut from = 0;
         for values in kv.blocks(pool, at.layer, Side::Values, at.head, at.context) {
-            cpu.weighted_rows(&p[from..from + values.rows()], values, out);
+            cpu.weighted_rows(&scores[from..], at.context, values, out);
             from += values.rows();
         }
-    }
+    });
 }

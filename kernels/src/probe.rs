@@ -9,6 +9,8 @@ use tsnode_protocol::{BytesPerSecond, FlopsPerSecond};
 const EACH: Duration = Duration::from_millis(150);
 /// Memory read for bandwidth: more than the caches of most processors hold.
 const READ_BYTES: usize = 64 << 20;
+/// Memory read for the limit.
+const LIMIT_BYTES: usize = 512 << 20;
 
 /// Measured speeds of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,7 +26,7 @@ pub struct Speed {
 /// # Errors
 /// When the system gives no threads.
 pub fn measure(threads: usize) -> std::io::Result<Speed> {
-    let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(std::io::Error::other)?;
+    let cpu = Cpu::new(Simd::detect(), threads.max(1))?;
     Ok(Speed { flops: flops(&cpu), bandwidth: bandwidth(&cpu) })
 }
 
@@ -47,6 +49,33 @@ fn bandwidth(cpu: &Cpu) -> BytesPerSecond {
     let x = vec![1.0; width];
     let mut out = vec![0.0; rows];
     BytesPerSecond(READ_BYTES as f64 / best_of(|| cpu.linear(black_box(&x), weights, &mut out)))
+}
+
+/// What the processor could do at most: reading memory and multiplying, with nothing else in the way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Reading memory that no cache holds.
+    pub read: BytesPerSecond,
+    /// Single-precision fused multiply-adds on registers, two operations each.
+    pub multiply: FlopsPerSecond,
+}
+
+/// Measures the limits with `threads` threads, in about a second.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn limits(threads: usize) -> std::io::Result<Limits> {
+    let cpu = Cpu::new(Simd::detect(), threads.max(1))?;
+    let memory: Vec<u64> = (0..LIMIT_BYTES as u64 / 8).collect();
+    let read = best_of(|| {
+        black_box(cpu.read_all(black_box(&memory)));
+    });
+    let multiply_adds = 1 << 22;
+    let multiply = best_of(|| {
+        black_box(cpu.multiply_only(black_box(multiply_adds)));
+    });
+    let operations = 2.0 * (multiply_adds * threads.max(1)) as f64;
+    Ok(Limits { read: BytesPerSecond(LIMIT_BYTES as f64 / read), multiply: FlopsPerSecond(operations / multiply) })
 }
 
 /// Seconds of the fastest run: other programs only ever make it slower.

@@ -1,6 +1,7 @@
 //! The definition: what every fast version must give, to the bit.
 
-use super::{LANES, Matrix};
+use super::{LANES, Lanes, Matrix, dense::Block};
+pub(super) use super::{quantised::octet, rounded::round};
 
 /// Adds the lanes of a dot product: halves first, so that vector instructions can do it the same way.
 #[inline(always)]
@@ -10,28 +11,46 @@ pub fn reduce(lanes: [f32; LANES]) -> f32 {
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
-/// `out[r][o] = x[r] · w[o]`.
-pub fn dots(x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-    if w.cols == 0 || w.rows == 0 {
-        return out.fill(0.0);
-    }
-    for (x, out) in x.chunks_exact(w.cols).zip(out.chunks_exact_mut(w.rows)) {
-        for (o, out) in out.iter_mut().enumerate() {
-            let mut lanes = [0.0; LANES];
-            for (k, x) in x.iter().enumerate() {
+/// Goes on with the lanes of every row and output, over the block's columns. `acc` is `[row][output]`.
+pub(super) fn lanes(block: Block<'_>, acc: &mut [Lanes]) {
+    let Block { x, w, from, len } = block;
+    for (x, acc) in x.chunks_exact(w.cols).zip(acc.chunks_exact_mut(w.rows)) {
+        for (o, lanes) in acc.iter_mut().enumerate() {
+            for (k, x) in x[from..from + len].iter().enumerate() {
                 let lane = &mut lanes[k % LANES];
-                *lane = x.mul_add(w.dtype.get(w.bytes, o * w.cols + k), *lane);
+                *lane = x.mul_add(w.dtype.get(w.bytes, o * w.cols + from + k), *lane);
             }
-            *out = reduce(lanes);
         }
     }
 }
 
-/// `out[d] += p[t] * v[t][d]`, in the order of `t`.
-pub fn weighted_rows(p: &[f32], v: Matrix<'_>, out: &mut [f32]) {
-    for (t, p) in p.iter().enumerate() {
-        for (d, out) in out.iter_mut().enumerate() {
-            *out = p.mul_add(v.dtype.get(v.bytes, t * v.cols + d), *out);
+/// The columns after the last whole group of lanes.
+pub(super) fn last_lanes(x: &[f32], w: Matrix<'_>, acc: &mut [Lanes]) {
+    let whole = w.cols - w.cols % LANES;
+    for (x, acc) in x.chunks_exact(w.cols).zip(acc.chunks_exact_mut(w.rows)) {
+        for (o, lanes) in acc.iter_mut().enumerate() {
+            for (k, (x, lane)) in x[whole..].iter().zip(lanes).enumerate() {
+                *lane = x.mul_add(w.dtype.get(w.bytes, o * w.cols + whole + k), *lane);
+            }
+        }
+    }
+}
+
+/// Adds up all lanes.
+pub(super) fn reduce_all(acc: &[Lanes], sums: &mut [f32]) {
+    for (sum, lanes) in sums.iter_mut().zip(acc) {
+        *sum = reduce(*lanes);
+    }
+}
+
+/// `out[r][d] += p[r][t] * v[t][d]`, in the order of `t`, for the `v.rows()` numbers from `from` on of every row of `p`,
+/// `stride` numbers apart.
+pub(super) fn weighted_rows(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
+    for (p, out) in p.chunks(stride).zip(out.chunks_exact_mut(v.cols)) {
+        for (t, p) in p.iter().enumerate().take(v.rows) {
+            for (d, out) in out.iter_mut().enumerate() {
+                *out = p.mul_add(v.dtype.get(v.bytes, t * v.cols + d), *out);
+            }
         }
     }
 }
@@ -60,15 +79,24 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { y * power }
 }
 
-/// Softmax in place; the sum runs in order.
+/// Softmax in place; the sum runs in lanes.
 #[inline(always)]
 pub fn softmax(x: &mut [f32]) {
-    let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for x in x.iter_mut() {
-        *x = exp(*x - top);
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for x in x.chunks(LANES) {
+        for (top, x) in tops.iter_mut().zip(x) {
+            *top = if *x > *top { *x } else { *top };
+        }
     }
-    let sum: f32 = x.iter().sum();
-    let scale = 1.0 / sum;
+    let top = tops.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let mut sums = [0.0; LANES];
+    for x in x.chunks_mut(LANES) {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *x = exp(*x - top);
+            *sum += *x;
+        }
+    }
+    let scale = 1.0 / reduce(sums);
     for x in x.iter_mut() {
         *x *= scale;
     }
@@ -80,4 +108,24 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = *gate / (1.0 + exp(-*gate)) * up;
     }
+}
+
+/// The sum of numbers, wrapping.
+#[inline(always)]
+pub(super) fn sum(numbers: &[u64]) -> u64 {
+    numbers.iter().fold(0, |sum, n| sum.wrapping_add(*n))
+}
+
+/// `count` multiply-adds in chains enough to keep every unit busy.
+#[inline(always)]
+pub(super) fn multiply_only(count: usize) -> f32 {
+    let mut chains = [[1.0f32; LANES]; 12];
+    for _ in 0..count / (12 * LANES) {
+        for chain in &mut chains {
+            for lane in chain {
+                *lane = lane.mul_add(0.999, 0.001);
+            }
+        }
+    }
+    chains.into_iter().map(reduce).sum()
 }
