@@ -1,4 +1,5 @@
-//! How fast matrix products are, beside what the processor could do: `cargo bench -p tsnode-kernels --bench products`.
+//! How fast matrix products are, beside what the processor could do: `cargo bench -p tsnode-kernels --bench products`,
+//! or some formats only: `… -- Bf16 Q4K`.
 //!
 //! One row is a step of one sequence and is bound by reading weights; many rows are a prompt and are bound by
 //! multiplying. Each line is the best of several runs in turns.
@@ -7,17 +8,38 @@
 use half::f16;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use tsnode_kernels::cpu::{Cpu, Dtype, Matrix, Simd};
+use tsnode_kernels::cpu::{Cpu, Dtype, Matrix, Packed, Simd};
 use tsnode_kernels::probe;
 use tsnode_kernels::quant::{Blocks, QuantType};
 
 /// Outputs and columns: the MLP of Llama-3.2-1B.
 const SHAPE: (usize, usize) = (8192, 2048);
 const EACH: Duration = Duration::from_millis(300);
+/// Weights read before any is read again: more than a third-level cache holds.
+const TOGETHER: usize = 256 << 20;
 
+/// Matrices of one format, used in turns.
 enum Stored {
-    Dense(Dtype, Vec<u8>),
-    Packed(QuantType, tsnode_kernels::cpu::Packed, u64),
+    Dense(Dtype, Vec<Vec<u8>>),
+    Packed(QuantType, Vec<Packed>),
+}
+
+impl Stored {
+    fn name(&self) -> String {
+        match self {
+            Self::Dense(dtype, _) => format!("{dtype:?}"),
+            Self::Packed(kind, _) => format!("{kind:?}"),
+        }
+    }
+
+    /// Bytes of a matrix as stored in a file.
+    fn bytes(&self) -> f64 {
+        let numbers = SHAPE.0 * SHAPE.1;
+        match self {
+            Self::Dense(dtype, _) => (numbers * dtype.bytes()) as f64,
+            Self::Packed(kind, _) => (numbers / kind.numbers() * kind.bytes()) as f64,
+        }
+    }
 }
 
 fn main() {
@@ -30,16 +52,16 @@ fn main() {
         "format", "rows", "ms", "GB/s", "GFLOP/s", "of read", "of mul."
     );
     let cpu = Cpu::new(Simd::detect(), threads).unwrap();
-    for stored in all(&cpu) {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    for name in FORMATS.iter().filter(|name| wanted.is_empty() || wanted.iter().any(|w| w == *name)) {
+        let stored = make(&cpu, name);
         for rows in [1, 2, 4, 16, 128, 512] {
             let seconds = time(&cpu, &stored, rows);
-            let (name, bytes) = match &stored {
-                Stored::Dense(dtype, bytes) => (format!("{dtype:?}"), bytes.len() as f64),
-                Stored::Packed(kind, _, bytes) => (format!("{kind:?}"), *bytes as f64),
-            };
-            let (speed, flops) = (bytes / seconds / 1e9, 2.0 * (rows * SHAPE.0 * SHAPE.1) as f64 / seconds / 1e9);
+            let speed = stored.bytes() / seconds / 1e9;
+            let flops = 2.0 * (rows * SHAPE.0 * SHAPE.1) as f64 / seconds / 1e9;
             println!(
-                "{name:>6} {rows:>5} {:>9.3} {speed:>9.1} {flops:>9.1} {:>7.0}% {:>7.0}%",
+                "{:>6} {rows:>5} {:>9.3} {speed:>9.1} {flops:>9.1} {:>7.0}% {:>7.0}%",
+                stored.name(),
                 seconds * 1e3,
                 100.0 * speed / read,
                 100.0 * flops / multiply,
@@ -48,39 +70,54 @@ fn main() {
     }
 }
 
-fn all(cpu: &Cpu) -> Vec<Stored> {
-    let numbers = SHAPE.0 * SHAPE.1;
-    let small: Vec<f32> = (0..numbers).map(|i| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
-    let dense =
-        |dtype, store: &dyn Fn(f32) -> Vec<u8>| Stored::Dense(dtype, small.iter().flat_map(|v| store(*v)).collect());
-    let mut all = vec![
-        dense(Dtype::F32, &|v| v.to_le_bytes().to_vec()),
-        dense(Dtype::F16, &|v| f16::from_f32(v).to_le_bytes().to_vec()),
-        dense(Dtype::Bf16, &|v| half::bf16::from_f32(v).to_le_bytes().to_vec()),
-    ];
-    for kind in [QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4K, QuantType::Q6K] {
-        // 0x30 as half precision's bytes is a small number: any block of it has a scale.
-        let bytes = vec![0x30; numbers / kind.numbers() * kind.bytes()];
-        let packed = cpu.pack(Blocks::new(&bytes, kind, SHAPE.0, SHAPE.1));
-        all.push(Stored::Packed(kind, packed, bytes.len() as u64));
+const FORMATS: [&str; 7] = ["F32", "F16", "Bf16", "Q8_0", "Q4_0", "Q4K", "Q6K"];
+
+fn make(cpu: &Cpu, name: &str) -> Stored {
+    let dense = |dtype: Dtype, store: &dyn Fn(f32) -> Vec<u8>| {
+        let number = |i: usize| store(((i * 7919) % 1009) as f32 / 1009.0 - 0.5);
+        let one: Vec<u8> = (0..SHAPE.0 * SHAPE.1).flat_map(number).collect();
+        Stored::Dense(dtype, vec![one; TOGETHER / (SHAPE.0 * SHAPE.1 * dtype.bytes())])
+    };
+    let packed = |kind: QuantType| {
+        let len = SHAPE.0 * SHAPE.1 / kind.numbers() * kind.bytes();
+        // 0x30 as both bytes of a half-precision number is a small one: any block of it has a scale.
+        let bytes = vec![0x30; len];
+        let one = || cpu.pack(Blocks::new(&bytes, kind, SHAPE.0, SHAPE.1));
+        Stored::Packed(kind, (0..TOGETHER / len).map(|_| one()).collect())
+    };
+    match name {
+        "F32" => dense(Dtype::F32, &|v| v.to_le_bytes().to_vec()),
+        "F16" => dense(Dtype::F16, &|v| f16::from_f32(v).to_le_bytes().to_vec()),
+        "Bf16" => dense(Dtype::Bf16, &|v| half::bf16::from_f32(v).to_le_bytes().to_vec()),
+        "Q8_0" => packed(QuantType::Q8_0),
+        "Q4_0" => packed(QuantType::Q4_0),
+        "Q4K" => packed(QuantType::Q4K),
+        _ => packed(QuantType::Q6K),
     }
-    all
 }
 
-/// Seconds of the fastest run; every run is of a whole matrix that no cache holds once others were read between.
+/// Seconds for a matrix in the fastest round over all; few rows, so that reading is what counts, or many.
 fn time(cpu: &Cpu, stored: &Stored, rows: usize) -> f64 {
     let x: Vec<f32> = (0..rows * SHAPE.1).map(|i| ((i * 31) % 67) as f32 / 67.0 - 0.5).collect();
     let mut out = vec![0.0; rows * SHAPE.0];
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best == f64::INFINITY || started.elapsed() < EACH {
         let at = Instant::now();
-        match stored {
-            Stored::Dense(dtype, bytes) => {
-                cpu.linear(black_box(&x), Matrix::new(bytes, *dtype, SHAPE.0, SHAPE.1), &mut out);
+        let used = match stored {
+            Stored::Dense(dtype, all) => {
+                let used = if rows > 16 { &all[..1] } else { all };
+                for bytes in used {
+                    cpu.linear(black_box(&x), Matrix::new(bytes, *dtype, SHAPE.0, SHAPE.1), &mut out);
+                }
+                used.len()
             }
-            Stored::Packed(_, packed, _) => cpu.quantised(black_box(&x), packed, &mut out),
-        }
-        best = best.min(at.elapsed().as_secs_f64());
+            Stored::Packed(_, all) => {
+                let used = if rows > 16 { &all[..1] } else { all };
+                used.iter().for_each(|packed| cpu.quantised(black_box(&x), packed, &mut out));
+                used.len()
+            }
+        };
+        best = best.min(at.elapsed().as_secs_f64() / used as f64);
     }
     best
 }

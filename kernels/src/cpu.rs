@@ -27,7 +27,7 @@ use crate::quant::Blocks;
 use dense::{Block, Cut};
 use half::{bf16, f16};
 pub use packed::Packed;
-use quantised::Octet;
+use quantised::{Octet, Part};
 use rounded::Rounded;
 use team::Team;
 
@@ -168,8 +168,8 @@ impl Simd {
         by_simd!(self, round(x, out))
     }
 
-    fn octet(self, w: &Packed, octet: usize, x: &Rounded, first: usize, out: &mut [Octet]) {
-        by_simd!(self, octet(w, octet, x, first, out));
+    fn octet(self, w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut [Octet]) {
+        by_simd!(self, octet(w, octet, x, part, out));
     }
 }
 

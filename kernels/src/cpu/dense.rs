@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 /// Columns of a panel: four rows of them fit a first-level cache.
-const DEPTH: usize = 1024;
+const DEPTH: usize = 512;
 /// Rows that pass a panel before their lanes are added up.
 const ROWS: usize = 256;
 /// Outputs of a panel for many rows.

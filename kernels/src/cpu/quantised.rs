@@ -12,6 +12,8 @@ use std::cell::RefCell;
 
 /// Bytes of rounded rows that stay in a second-level cache while all outputs pass.
 const ROWS_BYTES: usize = 192 << 10;
+/// Columns that pass at a time: those of four rows and eight outputs fit a first-level cache together.
+const DEPTH: usize = 1024;
 /// Parts for each thread, so that one that is held up does not hold up all.
 const PARTS_PER_THREAD: usize = 4;
 
@@ -45,7 +47,11 @@ fn octets_of(simd: Simd, x: &Rounded, w: &Packed, octets: std::ops::Range<usize>
             for octet in octets.clone() {
                 sums.clear();
                 sums.resize(rows.len(), [0.0; OCTET]);
-                simd.octet(w, octet, x, rows.start, sums);
+                let blocks = w.cols / w.layout.numbers();
+                let at_once = DEPTH / w.layout.numbers();
+                for from in (0..blocks).step_by(at_once) {
+                    simd.octet(w, octet, x, Part { first: rows.start, from, to: blocks.min(from + at_once) }, sums);
+                }
                 let width = OCTET.min(w.rows - octet * OCTET);
                 for (row, sums) in rows.clone().zip(sums.iter()) {
                     // SAFETY: every part has octets of its own.
@@ -59,13 +65,24 @@ fn octets_of(simd: Simd, x: &Rounded, w: &Packed, octets: std::ops::Range<usize>
     });
 }
 
-/// The definition: eight outputs of the rows from `first` on. Whole numbers within a block, then one fused multiply-add
+/// Which rows and columns are multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// First row.
+    pub first: usize,
+    /// First block of columns.
+    pub from: usize,
+    /// One past the last.
+    pub to: usize,
+}
+
+/// The definition: goes on with eight outputs of some rows. Whole numbers within a block, then one fused multiply-add
 /// a block for scales and one for least values, in the order of blocks.
-pub(super) fn octet(w: &Packed, octet: usize, x: &Rounded, first: usize, out: &mut [Octet]) {
+pub(super) fn octet(w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut [Octet]) {
     let layout = w.layout;
     let (numbers, per_row) = (layout.numbers(), w.cols / layout.numbers());
-    for (row, out) in (first..).zip(out) {
-        for (b, block) in w.octet(octet).chunks_exact(layout.block()).enumerate() {
+    for (row, out) in (part.first..).zip(out) {
+        for (b, block) in w.octet(octet).chunks_exact(layout.block()).enumerate().take(part.to).skip(part.from) {
             let q = &x.bytes[row * w.cols + b * numbers..][..numbers];
             let parts = numbers / layout.part();
             let sums = &x.sums[(row * per_row + b) * parts..][..parts];

@@ -2,7 +2,7 @@
 
 use super::super::{
     packed::{Layout, OCTET, Packed},
-    quantised::Octet,
+    quantised::{Octet, Part},
     rounded::Rounded,
 };
 use std::arch::x86_64::*;
@@ -12,24 +12,27 @@ use std::arch::x86_64::*;
 struct Rows<'a> {
     x: &'a Rounded,
     first: usize,
+    /// First block of columns; blocks are counted from it.
+    from: usize,
 }
 
 /// See [`super::super::quantised::octet`].
-pub(in super::super) fn octet(w: &Packed, octet: usize, x: &Rounded, first: usize, out: &mut [Octet]) {
+pub(in super::super) fn octet(w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut [Octet]) {
     let blocks = x.rows() * (w.cols / w.layout.numbers());
-    assert!(first + out.len() <= x.rows() && x.cols == w.cols && x.scales.len() == blocks);
+    assert!(part.first + out.len() <= x.rows() && part.from <= part.to && x.cols == w.cols && x.scales.len() == blocks);
     assert!(x.sums.len() * w.layout.part() == x.bytes.len());
     assert!(w.layout.is_four() || x.words.len() == x.bytes.len());
-    let bytes = w.octet(octet);
+    let block = w.layout.block();
+    let bytes = &w.octet(octet)[part.from * block..part.to * block];
     // SAFETY: `Simd::detect` chose this file only after `is_available`; the lines above are what `groups` asks for.
     unsafe {
         match w.layout {
-            Layout::Eight { least: false } => groups::<EightPlain>(bytes, x, first, out),
-            Layout::Eight { least: true } => groups::<EightLeast>(bytes, x, first, out),
-            Layout::Four => groups::<Four>(bytes, x, first, out),
-            Layout::EightParts { least: false } => groups::<EightParts>(bytes, x, first, out),
-            Layout::EightParts { least: true } => groups::<EightPartsLeast>(bytes, x, first, out),
-            Layout::FourParts => groups::<FourParts>(bytes, x, first, out),
+            Layout::Eight { least: false } => groups::<EightPlain>(bytes, x, part, out),
+            Layout::Eight { least: true } => groups::<EightLeast>(bytes, x, part, out),
+            Layout::Four => groups::<Four>(bytes, x, part, out),
+            Layout::EightParts { least: false } => groups::<EightParts>(bytes, x, part, out),
+            Layout::EightParts { least: true } => groups::<EightPartsLeast>(bytes, x, part, out),
+            Layout::FourParts => groups::<FourParts>(bytes, x, part, out),
         }
     }
 }
@@ -46,18 +49,19 @@ trait Block {
 }
 
 /// # Safety
-/// The processor has AVX2, FMA and F16C; `bytes` holds the blocks of a row of `x.cols`, and `x` the rows from `first`
+/// The processor has AVX2, FMA and F16C; `bytes` holds the blocks of `part`, and `x` the rows from `first`
 /// on that `out` has, with everything rounding for this layout gives.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn groups<B: Block>(bytes: &[u8], x: &Rounded, first: usize, out: &mut [Octet]) {
+unsafe fn groups<B: Block>(bytes: &[u8], x: &Rounded, part: Part, out: &mut [Octet]) {
+    let Part { first, from, .. } = part;
     let mut r = 0;
     // SAFETY: groups stay within the rows of `out`.
     unsafe {
         while r + 4 <= out.len() {
-            group::<B, 4>(bytes, Rows { x, first: first + r }, &mut out[r..r + 4]);
+            group::<B, 4>(bytes, Rows { x, first: first + r, from }, &mut out[r..r + 4]);
             r += 4;
         }
-        let (rows, rest) = (Rows { x, first: first + r }, &mut out[r..]);
+        let (rows, rest) = (Rows { x, first: first + r, from }, &mut out[r..]);
         match rest.len() {
             3 => group::<B, 3>(bytes, rows, rest),
             2 => group::<B, 2>(bytes, rows, rest),
@@ -73,7 +77,7 @@ unsafe fn groups<B: Block>(bytes: &[u8], x: &Rounded, first: usize, out: &mut [O
 unsafe fn group<B: Block, const R: usize>(bytes: &[u8], rows: Rows<'_>, out: &mut [Octet]) {
     // SAFETY: each chunk is a whole block, and `b` counts them as the rows' blocks are counted.
     unsafe {
-        let mut acc = [_mm256_setzero_ps(); R];
+        let mut acc: [__m256; R] = std::array::from_fn(|i| _mm256_loadu_ps(out[i].as_ptr()));
         for (b, block) in bytes.chunks_exact(B::LAYOUT.block()).enumerate() {
             B::add::<R>(block.as_ptr(), rows, b, &mut acc);
         }
@@ -87,7 +91,7 @@ impl Rows<'_> {
     /// Place of block `b` of row `i`, counted in blocks of `layout`.
     #[inline(always)]
     fn block(self, layout: Layout, i: usize, b: usize) -> usize {
-        (self.first + i) * (self.x.cols / layout.numbers()) + b
+        (self.first + i) * (self.x.cols / layout.numbers()) + self.from + b
     }
 
     /// # Safety
