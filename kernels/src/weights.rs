@@ -129,6 +129,13 @@ struct Entry {
     shift: f32,
 }
 
+impl Entry {
+    fn fingerprint(&self, name: &str, hasher: &mut blake3::Hasher) {
+        let place = [self.shard, self.range.start, self.range.end].map(|n| (n as u64).to_le_bytes());
+        hasher.update(name.as_bytes()).update(place.as_flattened());
+    }
+}
+
 /// All tensors of a model, by name.
 #[derive(Default)]
 pub struct Checkpoint {
@@ -320,7 +327,7 @@ impl Checkpoint {
     }
 
     /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every
-    /// 64 MiB between of each file. The start holds all names, shapes and places.
+    /// 64 MiB between of each file. The start holds all names, shapes and places; GGUF files have their tokens there.
     pub fn fingerprint(&self, hasher: &mut blake3::Hasher) {
         for shard in &self.shards {
             let bytes = shard.bytes();
@@ -329,6 +336,9 @@ impl Checkpoint {
                 hasher.update(&bytes[start..bytes.len().min(start + SAMPLE)]);
             }
             hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+        }
+        if self.names.is_some() {
+            self.tensors.iter().for_each(|(name, entry)| entry.fingerprint(name, hasher));
         }
     }
 }

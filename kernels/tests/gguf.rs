@@ -230,8 +230,18 @@ fn what_is_wrong_is_named() {
 #[test]
 #[ignore = "GGUF_VOCABS is the folder llama.cpp/models"]
 fn tokens_are_those_of_llama_cpp() {
-    const NAMES: [&str; 9] =
-        ["llama-bpe", "llama-spm", "phi-3", "qwen2", "gpt-2", "starcoder", "refact", "command-r", "deepseek-coder"];
+    const NAMES: [&str; 10] = [
+        "llama-bpe",
+        "llama-spm",
+        "phi-3",
+        "qwen2",
+        "gpt-2",
+        "starcoder",
+        "refact",
+        "command-r",
+        "deepseek-coder",
+        "mpt",
+    ];
     let folder = PathBuf::from(std::env::var("GGUF_VOCABS").unwrap());
     for name in NAMES {
         let path = folder.join(format!("ggml-vocab-{name}.gguf"));

@@ -60,11 +60,7 @@ static KNOWN: [Split; 11] = [
     },
     Split { names: &["deepseek-v3"], patterns: &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3], ..PLAIN },
     // What llama.cpp does with files that were made before this had a name.
-    Split {
-        names: &["default", "falcon"],
-        patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-        ..PLAIN
-    },
+    Split { names: &["default"], patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], ..PLAIN },
 ];
 
 impl Split {
