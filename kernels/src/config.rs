@@ -1,6 +1,6 @@
 //! `config.json` of a Hugging Face checkpoint, in the form of transformers 4 and 5.
 
-use crate::rope::RopeScaling;
+use crate::rope::{RopePairs, RopeScaling};
 use serde::Deserialize;
 use tsnode_protocol::{ModelShape, codec::CodecError, limits};
 
@@ -40,6 +40,8 @@ pub struct ModelConfig {
     pub rope_theta: f32,
     /// Their stretch.
     pub rope_scaling: RopeScaling,
+    /// Which channels turn together; GGUF files of Llama have them next to each other.
+    pub rope_pairs: RopePairs,
     /// Whether the output head is the embedding.
     pub tied: bool,
 }
@@ -87,6 +89,8 @@ struct Raw {
     activation_function: Option<String>,
     sliding_window: Option<u32>,
     use_sliding_window: Option<bool>,
+    /// Ours, in what is made of a GGUF file's metadata.
+    tsnode_rope_pairs: Option<RopePairs>,
     do_layer_norm_before: Option<bool>,
     word_embed_proj_dim: Option<u32>,
 }
@@ -131,6 +135,7 @@ impl ModelConfig {
             norm_eps: raw.rms_norm_eps.unwrap_or(if family == Family::Opt { 1e-5 } else { 1e-6 }),
             rope_theta: theta,
             rope_scaling: rope.map_or(Ok(RopeScaling::None), scaling)?,
+            rope_pairs: raw.tsnode_rope_pairs.unwrap_or_default(),
             tied: raw.tie_word_embeddings.unwrap_or(family == Family::Opt),
         };
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;

@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod device;
 pub mod engine;
 pub mod eval;
+pub mod gguf;
 pub mod int4;
 mod linear;
 mod models;

@@ -1,6 +1,17 @@
-//! Rotary position embedding, in the form Hugging Face checkpoints are stored for: channel `i` turns with `i + d/2`.
+//! Rotary position embedding, in the two forms checkpoints are stored for.
 
 use serde::{Deserialize, Serialize};
+
+/// Which channels of a head turn together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RopePairs {
+    /// Channel `i` with `i + d/2`: Hugging Face's checkpoints.
+    #[default]
+    Halves,
+    /// Channel `2i` with `2i + 1`: Llama in GGUF files.
+    Neighbours,
+}
 
 /// How frequencies are stretched beyond the context a model was first trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +50,15 @@ impl Rope {
         Self { frequencies: (0..dim / 2).map(|i| scale(base(i), scaling)).collect() }
     }
 
+    /// The same, each frequency divided by its factor.
+    #[must_use]
+    pub fn divided(mut self, factors: &[f32]) -> Self {
+        for (frequency, factor) in self.frequencies.iter_mut().zip(factors) {
+            *frequency /= factor;
+        }
+        self
+    }
+
     /// Cosines and sines at `position`, each `dim / 2` numbers.
     pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
@@ -68,9 +88,23 @@ fn scale(frequency: f32, scaling: RopeScaling) -> f32 {
 }
 
 /// Turns one head's channels.
-pub fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (first, second) = head.split_at_mut(cos.len());
-    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+pub fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], pairs: RopePairs) {
+    match pairs {
+        RopePairs::Halves => {
+            let (first, second) = head.split_at_mut(cos.len());
+            for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                (*a, *b) = turned(*a, *b, *cos, *sin);
+            }
+        }
+        RopePairs::Neighbours => {
+            for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                (pair[0], pair[1]) = turned(pair[0], pair[1], *cos, *sin);
+            }
+        }
     }
+}
+
+/// The point `(a, b)`, turned.
+fn turned(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
+    (a * cos - b * sin, b * cos + a * sin)
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     config::{ConfigError, ModelConfig},
+    gguf,
     models::{self, Stage},
     weights::{Checkpoint, WeightsError},
 };
@@ -34,9 +35,23 @@ pub enum SourceError {
     /// Nothing is there.
     #[error("{0}: no such file or folder")]
     Absent(PathBuf),
-    /// Neither a folder nor a safetensors file.
-    #[error("{0}: a model is a folder with config.json, tokenizer.json and *.safetensors, or its model.safetensors")]
+    /// Neither a folder nor a file that is read.
+    #[error(
+        "{0}: a model is a folder with config.json, tokenizer.json and *.safetensors, its model.safetensors, \
+         or a .gguf file"
+    )]
     NotAModel(PathBuf),
+    /// A folder with more than one model.
+    #[error("{folder}: there is no config.json, but {} GGUF models ({}): name one of them", .models.len(), .models.join(", "))]
+    Several {
+        /// Which.
+        folder: PathBuf,
+        /// Their files.
+        models: Vec<String>,
+    },
+    /// A GGUF file cannot be used; the error names it.
+    #[error(transparent)]
+    Gguf(WeightsError),
     /// A small file is missing or cannot be read.
     #[error("{path}: {error}")]
     File {
@@ -109,7 +124,7 @@ impl ModelSource {
         Self::assemble(EMBEDDED_NAME, &path, files, checkpoint)
     }
 
-    /// The model in a folder, or the one a safetensors file in a folder belongs to.
+    /// The model in a folder, the one a safetensors file in a folder belongs to, or the one in a GGUF file.
     ///
     /// # Errors
     /// When a part is missing, broken, or of an architecture that is not written.
@@ -117,22 +132,40 @@ impl ModelSource {
         if !path.exists() {
             return Err(SourceError::Absent(path.to_owned()));
         }
-        let weights = |error| SourceError::Weights { path: path.to_owned(), error };
-        let (folder, checkpoint): (&Path, _) = if path.is_dir() {
-            (path, None)
-        } else if path.extension().is_some_and(|e| e == "safetensors") {
-            (path.parent().unwrap_or(Path::new(".")), Some(Checkpoint::open_file(path).map_err(weights)?))
-        } else {
-            return Err(SourceError::NotAModel(path.to_owned()));
-        };
+        if path.is_dir() {
+            return match sole_gguf(path)? {
+                Some(file) => Self::open_gguf(&file),
+                None => Self::open_folder(path, path, Checkpoint::open),
+            };
+        }
+        if gguf::is_gguf(path) {
+            return Self::open_gguf(path);
+        }
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            return Self::open_folder(path, folder, |_| Checkpoint::open_file(path));
+        }
+        Err(SourceError::NotAModel(path.to_owned()))
+    }
+
+    fn open_folder(
+        path: &Path,
+        folder: &Path,
+        checkpoint: impl FnOnce(&Path) -> Result<Checkpoint, WeightsError>,
+    ) -> Result<Self, SourceError> {
         let files = read_small(folder)?;
-        let checkpoint = match checkpoint {
-            Some(checkpoint) => checkpoint,
-            None => Checkpoint::open(folder).map_err(weights)?,
-        };
+        let checkpoint = checkpoint(folder).map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
         let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let name = full.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
         Self::assemble(&name, path, files, checkpoint)
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, SourceError> {
+        let gguf::Opened { checkpoint, files } = gguf::open(path).map_err(SourceError::Gguf)?;
+        for (name, bytes) in &files {
+            refuse_large(&path.join(name), bytes.len() as u64)?;
+        }
+        Self::assemble(&gguf::model_name(path), path, files, checkpoint)
     }
 
     fn assemble(
@@ -195,13 +228,29 @@ fn read_small(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
             Err(error) if i < 2 => return Err(SourceError::File { path, error }),
             Err(_) => continue,
         };
-        if metadata.len() > limits::MODEL_FILE_BYTES as u64 {
-            return Err(SourceError::TooLarge { path, bytes: metadata.len(), limit: limits::MODEL_FILE_BYTES });
-        }
+        refuse_large(&path, metadata.len())?;
         let bytes = std::fs::read(&path).map_err(|error| SourceError::File { path, error })?;
         files.insert(name.to_owned(), bytes);
     }
     Ok(files)
+}
+
+fn refuse_large(path: &Path, bytes: u64) -> Result<(), SourceError> {
+    let limit = limits::MODEL_FILE_BYTES;
+    if bytes > limit as u64 { Err(SourceError::TooLarge { path: path.to_owned(), bytes, limit }) } else { Ok(()) }
+}
+
+/// The GGUF model of a folder that is no Hugging Face folder.
+fn sole_gguf(folder: &Path) -> Result<Option<PathBuf>, SourceError> {
+    if folder.join(SMALL_FILES[0]).exists() {
+        return Ok(None);
+    }
+    let mut models = gguf::models_in(folder);
+    if models.len() > 1 {
+        let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return Err(SourceError::Several { folder: folder.to_owned(), models: models.iter().map(name).collect() });
+    }
+    Ok(models.pop())
 }
 
 /// A hash over configuration, tokenizer and a sample of the weights ([`Checkpoint::fingerprint`]).

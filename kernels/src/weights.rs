@@ -1,7 +1,8 @@
-//! Checkpoints: safetensors files, mapped into memory and used as they lie there.
+//! Checkpoints: safetensors and GGUF files, mapped into memory and used as they lie there.
 
 use crate::{
     cpu::{Dtype, Matrix},
+    gguf::{Architecture, GgufError},
     quant::{Blocks, QuantType},
 };
 use safetensors::SafeTensors;
@@ -38,6 +39,14 @@ pub enum WeightsError {
         /// What was found.
         error: String,
     },
+    /// A GGUF file cannot be used.
+    #[error("{path}: {error}")]
+    Gguf {
+        /// Which.
+        path: PathBuf,
+        /// What was found.
+        error: GgufError,
+    },
     /// A tensor the model needs is not there.
     #[error("tensor {0} is missing: the weights are of another model, or a file is missing")]
     Missing(String),
@@ -52,7 +61,7 @@ pub enum WeightsError {
         expected: Vec<usize>,
     },
     /// A tensor is stored in a form that is not read.
-    #[error("tensor {name} is stored as {found}; F32, F16 and BF16 are read")]
+    #[error("tensor {name} is stored as {found}; of safetensors, F32, F16 and BF16 are read")]
     Dtype {
         /// Which.
         name: String,
@@ -70,14 +79,26 @@ pub enum Stored {
     Quantised(QuantType),
 }
 
+/// A file's bytes.
 #[derive(Clone)]
-enum Storage {
+pub(crate) enum Storage {
     Map(Arc<memmap2::Mmap>),
     Static(&'static [u8]),
 }
 
 impl Storage {
-    fn bytes(&self) -> &[u8] {
+    /// Maps a file.
+    pub(crate) fn map(path: &Path) -> Result<Self, WeightsError> {
+        let io = |error| WeightsError::Io { path: path.to_owned(), error };
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with
+        // SIGBUS, as with any program that maps its data; weights are not files people edit.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Ok(Self::Map(Arc::new(map)))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Map(map) => map,
             Self::Static(bytes) => bytes,
@@ -85,17 +106,43 @@ impl Storage {
     }
 }
 
+/// A tensor of a file.
+pub(crate) struct Part {
+    /// What models call it.
+    pub name: String,
+    /// Its sizes, outermost first.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored.
+    pub stored: Stored,
+    /// Where they lie.
+    pub range: Range<usize>,
+    /// What is added to each.
+    pub shift: f32,
+}
+
 struct Entry {
     shard: usize,
-    dtype: safetensors::Dtype,
+    /// `Err` has the name of a form that is not read.
+    stored: Result<Stored, String>,
     shape: Vec<usize>,
     range: Range<usize>,
+    shift: f32,
+}
+
+impl Entry {
+    fn fingerprint(&self, name: &str, hasher: &mut blake3::Hasher) {
+        let place = [self.shard, self.range.start, self.range.end].map(|n| (n as u64).to_le_bytes());
+        hasher.update(name.as_bytes()).update(place.as_flattened());
+    }
 }
 
 /// All tensors of a model, by name.
+#[derive(Default)]
 pub struct Checkpoint {
     shards: Vec<Storage>,
     tensors: BTreeMap<String, Entry>,
+    /// Gives tensors the names they have in the file, where those are others.
+    names: Option<&'static Architecture>,
 }
 
 /// A matrix of a checkpoint, kept alive by it.
@@ -154,7 +201,7 @@ impl Checkpoint {
     /// # Errors
     /// When the bytes are no safetensors file.
     pub fn embedded(bytes: &'static [u8]) -> Result<Self, WeightsError> {
-        let mut checkpoint = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self::default();
         checkpoint.add(Storage::Static(bytes), "embedded model")?;
         Ok(checkpoint)
     }
@@ -166,10 +213,10 @@ impl Checkpoint {
     pub fn open(folder: &Path) -> Result<Self, WeightsError> {
         let index = folder.join("model.safetensors.index.json");
         let names = if index.exists() { shard_names(&index)? } else { vec!["model.safetensors".to_owned()] };
-        let mut checkpoint = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self::default();
         for name in names {
             let path = folder.join(&name);
-            checkpoint.add(map(&path)?, &path.display().to_string())?;
+            checkpoint.add(Storage::map(&path)?, &path.display().to_string())?;
         }
         Ok(checkpoint)
     }
@@ -179,8 +226,8 @@ impl Checkpoint {
     /// # Errors
     /// When it is missing, unreadable or broken.
     pub fn open_file(path: &Path) -> Result<Self, WeightsError> {
-        let mut checkpoint = Self { shards: Vec::new(), tensors: BTreeMap::new() };
-        checkpoint.add(map(path)?, &path.display().to_string())?;
+        let mut checkpoint = Self::default();
+        checkpoint.add(Storage::map(path)?, &path.display().to_string())?;
         Ok(checkpoint)
     }
 
@@ -193,18 +240,49 @@ impl Checkpoint {
         let parsed = SafeTensors::deserialize(bytes).map_err(broken)?;
         let shard = self.shards.len();
         for (name, view) in parsed.iter() {
+            // Where the data lie: both pointers are into the same bytes.
             let start = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
             let entry = Entry {
                 shard,
-                dtype: view.dtype(),
+                stored: dense(view.dtype()),
                 shape: view.shape().to_vec(),
                 range: start..start + view.data().len(),
+                shift: 0.0,
             };
             self.tensors.insert(name.to_owned(), entry);
         }
         drop(parsed);
         self.shards.push(storage);
         Ok(())
+    }
+
+    /// A checkpoint for the tensors of GGUF files.
+    pub(crate) fn of_gguf(names: &'static Architecture) -> Self {
+        Self { names: Some(names), ..Self::default() }
+    }
+
+    /// Adds a file and its tensors.
+    ///
+    /// # Errors
+    /// With the name of a tensor that is there already.
+    pub(crate) fn add_parts(&mut self, storage: Storage, parts: Vec<Part>) -> Result<(), String> {
+        let shard = self.shards.len();
+        self.shards.push(storage);
+        for Part { name, shape, stored, range, shift } in parts {
+            if self.has(&name) {
+                return Err(self.called(&name));
+            }
+            self.tensors.insert(name, Entry { shard, stored: Ok(stored), shape, range, shift });
+        }
+        Ok(())
+    }
+
+    /// A tensor's name, and the one the file has for it.
+    fn called(&self, name: &str) -> String {
+        match self.names.and_then(|names| names.in_file(name)) {
+            Some(other) => format!("{other} ({name})"),
+            None => name.to_owned(),
+        }
     }
 
     /// Whether there is a tensor of that name.
@@ -229,26 +307,27 @@ impl Checkpoint {
         let tensor = self.tensor(name, &[len], 1, len)?;
         let mut out = vec![0.0; len];
         tensor.widen_row(0, &mut out);
+        let shift = self.tensors.get(name).map_or(0.0, |entry| entry.shift);
+        if shift != 0.0 {
+            out.iter_mut().for_each(|number| *number += shift);
+        }
         Ok(out)
     }
 
     fn tensor(&self, name: &str, expected: &[usize], rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
-        let entry = self.tensors.get(name).ok_or_else(|| WeightsError::Missing(name.to_owned()))?;
+        let missing = || WeightsError::Missing(self.called(name));
+        let entry = self.tensors.get(name).ok_or_else(missing)?;
         if entry.shape != expected {
             let (found, expected) = (entry.shape.clone(), expected.to_vec());
-            return Err(WeightsError::Shape { name: name.to_owned(), found, expected });
+            return Err(WeightsError::Shape { name: self.called(name), found, expected });
         }
-        let stored = Stored::Dense(match entry.dtype {
-            safetensors::Dtype::F32 => Dtype::F32,
-            safetensors::Dtype::F16 => Dtype::F16,
-            safetensors::Dtype::BF16 => Dtype::Bf16,
-            other => return Err(WeightsError::Dtype { name: name.to_owned(), found: format!("{other:?}") }),
-        });
+        let unread = |found: String| WeightsError::Dtype { name: self.called(name), found };
+        let stored = entry.stored.clone().map_err(unread)?;
         Ok(Tensor { storage: self.shards[entry.shard].clone(), range: entry.range.clone(), stored, rows, cols })
     }
 
     /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every
-    /// 64 MiB between of each file. The start holds all names, shapes and places.
+    /// 64 MiB between of each file. The start holds all names, shapes and places; GGUF files have their tokens there.
     pub fn fingerprint(&self, hasher: &mut blake3::Hasher) {
         for shard in &self.shards {
             let bytes = shard.bytes();
@@ -258,7 +337,20 @@ impl Checkpoint {
             }
             hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
         }
+        if self.names.is_some() {
+            self.tensors.iter().for_each(|(name, entry)| entry.fingerprint(name, hasher));
+        }
     }
+}
+
+/// How safetensors files store numbers; `Err` has the name of a form that is not read.
+fn dense(dtype: safetensors::Dtype) -> Result<Stored, String> {
+    Ok(Stored::Dense(match dtype {
+        safetensors::Dtype::F32 => Dtype::F32,
+        safetensors::Dtype::F16 => Dtype::F16,
+        safetensors::Dtype::BF16 => Dtype::Bf16,
+        other => return Err(format!("{other:?}")),
+    }))
 }
 
 fn shard_names(index: &Path) -> Result<Vec<String>, WeightsError> {
@@ -272,14 +364,4 @@ fn shard_names(index: &Path) -> Result<Vec<String>, WeightsError> {
         return Err(broken("too many files, or a file name with a folder in it".into()));
     }
     Ok(names.into_iter().collect())
-}
-
-fn map(path: &Path) -> Result<Storage, WeightsError> {
-    let io = |error| WeightsError::Io { path: path.to_owned(), error };
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with SIGBUS,
-    // as with any program that maps its data; weights are not files people edit.
-    #[allow(unsafe_code)]
-    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-    Ok(Storage::Map(Arc::new(map)))
 }

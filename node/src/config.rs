@@ -35,7 +35,7 @@ pub const KNOBS: [Knob; 21] = [
         "0.0.0.0:7447",
         "Where peers connect: TCP and UDP, and the next UDP port for data; port 0 takes any",
     ),
-    knob("model", "", "Model to serve: a folder or a safetensors file [default: the embedded one]"),
+    knob("model", "", "Model to serve: a folder, a safetensors or a GGUF file [default: the embedded one]"),
     knob("no-model", "false", "Serve no model: a gateway only"),
     knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
     knob("private", "false", "Start a new swarm with a secret"),

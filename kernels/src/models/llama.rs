@@ -5,6 +5,7 @@ use crate::{
     config::ModelConfig,
     cpu::Cpu,
     engine::Attend,
+    gguf::ROPE_FACTORS,
     linear::Weight,
     rope::{Rope, turn},
     weights::{Checkpoint, Tensor, WeightsError},
@@ -74,7 +75,7 @@ impl Llama {
             embed: if range.start == 0 { Some(embed()?) } else { None },
             layers: range.iter().map(|i| Layer::load(c, checkpoint, i)).collect::<Result<_, _>>()?,
             head,
-            rope: Rope::new(c.head_dim, c.rope_theta, c.rope_scaling),
+            rope: rope(c, checkpoint)?,
             config: config.clone(),
             scratch: Scratch::default(),
         })
@@ -121,8 +122,8 @@ impl Layer {
         self.query.forward(cpu, normed, q);
         self.key.forward(cpu, normed, k);
         self.value.forward(cpu, normed, v);
-        turn_rows(q, c.heads * c.head_dim, c.head_dim, &s.cos, &s.sin);
-        turn_rows(k, c.kv_heads * c.head_dim, c.head_dim, &s.cos, &s.sin);
+        turn_rows(q, c, c.heads, &s.cos, &s.sin);
+        turn_rows(k, c, c.kv_heads, &s.cos, &s.sin);
         let mixed = sized(&mut s.mixed, q.len());
         attend.attend(cpu, index, q, k, v, mixed);
         let out = sized(&mut s.out, hidden.len());
@@ -198,11 +199,20 @@ impl Stage for Llama {
 }
 
 /// Turns every head of every row by the row's angles.
-fn turn_rows(x: &mut [f32], width: usize, head_dim: usize, cos: &[f32], sin: &[f32]) {
-    let half = head_dim / 2;
-    for (row, x) in x.chunks_exact_mut(width).enumerate() {
-        for head in x.chunks_exact_mut(head_dim) {
-            turn(head, &cos[row * half..][..half], &sin[row * half..][..half]);
+fn turn_rows(x: &mut [f32], c: &ModelConfig, heads: usize, cos: &[f32], sin: &[f32]) {
+    let half = c.head_dim / 2;
+    for (row, x) in x.chunks_exact_mut(heads * c.head_dim).enumerate() {
+        for head in x.chunks_exact_mut(c.head_dim) {
+            turn(head, &cos[row * half..][..half], &sin[row * half..][..half], c.rope_pairs);
         }
     }
+}
+
+/// The model's frequencies; GGUF files have Llama 3's stretch as a factor for each.
+fn rope(c: &ModelConfig, checkpoint: &Checkpoint) -> Result<Rope, WeightsError> {
+    let rope = Rope::new(c.head_dim, c.rope_theta, c.rope_scaling);
+    if !checkpoint.has(ROPE_FACTORS) {
+        return Ok(rope);
+    }
+    Ok(rope.divided(&checkpoint.vector(ROPE_FACTORS, c.head_dim / 2)?))
 }

@@ -1,0 +1,171 @@
+//! Architectures by llama.cpp's names, and what it and Hugging Face call the same tensors.
+
+use super::{GgufError, Metadata};
+
+/// What is different from architecture to architecture.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Architecture {
+    /// `general.architecture`.
+    pub name: &'static str,
+    /// `model_type` of config.json.
+    pub model_type: &'static str,
+    /// How the MLP's gate bends.
+    pub activation: &'static str,
+    /// Whether rows of queries and keys were put in an order where channel `2i` turns with `2i + 1`.
+    pub neighbours: bool,
+    /// What was added to norm weights when the file was made.
+    pub norm_shift: f32,
+    /// Parts of a layer that are called otherwise than in [`COMMON`].
+    parts: &'static [Named],
+}
+
+/// A part's name in GGUF and in Hugging Face's files.
+type Named = (&'static str, &'static str);
+
+/// Parts of a layer that all have in common, where they have them.
+const COMMON: [Named; 12] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+];
+/// Parts whose biases models here know.
+const BIASED: [&str; 3] = ["attn_q", "attn_k", "attn_v"];
+/// Tensors outside layers.
+const OUTSIDE: [Named; 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output.weight", "lm_head.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+];
+/// What each frequency is divided by (Llama 3), under llama.cpp's name.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// The same for long and short texts (Phi 3).
+pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
+pub(super) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
+/// Norms before and after both halves of a layer.
+const FOUR_NORMS: &[Named] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+const LLAMA: Architecture = Architecture {
+    name: "llama",
+    model_type: "llama",
+    activation: "silu",
+    neighbours: true,
+    norm_shift: 0.0,
+    parts: &[],
+};
+const GEMMA: Architecture = Architecture {
+    name: "gemma",
+    model_type: "gemma",
+    activation: "gelu_pytorch_tanh",
+    neighbours: false,
+    norm_shift: 1.0,
+    parts: &[],
+};
+
+/// All that are known; whether their forward pass is written, `ModelConfig` says.
+const ALL: [Architecture; 7] = [
+    LLAMA,
+    Architecture { name: "qwen2", model_type: "qwen2", neighbours: false, ..LLAMA },
+    Architecture { name: "qwen3", model_type: "qwen3", neighbours: false, ..LLAMA },
+    Architecture {
+        name: "phi3",
+        model_type: "phi3",
+        neighbours: false,
+        parts: &[("ffn_up", "mlp.gate_up_proj")],
+        ..LLAMA
+    },
+    GEMMA,
+    Architecture { name: "gemma2", model_type: "gemma2", parts: FOUR_NORMS, ..GEMMA },
+    Architecture { name: "gemma3", model_type: "gemma3_text", parts: FOUR_NORMS, ..GEMMA },
+];
+
+impl Architecture {
+    /// The one a file names.
+    pub(super) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
+        const KEY: &str = "general.architecture";
+        static KNOWN: [Architecture; 7] = ALL;
+        let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
+        let names = || KNOWN.iter().map(|a| a.name).collect::<Vec<_>>().join(", ");
+        KNOWN.iter().find(|a| a.name == name).ok_or_else(|| GgufError::Unsupported {
+            key: KEY.to_owned(),
+            value: name.chars().take(64).collect(),
+            supported: format!("{} are", names()),
+        })
+    }
+
+    /// What Hugging Face's files call a tensor; `None` for one that would change what is computed, and nobody reads.
+    pub(super) fn hugging_face(&self, name: &str) -> Option<String> {
+        if let Some((_, theirs)) = OUTSIDE.iter().find(|(ours, _)| *ours == name) {
+            return Some((*theirs).to_owned());
+        }
+        let factors = match name {
+            ROPE_FACTORS => self.name == "llama",
+            LONG_FACTORS | SHORT_FACTORS => self.name == "phi3",
+            _ => false,
+        };
+        if factors {
+            return Some(name.to_owned());
+        }
+        let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+        let layer: u32 = layer.parse().ok()?;
+        let (part, kind) = part.rsplit_once('.')?;
+        if kind != "weight" && (kind != "bias" || !BIASED.contains(&part)) {
+            return None;
+        }
+        let (_, theirs) = self.parts.iter().chain(&COMMON).find(|(ours, _)| *ours == part)?;
+        Some(format!("model.layers.{layer}.{theirs}.{kind}"))
+    }
+
+    /// What the file calls a tensor, for people who look for it there.
+    pub(crate) fn in_file(&self, name: &str) -> Option<String> {
+        if let Some((ours, _)) = OUTSIDE.iter().find(|(_, theirs)| *theirs == name) {
+            return Some((*ours).to_owned());
+        }
+        let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let (part, kind) = part.rsplit_once('.')?;
+        let (ours, _) = self.parts.iter().chain(&COMMON).find(|(_, theirs)| *theirs == part)?;
+        Some(format!("blk.{layer}.{ours}.{kind}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_has_one_name_here_and_one_there() {
+        for architecture in &ALL {
+            for (part, _) in architecture.parts.iter().chain(&COMMON) {
+                let name = format!("blk.7.{part}.weight");
+                let theirs = architecture.hugging_face(&name).unwrap();
+                assert_eq!(architecture.in_file(&theirs).unwrap(), name, "{} {theirs}", architecture.name);
+            }
+        }
+        let (llama, gemma) = (&ALL[0], &ALL[5]);
+        let theirs = llama.hugging_face("blk.0.ffn_norm.weight");
+        assert_eq!(theirs.as_deref(), Some("model.layers.0.post_attention_layernorm.weight"));
+        let theirs = gemma.hugging_face("blk.0.ffn_norm.weight");
+        assert_eq!(theirs.as_deref(), Some("model.layers.0.pre_feedforward_layernorm.weight"));
+    }
+
+    #[test]
+    fn what_nobody_reads_has_no_name() {
+        for name in ["blk.0.attn_output.bias", "blk.0.ffn_gate_exps.weight", "blk.x.attn_q.weight", "mm.0.weight", ""] {
+            assert_eq!(ALL[0].hugging_face(name), None, "{name}");
+        }
+        assert_eq!(ALL[1].hugging_face(ROPE_FACTORS), None, "only Llama's forward pass divides by them");
+    }
+}

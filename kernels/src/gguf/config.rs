@@ -1,0 +1,211 @@
+//! config.json from metadata and shapes. Whether such a model can be run, `ModelConfig` decides, as for any folder.
+
+use super::{
+    GgufError, Metadata,
+    architecture::{Architecture, LONG_FACTORS, SHORT_FACTORS},
+    model::Shapes,
+    tokenizer::special::Special,
+};
+use serde::Serialize;
+
+/// What is written, under Hugging Face's names.
+#[derive(Serialize)]
+struct Config {
+    model_type: &'static str,
+    num_hidden_layers: u32,
+    hidden_size: u32,
+    intermediate_size: u32,
+    num_attention_heads: u32,
+    num_key_value_heads: u32,
+    head_dim: u32,
+    vocab_size: u32,
+    max_position_embeddings: u32,
+    rms_norm_eps: f32,
+    rope_theta: f32,
+    tie_word_embeddings: bool,
+    hidden_act: &'static str,
+    hidden_activation: &'static str,
+    #[serde(flatten)]
+    optional: Optional,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bos_token_id: Option<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    eos_token_id: Vec<u32>,
+    /// Ours: see `ModelConfig::rope_pairs`.
+    tsnode_rope_pairs: &'static str,
+}
+
+/// What not every model has.
+#[derive(Serialize, Default)]
+struct Optional {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rope_scaling: Option<Scaling>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partial_rotary_factor: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sliding_window: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sliding_window_pattern: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rope_local_base_freq: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attn_logit_softcapping: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    final_logit_softcapping: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query_pre_attn_scalar: Option<f32>,
+}
+
+#[derive(Serialize)]
+struct Scaling {
+    rope_type: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factor: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long_factor: Option<Vec<f32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    short_factor: Option<Vec<f32>>,
+}
+
+/// Metadata of one architecture: keys begin with its name.
+struct Keys<'m, 'a> {
+    metadata: &'m Metadata<'a>,
+    architecture: &'static Architecture,
+}
+
+impl Keys<'_, '_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture.name)
+    }
+
+    fn count(&self, key: &str) -> Result<Option<u32>, GgufError> {
+        self.metadata.count(&self.key(key))
+    }
+
+    fn needed(&self, key: &str) -> Result<u32, GgufError> {
+        self.count(key)?.ok_or_else(|| GgufError::Missing(self.key(key)))
+    }
+
+    fn real(&self, key: &str) -> Result<Option<f32>, GgufError> {
+        Ok(self.metadata.real(&self.key(key))?.map(|number| number as f32))
+    }
+
+    fn needed_real(&self, key: &str) -> Result<f32, GgufError> {
+        self.real(key)?.ok_or_else(|| GgufError::Missing(self.key(key)))
+    }
+
+    fn refuse(&self, key: &str, value: impl ToString, supported: &str) -> Result<(), GgufError> {
+        Err(GgufError::Unsupported { key: self.key(key), value: value.to_string(), supported: supported.to_owned() })
+    }
+}
+
+/// The file's bytes.
+pub(super) fn json(
+    metadata: &Metadata<'_>,
+    architecture: &'static Architecture,
+    shapes: &Shapes<'_, '_>,
+    special: &Special,
+) -> Result<Vec<u8>, GgufError> {
+    let keys = Keys { metadata, architecture };
+    let heads = keys.needed("attention.head_count")?;
+    let hidden = keys.needed("embedding_length")?;
+    let head_dim = match keys.count("attention.key_length")? {
+        Some(width) => width,
+        None => hidden / heads.max(1),
+    };
+    refuse_variants(&keys, head_dim)?;
+    let pairs = if architecture.neighbours { "neighbours" } else { "halves" };
+    let config = Config {
+        model_type: architecture.model_type,
+        num_hidden_layers: keys.needed("block_count")?,
+        hidden_size: hidden,
+        intermediate_size: keys.needed("feed_forward_length")?,
+        num_attention_heads: heads,
+        num_key_value_heads: keys.count("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        vocab_size: shapes.rows("token_embd.weight")?,
+        max_position_embeddings: keys.needed("context_length")?,
+        rms_norm_eps: keys.needed_real("attention.layer_norm_rms_epsilon")?,
+        rope_theta: keys.real("rope.freq_base")?.unwrap_or(10_000.0),
+        tie_word_embeddings: !shapes.has("output.weight"),
+        hidden_act: architecture.activation,
+        hidden_activation: architecture.activation,
+        optional: optional(&keys, shapes, head_dim)?,
+        bos_token_id: special.bos,
+        eos_token_id: special.ends.clone(),
+        tsnode_rope_pairs: pairs,
+    };
+    serde_json::to_vec_pretty(&config).map_err(|e| GgufError::Tokenizer(e.to_string()))
+}
+
+/// What config.json has no words for.
+fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> {
+    if let Some(experts) = keys.count("expert_count")?.filter(|n| *n > 0) {
+        keys.refuse("expert_count", experts, "mixtures of experts are not read")?;
+    }
+    if let Some(width) = keys.count("attention.value_length")?.filter(|n| *n != head_dim) {
+        keys.refuse("attention.value_length", width, "values as wide as keys are")?;
+    }
+    let unusual = |scale: &f32| (scale * scale * head_dim as f32 - 1.0).abs() > 1e-3;
+    if let Some(scale) = keys.real("attention.scale")?.filter(unusual) {
+        keys.refuse("attention.scale", scale, "one by the root of the head's width is")?;
+    }
+    Ok(())
+}
+
+fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Result<Optional, GgufError> {
+    let turned = keys.count("rope.dimension_count")?.filter(|n| *n != head_dim && head_dim > 0);
+    let common = Optional {
+        rope_scaling: scaling(keys, shapes)?,
+        original_max_position_embeddings: keys.count("rope.scaling.original_context_length")?,
+        partial_rotary_factor: turned.map(|n| n as f32 / head_dim as f32),
+        sliding_window: keys.count("attention.sliding_window")?.filter(|n| *n > 0),
+        attn_logit_softcapping: keys.real("attn_logit_softcapping")?,
+        final_logit_softcapping: keys.real("final_logit_softcapping")?,
+        ..Optional::default()
+    };
+    gemma(keys, common, head_dim)
+}
+
+/// What Gemma's files leave out, as llama.cpp fills it in.
+fn gemma(keys: &Keys<'_, '_>, mut o: Optional, head_dim: u32) -> Result<Optional, GgufError> {
+    // Only the two 27B models divide scores by another root than that of the head's width.
+    let large = match keys.architecture.name {
+        "gemma2" => 46,
+        "gemma3" => 62,
+        _ => return Ok(o),
+    };
+    let (hidden, heads) = (keys.needed("embedding_length")?, keys.needed("attention.head_count")?.max(1));
+    let wide = keys.needed("block_count")? == large;
+    o.query_pre_attn_scalar = Some(if wide { (hidden / heads) as f32 } else { head_dim as f32 });
+    if keys.architecture.name == "gemma2" {
+        o.sliding_window = o.sliding_window.or(Some(4096));
+        o.attn_logit_softcapping = o.attn_logit_softcapping.or(Some(50.0));
+        o.final_logit_softcapping = o.final_logit_softcapping.or(Some(30.0));
+    } else {
+        o.sliding_window_pattern = Some(6);
+        o.rope_local_base_freq = Some(keys.real("rope.freq_base_swa")?.unwrap_or(10_000.0));
+    }
+    Ok(o)
+}
+
+fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scaling>, GgufError> {
+    let stated = keys.metadata.text(&keys.key("rope.scaling.type"))?.filter(|kind| *kind != "none");
+    let (long_factor, short_factor) = (shapes.numbers(LONG_FACTORS)?, shapes.numbers(SHORT_FACTORS)?);
+    // Phi 3's converter writes the factors and not always the type.
+    let kind = stated.or(long_factor.as_ref().map(|_| "longrope"));
+    let old = keys.real("rope.scale_linear")?.filter(|factor| *factor != 1.0);
+    let factor = keys.real("rope.scaling.factor")?.or(old);
+    let Some(kind) = kind.or(old.map(|_| "linear")) else { return Ok(None) };
+    Ok(Some(Scaling {
+        rope_type: kind.chars().take(64).collect(),
+        factor,
+        original_max_position_embeddings: keys.count("rope.scaling.original_context_length")?,
+        long_factor,
+        short_factor,
+    }))
+}

@@ -1,0 +1,262 @@
+//! GGUF files against the folders they were made of: the same logits, the same tokens, the same small files.
+#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+
+mod gguf_writer;
+
+use gguf_writer::{Form, Writer, convert};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+use tsnode_kernels::{
+    engine::{Engine, EngineConfig, Input, Output, Slice},
+    gguf::Gguf,
+    source::ModelSource,
+};
+use tsnode_protocol::{KvDtype, RequestId, Token};
+
+/// Between logits of F32 weights and Hugging Face's.
+const TOLERANCE: f32 = 1e-3;
+
+fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name)
+}
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny")
+}
+
+/// Opens a model as a file would be opened.
+fn opened(writer: &Writer) -> ModelSource {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, writer.bytes()).unwrap();
+    ModelSource::open(&path).unwrap()
+}
+
+fn logits(source: &ModelSource, tokens: &[u32]) -> Vec<f32> {
+    let mut engine = Engine::new(EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 }).unwrap();
+    let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
+    let request = RequestId([1; 16]);
+    engine.admit(stage, request, tokens.len() as u32).unwrap();
+    let tokens: Vec<Token> = tokens.iter().copied().map(Token).collect();
+    let rows: Vec<usize> = (0..tokens.len()).collect();
+    let slice = [Slice { request, start: 0, len: tokens.len() as u32 }];
+    engine.forward(stage, &slice, Input::Tokens(&tokens), Output::Logits { rows: &rows }).unwrap().to_vec()
+}
+
+fn furthest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[derive(Deserialize)]
+struct Cases {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: Vec<u32>,
+    logits: BTreeMap<String, Vec<f32>>,
+}
+
+#[test]
+fn logits_agree_with_transformers() {
+    for name in ["llama-gqa", "llama3-rope", "qwen2-bias"] {
+        for form in [Form::F32, Form::F16] {
+            let source = opened(&convert(&reference(name), form, "gpt-2"));
+            let text = std::fs::read(reference(name).join("cases.json")).unwrap();
+            for case in serde_json::from_slice::<Cases>(&text).unwrap().cases {
+                let logits = logits(&source, &case.prompt);
+                let vocab = logits.len() / case.prompt.len();
+                for (at, expected) in &case.logits {
+                    let off = furthest(&logits[at.parse::<usize>().unwrap() * vocab..][..vocab], expected);
+                    assert!(off <= TOLERANCE, "{name} in {form:?}, position {at}: off by {off}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_compute_what_their_numbers_do() {
+    for name in ["llama-gqa", "llama3-rope", "qwen2-bias"] {
+        let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
+        let quantised = opened(&convert(&reference(name), Form::Q8, "gpt-2"));
+        let widened = opened(&convert(&reference(name), Form::WidenedQ8, "gpt-2"));
+        let off = furthest(&logits(&quantised, &tokens), &logits(&widened, &tokens));
+        assert!(off <= TOLERANCE, "{name}: off by {off}");
+    }
+}
+
+#[test]
+fn the_embedded_model_is_the_same_in_a_file() {
+    let (source, folder) = (opened(&convert(&tiny(), Form::F32, "gpt-2")), ModelSource::open(&tiny()).unwrap());
+    let tokens: Vec<u32> = (0..120).map(|i| i * 131 % 4096).collect();
+    let off = furthest(&logits(&source, &tokens), &logits(&folder, &tokens));
+    assert!(off <= TOLERANCE, "off by {off}");
+    let shape = |source: &ModelSource| source.card().shape;
+    assert_eq!((shape(&source).layers, shape(&source).vocab), (shape(&folder).layers, shape(&folder).vocab));
+    let json = |source: &ModelSource, name: &str| -> serde_json::Value {
+        serde_json::from_slice(source.file(name).unwrap()).unwrap()
+    };
+    for key in ["bos_token", "eos_token", "add_bos_token", "chat_template"] {
+        let name = "tokenizer_config.json";
+        assert_eq!(json(&source, name)[key], json(&folder, name)[key], "{key}");
+    }
+    assert_eq!(json(&source, "generation_config.json")["eos_token_id"], serde_json::json!([1]));
+}
+
+#[test]
+fn texts_become_the_same_tokens() {
+    let source = opened(&convert(&tiny(), Form::F16, "gpt-2"));
+    let ours = Tokenizer::from_bytes(source.file("tokenizer.json").unwrap()).unwrap();
+    let theirs = Tokenizer::from_file(tiny().join("tokenizer.json")).unwrap();
+    let read = |name: &str| std::fs::read_to_string(tiny().join(name)).unwrap();
+    let texts =
+        [read("prompts.txt"), read("eval.txt"), "<|bos|>\n  ’tis 12,345 \u{e9}\u{1F600}\r\n\n it's<|user|>".into()];
+    for text in texts.iter().flat_map(|text| [text.as_str()].into_iter().chain(text.lines())) {
+        let ids = |tokenizer: &Tokenizer, special| tokenizer.encode(text, special).unwrap().get_ids().to_vec();
+        for special in [true, false] {
+            assert_eq!(ids(&ours, special), ids(&theirs, special), "{text:?}");
+        }
+        let decoded = |tokenizer: &Tokenizer| tokenizer.decode(&ids(&theirs, false), false).unwrap();
+        assert_eq!(decoded(&ours), decoded(&theirs));
+    }
+}
+
+/// A tokenizer of SentencePiece's kind, without a model.
+fn pieces() -> Writer {
+    let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
+    let mut kinds = vec![2, 3, 3];
+    texts.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    kinds.resize(texts.len(), 6);
+    let normal = ["▁", "a", "b", "c", "ab", "bc", "▁a", "▁ab", "▁abc", "abc", "▁▁"];
+    texts.extend(normal.map(str::to_owned));
+    kinds.resize(texts.len(), 1);
+    texts.push("<|user|>".to_owned());
+    kinds.push(4);
+    // Earlier pieces are better, as SentencePiece numbers its merges.
+    let scores: Vec<f32> = (0..texts.len()).map(|id| -(id as f32)).collect();
+    let mut writer = Writer::default();
+    writer
+        .text("general.architecture", "llama")
+        .text("tokenizer.ggml.model", "llama")
+        .texts("tokenizer.ggml.tokens", &texts)
+        .integers("tokenizer.ggml.token_type", &kinds)
+        .reals("tokenizer.ggml.scores", &scores);
+    writer
+}
+
+#[test]
+fn pieces_are_merged_by_their_scores() {
+    let tokens = |writer: &Writer, text: &str| {
+        let bytes = writer.bytes();
+        let files = Gguf::parse(&bytes).unwrap().text_files().unwrap();
+        let tokenizer = Tokenizer::from_bytes(&files["tokenizer.json"]).unwrap();
+        let encoding = tokenizer.encode(text, true).unwrap();
+        (encoding.get_tokens().join(" "), tokenizer.decode(encoding.get_ids(), true).unwrap())
+    };
+    let told = |tokens: &str, text: &str| (tokens.to_owned(), text.to_owned());
+    assert_eq!(tokens(&pieces(), "abc"), told("<s> ▁abc", "abc"));
+    assert_eq!(tokens(&pieces(), "bc cab"), told("<s> ▁ bc ▁ c ab", "bc cab"), "ab is better than bc, ▁ab than both");
+    assert_eq!(tokens(&pieces(), "é"), told("<s> ▁ <0xC3> <0xA9>", "é"));
+    assert_eq!(tokens(&pieces(), "a<|user|>a").0, "<s> ▁a <|user|> ▁a");
+    let mut gemma = pieces();
+    gemma.flag("tokenizer.ggml.add_space_prefix", false).flag("tokenizer.ggml.add_bos_token", false);
+    assert_eq!(tokens(&gemma, "abc abc"), told("abc ▁abc", "abc abc"));
+}
+
+#[test]
+fn a_model_may_lie_in_several_files_and_in_a_folder_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = convert(&reference("llama-gqa"), Form::F32, "gpt-2");
+    let whole = opened(&writer);
+    let name = |n: u32| folder.path().join(format!("tiny-{n:05}-of-00002.gguf"));
+    let [first, second] = writer.halves();
+    std::fs::write(name(1), first).unwrap();
+    let error = ModelSource::open(&name(1)).err().unwrap().to_string();
+    assert!(error.contains("tiny-00002-of-00002.gguf"), "{error}");
+    std::fs::write(name(2), second).unwrap();
+    let cut = ModelSource::open(folder.path()).unwrap();
+    assert_eq!(cut.card().name, "tiny");
+    let tokens = [5, 6, 7];
+    assert_eq!(furthest(&logits(&cut, &tokens), &logits(&whole, &tokens)), 0.0);
+    let error = ModelSource::open(&name(2)).err().unwrap().to_string();
+    assert!(error.contains("general.architecture"), "{error}");
+    std::fs::write(folder.path().join("other.gguf"), b"").unwrap();
+    let error = ModelSource::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("other.gguf") && error.contains("tiny-00001-of-00002.gguf"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let error = |change: &dyn Fn(&mut Writer)| {
+        let mut writer = convert(&reference("qwen2-bias"), Form::F32, "gpt-2");
+        change(&mut writer);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("odd.gguf");
+        std::fs::write(&path, writer.bytes()).unwrap();
+        let error = ModelSource::open(&path).err().unwrap().to_string();
+        assert!(error.contains("odd.gguf"), "{error}");
+        error
+    };
+    let named = |change: &dyn Fn(&mut Writer), parts: &[&str]| {
+        let error = error(change);
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    named(&|w| _ = w.tensor("blk.0.ssm_a.weight", &[32], 0, vec![0; 128]), &["blk.0.ssm_a.weight", "qwen2"]);
+    named(&|w| _ = w.tensor("blk.0.attn_q.weight", &[32], 0, vec![0; 128]), &["blk.0.attn_q.weight", "twice"]);
+    named(&|w| _ = w.tensor("x", &[32], 20, vec![0; 18]), &["x", "IQ4_NL", "Q4_0"]);
+    named(&|w| _ = w.tensor("x", &[2, 16], 8, vec![0; 34]), &["x", "16", "32"]);
+    named(&|w| _ = w.tensor("x", &[2, usize::MAX], 0, vec![]), &["x", "shape"]);
+    named(&|w| _ = w.tensor("x", &[0], 0, vec![]), &["x", "shape"]);
+    named(&|w| _ = w.tensor("x", &[64], 0, vec![0; 128]), &["x", "cut short"]);
+    named(&|w| _ = w.count("qwen2.expert_count", 8), &["expert_count", "8"]);
+    named(&|w| _ = w.text("general.architecture", "qwen2"), &["general.architecture", "twice"]);
+    named(&|w| w.rename("blk.1.ffn_up.weight", "rope"), &["rope", "part"]);
+    named(&|w| w.forget("blk.1.ffn_up.weight"), &["blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight"]);
+    named(&|w| w.forget("token_embd.weight"), &["token_embd.weight"]);
+    let cut = tempfile::tempdir().unwrap();
+    let path = cut.path().join("cut.gguf");
+    let bytes = convert(&reference("qwen2-bias"), Form::F32, "gpt-2").bytes();
+    std::fs::write(&path, &bytes[..bytes.len() - 64]).unwrap();
+    let error = ModelSource::open(&path).err().unwrap().to_string();
+    assert!(error.contains("cut.gguf") && error.contains("cut short"), "{error}");
+}
+
+/// llama.cpp's own tests of tokenizers: `models/ggml-vocab-*.gguf` with texts (`.inp`) and tokens (`.out`).
+#[test]
+#[ignore = "GGUF_VOCABS is the folder llama.cpp/models"]
+fn tokens_are_those_of_llama_cpp() {
+    const NAMES: [&str; 10] = [
+        "llama-bpe",
+        "llama-spm",
+        "phi-3",
+        "qwen2",
+        "gpt-2",
+        "starcoder",
+        "refact",
+        "command-r",
+        "deepseek-coder",
+        "mpt",
+    ];
+    let folder = PathBuf::from(std::env::var("GGUF_VOCABS").unwrap());
+    for name in NAMES {
+        let path = folder.join(format!("ggml-vocab-{name}.gguf"));
+        let read = |more: &str| std::fs::read_to_string(format!("{}{more}", path.display())).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let files = Gguf::parse(&bytes).unwrap().text_files().unwrap();
+        let tokenizer = Tokenizer::from_bytes(&files["tokenizer.json"]).unwrap();
+        let (texts, tokens) = (read(".inp"), read(".out"));
+        let texts: Vec<&str> = texts.split_terminator("\n__ggml_vocab_test__\n").collect();
+        let tokens: Vec<&str> = tokens.lines().collect();
+        assert_eq!(texts.len(), tokens.len(), "{name}");
+        for (text, tokens) in texts.iter().zip(tokens) {
+            let expected: Vec<u32> = tokens.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let ids = tokenizer.encode(*text, false).unwrap().get_ids().to_vec();
+            assert_eq!(ids, expected, "{name}: {text:?}");
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Writes GGUF files for tests, and models of Hugging Face folders as llama.cpp's converter does.
+#![allow(dead_code)] // Not every test writes everything.
+
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Where tensors lie: at multiples of this.
+const ALIGNMENT: usize = 32;
+
+/// A GGUF file in the making.
+#[derive(Default)]
+pub struct Writer {
+    entries: Vec<u8>,
+    entry_count: u64,
+    tensors: Vec<Tensor>,
+}
+
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    kind: u32,
+    bytes: Vec<u8>,
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+impl Writer {
+    fn entry(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
+        text(&mut self.entries, key);
+        self.entries.extend(kind.to_le_bytes());
+        self.entries.extend(value);
+        self.entry_count += 1;
+        self
+    }
+
+    pub fn count(&mut self, key: &str, value: u32) -> &mut Self {
+        self.entry(key, 4, &value.to_le_bytes())
+    }
+
+    pub fn real(&mut self, key: &str, value: f32) -> &mut Self {
+        self.entry(key, 6, &value.to_le_bytes())
+    }
+
+    pub fn flag(&mut self, key: &str, value: bool) -> &mut Self {
+        self.entry(key, 7, &[value.into()])
+    }
+
+    pub fn text(&mut self, key: &str, value: &str) -> &mut Self {
+        let mut bytes = Vec::new();
+        text(&mut bytes, value);
+        self.entry(key, 8, &bytes)
+    }
+
+    fn list(&mut self, key: &str, kind: u32, len: usize, values: &[u8]) -> &mut Self {
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend((len as u64).to_le_bytes());
+        bytes.extend(values);
+        self.entry(key, 9, &bytes)
+    }
+
+    pub fn texts<S: AsRef<str>>(&mut self, key: &str, values: &[S]) -> &mut Self {
+        let mut bytes = Vec::new();
+        values.iter().for_each(|value| text(&mut bytes, value.as_ref()));
+        self.list(key, 8, values.len(), &bytes)
+    }
+
+    pub fn integers(&mut self, key: &str, values: &[i32]) -> &mut Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.list(key, 5, values.len(), &bytes)
+    }
+
+    pub fn reals(&mut self, key: &str, values: &[f32]) -> &mut Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.list(key, 6, values.len(), &bytes)
+    }
+
+    /// A tensor of `shape`, outermost size first.
+    pub fn tensor(&mut self, name: &str, shape: &[usize], kind: u32, bytes: Vec<u8>) -> &mut Self {
+        self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
+        self
+    }
+
+    /// Calls a tensor otherwise.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        self.tensors.iter_mut().filter(|t| t.name == from).for_each(|t| t.name = to.to_owned());
+    }
+
+    /// Leaves a tensor out.
+    pub fn forget(&mut self, name: &str) {
+        self.tensors.retain(|t| t.name != name);
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.file(&self.tensors.iter().collect::<Vec<_>>())
+    }
+
+    fn file(&self, tensors: &[&Tensor]) -> Vec<u8> {
+        let mut out = b"GGUF\x03\0\0\0".to_vec();
+        out.extend((tensors.len() as u64).to_le_bytes());
+        out.extend(self.entry_count.to_le_bytes());
+        out.extend(&self.entries);
+        let mut data = Vec::new();
+        for tensor in tensors {
+            text(&mut out, &tensor.name);
+            out.extend((tensor.shape.len() as u32).to_le_bytes());
+            tensor.shape.iter().rev().for_each(|n| out.extend((*n as u64).to_le_bytes()));
+            out.extend(tensor.kind.to_le_bytes());
+            out.extend((data.len() as u64).to_le_bytes());
+            data.extend(&tensor.bytes);
+            data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
+        }
+        out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+        out.extend(data);
+        out
+    }
+
+    /// The model in two files, cut after half of its tensors.
+    pub fn halves(&mut self) -> [Vec<u8>; 2] {
+        let tensors = self.tensors.len() as u32;
+        self.count("split.count", 2).count("split.tensors.count", tensors);
+        let (first, second) = self.tensors.split_at(self.tensors.len() / 2);
+        let rest = Self::default();
+        [self.file(&first.iter().collect::<Vec<_>>()), rest.file(&second.iter().collect::<Vec<_>>())]
+    }
+}
+
+/// How matrices are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    F32,
+    F16,
+    /// 32 numbers of 8 bits; half precision where rows are no whole blocks.
+    Q8,
+    /// Single precision, of the numbers that [`Form::Q8`] keeps.
+    WidenedQ8,
+}
+
+/// A folder's model as GGUF.
+pub fn convert(folder: &Path, form: Form, pre: &str) -> Writer {
+    let config = json(&folder.join("config.json"));
+    let mut writer = Writer::default();
+    metadata(&mut writer, &config);
+    tokenizer(&mut writer, folder, &config, pre);
+    tensors(&mut writer, folder, &config, form);
+    writer
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn number(config: &Value, key: &str) -> Option<u32> {
+    config[key].as_u64().map(|n| n as u32)
+}
+
+fn metadata(writer: &mut Writer, config: &Value) {
+    let name = config["model_type"].as_str().unwrap();
+    let key = |key: &str| format!("{name}.{key}");
+    let of = |key: &str| number(config, key).unwrap();
+    let theta = config["rope_theta"].as_f64().or(config["rope_parameters"]["rope_theta"].as_f64());
+    writer
+        .text("general.architecture", name)
+        .count(&key("block_count"), of("num_hidden_layers"))
+        .count(&key("context_length"), of("max_position_embeddings"))
+        .count(&key("embedding_length"), of("hidden_size"))
+        .count(&key("feed_forward_length"), of("intermediate_size"))
+        .count(&key("attention.head_count"), of("num_attention_heads"))
+        .count(&key("attention.head_count_kv"), of("num_key_value_heads"))
+        .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
+        .real(&key("rope.freq_base"), theta.unwrap() as f32)
+        .count(&key("rope.dimension_count"), head_dim(config) as u32);
+    if let Some(width) = number(config, "head_dim") {
+        writer.count(&key("attention.key_length"), width).count(&key("attention.value_length"), width);
+    }
+}
+
+fn head_dim(config: &Value) -> usize {
+    let of = |key: &str| number(config, key);
+    of("head_dim").unwrap_or_else(|| of("hidden_size").unwrap() / of("num_attention_heads").unwrap()) as usize
+}
+
+fn tokenizer(writer: &mut Writer, folder: &Path, config: &Value, pre: &str) {
+    let tokenizer = json(&folder.join("tokenizer.json"));
+    let vocab = number(config, "vocab_size").unwrap() as usize;
+    let mut texts: Vec<String> = (0..vocab).map(|id| format!("[PAD{id}]")).collect();
+    let mut kinds = vec![5; vocab];
+    for (text, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
+        let id = id.as_u64().unwrap() as usize;
+        (texts[id], kinds[id]) = (text.clone(), 1);
+    }
+    for token in tokenizer["added_tokens"].as_array().unwrap() {
+        let id = token["id"].as_u64().unwrap() as usize;
+        (texts[id], kinds[id]) = (token["content"].as_str().unwrap().to_owned(), 3);
+    }
+    let merge = |merge: &Value| match merge {
+        Value::String(merge) => merge.clone(),
+        pair => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+    };
+    let merges: Vec<String> = tokenizer["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+    writer
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", pre)
+        .texts("tokenizer.ggml.tokens", &texts)
+        .integers("tokenizer.ggml.token_type", &kinds)
+        .texts("tokenizer.ggml.merges", &merges)
+        .count("tokenizer.ggml.bos_token_id", number(config, "bos_token_id").unwrap())
+        .count("tokenizer.ggml.eos_token_id", number(config, "eos_token_id").unwrap());
+    let settings = json(&folder.join("tokenizer_config.json"));
+    if let Some(add) = settings["add_bos_token"].as_bool() {
+        writer.flag("tokenizer.ggml.add_bos_token", add);
+    }
+    if let Some(template) = settings["chat_template"].as_str() {
+        writer.text("tokenizer.chat_template", template);
+    }
+}
+
+fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
+    let mut all = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let file = std::fs::read(path).unwrap();
+            for (name, view) in SafeTensors::deserialize(&file).unwrap().iter() {
+                all.insert(name.to_owned(), (view.shape().to_vec(), widened(view.dtype(), view.data())));
+            }
+        }
+    }
+    let llama = config["model_type"] == "llama";
+    for (name, (shape, mut numbers)) in all {
+        let heads = match name.rsplit('.').nth(1) {
+            Some("q_proj") => number(config, "num_attention_heads"),
+            Some("k_proj") => number(config, "num_key_value_heads"),
+            _ => None,
+        };
+        if let Some(heads) = heads.filter(|_| llama) {
+            numbers = neighbours(&numbers, heads as usize, shape[0]);
+        }
+        let (kind, bytes) = stored(&shape, &numbers, form);
+        writer.tensor(&renamed(&name), &shape, kind, bytes);
+    }
+    if config["rope_scaling"]["rope_type"] == "llama3" {
+        let factors = llama3_factors(config);
+        let bytes = factors.iter().flat_map(|x| x.to_le_bytes()).collect();
+        writer.tensor("rope_freqs.weight", &[factors.len()], 0, bytes);
+    }
+}
+
+fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Rows of each head in the order 0, d/2, 1, d/2 + 1, …
+fn neighbours(numbers: &[f32], heads: usize, rows: usize) -> Vec<f32> {
+    let (cols, dim) = (numbers.len() / rows, rows / heads);
+    let row = |row: usize| {
+        let (head, at) = (row / dim, row % dim);
+        let from = head * dim + at % 2 * (dim / 2) + at / 2;
+        &numbers[from * cols..][..cols]
+    };
+    (0..rows).flat_map(row).copied().collect()
+}
+
+fn stored(shape: &[usize], numbers: &[f32], form: Form) -> (u32, Vec<u8>) {
+    let blocks = shape[shape.len() - 1].is_multiple_of(32);
+    let single = |numbers: &[f32]| (0, numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
+    let half = |numbers: &[f32]| (1, numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect());
+    match form {
+        _ if shape.len() == 1 => single(numbers),
+        Form::F32 => single(numbers),
+        Form::Q8 if blocks => (8, numbers.chunks_exact(32).flat_map(|x| q8(x).0).collect()),
+        Form::WidenedQ8 if blocks => single(&numbers.chunks_exact(32).flat_map(|x| q8(x).1).collect::<Vec<_>>()),
+        Form::F16 | Form::Q8 | Form::WidenedQ8 => half(numbers),
+    }
+}
+
+/// A block of 32 numbers of 8 bits, and the numbers it stands for.
+fn q8(numbers: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let largest = numbers.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+    let scale = f16::from_f32(largest / 127.0);
+    let quant = |x: &f32| if largest == 0.0 { 0 } else { (x / scale.to_f32()).round().clamp(-127.0, 127.0) as i8 };
+    let quants: Vec<i8> = numbers.iter().map(quant).collect();
+    let bytes = scale.to_le_bytes().into_iter().chain(quants.iter().map(|q| q.to_le_bytes()[0])).collect();
+    (bytes, quants.iter().map(|q| scale.to_f32() * f32::from(*q)).collect())
+}
+
+fn renamed(name: &str) -> String {
+    const PARTS: [(&str, &str); 9] = [
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    match name {
+        "model.embed_tokens.weight" => return "token_embd.weight".to_owned(),
+        "model.norm.weight" => return "output_norm.weight".to_owned(),
+        "lm_head.weight" => return "output.weight".to_owned(),
+        _ => {}
+    }
+    let name = name.replace("model.layers.", "blk.");
+    PARTS.iter().fold(name, |name, (theirs, ours)| name.replace(theirs, ours))
+}
+
+/// What llama.cpp's converter writes for Llama 3's stretch.
+fn llama3_factors(config: &Value) -> Vec<f32> {
+    let of = |key: &str| config["rope_scaling"][key].as_f64().unwrap();
+    let (factor, low, high) = (of("factor"), of("low_freq_factor"), of("high_freq_factor"));
+    let (context, base) = (of("original_max_position_embeddings"), config["rope_theta"].as_f64().unwrap());
+    let dim = head_dim(config);
+    let one = |i: usize| {
+        let wavelength = 2.0 * std::f64::consts::PI * base.powf(2.0 * i as f64 / dim as f64);
+        if wavelength < context / high {
+            1.0
+        } else if wavelength > context / low {
+            factor
+        } else {
+            let smooth = (context / wavelength - low) / (high - low);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    (0..dim / 2).map(|i| one(i) as f32).collect()
+}
