@@ -107,6 +107,14 @@ struct RawRope {
 }
 
 impl ModelConfig {
+    /// Numbers in the matrices of a layer.
+    #[must_use]
+    pub fn layer_numbers(&self) -> u64 {
+        let heads = 2 * self.heads + 2 * self.kv_heads;
+        let mlp = if self.family == Family::Opt { 2 } else { 3 };
+        (self.hidden * (heads * self.head_dim + mlp * self.intermediate)) as u64
+    }
+
     /// Reads and checks `config.json`.
     ///
     /// # Errors

@@ -203,6 +203,12 @@ impl ModelSource {
         &self.card
     }
 
+    /// Numbers in the matrices of a layer: multiply-adds of a token.
+    #[must_use]
+    pub fn layer_numbers(&self) -> u64 {
+        self.config.layer_numbers()
+    }
+
     /// A small file's content.
     #[must_use]
     pub fn file(&self, name: &str) -> Option<&[u8]> {

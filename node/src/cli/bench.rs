@@ -1,84 +1,41 @@
-//! `tsnode bench kv`: what int4 on the wire costs in quality and saves in bytes.
+//! `tsnode bench`: what this machine does with a model.
 
-use super::{is_set, json, show::print_json, verb};
-use crate::{
-    exit::{Exit, Kind},
-    models::ModelFiles,
-    text::TextModel,
-};
+mod engine;
+mod kv;
+
+use crate::exit::{Exit, Kind};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
-use std::sync::Arc;
-use tsnode_kernels::{
-    engine::{Engine, EngineConfig},
-    eval::{Perplexity, Windows, perplexity},
-    source::ModelSource,
-};
-use tsnode_protocol::{KvCodec, KvDtype, Token};
+use tsnode_kernels::source::ModelSource;
 
 pub(super) fn command() -> Command {
-    let kv = verb("kv", "Perplexity with KV sent as int4, against KV sent as it is", "tsnode bench kv")
-        .arg(
-            Arg::new("text")
-                .long("text")
-                .value_name("FILE")
-                .value_parser(value_parser!(PathBuf))
-                .help("Text to measure on [default: the embedded model's]"),
-        )
-        .arg(
-            Arg::new("model")
-                .long("model")
-                .value_name("PATH")
-                .value_parser(value_parser!(PathBuf))
-                .help("Model [default: the embedded one]"),
-        )
-        .arg(json());
-    Command::new("bench").about("Measure").subcommand_required(true).subcommand(kv)
+    Command::new("bench")
+        .about("Measure")
+        .subcommand_required(true)
+        .subcommand(engine::command())
+        .subcommand(kv::command())
 }
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let Some((_, matches)) = matches.subcommand() else { return Ok(()) };
-    let broken = |e: String| Exit::new(Kind::Model, e);
+    match matches.subcommand() {
+        Some(("engine", matches)) => engine::run(matches),
+        Some((_, matches)) => kv::run(matches),
+        None => Ok(()),
+    }
+}
+
+fn model() -> Arg {
+    Arg::new("model")
+        .long("model")
+        .value_name("PATH")
+        .value_parser(value_parser!(PathBuf))
+        .help("Model: a folder or a GGUF file [default: the embedded one]")
+}
+
+fn open(matches: &ArgMatches) -> Result<ModelSource, Exit> {
     let source = match matches.get_one::<PathBuf>("model") {
         Some(path) => ModelSource::open(path),
         None => ModelSource::embedded(),
     };
-    let source = source.map_err(|e| broken(e.to_string()))?;
-    let text = match matches.get_one::<PathBuf>("text") {
-        Some(path) => {
-            std::fs::read_to_string(path).map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", path.display())))?
-        }
-        None => tsnode_kernels::eval::TEXT.to_owned(),
-    };
-    let tokens = tokens(&source, &text).map_err(broken)?;
-    let windows = Windows { bos: Token(0), window: 512, prompt: 256 };
-    let measure = |codec| measure(&source, &tokens, windows, codec).map_err(broken);
-    let (raw, int4) = (measure(KvCodec::Raw)?, measure(KvCodec::Int4)?);
-    let ratio = int4.perplexity / raw.perplexity;
-    let bits = int4.kv_bytes as f64 / raw.kv_bytes as f64 * 16.0;
-    if is_set(matches, "json") {
-        return print_json(&serde_json::json!({ "raw": raw, "int4": int4, "ratio": ratio, "bits_per_element": bits }));
-    }
-    say!("16 bit  perplexity {:.4} over {} tokens, {} bytes of KV", raw.perplexity, raw.tokens, raw.kv_bytes);
-    say!("int4    perplexity {:.4}, {} bytes of KV ({bits:.2} bits an element)", int4.perplexity, int4.kv_bytes);
-    say!("ratio   {ratio:.5}");
-    Ok(())
-}
-
-fn tokens(source: &ModelSource, text: &str) -> Result<Vec<Token>, String> {
-    let card = source.card().clone();
-    let files = card.files.iter().filter_map(|f| Some((f.name.clone(), source.file(&f.name)?.to_vec()))).collect();
-    let model = TextModel::new(&ModelFiles { card, files: Arc::new(files) }).map_err(|e| e.to_string())?;
-    let encoding = model.tokenizer().encode(text, false).map_err(|e| e.to_string())?;
-    Ok(encoding.get_ids().iter().copied().map(Token).collect())
-}
-
-fn measure(source: &ModelSource, tokens: &[Token], cut: Windows, codec: KvCodec) -> Result<Perplexity, String> {
-    let shape = source.card().shape;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let config = EngineConfig { threads, pool_bytes: 1 << 30, kv_dtype: KvDtype::F16 };
-    let mut engine = Engine::new(config).map_err(|e| e.to_string())?;
-    let stage = source.load_stage(shape.all_layers()).map_err(|e| e.to_string())?;
-    let stage = engine.load(stage).map_err(|e| e.to_string())?;
-    perplexity(&mut engine, stage, &shape, tokens, cut, Some(codec)).map_err(|e| e.to_string())
+    source.map_err(|e| Exit::new(Kind::Model, e.to_string()))
 }

@@ -1,0 +1,147 @@
+//! How fast a model runs on this device, step by step, with the work that each step is.
+
+use crate::{
+    engine::{Engine, EngineError, Input, Output, Slice, StageKey},
+    source::ModelSource,
+};
+use std::time::{Duration, Instant};
+use tsnode_protocol::{KvDtype, RequestId, Token};
+
+/// A step of some sequences alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Sequences.
+    pub batch: u32,
+    /// Tokens each has already.
+    pub context: u32,
+    /// Tokens each gets: one when answering, many of a prompt.
+    pub new: u32,
+}
+
+/// What a step took, and what it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Seconds of the fastest run.
+    pub seconds: f64,
+    /// Bytes that must be read at least once: weights as stored and KV.
+    pub bytes: f64,
+    /// Floating-point operations, two for each multiply-add.
+    pub flops: f64,
+}
+
+impl Step {
+    /// Tokens it computes.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.batch * self.new
+    }
+
+    /// Tokens a sequence has when it is done.
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        self.context + self.new
+    }
+
+    /// Bytes of KV the step's sequences take (all layers).
+    #[must_use]
+    pub fn kv_bytes(&self, source: &ModelSource, dtype: KvDtype) -> u64 {
+        let shape = source.card().shape;
+        let token = shape.kv_elements_per_token_layer() * u64::from(shape.layers) * dtype.bytes() as u64;
+        u64::from(self.batch) * u64::from(self.room()) * token
+    }
+
+    fn flops(&self, source: &ModelSource) -> f64 {
+        let shape = source.card().shape;
+        let tokens = f64::from(self.tokens());
+        let layers = f64::from(shape.layers);
+        let seen = f64::from(self.context) + f64::from(self.new + 1) / 2.0;
+        // Queries by keys, and weights by values.
+        let attention = 2.0 * seen * f64::from(shape.heads) * f64::from(shape.head_dim);
+        // Logits are computed once for each sequence.
+        let head = f64::from(self.batch) * f64::from(shape.vocab) * f64::from(shape.hidden);
+        2.0 * (tokens * layers * (source.layer_numbers() as f64 + attention) + head)
+    }
+}
+
+/// Measures `step` on a loaded stage that holds all layers, for about `time`.
+///
+/// # Errors
+/// When the engine has too few pages, or the step is longer than the model's context.
+pub fn measure(
+    engine: &mut Engine,
+    stage: StageKey,
+    source: &ModelSource,
+    dtype: KvDtype,
+    step: Step,
+    time: Duration,
+) -> Result<Measured, EngineError> {
+    let vocab = source.card().shape.vocab;
+    let tokens: Vec<Token> = (0..step.batch * step.room()).map(|n| Token(n * 7 % vocab)).collect();
+    let requests: Vec<RequestId> = (0..step.batch).map(|n| RequestId([n as u8; 16])).collect();
+    let outcome = run(engine, stage, &requests, &tokens, step, time);
+    requests.iter().for_each(|r| engine.release(stage, *r));
+    let shape = source.card().shape;
+    let weights = u64::from(shape.layers) * shape.layer_bytes + shape.head_bytes;
+    Ok(Measured {
+        seconds: outcome?,
+        bytes: (weights + step.kv_bytes(source, dtype)) as f64,
+        flops: step.flops(source),
+    })
+}
+
+fn run(
+    engine: &mut Engine,
+    stage: StageKey,
+    requests: &[RequestId],
+    tokens: &[Token],
+    step: Step,
+    time: Duration,
+) -> Result<f64, EngineError> {
+    for &request in requests {
+        engine.admit(stage, request, step.room())?;
+        if step.context > 0 {
+            let slice = Slice { request, start: 0, len: step.context };
+            engine.forward(stage, &[slice], Input::Tokens(&tokens[..step.context as usize]), Output::Hidden)?;
+        }
+    }
+    let batch: Vec<Slice> =
+        requests.iter().map(|&request| Slice { request, start: step.context, len: step.new }).collect();
+    let rows: Vec<usize> = (1..=requests.len()).map(|n| n * step.new as usize - 1).collect();
+    let (started, mut best) = (Instant::now(), f64::INFINITY);
+    while best == f64::INFINITY || started.elapsed() < time {
+        for slice in &batch {
+            engine.set_len(stage, slice.request, slice.start)?;
+        }
+        let at = Instant::now();
+        let input = Input::Tokens(&tokens[..step.tokens() as usize]);
+        engine.forward(stage, &batch, input, Output::Logits { rows: &rows })?;
+        best = best.min(at.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+
+    #[test]
+    fn a_step_counts_its_work_and_gives_its_pages_back() {
+        let source = ModelSource::embedded().unwrap();
+        let config = EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
+        let mut engine = Engine::new(config).unwrap();
+        let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
+        let free = engine.pages();
+        let mut of = |step| measure(&mut engine, stage, &source, KvDtype::F16, step, Duration::ZERO).unwrap();
+        let one = of(Step { batch: 1, context: 16, new: 1 });
+        let two = of(Step { batch: 2, context: 16, new: 1 });
+        assert_eq!(two.flops, 2.0 * one.flops);
+        // Weights are read once, KV for each.
+        assert!(one.bytes < two.bytes && two.bytes < 1.1 * one.bytes);
+        let prompt = of(Step { batch: 1, context: 0, new: 64 });
+        assert!(prompt.seconds > 0.0 && prompt.flops > 20.0 * one.flops);
+        let too_long = Step { batch: 1, context: 0, new: 1 << 20 };
+        assert!(measure(&mut engine, stage, &source, KvDtype::F16, too_long, Duration::ZERO).is_err());
+        assert_eq!(engine.pages(), free);
+    }
+}

@@ -1,0 +1,177 @@
+//! `tsnode bench engine`: prompts and answers a second, beside what memory and multipliers allow.
+
+use super::open;
+use crate::cli::{is_set, json, show::print_json, verb};
+use crate::exit::{Exit, Kind};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+use tsnode_kernels::{
+    device::Host,
+    engine::{Engine, EngineConfig, StageKey},
+    probe::{self, Limits},
+    source::ModelSource,
+    speed::{Measured, Step, measure},
+};
+use tsnode_protocol::KvDtype;
+
+const KV: KvDtype = KvDtype::F16;
+/// Time given to each step.
+const EACH: Duration = Duration::from_secs(2);
+/// Prompts (tokens), as far as the model's context goes.
+const PROMPTS: [u32; 3] = [128, 512, 2048];
+/// Sequences answered together, and tokens each has.
+const ANSWERS: [(u32, u32); 5] = [(1, 128), (1, 2048), (4, 128), (16, 128), (16, 512)];
+
+pub(super) fn command() -> Command {
+    verb("engine", "Speed of a model on this machine, beside its limits", "tsnode bench engine --model llama-1b.gguf")
+        .arg(super::model())
+        .arg(
+            Arg::new("threads")
+                .long("threads")
+                .value_name("N")
+                .value_parser(value_parser!(u16).range(1..=1024))
+                .help("Threads that compute [default: all cores]"),
+        )
+        .arg(json())
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    processor: String,
+    instructions: String,
+    threads: usize,
+    /// Bytes a second that memory is read at.
+    read_limit: f64,
+    /// Multiply-adds on registers, two operations each.
+    flops_limit: f64,
+    /// Seconds from opened to the first step done, packing of quantised weights included.
+    ready_s: f64,
+    steps: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    phase: &'static str,
+    batch: u32,
+    context: u32,
+    new: u32,
+    seconds: f64,
+    tokens_per_s: f64,
+    bytes_per_token: f64,
+    flops_per_token: f64,
+    of_read_limit: f64,
+    of_flops_limit: f64,
+}
+
+pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    let source = open(matches)?;
+    let host = Host::detect();
+    let threads = matches.get_one::<u16>("threads").map_or(host.cpu.cores, |n| usize::from(*n));
+    let limits = probe::limits(threads).map_err(|e| failed(&e))?;
+    let steps = steps(&source);
+    let (mut engine, stage, ready_s) = ready(&source, threads, &steps)?;
+    let mut report = Report {
+        model: source.card().name.clone(),
+        processor: host.cpu.name,
+        instructions: format!("{:?}", host.cpu.simd),
+        threads,
+        read_limit: limits.read.0,
+        flops_limit: limits.multiply.0,
+        ready_s,
+        steps: Vec::new(),
+    };
+    let bar = if std::io::stderr().is_terminal() && !is_set(matches, "json") {
+        indicatif::ProgressBar::new(steps.len() as u64)
+    } else {
+        indicatif::ProgressBar::hidden()
+    };
+    for step in steps {
+        let measured = measure(&mut engine, stage, &source, KV, step, EACH).map_err(|e| failed(&e))?;
+        report.steps.push(Line::new(step, measured, limits));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if is_set(matches, "json") { print_json(&report) } else { print(&report) }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Exit {
+    Exit::new(Kind::Other, error.to_string())
+}
+
+/// Steps the model's context has room for.
+fn steps(source: &ModelSource) -> Vec<Step> {
+    let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
+    let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
+    let fits = |step: &Step| step.room() <= source.card().shape.context;
+    prompts.into_iter().chain(answers).filter(fits).collect()
+}
+
+/// An engine with the whole model, after its first step.
+fn ready(source: &ModelSource, threads: usize, steps: &[Step]) -> Result<(Engine, StageKey, f64), Exit> {
+    let largest = steps.iter().map(|s| s.kv_bytes(source, KV)).max().unwrap_or(0);
+    // Every sequence rounds up to whole pages in every layer.
+    let pages = u64::from(source.card().shape.layers) * 32 * tsnode_kernels::pages::PAGE_BYTES as u64;
+    let pool_bytes = usize::try_from(largest + pages).map_err(|e| failed(&e))?;
+    let started = Instant::now();
+    let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype: KV }).map_err(|e| failed(&e))?;
+    let model = source.load_stage(source.card().shape.all_layers()).map_err(|e| failed(&e))?;
+    let stage = engine.load(model).map_err(|e| failed(&e))?;
+    let first = Step { batch: 1, context: 0, new: 1 };
+    measure(&mut engine, stage, source, KV, first, Duration::ZERO).map_err(|e| failed(&e))?;
+    Ok((engine, stage, started.elapsed().as_secs_f64()))
+}
+
+impl Line {
+    fn new(step: Step, measured: Measured, limits: Limits) -> Self {
+        let Measured { seconds, bytes, flops } = measured;
+        let tokens = f64::from(step.tokens());
+        Self {
+            phase: if step.new > 1 { "prefill" } else { "decode" },
+            batch: step.batch,
+            context: step.context,
+            new: step.new,
+            seconds,
+            tokens_per_s: tokens / seconds,
+            bytes_per_token: bytes / tokens,
+            flops_per_token: flops / tokens,
+            of_read_limit: bytes / seconds / limits.read.0,
+            of_flops_limit: flops / seconds / limits.multiply.0,
+        }
+    }
+}
+
+fn print(report: &Report) -> Result<(), Exit> {
+    let Report { model, processor, instructions, threads, .. } = report;
+    say!("{model} on {processor}, {threads} threads, {instructions}; ready in {:.2} s", report.ready_s);
+    let (read, flops) = (report.read_limit / 1e9, report.flops_limit / 1e9);
+    say!("limits: reading {read:.1} GB/s, multiplying {flops:.0} GFLOP/s (single precision)");
+    say!(
+        "{:<8}{:>6}{:>9}{:>6}{:>12}{:>12}{:>9}{:>9}",
+        "",
+        "batch",
+        "context",
+        "new",
+        "tokens/s",
+        "ms",
+        "of read",
+        "of mul."
+    );
+    for line in &report.steps {
+        say!(
+            "{:<8}{:>6}{:>9}{:>6}{:>12.1}{:>12.3}{:>8.0}%{:>8.0}%",
+            line.phase,
+            line.batch,
+            line.context,
+            line.new,
+            line.tokens_per_s,
+            line.seconds * 1e3,
+            100.0 * line.of_read_limit,
+            100.0 * line.of_flops_limit,
+        );
+    }
+    say!("of read: weights and KV once a step, over the reading limit; of mul.: operations over the multiplying limit");
+    Ok(())
+}
