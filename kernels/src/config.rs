@@ -258,6 +258,9 @@ mod tests {
             let wrong = typed("gemma2", &format!(r#""sliding_window":32,"layer_types":{wrong}"#)).unwrap_err();
             assert!(wrong.to_string().contains("layer_types"), "{wrong}");
         }
+        assert_eq!(windows("mistral", r#""rope_theta":1e4"#), [Some(4096); 2]);
+        let none = typed("gemma2", &named.replace("32", "null")).unwrap_err();
+        assert!(none.to_string().contains("sliding_window"), "{none}");
         assert!(typed("mistral", r#""sliding_window":0"#).unwrap_err().to_string().contains("sliding_window"));
     }
 

@@ -90,18 +90,24 @@ impl Keys {
     }
 
     /// The window of each of `layers` layers: of those that `layer_types` names, or, without it, that `has_one` picks.
+    /// `usual` is the window where the key is missing; `null` says that there is none.
     pub(crate) fn windows(
         &self,
         layers: usize,
+        usual: Option<usize>,
         has_one: impl Fn(usize) -> bool,
     ) -> Result<Vec<Option<usize>>, ConfigError> {
-        let Some(window) = self.count("sliding_window")? else { return Ok(vec![None; layers]) };
+        let said = self.0.contains_key("sliding_window");
+        let window = if said { self.count("sliding_window")? } else { usual };
         let types = self.read("layer_types", |v| {
             let one = |v: &Value| v.as_str().and_then(|v| LAYER_TYPES.iter().position(|t| *t == v));
             v.as_array()?.iter().map(one).collect::<Option<Vec<usize>>>().filter(|types| types.len() == layers)
         })?;
         let has_one = |i: usize| types.as_ref().map_or_else(|| has_one(i), |types| types[i] == 1);
-        Ok((0..layers).map(|i| has_one(i).then_some(window)).collect())
+        if window.is_none() && types.as_ref().is_some_and(|types| types.contains(&1)) {
+            return Err(self.refusal("sliding_window"));
+        }
+        Ok((0..layers).map(|i| window.filter(|_| has_one(i))).collect())
     }
 
     /// Says that the value of `key` is not written.

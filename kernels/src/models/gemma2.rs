@@ -16,9 +16,12 @@ use crate::{
 pub(super) static FAMILY: Family =
     Family { model_type: "gemma2", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
 
+/// Tokens, where `config.json` has nothing about it.
+pub(super) const WINDOW: usize = 4096;
+
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     common(config, keys)?;
-    config.windows = keys.windows(config.layers, |i| i.is_multiple_of(2))?;
+    config.windows = keys.windows(config.layers, Some(WINDOW), |i| i.is_multiple_of(2))?;
     config.attention_cap = keys.number_or("attn_logit_softcapping", 50.0)?;
     config.logit_cap = keys.number_or("final_logit_softcapping", 30.0)?;
     Ok(())

@@ -28,7 +28,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
         }
     }
     let every = keys.count("sliding_window_pattern")?.or(keys.count("_sliding_window_pattern")?).unwrap_or(6);
-    config.windows = keys.windows(config.layers, |i| !(i + 1).is_multiple_of(every))?;
+    config.windows = keys.windows(config.layers, Some(gemma2::WINDOW), |i| !(i + 1).is_multiple_of(every))?;
     config.logit_cap = keys.number("final_logit_softcapping")?;
     rope(config, keys)
 }

@@ -20,9 +20,12 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer),
 };
 
+/// Tokens, where `config.json` has nothing about it.
+const WINDOW: usize = 4096;
+
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     config.activation = keys.gate(Activation::Silu)?;
-    config.windows = keys.windows(config.layers, |_| true)?;
+    config.windows = keys.windows(config.layers, Some(WINDOW), |_| true)?;
     Ok(())
 }
 

@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family =
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     config.activation = keys.gate(Activation::Silu)?;
-    config.windows = keys.windows(config.layers, |_| true)?;
+    config.windows = keys.windows(config.layers, None, |_| true)?;
     Ok(())
 }
 

@@ -16,6 +16,9 @@ use crate::{
 pub(super) static FAMILY: Family =
     Family { model_type: "qwen2", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
 
+/// Tokens, where `config.json` has nothing about it.
+const WINDOW: usize = 4096;
+
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     config.activation = keys.gate(Activation::Silu)?;
     config.windows = windows(config.layers, keys)?;
@@ -29,7 +32,7 @@ pub(super) fn windows(layers: usize, keys: &Keys) -> Result<Vec<Option<usize>>, 
     }
     // 0 is written where all have one.
     let below = keys.number("max_window_layers")?.unwrap_or(28.0);
-    keys.windows(layers, |i| i as f32 >= below)
+    keys.windows(layers, Some(WINDOW), |i| i as f32 >= below)
 }
 
 fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
