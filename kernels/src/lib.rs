@@ -22,4 +22,5 @@ pub mod rope;
 pub mod sampling;
 pub mod source;
 pub mod speed;
+pub mod tanh;
 pub mod weights;

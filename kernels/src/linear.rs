@@ -4,29 +4,40 @@ use crate::{
     cpu::{Cpu, Packed},
     weights::{Tensor, View},
 };
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// A matrix that rows are multiplied by: `[output][input]`.
-pub(crate) struct Weight {
+#[derive(Clone)]
+pub(crate) struct Weight(Arc<Stored>);
+
+struct Stored {
     tensor: Tensor,
     packed: OnceLock<Packed>,
 }
 
 impl Weight {
     pub(crate) fn new(tensor: Tensor) -> Self {
-        Self { tensor, packed: OnceLock::new() }
+        Self(Arc::new(Stored { tensor, packed: OnceLock::new() }))
     }
 
-    /// `out[r][o] = x[r] · w[o]`. A quantised matrix is packed when it is first used.
+    /// Packs a quantised matrix; returns the memory that takes (bytes). What lies in the file is not read after.
+    pub(crate) fn prepare(&self, cpu: &Cpu) -> u64 {
+        let View::Quantised(blocks) = self.0.tensor.view() else { return 0 };
+        let packed = self.0.packed.get_or_init(|| cpu.pack(blocks));
+        self.0.tensor.forget();
+        packed.bytes()
+    }
+
+    /// `out[r][o] = x[r] · w[o]`. A quantised matrix that was not prepared is when it is first used.
     pub(crate) fn apply(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
-        match self.tensor.view() {
+        match self.0.tensor.view() {
             View::Dense(matrix) => cpu.linear(x, matrix, out),
-            View::Quantised(blocks) => cpu.quantised(x, self.packed.get_or_init(|| cpu.pack(blocks)), out),
+            View::Quantised(blocks) => cpu.quantised(x, self.0.packed.get_or_init(|| cpu.pack(blocks)), out),
         }
     }
 
     /// Bytes as stored.
     pub(crate) fn bytes(&self) -> u64 {
-        self.tensor.bytes()
+        self.0.tensor.bytes()
     }
 }

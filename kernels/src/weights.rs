@@ -175,6 +175,14 @@ impl Tensor {
         }
     }
 
+    /// Rows `from..to`.
+    #[must_use]
+    pub fn slice(&self, from: usize, to: usize) -> Self {
+        let row = self.range.len() / self.rows.max(1);
+        let range = self.range.start + from * row..self.range.start + to * row;
+        Self { storage: self.storage.clone(), range, rows: to - from, ..*self }
+    }
+
     /// Writes row `index`, widened.
     pub fn widen_row(&self, index: usize, out: &mut [f32]) {
         match self.view() {
@@ -187,6 +195,20 @@ impl Tensor {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.range.len() as u64
+    }
+
+    /// Tells the system that the tensor will hardly be read again: its memory is free for others. It still can be.
+    pub(crate) fn forget(&self) {
+        #[cfg(unix)]
+        if let Storage::Map(map) = &self.storage {
+            // SAFETY: the map is of a file, shared and read only: pages dropped are read from the file again.
+            #[allow(unsafe_code)]
+            let told = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.range.start, self.range.len())
+            };
+            // Advice: a system that does not take it keeps the pages.
+            let _ = told;
+        }
     }
 }
 

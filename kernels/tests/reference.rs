@@ -10,7 +10,17 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
-const MODELS: [&str; 4] = ["llama-gqa", "llama3-rope", "qwen2-bias", "opt-relu"];
+const MODELS: [&str; 9] = [
+    "llama-gqa",
+    "llama3-rope",
+    "qwen2-bias",
+    "opt-relu",
+    "mistral-window",
+    "qwen3-norms",
+    "gemma2-caps",
+    "gemma3-local",
+    "phi3-longrope",
+];
 const TOLERANCE: f32 = 1e-3;
 const REQUEST: RequestId = RequestId([1; 16]);
 

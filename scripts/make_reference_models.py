@@ -1,0 +1,260 @@
+"""Makes tiny models with random weights, and what Hugging Face transformers computes with them.
+
+kernels/tests/reference.rs compares ours with that.
+
+    python3 -m venv venv && venv/bin/pip install "torch==2.6.0" "transformers==4.53.3" safetensors numpy
+    venv/bin/python scripts/make_reference_models.py                  # all, into kernels/models/reference
+    venv/bin/python scripts/make_reference_models.py phi3-longrope    # one
+
+Each model is made to need what its family adds: the script leaves each such part out in turn and fails if the logits
+hardly notice. Prompts are drawn until the greedy answer's leads are clear of rounding, from a fixed seed: the same
+versions make the same files.
+"""
+
+import copy
+import json
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+REFERENCE = Path(__file__).resolve().parent.parent / "kernels" / "models" / "reference"
+TOKENIZER = REFERENCE / "llama-gqa"
+PROMPTS = (1, 7, 33, 200)
+NEW_TOKENS = 48
+# A greedy step whose best logit leads by less could go either way with another order of sums.
+MIN_MARGIN = 0.02
+# What leaving a part out must change in some logit: a hundred times the tests' tolerance.
+MIN_EFFECT = 0.1
+SEED = 5
+TOKENS = dict(vocab_size=320, bos_token_id=256, eos_token_id=257, pad_token_id=258)
+SHORT = [1.0, 1.1, 1.3, 1.6, 2.0, 2.6]
+
+# name: configuration, stored as, and what to leave out to see that it matters.
+MODELS = {
+    "mistral-window": (
+        transformers.MistralConfig(
+            hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=20, max_position_embeddings=512, rms_norm_eps=1e-5, sliding_window=24, **TOKENS,
+        ),
+        torch.bfloat16,
+        {"window": dict(sliding_window=None)},
+    ),
+    "qwen3-norms": (
+        transformers.Qwen3Config(
+            hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=32, max_position_embeddings=512, rope_theta=1e6, tie_word_embeddings=True,
+            use_sliding_window=True, sliding_window=48, max_window_layers=2, **TOKENS,
+        ),
+        torch.float16,
+        {
+            "window": dict(sliding_window=None, layer_types=["full_attention"] * 4),
+            "head norms": "self_attn.q_norm.weight",
+        },
+    ),
+    "gemma2-caps": (
+        transformers.Gemma2Config(
+            hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=24, max_position_embeddings=512, query_pre_attn_scalar=20, sliding_window=16,
+            attn_logit_softcapping=3.0, final_logit_softcapping=4.0, **TOKENS,
+        ),
+        torch.bfloat16,
+        {
+            "window": dict(sliding_window=512),
+            "order of layers": dict(layer_types=["full_attention", "sliding_attention"] * 2),
+            "cap of scores": dict(attn_logit_softcapping=None),
+            "cap of logits": dict(final_logit_softcapping=None),
+            "query scale": dict(query_pre_attn_scalar=24),
+            "activation": dict(hidden_activation="silu"),
+        },
+    ),
+    "gemma3-local": (
+        transformers.Gemma3TextConfig(
+            hidden_size=64, intermediate_size=160, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=1,
+            head_dim=24, max_position_embeddings=512, query_pre_attn_scalar=20, sliding_window=16,
+            sliding_window_pattern=3, rope_theta=1e6, rope_local_base_freq=500.0,
+            rope_scaling=dict(rope_type="linear", factor=8.0), **TOKENS,
+        ),
+        torch.bfloat16,
+        {
+            "window": dict(sliding_window=512),
+            "order of layers": dict(layer_types=["sliding_attention"] * 5),
+            "local frequencies": dict(rope_local_base_freq=1e6),
+            "stretch": dict(rope_scaling=None),
+            "head norms": "self_attn.k_norm.weight",
+        },
+    ),
+    "phi3-longrope": (
+        transformers.Phi3Config(
+            hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            # A quarter of each head does not turn. 200 and 48 tokens are within the original context.
+            max_position_embeddings=2048, original_max_position_embeddings=256, partial_rotary_factor=0.75,
+            rope_scaling=dict(type="longrope", short_factor=SHORT, long_factor=[4 * f for f in SHORT]),
+            sliding_window=64, **TOKENS,
+        ),
+        torch.bfloat16,
+        {
+            "window": dict(sliding_window=None),
+            "short factors": dict(
+                rope_scaling=dict(type="longrope", short_factor=[1.0] * 6, long_factor=[1.0] * 6)
+            ),
+            "amplitude": dict(max_position_embeddings=256),
+        },
+    ),
+}
+
+
+@contextmanager
+def double():
+    """transformers computes norms, angles and softmax in float32 whatever the model's type: here that means float64."""
+    names, to_float = torch.float32, torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = names
+        torch.Tensor.float = to_float
+        torch.set_default_dtype(names)
+
+
+def build(config, weights):
+    """The model of `config` in the default type, with `weights`."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    dtype = torch.get_default_dtype()
+    missing, unexpected = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    assert set(missing) <= tied and not unexpected, (missing, unexpected)
+    model.tie_weights()
+    return model.to(dtype).eval()
+
+
+def random_weights(config, seed):
+    """Weights that bf16 and f16 hold; scores and logits a few units wide, so that what is wrong shows."""
+    random = torch.Generator().manual_seed(seed)
+    weights = {}
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    shift = 0.0 if config.model_type.startswith("gemma") else 1.0
+    for name, old in model.state_dict().items():
+        new = torch.randn(old.shape, generator=random)
+        if "norm" in name:
+            new = new * 0.3 + shift
+        elif "embed_tokens" in name or "lm_head" in name:
+            new *= 1.5 / config.hidden_size**0.5
+        elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj")):
+            new *= 1.3 / old.shape[1] ** 0.5
+        else:
+            new *= 1.2 / old.shape[1] ** 0.5
+        weights[name] = new.to(torch.bfloat16).to(torch.float16).to(torch.float32)
+    if config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights
+
+
+@torch.no_grad()
+def logits_of(model, tokens):
+    """Of every position: all tokens at once, without a cache."""
+    return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def continued(model, prompt):
+    """The greedy answer and the smallest lead, or none where a step's lead is too small."""
+    tokens, margins = list(prompt), []
+    for _ in range(NEW_TOKENS):
+        best = logits_of(model, tokens)[-1].topk(2)
+        margins.append((best.values[0] - best.values[1]).item())
+        if margins[-1] < MIN_MARGIN:
+            return None
+        tokens.append(best.indices[0].item())
+    return tokens[len(prompt):], round(min(margins), 6)
+
+
+def case(model, exact, tokens, random):
+    """One entry of `cases`, of the first prompt drawn whose answer is clear."""
+    for _ in range(1000):
+        prompt = torch.randint(0, 256, (tokens,), generator=random).tolist()
+        if answer := continued(model, prompt):
+            break
+    else:
+        sys.exit(f"no prompt of {tokens} tokens has a clear answer")
+    logits = logits_of(model, prompt)
+    with double():
+        off = (logits.double() - logits_of(exact, prompt)).abs().max().item()
+    last = len(prompt) - 1
+    return dict(
+        prompt=prompt,
+        logits={
+            str(p): [float(f"{x:.9g}") for x in logits[p].tolist()]
+            for p in sorted({0, last // 3, 2 * last // 3, last})
+        },
+        last_position=last,
+        greedy=answer[0],
+        min_margin=answer[1],
+        f32_vs_f64_max_abs=float(f"{off:.3g}"),
+    )
+
+
+def check_effects(name, config, weights, parts, prompt):
+    """Every part must change the logits of the longest prompt."""
+    whole = logits_of(build(config, weights), prompt)
+    for part, without in parts.items():
+        if isinstance(without, str):
+            changed = {k: torch.ones_like(v) if k.endswith(without) else v for k, v in weights.items()}
+            other = build(config, changed)
+        else:
+            # Through the constructor: it derives keys from keys.
+            other = build(type(config)(**{**config.to_dict(), **without}), weights)
+        effect = (logits_of(other, prompt) - whole).abs().max().item()
+        print(f"  without {part}: logits differ by {effect:.3g}")
+        assert effect >= MIN_EFFECT, f"{name} does not need its {part}"
+
+
+def make(name, config, dtype, parts):
+    weights = random_weights(config, SEED)
+    model = build(config, weights)
+    with double():
+        exact = build(config, weights)
+    random = torch.Generator().manual_seed(SEED)
+    cases = [case(model, exact, tokens, random) for tokens in PROMPTS]
+    count = sum(w.numel() for w in weights.values())
+    print(f"{name}: {count:,} parameters, f32 off f64 by {max(c['f32_vs_f64_max_abs'] for c in cases)}")
+    check_effects(name, config, weights, parts, cases[-1]["prompt"])
+
+    folder = REFERENCE / name
+    folder.mkdir(exist_ok=True)
+    saved = copy.deepcopy(config)
+    saved.torch_dtype, saved.architectures = dtype, [type(model).__name__]
+    saved.save_pretrained(folder)
+    stored = {k: w.to(dtype) for k, w in weights.items()}
+    assert all((stored[k].float() == w).all() for k, w in weights.items()), f"{name}: {dtype} cannot hold the weights"
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / file, folder / file)
+    about = dict(
+        model=name,
+        architecture=type(model).__name__,
+        transformers=transformers.__version__,
+        torch=torch.__version__.split("+")[0],
+        arithmetic="f32, eager attention, no cache",
+        stop_tokens="ignored",
+        new_tokens=NEW_TOKENS,
+        cases=cases,
+    )
+    (folder / "cases.json").write_text(json.dumps(about, separators=(",", ":")))
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for name in sys.argv[1:] or MODELS:
+        make(name, *MODELS[name])
+
+
+main()
