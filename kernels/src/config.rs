@@ -1,23 +1,34 @@
 //! `config.json` of a Hugging Face checkpoint, in the form of transformers 4 and 5.
 
-use crate::rope::{RopePairs, RopeScaling};
+mod keys;
+mod rope;
+
+pub(crate) use keys::Keys;
+
+use crate::{
+    models::{self, Family},
+    rope::{RopePairs, RopeScaling},
+};
 use serde::Deserialize;
 use tsnode_protocol::{ModelShape, codec::CodecError, limits};
 
-/// Families whose forward pass is written.
+/// What is between an MLP's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Llama 1–3, SmolLM, Mistral, Qwen2: RMS norm, rotary positions, gated MLP.
-    Llama,
-    /// OPT: layer norm, learned positions, ReLU.
-    Opt,
+pub enum Activation {
+    /// `x / (1 + e^-x)`, multiplied by the other half of a gated MLP.
+    Silu,
+    /// GELU by its tanh form, multiplied by the other half of a gated MLP.
+    GeluTanh,
+    /// `max(x, 0)`, of an MLP without a gate.
+    Relu,
 }
 
-/// A model's configuration, checked.
+/// A model's configuration, checked. What differs between families in numbers is here; what differs in structure is in
+/// the family's file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Which forward pass.
-    pub family: Family,
+    pub family: &'static Family,
     /// Transformer blocks.
     pub layers: usize,
     /// Width of the residual stream.
@@ -32,16 +43,34 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Entries in the vocabulary.
     pub vocab: usize,
-    /// Longest sequence.
+    /// Longest sequence (tokens).
     pub context: usize,
+    /// Between an MLP's matrices.
+    pub activation: Activation,
     /// Added under the root of norms.
     pub norm_eps: f32,
+    /// Added to the weights of norms: 1 where they are stored as differences from it (Gemma).
+    pub norm_shift: f32,
+    /// What embeddings are multiplied by.
+    pub embed_scale: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
     /// Their stretch.
     pub rope_scaling: RopeScaling,
     /// Which channels turn together; GGUF files of Llama have them next to each other.
     pub rope_pairs: RopePairs,
+    /// Channels of a head that turn, from the first on.
+    pub rope_dim: usize,
+    /// Base of the frequencies, not stretched, of layers with a window, where it is another (Gemma 3).
+    pub local_rope_theta: Option<f32>,
+    /// What products of queries and keys are multiplied by.
+    pub attention_scale: f32,
+    /// Largest size of an attention score, approached smoothly.
+    pub attention_cap: Option<f32>,
+    /// Tokens that a row of each layer sees, itself included; all where there is none.
+    pub windows: Vec<Option<usize>>,
+    /// Largest size of a logit, approached smoothly.
+    pub logit_cap: Option<f32>,
     /// Whether the output head is the embedding.
     pub tied: bool,
 }
@@ -53,7 +82,7 @@ pub enum ConfigError {
     #[error("config.json: {0}")]
     Json(String),
     /// A model type whose forward pass is not written.
-    #[error("config.json: model type {0:?} is not supported; llama, mistral, qwen2 and opt are")]
+    #[error("config.json: model type {0:?} is not supported; {known} are", known = models::types().join(", "))]
     Family(String),
     /// A part of the architecture that is not written.
     #[error("config.json: {what} = {value} is not supported")]
@@ -68,8 +97,9 @@ pub enum ConfigError {
     Shape(CodecError),
 }
 
+/// What every family's file has.
 #[derive(Deserialize)]
-struct Raw {
+struct Common {
     model_type: String,
     num_hidden_layers: u32,
     hidden_size: u32,
@@ -81,29 +111,9 @@ struct Raw {
     vocab_size: u32,
     max_position_embeddings: u32,
     rms_norm_eps: Option<f32>,
-    rope_theta: Option<f32>,
-    rope_scaling: Option<RawRope>,
-    rope_parameters: Option<RawRope>,
     tie_word_embeddings: Option<bool>,
-    hidden_act: Option<String>,
-    activation_function: Option<String>,
-    sliding_window: Option<u32>,
-    use_sliding_window: Option<bool>,
     /// Ours, in what is made of a GGUF file's metadata.
     tsnode_rope_pairs: Option<RopePairs>,
-    do_layer_norm_before: Option<bool>,
-    word_embed_proj_dim: Option<u32>,
-}
-
-#[derive(Deserialize)]
-struct RawRope {
-    rope_type: Option<String>,
-    r#type: Option<String>,
-    rope_theta: Option<f32>,
-    factor: Option<f32>,
-    low_freq_factor: Option<f32>,
-    high_freq_factor: Option<f32>,
-    original_max_position_embeddings: Option<f32>,
 }
 
 impl ModelConfig {
@@ -112,37 +122,68 @@ impl ModelConfig {
     /// # Errors
     /// When it is not JSON, out of bounds, or asks for what is not written.
     pub fn parse(json: &[u8]) -> Result<Self, ConfigError> {
-        let raw: Raw = serde_json::from_slice(json).map_err(|e| ConfigError::Json(e.to_string()))?;
-        let family = match raw.model_type.as_str() {
-            "llama" | "mistral" | "qwen2" => Family::Llama,
-            "opt" => Family::Opt,
-            other => return Err(ConfigError::Family(other.chars().take(64).collect())),
-        };
-        refuse_variants(&raw, family)?;
-        let rope = raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref());
-        let theta = raw.rope_theta.or(rope.and_then(|r| r.rope_theta)).unwrap_or(10_000.0);
-        let head_dim = raw.head_dim.unwrap_or(raw.hidden_size / raw.num_attention_heads.max(1));
-        let config = Self {
-            family,
-            layers: raw.num_hidden_layers as usize,
-            hidden: raw.hidden_size as usize,
-            intermediate: raw.intermediate_size.or(raw.ffn_dim).unwrap_or(0) as usize,
-            heads: raw.num_attention_heads as usize,
-            kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads) as usize,
-            head_dim: head_dim as usize,
-            vocab: raw.vocab_size as usize,
-            context: raw.max_position_embeddings.min(limits::SEQUENCE_TOKENS) as usize,
-            norm_eps: raw.rms_norm_eps.unwrap_or(if family == Family::Opt { 1e-5 } else { 1e-6 }),
-            rope_theta: theta,
-            rope_scaling: rope.map_or(Ok(RopeScaling::None), scaling)?,
-            rope_pairs: raw.tsnode_rope_pairs.unwrap_or_default(),
-            tied: raw.tie_word_embeddings.unwrap_or(family == Family::Opt),
-        };
+        let malformed = |e: serde_json::Error| ConfigError::Json(e.to_string());
+        let common: Common = serde_json::from_slice(json).map_err(malformed)?;
+        let keys: Keys = serde_json::from_slice(json).map_err(malformed)?;
+        let family = models::family(&common.model_type)
+            .ok_or_else(|| ConfigError::Family(common.model_type.chars().take(64).collect()))?;
+        let mut config = Self::usual(family, &common);
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
-        if !(theta.is_finite() && theta > 0.0 && config.norm_eps.is_finite() && config.head_dim.is_multiple_of(2)) {
+        // Only now: numbers of layers and heads are known to be small.
+        config.windows = vec![None; config.layers];
+        rope::read(&mut config, &keys)?;
+        (family.configure)(&mut config, &keys)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What a family's file changes where it differs.
+    fn usual(family: &'static Family, common: &Common) -> Self {
+        let head_dim = common.head_dim.unwrap_or(common.hidden_size / common.num_attention_heads.max(1)) as usize;
+        Self {
+            family,
+            layers: common.num_hidden_layers as usize,
+            hidden: common.hidden_size as usize,
+            intermediate: common.intermediate_size.or(common.ffn_dim).unwrap_or(0) as usize,
+            heads: common.num_attention_heads as usize,
+            kv_heads: common.num_key_value_heads.unwrap_or(common.num_attention_heads) as usize,
+            head_dim,
+            vocab: common.vocab_size as usize,
+            context: common.max_position_embeddings.min(limits::SEQUENCE_TOKENS) as usize,
+            activation: Activation::Silu,
+            norm_eps: common.rms_norm_eps.unwrap_or(1e-6),
+            norm_shift: 0.0,
+            embed_scale: 1.0,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            rope_pairs: common.tsnode_rope_pairs.unwrap_or_default(),
+            rope_dim: head_dim,
+            local_rope_theta: None,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_cap: None,
+            windows: Vec::new(),
+            logit_cap: None,
+            tied: common.tie_word_embeddings.unwrap_or(false),
+        }
+    }
+
+    /// Reads rotary positions from the parameters `rope`, where a family has them in another place.
+    pub(crate) fn read_rope(&mut self, keys: &Keys, rope: &Keys) -> Result<(), ConfigError> {
+        rope::read_from(self, keys, rope)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let positive = |x: f32| x.is_finite() && x > 0.0;
+        let thetas = positive(self.rope_theta) && self.local_rope_theta.is_none_or(positive);
+        let norms = self.norm_eps.is_finite() && self.head_dim.is_multiple_of(2);
+        if !(thetas && norms) {
             return Err(ConfigError::Shape(CodecError::Invalid("rope_theta, norm epsilon or head_dim out of range")));
         }
-        Ok(config)
+        let caps = [self.attention_cap, self.logit_cap].into_iter().flatten().all(positive);
+        if !(caps && positive(self.attention_scale)) {
+            return Err(ConfigError::Shape(CodecError::Invalid("scale or cap of attention or logits out of range")));
+        }
+        Ok(())
     }
 
     /// The shape others plan by, with the bytes the weights take.
@@ -161,45 +202,6 @@ impl ModelConfig {
             embed_bytes,
             head_bytes,
         }
-    }
-}
-
-fn refuse_variants(raw: &Raw, family: Family) -> Result<(), ConfigError> {
-    let refuse = |what, value: String| Err(ConfigError::Unsupported { what, value });
-    let act = raw.hidden_act.as_deref().or(raw.activation_function.as_deref());
-    let wanted = if family == Family::Opt { "relu" } else { "silu" };
-    if let Some(act) = act.filter(|a| *a != wanted) {
-        return refuse("hidden_act", act.chars().take(64).collect());
-    }
-    if raw.use_sliding_window != Some(false)
-        && let Some(window) = raw.sliding_window.filter(|w| *w < raw.max_position_embeddings)
-    {
-        return refuse("sliding_window", window.to_string());
-    }
-    if raw.do_layer_norm_before == Some(false) {
-        return refuse("do_layer_norm_before", "false".into());
-    }
-    if let Some(width) = raw.word_embed_proj_dim.filter(|w| *w != raw.hidden_size) {
-        return refuse("word_embed_proj_dim", width.to_string());
-    }
-    Ok(())
-}
-
-fn scaling(raw: &RawRope) -> Result<RopeScaling, ConfigError> {
-    let need = |x: Option<f32>, what| match x {
-        Some(x) if x.is_finite() && x > 0.0 => Ok(x),
-        _ => Err(ConfigError::Unsupported { what, value: "missing or out of range".into() }),
-    };
-    match raw.rope_type.as_deref().or(raw.r#type.as_deref()) {
-        None | Some("default") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear { factor: need(raw.factor, "rope factor")? }),
-        Some("llama3") => Ok(RopeScaling::Llama3 {
-            factor: need(raw.factor, "rope factor")?,
-            low: need(raw.low_freq_factor, "low_freq_factor")?,
-            high: need(raw.high_freq_factor, "high_freq_factor")?,
-            original: need(raw.original_max_position_embeddings, "original_max_position_embeddings")?,
-        }),
-        Some(other) => Err(ConfigError::Unsupported { what: "rope_type", value: other.chars().take(64).collect() }),
     }
 }
 
@@ -234,9 +236,49 @@ mod tests {
         let other = ModelConfig::parse(LLAMA.replace("llama", "mamba").as_bytes());
         assert!(other.unwrap_err().to_string().contains("mamba"));
         assert!(with(r#""hidden_act":"gelu""#).unwrap_err().to_string().contains("gelu"));
+        assert!(ConfigError::Family("mamba".into()).to_string().contains("gemma2, gemma3_text"));
         assert!(with(r#""sliding_window":32"#).unwrap_err().to_string().contains("sliding_window"));
         assert!(matches!(with(r#""num_key_value_heads":0"#), Err(ConfigError::Shape(_))));
         assert!(matches!(ModelConfig::parse(b"{"), Err(ConfigError::Json(_))));
         assert!(matches!(ModelConfig::parse("[".repeat(9999).as_bytes()), Err(ConfigError::Json(_))));
+    }
+
+    fn typed(model_type: &str, more: &str) -> Result<ModelConfig, ConfigError> {
+        let base = LLAMA.replace("llama", model_type);
+        ModelConfig::parse(format!("{},{more}}}", base.trim_end_matches('}')).as_bytes())
+    }
+
+    #[test]
+    fn windows_are_of_the_layers_that_have_them() {
+        let windows = |model_type, more| typed(model_type, more).unwrap().windows;
+        assert_eq!(windows("mistral", r#""sliding_window":32"#), [Some(32); 2]);
+        assert_eq!(windows("mistral", r#""sliding_window":null"#), [None; 2]);
+        assert_eq!(windows("qwen2", r#""sliding_window":32"#), [None; 2]);
+        let qwen = r#""sliding_window":32,"use_sliding_window":true,"max_window_layers":1"#;
+        assert_eq!(windows("qwen2", qwen), [None, Some(32)]);
+        assert_eq!(windows("gemma2", r#""sliding_window":32"#), [Some(32), None]);
+        let named = r#""sliding_window":32,"layer_types":["full_attention","sliding_attention"]"#;
+        assert_eq!(windows("gemma2", named), [None, Some(32)]);
+        for wrong in [r#"["full_attention"]"#, r#"["full_attention","chunked_attention"]"#, "7", "[1,2]"] {
+            let wrong = typed("gemma2", &format!(r#""sliding_window":32,"layer_types":{wrong}"#)).unwrap_err();
+            assert!(wrong.to_string().contains("layer_types"), "{wrong}");
+        }
+        assert!(typed("mistral", r#""sliding_window":0"#).unwrap_err().to_string().contains("sliding_window"));
+    }
+
+    #[test]
+    fn contexts_end_where_the_short_factors_do() {
+        let rope = r#""rope_scaling":{"type":"su","short_factor":[1.0,2.0],"long_factor":[3.0,4.0]},
+            "original_max_position_embeddings":16"#;
+        let config = typed("phi3", rope).unwrap();
+        assert_eq!(config.context, 16);
+        let RopeScaling::Long { factors, amplitude } = config.rope_scaling else { panic!("not long") };
+        // 64 tokens of 16: the root of 1 + ln 4 / ln 16.
+        assert_eq!((factors, amplitude), (vec![1.0, 2.0], 1.5f32.sqrt()));
+        for (from, to) in [("[1.0,2.0]", "[1.0]"), ("[1.0,2.0]", "[1.0,-2.0]"), ("16", "1"), ("16", "\"x\"")] {
+            assert!(typed("phi3", &rope.replace(from, to)).is_err(), "{from} as {to}");
+        }
+        assert!(typed("phi3", r#""partial_rotary_factor":0.5"#).unwrap().rope_dim == 2);
+        assert!(typed("phi3", r#""partial_rotary_factor":0.1"#).is_err());
     }
 }

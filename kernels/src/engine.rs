@@ -6,8 +6,10 @@ use crate::{
     models::Stage,
     pages::{Layout, PageCount, PagePool, PagesError, SequenceKv, Side},
     source::StageModel,
+    tanh,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
 
 /// How an engine is made.
@@ -407,6 +409,17 @@ impl Engine {
     }
 }
 
+/// How a layer's rows look at the tokens before them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Look {
+    /// What products of queries and keys are multiplied by.
+    pub scale: f32,
+    /// Largest size of a score, approached smoothly ([`tanh::soft_cap`]).
+    pub cap: Option<f32>,
+    /// Tokens a row sees, itself included; all without one.
+    pub window: Option<usize>,
+}
+
 /// What a model's layers see of the engine: attention over the pages of the batch's sequences.
 pub(crate) struct Attend<'a> {
     pool: &'a mut PagePool,
@@ -418,10 +431,10 @@ pub(crate) struct Attend<'a> {
     layout: Layout,
 }
 
-/// A row of the batch: whose it is, and how many tokens it may look at.
+/// A row of the batch: whose it is, and which tokens it looks at.
 struct Row<'a> {
     kv: &'a SequenceKv,
-    context: usize,
+    tokens: Range<usize>,
 }
 
 impl Attend<'_> {
@@ -432,20 +445,29 @@ impl Attend<'_> {
 
     /// Stores keys and values of every row in `layer` of the stage, then mixes values by softmax of scaled products.
     /// `q` and `out` are `[row][head][channel]`, `k` and `v` `[row][kv_head][channel]`.
-    pub(crate) fn attend(&mut self, cpu: &Cpu, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) {
+    #[allow(clippy::too_many_arguments)] // Three inputs and an output, as everyone calls them.
+    pub(crate) fn attend(
+        &mut self,
+        cpu: &Cpu,
+        layer: usize,
+        look: Look,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        out: &mut [f32],
+    ) {
         let Layout { heads: kv_heads, dim, .. } = self.layout;
         self.store(layer, k, v);
-        let rows = self.rows();
+        let rows = self.rows(look.window);
         let pool = &*self.pool;
         let group = self.heads / kv_heads;
-        let scale = 1.0 / (dim as f32).sqrt();
-        let work: usize = rows.iter().map(|r| r.context * self.heads * dim * 2).sum();
+        let work: usize = rows.iter().map(|r| r.tokens.len() * self.heads * dim * 2).sum();
         let part = group * dim;
         cpu.for_each_part(out, part, work, |i, out| {
             let (row, head) = (i / kv_heads, i % kv_heads);
-            let Row { kv, context } = rows[row];
+            let Row { kv, tokens } = &rows[row];
             let q = &q[(row * kv_heads + head) * part..][..part];
-            mix(cpu, kv, pool, Place { layer, head, context }, q, scale, out);
+            mix(cpu, kv, pool, Place { layer, head, tokens: tokens.clone() }, q, look, out);
         });
     }
 
@@ -465,12 +487,13 @@ impl Attend<'_> {
         }
     }
 
-    fn rows(&self) -> Vec<Row<'_>> {
+    fn rows(&self, window: Option<usize>) -> Vec<Row<'_>> {
+        let seen = |end: usize| window.map_or(0, |w| end.saturating_sub(w))..end;
         let mut rows = Vec::with_capacity(self.positions.len());
         for slice in self.batch {
             // `Engine::check` has seen every sequence of the batch.
             let Some(kv) = self.sequences.get(&(self.stage, slice.request)) else { continue };
-            rows.extend((slice.start..slice.start + slice.len).map(|p| Row { kv, context: p as usize + 1 }));
+            rows.extend((slice.start..slice.start + slice.len).map(|p| Row { kv, tokens: seen(p as usize + 1) }));
         }
         rows
     }
@@ -486,38 +509,41 @@ impl Attend<'_> {
 }
 
 /// Where attention looks.
-#[derive(Clone, Copy)]
 struct Place {
     layer: usize,
     head: usize,
-    context: usize,
+    tokens: Range<usize>,
 }
 
 /// Attention of the query heads that share one KV head, for one row. Scores, sums and mixing run in token order.
-fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], scale: f32, out: &mut [f32]) {
+fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: Look, out: &mut [f32]) {
     let dim = kv.layout().dim;
     let group = q.len() / dim;
-    let mut scores = vec![0.0; group * at.context];
+    let context = at.tokens.len();
+    let mut scores = vec![0.0; group * context];
     let mut block_scores = Vec::new();
     let mut done = 0;
-    for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.context) {
+    for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.tokens.clone()) {
         let n = keys.rows();
         block_scores.resize(group * n, 0.0);
         cpu.dots_here(q, keys, &mut block_scores);
         for g in 0..group {
-            let to = &mut scores[g * at.context + done..][..n];
+            let to = &mut scores[g * context + done..][..n];
             for (to, from) in to.iter_mut().zip(&block_scores[g * n..][..n]) {
-                *to = from * scale;
+                *to = from * look.scale;
             }
         }
         done += n;
     }
+    if let Some(cap) = look.cap {
+        tanh::soft_cap(&mut scores, cap);
+    }
     out.fill(0.0);
     for (g, out) in out.chunks_exact_mut(dim).enumerate() {
-        let p = &mut scores[g * at.context..][..at.context];
+        let p = &mut scores[g * context..][..context];
         cpu.softmax(p);
         let mut from = 0;
-        for values in kv.blocks(pool, at.layer, Side::Values, at.head, at.context) {
+        for values in kv.blocks(pool, at.layer, Side::Values, at.head, at.tokens.clone()) {
             cpu.weighted_rows(&p[from..from + values.rows()], values, out);
             from += values.rows();
         }

@@ -21,4 +21,5 @@ pub mod quant;
 pub mod rope;
 pub mod sampling;
 pub mod source;
+pub mod tanh;
 pub mod weights;

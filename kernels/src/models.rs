@@ -1,15 +1,70 @@
-//! Model families. Each is one file, read top to bottom beside its paper; this list is all that knows them.
+//! Model families. Each is one file, read top to bottom beside its paper, and one line in [`FAMILIES`].
 
+mod decoder;
+mod gemma2;
+mod gemma3;
 mod llama;
+mod mistral;
 mod opt;
+mod phi3;
+mod qwen2;
+mod qwen3;
 
 use crate::{
-    config::{Family, ModelConfig},
+    config::{ConfigError, Keys, ModelConfig},
     cpu::Cpu,
     engine::Attend,
     weights::{Checkpoint, WeightsError},
 };
+use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
+
+/// All that is read.
+static FAMILIES: [&Family; 8] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &phi3::FAMILY,
+    &opt::FAMILY,
+];
+
+/// Models with one forward pass.
+pub struct Family {
+    /// Its `model_type` in `config.json`.
+    model_type: &'static str,
+    /// Puts what is special of the family into a configuration read the usual way, and refuses what is not written.
+    pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ConfigError>,
+    /// Loads layers.
+    load: fn(&ModelConfig, &Checkpoint, LayerRange) -> Loaded,
+}
+
+/// A stage, or why there is none.
+type Loaded = Result<Box<dyn Stage>, WeightsError>;
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type)
+    }
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        self.model_type == other.model_type
+    }
+}
+
+/// The family of a `model_type`.
+pub(crate) fn family(model_type: &str) -> Option<&'static Family> {
+    FAMILIES.into_iter().find(|f| f.model_type == model_type)
+}
+
+/// Every `model_type` that is read.
+pub(crate) fn types() -> [&'static str; FAMILIES.len()] {
+    FAMILIES.map(|f| f.model_type)
+}
 
 /// Some consecutive layers of a model; embedding with the first, output head with the last.
 pub(crate) trait Stage: Send {
@@ -35,15 +90,8 @@ pub(crate) struct StageBytes {
 }
 
 /// Loads `layers` of a model.
-pub(crate) fn load(
-    config: &ModelConfig,
-    checkpoint: &Checkpoint,
-    layers: LayerRange,
-) -> Result<Box<dyn Stage>, WeightsError> {
-    Ok(match config.family {
-        Family::Llama => Box::new(llama::Llama::load(config, checkpoint, layers)?),
-        Family::Opt => Box::new(opt::Opt::load(config, checkpoint, layers)?),
-    })
+pub(crate) fn load(config: &ModelConfig, checkpoint: &Checkpoint, layers: LayerRange) -> Loaded {
+    (config.family.load)(config, checkpoint, layers)
 }
 
 /// `out[i] += more[i]`.

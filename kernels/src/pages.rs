@@ -5,6 +5,7 @@
 
 use crate::cpu::{Dtype, Matrix};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use std::ops::Range;
 use tsnode_protocol::{KvDtype, ModelShape};
 
 /// Bytes of a page: 16 tokens of Llama-3-8B, 128 of the embedded model.
@@ -242,21 +243,23 @@ impl SequenceKv {
         }
     }
 
-    /// One head's first `tokens` tokens, page by page, each as a matrix `[token][channel]`.
+    /// One head's `tokens`, page by page, each as a matrix `[token][channel]`.
     pub fn blocks<'p>(
         &'p self,
         pool: &'p PagePool,
         layer: usize,
         side: Side,
         head: usize,
-        tokens: usize,
+        tokens: Range<usize>,
     ) -> impl Iterator<Item = Matrix<'p>> {
         let l = self.layout;
         let dtype = l.stored();
-        self.layers[layer].iter().take(l.pages(tokens)).enumerate().map(move |(i, page)| {
-            let n = (tokens - i * l.tokens).min(l.tokens);
+        let pages = self.layers[layer].iter().enumerate().take(l.pages(tokens.end)).skip(tokens.start / l.tokens);
+        pages.map(move |(i, page)| {
+            let before = i * l.tokens;
+            let (from, to) = (tokens.start.saturating_sub(before), (tokens.end - before).min(l.tokens));
             let at = l.head(side, head);
-            Matrix::new(&pool.page(*page)[at..at + n * l.row()], dtype, n, l.dim)
+            Matrix::new(&pool.page(*page)[at + from * l.row()..at + to * l.row()], dtype, to - from, l.dim)
         })
     }
 }
@@ -299,14 +302,16 @@ mod tests {
             }
         }
         let mut row = [0.0; 4];
-        let mut token = 0;
-        for block in kv.blocks(&pool, 1, Side::Values, 1, room) {
-            for r in 0..block.rows() {
-                block.widen_row(r, &mut row);
-                assert_eq!(row, [f16::from_f32((token * 2 + 1) as f32 / 16.0).to_f32(); 4]);
-                token += 1;
+        for first in [0, 5, room - 4, room - 2] {
+            let mut token = first;
+            for block in kv.blocks(&pool, 1, Side::Values, 1, first..room) {
+                for r in 0..block.rows() {
+                    block.widen_row(r, &mut row);
+                    assert_eq!(row, [f16::from_f32((token * 2 + 1) as f32 / 16.0).to_f32(); 4]);
+                    token += 1;
+                }
             }
+            assert_eq!(token, room);
         }
-        assert_eq!(token, room);
     }
 }

@@ -14,7 +14,7 @@ pub enum RopePairs {
 }
 
 /// How frequencies are stretched beyond the context a model was first trained on.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// Not at all.
     None,
@@ -34,20 +34,30 @@ pub enum RopeScaling {
         /// Context of the first training.
         original: f32,
     },
+    /// LongRoPE (Phi-3): every frequency divided by its own factor, sines and cosines made larger.
+    Long {
+        /// A factor for each frequency. They are those for sequences no longer than the first training's: longer ones
+        /// would need other factors from their first token on, so contexts end there.
+        factors: Vec<f32>,
+        /// What sines and cosines are multiplied by.
+        amplitude: f32,
+    },
 }
 
 /// The angles' frequencies of one model.
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Vec<f32>,
+    amplitude: f32,
 }
 
 impl Rope {
     /// For heads of `dim` channels and base `theta`.
     #[must_use]
-    pub fn new(dim: usize, theta: f32, scaling: RopeScaling) -> Self {
+    pub fn new(dim: usize, theta: f32, scaling: &RopeScaling) -> Self {
         let base = |i: usize| 1.0 / libm::powf(theta, (2 * i) as f32 / dim as f32);
-        Self { frequencies: (0..dim / 2).map(|i| scale(base(i), scaling)).collect() }
+        let amplitude = if let RopeScaling::Long { amplitude, .. } = scaling { *amplitude } else { 1.0 };
+        Self { frequencies: (0..dim / 2).map(|i| scale(base(i), i, scaling)).collect(), amplitude }
     }
 
     /// The same, each frequency divided by its factor.
@@ -63,16 +73,18 @@ impl Rope {
     pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
             let angle = position as f32 * f;
-            *cos = libm::cosf(angle);
-            *sin = libm::sinf(angle);
+            *cos = libm::cosf(angle) * self.amplitude;
+            *sin = libm::sinf(angle) * self.amplitude;
         }
     }
 }
 
-fn scale(frequency: f32, scaling: RopeScaling) -> f32 {
-    match scaling {
+/// Frequency number `index`, stretched.
+fn scale(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
+    match *scaling {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
+        RopeScaling::Long { ref factors, .. } => frequency / factors.get(index).copied().unwrap_or(1.0),
         RopeScaling::Llama3 { factor, low, high, original } => {
             let wavelength = 2.0 * std::f32::consts::PI / frequency;
             if wavelength < original / high {
@@ -87,8 +99,9 @@ fn scale(frequency: f32, scaling: RopeScaling) -> f32 {
     }
 }
 
-/// Turns one head's channels.
+/// Turns the first `2 * cos.len()` of one head's channels; the others, if there are any, stay as they are.
 pub fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], pairs: RopePairs) {
+    let head = &mut head[..2 * cos.len()];
     match pairs {
         RopePairs::Halves => {
             let (first, second) = head.split_at_mut(cos.len());

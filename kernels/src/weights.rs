@@ -175,6 +175,14 @@ impl Tensor {
         }
     }
 
+    /// Rows `from..to`.
+    #[must_use]
+    pub fn slice(&self, from: usize, to: usize) -> Self {
+        let row = self.range.len() / self.rows.max(1);
+        let range = self.range.start + from * row..self.range.start + to * row;
+        Self { storage: self.storage.clone(), range, rows: to - from, ..*self }
+    }
+
     /// Writes row `index`, widened.
     pub fn widen_row(&self, index: usize, out: &mut [f32]) {
         match self.view() {

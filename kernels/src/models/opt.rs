@@ -1,10 +1,10 @@
 //! OPT: learned positions, layer norm before each block and at the end, ReLU, biases everywhere, tied head.
 
-use super::{Stage, StageBytes, add, add_bias, sized};
+use super::{Family, Stage, StageBytes, add, add_bias, sized};
 use crate::{
-    config::ModelConfig,
+    config::{Activation, ConfigError, Keys, ModelConfig},
     cpu::Cpu,
-    engine::Attend,
+    engine::{Attend, Look},
     linear::Weight,
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -13,7 +13,29 @@ use tsnode_protocol::{LayerRange, Token};
 /// The position table's first two rows are for padding.
 const POSITION_OFFSET: usize = 2;
 
-pub(super) struct Opt {
+pub(super) static FAMILY: Family = Family {
+    model_type: "opt",
+    configure,
+    load: |c, checkpoint, range| Ok(Box::new(Opt::load(c, checkpoint, range)?)),
+};
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    config.activation = keys.activation(Activation::Relu)?;
+    if config.activation != Activation::Relu {
+        return Err(keys.refusal("activation_function"));
+    }
+    if keys.flag("do_layer_norm_before")? == Some(false) {
+        return Err(keys.refusal("do_layer_norm_before"));
+    }
+    if keys.count("word_embed_proj_dim")?.is_some_and(|w| w != config.hidden) {
+        return Err(keys.refusal("word_embed_proj_dim"));
+    }
+    config.norm_eps = keys.number("layer_norm_eps")?.unwrap_or(1e-5);
+    config.tied = keys.flag("tie_word_embeddings")?.unwrap_or(true);
+    Ok(())
+}
+
+struct Opt {
     config: ModelConfig,
     embed: Option<Embedding>,
     layers: Vec<Layer>,
@@ -65,7 +87,7 @@ struct Scratch {
 }
 
 impl Opt {
-    pub(super) fn load(config: &ModelConfig, checkpoint: &Checkpoint, range: LayerRange) -> Result<Self, WeightsError> {
+    fn load(config: &ModelConfig, checkpoint: &Checkpoint, range: LayerRange) -> Result<Self, WeightsError> {
         let c = config;
         let tokens = || checkpoint.matrix("model.decoder.embed_tokens.weight", c.vocab, c.hidden);
         let positions =
@@ -149,7 +171,8 @@ impl Layer {
         self.query.forward(cpu, normed, q);
         self.key.forward(cpu, normed, k);
         self.value.forward(cpu, normed, v);
-        attend.attend(cpu, index, q, k, v, mixed);
+        let look = Look { scale: c.attention_scale, cap: None, window: None };
+        attend.attend(cpu, index, look, q, k, v, mixed);
         self.output.forward(cpu, mixed, out);
         add(hidden, out);
 

@@ -1,0 +1,163 @@
+//! What families of rotary decoders have in common: the stack their layers stand in. The parts are in [`parts`].
+
+pub(super) mod parts;
+
+use super::{Loaded, Stage, StageBytes, sized};
+use crate::{
+    config::ModelConfig,
+    cpu::Cpu,
+    engine::Attend,
+    gguf::ROPE_FACTORS,
+    linear::Weight,
+    rope::{Rope, RopeScaling},
+    tanh,
+    weights::{Checkpoint, Tensor, WeightsError},
+};
+use parts::{Norm, Part};
+use tsnode_protocol::{LayerRange, Token};
+
+/// One layer of a family.
+pub(super) trait Layer: Send {
+    /// Runs over the rows of `hidden`, in place.
+    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch);
+}
+
+/// A batch at one layer of the stage.
+pub(super) struct Step<'a, 'b> {
+    pub cpu: &'a Cpu,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// The layer's place in the stage.
+    pub layer: usize,
+    pub attend: &'a mut Attend<'b>,
+}
+
+/// Memory kept from step to step. A part's input is in `normed` and its output in `out`; the rest is between parts' own
+/// hands.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// `[row][hidden]`.
+    pub normed: Vec<f32>,
+    /// `[row][hidden]`.
+    pub out: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    mixed: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// By which of the stack's ropes a layer turns.
+    angles: [Angles; 2],
+}
+
+/// Cosines and sines of every row, `[row][half]`.
+#[derive(Default)]
+struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+impl Angles {
+    fn fill(&mut self, rope: &Rope, half: usize, positions: &[u32]) {
+        self.half = half;
+        let cos = sized(&mut self.cos, positions.len() * half).chunks_exact_mut(half);
+        let sin = sized(&mut self.sin, positions.len() * half).chunks_exact_mut(half);
+        for ((position, cos), sin) in positions.iter().zip(cos).zip(sin) {
+            rope.angles(*position, cos, sin);
+        }
+    }
+}
+
+/// Consecutive layers of one family.
+struct Decoder<L> {
+    config: ModelConfig,
+    embed: Option<Tensor>,
+    layers: Vec<L>,
+    head: Option<Head>,
+    /// Of all layers, or of those without a window; then, if it is another, of those with one.
+    ropes: Vec<Rope>,
+    bytes: StageBytes,
+    scratch: Scratch,
+}
+
+struct Head {
+    norm: Norm,
+    weight: Weight,
+}
+
+/// Loads a stage whose layers `layer` loads.
+pub(super) fn load<L: Layer + 'static>(
+    c: &ModelConfig,
+    checkpoint: &Checkpoint,
+    range: LayerRange,
+    layer: fn(&Part<'_>) -> Result<L, WeightsError>,
+) -> Loaded {
+    let matrix = |name: &str| checkpoint.matrix(name, c.vocab, c.hidden);
+    let embed = if range.start == 0 { Some(matrix("model.embed_tokens.weight")?) } else { None };
+    let mut bytes = StageBytes { embed: embed.as_ref().map_or(0, Tensor::bytes), ..StageBytes::default() };
+    let head = if range.end as usize == c.layers {
+        // A checkpoint may say nothing of tying and simply have no head.
+        let tied = c.tied || !checkpoint.has("lm_head.weight");
+        let weight = Weight::new(matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?);
+        let part = Part::new(c, checkpoint, "model".to_owned(), 0);
+        let norm = part.norm("norm")?;
+        bytes.head = weight.bytes() + part.bytes();
+        Some(Head { norm, weight })
+    } else {
+        None
+    };
+    let mut layers = Vec::with_capacity(range.len() as usize);
+    for index in range.iter() {
+        let part = Part::new(c, checkpoint, format!("model.layers.{index}"), index as usize);
+        layers.push(layer(&part)?);
+        bytes.layers += part.bytes();
+    }
+    let ropes = ropes(c, checkpoint)?;
+    Ok(Box::new(Decoder { config: c.clone(), embed, layers, head, ropes, bytes, scratch: Scratch::default() }))
+}
+
+/// GGUF files have Llama 3's stretch as a factor for each frequency.
+fn ropes(c: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<Rope>, WeightsError> {
+    let mut everywhere = Rope::new(c.rope_dim, c.rope_theta, &c.rope_scaling);
+    if checkpoint.has(ROPE_FACTORS) {
+        everywhere = everywhere.divided(&checkpoint.vector(ROPE_FACTORS, c.rope_dim / 2)?);
+    }
+    let local = c.local_rope_theta.map(|theta| Rope::new(c.rope_dim, theta, &RopeScaling::None));
+    Ok([everywhere].into_iter().chain(local).collect())
+}
+
+impl<L: Layer> Stage for Decoder<L> {
+    fn embed(&self, tokens: &[Token], _positions: &[u32], out: &mut [f32]) {
+        let Some(embed) = &self.embed else { return };
+        for (token, row) in tokens.iter().zip(out.chunks_exact_mut(self.config.hidden)) {
+            embed.widen_row(token.0 as usize, row);
+            row.iter_mut().for_each(|x| *x *= self.config.embed_scale);
+        }
+    }
+
+    fn layers(&mut self, cpu: &Cpu, hidden: &mut [f32], attend: &mut Attend<'_>) {
+        let s = &mut self.scratch;
+        for (rope, angles) in self.ropes.iter().zip(&mut s.angles) {
+            angles.fill(rope, self.config.rope_dim / 2, attend.positions());
+        }
+        let rows = hidden.len() / self.config.hidden;
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.forward(&mut Step { cpu, rows, layer: index, attend }, hidden, s);
+        }
+    }
+
+    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
+        let Some(head) = &self.head else { return };
+        let mut normed = Vec::new();
+        head.norm.forward(cpu, hidden, &mut normed);
+        head.weight.apply(cpu, &normed, out);
+        if let Some(cap) = self.config.logit_cap {
+            tanh::soft_cap(out, cap);
+        }
+    }
+
+    fn bytes(&self) -> StageBytes {
+        self.bytes
+    }
+}

@@ -1,0 +1,236 @@
+//! Parts that layers are composed of: norms, attention and gated MLPs. They read `normed` and write `out`.
+
+use super::{Angles, Scratch, Step};
+use crate::{
+    config::{Activation, ModelConfig},
+    cpu::Cpu,
+    engine::Look,
+    linear::Weight,
+    models::{add_bias, sized},
+    rope::{RopePairs, turn},
+    tanh,
+    weights::{Checkpoint, WeightsError},
+};
+use std::cell::Cell;
+use std::mem::swap;
+
+/// A named part of a checkpoint, such as one layer.
+pub(in crate::models) struct Part<'a> {
+    config: &'a ModelConfig,
+    checkpoint: &'a Checkpoint,
+    name: String,
+    layer: usize,
+    bytes: Cell<u64>,
+}
+
+impl<'a> Part<'a> {
+    /// The tensors whose names start with `name` and a dot; of layer number `layer` of the model, if of one.
+    pub(super) fn new(config: &'a ModelConfig, checkpoint: &'a Checkpoint, name: String, layer: usize) -> Self {
+        Self { config, checkpoint, name, layer, bytes: Cell::new(0) }
+    }
+
+    /// What was loaded so far (bytes).
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    /// The norm `name` over the residual stream.
+    pub(in crate::models) fn norm(&self, name: &str) -> Result<Norm, WeightsError> {
+        self.norm_over(name, self.config.hidden)
+    }
+
+    fn norm_over(&self, name: &str, width: usize) -> Result<Norm, WeightsError> {
+        let mut weight = self.vector(&format!("{name}.weight"), width)?;
+        weight.iter_mut().for_each(|w| *w += self.config.norm_shift);
+        Ok(Norm { weight, eps: self.config.norm_eps })
+    }
+
+    /// The matrix `name` of `outputs` × `inputs`, with its bias if there is one.
+    fn linear(&self, name: &str, outputs: usize, inputs: usize) -> Result<Linear, WeightsError> {
+        let weight = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), outputs, inputs)?;
+        let bias = format!("{name}.bias");
+        let bias = if self.checkpoint.has(&self.full(&bias)) { Some(self.vector(&bias, outputs)?) } else { None };
+        Ok(self.counted(Linear { weight: Weight::new(weight), bias, outputs }))
+    }
+
+    /// Matrices that lie in one tensor, one below the other.
+    fn fused<const N: usize>(
+        &self,
+        name: &str,
+        outputs: [usize; N],
+        inputs: usize,
+    ) -> Result<[Linear; N], WeightsError> {
+        let all = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), outputs.iter().sum(), inputs)?;
+        let mut from = 0;
+        Ok(outputs.map(|outputs| {
+            let weight = Weight::new(all.slice(from, from + outputs));
+            from += outputs;
+            self.counted(Linear { weight, bias: None, outputs })
+        }))
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        let vector = self.checkpoint.vector(&self.full(name), len)?;
+        self.bytes.set(self.bytes.get() + 4 * len as u64);
+        Ok(vector)
+    }
+
+    fn counted(&self, linear: Linear) -> Linear {
+        self.bytes.set(self.bytes.get() + linear.weight.bytes());
+        linear
+    }
+
+    fn full(&self, name: &str) -> String {
+        format!("{}.{name}", self.name)
+    }
+}
+
+/// RMS norm.
+pub(in crate::models) struct Norm {
+    weight: Vec<f32>,
+    eps: f32,
+}
+
+impl Norm {
+    /// Of every row of `x`, of as many numbers as the norm has weights.
+    pub(in crate::models) fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut Vec<f32>) {
+        cpu.rms_norm(x, &self.weight, self.eps, sized(out, x.len()));
+    }
+}
+
+/// A matrix and perhaps a bias.
+struct Linear {
+    weight: Weight,
+    bias: Option<Vec<f32>>,
+    outputs: usize,
+}
+
+impl Linear {
+    fn forward(&self, cpu: &Cpu, rows: usize, x: &[f32], out: &mut Vec<f32>) {
+        let out = sized(out, rows * self.outputs);
+        self.weight.apply(cpu, x, out);
+        if let Some(bias) = &self.bias {
+            add_bias(out, bias);
+        }
+    }
+}
+
+/// Attention of heads that turn with their positions, several to a head of keys and values.
+pub(in crate::models) struct Attention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    /// Of each head's queries and keys, before they turn.
+    head_norms: Option<[Norm; 2]>,
+    head_dim: usize,
+    look: Look,
+    /// Which of the stack's ropes turns it.
+    rope: usize,
+    pairs: RopePairs,
+}
+
+impl Attention {
+    /// From a matrix each for queries, keys and values.
+    pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
+        let [query, key, value] = Self::widths(part.config);
+        let linear = |name: &str, outputs| part.linear(name, outputs, part.config.hidden);
+        let inputs =
+            [linear("self_attn.q_proj", query)?, linear("self_attn.k_proj", key)?, linear("self_attn.v_proj", value)?];
+        Self::with_inputs(part, inputs)
+    }
+
+    /// From one matrix with the rows of queries, keys and values.
+    pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
+        let inputs = part.fused("self_attn.qkv_proj", Self::widths(part.config), part.config.hidden)?;
+        Self::with_inputs(part, inputs)
+    }
+
+    fn with_inputs(part: &Part<'_>, [query, key, value]: [Linear; 3]) -> Result<Self, WeightsError> {
+        let c = part.config;
+        let output = part.linear("self_attn.o_proj", c.hidden, c.heads * c.head_dim)?;
+        let window = c.windows[part.layer];
+        let look = Look { scale: c.attention_scale, cap: c.attention_cap, window };
+        let rope = usize::from(c.local_rope_theta.is_some() && window.is_some());
+        Ok(Self { query, key, value, output, head_norms: None, head_dim: c.head_dim, look, rope, pairs: c.rope_pairs })
+    }
+
+    /// With norms over each head's queries and keys.
+    pub(in crate::models) fn with_head_norms(self, part: &Part<'_>) -> Result<Self, WeightsError> {
+        let norm = |name| part.norm_over(name, part.config.head_dim);
+        Ok(Self { head_norms: Some([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?]), ..self })
+    }
+
+    fn widths(c: &ModelConfig) -> [usize; 3] {
+        [c.heads, c.kv_heads, c.kv_heads].map(|heads| heads * c.head_dim)
+    }
+
+    pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
+        let Step { cpu, rows, layer, .. } = *step;
+        self.query.forward(cpu, rows, &s.normed, &mut s.q);
+        self.key.forward(cpu, rows, &s.normed, &mut s.k);
+        self.value.forward(cpu, rows, &s.normed, &mut s.v);
+        if let Some([query, key]) = &self.head_norms {
+            query.forward(cpu, &s.q, &mut s.mixed);
+            swap(&mut s.q, &mut s.mixed);
+            key.forward(cpu, &s.k, &mut s.mixed);
+            swap(&mut s.k, &mut s.mixed);
+        }
+        let angles = &s.angles[self.rope];
+        self.turn_rows(&mut s.q, self.query.outputs, angles);
+        self.turn_rows(&mut s.k, self.key.outputs, angles);
+        let mixed = sized(&mut s.mixed, s.q.len());
+        step.attend.attend(cpu, layer, self.look, &s.q, &s.k, &s.v, mixed);
+        self.output.forward(cpu, rows, mixed, &mut s.out);
+    }
+
+    /// Turns every head of every row by the row's angles.
+    fn turn_rows(&self, x: &mut [f32], width: usize, angles: &Angles) {
+        let half = angles.half;
+        let angles = angles.cos.chunks_exact(half).zip(angles.sin.chunks_exact(half));
+        for (row, (cos, sin)) in x.chunks_exact_mut(width).zip(angles) {
+            row.chunks_exact_mut(self.head_dim).for_each(|head| turn(head, cos, sin, self.pairs));
+        }
+    }
+}
+
+/// An MLP whose one half gates the other.
+pub(in crate::models) struct Gated {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+}
+
+impl Gated {
+    /// From a matrix each for gate and up.
+    pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
+        let c = part.config;
+        let linear = |name: &str| part.linear(name, c.intermediate, c.hidden);
+        Self::with_inputs(part, [linear("mlp.gate_proj")?, linear("mlp.up_proj")?])
+    }
+
+    /// From one matrix with the rows of gate and up.
+    pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
+        let c = part.config;
+        Self::with_inputs(part, part.fused("mlp.gate_up_proj", [c.intermediate; 2], c.hidden)?)
+    }
+
+    fn with_inputs(part: &Part<'_>, [gate, up]: [Linear; 2]) -> Result<Self, WeightsError> {
+        let c = part.config;
+        Ok(Self { gate, up, down: part.linear("mlp.down_proj", c.hidden, c.intermediate)?, activation: c.activation })
+    }
+
+    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+        let Step { cpu, rows, .. } = *step;
+        self.gate.forward(cpu, rows, &s.normed, &mut s.gate);
+        self.up.forward(cpu, rows, &s.normed, &mut s.up);
+        match self.activation {
+            Activation::Silu => cpu.silu_mul(&mut s.gate, &s.up),
+            Activation::GeluTanh => tanh::gelu_mul(&mut s.gate, &s.up),
+            // `Keys::gate` lets no gated MLP have it.
+            Activation::Relu => {}
+        }
+        self.down.forward(cpu, rows, &s.gate, &mut s.out);
+    }
+}

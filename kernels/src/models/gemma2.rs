@@ -1,0 +1,77 @@
+//! Gemma 2 (Gemma team 2024): norms before and after attention and MLP, GELU gates, windows in every other layer, scores
+//! and logits pressed between caps. Norms' weights are stored as differences from 1, and embeddings are scaled.
+
+use super::{
+    Family, add,
+    decoder::{
+        self, Scratch, Step,
+        parts::{Attention, Gated, Norm, Part},
+    },
+};
+use crate::{
+    config::{Activation, ConfigError, Keys, ModelConfig},
+    weights::WeightsError,
+};
+
+pub(super) static FAMILY: Family =
+    Family { model_type: "gemma2", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    common(config, keys)?;
+    config.windows = keys.windows(config.layers, |i| i.is_multiple_of(2))?;
+    config.attention_cap = keys.number_or("attn_logit_softcapping", 50.0)?;
+    config.logit_cap = keys.number_or("final_logit_softcapping", 30.0)?;
+    Ok(())
+}
+
+/// What Gemma 2 and 3 have in common.
+pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    config.activation = keys.gate(Activation::GeluTanh)?;
+    config.norm_shift = 1.0;
+    config.embed_scale = (config.hidden as f32).sqrt();
+    config.attention_scale = 1.0 / keys.number("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt();
+    config.tied = keys.flag("tie_word_embeddings")?.unwrap_or(true);
+    Ok(())
+}
+
+fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+    Layer::of(part, Attention::load(part)?)
+}
+
+/// A layer as Gemma 3 has it too, with other attention.
+pub(super) struct Layer {
+    attention_norm: Norm,
+    attention: Attention,
+    attention_post_norm: Norm,
+    mlp_norm: Norm,
+    mlp: Gated,
+    mlp_post_norm: Norm,
+}
+
+impl Layer {
+    /// A layer around this attention.
+    pub(super) fn of(part: &Part<'_>, attention: Attention) -> Result<Self, WeightsError> {
+        Ok(Self {
+            attention_norm: part.norm("input_layernorm")?,
+            attention,
+            attention_post_norm: part.norm("post_attention_layernorm")?,
+            mlp_norm: part.norm("pre_feedforward_layernorm")?,
+            mlp: Gated::load(part)?,
+            mlp_post_norm: part.norm("post_feedforward_layernorm")?,
+        })
+    }
+}
+
+impl decoder::Layer for Layer {
+    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+        self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
+        self.attention.forward(step, s);
+        self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);
+        add(hidden, &s.normed);
+
+        self.mlp_norm.forward(step.cpu, hidden, &mut s.normed);
+        self.mlp.forward(step, s);
+        self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.normed);
+        add(hidden, &s.normed);
+    }
+}

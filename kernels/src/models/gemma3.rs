@@ -1,0 +1,52 @@
+//! Gemma 3 (Gemma team 2025), its text models: Gemma 2 without caps on scores, with norms over each head's queries and
+//! keys, one layer in six without a window, and frequencies of their own for those with one.
+
+use super::{
+    Family,
+    decoder::{
+        self,
+        parts::{Attention, Part},
+    },
+    gemma2::{self, Layer},
+};
+use crate::{
+    config::{ConfigError, Keys, ModelConfig},
+    weights::WeightsError,
+};
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma3_text",
+    configure,
+    load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer),
+};
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    gemma2::common(config, keys)?;
+    for unwritten in ["attn_logit_softcapping", "use_bidirectional_attention"] {
+        if !(keys.is_null(unwritten) || keys.flag(unwritten).is_ok_and(|on| on == Some(false))) {
+            return Err(keys.refusal(unwritten));
+        }
+    }
+    let every = keys.count("sliding_window_pattern")?.or(keys.count("_sliding_window_pattern")?).unwrap_or(6);
+    config.windows = keys.windows(config.layers, |i| !(i + 1).is_multiple_of(every))?;
+    config.logit_cap = keys.number("final_logit_softcapping")?;
+    rope(config, keys)
+}
+
+/// transformers 5 has parameters by type of layer; 4 has one key for the layers with a window.
+fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    let by_type = keys.within("rope_parameters")?.unwrap_or_default();
+    config.local_rope_theta = match by_type.within("sliding_attention")? {
+        Some(local) => local.number("rope_theta")?,
+        None => keys.number("rope_local_base_freq")?,
+    };
+    config.local_rope_theta.get_or_insert(10_000.0);
+    match by_type.within("full_attention")? {
+        Some(full) => config.read_rope(keys, &full),
+        None => Ok(()),
+    }
+}
+
+fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+    Layer::of(part, Attention::load(part)?.with_head_norms(part)?)
+}

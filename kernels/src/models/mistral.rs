@@ -1,0 +1,31 @@
+//! Mistral 7B (Jiang et al. 2023): Llama whose rows see a window of the tokens before them. What they saw has seen as
+//! far in turn, so that information still travels a window per layer.
+
+use super::{
+    Family,
+    decoder::{
+        self,
+        parts::{Attention, Gated, Part},
+    },
+    llama::Layer,
+};
+use crate::{
+    config::{Activation, ConfigError, Keys, ModelConfig},
+    weights::WeightsError,
+};
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "mistral",
+    configure,
+    load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer),
+};
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    config.activation = keys.gate(Activation::Silu)?;
+    config.windows = keys.windows(config.layers, |_| true)?;
+    Ok(())
+}
+
+fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+    Layer::of(part, Attention::load(part)?, Gated::load(part)?)
+}

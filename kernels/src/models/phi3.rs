@@ -1,0 +1,28 @@
+//! Phi-3 (Abdin et al. 2024): Llama whose matrices for queries, keys and values are one, as are those for gate and up.
+//! Its longer variants stretch their frequencies by LongRoPE (Ding et al. 2024); of those the short factors are read.
+
+use super::{
+    Family,
+    decoder::{
+        self,
+        parts::{Attention, Gated, Part},
+    },
+    llama::Layer,
+};
+use crate::{
+    config::{Activation, ConfigError, Keys, ModelConfig},
+    weights::WeightsError,
+};
+
+pub(super) static FAMILY: Family =
+    Family { model_type: "phi3", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    config.activation = keys.gate(Activation::Silu)?;
+    config.windows = keys.windows(config.layers, |_| true)?;
+    Ok(())
+}
+
+fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+    Layer::of(part, Attention::load_fused(part)?, Gated::load_fused(part)?)
+}

@@ -1,0 +1,37 @@
+//! Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and sometimes a window in the upper layers.
+
+use super::{
+    Family,
+    decoder::{
+        self,
+        parts::{Attention, Gated, Part},
+    },
+    llama::Layer,
+};
+use crate::{
+    config::{Activation, ConfigError, Keys, ModelConfig},
+    weights::WeightsError,
+};
+
+pub(super) static FAMILY: Family =
+    Family { model_type: "qwen2", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    config.activation = keys.gate(Activation::Silu)?;
+    config.windows = windows(config.layers, keys)?;
+    Ok(())
+}
+
+/// Layers from `max_window_layers` on have a window, if any have.
+pub(super) fn windows(layers: usize, keys: &Keys) -> Result<Vec<Option<usize>>, ConfigError> {
+    if keys.flag("use_sliding_window")? != Some(true) {
+        return Ok(vec![None; layers]);
+    }
+    // 0 is written where all have one.
+    let below = keys.number("max_window_layers")?.unwrap_or(28.0);
+    keys.windows(layers, |i| i as f32 >= below)
+}
+
+fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+    Layer::of(part, Attention::load(part)?, Gated::load(part)?)
+}

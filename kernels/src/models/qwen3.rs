@@ -1,0 +1,28 @@
+//! Qwen3 (Yang et al. 2025): Llama with RMS norms over each head's queries and keys before they turn, without biases.
+
+use super::{
+    Family,
+    decoder::{
+        self,
+        parts::{Attention, Gated, Part},
+    },
+    llama::Layer,
+    qwen2,
+};
+use crate::{
+    config::{Activation, ConfigError, Keys, ModelConfig},
+    weights::WeightsError,
+};
+
+pub(super) static FAMILY: Family =
+    Family { model_type: "qwen3", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
+
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+    config.activation = keys.gate(Activation::Silu)?;
+    config.windows = qwen2::windows(config.layers, keys)?;
+    Ok(())
+}
+
+fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+    Layer::of(part, Attention::load(part)?.with_head_norms(part)?, Gated::load(part)?)
+}
