@@ -1,7 +1,7 @@
 //! config.json from metadata and shapes. Whether such a model can be run, `ModelConfig` decides, as for any folder.
 
 use super::{
-    GgufError, Metadata,
+    GgufError, Metadata, Value,
     architecture::{Architecture, LONG_FACTORS, SHORT_FACTORS},
     model::Shapes,
     tokenizer::special::Special,
@@ -49,6 +49,8 @@ struct Optional {
     #[serde(skip_serializing_if = "Option::is_none")]
     sliding_window_pattern: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    layer_types: Option<Vec<&'static str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     rope_local_base_freq: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     attn_logit_softcapping: Option<f32>,
@@ -65,6 +67,8 @@ struct Scaling {
     factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     original_max_position_embeddings: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     long_factor: Option<Vec<f32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,7 +154,9 @@ fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> 
     if let Some(width) = keys.count("attention.value_length")?.filter(|n| *n != head_dim) {
         keys.refuse("attention.value_length", width, "values as wide as keys are")?;
     }
-    let unusual = |scale: &f32| (scale * scale * head_dim as f32 - 1.0).abs() > 1e-3;
+    // Gemma's configuration has a word for it.
+    let gemma = keys.architecture.name.starts_with("gemma");
+    let unusual = |scale: &f32| !gemma && (scale * scale * head_dim as f32 - 1.0).abs() > 1e-3;
     if let Some(scale) = keys.real("attention.scale")?.filter(unusual) {
         keys.refuse("attention.scale", scale, "one by the root of the head's width is")?;
     }
@@ -181,16 +187,28 @@ fn gemma(keys: &Keys<'_, '_>, mut o: Optional, head_dim: u32) -> Result<Optional
     };
     let (hidden, heads) = (keys.needed("embedding_length")?, keys.needed("attention.head_count")?.max(1));
     let wide = keys.needed("block_count")? == large;
-    o.query_pre_attn_scalar = Some(if wide { (hidden / heads) as f32 } else { head_dim as f32 });
+    let usual = if wide { (hidden / heads) as f32 } else { head_dim as f32 };
+    o.query_pre_attn_scalar = Some(keys.real("attention.scale")?.map_or(usual, |scale| 1.0 / (scale * scale)));
     if keys.architecture.name == "gemma2" {
         o.sliding_window = o.sliding_window.or(Some(4096));
         o.attn_logit_softcapping = o.attn_logit_softcapping.or(Some(50.0));
         o.final_logit_softcapping = o.final_logit_softcapping.or(Some(30.0));
     } else {
-        o.sliding_window_pattern = Some(6);
+        (o.sliding_window_pattern, o.layer_types) = pattern(keys)?;
         o.rope_local_base_freq = Some(keys.real("rope.freq_base_swa")?.unwrap_or(10_000.0));
     }
     Ok(o)
+}
+
+/// Which layers have a window: all but every so many-th, or one by one.
+fn pattern(keys: &Keys<'_, '_>) -> Result<(Option<u32>, Option<Vec<&'static str>>), GgufError> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let Some(Value::Array(list)) = keys.metadata.get(&keys.key(KEY)) else {
+        return Ok((Some(keys.count(KEY)?.unwrap_or(6)), None));
+    };
+    super::at_most(KEY, list.len() as u64, keys.needed("block_count")?.into())?;
+    let layer = |value| if value == Value::Flag(false) { "full_attention" } else { "sliding_attention" };
+    Ok((None, Some(list.iter().map(layer).collect())))
 }
 
 fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scaling>, GgufError> {
@@ -205,6 +223,7 @@ fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scalin
         rope_type: kind.chars().take(64).collect(),
         factor,
         original_max_position_embeddings: keys.count("rope.scaling.original_context_length")?,
+        attention_factor: keys.real("rope.scaling.attn_factor")?,
         long_factor,
         short_factor,
     }))

@@ -147,6 +147,7 @@ pub fn convert(folder: &Path, form: Form, pre: &str) -> Writer {
     let config = json(&folder.join("config.json"));
     let mut writer = Writer::default();
     metadata(&mut writer, &config);
+    family(&mut writer, &config);
     tokenizer(&mut writer, folder, &config, pre);
     tensors(&mut writer, folder, &config, form);
     writer
@@ -161,7 +162,7 @@ fn number(config: &Value, key: &str) -> Option<u32> {
 }
 
 fn metadata(writer: &mut Writer, config: &Value) {
-    let name = config["model_type"].as_str().unwrap();
+    let name = architecture(config);
     let key = |key: &str| format!("{name}.{key}");
     let of = |key: &str| number(config, key).unwrap();
     let theta = config["rope_theta"].as_f64().or(config["rope_parameters"]["rope_theta"].as_f64());
@@ -175,10 +176,66 @@ fn metadata(writer: &mut Writer, config: &Value) {
         .count(&key("attention.head_count_kv"), of("num_key_value_heads"))
         .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
         .real(&key("rope.freq_base"), theta.unwrap() as f32)
-        .count(&key("rope.dimension_count"), head_dim(config) as u32);
+        .count(&key("rope.dimension_count"), turning(config) as u32);
     if let Some(width) = number(config, "head_dim") {
         writer.count(&key("attention.key_length"), width).count(&key("attention.value_length"), width);
     }
+}
+
+/// llama.cpp's name for a family.
+fn architecture(config: &Value) -> &str {
+    match config["model_type"].as_str().unwrap() {
+        "gemma3_text" => "gemma3",
+        name => name,
+    }
+}
+
+/// What only some families' files say.
+fn family(writer: &mut Writer, config: &Value) {
+    let name = architecture(config);
+    let key = |key: &str| format!("{name}.{key}");
+    let real = |key: &str| config[key].as_f64().map(|x| x as f32);
+    if name != "qwen3"
+        && let Some(window) = number(config, "sliding_window")
+    {
+        writer.count(&key("attention.sliding_window"), window);
+    }
+    for (theirs, ours) in [
+        ("attn_logit_softcapping", "attn_logit_softcapping"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("rope_local_base_freq", "rope.freq_base_swa"),
+    ] {
+        if let Some(value) = real(theirs) {
+            writer.real(&key(ours), value);
+        }
+    }
+    if let Some(scalar) = real("query_pre_attn_scalar") {
+        writer.real(&key("attention.scale"), 1.0 / scalar.sqrt());
+    }
+    if let Some(pattern) = number(config, "_sliding_window_pattern") {
+        writer.count(&key("attention.sliding_window_pattern"), pattern);
+    }
+    if config["rope_scaling"]["rope_type"] == "linear" {
+        let factor = config["rope_scaling"]["factor"].as_f64().unwrap() as f32;
+        writer.text(&key("rope.scaling.type"), "linear").real(&key("rope.scaling.factor"), factor);
+    }
+    if let Some(original) = number(config, "original_max_position_embeddings") {
+        writer.count(&key("rope.scaling.original_context_length"), original);
+        let longer = f64::from(number(config, "max_position_embeddings").unwrap()) / f64::from(original);
+        let amplitude = (1.0 + longer.ln() / f64::from(original).ln()).sqrt() as f32;
+        writer.real(&key("rope.scaling.attn_factor"), amplitude);
+    }
+    for (theirs, ours) in [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")] {
+        if let Some(factors) = config["rope_scaling"][theirs].as_array() {
+            let bytes = factors.iter().flat_map(|x| (x.as_f64().unwrap() as f32).to_le_bytes()).collect();
+            writer.tensor(ours, &[factors.len()], 0, bytes);
+        }
+    }
+}
+
+/// Channels of a head that turn.
+fn turning(config: &Value) -> usize {
+    (config["partial_rotary_factor"].as_f64().unwrap_or(1.0) * head_dim(config) as f64) as usize
 }
 
 fn head_dim(config: &Value) -> usize {
@@ -232,7 +289,7 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
             }
         }
     }
-    let llama = config["model_type"] == "llama";
+    let (llama, gemma) = (config["model_type"] == "llama", architecture(config).starts_with("gemma"));
     for (name, (shape, mut numbers)) in all {
         let heads = match name.rsplit('.').nth(1) {
             Some("q_proj") => number(config, "num_attention_heads"),
@@ -242,8 +299,11 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         if let Some(heads) = heads.filter(|_| llama) {
             numbers = neighbours(&numbers, heads as usize, shape[0]);
         }
+        if gemma && name.ends_with("norm.weight") {
+            numbers.iter_mut().for_each(|x| *x += 1.0);
+        }
         let (kind, bytes) = stored(&shape, &numbers, form);
-        writer.tensor(&renamed(&name), &shape, kind, bytes);
+        writer.tensor(&renamed(&name, gemma), &shape, kind, bytes);
     }
     if config["rope_scaling"]["rope_type"] == "llama3" {
         let factors = llama3_factors(config);
@@ -295,10 +355,15 @@ fn q8(numbers: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (bytes, quants.iter().map(|q| scale.to_f32() * f32::from(*q)).collect())
 }
 
-fn renamed(name: &str) -> String {
-    const PARTS: [(&str, &str); 9] = [
+fn renamed(name: &str, gemma: bool) -> String {
+    const PARTS: [(&str, &str); 14] = [
         ("input_layernorm", "attn_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("mlp.gate_up_proj", "ffn_up"),
         ("self_attn.q_proj", "attn_q"),
         ("self_attn.k_proj", "attn_k"),
         ("self_attn.v_proj", "attn_v"),
@@ -313,7 +378,8 @@ fn renamed(name: &str) -> String {
         "lm_head.weight" => return "output.weight".to_owned(),
         _ => {}
     }
-    let name = name.replace("model.layers.", "blk.");
+    let second = if gemma { "post_attention_norm" } else { "ffn_norm" };
+    let name = name.replace("model.layers.", "blk.").replace("post_attention_layernorm", second);
     PARTS.iter().fold(name, |name, (theirs, ours)| name.replace(theirs, ours))
 }
 
