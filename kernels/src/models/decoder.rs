@@ -7,6 +7,7 @@ use crate::{
     config::ModelConfig,
     cpu::Cpu,
     engine::Attend,
+    gguf::ROPE_FACTORS,
     linear::Weight,
     rope::{Rope, RopeScaling},
     tanh,
@@ -116,14 +117,18 @@ pub(super) fn load<L: Layer + 'static>(
         bytes.layers += part.bytes();
         weights.extend(part.weights());
     }
-    let ropes = ropes(c);
+    let ropes = ropes(c, checkpoint)?;
     Ok(Box::new(Decoder { config: c.clone(), embed, layers, head, ropes, bytes, weights, scratch: Scratch::default() }))
 }
 
-fn ropes(c: &ModelConfig) -> Vec<Rope> {
-    let everywhere = Rope::new(c.rope_dim, c.rope_theta, &c.rope_scaling);
+/// GGUF files have Llama 3's stretch as a factor for each frequency.
+fn ropes(c: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<Rope>, WeightsError> {
+    let mut everywhere = Rope::new(c.rope_dim, c.rope_theta, &c.rope_scaling);
+    if checkpoint.has(ROPE_FACTORS) {
+        everywhere = everywhere.divided(&checkpoint.vector(ROPE_FACTORS, c.rope_dim / 2)?);
+    }
     let local = c.local_rope_theta.map(|theta| Rope::new(c.rope_dim, theta, &RopeScaling::None));
-    [everywhere].into_iter().chain(local).collect()
+    Ok([everywhere].into_iter().chain(local).collect())
 }
 
 impl<L: Layer> Stage for Decoder<L> {

@@ -184,20 +184,20 @@ impl Attention {
             swap(&mut s.k, &mut s.mixed);
         }
         let angles = &s.angles[self.rope];
-        turn_rows(&mut s.q, self.query.outputs, self.head_dim, self.pairs, angles);
-        turn_rows(&mut s.k, self.key.outputs, self.head_dim, self.pairs, angles);
+        self.turn_rows(&mut s.q, self.query.outputs, angles);
+        self.turn_rows(&mut s.k, self.key.outputs, angles);
         let mixed = sized(&mut s.mixed, s.q.len());
         step.attend.attend(cpu, layer, self.look, &s.q, &s.k, &s.v, mixed);
         self.output.forward(cpu, rows, mixed, &mut s.out);
     }
-}
 
-/// Turns every head of every row by the row's angles.
-fn turn_rows(x: &mut [f32], width: usize, head_dim: usize, pairs: RopePairs, angles: &Angles) {
-    let half = angles.half;
-    let angles = angles.cos.chunks_exact(half).zip(angles.sin.chunks_exact(half));
-    for (row, (cos, sin)) in x.chunks_exact_mut(width).zip(angles) {
-        row.chunks_exact_mut(head_dim).for_each(|head| turn(head, cos, sin, pairs));
+    /// Turns every head of every row by the row's angles.
+    fn turn_rows(&self, x: &mut [f32], width: usize, angles: &Angles) {
+        let half = angles.half;
+        let angles = angles.cos.chunks_exact(half).zip(angles.sin.chunks_exact(half));
+        for (row, (cos, sin)) in x.chunks_exact_mut(width).zip(angles) {
+            row.chunks_exact_mut(self.head_dim).for_each(|head| turn(head, cos, sin, self.pairs));
+        }
     }
 }
 
