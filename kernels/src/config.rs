@@ -279,6 +279,19 @@ mod tests {
     }
 
     #[test]
+    fn layers_with_a_window_may_turn_otherwise() {
+        let old = r#""rope_theta":1e6,"rope_local_base_freq":500.0,"rope_scaling":{"rope_type":"linear","factor":8.0}"#;
+        let new = r#""rope_parameters":{"sliding_attention":{"rope_type":"default","rope_theta":500.0},
+            "full_attention":{"rope_type":"linear","factor":8.0,"rope_theta":1e6}}"#;
+        for form in [old, new] {
+            let config = typed("gemma3_text", form).unwrap();
+            assert_eq!((config.rope_theta, config.local_rope_theta), (1e6, Some(500.0)));
+            assert_eq!(config.rope_scaling, RopeScaling::Linear { factor: 8.0 });
+        }
+        assert!(typed("gemma3_text", r#""attn_logit_softcapping":50.0"#).is_err());
+    }
+
+    #[test]
     fn contexts_end_where_the_short_factors_do() {
         let rope = r#""rope_scaling":{"type":"su","short_factor":[1.0,2.0],"long_factor":[3.0,4.0]},
             "original_max_position_embeddings":16"#;
