@@ -5,8 +5,9 @@
 //! sequence that goes and comes back has another number, so that what is still on its way for the first is nobody's.
 
 use crate::policy::{
-    batching::{Member, Part, RequestNo, ServiceNo, Stepwise, Task},
+    batching::{Answered, Member, Part, RequestNo, ServiceNo, Stepwise, Task},
     choice::{Batches, Room},
+    chunked::AHEAD,
 };
 use std::collections::{BTreeMap, VecDeque};
 use tsnode_protocol::{RequestId, Sampled};
@@ -65,9 +66,10 @@ impl Steps {
     /// A sequence computes its prompt, of so many tokens; if it then answers here, with so many tokens at most.
     pub fn prompt(&mut self, request: RequestId, tokens: u32, answer: Option<u32>) {
         let number = self.number(request);
-        self.add(number, Part::Prompt, tokens, u64::from(tokens) + 1);
+        let answered = if answer.is_some() { Answered::Here } else { Answered::Elsewhere };
+        self.add(number, Part::Prompt, tokens, u64::from(tokens) + 1, answered);
         if let Some(left) = answer.filter(|_| self.policy.queues_ahead()) {
-            self.add(number, Part::Answer, left, u64::from(left));
+            self.add(number, Part::Answer, left, u64::from(left), Answered::Here);
         }
     }
 
@@ -79,7 +81,7 @@ impl Steps {
             self.policy.reserve(number, u64::from(present));
         }
         if !(computed_here && self.policy.queues_ahead()) {
-            self.add(number, Part::Answer, left, u64::from(left));
+            self.add(number, Part::Answer, left, u64::from(left), Answered::Here);
         }
     }
 
@@ -91,9 +93,11 @@ impl Steps {
         }
     }
 
-    /// The next step, if one may set off: as many as there are stages may be on their way.
+    /// The next step, if one may set off: the policy says how many may be on their way, and more than two for each stage
+    /// are of no use.
     pub fn next(&mut self) -> Option<(u64, Vec<Share>)> {
-        if self.on_the_way.len() >= self.stages.min(self.policy.at_once()) || self.policy.select().is_empty() {
+        if self.on_the_way.len() >= (AHEAD * self.stages).min(self.policy.at_once()) || self.policy.select().is_empty()
+        {
             return None;
         }
         let mut members = Vec::new();
@@ -121,8 +125,8 @@ impl Steps {
         done
     }
 
-    fn add(&mut self, request: RequestNo, part: Part, tokens: u32, memory: u64) {
-        self.policy.add(Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory });
+    fn add(&mut self, request: RequestNo, part: Part, tokens: u32, memory: u64, answered: Answered) {
+        self.policy.add(Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered });
     }
 
     fn number(&mut self, request: RequestId) -> RequestNo {

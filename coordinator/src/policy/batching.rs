@@ -19,6 +19,15 @@ pub enum Part {
     Answer,
 }
 
+/// Where a request's answer is generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Answered {
+    /// On this machine.
+    Here,
+    /// On another, or there is only the token that the prompt yields.
+    Elsewhere,
+}
+
 /// A part of a request that has come to a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
@@ -34,6 +43,8 @@ pub struct Task {
     pub before: u32,
     /// Tokens of KV it needs from its start on.
     pub memory: u64,
+    /// Where the answer is generated, which an answer's task says of itself.
+    pub answered: Answered,
 }
 
 /// What one iteration may hold.

@@ -13,6 +13,9 @@ use tsnode_protocol::Tokens;
 
 /// Tokens of a step, if nothing else is said.
 const CHUNK: u32 = 512;
+/// A step's tokens where nothing is answered, as a multiple of these, at most. Twice as long a step reads the weights half as
+/// often; four times as long was no better (docs/closed-forms.md).
+pub const LONG: u32 = 2;
 
 /// How requests are routed on a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +120,10 @@ impl Batches {
                 let tasks = limits.tasks.min(room.places).max(1);
                 Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))
             }
-            Self::Chunked(tokens) => Box::new(Chunked::new(tokens, room.places, room.tokens).in_stages(room.stages)),
+            Self::Chunked(tokens) => {
+                let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(LONG));
+                Box::new(chunked.in_stages(room.stages))
+            }
         }
     }
 }

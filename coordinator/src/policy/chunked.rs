@@ -1,17 +1,22 @@
 //! Answers in every iteration, and beside them prompts in chunks, in the order they came, up to a number of tokens
 //! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher drives it. On a pipeline each batch has
 //! its share of the answers, and a prompt's next chunk follows the one before it: stages take batches in order, so that
-//! each has the KV of what went before.
+//! each has the KV of what went before. Where nothing is answered no step has to be short: more of them are on their way,
+//! and they are longer the more there is to compute, since each reads all weights.
 //!
 //! A request has a place and memory from the first chunk of its prompt to its end, or from when its KV begins to come from
 //! elsewhere; with it may come the prompt's rest (Cronus §4.2). One whose answer is generated elsewhere keeps its memory,
 //! but not its place, until its KV has gone.
 
 use super::{
-    batching::{Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
+    batching::{Answered, Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
     places::{Answer, Places},
 };
 use std::collections::{BTreeMap, VecDeque};
+
+/// Batches on their way for each stage of a pipeline where nothing is answered: one computes and one waits, so that no stage
+/// is idle when steps differ in length or while one is handed over. Answers would come in smaller batches.
+pub const AHEAD: usize = 2;
 
 /// What the tokens of an iteration are counted of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,19 +41,26 @@ struct Job {
     /// KV of what has come of it (tokens), and of that, what is set aside.
     memory: u64,
     held: u64,
+    /// Its answer is generated here.
+    answered: bool,
 }
 
 /// The policy and its machine's state.
 #[derive(Debug)]
 pub struct Chunked {
-    /// Tokens of one iteration; at least one goes to a prompt that waits.
+    /// Tokens of one iteration; at least one goes to a prompt that waits. And at most, where nothing is answered.
     tokens: u32,
+    alone: u32,
     counted: Counted,
     places: usize,
     capacity: u64,
     used: u64,
     /// Requests that have places while their KV comes.
     coming: usize,
+    /// Requests that are answered here.
+    answering: usize,
+    /// Tokens of prompts that are not on their way.
+    left: u64,
     jobs: BTreeMap<RequestNo, Job>,
     /// Prompts without a place, prompts with one, and answers that lack memory for what is to come.
     prompts: VecDeque<RequestNo>,
@@ -68,11 +80,14 @@ impl Chunked {
     pub fn new(tokens: u32, places: usize, capacity: u64) -> Self {
         Self {
             tokens: tokens.max(1),
+            alone: tokens.max(1),
             counted: Counted::All,
             places: places.max(1),
             capacity,
             used: 0,
             coming: 0,
+            answering: 0,
+            left: 0,
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
             begun: VecDeque::new(),
@@ -89,6 +104,12 @@ impl Chunked {
     #[must_use]
     pub fn for_prompts(self) -> Self {
         Self { counted: Counted::Prompts, ..self }
+    }
+
+    /// The same, with up to so many tokens while nothing is answered here and much waits.
+    #[must_use]
+    pub fn alone(self, tokens: u32) -> Self {
+        Self { alone: tokens.max(self.tokens), ..self }
     }
 
     /// On a pipeline of so many stages, as many batches are on their way.
@@ -127,6 +148,7 @@ impl Chunked {
     /// Chunks of prompts that have places, and of others as far as there are places.
     fn cut(&mut self, batch: &mut Batch) {
         let mut room = match self.counted {
+            Counted::All if self.answering == 0 => self.long(),
             Counted::All => self.tokens.saturating_sub(batch.answers).max(1),
             Counted::Prompts => self.tokens,
         };
@@ -136,6 +158,13 @@ impl Chunked {
             }
             self.cut_one(self.begun[place], &mut room, batch);
         }
+    }
+
+    /// Where nothing waits for a short step: what there is to compute in as many steps as may be on their way, each of them
+    /// long enough to be worth reading the weights and no longer than allowed.
+    fn long(&self) -> u32 {
+        let part = self.left.div_ceil(self.at_once() as u64).min(u64::from(u32::MAX)) as u32;
+        part.clamp(self.tokens, self.alone)
     }
 
     /// Gives the next prompt a place.
@@ -157,6 +186,7 @@ impl Chunked {
         }
         let (before, after) = (u64::from(job.sent), u64::from(job.sent + tokens));
         job.sent += tokens;
+        self.left -= u64::from(tokens);
         batch.prompts += 1;
         batch.prompt_tokens += u64::from(tokens);
         // Attention of a chunk reaches back over all before it.
@@ -180,6 +210,10 @@ impl Chunked {
 impl Batching for Chunked {
     fn add(&mut self, task: Task) -> bool {
         let job = self.jobs.entry(task.request).or_default();
+        if task.answered == Answered::Here && !job.answered {
+            job.answered = true;
+            self.answering += 1;
+        }
         job.memory += task.memory;
         // What has memory before its prompt is known came from elsewhere.
         self.coming -= usize::from(job.held > 0 && job.prompt == 0);
@@ -187,6 +221,7 @@ impl Batching for Chunked {
             Part::Prompt => {
                 (job.before, job.prompt) = (task.before, task.before + task.tokens);
                 (job.sent, job.done) = (task.before, task.before);
+                self.left += u64::from(task.tokens);
                 job.context = u64::from(job.prompt) + 1;
                 if job.held > 0 { &mut self.begun } else { &mut self.prompts }.push_back(task.request);
             }
@@ -212,6 +247,8 @@ impl Batching for Chunked {
         }
         let job = self.jobs.entry(request).or_default();
         (job.context, job.memory) = (memory, job.memory + memory);
+        self.answering += usize::from(!job.answered);
+        job.answered = true;
         self.coming += 1;
         self.hold(request);
         true
@@ -224,11 +261,14 @@ impl Batching for Chunked {
     fn release(&mut self, request: RequestNo) -> u64 {
         let Some(job) = self.jobs.remove(&request) else { return 0 };
         self.used -= job.held;
+        self.answering -= usize::from(job.answered);
+        self.left -= u64::from(job.prompt - job.sent);
         job.memory
     }
 
     fn at_once(&self) -> usize {
-        self.answers.stages()
+        let stages = self.answers.stages();
+        if stages > 1 && self.answering == 0 { stages * AHEAD } else { stages }
     }
 
     fn select(&mut self) -> Batch {

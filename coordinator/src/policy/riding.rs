@@ -217,12 +217,20 @@ pub(super) fn ridden(cost: &dyn IterationCost, prompt: &Batch, both: &Batch, ste
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::policy::batching::ServiceNo;
+    use crate::policy::batching::{Answered, ServiceNo};
     use crate::simulator::cost::{Line, Table};
 
     fn task(request: u32, part: Part, tokens: u32) -> Task {
         let memory = u64::from(tokens) + u64::from(part == Part::Prompt);
-        Task { request: RequestNo(request), part, service: ServiceNo::default(), tokens, before: 0, memory }
+        Task {
+            request: RequestNo(request),
+            part,
+            service: ServiceNo::default(),
+            tokens,
+            before: 0,
+            memory,
+            answered: Answered::Here,
+        }
     }
 
     /// 1 ms a prompt token, 50 ms a step; both together take a tenth longer than the prompt.

@@ -234,7 +234,7 @@ fn group_line(
         phase: shelved.rated.phase,
         devices: names(problem, &shelved.members),
         stages: config.stages.iter().map(stage).collect(),
-        prompt_s: problem.prompts.alone(config, m.prompt).0,
+        prompt_s: problem.prompts.alone(config, shelved.rated.phase, m.prompt).0,
         token_s: config.iteration(n.max(1.0), m.context).0,
         rate: config.rate,
         batch: config.batch as u64,

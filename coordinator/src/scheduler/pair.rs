@@ -2,11 +2,14 @@
 //! other decodes them (ThunderServe §3.3's D_ij), by closed forms at given loads.
 //!
 //! - A prompt waits as in an M/G/1 queue with an exponential tail: P(W > w) = ρ·exp(−w/τ), where ρ is the prefill
-//!   group's load and τ = E[S²] / (2·E[S]·(1−ρ)), so that E[W] is Pollaczek and Khinchine's.
+//!   group's load and τ = E[S²] / (2·E[S]·(1−ρ)), so that E[W] is Pollaczek and Khinchine's. In chunks, one that waits also
+//!   passes the other stages in or behind a full step.
 //! - Its KV follows layer by layer while later layers compute (Splitwise §IV-C); what is left over, or the last layer at
 //!   least, delays the second token. A link at load u takes 1/(1−u) times as long.
 //! - A sequence waits for a place in a full batch as in an M/G/N queue with N places, by Sakasegawa's approximation:
-//!   P(V > v) = c·exp(−v/σ), c = ρ^(√(2(N+1)) − 1), σ = E[H]·(1+cv²) / (2·N·(1−ρ)) for a holding time H.
+//!   P(V > v) = c·exp(−v/σ), c = ρ^(√(2(N+1)) − 1), σ = E[H]·(1+cv²) / (2·N·(1−ρ)) for a holding time H. Where prompts come
+//!   in chunks, and KV memory is what places are made of, requests that differ in what they take of it are counted: N in c
+//!   by Hayward's approximation, and cv² of memory times time.
 //! - The decode batch is the fixed point n = λ·E[o]·t(n); it varies as a Poisson number does, taken at three points.
 //!
 //! In a mixed group prompts also take the decode batch's time: iterations last 1/(1−ρ) times as long.
@@ -15,6 +18,7 @@ use super::{
     cluster::InstanceId,
     parallel::{Config, mean},
     problem::Problem,
+    prompts::Prompts,
     workload::Request,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Phase, Seconds, SecondsPerToken, Tokens};
@@ -48,6 +52,15 @@ pub fn load(step: u8) -> f64 {
     f64::from(step) * LOAD_STEP
 }
 
+/// What a prompt takes on a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Prompt {
+    /// Alone.
+    alone: Seconds,
+    /// Beyond that, behind others.
+    behind: Seconds,
+}
+
 /// A group as pairs see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rated {
@@ -56,11 +69,12 @@ pub struct Rated {
     /// How.
     pub config: Config,
     /// Time each prompt of the workload takes.
-    prefill: Vec<Seconds>,
+    prefill: Vec<Prompt>,
     /// E[S²] / (2·E[S]) of the time a prompt keeps the group.
     residual: Seconds,
     /// E[S].
     busy: Seconds,
+    places: Places,
     /// Share of requests kept half loaded with a partner of middling speed: a first guess at its worth in any plan.
     pub alone: f64,
 }
@@ -71,11 +85,16 @@ impl Rated {
     pub fn new(problem: &Problem, phase: Phase, config: Config) -> Self {
         let requests = &problem.workload.requests;
         let how = problem.prompts;
-        let prefill = requests.iter().map(|r| how.alone(&config, r.prompt)).collect();
+        let prompt = |r: &Request| Prompt {
+            alone: how.alone(&config, phase, r.prompt),
+            behind: how.behind(&config, phase, r.prompt),
+        };
+        let prefill = requests.iter().map(prompt).collect();
         let busy = mean(problem, &how.packed(&config.busy));
         let squares: f64 = requests.iter().map(|r| how.keeps(&config.busy, r.prompt).0.powi(2)).sum();
         let residual = Seconds(squares / requests.len() as f64 / (2.0 * busy.0));
-        let mut rated = Self { phase, config, prefill, residual, busy, alone: 0.0 };
+        let places = Places::new(problem, &config);
+        let mut rated = Self { phase, config, prefill, residual, busy, places, alone: 0.0 };
         rated.alone = rated.guess(problem);
         rated
     }
@@ -92,8 +111,9 @@ impl Rated {
                 kept(problem, &self.prefill, &wait, &free, &send, &[(1.0, step), (0.0, step), (0.0, step)])
             }
             Phase::Decode => {
-                let prompt = |r: &Request| problem.reference.prefill.time(r.prompt) * 2.0;
-                let prompts: Vec<Seconds> = problem.workload.requests.iter().map(prompt).collect();
+                let alone = |r: &Request| problem.reference.prefill.time(r.prompt) * 2.0;
+                let prompt = |r: &Request| Prompt { alone: alone(r), behind: NOW };
+                let prompts: Vec<Prompt> = problem.workload.requests.iter().map(prompt).collect();
                 let steps = steps(&self.config, load(HALF) * self.rate() * m.steps, m.context, 0.0);
                 kept(problem, &prompts, &free, &free, &send, &steps)
             }
@@ -192,7 +212,7 @@ pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &Way, loads: Load
     let tokens = load(loads.decode) * to.rate() * m.steps;
     let stretch = 1.0 / (1.0 - (f64::from(loads.link) / LINK_STEPS).min(LINK_LOAD));
     let send = Sending { latency: way.latency, per_token: way.per_token * stretch, layers: layers(problem) };
-    let place = place(problem, &to.config, load(loads.decode), 0.0);
+    let place = place(problem, to, load(loads.decode), 0.0);
     kept(problem, &from.prefill, &wait, &place, &send, &steps(&to.config, tokens, m.context, 0.0))
 }
 
@@ -206,7 +226,7 @@ pub fn mixed_value(problem: &Problem, group: &Rated, step: u8) -> f64 {
     // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it.
     let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + steps[1].1 * 0.5 };
     let send = Sending { layers: layers(problem), ..Sending::default() };
-    let place = place(problem, &group.config, load(step), rho);
+    let place = place(problem, group, load(step), rho);
     kept(problem, &group.prefill, &wait, &place, &send, &steps)
 }
 
@@ -224,35 +244,73 @@ struct Wait {
 impl Wait {
     /// P(W ≤ w).
     fn within(&self, w: Seconds) -> f64 {
-        if w < NOW { 0.0 } else { 1.0 - self.share * (-(w / self.mean)).exp() }
+        self.within_after(w, NOW)
     }
 
-    /// P(W + V ≤ w) for another wait V.
-    fn within_with(&self, other: &Self, w: Seconds) -> f64 {
+    /// The same where those who wait come a fixed time later still.
+    fn within_after(&self, w: Seconds, later: Seconds) -> f64 {
+        match (w < NOW, w < later) {
+            (true, _) => 0.0,
+            (_, true) => 1.0 - self.share,
+            _ => 1.0 - self.share * (-((w - later) / self.mean)).exp(),
+        }
+    }
+
+    /// P(W + V ≤ w) for another wait V, where those who wait for the first come a fixed time later still.
+    fn within_with(&self, other: &Self, w: Seconds, later: Seconds) -> f64 {
         if w < NOW {
             return 0.0;
         }
         if other.share < 1e-6 || !w.is_finite() {
-            return self.within(w);
+            return self.within_after(w, later);
         }
+        let waited = if w < later { 0.0 } else { self.after_all(other, w - later) };
+        (1.0 - self.share) * other.within(w) + self.share * waited
+    }
+
+    /// P(W + V ≤ w), given that W is above nothing.
+    fn after_all(&self, other: &Self, w: Seconds) -> f64 {
         let (a, b, w) = (self.mean.0, other.mean.0, w.0);
         let (ea, eb) = ((-w / a).exp(), (-w / b).exp());
         // Two exponentials one after the other; of equal means, the limit.
         let apart = (a - b).abs() > 1e-6 * (a + b);
         let both = if apart { (a * ea - b * eb) / (a - b) } else { (1.0 + w / a) * ea };
-        1.0 - self.share * (1.0 - other.share) * ea
-            - (1.0 - self.share) * other.share * eb
-            - self.share * other.share * both
+        1.0 - (1.0 - other.share) * ea - other.share * both
+    }
+}
+
+/// What answers wait for in a decode batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Places {
+    /// How many there are.
+    number: f64,
+    /// Of those, as many as count for whether one is free: requests differ in what they take.
+    alike: f64,
+    /// Squared coefficient of variation of what a request takes of them, places times time.
+    variation: f64,
+}
+
+impl Places {
+    fn new(problem: &Problem, config: &Config) -> Self {
+        let m = &problem.workload.mean;
+        let (number, kv) = (config.batch, config.kv_tokens);
+        // Where what requests take of memory varies, so does what is taken, as if there were fewer of them and each took
+        // E[m²]/E[m] (Hayward's approximation); each m counts as long as its answer takes.
+        let alike = (kv / m.reserved * (m.reserved.0.powi(2) / m.reserved_squared)).max(1.0);
+        if problem.prompts == Prompts::Whole || number <= alike {
+            return Self { number, alike: number, variation: m.steps_variation };
+        }
+        Self { number, alike, variation: m.held_variation }
     }
 }
 
 /// The wait for a place in a decode batch at load `rho`, when a part `taken` of the time goes elsewhere.
-fn place(problem: &Problem, config: &Config, rho: f64, taken: f64) -> Wait {
+fn place(problem: &Problem, group: &Rated, rho: f64, taken: f64) -> Wait {
     let m = &problem.workload.mean;
-    let n = config.batch;
-    let holding = config.iteration(n, m.context) * m.steps / (1.0 - taken);
-    let share = rho.powf((2.0 * (n + 1.0)).sqrt() - 1.0);
-    Wait { share, mean: holding * (1.0 + m.steps_variation) / (2.0 * n * (1.0 - rho)) }
+    let Places { number, alike, variation } = group.places;
+    let holding = group.config.iteration(number, m.context) * m.steps / (1.0 - taken);
+    let share = rho.powf((2.0 * (alike + 1.0)).sqrt() - 1.0);
+    Wait { share, mean: holding * (1.0 + variation) / (2.0 * number * (1.0 - rho)) }
 }
 
 /// What KV of a prompt takes.
@@ -282,25 +340,26 @@ fn steps(config: &Config, tokens: f64, context: Tokens, taken: f64) -> [(f64, Se
 
 fn kept(
     problem: &Problem,
-    prefill: &[Seconds],
+    prefill: &[Prompt],
     wait: &Wait,
     place: &Wait,
     send: &Sending,
     steps: &[(f64, Seconds); 3],
 ) -> f64 {
     let mut sum = 0.0;
-    for ((request, deadline), &prompt) in problem.workload.requests.iter().zip(&problem.deadlines).zip(prefill) {
+    for ((request, deadline), prompt) in problem.workload.requests.iter().zip(&problem.deadlines).zip(prefill) {
+        let Prompt { alone: prompt, behind } = *prompt;
         let n = request.steps();
-        let first = wait.within(deadline.ttft - prompt);
+        let first = wait.within_after(deadline.ttft - prompt, behind);
         if n <= 0.0 {
-            sum += first.min(wait.within(deadline.e2e - prompt));
+            sum += first.min(wait.within_after(deadline.e2e - prompt, behind));
             continue;
         }
         let left = send.left(request.prompt, prompt);
         for (likely, step) in steps {
             let rest = left + *step * n;
             let per_token = if deadline.tpot.is_finite() { place.within(deadline.tpot * n - rest) } else { 1.0 };
-            let whole = wait.within_with(place, deadline.e2e - prompt - rest);
+            let whole = wait.within_with(place, deadline.e2e - prompt - rest, behind);
             sum += likely * whole.min(first * per_token);
         }
     }

@@ -128,7 +128,7 @@ fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
 fn alone(problem: &Problem, config: &Config) -> Seconds {
     match problem.prompts {
         Prompts::Whole => mean(problem, &config.latency),
-        chunks @ Prompts::Chunks(_) => chunks.alone(config, problem.workload.mean.prompt),
+        chunks @ Prompts::Chunks(_) => chunks.alone(config, Phase::Prefill, problem.workload.mean.prompt),
     }
 }
 
@@ -267,6 +267,10 @@ fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) ->
     }
     let mut config = Config { stages: placed, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 0.0 };
     config.batch = batch(&config, kv_tokens / m.reserved, m.context, problem.step_budget);
+    if problem.prompts != Prompts::Whole {
+        // Nodes have whole places.
+        config.batch = config.batch.floor().max(1.0);
+    }
     config.rate = rate(problem, &config, phase);
     config
 }

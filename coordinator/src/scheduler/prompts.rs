@@ -1,11 +1,16 @@
 //! How groups compute prompts: whole, one after the other, as the papers have it, or in chunks, as nodes do.
 //!
-//! A step holds so many tokens of prompts, of several if they are short, and reads all weights once. A prompt's next chunk
-//! follows the one before it through the stages, so that a prompt alone is done when the slowest stage has computed all
-//! its chunks and the last has gone through the others.
+//! A step holds so many tokens of prompts, of several if they are short, and reads all weights once. Groups that only prefill
+//! make steps longer when much waits (`policy/chunked.rs`). A prompt's next chunk follows the one before it through the
+//! stages, and stages wait for each other where steps differ in length. Alone, a prompt's steps are a flow shop whose jobs
+//! take times in proportion at every stage: of equal stages with steps c₁ … c_k the last is done after Σc + (p−1)·max c,
+//! since some path through stages and steps passes the longest step at every stage and every other step once. With unequal
+//! stages, the slowest computes all steps and each of the others one, the longest; that is a bound, reached where the
+//! slowest stage comes first.
 
 use super::{cost::Prefill, parallel::Config};
-use tsnode_protocol::{Seconds, Tokens};
+use crate::policy::{choice::LONG, chunked::AHEAD};
+use tsnode_protocol::{Phase, Seconds, Tokens};
 
 /// What a step holds of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,12 +25,30 @@ pub enum Prompts {
 impl Prompts {
     /// Time of a prompt alone on a group.
     #[must_use]
-    pub fn alone(self, config: &Config, prompt: Tokens) -> Seconds {
+    pub fn alone(self, config: &Config, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks(chunk) = self else { return config.latency.time(prompt) };
-        let steps = (prompt / chunk).ceil().max(1.0);
-        let slowest = config.busy.time(prompt) + config.busy.fixed * (steps - 1.0);
-        let last = prompt - chunk * (steps - 1.0);
-        slowest + (config.latency.time(last) - config.busy.time(last)).max(Seconds(0.0))
+        let chunks = Chunks::of(chunk, phase, config.stages.len());
+        let (mut slowest, mut longest, mut at) = (Seconds(0.0), Step { of: 0.0, squares: 0.0 }, Tokens(0.0));
+        while slowest <= Seconds(0.0) || at < prompt {
+            let after = (at + chunks.next(prompt - at)).min(prompt);
+            let step = Step { of: after.0 - at.0, squares: after.0 * after.0 - at.0 * at.0 };
+            slowest += step.time(&config.busy);
+            if step.time(&config.latency) > longest.time(&config.latency) {
+                longest = step;
+            }
+            at = after;
+        }
+        slowest + longest.others(config)
+    }
+
+    /// What a prompt takes longer than alone when it comes behind others: it passes the other stages in or behind a full
+    /// step, however short its own last one is.
+    #[must_use]
+    pub fn behind(self, config: &Config, phase: Phase, prompt: Tokens) -> Seconds {
+        let Self::Chunks(chunk) = self else { return Seconds(0.0) };
+        let own = prompt.min(Chunks::of(chunk, phase, config.stages.len()).next(prompt));
+        let step = |of: Tokens| Step { of: of.0, squares: of.0 * of.0 };
+        (step(chunk).others(config) - step(own).others(config)).max(Seconds(0.0))
     }
 
     /// How long a prompt keeps the slowest stage; of the last step's weights, half: another prompt may fill it up.
@@ -34,7 +57,8 @@ impl Prompts {
         self.packed(busy).time(prompt) + self.waste(busy)
     }
 
-    /// The same where steps are always full, which they are at full load.
+    /// The same where steps are always full, which they are at full load. That they are longer then where groups only
+    /// prefill is left out: it makes up for what stages lose by waiting for each other.
     #[must_use]
     pub fn packed(self, busy: &Prefill) -> Prefill {
         match self {
@@ -55,16 +79,62 @@ impl Prompts {
     }
 }
 
+/// Tokens of a step at most.
+fn longest(chunk: Tokens, phase: Phase) -> Tokens {
+    if phase == Phase::Prefill { chunk * f64::from(LONG) } else { chunk }
+}
+
+/// How a prompt alone is cut (`policy/chunked.rs`).
+struct Chunks {
+    shortest: Tokens,
+    longest: Tokens,
+    /// Steps on their way.
+    at_once: f64,
+}
+
+impl Chunks {
+    fn of(chunk: Tokens, phase: Phase, stages: usize) -> Self {
+        let at_once = if stages > 1 { (stages * AHEAD) as f64 } else { 1.0 };
+        Self { shortest: chunk.max(Tokens(1.0)), longest: longest(chunk, phase).max(Tokens(1.0)), at_once }
+    }
+
+    fn next(&self, left: Tokens) -> Tokens {
+        Tokens((left / self.at_once).0.ceil()).max(self.shortest).min(self.longest)
+    }
+}
+
+/// Tokens of a prompt in a step, and pairs of them with all before.
+#[derive(Clone, Copy)]
+struct Step {
+    of: f64,
+    squares: f64,
+}
+
+impl Step {
+    fn time(&self, cost: &Prefill) -> Seconds {
+        cost.mean(Tokens(self.of), self.squares)
+    }
+
+    /// Time in all stages but the slowest, handovers included.
+    fn others(&self, config: &Config) -> Seconds {
+        (self.time(&config.latency) - self.time(&config.busy)).max(Seconds(0.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{cluster::InstanceId, parallel::Stage},
+        *,
+    };
     use tsnode_protocol::SecondsPerToken;
 
     /// Two stages alike: 10 ms for the weights, 1 ms a token.
     fn config() -> Config {
         let busy = Prefill { fixed: Seconds(0.01), per_token: SecondsPerToken(0.001), ..Prefill::default() };
         let latency = busy.then(&busy);
-        let (stages, rounds, kv_tokens) = (Vec::new(), Vec::new(), Tokens(1e6));
+        let stage = Stage { instance: InstanceId(0), tp: 1, layers: 1 };
+        let (stages, rounds, kv_tokens) = (vec![stage; 2], Vec::new(), Tokens(1e6));
         Config { stages, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 1.0 }
     }
 
@@ -72,10 +142,14 @@ mod tests {
     fn chunks_follow_each_other_and_each_reads_the_weights() {
         let chunks = Prompts::Chunks(Tokens(100.0));
         let close = |a: Seconds, b: f64| assert!((a.0 - b).abs() < 1e-12, "{a:?} and {b}");
-        close(Prompts::Whole.alone(&config(), Tokens(250.0)), 2.0 * 0.26);
-        // The first stage has its three chunks done at 0.28 s; the last, of 50 tokens, then takes 0.06 s in the second.
-        close(chunks.alone(&config(), Tokens(250.0)), 0.28 + 0.06);
-        close(chunks.alone(&config(), Tokens(40.0)), 2.0 * 0.05);
+        close(Prompts::Whole.alone(&config(), Phase::Mixed, Tokens(250.0)), 2.0 * 0.26);
+        // The first stage has its three chunks done at 0.28 s; the second has the second of them until 0.33 s, and takes
+        // 0.06 s for the last, of 50 tokens.
+        let alone = |phase, prompt| chunks.alone(&config(), phase, Tokens(prompt));
+        close(alone(Phase::Mixed, 250.0), 0.33 + 0.06);
+        close(alone(Phase::Mixed, 40.0), 2.0 * 0.05);
+        close(alone(Phase::Prefill, 250.0), 0.33 + 0.06);
+        close(chunks.behind(&config(), Phase::Mixed, Tokens(40.0)), 0.11 - 0.05);
         close(chunks.packed(&config().busy).time(Tokens(250.0)), 0.25 + 2.5 * 0.01);
         close(chunks.keeps(&config().busy, Tokens(250.0)), 0.25 + 3.0 * 0.01);
     }

@@ -57,6 +57,10 @@ pub struct Means {
     pub context: Tokens,
     /// Tokens a sequence will have had when it ends, averaged alike: what memory is reserved for.
     pub reserved: Tokens,
+    /// Their squares, averaged alike (tokens²).
+    pub reserved_squared: f64,
+    /// Squared coefficient of variation of what a request holds in memory, times how long.
+    pub held_variation: f64,
     /// Tokens of the longest request.
     pub longest: Tokens,
 }
@@ -207,6 +211,7 @@ fn means(requests: &[Request]) -> Means {
     let steps = |r: &Request| r.steps().max(0.05);
     let decoding = sum(&steps);
     let whole = |r: &Request| r.prompt + r.answer;
+    let held = |r: &Request| steps(r) * whole(r).0;
     let decoded = |f: &dyn Fn(&Request) -> Tokens| Tokens(sum(&|r| steps(r) * f(r).0) / decoding);
     Means {
         prompt: Tokens(sum(&|r| r.prompt.0) / n),
@@ -216,6 +221,8 @@ fn means(requests: &[Request]) -> Means {
         steps_variation: sum(&|r| steps(r).powi(2)) * n / decoding.powi(2) - 1.0,
         context: decoded(&|r| r.prompt + r.answer * 0.5),
         reserved: decoded(&whole),
+        reserved_squared: sum(&|r| steps(r) * whole(r).0.powi(2)) / decoding,
+        held_variation: sum(&|r| held(r).powi(2)) * n / sum(&held).powi(2) - 1.0,
         longest: requests.iter().map(whole).fold(Tokens(0.0), Tokens::max),
     }
 }

@@ -7,7 +7,7 @@ pub use changes::Opening;
 
 use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
-    batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+    batching::{Answered, Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -304,9 +304,11 @@ impl Simulation {
     fn start(&mut self, request: RequestNo, route: Route, now: Seconds) {
         let asked = self.asked(request);
         self.traces[request.0 as usize].route = Some(route);
+        let here = route.prompt == route.answer && route.split.is_none() && asked.answer > 1;
+        let answered = if here { Answered::Here } else { Answered::Elsewhere };
         let task = match route.split {
-            Some(first) => Task { tokens: first, memory: u64::from(first), ..prompt(request, asked) },
-            None => prompt(request, asked),
+            Some(first) => Task { tokens: first, memory: u64::from(first), ..prompt(request, asked, answered) },
+            None => prompt(request, asked, answered),
         };
         self.add(route.prompt, task, now);
         let ahead = self.machines[route.answer.0 as usize].batching.queues_ahead();
@@ -337,7 +339,7 @@ impl Simulation {
         match &self.states[machine.0 as usize] {
             State::Idle => true,
             State::Runs(_) => false,
-            State::Ring(ring) => ring.takes(now),
+            State::Ring(ring) => ring.takes(now, self.machines[machine.0 as usize].batching.at_once()),
         }
     }
 
@@ -355,7 +357,7 @@ impl Simulation {
             return;
         }
         let done = self.set_off(machine, batch, now);
-        let (traces, links, timeline) = (&mut self.traces, &mut self.links, &mut self.timeline);
+        let (traces, timeline) = (&mut self.traces, &mut self.timeline);
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
             match (part, trace.route) {
@@ -364,11 +366,6 @@ impl Simulation {
                     if let Some(timeline) = timeline {
                         timeline.begins(machine, done - trace.first);
                     }
-                }
-                (Part::Prompt, Some(route)) if route.prompt != route.answer && machine == route.prompt => {
-                    let prompt = Tokens(f64::from(route.sent(trace.arrival.asked)));
-                    trace.prompt_start = now;
-                    trace.sending = links.land(route, prompt, now, done) - done;
                 }
                 // The rest of a prompt that began elsewhere.
                 (Part::Prompt, Some(route)) if machine != route.prompt => {}
@@ -464,6 +461,7 @@ impl Simulation {
         }
         self.routing.prompt_done(machine, asked);
         if route.is_some_and(|r| r.split.is_some() && r.prompt == machine) {
+            self.lands(request, now);
             return self.send(request, now);
         }
         let first = &mut self.traces[request.0 as usize].first;
@@ -472,10 +470,20 @@ impl Simulation {
             return self.ended(machine, request, now);
         }
         if route.is_some_and(|r| r.answer != machine) {
+            self.lands(request, now);
             self.send(request, now);
         } else if !self.machines[machine.0 as usize].batching.queues_ahead() {
             self.add(machine, answer(request, asked), now);
         }
+    }
+
+    /// A prompt that is done here, or its first part: when the last of its KV has come to where it is wanted. What has
+    /// been computed follows while the rest computes, so that is not known before.
+    fn lands(&mut self, request: RequestNo, now: Seconds) {
+        let trace = &mut self.traces[request.0 as usize];
+        let Some(route) = trace.route else { return };
+        let prompt = Tokens(f64::from(route.sent(trace.arrival.asked)));
+        trace.sending = self.links.land(route, prompt, trace.prompt_start, now) - now;
     }
 
     fn ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
@@ -536,18 +544,27 @@ impl Simulation {
     }
 }
 
-fn prompt(request: RequestNo, asked: Asked) -> Task {
+fn prompt(request: RequestNo, asked: Asked, answered: Answered) -> Task {
     let (tokens, memory) = (asked.prompt, asked.prompt_memory());
-    Task { request, part: Part::Prompt, service: asked.service, tokens, before: 0, memory }
+    Task { request, part: Part::Prompt, service: asked.service, tokens, before: 0, memory, answered }
 }
 
 /// What of a prompt comes after its first part, whose memory was reserved with the whole prompt's.
 fn rest(request: RequestNo, asked: Asked, first: u32) -> Task {
     let tokens = asked.prompt.saturating_sub(first);
-    Task { request, part: Part::Prompt, service: asked.service, tokens, before: first, memory: 0 }
+    Task {
+        request,
+        part: Part::Prompt,
+        service: asked.service,
+        tokens,
+        before: first,
+        memory: 0,
+        answered: Answered::Here,
+    }
 }
 
 fn answer(request: RequestNo, asked: Asked) -> Task {
     let (tokens, memory) = (asked.answer - 1, asked.answer_memory());
-    Task { request, part: Part::Answer, service: asked.service, tokens, before: 0, memory }
+    let (part, answered) = (Part::Answer, Answered::Here);
+    Task { request, part, service: asked.service, tokens, before: 0, memory, answered }
 }

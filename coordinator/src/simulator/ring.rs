@@ -16,8 +16,6 @@ pub(super) struct Ring {
     free: Vec<Seconds>,
     last: Seconds,
     under_way: VecDeque<Passing>,
-    /// Batches on their way at most.
-    most: usize,
 }
 
 /// A batch on its way.
@@ -42,16 +40,16 @@ impl Ring {
     /// Of a machine, unless it takes one batch at a time.
     pub(super) fn of(machine: &Machine) -> Option<Self> {
         let (stages, most) = (machine.cost.stages(), machine.batching.at_once());
-        (stages > 1 && most > 1).then(|| Self::new(stages, most))
+        (stages > 1 && most > 1).then(|| Self::new(stages))
     }
 
-    fn new(stages: usize, most: usize) -> Self {
-        Self { free: vec![Seconds(0.0); stages], last: Seconds(0.0), under_way: VecDeque::new(), most }
+    fn new(stages: usize) -> Self {
+        Self { free: vec![Seconds(0.0); stages], last: Seconds(0.0), under_way: VecDeque::new() }
     }
 
-    /// Whether a batch may enter.
-    pub(super) fn takes(&self, now: Seconds) -> bool {
-        self.under_way.len() < self.most && self.free[0] <= now
+    /// Whether a batch may enter, if so many may be on their way.
+    pub(super) fn takes(&self, now: Seconds, most: usize) -> bool {
+        self.under_way.len() < most && self.free[0] <= now
     }
 
     /// A batch enters.
@@ -100,19 +98,19 @@ mod tests {
 
     #[test]
     fn a_batch_waits_for_the_one_before_it_at_every_stage() {
-        let mut ring = Ring::new(3, 3);
+        let mut ring = Ring::new(3);
         let odd = Batch { prompts: 1, ..Batch::default() };
         let even = Batch { prompts: 2, ..Batch::default() };
         // Stages are left at 1, 3, 4; at 2, 5, 6: the second waited from 2 to 3; at 3, 6, 7: the third from 3 to 5.
         let mut enter = |batch: &Batch, at: f64| {
-            assert!(ring.takes(Seconds(at)));
+            assert!(ring.takes(Seconds(at), 3));
             ring.enter(&Uneven, batch, Seconds(at))
         };
         assert_eq!(enter(&odd, 0.0), Passage { first: Seconds(1.0), last: Seconds(4.5) });
         assert_eq!(enter(&odd, 1.0), Passage { first: Seconds(2.0), last: Seconds(6.5) });
         assert_eq!(enter(&even, 2.0), Passage { first: Seconds(3.0), last: Seconds(7.5) });
-        assert!(!ring.takes(Seconds(3.0)), "as many as may be on their way");
+        assert!(!ring.takes(Seconds(3.0), 3), "as many as may be on their way");
         assert_eq!(ring.leave().unwrap().busy, Seconds(4.0 / 3.0));
-        assert!(ring.takes(Seconds(4.5)));
+        assert!(ring.takes(Seconds(4.5), 3));
     }
 }
