@@ -178,6 +178,24 @@ fn a_lone_prompt_keeps_every_stage_busy() {
     story.all_pages_are_free();
 }
 
+/// Where nothing is answered no step has to be short, and two for each stage are on their way; an answer ends that.
+#[test]
+fn prompts_that_leave_take_more_and_longer_steps() {
+    let tokens = |kind: Kind| {
+        let mut story = Story::new(2, 200);
+        story.tell(Event::Submit(new(1, 60, 4, kind)));
+        let admitted = story.ring.turn().unwrap();
+        story.tell(admitted);
+        let of = |f: &RingFrame| match f {
+            RingFrame::Step(step) => Some(step.entries.iter().map(|e| e.tokens.len()).sum()),
+            _ => None,
+        };
+        story.ring.on_the_way.iter().filter_map(of).collect::<Vec<usize>>()
+    };
+    assert_eq!(tokens(export()), [15, 12, 9, 8], "a quarter of what is left, at least eight");
+    assert_eq!(tokens(Kind::Local), [8, 8]);
+}
+
 #[test]
 fn a_stop_token_ends_the_answer() {
     let mut story = Story::new(1, 200);

@@ -58,6 +58,14 @@ impl Ceiling {
         Self { prefill_part, decode_part: part(to_decode, load(self.decode) * rates.decode), ..self }
     }
 
+    /// The same with decode groups valued at what comes to them, which is less than their ceiling where prefill groups
+    /// cannot carry the rate: at a high load that none of them will have, like groups would seem to differ.
+    fn eased(self) -> Self {
+        let need = self.decode_load();
+        let decode = ((need / LOAD_STEP - 1e-9).ceil().max(1.0) as u8).min(self.decode);
+        Self { decode, decode_part: need / load(decode), ..self }
+    }
+
     fn prefill_load(&self) -> f64 {
         self.prefill_part * load(self.prefill)
     }
@@ -260,7 +268,8 @@ impl<'p> Evaluator<'p> {
         // What measurements do not tell apart is no reason to leave a group idle.
         let noise = self.problem.noise;
         let even: &[i8] = if noise > 0.0 { &EVEN } else { &EVEN[..1] };
-        let even: Vec<Ceiling> = even.iter().map(|by| alike(*by)).collect();
+        let ease = |c: Ceiling| if noise > 0.0 { c.eased() } else { c };
+        let even: Vec<Ceiling> = even.iter().map(|by| ease(alike(*by))).collect();
         let steps = CEILINGS.into_iter().map(|by| (Ceiling::steps(low, by), 0.0));
         let mut best: Option<(f64, Ceiling)> = None;
         let mut tried = Vec::with_capacity(EVEN.len() + CEILINGS.len());
@@ -512,4 +521,55 @@ fn lowest(rate: f64, rates: &Rates) -> (u8, u8) {
         }
     }
     (MOST_LOAD, MOST_LOAD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        policy::choice::Batches,
+        scheduler::{
+            Slo, Space, Workload,
+            cluster::{Cluster, Instance, KindId, Path},
+            figures, models,
+            slo::Reference,
+        },
+    };
+    use tsnode_protocol::{BytesPerSecond, Seconds};
+
+    /// Four peers of about one speed.
+    fn peers(speeds: [f64; 4], rate: f64) -> Problem {
+        let model = models::by_name("LLaMA-7B").unwrap();
+        let kinds = speeds.iter().map(|s| figures::from_peaks("peer".into(), 80.0 * s, 800.0 * s, 48.0)).collect();
+        let path = Path { latency: Seconds(1e-4), bandwidth: BytesPerSecond(1.25e9) };
+        let instance =
+            |n: u16| Instance { name: n.to_string(), kind: KindId(n), count: 1, site: n.into(), inside: path };
+        let cluster =
+            Cluster::new("swarm".into(), kinds, (0..4).map(instance).collect(), vec![vec![path; 4]; 4]).unwrap();
+        let reference = Reference::a100(&model, figures::Column::Vendor).unwrap();
+        let workload = Workload::named("conversation").unwrap();
+        let mut problem =
+            Problem::new(cluster, model, workload, rate, Slo::e2e(10.0), reference, Space::default()).unwrap();
+        problem.noise = 0.01;
+        problem.prompts = Batches::default().prompts();
+        problem
+    }
+
+    /// What measurements do not tell apart is loaded alike, also where one group prefills for three and cannot for all.
+    #[test]
+    fn like_groups_are_loaded_alike() {
+        for rate in [0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0] {
+            for spread in [0.0, 0.05, 0.1, 0.2] {
+                let problem = peers([1.0, 1.0 - spread, 1.0, 1.0 + spread], rate);
+                let mut evaluator = Evaluator::new(&problem);
+                let phases = [Phase::Prefill, Phase::Decode, Phase::Decode, Phase::Decode];
+                let group = |(i, phase): (u32, &Phase)| evaluator.group(&vec![(InstanceId(i), 1)], *phase).unwrap();
+                let groups: Vec<GroupNo> = (0..4).zip(&phases).map(group).collect();
+                let plan = evaluator.evaluate(&groups);
+                let carried = plan.carried();
+                let most = plan.shares.iter().map(|s| s.share / carried).fold(0.0, f64::max);
+                assert!(most < 0.5, "{rate} requests/s, speeds {spread} apart: {plan:?}");
+            }
+        }
+    }
 }

@@ -24,7 +24,7 @@ use super::{
     start,
     workload::Workload,
 };
-use crate::{control::Members, gate::SplitChoice, simulator::Replay};
+use crate::{control::Members, gate::SplitChoice, policy::choice::Batches, simulator::Replay};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
     Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds,
@@ -113,6 +113,7 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
     first.reference = reference;
     let mut whole = first.under(Slo::e2e(SCALE));
     whole.noise = NOISE;
+    whole.prompts = Batches::default().prompts();
     let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST)
         .into_iter()
         .filter_map(|region| {

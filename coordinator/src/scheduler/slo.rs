@@ -140,6 +140,14 @@ pub struct Deadline {
     pub e2e: Seconds,
 }
 
+impl Deadline {
+    /// For so many tokens after the first: none are never late, also where there is no target.
+    #[must_use]
+    pub fn answer(&self, steps: f64) -> Seconds {
+        if steps > 0.0 { self.tpot * steps } else { Seconds(0.0) }
+    }
+}
+
 /// A request's targets.
 #[must_use]
 pub fn deadline(slo: &Slo, reference: &Reference, request: &Request) -> Deadline {
@@ -162,6 +170,13 @@ pub fn deadlines(slo: &Slo, reference: &Reference, workload: &Workload) -> Vec<D
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_of_one_token_is_not_late_for_lack_of_a_target() {
+        let never = Seconds(f64::INFINITY);
+        let deadline = Deadline { ttft: never, tpot: never, e2e: never };
+        assert!(Seconds(0.0) <= deadline.answer(0.0) && Seconds(9.0) <= deadline.answer(3.0));
+    }
 
     #[test]
     fn is_read_and_written() {

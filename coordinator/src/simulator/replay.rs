@@ -204,7 +204,7 @@ fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> Report {
             continue;
         }
         let in_time =
-            got - arrival.at <= deadline.ttft && end - got <= deadline.tpot * request.steps() && whole <= deadline.e2e;
+            got - arrival.at <= deadline.ttft && end - got <= deadline.answer(request.steps()) && whole <= deadline.e2e;
         kept += usize::from(in_time);
         taken += 1;
         ttft += (got - arrival.at).0;

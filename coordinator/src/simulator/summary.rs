@@ -199,6 +199,6 @@ pub fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {
     let request = Request { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) };
     let deadline = slo::deadline(slo, reference, &request);
     trace.first - trace.arrival.at <= deadline.ttft
-        && trace.end - trace.first <= deadline.tpot * request.steps()
+        && trace.end - trace.first <= deadline.answer(request.steps())
         && trace.end - trace.arrival.at <= deadline.e2e
 }

@@ -44,7 +44,7 @@ pub(super) fn command() -> Command {
             "FILE",
             "A plan as `tsnode plan --cluster … --json` prints it, or auto to search one [default: auto]",
         ))
-        .arg(value("policy", "NAME", "How requests are routed and batched [default: live]"))
+        .arg(value("policy", "NAME", "How requests are routed and batched [default: live+chunked, what nodes do]"))
         .arg(value("compare", "A,B,…", "Run several policies side by side").conflicts_with("policy"))
         .arg(value("trace", "FILE", "These requests at their times, instead of drawn ones"))
         .arg(value("requests", "N", "Draw so many [default: 5000]"))

@@ -85,8 +85,10 @@ impl Job {
     pub(super) fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let asked = Asked::read(text("cluster").unwrap_or_default(), matches)?;
-        let policies = policies::named(text("compare").or(text("policy")).unwrap_or("live"))?;
-        let problem = asked.problem(&asked.service, asked.cluster.clone())?;
+        let policies = policies::named(text("compare").or(text("policy")).unwrap_or(policies::USUAL))?;
+        let mut problem = asked.problem(&asked.service, asked.cluster.clone())?;
+        // Planned for the first of them.
+        problem.prompts = policies.first().map_or(problem.prompts, |p| p.prompts());
         let written = match text("plan") {
             None | Some("auto") => None,
             Some(file) => Some(plan(file)?),

@@ -4,6 +4,7 @@ use super::super::plan::asked::usage;
 use crate::exit::Exit;
 use tsnode_coordinator::{
     policy::batching::Limits,
+    scheduler::prompts::Prompts,
     simulator::{
         Batches, Dispatch,
         orders::{Batched, Order},
@@ -15,6 +16,9 @@ const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
 /// Tokens of an iteration with chunks, as nodes have them.
 const CHUNKS: u32 = 512;
 
+/// What nodes do.
+pub(super) const USUAL: &str = "live+chunked";
+
 /// A way to route and to batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
@@ -22,6 +26,16 @@ pub(super) struct Policy {
     pub(super) dispatch: Dispatch,
     pub(super) batched: Batched,
     what: &'static str,
+}
+
+impl Policy {
+    /// How it computes prompts, as closed forms have it.
+    pub(super) fn prompts(&self) -> Prompts {
+        match self.batched {
+            Batched::Steps(batches) => batches.prompts(),
+            Batched::Ordered(_) => Prompts::Whole,
+        }
+    }
 }
 
 const fn policy(name: &'static str, dispatch: Dispatch, batches: Batches, what: &'static str) -> Policy {
