@@ -68,12 +68,24 @@ struct Case {
     greedy: Vec<u64>,
 }
 
+const REFERENCE: [&str; 9] = [
+    "llama-gqa",
+    "llama3-rope",
+    "qwen2-bias",
+    "opt-relu",
+    "mistral-window",
+    "qwen3-norms",
+    "gemma2-caps",
+    "gemma3-local",
+    "phi3-longrope",
+];
+
 /// Reference models over peers: prefill cut in two, decode on a third peer, f32 KV. (`llama-gqa` and the others have
 /// cases for prompts of 1, 7, 33 and 200 tokens; logits are compared in `kernels/tests/reference.rs`.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reference_models_cut_over_peers_continue_as_transformers_does() {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/reference");
-    for name in ["llama-gqa", "llama3-rope", "qwen2-bias", "opt-relu"] {
+    for name in REFERENCE {
         let folder = models.join(name);
         let path = folder.display().to_string();
         let net = Net::up(Wish {

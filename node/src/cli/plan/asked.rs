@@ -4,11 +4,14 @@ use crate::exit::{Exit, Kind};
 use clap::ArgMatches;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tsnode_coordinator::scheduler::{
-    Cluster, Problem, Slo, Space, Workload, cluster_file,
-    figures::Column,
-    models::{self, Model},
-    slo::Reference,
+use tsnode_coordinator::{
+    policy::choice::Batches,
+    scheduler::{
+        Cluster, Problem, Slo, Space, Workload, cluster_file,
+        figures::Column,
+        models::{self, Model},
+        slo::Reference,
+    },
 };
 
 /// What is asked of a cluster.
@@ -91,7 +94,10 @@ impl Asked {
             .ok_or_else(|| Exit::new(Kind::Other, "no figures for the reference GPU"))?;
         let (model, workload) = (service.model.clone(), service.workload.clone());
         let problem = Problem::new(cluster, model, workload, service.rate, service.slo, reference, Space::default());
-        problem.map_err(|e| usage(e.to_string()))
+        let mut problem = problem.map_err(|e| usage(e.to_string()))?;
+        // Planned for what nodes do, as swarms are.
+        problem.prompts = Batches::default().prompts();
+        Ok(problem)
     }
 }
 

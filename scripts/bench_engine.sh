@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# tsnode's engine beside llama.cpp on the same files; see bench_engine.py. Builds llama.cpp from PyPI the first time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+here=target/bench-engine
+mkdir -p "$here"
+if [ ! -x "$here/venv/bin/python" ]; then
+    python3 -m venv "$here/venv"
+    "$here/venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/bench_engine.txt
+fi
+cargo build --release --quiet -p tsnode
+exec "$here/venv/bin/python" scripts/bench_engine.py "$@"
