@@ -4,7 +4,7 @@
 //!
 //! | level | question | where |
 //! |---|---|---|
-//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`]; [`algorithm1`], [`exhaustive`] to compare |
+//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`], [`twins`]; [`algorithm1`], [`exhaustive`] to compare |
 //! | lower | a group's stages | [`parallel`], with [`route`] and [`partition`] |
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
 //! | after a loss | phases and routes only | [`light`] |
@@ -46,6 +46,7 @@ pub mod services;
 pub mod slo;
 pub mod start;
 pub mod transport;
+pub mod twins;
 pub mod workload;
 
 pub use cluster::{Cluster, InstanceId};

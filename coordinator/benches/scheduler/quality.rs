@@ -16,8 +16,8 @@ const CASES: [(&str, f64, f64); 6] = [
     ("conversation", 6.0, 5.0),
     ("conversation", 8.0, 4.0),
 ];
-/// The search's constants were chosen while looking at seeds below a hundred; the others were never looked at.
-const SEEDS: [(&str, std::ops::Range<u64>); 2] = [("seen while tuning", 0..20), ("held out", 100..120)];
+/// The search's constants were chosen while looking at seeds below 400; the others were never looked at.
+const SEEDS: [(&str, std::ops::Range<u64>); 2] = [("seen while tuning", 0..20), ("held out", 1000..1020)];
 
 /// At 1,000 evaluations each, over 20 seeds.
 pub fn seeds() {

@@ -203,6 +203,25 @@ fn regroup(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Groupi
     Some(Grouping::new(parts))
 }
 
+/// Some groups of one grouping, and of another what the devices left over still make: two walks may each have found a
+/// part of what is good, and no single step leads from one to the other.
+pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+    let kept = one.parts.iter().filter(|_| dice.below(2) == 0).cloned().collect();
+    let mut next = Grouping { parts: kept };
+    let mut left = next.idle(problem);
+    for part in &other.parts {
+        let has = |i: InstanceId| left.iter().find(|l| l.0 == i).map_or(0, |l| l.1);
+        let members = part.members.iter().map(|&(i, n)| (i, n.min(has(i)))).filter(|m| m.1 > 0);
+        let members: Members = members.collect();
+        if may_be_group(problem, &members) {
+            members.iter().for_each(|&(i, n)| take(&mut left, i, n));
+            next.parts.push(Part { members, phase: part.phase });
+        }
+    }
+    let next = Grouping::new(next.parts);
+    (!next.parts.is_empty() && next != *one).then_some(next)
+}
+
 /// A grouping at random: devices in any order, a group closed some time after it holds the model.
 pub fn anew(problem: &Problem, dice: &mut Dice) -> Grouping {
     let count = |i: InstanceId| usize::from(problem.cluster.instance(i).count);

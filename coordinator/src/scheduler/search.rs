@@ -2,21 +2,27 @@
 //!
 //! Against the paper's ([`super::algorithm1`]): it starts from the best of several constructed groupings; devices may be
 //! left idle and groups may be mixed; a grouping is evaluated once however often it is met; a walk that has not gained
-//! for a while goes back to its best. Several walks with their own seeds share the evaluations, and half-way go on
-//! from the best of them; they can run side by side, and what is found does not depend on how many do.
+//! for a while goes back to its best; hosts that are alike are one ([`super::twins`]). Several walks with their own seeds
+//! share the evaluations. Between rounds they tell each other what they have found, so that groups of one's best can be
+//! crossed with another's; they can run side by side, and what is found does not depend on how many do.
 
 use super::{
     dice::Dice,
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, Part, anew, is_small, may_be_group, neighbour, phases},
+    moves::{Grouping, Part, anew, crossed, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
+    twins::Twins,
 };
 use std::collections::{HashMap, VecDeque};
 use tsnode_protocol::Phase;
 
-/// Times that walks look at each other: after each they all go on from the best.
-const ROUNDS: usize = 4;
+/// Rounds, between which walks look at each other.
+const ROUNDS: usize = 8;
+/// Last rounds in which all walks go on from the best; before, each from a good one of its own.
+const TOGETHER: usize = 2;
+/// One in so many neighbours has groups of another good grouping.
+const CROSSED: usize = 7;
 /// Steps without a gain after which a walk has seen what there is.
 const STUCK: usize = 400;
 /// Steps without a gain after which a walk goes back to its best.
@@ -75,16 +81,29 @@ pub fn search(problem: &Problem, seed: u64, effort: Effort, stop: &(dyn Fn() -> 
     let mut walks: Vec<Walk<'_>> = (0..effort.walks.max(1)).map(|n| Walk::new(problem, seed, n, effort)).collect();
     for round in 1..=ROUNDS {
         side_by_side(&mut walks, effort.threads, &|walk| walk.round(round, stop));
-        let best = walks.iter().map(|w| &w.best).fold(None, |best: Option<&(f64, Grouping)>, w| match best {
-            Some(b) if b.0 >= w.0 => Some(b),
-            _ => Some(w),
-        });
-        let Some(best) = best.cloned() else { break };
         if round < ROUNDS {
-            walks.iter_mut().for_each(|w| w.adopt(&best.1));
+            exchange(&mut walks, round);
         }
     }
     together(walks.into_iter().map(Walk::finish).collect())
+}
+
+/// Tells every walk what all have found: values, so that nothing is evaluated twice; good groupings to cross with; and
+/// where to go on from.
+fn exchange(walks: &mut [Walk<'_>], round: usize) {
+    let seen: HashMap<Grouping, f64> = walks.iter_mut().flat_map(|w| w.seen.drain()).collect();
+    let mut good: Vec<(f64, Grouping)> =
+        walks.iter().flat_map(|w| w.good.iter().cloned().chain([w.home.clone()])).collect();
+    good.retain(|g| !g.1.parts.is_empty());
+    good.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    good.dedup();
+    for (n, walk) in walks.iter_mut().enumerate() {
+        walk.seen.clone_from(&seen);
+        walk.good.clone_from(&good);
+        if let Some(from) = good.get(if round + TOGETHER < ROUNDS { n % good.len() } else { 0 }) {
+            walk.adopt(from);
+        }
+    }
 }
 
 /// Does something to every walk, on so many threads; which thread takes which makes no difference.
@@ -121,6 +140,7 @@ fn together(all: Vec<Found>) -> Found {
 
 struct Walk<'p> {
     evaluator: Evaluator<'p>,
+    twins: Twins,
     dice: Dice,
     effort: Effort,
     number: usize,
@@ -128,6 +148,10 @@ struct Walk<'p> {
     present: Grouping,
     tabu: VecDeque<Grouping>,
     best: (f64, Grouping),
+    /// The best since it looked at the others, which it goes back to.
+    home: (f64, Grouping),
+    /// Of all walks, those of earlier rounds.
+    good: Vec<(f64, Grouping)>,
     /// Best first.
     others: Vec<(Grouping, f64)>,
 }
@@ -137,6 +161,7 @@ impl<'p> Walk<'p> {
         let dice = Dice::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number as u64));
         Self {
             evaluator: Evaluator::new(problem),
+            twins: Twins::of(&problem.cluster),
             dice,
             effort,
             number,
@@ -144,6 +169,8 @@ impl<'p> Walk<'p> {
             present: Grouping::default(),
             tabu: VecDeque::new(),
             best: (f64::NEG_INFINITY, Grouping::default()),
+            home: (f64::NEG_INFINITY, Grouping::default()),
+            good: Vec::new(),
             others: Vec::new(),
         }
     }
@@ -159,7 +186,7 @@ impl<'p> Walk<'p> {
         let mut since = 0;
         // Counting evaluations, not steps: what was seen before costs nothing, and its place is given to something new.
         while self.evaluator.evaluations < most && since < STUCK && !stop() {
-            let before = self.best.0;
+            let before = self.home.0;
             let from = std::mem::take(&mut self.present);
             let Some(next) = self.step(&from) else {
                 // Nothing new around here: somewhere else, a few times, then that is all there is.
@@ -171,15 +198,16 @@ impl<'p> Walk<'p> {
             if self.tabu.len() > self.effort.memory {
                 self.tabu.pop_front();
             }
-            since = if self.best.0 > before { 0 } else { since + 1 };
+            since = if self.home.0 > before { 0 } else { since + 1 };
             self.present = if since > 0 && since % PATIENCE == 0 { self.kicked() } else { next };
         }
     }
 
-    /// Goes on from the best that any walk has found.
-    fn adopt(&mut self, best: &Grouping) {
-        self.value(best);
-        self.present = best.clone();
+    /// Goes on from a good one that any walk has found.
+    fn adopt(&mut self, good: &(f64, Grouping)) {
+        self.remember(&good.1, good.0);
+        self.home = good.clone();
+        self.present = good.1.clone();
     }
 
     fn finish(mut self) -> Found {
@@ -250,6 +278,7 @@ impl<'p> Walk<'p> {
             if !valued.is_empty() && stop() {
                 break;
             }
+            let grouping = self.twins.one_for_all(grouping);
             let value = self.value(&grouping);
             valued.push((value, grouping));
         }
@@ -270,7 +299,7 @@ impl<'p> Walk<'p> {
                 for phase in phases(problem) {
                     let mut parts = grouping.parts.clone();
                     parts[place].phase = *phase;
-                    let next = Grouping::new(parts);
+                    let next = self.twins.one_for_all(Grouping::new(parts));
                     let worth = self.value(&next);
                     if worth > value {
                         (value, grouping) = (worth, next);
@@ -286,7 +315,7 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// The best grouping, a few steps away in any direction; on a small cluster now and then any grouping.
+    /// The grouping it goes back to, a few steps away in any direction; on a small cluster now and then any grouping.
     fn kicked(&mut self) -> Grouping {
         let problem = self.evaluator.problem();
         if is_small(problem) && self.dice.below(ANYWHERE) == 0 {
@@ -295,10 +324,10 @@ impl<'p> Walk<'p> {
                 return anew;
             }
         }
-        let mut away = self.best.1.clone();
+        let mut away = self.home.1.clone();
         for _ in 0..self.dice.below(KICK + 1) {
             if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.dice) {
-                away = next;
+                away = self.twins.one_for_all(next);
             }
         }
         away
@@ -322,12 +351,11 @@ impl<'p> Walk<'p> {
 
     /// Neighbours that are not tabu, the most promising first.
     fn promising(&mut self, from: &Grouping) -> Vec<Grouping> {
-        let problem = self.evaluator.problem();
         let mut all: Vec<(f64, Grouping)> = Vec::new();
         for _ in 0..self.effort.neighbours * SCREENED {
             let new = (0..TRIES).find_map(|_| {
-                neighbour(problem, from, &mut self.dice)
-                    .filter(|n| !self.tabu.contains(n) && !self.seen.contains_key(n))
+                let next = self.next_to(from)?;
+                (!self.tabu.contains(&next) && !self.seen.contains_key(&next)).then_some(next)
             });
             let Some(new) = new else { break };
             let guess = shelved(&mut self.evaluator, &new).map(|groups| self.evaluator.guess(&groups));
@@ -341,9 +369,22 @@ impl<'p> Walk<'p> {
         all.into_iter().map(|(_, g)| g).collect()
     }
 
+    /// A step away from a grouping, or groups of it beside another's.
+    fn next_to(&mut self, from: &Grouping) -> Option<Grouping> {
+        let problem = self.evaluator.problem();
+        let next = if self.good.len() > 1 && self.dice.below(CROSSED) == 0 {
+            let other = &self.good[self.dice.below(self.good.len())].1;
+            crossed(problem, from, other, &mut self.dice)
+        } else {
+            neighbour(problem, from, &mut self.dice)
+        };
+        next.map(|n| self.twins.one_for_all(n))
+    }
+
     fn value(&mut self, grouping: &Grouping) -> f64 {
-        if let Some(value) = self.seen.get(grouping) {
-            return *value;
+        if let Some(value) = self.seen.get(grouping).copied() {
+            self.stay(grouping, value);
+            return value;
         }
         let value = match shelved(&mut self.evaluator, grouping) {
             Some(groups) if !groups.is_empty() => self.evaluator.evaluate(&groups).value,
@@ -358,10 +399,18 @@ impl<'p> Walk<'p> {
         if value > self.best.0 {
             self.best = (value, grouping.clone());
         }
+        self.stay(grouping, value);
         let place = self.others.partition_point(|o| o.1 >= value);
         if place <= RUNNERS_UP && value.is_finite() {
             self.others.insert(place, (grouping.clone(), value));
             self.others.truncate(RUNNERS_UP + 1);
+        }
+    }
+
+    /// Goes back here from now on, if it is the best since the others were looked at.
+    fn stay(&mut self, grouping: &Grouping, value: f64) {
+        if value > self.home.0 {
+            self.home = (value, grouping.clone());
         }
     }
 }
