@@ -191,6 +191,12 @@ impl Engine {
         }
     }
 
+    /// Layers of a stage, and KV heads of each.
+    pub(crate) fn extent(&self, stage: StageKey) -> Result<(LayerRange, u32), EngineError> {
+        let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
+        Ok((loaded.layers, loaded.shape.kv_heads))
+    }
+
     /// Pages free and in all.
     #[must_use]
     pub fn pages(&self) -> PageCount {

@@ -5,7 +5,7 @@ use crate::{
     source::ModelSource,
 };
 use std::time::{Duration, Instant};
-use tsnode_protocol::{KvDtype, RequestId, Token};
+use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader, Token};
 
 /// A step of some sequences alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +99,13 @@ fn run(
 ) -> Result<f64, EngineError> {
     for &request in requests {
         engine.admit(stage, request, step.room())?;
-        if step.context > 0 {
-            let slice = Slice { request, start: 0, len: step.context };
-            engine.forward(stage, &[slice], Input::Tokens(&tokens[..step.context as usize]), Output::Hidden)?;
-        }
+    }
+    if let [first, others @ ..] = requests
+        && step.context > 0
+    {
+        let slice = Slice { request: *first, start: 0, len: step.context };
+        engine.forward(stage, &[slice], Input::Tokens(&tokens[..step.context as usize]), Output::Hidden)?;
+        others.iter().try_for_each(|other| copy(engine, stage, *first, *other, step.context))?;
     }
     let batch: Vec<Slice> =
         requests.iter().map(|&request| Slice { request, start: step.context, len: step.new }).collect();
@@ -118,6 +121,18 @@ fn run(
         best = best.min(at.elapsed().as_secs_f64());
     }
     Ok(best)
+}
+
+/// Gives a sequence the KV of another, as it would come over a wire.
+fn copy(engine: &mut Engine, stage: StageKey, from: RequestId, to: RequestId, len: u32) -> Result<(), EngineError> {
+    let (layers, heads) = engine.extent(stage)?;
+    let mut payload = Vec::new();
+    for layer in layers.iter() {
+        let tile = TileHeader { layer, head_start: 0, head_end: heads, token_start: 0, token_end: len, bytes: 0 };
+        engine.export(stage, from, &tile, KvCodec::Raw, &mut payload)?;
+        engine.import(stage, to, &tile, KvCodec::Raw, &payload)?;
+    }
+    engine.set_len(stage, to, len)
 }
 
 #[cfg(test)]

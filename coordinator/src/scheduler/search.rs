@@ -15,6 +15,7 @@ use super::{
     twins::Twins,
 };
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use tsnode_protocol::Phase;
 
 /// Rounds, between which walks look at each other.
@@ -91,14 +92,19 @@ pub fn search(problem: &Problem, seed: u64, effort: Effort, stop: &(dyn Fn() -> 
 /// Tells every walk what all have found: values, so that nothing is evaluated twice; good groupings to cross with; and
 /// where to go on from.
 fn exchange(walks: &mut [Walk<'_>], round: usize) {
-    let seen: HashMap<Grouping, f64> = walks.iter_mut().flat_map(|w| w.seen.drain()).collect();
+    let common = walks.first_mut().map(|w| std::mem::take(&mut w.common)).unwrap_or_default();
+    walks.iter_mut().for_each(|w| w.common = Arc::default());
+    // Nobody else has it now, so it is not copied.
+    let mut common = Arc::unwrap_or_clone(common);
+    common.extend(walks.iter_mut().flat_map(|w| w.seen.drain()));
+    let common = Arc::new(common);
     let mut good: Vec<(f64, Grouping)> =
         walks.iter().flat_map(|w| w.good.iter().cloned().chain([w.home.clone()])).collect();
     good.retain(|g| !g.1.parts.is_empty());
     good.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     good.dedup();
     for (n, walk) in walks.iter_mut().enumerate() {
-        walk.seen.clone_from(&seen);
+        walk.common = common.clone();
         walk.good.clone_from(&good);
         if let Some(from) = good.get(if round + TOGETHER < ROUNDS { n % good.len() } else { 0 }) {
             walk.adopt(from);
@@ -145,6 +151,8 @@ struct Walk<'p> {
     effort: Effort,
     number: usize,
     seen: HashMap<Grouping, f64>,
+    /// What all walks had found when they last met.
+    common: Arc<HashMap<Grouping, f64>>,
     present: Grouping,
     tabu: VecDeque<Grouping>,
     best: (f64, Grouping),
@@ -166,6 +174,7 @@ impl<'p> Walk<'p> {
             effort,
             number,
             seen: HashMap::new(),
+            common: Arc::default(),
             present: Grouping::default(),
             tabu: VecDeque::new(),
             best: (f64::NEG_INFINITY, Grouping::default()),
@@ -355,7 +364,7 @@ impl<'p> Walk<'p> {
         for _ in 0..self.effort.neighbours * SCREENED {
             let new = (0..TRIES).find_map(|_| {
                 let next = self.next_to(from)?;
-                (!self.tabu.contains(&next) && !self.seen.contains_key(&next)).then_some(next)
+                (!self.tabu.contains(&next) && self.known(&next).is_none()).then_some(next)
             });
             let Some(new) = new else { break };
             let guess = shelved(&mut self.evaluator, &new).map(|groups| self.evaluator.guess(&groups));
@@ -381,8 +390,13 @@ impl<'p> Walk<'p> {
         next.map(|n| self.twins.one_for_all(n))
     }
 
+    /// What this walk or, before they last met, any other has found a grouping to be worth.
+    fn known(&self, grouping: &Grouping) -> Option<f64> {
+        self.seen.get(grouping).or_else(|| self.common.get(grouping)).copied()
+    }
+
     fn value(&mut self, grouping: &Grouping) -> f64 {
-        if let Some(value) = self.seen.get(grouping).copied() {
+        if let Some(value) = self.known(grouping) {
             self.stay(grouping, value);
             return value;
         }
