@@ -228,6 +228,11 @@ impl Cpu {
         dense::product_here(self.simd, x, w, out);
     }
 
+    /// `out[r * stride + o] = x[r] · w[o]` on the calling thread, for short rows such as a head's.
+    pub fn scores(&self, x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
+        by_simd!(self.simd, scores(x, w, stride, out));
+    }
+
     /// `out[r][d] += p[r][t] * v[t][d]`, in the order of `t`. Rows of `p` lie `stride` numbers apart and may be longer
     /// than `v` has rows.
     pub fn weighted_rows(&self, p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
@@ -368,6 +373,10 @@ mod tests {
                 let (mut a, mut b) = (vec![0.0; rows * outs], vec![0.0; rows * outs]);
                 plain.linear(&x, w, &mut a);
                 fast.linear(&x, w, &mut b);
+                prop_assert_eq!(bits(&a), bits(&b));
+                let (mut a, mut b) = (vec![0.0; rows * (outs + 1)], vec![0.0; rows * (outs + 1)]);
+                plain.scores(&x, w, outs + 1, &mut a);
+                fast.scores(&x, w, outs + 1, &mut b);
                 prop_assert_eq!(bits(&a), bits(&b));
                 let p: Vec<f32> = (0..outs).map(|_| next()).collect();
                 let heads = outs / stride.min(outs);

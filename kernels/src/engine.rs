@@ -524,29 +524,22 @@ struct Place {
 }
 
 thread_local! {
-    /// Scores of one row's query heads, and of one block of keys; kept from step to step.
-    static SCORES: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    /// Scores of one row's query heads, kept from step to step.
+    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Attention of the query heads that share one KV head, for one row. Scores, sums and mixing run in token order.
 fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: Look, out: &mut [f32]) {
     let group = q.len() / kv.layout().dim;
     let context = at.tokens.len();
-    SCORES.with_borrow_mut(|(scores, block_scores)| {
+    SCORES.with_borrow_mut(|scores| {
         scores.resize(group * context, 0.0);
         let mut done = 0;
         for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.tokens.clone()) {
-            let n = keys.rows();
-            block_scores.resize(group * n, 0.0);
-            cpu.dots_here(q, keys, block_scores);
-            for g in 0..group {
-                let to = &mut scores[g * context + done..][..n];
-                for (to, from) in to.iter_mut().zip(&block_scores[g * n..][..n]) {
-                    *to = from * look.scale;
-                }
-            }
-            done += n;
+            cpu.scores(q, keys, context, &mut scores[done..]);
+            done += keys.rows();
         }
+        scores.iter_mut().for_each(|score| *score *= look.scale);
         if let Some(cap) = look.cap {
             tanh::soft_cap(scores, cap);
         }

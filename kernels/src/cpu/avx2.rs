@@ -135,7 +135,24 @@ unsafe fn tile<S: Stored, const R: usize, const C: usize>(block: Block<'_>, acc:
     }
 }
 
-/// See [`plain::reduce_all`]: four sums at a time.
+/// Four sums of lanes, by the tree of [`plain::reduce`].
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn reduce_four(lanes: [__m256; 4]) -> __m128 {
+    // SAFETY: register arithmetic only.
+    unsafe {
+        let halves = lanes.map(|l| _mm_add_ps(_mm256_castps256_ps128(l), _mm256_extractf128_ps::<1>(l)));
+        let (a, b) = (_mm_unpacklo_ps(halves[0], halves[1]), _mm_unpacklo_ps(halves[2], halves[3]));
+        let (c, d) = (_mm_unpackhi_ps(halves[0], halves[1]), _mm_unpackhi_ps(halves[2], halves[3]));
+        let even = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movelh_ps(c, d));
+        let odd = _mm_add_ps(_mm_movehl_ps(b, a), _mm_movehl_ps(d, c));
+        _mm_add_ps(even, odd)
+    }
+}
+
+/// See [`plain::reduce_all`].
 pub(super) fn reduce_all(acc: &[Lanes], sums: &mut [f32]) {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn fast(acc: &[Lanes], sums: &mut [f32]) {
@@ -143,15 +160,8 @@ pub(super) fn reduce_all(acc: &[Lanes], sums: &mut [f32]) {
         for (lanes, out) in fours.iter().zip(sums.as_chunks_mut::<4>().0) {
             // SAFETY: every load and store is of whole arrays of eight and four numbers.
             unsafe {
-                let halves: [__m128; 4] = std::array::from_fn(|i| {
-                    let lanes = _mm256_loadu_ps(lanes[i].as_ptr());
-                    _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes))
-                });
-                let (a, b) = (_mm_unpacklo_ps(halves[0], halves[1]), _mm_unpacklo_ps(halves[2], halves[3]));
-                let (c, d) = (_mm_unpackhi_ps(halves[0], halves[1]), _mm_unpackhi_ps(halves[2], halves[3]));
-                let even = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movelh_ps(c, d));
-                let odd = _mm_add_ps(_mm_movehl_ps(b, a), _mm_movehl_ps(d, c));
-                _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(even, odd));
+                let lanes = std::array::from_fn(|i| _mm256_loadu_ps(lanes[i].as_ptr()));
+                _mm_storeu_ps(out.as_mut_ptr(), reduce_four(lanes));
             }
         }
         plain::reduce_all(rest, &mut sums[4 * fours.len()..]);
@@ -159,6 +169,78 @@ pub(super) fn reduce_all(acc: &[Lanes], sums: &mut [f32]) {
     assert!(sums.len() >= acc.len());
     // SAFETY: `Simd::detect` chose this file only after `is_available`.
     unsafe { fast(acc, sums) }
+}
+
+/// See [`plain::scores`].
+pub(super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
+    let rows = x.len() / w.cols.max(1);
+    if !w.cols.is_multiple_of(LANES) || rows == 0 {
+        return plain::scores(x, w, stride, out);
+    }
+    assert!(x.len() == rows * w.cols && stride >= w.rows && out.len() >= (rows - 1) * stride + w.rows);
+    // SAFETY: as in `lanes`; the line above is what `short` asks for.
+    unsafe {
+        match w.dtype {
+            Dtype::F32 => short::<F32>(x, w, stride, out),
+            Dtype::F16 => short::<F16>(x, w, stride, out),
+            Dtype::Bf16 => short::<Bf16>(x, w, stride, out),
+        }
+    }
+}
+
+/// # Safety
+/// The processor has AVX2, FMA and F16C; `x` holds rows of `w.cols` numbers, whole groups of eight, and `out` has
+/// `w.rows` numbers at every `stride` for each.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn short<S: Stored>(x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
+    let fours = w.rows - w.rows % 4;
+    let rows = x.len() / w.cols;
+    let mut r = 0;
+    // SAFETY: rows and outputs stay within those counted here.
+    unsafe {
+        while r + 2 <= rows {
+            (0..fours).step_by(4).for_each(|o| four_scores::<S, 2>(x, w, stride, out, r, o));
+            r += 2;
+        }
+        if r < rows {
+            (0..fours).step_by(4).for_each(|o| four_scores::<S, 1>(x, w, stride, out, r, o));
+        }
+    }
+    if fours < w.rows {
+        let rest = w.slice(fours, w.rows);
+        plain::scores(x, rest, stride, &mut out[fours..]);
+    }
+}
+
+/// # Safety
+/// As for [`short`]; rows `r..r + R` and outputs `o..o + 4` exist.
+#[inline(always)]
+unsafe fn four_scores<S: Stored, const R: usize>(
+    x: &[f32],
+    w: Matrix<'_>,
+    stride: usize,
+    out: &mut [f32],
+    r: usize,
+    o: usize,
+) {
+    // SAFETY: loads read eight numbers at `k + 8 <= cols` of rows and outputs that exist; stores by `short`.
+    unsafe {
+        let xs: [*const f32; R] = std::array::from_fn(|i| x.as_ptr().add((r + i) * w.cols));
+        let ws: [*const u8; 4] = std::array::from_fn(|j| w.bytes.as_ptr().add((o + j) * w.cols * S::BYTES));
+        let mut sums = [[_mm256_setzero_ps(); 4]; R];
+        for k in (0..w.cols).step_by(LANES) {
+            let wk: [__m256; 4] = std::array::from_fn(|j| S::load(ws[j].add(k * S::BYTES)));
+            for (sums, x) in sums.iter_mut().zip(xs) {
+                let xk = _mm256_loadu_ps(x.add(k));
+                for (sum, w) in sums.iter_mut().zip(wk) {
+                    *sum = _mm256_fmadd_ps(xk, w, *sum);
+                }
+            }
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            _mm_storeu_ps(out.as_mut_ptr().add((r + i) * stride + o), reduce_four(sums));
+        }
+    }
 }
 
 /// See [`plain::weighted_rows`].

@@ -43,6 +43,20 @@ pub(super) fn reduce_all(acc: &[Lanes], sums: &mut [f32]) {
     }
 }
 
+/// `out[r * stride + o] = x[r] · w[o]`: short rows, whole in one go.
+pub(super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
+    for (x, out) in x.chunks_exact(w.cols).zip(out.chunks_mut(stride)) {
+        for (o, out) in out.iter_mut().enumerate().take(w.rows) {
+            let mut lanes = [0.0; LANES];
+            for (k, x) in x.iter().enumerate() {
+                let lane = &mut lanes[k % LANES];
+                *lane = x.mul_add(w.dtype.get(w.bytes, o * w.cols + k), *lane);
+            }
+            *out = reduce(lanes);
+        }
+    }
+}
+
 /// `out[r][d] += p[r][t] * v[t][d]`, in the order of `t`, for the `v.rows()` numbers from `from` on of every row of `p`,
 /// `stride` numbers apart.
 pub(super) fn weighted_rows(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
