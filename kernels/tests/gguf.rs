@@ -97,14 +97,26 @@ fn logits_agree_with_transformers() {
     }
 }
 
+/// Rows are rounded to 8 bits for quantised products, one part in 254 of the largest of 32 numbers: some layers of that
+/// leave a few percent of the logits' spread. A wrong scale, sign or column leaves about all of it.
+const ROUNDING: f32 = 0.08;
+
+fn spread(x: &[f32]) -> f32 {
+    let mean = x.iter().sum::<f32>() / x.len() as f32;
+    (x.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
+}
+
 #[test]
 fn quantised_weights_compute_what_their_numbers_do() {
     for (name, _) in references() {
         let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
         let quantised = opened(&convert(&reference(&name), Form::Q8, "gpt-2"));
         let widened = opened(&convert(&reference(&name), Form::WidenedQ8, "gpt-2"));
-        let off = furthest(&logits(&quantised, &tokens), &logits(&widened, &tokens));
-        assert!(off <= TOLERANCE, "{name}: off by {off}");
+        let (found, expected) = (logits(&quantised, &tokens), logits(&widened, &tokens));
+        let off: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
+        let (off, all) = (spread(&off), spread(&expected));
+        println!("{name}: {} of the logits' spread", off / all);
+        assert!(off <= ROUNDING * all, "{name}: off by {off} where logits spread by {all}");
     }
 }
 
