@@ -160,6 +160,18 @@ fn search_finds_the_best_of_all_plans_of_small_clusters() {
     assert!(equal + 1 >= cases.len(), "{equal} of {} equal", cases.len());
 }
 
+/// However often walks meet and go on from the same plan, what it is compared with are others.
+#[test]
+fn runners_up_are_other_plans() {
+    let text: String = ["a", "b", "c"].iter().map(|name| host(name, "A40", 2, 0)).collect();
+    let Some(problem) = problem(cluster(&text), "LLaMA-7B", "conversation", 2.0) else { panic!("three hosts hold 7B") };
+    let found = search::search(&problem, 0, Effort::default(), NEVER);
+    let mut all: Vec<_> = found.runners_up.iter().map(|r| &r.0).chain([&found.grouping]).collect();
+    assert!(all.len() >= 4, "{} runners-up", found.runners_up.len());
+    all.sort();
+    assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+}
+
 #[test]
 fn ten_thousand_devices_are_planned_in_parts() {
     let mut text = link(0, 0, 1e-4, 10e9);

@@ -415,7 +415,9 @@ impl<'p> Walk<'p> {
         }
         self.stay(grouping, value);
         let place = self.others.partition_point(|o| o.1 >= value);
-        if place <= RUNNERS_UP && value.is_finite() {
+        // A grouping that is adopted again round after round must not push the others out.
+        let known = self.others.iter().any(|o| o.0 == *grouping);
+        if place <= RUNNERS_UP && value.is_finite() && !known {
             self.others.insert(place, (grouping.clone(), value));
             self.others.truncate(RUNNERS_UP + 1);
         }
