@@ -20,12 +20,12 @@ impl Weight {
         Self(Arc::new(Stored { tensor, packed: OnceLock::new() }))
     }
 
-    /// Packs a quantised matrix; returns the memory that takes (bytes). What lies in the file is not read after.
-    pub(crate) fn prepare(&self, cpu: &Cpu) -> u64 {
-        let View::Quantised(blocks) = self.0.tensor.view() else { return 0 };
-        let packed = self.0.packed.get_or_init(|| cpu.pack(blocks));
-        self.0.tensor.forget();
-        packed.bytes()
+    /// Packs a quantised matrix. What lies in the file is not read after.
+    pub(crate) fn prepare(&self, cpu: &Cpu) {
+        if let View::Quantised(blocks) = self.0.tensor.view() {
+            self.0.packed.get_or_init(|| cpu.pack(blocks));
+            self.0.tensor.forget();
+        }
     }
 
     /// `out[r][o] = x[r] · w[o]`. A quantised matrix that was not prepared is when it is first used.

@@ -80,10 +80,8 @@ pub(crate) trait Stage: Send {
     /// Weights of the stage as stored (bytes): of one layer, of the embedding, of the head.
     fn bytes(&self) -> StageBytes;
 
-    /// Brings quantised weights into the order products read them in; returns the memory that takes (bytes).
-    fn prepare(&self, _cpu: &Cpu) -> u64 {
-        0
-    }
+    /// Brings quantised weights into the order products read them in.
+    fn prepare(&self, _cpu: &Cpu) {}
 }
 
 /// Bytes of weights by part.

@@ -33,6 +33,20 @@ pub enum QuantType {
 }
 
 impl QuantType {
+    /// All kinds.
+    pub const ALL: [Self; 10] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
+
     /// Numbers in a block.
     #[must_use]
     pub const fn numbers(self) -> usize {

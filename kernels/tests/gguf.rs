@@ -258,7 +258,7 @@ fn what_is_wrong_is_named() {
 
 /// llama.cpp's own tests of tokenizers: `models/ggml-vocab-*.gguf` with texts (`.inp`) and tokens (`.out`).
 #[test]
-#[ignore = "GGUF_VOCABS is the folder llama.cpp/models"]
+#[ignore = "needs llama.cpp's source: GGUF_VOCABS=its/models cargo test -p tsnode-kernels --test gguf -- --ignored"]
 fn tokens_are_those_of_llama_cpp() {
     const NAMES: [&str; 10] = [
         "llama-bpe",

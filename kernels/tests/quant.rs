@@ -7,24 +7,11 @@ const FIXTURE: &[u8] = include_bytes!("data/quant-blocks.bin");
 const BLOCKS: usize = 4;
 /// Of a block's largest number: the reference may round once more or less on its way.
 const TOLERANCE: f32 = 1e-6;
-/// In the order of the fixture.
-const KINDS: [QuantType; 10] = [
-    QuantType::Q4_0,
-    QuantType::Q4_1,
-    QuantType::Q5_0,
-    QuantType::Q5_1,
-    QuantType::Q8_0,
-    QuantType::Q2K,
-    QuantType::Q3K,
-    QuantType::Q4K,
-    QuantType::Q5K,
-    QuantType::Q6K,
-];
 
 #[test]
 fn blocks_mean_what_llama_cpp_says() {
     let mut rest = FIXTURE;
-    for kind in KINDS {
+    for kind in QuantType::ALL {
         let (blocks, after) = rest.split_at(BLOCKS * kind.bytes());
         let (numbers, after) = after.split_at(BLOCKS * kind.numbers() * 4);
         rest = after;

@@ -131,12 +131,6 @@ impl Packed {
         self.cols
     }
 
-    /// Bytes it takes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
     /// Blocks of the eight outputs from `8 * index` on.
     pub(super) fn octet(&self, index: usize) -> &[u8] {
         let len = self.cols / self.layout.numbers() * self.layout.block();

@@ -140,19 +140,6 @@ mod tests {
     use crate::quant::{Blocks, QuantType};
     use proptest::prelude::*;
 
-    const KINDS: [QuantType; 10] = [
-        QuantType::Q4_0,
-        QuantType::Q4_1,
-        QuantType::Q5_0,
-        QuantType::Q5_1,
-        QuantType::Q8_0,
-        QuantType::Q2K,
-        QuantType::Q3K,
-        QuantType::Q4K,
-        QuantType::Q5K,
-        QuantType::Q6K,
-    ];
-
     /// Where a block's numbers of half precision lie.
     fn halves(kind: QuantType) -> &'static [usize] {
         match kind {
@@ -199,7 +186,7 @@ mod tests {
         #[test]
         fn packed_products_are_products(rows in 1usize..8, outs in 1usize..20, blocks in 1usize..4, seed in any::<u64>()) {
             let (plain, fast) = (Cpu::new(Simd::Plain, 1).unwrap(), Cpu::new(Simd::detect(), 2).unwrap());
-            for kind in KINDS {
+            for kind in QuantType::ALL {
                 let mut draw = Draw(seed);
                 let cols = blocks * kind.numbers();
                 let bytes = draw.blocks(kind, outs * blocks);

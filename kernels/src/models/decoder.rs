@@ -165,7 +165,7 @@ impl<L: Layer> Stage for Decoder<L> {
         self.bytes
     }
 
-    fn prepare(&self, cpu: &Cpu) -> u64 {
-        self.weights.iter().map(|weight| weight.prepare(cpu)).sum()
+    fn prepare(&self, cpu: &Cpu) {
+        self.weights.iter().for_each(|weight| weight.prepare(cpu));
     }
 }
