@@ -58,8 +58,8 @@ async fn many_streams_are_complete_and_right(net: &Net) {
         decoders.insert(answer["tsnode"]["decode"].to_string());
     }
     let view = net.client.get(format!("{}/api/swarm", net.peer(0).http)).send().await.unwrap();
-    let routes = view.json::<Value>().await.unwrap()["plan"]["routes"].clone();
-    assert!(decoders.len() > 1, "work is spread over decode groups: {routes}");
+    let view = view.json::<Value>().await.unwrap();
+    assert!(decoders.len() > 1, "work is spread over decode groups: {view}");
 }
 
 async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {

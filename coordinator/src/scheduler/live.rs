@@ -239,7 +239,7 @@ impl Scene {
             standing.len(),
             flipped.evaluation.attainment * 100.0
         );
-        let routes = routes(&named, &flipped.evaluation, self.share);
+        let routes = self.carry(&mut evaluator, &named, &numbers, &flipped.evaluation);
         Some(Part { groups: named, routes, reason })
     }
 
@@ -256,7 +256,7 @@ impl Scene {
             self.problem.rate,
             found.evaluation.attainment * 100.0
         );
-        let routes = routes(&named, &found.evaluation, self.share);
+        let routes = self.carry(&mut evaluator, &named, &groups, &found.evaluation);
         Part { groups: named, routes, reason }
     }
 
@@ -265,7 +265,44 @@ impl Scene {
     pub fn routes(&self, groups: &[Group]) -> Vec<Route> {
         let mut evaluator = Evaluator::new(&self.problem);
         let Some(numbers) = self.shelve(&mut evaluator, groups) else { return Vec::new() };
-        routes(groups, &evaluator.evaluate(&numbers), self.share)
+        let evaluation = evaluator.evaluate(&numbers);
+        self.carry(&mut evaluator, groups, &numbers, &evaluation)
+    }
+
+    /// Shares as routes, one in all for all regions; what a plan turns away on paper is still answered, late. A group that
+    /// the plan has no use for gets next to nothing, not nothing: queues can only send work where there is a route.
+    fn carry(
+        &self,
+        evaluator: &mut Evaluator<'_>,
+        named: &[Group],
+        numbers: &[GroupNo],
+        found: &Evaluation,
+    ) -> Vec<Route> {
+        let carried = found.carried();
+        if carried <= 0.0 {
+            return Vec::new();
+        }
+        let apart = found.shares.iter().filter(|s| s.prefill != s.decode);
+        let most = apart.max_by(|a, b| a.share.total_cmp(&b.share));
+        let idle = |g: &usize| found.shares.iter().all(|s| s.prefill != *g && s.decode != *g);
+        // A group holds all layers whatever its phase: one that no other works with does both.
+        let beside = |g: usize| match (named[g].phase, most) {
+            (Phase::Prefill, Some(most)) => (g, most.decode),
+            (Phase::Decode, Some(most)) => (most.prefill, g),
+            _ => (g, g),
+        };
+        let mut open =
+            |(from, to): &(usize, usize)| from == to || evaluator.way(numbers[*from], numbers[*to]).is_open();
+        let reserves: Vec<(usize, usize)> = (0..named.len()).filter(idle).map(beside).filter(&mut open).collect();
+        let each = NOISE / named.len() as f64;
+        let planned = (1.0 - each * reserves.len() as f64) / carried;
+        let shares = found.shares.iter().map(|s| ((s.prefill, s.decode), s.share * planned));
+        let route = |((prefill, decode), share): ((usize, usize), f64)| Route {
+            prefill: named[prefill].id,
+            decode: named[decode].id,
+            share: (self.share * share).clamp(0.0, 1.0),
+        };
+        shares.chain(reserves.into_iter().map(|pair| (pair, each))).map(route).collect()
     }
 
     /// What groups of this model are worth; nothing, if they are not what the devices can do.
@@ -310,20 +347,6 @@ impl Scene {
         }
         Some(numbers)
     }
-}
-
-/// Shares as routes, one in all; what a plan turns away on paper is still answered, late.
-fn routes(groups: &[Group], evaluation: &Evaluation, part: f64) -> Vec<Route> {
-    let carried = evaluation.carried();
-    if carried <= 0.0 {
-        return Vec::new();
-    }
-    let route = |s: &super::evaluate::Share| Route {
-        prefill: groups[s.prefill].id,
-        decode: groups[s.decode].id,
-        share: (part * s.share / carried).clamp(0.0, 1.0),
-    };
-    evaluation.shares.iter().map(route).collect()
 }
 
 /// What a whole plan is worth on a view: its models' values, each alike.

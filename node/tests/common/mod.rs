@@ -4,14 +4,19 @@
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
 pub const PROMPT: &str = "It was a dark and windy night, and the old house";
+
+/// Swarms are up one at a time: two would starve each other of the processor until peers seem dead.
+static ONE: Semaphore = Semaphore::const_new(1);
 
 pub struct Net {
     pub net: Testnet,
     pub client: reqwest::Client,
     _folder: tempfile::TempDir,
+    _turn: SemaphorePermit<'static>,
 }
 
 pub fn owned(flags: &[&str]) -> Vec<String> {
@@ -32,6 +37,7 @@ impl Net {
     }
 
     pub async fn of(peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
+        let turn = ONE.acquire().await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut flags = owned(flags);
         if !flags.iter().any(|f| f == "--split") {
@@ -50,7 +56,7 @@ impl Net {
             Err(error) => panic!("{error}"),
         };
         let client = reqwest::Client::builder().timeout(Duration::from_secs(60)).build().unwrap();
-        Self { net, client, _folder: folder }
+        Self { net, client, _folder: folder, _turn: turn }
     }
 
     pub fn peer(&self, index: usize) -> PeerInfo {

@@ -1,0 +1,69 @@
+//! Plans of a swarm, made from its adverts.
+
+use std::collections::BTreeMap;
+use tsnode_coordinator::{gate::SplitChoice, scheduler::live};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Group, LayerRange, ModelCard, ModelId, ModelShape,
+    PeerId, Phase, Stage,
+};
+
+const LAYERS: u32 = 4;
+
+fn card() -> ModelCard {
+    let shape = ModelShape {
+        layers: LAYERS,
+        hidden: 256,
+        intermediate: 512,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 32,
+        vocab: 4096,
+        context: 1024,
+        layer_bytes: 1 << 20,
+        embed_bytes: 2 << 20,
+        head_bytes: 2 << 20,
+    };
+    ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
+}
+
+/// A peer whose processor is so many times as fast as another's.
+fn advert(speed: f64) -> Advert {
+    let device = Device {
+        kind: DeviceKind::Cpu { threads: 1 },
+        name: "cpu".into(),
+        memory_bytes: 1 << 30,
+        kv_bytes: 1 << 28,
+        flops: FlopsPerSecond(20e9 * speed),
+        bandwidth: BytesPerSecond(10e9 * speed),
+        profile: None,
+    };
+    Advert {
+        name: "peer".into(),
+        version: "0".into(),
+        addresses: vec![],
+        data_addresses: vec![],
+        devices: vec![device],
+        models: vec![card()],
+        links: vec![],
+        reachable: true,
+    }
+}
+
+/// A fast decode group carries all that one prefill group sends it, and a slow one would be late: the plan has no use
+/// for the slow one. Queues have, when more comes than was planned for.
+#[test]
+fn a_group_that_the_plan_has_no_use_for_can_still_be_sent_work() {
+    let adverts: Vec<Advert> = [1.0, 1.0, 0.02, 0.02].map(advert).into();
+    let ids: Vec<PeerId> = (0..4).map(|n| PeerId([n; 32])).collect();
+    let members: BTreeMap<PeerId, &Advert> = ids.iter().copied().zip(&adverts).collect();
+    let phases = [Phase::Prefill, Phase::Decode, Phase::Decode, Phase::Decode];
+    let stage = |peer| Stage { peer, device: 0, layers: LayerRange { start: 0, end: LAYERS } };
+    let group = |(id, phase): (&PeerId, Phase)| Group::new(card().id, phase, vec![stage(*id)]);
+    let groups: Vec<Group> = ids.iter().zip(phases).map(group).collect();
+    let scene = &live::scenes(&members, SplitChoice::Always)[0];
+    let routes = scene.routes(&groups);
+    let to = |g: &Group| routes.iter().filter(|r| r.decode == g.id).map(|r| r.share).sum::<f64>();
+    assert!(to(&groups[1]) > 0.98, "{routes:?}");
+    assert!((to(&groups[2]) > 0.0) && (to(&groups[3]) > 0.0), "{routes:?}");
+    assert!((routes.iter().map(|r| r.share).sum::<f64>() - 1.0).abs() < 1e-9, "{routes:?}");
+}
