@@ -1,10 +1,14 @@
 //! Prompt flow 3, 4 and 8: forms a group's batches. Requests join and leave between iterations (continuous batching).
 //!
 //! The machine runs in the leader of a group and speaks to its stages through the ring ([`RingFrame`]). One path
-//! serves prefill, decode and mixed groups alike: what a sequence needs is its [`Kind`]. Pages are reserved at
-//! admission for the whole of a sequence, so nothing that runs is ever pushed out.
+//! serves prefill, decode and mixed groups alike: what a sequence needs is its [`Kind`]. Pages are reserved for a part of
+//! an answer at a time; where they run out the youngest sequence gives its pages back and computes its tokens anew later
+//! (`growth.rs`). Sequences that begin alike share pages (`prefixes.rs`).
 
+mod admission;
 mod events;
+mod growth;
+mod prefixes;
 mod sequence;
 mod steps;
 
@@ -12,13 +16,15 @@ pub use events::{Action, Event};
 pub use sequence::{Kind, NewSequence};
 
 use crate::{Time, policy::choice::Batches};
+use admission::Queue;
+use prefixes::Prefixes;
 use sequence::{Sequence, State};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use steps::{Done, Steps};
 use tsnode_protocol::{
     Load, RequestId, Sampled, Seconds, Token,
-    ring::{Admit, RingFrame, Step},
+    ring::{RingFrame, Step},
     stream::End,
 };
 
@@ -37,6 +43,10 @@ pub struct BatcherConfig {
     pub admission_patience: Duration,
     /// How long pages wait for KV from elsewhere.
     pub kv_patience: Duration,
+    /// Tokens of an answer that pages are reserved for at a time.
+    pub growth: u32,
+    /// Sequences kept after their end, for others that begin alike.
+    pub max_kept: usize,
 }
 
 impl Default for BatcherConfig {
@@ -48,6 +58,8 @@ impl Default for BatcherConfig {
             max_waiting: 1024,
             admission_patience: Duration::from_secs(30),
             kv_patience: Duration::from_secs(15),
+            growth: 256,
+            max_kept: 64,
         }
     }
 }
@@ -57,20 +69,19 @@ impl Default for BatcherConfig {
 pub struct Batcher {
     config: BatcherConfig,
     sequences: BTreeMap<RequestId, Sequence>,
-    /// Sequences without pages, first come first.
-    waiting: VecDeque<RequestId>,
+    /// Sequences without pages.
+    queue: Queue,
     /// Sequences with pages that compute.
     steps: Steps,
-    /// Pages were refused and none has come back since.
-    full: bool,
+    prefixes: Prefixes,
 }
 
 impl Batcher {
     /// A batcher with nothing to do.
     #[must_use]
     pub fn new(config: BatcherConfig) -> Self {
-        let steps = steps(&config);
-        Self { config, sequences: BTreeMap::new(), waiting: VecDeque::new(), steps, full: false }
+        let (steps, prefixes) = (steps(&config), Prefixes::new(config.max_kept));
+        Self { config, sequences: BTreeMap::new(), queue: Queue::default(), steps, prefixes }
     }
 
     /// One event, and what follows from it.
@@ -82,7 +93,9 @@ impl Batcher {
             Event::PrefillHere { request, first } => self.fall_back(now, request, first, None, &mut out),
             Event::Cancel { request } => self.drop_sequence(request, &mut out),
             Event::Admitted { request, refused: None } => self.admitted(now, request, &mut out),
-            Event::Admitted { request, refused: Some(reason) } => self.not_admitted(request, reason, &mut out),
+            Event::Admitted { request, refused: Some(why) } => self.not_admitted(request, why, &mut out),
+            Event::Grown { request, refused: None } => self.grown(request, &mut out),
+            Event::Grown { request, refused: Some(why) } => self.not_grown(now, request, why, &mut out),
             Event::Sampled { step, tokens } => self.step_done(now, step, tokens, &mut out),
             Event::KvArrived { request, position, failed } => self.kv_arrived(now, request, position, failed, &mut out),
             Event::KvSent { request, position, bytes, failed } => {
@@ -92,6 +105,7 @@ impl Batcher {
             Event::Deadline => self.expire(now, &mut out),
         }
         self.admit_waiting(&mut out);
+        self.see_to_retry(now);
         self.form_steps(&mut out);
         out
     }
@@ -99,105 +113,33 @@ impl Batcher {
     /// When to wake if nothing else happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        self.sequences.values().filter_map(|s| s.deadline(&self.config)).min()
+        let sequences = self.sequences.values().filter_map(|s| s.deadline(&self.config)).min();
+        sequences.into_iter().chain(self.queue.retry_at()).min()
     }
 
     /// What waits and runs, for heartbeats; pages are the engine's to count.
     #[must_use]
     pub fn load(&self) -> Load {
         let pending = |s: &Sequence| match &s.state {
-            State::Waiting { .. } | State::Admitting { .. } if !s.awaits_kv() => s.prompt.len() as u32,
-            State::Prefilling { done, .. } => s.prompt.len() as u32 - done,
+            State::Waiting | State::Admitting { .. } if !s.awaits_kv() => s.len(),
+            State::Prefilling { done, .. } => s.len() - done,
             _ => 0,
         };
         Load {
-            running: (self.sequences.len() - self.waiting.len()) as u32,
-            waiting: self.waiting.len() as u32,
+            running: (self.sequences.len() - self.queue.len()) as u32,
+            waiting: self.queue.len() as u32,
             pending_tokens: self.sequences.values().map(pending).sum(),
             free_pages: 0,
             total_pages: 0,
         }
     }
 
-    fn submit(&mut self, now: Time, new: NewSequence, out: &mut Vec<Action>) {
-        let request = new.request;
-        let refuse = |reason: &str| Action::Refused { request, reason: reason.to_owned() };
-        if self.sequences.contains_key(&request) {
-            return out.push(refuse("a request of that name runs already"));
-        }
-        if self.waiting.len() >= self.config.max_waiting {
-            return out.push(refuse("too many requests wait here"));
-        }
-        if new.prompt.is_empty() || new.prompt.len() > new.max_tokens as usize {
-            return out.push(refuse("the prompt is empty or too long"));
-        }
-        self.sequences.insert(request, Sequence::new(now, new));
-        self.waiting.push_back(request);
-    }
-
-    fn admit_waiting(&mut self, out: &mut Vec<Action>) {
-        while !self.full && self.sequences.len() - self.waiting.len() < self.config.max_running {
-            let Some(request) = self.waiting.pop_front() else { return };
-            let Some(sequence) = self.sequences.get_mut(&request) else { continue };
-            let State::Waiting { first } = sequence.state else { continue };
-            sequence.state = State::Admitting { first };
-            out.push(Action::Ring(RingFrame::Admit(admit_frame(sequence, request, &self.config))));
-        }
-    }
-
-    fn admitted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let State::Admitting { first } = sequence.state else { return };
-        if sequence.overtaken > 0 {
-            sequence.overtaken -= 1;
-            return;
-        }
-        if !sequence.granted {
-            sequence.granted = true;
-            if !matches!(sequence.kind, Kind::Export(_)) {
-                out.push(Action::Granted { request });
-            }
-        }
-        if sequence.awaits_kv() {
-            sequence.state = State::AwaitingKv { since: now, arrived: Default::default(), first };
-        } else {
-            sequence.state = State::Prefilling { sent: 0, done: 0, first };
-            let answer = (!matches!(sequence.kind, Kind::Export(_))).then(|| sequence.left(1));
-            self.steps.prompt(request, sequence.prompt.len() as u32, answer);
-        }
-    }
-
-    fn not_admitted(&mut self, request: RequestId, reason: String, out: &mut Vec<Action>) {
-        if let Some(sequence) = self.sequences.get_mut(&request).filter(|s| s.overtaken > 0) {
-            sequence.overtaken -= 1;
-            return;
-        }
-        // Stages before the one that refused hold pages already.
-        out.push(Action::Ring(RingFrame::Release(request)));
-        let others = self.sequences.len() > self.waiting.len() + 1;
-        let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let State::Admitting { first } = sequence.state else { return };
-        if others {
-            sequence.state = State::Waiting { first };
-            self.waiting.push_front(request);
-            self.full = true;
-        } else {
-            // Nothing here will ever give pages back for it.
-            let granted = sequence.granted;
-            self.sequences.remove(&request);
-            out.push(no_room(request, granted, reason));
-        }
-    }
-
     fn begin(&mut self, request: RequestId, token: Token, out: &mut Vec<Action>) {
-        let answers = |s: &&mut Sequence| !matches!(s.kind, Kind::Export(_));
-        let Some(sequence) = self.sequences.get_mut(&request).filter(answers) else { return };
-        match &mut sequence.state {
-            State::AwaitingKv { first, .. } | State::Prefilling { first, .. } => *first = Some(token),
-            State::Waiting { first } | State::Admitting { first } => *first = Some(token),
-            State::Decoding { .. } | State::Sending => return,
+        let waits_for_it = |s: &&mut Sequence| !s.exports() && s.generated() == 0 && s.first.is_none();
+        if let Some(sequence) = self.sequences.get_mut(&request).filter(waits_for_it) {
+            sequence.first = Some(token);
+            self.start_if_ready(request, out);
         }
-        self.start_if_ready(request, out);
     }
 
     fn kv_arrived(
@@ -210,10 +152,9 @@ impl Batcher {
     ) {
         let stages = self.config.stages;
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let State::AwaitingKv { since, arrived, first } = &mut sequence.state else { return };
+        let State::AwaitingKv { since, arrived } = &mut sequence.state else { return };
         if let Some(reason) = failed {
-            let first = *first;
-            return self.fall_back(now, request, first, Some(reason), out);
+            return self.fall_back(now, request, None, Some(reason), out);
         }
         arrived.insert(position);
         if arrived.len() == stages {
@@ -226,28 +167,28 @@ impl Batcher {
     /// Decodes once both the KV and the first token are here.
     fn start_if_ready(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let State::AwaitingKv { arrived, first: Some(first), .. } = &sequence.state else { return };
-        if arrived.len() == self.config.stages {
-            let first = *first;
-            self.decode_from(request, first, 1, out);
+        let State::AwaitingKv { arrived, .. } = &sequence.state else { return };
+        if arrived.len() == self.config.stages
+            && let Some(first) = sequence.first.take()
+        {
+            self.decode_from(request, first, out);
         }
     }
 
-    /// The answer has `generated` tokens, `last` being the last of them: decodes on, or ends.
-    fn decode_from(&mut self, request: RequestId, last: Token, generated: u32, out: &mut Vec<Action>) {
+    /// The answer has one more token: decodes on, or ends.
+    fn decode_from(&mut self, request: RequestId, token: Token, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        match sequence.end_after(last, generated) {
-            Some(end) => {
-                self.drop_sequence(request, out);
-                out.push(Action::End { request, end });
-            }
-            None => {
-                if !matches!(sequence.state, State::Decoding { .. }) {
-                    self.steps.answer(request, sequence.prompt.len() as u32 + generated, sequence.left(generated));
-                }
-                sequence.state = State::Decoding { last, generated };
-            }
+        let begins = !matches!(sequence.state, State::Decoding);
+        sequence.tokens.push(token);
+        sequence.state = State::Decoding;
+        if let Some(end) = sequence.end() {
+            self.drop_sequence(request, out);
+            return out.push(Action::End { request, end });
         }
+        if begins {
+            self.steps.answer(request, sequence.len(), sequence.left());
+        }
+        self.make_room(request, out);
     }
 
     /// Gives up on KV from elsewhere: the prompt is computed here. Pages go back and are taken anew, so that no late
@@ -260,60 +201,44 @@ impl Batcher {
         reason: Option<String>,
         out: &mut Vec<Action>,
     ) {
-        let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        if !sequence.awaits_kv() {
-            return;
-        }
+        let Some(sequence) = self.sequences.get_mut(&request).filter(|s| s.awaits_kv()) else { return };
         sequence.kind = Kind::Local;
+        if sequence.generated() == 0 {
+            sequence.first = sequence.first.or(known);
+        }
         if let Some(reason) = reason {
             out.push(Action::KvFailed { request, reason });
         }
-        match &mut sequence.state {
-            State::Waiting { first } => *first = first.or(known),
-            State::Admitting { first } => {
-                // The admission under way expects KV: its answer is overtaken by the release that follows it.
-                let first = first.or(known);
-                sequence.state = State::Waiting { first };
-                sequence.overtaken += 1;
-                self.again(now, request, out);
-            }
-            State::AwaitingKv { first, .. } => {
-                let first = first.or(known);
-                sequence.state = State::Waiting { first };
-                self.again(now, request, out);
-            }
-            State::Prefilling { .. } | State::Decoding { .. } | State::Sending => {}
+        match sequence.state {
+            // The admission under way expects KV: its answer is overtaken by the release that follows it.
+            State::Admitting { .. } => sequence.overtaken += 1,
+            State::AwaitingKv { .. } => {}
+            _ => return,
         }
-    }
-
-    /// Back to the head of the queue, without pages.
-    fn again(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        if let Some(sequence) = self.sequences.get_mut(&request) {
-            sequence.waits_since = now;
-        }
+        sequence.state = State::Waiting;
+        sequence.waits_since = now;
         out.push(Action::Ring(RingFrame::Release(request)));
-        self.full = false;
-        self.waiting.push_front(request);
+        self.queue.pages_came_back();
+        self.queue.push_front(request);
     }
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
         for Done { share, sampled } in self.steps.done(step, tokens) {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
+            let (all, index) = (sequence.len(), sequence.generated());
             match &mut sequence.state {
-                State::Prefilling { done, first, .. } => {
+                State::Prefilling { done, .. } => {
                     *done += share.tokens;
-                    if *done as usize == sequence.prompt.len() {
-                        let known = *first;
-                        self.prompt_done(now, request, known, sampled, out);
+                    if *done == all {
+                        self.prompt_done(now, request, sampled, out);
                     }
                 }
-                State::Decoding { generated, .. } => {
-                    let index = *generated;
+                State::Decoding => {
                     if let Some(sampled) = sampled {
                         let token = sampled.token;
                         out.push(Action::Token { request, index, sampled });
-                        self.decode_from(request, token, index + 1, out);
+                        self.decode_from(request, token, out);
                     }
                 }
                 _ => {}
@@ -321,33 +246,28 @@ impl Batcher {
         }
     }
 
-    fn prompt_done(
-        &mut self,
-        now: Time,
-        request: RequestId,
-        known: Option<Token>,
-        sampled: Option<Sampled>,
-        out: &mut Vec<Action>,
-    ) {
-        if let Some(first) = known {
-            return self.decode_from(request, first, 1, out);
-        }
+    fn prompt_done(&mut self, now: Time, request: RequestId, sampled: Option<Sampled>, out: &mut Vec<Action>) {
+        self.prefixes.is_ready(request);
+        self.queue.go_on_behind(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        if let Some(first) = sequence.first.take() {
+            return self.decode_from(request, first, out);
+        }
         let Some(sampled) = sampled else {
             self.drop_sequence(request, out);
             let end = End::Failed("the last stage chose no token".into());
             return out.push(Action::End { request, end });
         };
-        let token = sampled.token;
-        if matches!(sequence.kind, Kind::Export(_)) {
+        if sequence.exports() {
             sequence.state = State::Sending;
             self.steps.leave(request);
-            let after = sequence.age(now);
-            out.push(Action::First { request, sampled, after });
-            out.push(Action::Ring(RingFrame::ReleaseWhenSent(request)));
+            out.push(Action::First { request, sampled, after: sequence.age(now), cached: sequence.cached });
+            // A stage may have sent everything before the leader hears of the first token.
+            self.finish_export(now, request, out);
         } else {
-            out.push(Action::Token { request, index: 0, sampled });
-            self.decode_from(request, token, 1, out);
+            let (token, index) = (sampled.token, sequence.generated());
+            out.push(Action::Token { request, index, sampled });
+            self.decode_from(request, token, out);
         }
     }
 
@@ -358,38 +278,31 @@ impl Batcher {
         (position, bytes, failed): (u16, u64, Option<String>),
         out: &mut Vec<Action>,
     ) {
-        let stages = self.config.stages;
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         if let Some(reason) = failed {
             self.drop_sequence(request, out);
             return out.push(Action::End { request, end: End::Failed(reason) });
         }
-        // A stage may have sent everything before the leader hears of the first token.
         sequence.sent.insert(position, bytes);
-        self.finish_export(now, request, stages, out);
+        self.finish_export(now, request, out);
     }
 
-    fn finish_export(&mut self, now: Time, request: RequestId, stages: usize, out: &mut Vec<Action>) {
+    fn finish_export(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get(&request) else { return };
-        if sequence.sent.len() == stages && matches!(sequence.state, State::Sending) {
+        if sequence.sent.len() == self.config.stages && matches!(sequence.state, State::Sending) {
             let (bytes, after) = (sequence.sent.values().sum(), sequence.age(now));
-            // Its pages went with `ReleaseWhenSent`.
-            self.sequences.remove(&request);
-            self.full = false;
+            self.drop_sequence(request, out);
             out.push(Action::KvSent { request, bytes, after });
         }
     }
 
-    /// Forgets a sequence; its pages go back if it has any.
+    /// Forgets a sequence; its pages go back, or are kept for others, if it has any.
     fn drop_sequence(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
         self.steps.leave(request);
-        match sequence.state {
-            State::Waiting { .. } => self.waiting.retain(|r| *r != request),
-            _ => {
-                out.push(Action::Ring(RingFrame::Release(request)));
-                self.full = false;
-            }
+        self.let_go(request, &sequence, out);
+        if matches!(sequence.state, State::Waiting) {
+            self.queue.remove(request);
         }
     }
 
@@ -397,29 +310,26 @@ impl Batcher {
         for request in std::mem::take(&mut self.sequences).into_keys() {
             out.push(Action::End { request, end: End::Failed(reason.to_owned()) });
         }
-        self.waiting.clear();
+        self.queue = Queue::default();
         self.steps = steps(&self.config);
-        self.full = false;
+        self.prefixes = Prefixes::new(self.config.max_kept);
     }
 
     fn expire(&mut self, now: Time, out: &mut Vec<Action>) {
-        let due: Vec<RequestId> = self
-            .sequences
-            .iter()
-            .filter(|(_, s)| s.deadline(&self.config).is_some_and(|at| at <= now))
-            .map(|(request, _)| *request)
-            .collect();
+        self.queue.retry(now);
+        let is_due = |s: &Sequence| s.deadline(&self.config).is_some_and(|at| at <= now);
+        let due = self.sequences.iter().filter(|(_, s)| is_due(s));
+        let due: Vec<RequestId> = due.map(|(request, _)| *request).collect();
         for request in due {
             let Some(sequence) = self.sequences.get(&request) else { continue };
             let granted = sequence.granted;
             match &sequence.state {
-                State::Waiting { .. } => {
+                State::Waiting => {
                     self.drop_sequence(request, out);
-                    out.push(no_room(request, granted, "no KV pages became free in time".into()));
+                    out.push(admission::no_room(request, granted, "no KV pages became free in time".into()));
                 }
-                State::AwaitingKv { first, .. } => {
-                    let first = *first;
-                    self.fall_back(now, request, first, Some("KV did not arrive in time".into()), out);
+                State::AwaitingKv { .. } => {
+                    self.fall_back(now, request, None, Some("KV did not arrive in time".into()), out);
                 }
                 _ => {}
             }
@@ -439,24 +349,4 @@ impl Batcher {
 
 fn steps(config: &BatcherConfig) -> Steps {
     Steps::new(config.batches, config.max_running, config.stages)
-}
-
-/// A sequence without pages is refused, or ends if it had been granted some before.
-fn no_room(request: RequestId, granted: bool, reason: String) -> Action {
-    if granted { Action::End { request, end: End::Failed(reason) } } else { Action::Refused { request, reason } }
-}
-
-fn admit_frame(sequence: &Sequence, request: RequestId, config: &BatcherConfig) -> Admit {
-    Admit {
-        request,
-        prompt: sequence.prompt.clone(),
-        max_tokens: sequence.max_tokens,
-        sampling: sequence.generation.sampling.clone(),
-        await_kv_ms: sequence.awaits_kv().then_some(config.kv_patience.as_millis() as u32),
-        export: match &sequence.kind {
-            Kind::Export(export) => Some(export.clone()),
-            _ => None,
-        },
-        refused: None,
-    }
 }

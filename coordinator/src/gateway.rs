@@ -216,6 +216,8 @@ pub struct Trace {
     pub reason: String,
     /// Prompt tokens.
     pub prompt_tokens: u32,
+    /// Of those, tokens that were not computed: another request had begun with them.
+    pub cached_tokens: u32,
     /// Tokens generated.
     pub new_tokens: u32,
     /// Packing of the KV, where it crossed the network.
@@ -350,7 +352,10 @@ impl Gateway {
         let Some(r) = self.requests.get_mut(&request) else { return };
         r.deadline = now + self.config.progress_patience;
         match event {
-            DecodeEvent::Granted => self.granted(request, out),
+            DecodeEvent::Granted { cached } => {
+                r.cached = cached;
+                self.granted(request, out);
+            }
             DecodeEvent::Refused(reason) => {
                 r.refusal = Some(reason);
                 self.elsewhere(now, request, out);
@@ -396,10 +401,11 @@ impl Gateway {
         }
         r.deadline = now + self.config.progress_patience;
         match event {
-            PrefillEvent::First { sampled, .. } => {
+            PrefillEvent::First { sampled, cached, .. } => {
                 if r.next_index > 0 {
                     return;
                 }
+                r.cached = cached;
                 let token = sampled.token;
                 r.first = Some(token);
                 self.token(now, request, 0, sampled, out);

@@ -9,7 +9,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{
     KvCodec, RequestId, Sampled, Sampling, Token,
-    ring::{KvExport, RingFrame},
+    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
     stream::{End, Generation},
 };
 
@@ -31,34 +31,85 @@ fn export() -> Kind {
     Kind::Export(KvExport { targets: vec![], codec: KvCodec::Int4 })
 }
 
-/// Stages with pages, as the batcher believes them to be.
+/// Stages with pages of one token, as the batcher believes them to be. What is kept goes when its pages are wanted.
 struct Ring {
     stages: u16,
     pages: u32,
     held: BTreeMap<RequestId, u32>,
-    present: BTreeMap<RequestId, u32>,
+    /// Tokens whose KV is there.
+    present: BTreeMap<RequestId, Vec<Token>>,
+    kept: BTreeMap<PrefixId, Vec<Token>>,
     on_the_way: VecDeque<RingFrame>,
+    /// Tokens computed of prompts, and not taken from others.
+    computed: u32,
+    shared: u32,
 }
 
 impl Ring {
     fn new(stages: u16, pages: u32) -> Self {
-        Self { stages, pages, held: BTreeMap::new(), present: BTreeMap::new(), on_the_way: VecDeque::new() }
+        Self {
+            stages,
+            pages,
+            held: BTreeMap::new(),
+            present: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            on_the_way: VecDeque::new(),
+            computed: 0,
+            shared: 0,
+        }
     }
 
     fn free(&self) -> u32 {
         self.pages - self.held.values().sum::<u32>()
     }
 
+    /// Whether so many more pages can be had; what is kept makes room, the oldest first.
+    fn refuses(&mut self, wanted: u32, most: u32) -> Option<Refusal> {
+        if most > self.pages {
+            return Some(Refusal::Never("too large".into()));
+        }
+        if wanted > self.free() {
+            return Some(Refusal::Full("full".into()));
+        }
+        let kept = |all: &BTreeMap<PrefixId, Vec<Token>>| all.values().map(|t| t.len() as u32).sum::<u32>();
+        while wanted + kept(&self.kept) > self.free() {
+            self.kept.pop_first();
+        }
+        None
+    }
+
+    fn admit(&mut self, a: Admit) -> Option<Refusal> {
+        let begun = match a.shared.map(|s| (s.with, s.tokens as usize)) {
+            None => Vec::new(),
+            Some((SharedWith::Running(other), tokens)) => self.present[&other][..tokens].to_vec(),
+            Some((SharedWith::Kept(prefix), tokens)) => match self.kept.get(&prefix) {
+                Some(kept) => kept[..tokens].to_vec(),
+                None => return Some(Refusal::PrefixGone),
+            },
+        };
+        assert_eq!(begun, a.tokens[..begun.len()], "what is shared is the same");
+        let refused = self.refuses(a.room, a.most);
+        if refused.is_none() {
+            assert!(self.held.insert(a.request, a.room).is_none(), "admitted twice");
+            self.shared += begun.len() as u32;
+            self.present.insert(a.request, begun);
+        }
+        refused
+    }
+
     /// Carries the next frame round and says what the leader hears.
     fn turn(&mut self) -> Option<Event> {
         Some(match self.on_the_way.pop_front()? {
-            RingFrame::Admit(a) => {
-                let refused = (a.max_tokens > self.free()).then(|| "full".to_owned());
+            RingFrame::Admit(a) => Event::Admitted { request: a.request, refused: self.admit(a) },
+            RingFrame::Grow(Grow { request, room, .. }) => {
+                let Some(held) = self.held.get(&request).copied() else {
+                    return Some(Event::Grown { request, refused: Some(Refusal::Never("no such".into())) });
+                };
+                let refused = self.refuses(room.saturating_sub(held), room);
                 if refused.is_none() {
-                    assert!(self.held.insert(a.request, a.max_tokens).is_none(), "admitted twice");
-                    self.present.insert(a.request, 0);
+                    self.held.insert(request, room);
                 }
-                Event::Admitted { request: a.request, refused }
+                Event::Grown { request, refused }
             }
             RingFrame::Step(step) => {
                 let mut seen = BTreeSet::new();
@@ -66,19 +117,33 @@ impl Ring {
                 for e in step.entries {
                     assert!(seen.insert(e.request), "twice in one step");
                     let Some(present) = self.present.get_mut(&e.request) else { panic!("step without pages") };
-                    assert_eq!(*present, e.start, "positions have no gap");
-                    *present += e.tokens.len() as u32;
-                    assert!(*present <= self.held[&e.request], "beyond the reservation");
+                    assert_eq!(present.len() as u32, e.start, "positions have no gap");
+                    present.extend(&e.tokens);
+                    self.computed += if e.prompt { e.tokens.len() as u32 } else { 0 };
+                    assert!(present.len() as u32 <= self.held[&e.request], "beyond the reservation");
                     if e.sample {
-                        let token = Token(100 + *present);
+                        let token = Token(100 + present.len() as u32);
                         tokens.push((e.request, Sampled { token, logprob: None, top: vec![] }));
                     }
                 }
                 Event::Sampled { step: step.step, tokens }
             }
-            RingFrame::Release(r) | RingFrame::ReleaseWhenSent(r) => {
+            RingFrame::Release(r) => {
                 self.held.remove(&r);
                 self.present.remove(&r);
+                return self.turn();
+            }
+            RingFrame::Keep { request, prefix, tokens } => {
+                let room = self.held.remove(&request);
+                if let Some(mut present) = self.present.remove(&request) {
+                    assert!(room.is_some() && tokens as usize <= present.len(), "more kept than there is");
+                    present.truncate(tokens as usize);
+                    self.kept.insert(prefix, present);
+                }
+                return self.turn();
+            }
+            RingFrame::Forget(prefix) => {
+                self.kept.remove(&prefix);
                 return self.turn();
             }
             other => panic!("not for the leader to say: {other:?}"),
@@ -100,7 +165,11 @@ impl Story {
     }
 
     fn with(batches: Batches, stages: u16, pages: u32) -> Self {
-        let config = BatcherConfig { stages: stages.into(), batches, ..BatcherConfig::default() };
+        Self::of(BatcherConfig { stages: stages.into(), batches, ..BatcherConfig::default() }, pages)
+    }
+
+    fn of(config: BatcherConfig, pages: u32) -> Self {
+        let stages = config.stages as u16;
         Self { batcher: Batcher::new(config), ring: Ring::new(stages, pages), now: Duration::ZERO, heard: vec![] }
     }
 
@@ -124,7 +193,7 @@ impl Story {
 
     fn kv_arrives(&mut self, n: u8) -> &mut Self {
         if let Some(tokens) = self.ring.present.get_mut(&request(n)) {
-            *tokens = 3;
+            *tokens = vec![Token(1); 3];
         }
         for position in 0..self.ring.stages {
             self.tell(Event::KvArrived { request: request(n), position, failed: None });
@@ -138,6 +207,14 @@ impl Story {
             _ => None,
         };
         self.heard.iter().filter_map(index).collect()
+    }
+
+    fn tokens(&self, n: u8) -> Vec<Token> {
+        let token = |a: &Action| match a {
+            Action::Token { request: r, sampled, .. } if *r == request(n) => Some(sampled.token),
+            _ => None,
+        };
+        self.heard.iter().filter_map(token).collect()
     }
 
     fn ends(&self, n: u8) -> usize {
@@ -211,7 +288,7 @@ fn decoding_waits_for_both_the_kv_and_the_first_token() {
     for begin_first in [true, false] {
         let mut story = Story::new(3, 100);
         story.tell(Event::Submit(new(1, 3, 3, Kind::AwaitKv))).settle();
-        assert_eq!(story.heard, [Action::Granted { request: request(1) }]);
+        assert_eq!(story.heard, [Action::Granted { request: request(1), cached: 0 }]);
         let begin = Event::Begin { request: request(1), first: Token(50) };
         if begin_first {
             story.tell(begin).settle().kv_arrives(1);
@@ -284,6 +361,105 @@ fn a_broken_ring_ends_everything_once() {
     assert_eq!(story.batcher.deadline(), None);
 }
 
+/// Prompts that begin with the same tokens: the first is computed, of the others only what differs, whether they come
+/// while it computes, while it answers, or when it has ended.
+#[test]
+fn what_prompts_have_in_common_is_computed_once() {
+    for together in [true, false] {
+        let mut story = Story::new(2, 4000);
+        for n in 1..=32 {
+            let mut sequence = new(n, 500, 4, Kind::Local);
+            sequence.prompt.extend([Token(n.into()); 10]);
+            sequence.max_tokens += 10;
+            story.tell(Event::Submit(sequence));
+            if !together {
+                story.settle();
+            }
+        }
+        story.settle();
+        assert_eq!((story.ring.computed, story.ring.shared), (510 + 31 * 10, 31 * 500), "together: {together}");
+        let cached = |a: &Action| matches!(a, Action::Granted { cached: 500, .. });
+        assert_eq!(story.heard.iter().filter(|a| cached(a)).count(), 31);
+        assert!((1..=32).all(|n| story.indices(n) == [0, 1, 2, 3]));
+        story.all_pages_are_free();
+    }
+}
+
+/// A conversation goes on: what was answered is there, too.
+#[test]
+fn an_answer_is_part_of_the_next_prompt() {
+    let mut story = Story::new(1, 200);
+    story.tell(Event::Submit(new(1, 40, 10, Kind::Local))).settle();
+    let mut next = new(2, 40, 10, Kind::Local);
+    next.prompt.extend((0..9).map(|n| Token(140 + n)));
+    next.prompt.push(Token(3));
+    next.max_tokens += 10;
+    story.tell(Event::Submit(next)).settle();
+    assert_eq!(story.ring.shared, 49, "the last token of an answer is never computed");
+}
+
+/// What was kept is gone where its pages were wanted: the prompt is computed, and nothing else happens.
+#[test]
+fn what_is_no_longer_kept_is_computed_anew() {
+    let mut story = Story::new(1, 60);
+    story.tell(Event::Submit(new(1, 40, 4, Kind::Local))).settle();
+    assert_eq!(story.ring.kept.len(), 1);
+    story.ring.kept.clear();
+    story.tell(Event::Submit(new(2, 40, 4, Kind::Local))).settle();
+    assert_eq!((story.ring.computed, story.ring.shared), (80, 0));
+    assert_eq!(story.indices(2), [0, 1, 2, 3]);
+}
+
+/// KV from elsewhere was packed on its way: nothing that is computed here begins with it.
+#[test]
+fn only_what_is_computed_here_is_shared() {
+    let mut story = Story::new(1, 100);
+    story.tell(Event::Submit(new(1, 20, 3, Kind::AwaitKv))).settle();
+    story.ring.present.insert(request(1), vec![Token(1); 20]);
+    story.tell(Event::KvArrived { request: request(1), position: 0, failed: None });
+    story.tell(Event::Begin { request: request(1), first: Token(50) }).settle();
+    assert_eq!(story.ends(1), 1);
+    story.tell(Event::Submit(new(2, 20, 3, Kind::Local))).settle();
+    assert_eq!(story.ring.shared, 0);
+}
+
+fn growing(growth: u32) -> BatcherConfig {
+    BatcherConfig { batches: Batches::Chunked(8), growth, ..BatcherConfig::default() }
+}
+
+/// Answers that do not fit together: the youngest give way, and every one ends with the tokens it would have had.
+#[test]
+fn answers_outgrow_the_pages_and_all_end() {
+    let mut story = Story::of(growing(8), 100);
+    for n in 1..=6 {
+        story.tell(Event::Submit(new(n, 10, 60, Kind::Local)));
+    }
+    story.settle();
+    for n in 1..=6 {
+        assert_eq!(story.indices(n), (0..60).collect::<Vec<u32>>(), "request {n}");
+        assert_eq!(story.tokens(n), (0..60).map(|i| Token(110 + i)).collect::<Vec<_>>(), "request {n}");
+    }
+    assert!(story.ring.computed > 60, "some were computed twice");
+    story.all_pages_are_free();
+}
+
+/// Another group on the device has the pages: they are asked for again until it gives them back.
+#[test]
+fn pages_that_another_group_holds_are_waited_for() {
+    let mut story = Story::of(growing(8), 100);
+    story.ring.held.insert(request(99), 95);
+    story.tell(Event::Submit(new(1, 10, 20, Kind::Local))).settle();
+    for _ in 0..5 {
+        story.now = story.batcher.deadline().unwrap();
+        story.tell(Event::Deadline).settle();
+    }
+    assert!(story.heard.is_empty() && story.now < Duration::from_secs(1), "{:?}", story.heard);
+    story.ring.held.clear();
+    story.now = story.batcher.deadline().unwrap();
+    story.tell(Event::Deadline).settle();
+    assert_eq!(story.indices(1).len(), 20);
+}
+
 /// The policies nodes can be given.
 const POLICIES: [Batches; 4] =
     [Batches::Chunked(8), Batches::Turns, Batches::Rings, Batches::Mixed(Limits { tasks: 4, tokens: 16 })];
@@ -299,11 +475,16 @@ fn every_request_ends_once_whatever_the_order() {
             (state >> 33) % n
         };
         let stages = 1 + dice(3) as u16;
-        let mut story = Story::with(POLICIES[(seed % 4) as usize], stages, 60);
+        let batches = POLICIES[(seed % 4) as usize];
+        let growth = 1 + dice(12) as u32;
+        let max_kept = dice(4) as usize;
+        let config = BatcherConfig { stages: stages.into(), batches, growth, max_kept, ..BatcherConfig::default() };
+        let mut story = Story::of(config, 80);
         let kinds: Vec<u64> = (0..8).map(|_| dice(3)).collect();
         for (n, kind) in kinds.iter().enumerate() {
             let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();
-            story.tell(Event::Submit(new(n as u8, 1 + dice(12) as usize, 1 + dice(6) as u32, kind)));
+            // Some begin alike, some with others' whole prompts.
+            story.tell(Event::Submit(new(n as u8, 1 + dice(40) as usize, 1 + dice(30) as u32, kind)));
         }
         let mut cancelled = BTreeSet::new();
         for _ in 0..400 {
@@ -336,18 +517,16 @@ fn every_request_ends_once_whatever_the_order() {
         }
         story.settle();
         for _ in 0..20 {
+            for n in (0..8).filter(|n| kinds[usize::from(*n)] == 2) {
+                for position in 0..stages {
+                    story.tell(Event::KvSent { request: request(n), position, bytes: 1, failed: None });
+                }
+            }
+            story.settle();
             let Some(at) = story.batcher.deadline() else { break };
             story.now = at;
             story.tell(Event::Deadline).settle();
         }
-        for (n, kind) in kinds.iter().enumerate() {
-            if *kind == 2 {
-                for position in 0..stages {
-                    story.tell(Event::KvSent { request: request(n as u8), position, bytes: 1, failed: None });
-                }
-            }
-        }
-        story.settle();
         for n in 0..8 {
             let ends = story.ends(n);
             assert!(ends <= 1, "seed {seed}: request {n} ended {ends} times");

@@ -100,7 +100,7 @@ impl Story {
     }
 
     fn first(&mut self) -> Vec<Action> {
-        let event = PrefillEvent::First { sampled: sampled(10), after: Seconds(0.1) };
+        let event = PrefillEvent::First { sampled: sampled(10), after: Seconds(0.1), cached: 0 };
         self.tell(Event::Prefill { request: REQUEST, event })
     }
 }
@@ -113,7 +113,7 @@ fn ends(actions: &[Action]) -> Option<&End> {
 fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     let mut story = Story::new();
     let (decode, _) = story.submit();
-    let actions = story.decode(DecodeEvent::Granted);
+    let actions = story.decode(DecodeEvent::Granted { cached: 0 });
     let prefill = PeerId([1; 32]);
     assert_eq!(actions[0], Action::Accepted { request: REQUEST, prefill, decode });
     assert!(
@@ -139,7 +139,7 @@ fn a_prefill_that_dies_is_done_by_the_decode_side() {
     for first_came in [false, true] {
         let mut story = Story::new();
         let (decode, _) = story.submit();
-        story.decode(DecodeEvent::Granted);
+        story.decode(DecodeEvent::Granted { cached: 0 });
         if first_came {
             story.first();
         }
@@ -175,7 +175,7 @@ fn a_refusal_is_taken_elsewhere_until_nobody_is_left() {
 fn a_decode_peer_that_dies_ends_what_the_client_has_begun_to_read() {
     let mut story = Story::new();
     story.submit();
-    story.decode(DecodeEvent::Granted);
+    story.decode(DecodeEvent::Granted { cached: 0 });
     story.first();
     let actions = story.tell(Event::DecodeLost { request: REQUEST, reason: "reset".into() });
     assert!(matches!(ends(&actions), Some(End::Failed(why)) if why.contains("reset")));
@@ -189,7 +189,7 @@ fn a_peer_gone_from_the_view_is_not_waited_for() {
     let actions = story.lose(decode);
     let Some(Action::OpenDecode { leader, .. }) = actions.last() else { panic!("{actions:?}") };
     assert_ne!(*leader, decode);
-    story.decode(DecodeEvent::Granted);
+    story.decode(DecodeEvent::Granted { cached: 0 });
     let actions = story.lose(PeerId([1; 32]));
     let order = DecodeOrder::PrefillHere { first: None };
     assert!(actions.contains(&Action::Order { request: REQUEST, order }), "{actions:?}");
@@ -214,7 +214,7 @@ fn a_burst_is_spread_before_any_heartbeat_tells() {
 fn a_gap_in_the_tokens_ends_the_request() {
     let mut story = Story::new();
     story.submit();
-    story.decode(DecodeEvent::Granted);
+    story.decode(DecodeEvent::Granted { cached: 0 });
     story.first();
     assert!(matches!(ends(&story.token(2)), Some(End::Failed(_))));
 }
@@ -223,7 +223,7 @@ fn a_gap_in_the_tokens_ends_the_request() {
 fn a_client_that_hangs_up_hears_nothing_more() {
     let mut story = Story::new();
     story.submit();
-    story.decode(DecodeEvent::Granted);
+    story.decode(DecodeEvent::Granted { cached: 0 });
     let actions = story.tell(Event::Cancel { request: REQUEST });
     assert_eq!(actions, [Action::ClosePrefill { request: REQUEST }, Action::CloseDecode { request: REQUEST }]);
     assert!(story.first().is_empty() && story.token(1).is_empty());
@@ -233,7 +233,7 @@ fn a_client_that_hangs_up_hears_nothing_more() {
 fn silence_is_not_waited_out() {
     let mut story = Story::new();
     story.submit();
-    story.decode(DecodeEvent::Granted);
+    story.decode(DecodeEvent::Granted { cached: 0 });
     story.now = story.gateway.deadline().unwrap();
     let actions = story.tell(Event::Deadline);
     let order = DecodeOrder::PrefillHere { first: None };

@@ -1,17 +1,23 @@
 //! The engine: stages of models and the KV of sequences on one device, and the batches that move through them.
 
+mod attend;
+mod kept;
+mod tiles;
+
+pub use kept::{KeptKey, Prefix};
+
+pub(crate) use attend::{Attend, Look};
+
 use crate::{
     cpu::{Cpu, Simd},
     int4,
     models::Stage,
-    pages::{Layout, PageCount, PagePool, PagesError, SequenceKv, Side},
+    pages::{Layout, PageCount, PagePool, PagesError, SequenceKv},
     source::StageModel,
-    tanh,
 };
-use std::cell::RefCell;
+use kept::Kept;
 use std::collections::BTreeMap;
-use std::ops::Range;
-use tsnode_protocol::{KvCodec, KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
+use tsnode_protocol::{KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
 
 /// How an engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +78,9 @@ pub enum EngineError {
     /// The sequence was admitted already.
     #[error("{0} is admitted already")]
     Twice(RequestId),
+    /// What a sequence was to begin with is not here, or not as much of it.
+    #[error("what the sequence was to begin with is gone")]
+    NoPrefix,
     /// Tokens are not the next ones of their sequence, or there is no room for them.
     #[error("{request}: tokens {start}..{end} where {present} of {room} are present")]
     Position {
@@ -121,6 +130,7 @@ pub struct Engine {
     dtype: KvDtype,
     stages: BTreeMap<StageKey, Loaded>,
     sequences: BTreeMap<(StageKey, RequestId), SequenceKv>,
+    kept: Kept,
     next_key: u64,
     hidden: Vec<f32>,
     out: Vec<f32>,
@@ -139,6 +149,7 @@ impl Engine {
             dtype: config.kv_dtype,
             stages: BTreeMap::new(),
             sequences: BTreeMap::new(),
+            kept: Kept::default(),
             next_key: 0,
             hidden: Vec::new(),
             out: Vec::new(),
@@ -167,21 +178,44 @@ impl Engine {
         for request in here {
             self.release(stage, request);
         }
+        self.kept.drop_stage(&mut self.pool, stage);
     }
 
-    /// Reserves pages for a sequence of at most `max_tokens` tokens.
+    /// Reserves pages for a sequence of at most `room` tokens, by those of what is kept if there are too few.
     ///
     /// # Errors
     /// When there are too few pages, no such stage, or the sequence is there already.
-    pub fn admit(&mut self, stage: StageKey, request: RequestId, max_tokens: u32) -> Result<(), EngineError> {
+    pub fn admit(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         if self.sequences.contains_key(&(stage, request)) {
             return Err(EngineError::Twice(request));
         }
-        let layers = loaded.layers.len() as usize;
-        let kv = SequenceKv::reserve(&mut self.pool, loaded.layout, layers, max_tokens as usize)?;
+        let (layout, layers, room) = (loaded.layout, loaded.layers.len() as usize, room as usize);
+        self.kept.make_room(&mut self.pool, layout.pages(room) * layers, None);
+        let kv = SequenceKv::reserve(&mut self.pool, layout, layers, room)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
+    }
+
+    /// Whether a sequence of so many tokens fits the pool at all.
+    ///
+    /// # Errors
+    /// When it has fewer pages than that takes, or there is no such stage.
+    pub fn could_hold(&self, stage: StageKey, tokens: u32) -> Result<(), EngineError> {
+        let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
+        let wanted = loaded.layout.pages(tokens as usize) * loaded.layers.len() as usize;
+        let PageCount { free, total } = self.pool.count();
+        if wanted > total { Err(PagesError::Full { wanted, free, total }.into()) } else { Ok(()) }
+    }
+
+    /// Makes room for `room` tokens in all.
+    ///
+    /// # Errors
+    /// When there are too few pages, or no such sequence; then it is as it was.
+    pub fn grow(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
+        let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
+        self.kept.make_room(&mut self.pool, kv.grow_pages(room as usize), None);
+        Ok(kv.grow(&mut self.pool, room as usize)?)
     }
 
     /// Gives a sequence's pages back; one that is not there is no error.
@@ -197,7 +231,7 @@ impl Engine {
         Ok((loaded.layers, loaded.shape.kv_heads))
     }
 
-    /// Pages free and in all.
+    /// Pages free, what is kept among them, and in all.
     #[must_use]
     pub fn pages(&self) -> PageCount {
         self.pool.count()
@@ -285,104 +319,6 @@ impl Engine {
         self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))
     }
 
-    /// The KV a tile names, packed into `payload`. The header's `bytes` is not looked at.
-    ///
-    /// # Errors
-    /// When the tile lies outside what is present.
-    pub fn export(
-        &self,
-        stage: StageKey,
-        request: RequestId,
-        tile: &TileHeader,
-        codec: KvCodec,
-        payload: &mut Vec<u8>,
-    ) -> Result<(), EngineError> {
-        let (kv, layer) = self.locate(stage, request, tile)?;
-        if tile.token_end as usize > kv.len() {
-            return Err(EngineError::Tile(*tile));
-        }
-        payload.clear();
-        let dim = kv.layout().dim;
-        let mut rows = Vec::new();
-        for side in [Side::Keys, Side::Values] {
-            for head in tile.head_start..tile.head_end {
-                match codec {
-                    KvCodec::Raw => {
-                        for token in tile.token_start..tile.token_end {
-                            payload.extend_from_slice(kv.element(
-                                &self.pool,
-                                layer,
-                                side,
-                                head as usize,
-                                token as usize,
-                            ));
-                        }
-                    }
-                    KvCodec::Int4 => {
-                        rows.resize(tile.tokens() as usize * dim, 0.0);
-                        kv.widen(&self.pool, layer, side, head as usize, tile.token_start as usize, &mut rows);
-                        int4::pack(side, &rows, dim, payload);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts a tile's payload into the sequence's pages. The tokens count as present only after [`Self::set_len`].
-    ///
-    /// # Errors
-    /// When the tile lies outside what is reserved, or the payload has another size.
-    pub fn import(
-        &mut self,
-        stage: StageKey,
-        request: RequestId,
-        tile: &TileHeader,
-        codec: KvCodec,
-        payload: &[u8],
-    ) -> Result<(), EngineError> {
-        let (kv, layer) = self.locate(stage, request, tile)?;
-        let (dim, tokens) = (kv.layout().dim, tile.tokens() as usize);
-        let row = dim * kv.layout().dtype.bytes();
-        let heads = tile.heads() as usize;
-        let expected = match codec {
-            KvCodec::Raw => 2 * heads * tokens * row,
-            KvCodec::Int4 => int4::tile_bytes(tokens, heads, dim),
-        };
-        if payload.len() != expected {
-            return Err(int4::Int4Error { found: payload.len(), expected }.into());
-        }
-        // Ends the borrow of the sequence: the pages are written below.
-        let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
-        let mut rest = payload;
-        let mut values = vec![0.0; tokens * dim];
-        for side in [Side::Keys, Side::Values] {
-            for head in tile.head_start as usize..tile.head_end as usize {
-                let bytes = match codec {
-                    KvCodec::Raw => tokens * row,
-                    KvCodec::Int4 => int4::side_bytes(side, tokens, dim),
-                };
-                let (part, after) = rest.split_at(bytes);
-                rest = after;
-                if codec == KvCodec::Int4 {
-                    int4::unpack(side, part, dim, &mut values)?;
-                }
-                for token in 0..tokens {
-                    let place = tile.token_start as usize + token;
-                    match codec {
-                        KvCodec::Raw => kv
-                            .element_mut(&mut self.pool, layer, side, head, place)
-                            .copy_from_slice(&part[token * row..][..row]),
-                        KvCodec::Int4 => {
-                            kv.write(&mut self.pool, layer, side, head, place, &values[token * dim..][..dim]);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// After all tiles are in: the sequence has `tokens` tokens now.
     ///
     /// # Errors
@@ -396,159 +332,4 @@ impl Engine {
         kv.set_len(tokens as usize);
         Ok(())
     }
-
-    /// The sequence and the place of the tile's layer in the stage.
-    fn locate(
-        &self,
-        stage: StageKey,
-        request: RequestId,
-        tile: &TileHeader,
-    ) -> Result<(&SequenceKv, usize), EngineError> {
-        let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
-        let kv = self.sequence(stage, request)?;
-        let inside = tile.check().is_ok()
-            && loaded.layers.contains(tile.layer)
-            && tile.head_end as usize <= kv.layout().heads
-            && tile.token_end as usize <= kv.room();
-        if !inside {
-            return Err(EngineError::Tile(*tile));
-        }
-        Ok((kv, (tile.layer - loaded.layers.start) as usize))
-    }
-}
-
-/// How a layer's rows look at the tokens before them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Look {
-    /// What products of queries and keys are multiplied by.
-    pub scale: f32,
-    /// Largest size of a score, approached smoothly ([`tanh::soft_cap`]).
-    pub cap: Option<f32>,
-    /// Tokens a row sees, itself included; all without one.
-    pub window: Option<usize>,
-}
-
-/// What a model's layers see of the engine: attention over the pages of the batch's sequences.
-pub(crate) struct Attend<'a> {
-    pool: &'a mut PagePool,
-    sequences: &'a mut BTreeMap<(StageKey, RequestId), SequenceKv>,
-    stage: StageKey,
-    batch: &'a [Slice],
-    positions: &'a [u32],
-    heads: usize,
-    layout: Layout,
-}
-
-/// A row of the batch: whose it is, and which tokens it looks at.
-struct Row<'a> {
-    kv: &'a SequenceKv,
-    tokens: Range<usize>,
-}
-
-impl Attend<'_> {
-    /// Position of every row.
-    pub(crate) fn positions(&self) -> &[u32] {
-        self.positions
-    }
-
-    /// Stores keys and values of every row in `layer` of the stage, then mixes values by softmax of scaled products.
-    /// `q` and `out` are `[row][head][channel]`, `k` and `v` `[row][kv_head][channel]`.
-    #[allow(clippy::too_many_arguments)] // Three inputs and an output, as everyone calls them.
-    pub(crate) fn attend(
-        &mut self,
-        cpu: &Cpu,
-        layer: usize,
-        look: Look,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
-        out: &mut [f32],
-    ) {
-        let Layout { heads: kv_heads, dim, .. } = self.layout;
-        self.store(layer, k, v);
-        let rows = self.rows(look.window);
-        let pool = &*self.pool;
-        let group = self.heads / kv_heads;
-        let work: usize = rows.iter().map(|r| r.tokens.len() * self.heads * dim * 2).sum();
-        let part = group * dim;
-        cpu.for_each_part(out, part, work, |i, out| {
-            let (row, head) = (i / kv_heads, i % kv_heads);
-            let Row { kv, tokens } = &rows[row];
-            let q = &q[(row * kv_heads + head) * part..][..part];
-            mix(cpu, kv, pool, Place { layer, head, tokens: tokens.clone() }, q, look, out);
-        });
-    }
-
-    fn store(&mut self, layer: usize, k: &[f32], v: &[f32]) {
-        let Layout { heads, dim, .. } = self.layout;
-        let mut row = 0;
-        for slice in self.batch {
-            let Some(kv) = self.sequences.get(&(self.stage, slice.request)) else { continue };
-            for position in slice.start..slice.start + slice.len {
-                for head in 0..heads {
-                    let at = (row * heads + head) * dim;
-                    kv.write(self.pool, layer, Side::Keys, head, position as usize, &k[at..at + dim]);
-                    kv.write(self.pool, layer, Side::Values, head, position as usize, &v[at..at + dim]);
-                }
-                row += 1;
-            }
-        }
-    }
-
-    fn rows(&self, window: Option<usize>) -> Vec<Row<'_>> {
-        let seen = |end: usize| window.map_or(0, |w| end.saturating_sub(w))..end;
-        let mut rows = Vec::with_capacity(self.positions.len());
-        for slice in self.batch {
-            // `Engine::check` has seen every sequence of the batch.
-            let Some(kv) = self.sequences.get(&(self.stage, slice.request)) else { continue };
-            rows.extend((slice.start..slice.start + slice.len).map(|p| Row { kv, tokens: seen(p as usize + 1) }));
-        }
-        rows
-    }
-
-    /// The batch's tokens are present from now on.
-    fn commit(self) {
-        for slice in self.batch {
-            if let Some(kv) = self.sequences.get_mut(&(self.stage, slice.request)) {
-                kv.set_len((slice.start + slice.len) as usize);
-            }
-        }
-    }
-}
-
-/// Where attention looks.
-struct Place {
-    layer: usize,
-    head: usize,
-    tokens: Range<usize>,
-}
-
-thread_local! {
-    /// Scores of one row's query heads, kept from step to step.
-    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Attention of the query heads that share one KV head, for one row. Scores, sums and mixing run in token order.
-fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: Look, out: &mut [f32]) {
-    let group = q.len() / kv.layout().dim;
-    let context = at.tokens.len();
-    SCORES.with_borrow_mut(|scores| {
-        scores.resize(group * context, 0.0);
-        let mut done = 0;
-        for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.tokens.clone()) {
-            cpu.scores(q, keys, context, &mut scores[done..]);
-            done += keys.rows();
-        }
-        scores.iter_mut().for_each(|score| *score *= look.scale);
-        if let Some(cap) = look.cap {
-            tanh::soft_cap(scores, cap);
-        }
-        scores.chunks_exact_mut(context).for_each(|p| cpu.softmax(p));
-        out.fill(0.0);
-        let mut from = 0;
-        for values in kv.blocks(pool, at.layer, Side::Values, at.head, at.tokens.clone()) {
-            cpu.weighted_rows(&scores[from..], context, values, out);
-            from += values.rows();
-        }
-    });
 }

@@ -1,11 +1,14 @@
 //! KV pages: one pool for every model on a device, in pages of one size whatever the model (SeaLLM §4.4).
 //!
 //! A page holds one layer's keys and values of a block of tokens: keys `[kv_head][token][channel]`, then values in the
-//! same order. How many tokens fit follows from the model ([`Layout`]).
+//! same order. How many tokens fit follows from the model ([`Layout`]). A page may have several owners: sequences that
+//! begin alike, and what is kept of sequences that ended. Shared pages are full or were copied, and never written.
 
-use crate::cpu::{Dtype, Matrix};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
-use std::ops::Range;
+mod table;
+
+pub use table::SequenceKv;
+
+use crate::cpu::Dtype;
 use tsnode_protocol::{KvDtype, ModelShape};
 
 /// Bytes of a page: 16 tokens of Llama-3-8B, 128 of the embedded model.
@@ -99,10 +102,26 @@ pub enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Page(u32);
 
+/// Who owns a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// A sequence that runs.
+    Running,
+    /// What is kept of one that ended, until somebody needs the memory.
+    Kept,
+}
+
+/// How many own a page.
+#[derive(Clone, Copy, Debug, Default)]
+struct Owners {
+    running: u32,
+    kept: u32,
+}
+
 /// Pages free and in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageCount {
-    /// Free.
+    /// Free, or kept only until somebody needs them.
     pub free: usize,
     /// In all.
     pub total: usize,
@@ -112,6 +131,9 @@ pub struct PageCount {
 pub struct PagePool {
     memory: Vec<u8>,
     free: Vec<Page>,
+    owners: Vec<Owners>,
+    /// Pages that no running sequence owns and that are not free.
+    spare: usize,
 }
 
 impl PagePool {
@@ -121,13 +143,61 @@ impl PagePool {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         // Taken from the end: a pool used little touches little memory.
         let free = (0..pages as u32).rev().map(Page).collect();
-        Self { memory: vec![0; pages * PAGE_BYTES], free }
+        Self { memory: vec![0; pages * PAGE_BYTES], free, owners: vec![Owners::default(); pages], spare: 0 }
     }
 
     /// Free and total.
     #[must_use]
     pub fn count(&self) -> PageCount {
-        PageCount { free: self.free.len(), total: self.memory.len() / PAGE_BYTES }
+        PageCount { free: self.free.len() + self.spare, total: self.owners.len() }
+    }
+
+    /// Whether so many pages can be had without taking any from what is kept.
+    #[must_use]
+    pub fn has(&self, pages: usize) -> bool {
+        self.free.len() >= pages
+    }
+
+    /// Refuses what the free pages are too few for.
+    fn check(&self, wanted: usize) -> Result<(), PagesError> {
+        let PageCount { free, total } = self.count();
+        if self.has(wanted) { Ok(()) } else { Err(PagesError::Full { wanted, free, total }) }
+    }
+
+    /// As many pages for a sequence that runs; the caller has checked that there are.
+    fn take(&mut self, pages: usize) -> Vec<Page> {
+        let taken = self.free.split_off(self.free.len() - pages);
+        taken.iter().for_each(|page| self.owners[page.0 as usize].running = 1);
+        taken
+    }
+
+    fn add(&mut self, page: Page, owner: Owner) {
+        let owners = &mut self.owners[page.0 as usize];
+        match owner {
+            Owner::Running if owners.running == 0 => {
+                self.spare -= 1;
+                owners.running = 1;
+            }
+            Owner::Running => owners.running += 1,
+            Owner::Kept => owners.kept += 1,
+        }
+    }
+
+    fn remove(&mut self, page: Page, owner: Owner) {
+        let owners = &mut self.owners[page.0 as usize];
+        match owner {
+            Owner::Running => owners.running -= 1,
+            Owner::Kept => owners.kept -= 1,
+        }
+        match (owner, *owners) {
+            (Owner::Running, Owners { running: 0, kept: 0 }) => self.free.push(page),
+            (Owner::Running, Owners { running: 0, .. }) => self.spare += 1,
+            (Owner::Kept, Owners { running: 0, kept: 0 }) => {
+                self.spare -= 1;
+                self.free.push(page);
+            }
+            _ => {}
+        }
     }
 
     fn page(&self, page: Page) -> &[u8] {
@@ -137,142 +207,17 @@ impl PagePool {
     fn page_mut(&mut self, page: Page) -> &mut [u8] {
         &mut self.memory[page.0 as usize * PAGE_BYTES..][..PAGE_BYTES]
     }
-}
 
-/// A sequence's page table on one stage, and how many of its tokens are there.
-#[derive(Debug)]
-pub struct SequenceKv {
-    layout: Layout,
-    /// Pages by layer of the stage.
-    layers: Vec<Vec<Page>>,
-    len: usize,
-    room: usize,
-}
-
-impl SequenceKv {
-    /// Takes all pages that `room` tokens in `layers` layers need.
-    ///
-    /// # Errors
-    /// When the pool has too few; then none is taken.
-    pub fn reserve(pool: &mut PagePool, layout: Layout, layers: usize, room: usize) -> Result<Self, PagesError> {
-        let each = layout.pages(room);
-        let count = pool.count();
-        if each * layers > count.free {
-            return Err(PagesError::Full { wanted: each * layers, free: count.free, total: count.total });
-        }
-        let mut take = || pool.free.split_off(pool.free.len() - each);
-        let layers = (0..layers).map(|_| take()).collect();
-        Ok(Self { layout, layers, len: 0, room })
-    }
-
-    /// Gives the pages back.
-    pub fn release(self, pool: &mut PagePool) {
-        pool.free.extend(self.layers.into_iter().flatten());
-    }
-
-    /// Tokens present.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether no token is present.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Tokens reserved for.
-    #[must_use]
-    pub fn room(&self) -> usize {
-        self.room
-    }
-
-    /// How it lies in pages.
-    #[must_use]
-    pub fn layout(&self) -> Layout {
-        self.layout
-    }
-
-    /// Says that `len` tokens are present now.
-    pub fn set_len(&mut self, len: usize) {
-        self.len = len.min(self.room);
-    }
-
-    /// Stores one head's channels of one token, narrowed to the pages' elements.
-    pub fn write(&self, pool: &mut PagePool, layer: usize, side: Side, head: usize, token: usize, values: &[f32]) {
-        let bytes = self.element_mut(pool, layer, side, head, token);
-        match self.layout.dtype {
-            KvDtype::F32 => narrow(bytes, values, f32::to_le_bytes),
-            KvDtype::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(bytes) {
-                Ok(out) => out.convert_from_f32_slice(values),
-                Err(_) => narrow(bytes, values, |v| f16::from_f32(v).to_le_bytes()),
-            },
-            KvDtype::Bf16 => narrow(bytes, values, |v| bf16::from_f32(v).to_le_bytes()),
-        }
-    }
-
-    /// One head's channels of one token as they lie in the page, to be written.
-    pub fn element_mut<'p>(
-        &self,
-        pool: &'p mut PagePool,
-        layer: usize,
-        side: Side,
-        head: usize,
-        token: usize,
-    ) -> &'p mut [u8] {
-        let l = &self.layout;
-        let at = l.head(side, head) + (token % l.tokens) * l.row();
-        &mut pool.page_mut(self.layers[layer][token / l.tokens])[at..at + l.row()]
-    }
-
-    /// One head's channels of one token as they lie in the page.
-    #[must_use]
-    pub fn element<'p>(&self, pool: &'p PagePool, layer: usize, side: Side, head: usize, token: usize) -> &'p [u8] {
-        let l = &self.layout;
-        let at = l.head(side, head) + (token % l.tokens) * l.row();
-        &pool.page(self.layers[layer][token / l.tokens])[at..at + l.row()]
-    }
-
-    /// Widens one head's channels of consecutive tokens from `first` on, `[token][channel]`.
-    pub fn widen(&self, pool: &PagePool, layer: usize, side: Side, head: usize, first: usize, out: &mut [f32]) {
-        let dtype = self.layout.stored();
-        for (i, out) in out.chunks_exact_mut(self.layout.dim).enumerate() {
-            let bytes = self.element(pool, layer, side, head, first + i);
-            Matrix::new(bytes, dtype, 1, self.layout.dim).widen_row(0, out);
-        }
-    }
-
-    /// One head's `tokens`, page by page, each as a matrix `[token][channel]`.
-    pub fn blocks<'p>(
-        &'p self,
-        pool: &'p PagePool,
-        layer: usize,
-        side: Side,
-        head: usize,
-        tokens: Range<usize>,
-    ) -> impl Iterator<Item = Matrix<'p>> {
-        let l = self.layout;
-        let dtype = l.stored();
-        let pages = self.layers[layer].iter().enumerate().take(l.pages(tokens.end)).skip(tokens.start / l.tokens);
-        pages.map(move |(i, page)| {
-            let before = i * l.tokens;
-            let (from, to) = (tokens.start.saturating_sub(before), (tokens.end - before).min(l.tokens));
-            let at = l.head(side, head);
-            Matrix::new(&pool.page(*page)[at + from * l.row()..at + to * l.row()], dtype, to - from, l.dim)
-        })
-    }
-}
-
-fn narrow<const N: usize>(bytes: &mut [u8], values: &[f32], store: impl Fn(f32) -> [u8; N]) {
-    for (out, v) in bytes.chunks_exact_mut(N).zip(values) {
-        out.copy_from_slice(&store(*v));
+    fn copy(&mut self, from: Page, to: Page) {
+        let from = from.0 as usize * PAGE_BYTES;
+        self.memory.copy_within(from..from + PAGE_BYTES, to.0 as usize * PAGE_BYTES);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
 
     fn layout() -> Layout {
         Layout { heads: 2, dim: 4, dtype: KvDtype::F16, tokens: PAGE_BYTES / (2 * 2 * 4 * 2) }

@@ -39,7 +39,7 @@ async fn uneven_hosts_are_planned_by_the_scheduler_and_served_by_its_shares() {
     the_plan_is_the_schedulers(&net).await;
     a_peer_says_why(&net).await;
     requests_fall_as_the_plan_says(&net).await;
-    net.net.down().await.unwrap();
+    net.down().await;
 }
 
 /// Planned again on a peer's view, which has links measured anew since the coordinator planned: as many stages, and

@@ -27,7 +27,7 @@ async fn answers(net: &Net, peer: usize) -> Vec<Vec<u64>> {
 async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     let one = Net::up(Wish { peers: 1, gateways: 0, flags: &[], model_flags: &[] }).await;
     let expected = answers(&one, 0).await;
-    one.net.down().await.unwrap();
+    one.down().await;
     assert_ne!(expected[0], expected[1], "sampling samples");
 
     let two = Net::up(Wish {
@@ -44,7 +44,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     assert_ne!(trace["prefill"], trace["decode"]);
     // 2 sides, 4 layers, 4 KV heads of 32 channels, 2 bytes each, for every prompt token.
     assert_eq!(trace["kv_bytes"].as_u64().unwrap(), 2048 * trace["prompt_tokens"].as_u64().unwrap());
-    two.net.down().await.unwrap();
+    two.down().await;
 
     let five = Net::up(Wish {
         peers: 5,
@@ -54,7 +54,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     })
     .await;
     assert_eq!(answers(&five, 5).await, expected, "pipeline of two into pipeline of three");
-    five.net.down().await.unwrap();
+    five.down().await;
 }
 
 #[derive(Deserialize)]
@@ -103,6 +103,6 @@ async fn reference_models_cut_over_peers_continue_as_transformers_does() {
             assert_eq!(tokens, case.greedy, "{name}, prompt of {}", case.prompt.len());
             assert_ne!(answer["tsnode"]["prefill"], answer["tsnode"]["decode"]);
         }
-        net.net.down().await.unwrap();
+        net.down().await;
     }
 }

@@ -40,7 +40,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
         println!("{}: {:.1} MB resident after 64 streams", peer.name, bytes as f64 / 1e6);
         assert!(bytes < 400_000_000, "{} uses {bytes} bytes", peer.name);
     }
-    net.net.down().await.unwrap();
+    net.down().await;
 }
 
 async fn many_streams_are_complete_and_right(net: &Net) {
@@ -140,7 +140,7 @@ async fn a_swarm_outlives_its_peers() {
     let after = tokio::time::timeout(LONG, again).await.unwrap();
     net.net.await_one_mind(3).await.unwrap();
     println!("served again {after:.1?} after the kill, of one mind after {:.1?}", killed.elapsed());
-    net.net.down().await.unwrap();
+    net.down().await;
 }
 
 /// Over slow links a prompt's KV takes seconds: time to stop the peer that sends it, then to kill one.
@@ -159,7 +159,7 @@ async fn an_answer_outlives_the_peer_that_prefills_it() {
         net.net.signal(victim, signal).unwrap();
         assert_eq!(prefill.tokens().await, expected, "after {signal}");
     }
-    net.net.down().await.unwrap();
+    net.down().await;
 }
 
 /// A streamed request whose first token has come.

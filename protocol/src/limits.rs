@@ -30,6 +30,8 @@ pub const ROUTES: usize = 16 * 1024;
 pub const LAYERS: u32 = 1024;
 /// Tokens in one sequence, prompt and answer together.
 pub const SEQUENCE_TOKENS: u32 = 1 << 20;
+/// Prefixes that one ring keeps.
+pub const PREFIXES: usize = 256;
 /// Sequences in one step.
 pub const BATCH: usize = 4096;
 /// Alternatives reported with one token (the OpenAI API allows 20).

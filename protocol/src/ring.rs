@@ -32,16 +32,35 @@ pub enum RingFrame {
     Admit(Admit),
     /// From the leader: compute some tokens of some sequences.
     Step(Step),
+    /// From the leader: make room for more of a sequence.
+    Grow(Grow),
     /// From the leader: the sequence has ended; free its pages.
     Release(RequestId),
-    /// From the leader: the sequence's KV stays here no longer than needed to send it; free it when all is sent.
-    ReleaseWhenSent(RequestId),
+    /// From the leader: the sequence has ended, or waits; keep its first tokens for sequences that begin alike, until they
+    /// are forgotten or their memory is needed.
+    Keep {
+        /// The sequence.
+        request: RequestId,
+        /// What is kept.
+        prefix: PrefixId,
+        /// So many tokens.
+        tokens: u32,
+    },
+    /// From the leader: nothing will begin with this any more.
+    Forget(PrefixId),
     /// To the leader: whether every stage has pages for the sequence.
     Admitted {
         /// The sequence.
         request: RequestId,
         /// Why not, from the first stage that had to refuse.
-        refused: Option<String>,
+        refused: Option<Refusal>,
+    },
+    /// To the leader: whether every stage has the room.
+    Grown {
+        /// The sequence.
+        request: RequestId,
+        /// Why not, from the first stage that had to refuse.
+        refused: Option<Refusal>,
     },
     /// To the leader: the tokens chosen at the end of a step.
     Sampled {
@@ -72,15 +91,54 @@ pub enum RingFrame {
     },
 }
 
+/// What a leader keeps of a sequence; its own numbers, within one life of its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
+pub struct PrefixId(pub u64);
+
+/// Why a stage has no pages for a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Refusal {
+    /// There are too few now.
+    Full(String),
+    /// There will never be enough, or the sequence cannot be.
+    Never(String),
+    /// What it was to begin with is gone.
+    PrefixGone,
+}
+
+/// Whose tokens a sequence begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
+pub enum SharedWith {
+    /// One that runs.
+    Running(RequestId),
+    /// What is kept of one that ended.
+    Kept(PrefixId),
+}
+
+/// The tokens that a sequence has in common with another: their KV is not computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Shared {
+    /// Whose.
+    pub with: SharedWith,
+    /// How many, from the first on.
+    pub tokens: u32,
+}
+
 /// A sequence enters a group.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Admit {
     /// The sequence.
     pub request: RequestId,
-    /// Its prompt, for penalties at the last stage.
-    pub prompt: Vec<Token>,
-    /// Most tokens it may reach, prompt included: what pages are reserved for.
-    pub max_tokens: u32,
+    /// Its prompt and what is known of its answer, for penalties at the last stage.
+    pub tokens: Vec<Token>,
+    /// Of those, as many as belong to the answer: it was here before, and had to give its pages back.
+    pub answered: u32,
+    /// Tokens that pages are reserved for, for now.
+    pub room: u32,
+    /// Tokens it may reach: a stage that could never hold them refuses at once.
+    pub most: u32,
+    /// What of it is there already.
+    pub shared: Option<Shared>,
     /// How the last stage chooses.
     pub sampling: Sampling,
     /// Set where KV comes from elsewhere: for how long a stage keeps empty pages (milliseconds).
@@ -88,7 +146,35 @@ pub struct Admit {
     /// Set where KV goes elsewhere.
     pub export: Option<KvExport>,
     /// The first refusal so far, filled in on the way.
-    pub refused: Option<String>,
+    pub refused: Option<Refusal>,
+}
+
+/// A sequence grows.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Grow {
+    /// The sequence.
+    pub request: RequestId,
+    /// Tokens that pages are reserved for then, in all.
+    pub room: u32,
+    /// The first refusal so far, filled in on the way.
+    pub refused: Option<Refusal>,
+}
+
+impl Admit {
+    fn check(&self) -> Result<(), CodecError> {
+        let tokens = self.tokens.len();
+        if self.most > limits::SEQUENCE_TOKENS || self.room > self.most || tokens > self.room as usize {
+            return Err(CodecError::Invalid("sequence too long"));
+        }
+        // Of what is shared the last token is computed: its logits are wanted.
+        if self.answered as usize >= tokens || self.shared.is_some_and(|s| s.tokens as usize >= tokens) {
+            return Err(CodecError::Invalid("more of a sequence than there is"));
+        }
+        if self.export.as_ref().is_some_and(|e| e.targets.len() > limits::STAGES) {
+            return Err(CodecError::Invalid("too many targets"));
+        }
+        self.sampling.check()
+    }
 }
 
 /// Where a prefilled sequence's KV goes.
@@ -144,15 +230,8 @@ impl RingFrame {
     /// Names the rule broken.
     pub fn check(&self) -> Result<(), CodecError> {
         match self {
-            Self::Admit(admit) => {
-                if admit.max_tokens > limits::SEQUENCE_TOKENS || admit.prompt.len() > admit.max_tokens as usize {
-                    return Err(CodecError::Invalid("sequence too long"));
-                }
-                if admit.export.as_ref().is_some_and(|e| e.targets.len() > limits::STAGES) {
-                    return Err(CodecError::Invalid("too many targets"));
-                }
-                admit.sampling.check()
-            }
+            Self::Admit(admit) => admit.check(),
+            Self::Grow(grow) if grow.room > limits::SEQUENCE_TOKENS => Err(CodecError::Invalid("sequence too long")),
             Self::Step(step) => {
                 let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();
                 if step.entries.len() > limits::BATCH || step.rows as usize > rows {

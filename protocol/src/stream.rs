@@ -99,7 +99,10 @@ pub enum DecodeOrder {
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum DecodeEvent {
     /// Pages are reserved; KV may be sent.
-    Granted,
+    Granted {
+        /// Tokens of the prompt that need not be computed: another request began with them.
+        cached: u32,
+    },
     /// Not taken: no pages, not this plan, not this group. The gateway may ask another group.
     Refused(String),
     /// All KV is here (remote prefill), this long after the grant.
@@ -158,6 +161,8 @@ pub enum PrefillEvent {
         sampled: Sampled,
         /// From acceptance to the first token.
         after: Seconds,
+        /// Tokens of the prompt that were not computed: another request had begun with them.
+        cached: u32,
     },
     /// Every stage has sent its KV and had it confirmed.
     KvSent {

@@ -1,7 +1,11 @@
 //! What a batcher hears, and what it does.
 
 use super::NewSequence;
-use tsnode_protocol::{RequestId, Sampled, Seconds, Token, ring::RingFrame, stream::End};
+use tsnode_protocol::{
+    RequestId, Sampled, Seconds, Token,
+    ring::{Refusal, RingFrame},
+    stream::End,
+};
 
 /// What happens to a group.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +36,14 @@ pub enum Event {
         /// The sequence.
         request: RequestId,
         /// Why not.
-        refused: Option<String>,
+        refused: Option<Refusal>,
+    },
+    /// From the ring: room for more, or not.
+    Grown {
+        /// The sequence.
+        request: RequestId,
+        /// Why not.
+        refused: Option<Refusal>,
     },
     /// From the ring: a step is done.
     Sampled {
@@ -79,6 +90,8 @@ pub enum Action {
     Granted {
         /// The sequence.
         request: RequestId,
+        /// Tokens of its prompt that need not be computed here.
+        cached: u32,
     },
     /// It is not taken.
     Refused {
@@ -118,6 +131,8 @@ pub enum Action {
         sampled: Sampled,
         /// Since submission.
         after: Seconds,
+        /// Tokens of the prompt that were not computed here.
+        cached: u32,
     },
     /// All KV is sent and confirmed; the last word on such a sequence.
     KvSent {

@@ -6,12 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     RequestId, Seconds, Token,
-    ring::{KvExport, StepEntry},
+    ring::{Admit, KvExport, Shared, StepEntry},
     stream::{End, Generation},
 };
 
 /// The stages give up on late KV themselves; the leader does a moment later, should it not hear of it.
 const GRACE: Duration = Duration::from_secs(2);
+/// How often a sequence may have to give its pages back. After that it gets all it will ever need, or waits for it, so
+/// that it comes to its end whatever else comes (Splitwise §IV-B bounds preemption for the same reason).
+const PUSHED_OUT_AT_MOST: u32 = 2;
 
 /// A sequence that enters a group.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,31 +45,47 @@ pub enum Kind {
 #[derive(Debug)]
 pub(super) enum State {
     /// Has no pages.
-    Waiting { first: Option<Token> },
-    /// The stages are asked for pages.
-    Admitting { first: Option<Token> },
+    Waiting,
+    /// The stages are asked for pages, and to begin with what is shared.
+    Admitting { shared: Option<Shared> },
     /// Has pages; KV has arrived at some stages.
-    AwaitingKv { since: Time, arrived: BTreeSet<u16>, first: Option<Token> },
-    /// Computes its prompt: `sent` tokens are on their way or computed, `done` are computed. `first` is known where only
-    /// the KV was lost.
-    Prefilling { sent: u32, done: u32, first: Option<Token> },
-    /// Computes its answer, of which `generated` tokens exist.
-    Decoding { last: Token, generated: u32 },
+    AwaitingKv { since: Time, arrived: BTreeSet<u16> },
+    /// Computes the tokens it has: `sent` of them are on their way or computed, `done` are computed.
+    Prefilling { sent: u32, done: u32 },
+    /// Computes its answer: the KV of all tokens but the last is there.
+    Decoding,
+    /// The same, without room for its last token's KV.
+    Paused,
     /// Its KV is on its way to another group.
     Sending,
 }
 
 #[derive(Debug)]
 pub(super) struct Sequence {
-    pub prompt: Vec<Token>,
+    /// Prompt and answer so far.
+    pub tokens: Vec<Token>,
+    /// Of those, the prompt.
+    pub prompt: u32,
+    /// The answer's first token, where it is known from elsewhere and not yet among the tokens.
+    pub first: Option<Token>,
     pub max_tokens: u32,
+    /// Tokens that it has pages for.
+    pub room: u32,
+    /// The room that is asked for.
+    pub growing: Option<u32>,
     pub generation: Generation,
     pub kind: Kind,
     pub state: State,
-    /// The gateway has been told that there are pages.
+    /// The gateway has been told that there are pages, and how many tokens of the prompt were there already.
     pub granted: bool,
-    /// Admissions under way whose answer no longer counts.
+    pub cached: u32,
+    /// Its KV is computed here, bit for bit what any group would compute: others may begin with it.
+    pub computed_here: bool,
+    /// Admissions and growth under way whose answer no longer counts.
     pub overtaken: u32,
+    pub grows_overtaken: u32,
+    /// How often it had to give its pages back.
+    pub pushed_out: u32,
     /// Bytes sent by stage.
     pub sent: BTreeMap<u16, u64>,
     pub submitted: Time,
@@ -76,13 +95,21 @@ pub(super) struct Sequence {
 impl Sequence {
     pub fn new(now: Time, new: NewSequence) -> Self {
         Self {
-            prompt: new.prompt,
+            prompt: new.prompt.len() as u32,
+            tokens: new.prompt,
+            first: None,
             max_tokens: new.max_tokens,
+            room: 0,
+            growing: None,
             generation: new.generation,
+            computed_here: false,
             kind: new.kind,
-            state: State::Waiting { first: None },
+            state: State::Waiting,
             granted: false,
+            cached: 0,
             overtaken: 0,
+            grows_overtaken: 0,
+            pushed_out: 0,
             sent: BTreeMap::new(),
             submitted: now,
             waits_since: now,
@@ -93,50 +120,110 @@ impl Sequence {
         self.kind == Kind::AwaitKv
     }
 
+    pub fn exports(&self) -> bool {
+        matches!(self.kind, Kind::Export(_))
+    }
+
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// Tokens of the answer so far.
+    pub fn generated(&self) -> u32 {
+        self.len() - self.prompt
+    }
+
+    /// Tokens whose KV the group has.
+    pub fn present(&self) -> u32 {
+        match self.state {
+            State::Waiting | State::Admitting { .. } | State::AwaitingKv { .. } => 0,
+            State::Prefilling { done, .. } => done,
+            State::Decoding | State::Paused => self.len() - 1,
+            State::Sending => self.prompt,
+        }
+    }
+
+    /// Whether it may have to give its pages back for others.
+    pub fn may_be_pushed_out(&self) -> bool {
+        let computes = matches!(self.state, State::Prefilling { .. } | State::Decoding | State::Paused);
+        computes && !self.exports() && self.pushed_out < PUSHED_OUT_AT_MOST
+    }
+
     pub fn age(&self, now: Time) -> Seconds {
         Seconds(now.saturating_sub(self.submitted).as_secs_f64())
     }
 
     pub fn deadline(&self, config: &BatcherConfig) -> Option<Time> {
         match &self.state {
-            State::Waiting { .. } => Some(self.waits_since + config.admission_patience),
-            State::AwaitingKv { since, arrived, .. } if arrived.len() < config.stages => {
+            // One that had pages and gave them back for others is not made to pay for it.
+            State::Waiting if self.pushed_out == 0 => Some(self.waits_since + config.admission_patience),
+            State::AwaitingKv { since, arrived } if arrived.len() < config.stages => {
                 Some(*since + config.kv_patience + GRACE)
             }
             _ => None,
         }
     }
 
-    /// Whether the answer ends with `last`, its `generated`-th token.
-    pub fn end_after(&self, last: Token, generated: u32) -> Option<End> {
-        if self.generation.stop_tokens.contains(&last) {
+    /// How the answer ends with its last token, if it does.
+    pub fn end(&self) -> Option<End> {
+        if self.tokens.last().is_some_and(|last| self.generation.stop_tokens.contains(last)) {
             return Some(End::Stop);
         }
-        let full = self.prompt.len() as u32 + generated >= self.max_tokens;
-        (generated >= self.generation.max_new_tokens || full).then_some(End::Length)
+        let full = self.len() >= self.max_tokens;
+        (self.generated() >= self.generation.max_new_tokens || full).then_some(End::Length)
     }
 
-    /// Tokens it may still generate after its `generated`-th.
-    pub fn left(&self, generated: u32) -> u32 {
-        let room = self.max_tokens.saturating_sub(self.prompt.len() as u32);
-        room.min(self.generation.max_new_tokens).saturating_sub(generated).max(1)
+    /// Tokens it may still generate.
+    pub fn left(&self) -> u32 {
+        let room = self.max_tokens.saturating_sub(self.prompt);
+        room.min(self.generation.max_new_tokens).saturating_sub(self.generated()).max(1)
+    }
+
+    /// The room it asks for: what it has and a part of what may come, or all.
+    pub fn wanted_room(&self, growth: u32) -> u32 {
+        if self.pushed_out < PUSHED_OUT_AT_MOST {
+            self.len().saturating_add(growth).min(self.max_tokens)
+        } else {
+            self.max_tokens
+        }
+    }
+
+    /// Asks the stages for pages.
+    pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Admit {
+        self.state = State::Admitting { shared };
+        self.room = self.wanted_room(config.growth);
+        self.computed_here = !self.awaits_kv();
+        Admit {
+            request,
+            tokens: self.tokens.clone(),
+            answered: self.generated(),
+            room: self.room,
+            most: self.max_tokens,
+            shared,
+            sampling: self.generation.sampling.clone(),
+            await_kv_ms: self.awaits_kv().then_some(config.kv_patience.as_millis() as u32),
+            export: match &self.kind {
+                Kind::Export(export) => Some(export.clone()),
+                _ => None,
+            },
+            refused: None,
+        }
     }
 
     /// What of it is computed in a step.
     pub fn entry(&mut self, share: &Share) -> Option<StepEntry> {
-        let request = share.request;
+        let (request, all) = (share.request, self.len());
         match (share.part, &mut self.state) {
-            (Part::Answer, State::Decoding { last, generated }) => {
-                let start = self.prompt.len() as u32 + *generated - 1;
-                Some(StepEntry { request, start, tokens: vec![*last], sample: true, prompt: false })
+            (Part::Answer, State::Decoding) => {
+                let last = *self.tokens.last()?;
+                Some(StepEntry { request, start: all - 1, tokens: vec![last], sample: true, prompt: false })
             }
-            (Part::Prompt, State::Prefilling { sent, first, .. }) => {
+            (Part::Prompt, State::Prefilling { sent, .. }) => {
                 let start = *sent;
-                let end = (start + share.tokens).min(self.prompt.len() as u32);
-                let whole = end as usize == self.prompt.len();
-                let tokens = self.prompt[start as usize..end as usize].to_vec();
+                let end = (start + share.tokens).min(all);
+                let tokens = self.tokens[start as usize..end as usize].to_vec();
                 *sent = end;
-                Some(StepEntry { request, start, tokens, sample: whole && first.is_none(), prompt: true })
+                Some(StepEntry { request, start, tokens, sample: end == all && self.first.is_none(), prompt: true })
             }
             _ => None,
         }

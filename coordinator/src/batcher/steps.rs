@@ -63,13 +63,15 @@ impl Steps {
         }
     }
 
-    /// A sequence computes its prompt, of so many tokens; if it then answers here, with so many tokens at most.
-    pub fn prompt(&mut self, request: RequestId, tokens: u32, answer: Option<u32>) {
+    /// A sequence computes so many tokens of its prompt, after some that are there; if it then answers here, with so many
+    /// tokens at most.
+    pub fn prompt(&mut self, request: RequestId, before: u32, tokens: u32, answer: Option<u32>) {
         let number = self.number(request);
         let answered = if answer.is_some() { Answered::Here } else { Answered::Elsewhere };
-        self.add(number, Part::Prompt, tokens, u64::from(tokens) + 1, answered);
+        let memory = u64::from(before + tokens) + 1;
+        self.policy.add(Task { before, ..task(number, Part::Prompt, tokens, memory, answered) });
         if let Some(left) = answer.filter(|_| self.policy.queues_ahead()) {
-            self.add(number, Part::Answer, left, u64::from(left), Answered::Here);
+            self.policy.add(task(number, Part::Answer, left, u64::from(left), Answered::Here));
         }
     }
 
@@ -81,7 +83,7 @@ impl Steps {
             self.policy.reserve(number, u64::from(present));
         }
         if !(computed_here && self.policy.queues_ahead()) {
-            self.add(number, Part::Answer, left, u64::from(left), Answered::Here);
+            self.policy.add(task(number, Part::Answer, left, u64::from(left), Answered::Here));
         }
     }
 
@@ -125,10 +127,6 @@ impl Steps {
         done
     }
 
-    fn add(&mut self, request: RequestNo, part: Part, tokens: u32, memory: u64, answered: Answered) {
-        self.policy.add(Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered });
-    }
-
     fn number(&mut self, request: RequestId) -> RequestNo {
         if let Some(number) = self.numbers.get(&request) {
             return *number;
@@ -145,4 +143,8 @@ impl Steps {
         let request = *self.requests.get(&member.request)?;
         Some(Share { request, part: member.part, tokens: member.tokens })
     }
+}
+
+fn task(request: RequestNo, part: Part, tokens: u32, memory: u64, answered: Answered) -> Task {
+    Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered }
 }

@@ -37,6 +37,8 @@ pub(super) struct Request {
     pub accepted: bool,
     pub first: Option<Token>,
     pub first_at: Option<Time>,
+    /// Tokens of the prompt that were not computed: another request had begun with them.
+    pub cached: u32,
     /// Index of the token the client gets next.
     pub next_index: u32,
     /// Decode groups that did not take it, or died before the first token.
@@ -63,6 +65,7 @@ impl Request {
             accepted: false,
             first: None,
             first_at: None,
+            cached: 0,
             next_index: 0,
             tried: BTreeSet::new(),
             refusal: None,
@@ -93,6 +96,7 @@ impl Request {
             decode: self.decode_leader?,
             reason: self.reason.clone(),
             prompt_tokens: self.prompt.len() as u32,
+            cached_tokens: self.cached,
             new_tokens: self.next_index,
             kv_codec,
             kv_bytes,

@@ -20,6 +20,8 @@ pub struct Metrics {
     hung_up: Counter,
     /// Prompt tokens of accepted requests.
     prompt_tokens: Counter,
+    /// Prompt tokens that were not computed: another request had begun with them.
+    cached_tokens: Counter,
     /// Tokens given to clients.
     new_tokens: Counter,
     /// Answers begun.
@@ -30,6 +32,10 @@ impl Metrics {
     pub(super) fn accepted(&self, prompt_tokens: usize) {
         self.accepted.inc();
         self.prompt_tokens.inc_by(prompt_tokens as u64);
+    }
+
+    pub(super) fn cached(&self, tokens: u32) {
+        self.cached_tokens.inc_by(tokens.into());
     }
 
     pub(super) fn unserved(&self) {
@@ -60,6 +66,7 @@ impl Metrics {
         registry.register("requests_finished", "Requests answered to the end", self.finished.clone());
         registry.register("requests_hung_up", "Streams whose client went early", self.hung_up.clone());
         registry.register("prompt_tokens", "Prompt tokens of accepted requests", self.prompt_tokens.clone());
+        registry.register("prompt_tokens_cached", "Prompt tokens not computed anew", self.cached_tokens.clone());
         registry.register("new_tokens", "Tokens given to clients", self.new_tokens.clone());
         registry.register("first_tokens", "Answers begun", self.first_tokens.clone());
         let own = view.peers.iter().find(|p| p.id == view.me);

@@ -73,7 +73,7 @@ fn headers(taken: &Taken) -> HeaderMap {
 async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> Result<Value, ApiError> {
     let frame = Frame::new(&taken, form, false);
     let prompt_tokens = taken.prompt_tokens(wanted.answers);
-    let (mut choices, mut completion_tokens, mut trace) = (Vec::new(), 0, None);
+    let (mut choices, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
     for (index, answer) in taken.answers.into_iter().enumerate() {
         let mut writer = Writer::new(&taken.model, wanted, form, &answer);
         let Answer { prompt, mut accepted } = answer;
@@ -84,7 +84,11 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
                     state.metrics.token(index);
                     piece.extend(writer.token(sampled));
                 }
-                Reply::Trace(one) => trace = trace.or(Some(one)),
+                Reply::Trace(one) => {
+                    state.metrics.cached(one.cached_tokens);
+                    cached += one.cached_tokens;
+                    trace = trace.or(Some(one));
+                }
                 Reply::End(end) => piece.extend(writer.end(end)?),
             }
             if piece.finish.is_some() {
@@ -99,15 +103,20 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
     }
     state.metrics.finished();
     let mut body = frame.envelope(choices);
-    body.insert("usage".into(), usage(prompt_tokens, completion_tokens));
+    body.insert("usage".into(), usage(prompt_tokens, cached, completion_tokens));
     if let Some(trace) = trace.filter(|_| wanted.trace) {
         body.insert("tsnode".into(), trace_json(&trace));
     }
     Ok(Value::Object(body))
 }
 
-pub(super) fn usage(prompt: usize, completion: usize) -> Value {
-    json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+pub(super) fn usage(prompt: usize, cached: u32, completion: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": { "cached_tokens": cached },
+    })
 }
 
 pub(super) fn trace_json(trace: &Trace) -> Value {

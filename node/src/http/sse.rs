@@ -44,7 +44,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
     let (prompts, mut replies) = merge(answers);
     let mut begun = vec![false; prompts.len()];
     let mut open = prompts.len();
-    let mut trace = None;
+    let (mut cached, mut trace) = (0, None);
     while open > 0 {
         // While nothing is generated a client may hang up, too.
         let next = tokio::select! {
@@ -58,6 +58,8 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
                 writers[index].token(sampled)
             }
             Reply::Trace(one) => {
+                state.metrics.cached(one.cached_tokens);
+                cached += one.cached_tokens;
                 trace = trace.or(Some(one));
                 continue;
             }
@@ -78,7 +80,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
     }
     state.metrics.finished();
     let generated = writers.iter().map(|w| w.generated).sum();
-    let usage = wanted.delivery.include_usage.then(|| respond::usage(prompt_tokens, generated));
+    let usage = wanted.delivery.include_usage.then(|| respond::usage(prompt_tokens, cached, generated));
     let trace = trace.filter(|_| wanted.trace).map(|t| respond::trace_json(&t));
     last(&frame, usage, trace, events).await
 }

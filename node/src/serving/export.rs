@@ -18,6 +18,8 @@ use tsnode_protocol::{
 
 /// Token ranges computed and not yet packed; the stage waits above it, which holds the prefill back.
 const RANGES: usize = 64;
+/// Tokens in a tile of what was there before: as many as a step computes.
+const PIECE: u32 = 512;
 /// How long a decode stage may take to confirm the last tile.
 const CONFIRM: Duration = Duration::from_secs(10);
 
@@ -28,6 +30,16 @@ pub(super) struct Exporter {
 }
 
 impl Exporter {
+    /// The first tokens' KV was there before the sequence.
+    pub async fn has(&self, tokens: u32) {
+        let mut start = 0;
+        while start < tokens {
+            let end = tokens.min(start + PIECE);
+            self.computed(start..end).await;
+            start = end;
+        }
+    }
+
     /// These tokens' KV exists now in all layers of the stage.
     pub async fn computed(&self, tokens: Range<u32>) {
         // An export that has failed has said so on its own; the prefill goes on for its first token.

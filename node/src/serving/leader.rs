@@ -333,15 +333,15 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     use tsnode_protocol::stream::End;
     Some(match action {
         Action::Ring(_) => return None,
-        Action::Granted { request } => (request, ToClient::Decode(DecodeEvent::Granted), false),
+        Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
         Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
         Action::KvArrived { request, after } => (request, ToClient::Decode(DecodeEvent::KvArrived { after }), false),
         Action::KvFailed { request, reason } => (request, ToClient::Decode(DecodeEvent::KvFailed(reason)), false),
         Action::Token { request, index, sampled } => {
             (request, ToClient::Decode(DecodeEvent::Token { index, sampled }), false)
         }
-        Action::First { request, sampled, after } => {
-            (request, ToClient::Prefill(PrefillEvent::First { sampled, after }), false)
+        Action::First { request, sampled, after, cached } => {
+            (request, ToClient::Prefill(PrefillEvent::First { sampled, after, cached }), false)
         }
         Action::KvSent { request, bytes, after } => {
             (request, ToClient::Prefill(PrefillEvent::KvSent { bytes, after }), true)
@@ -354,13 +354,17 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
 fn from_ring(frame: RingFrame) -> Option<Event> {
     Some(match frame {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
+        RingFrame::Grown { request, refused } => Event::Grown { request, refused },
         RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens },
         RingFrame::KvArrived { request, position, failed } => Event::KvArrived { request, position, failed },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
         // What a leader says is not for a leader to hear.
-        RingFrame::Admit(_) | RingFrame::Step(_) | RingFrame::Release(_) | RingFrame::ReleaseWhenSent(_) => {
-            return None;
-        }
+        RingFrame::Admit(_)
+        | RingFrame::Grow(_)
+        | RingFrame::Step(_)
+        | RingFrame::Release(_)
+        | RingFrame::Keep { .. }
+        | RingFrame::Forget(_) => return None,
     })
 }
 

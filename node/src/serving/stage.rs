@@ -14,10 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_kernels::engine::{Input, Output, Slice, StageKey};
+use tsnode_kernels::{
+    engine::{Engine, EngineError, Input, KeptKey, Output, Prefix, Slice, StageKey},
+    pages::PagesError,
+};
 use tsnode_protocol::{
     KvDtype, LayerRange, ModelId, ModelShape, RequestId, Sampled, Sampling, Token, limits,
-    ring::{Admit, RingFrame, Step, StepEntry},
+    ring::{Admit, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
@@ -94,8 +97,6 @@ struct Sequence {
     sampler: Option<Sampler>,
     export: Option<Exporter>,
     prompt_tokens: u32,
-    release_when_sent: bool,
-    sent: bool,
 }
 
 /// What the choice of the next token depends on beside the logits.
@@ -110,6 +111,8 @@ pub(super) struct Worker {
     context: StageContext,
     downstream: Downstream,
     sequences: BTreeMap<RequestId, Sequence>,
+    /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
+    kept: BTreeMap<PrefixId, KeptKey>,
     side: Side,
     /// Ends the exports and receptions of this ring.
     ring: CancellationToken,
@@ -124,7 +127,7 @@ impl Worker {
     ) -> StageError {
         let (side, mut beside) = mpsc::channel(FRAMES);
         let ring = CancellationToken::new();
-        let mut worker = Self { context, downstream, sequences: BTreeMap::new(), side, ring };
+        let mut worker = Self { context, downstream, sequences: BTreeMap::new(), kept: BTreeMap::new(), side, ring };
         let why = loop {
             let arrived = tokio::select! {
                 arrived = upstream.recv() => match arrived {
@@ -149,13 +152,14 @@ impl Worker {
                 self.release(request).await?;
                 self.pass_unless_last(RingFrame::Release(request)).await
             }
-            RingFrame::ReleaseWhenSent(request) => {
-                self.release_when_sent(request).await?;
-                self.pass_unless_last(RingFrame::ReleaseWhenSent(request)).await
+            RingFrame::Grow(grow) => self.grow(grow).await,
+            RingFrame::Keep { request, prefix, tokens } => {
+                self.keep(request, prefix, tokens).await?;
+                self.pass_unless_last(arrived.frame).await
             }
-            RingFrame::KvSent { request, position, .. } if position == self.context.position => {
-                self.kv_sent(request).await?;
-                self.pass(arrived.frame).await
+            RingFrame::Forget(prefix) => {
+                self.forget(prefix).await?;
+                self.pass_unless_last(arrived.frame).await
             }
             _ => self.pass(arrived.frame).await,
         }
@@ -173,20 +177,18 @@ impl Worker {
     }
 
     /// Reserves pages and prepares for the sequence; says why where it cannot.
-    async fn take(&mut self, admit: &Admit) -> Result<Option<String>, StageError> {
-        let (key, request, tokens) = (self.context.key, admit.request, admit.max_tokens);
-        let reserved = self.context.compute.call(move |engine| engine.admit(key, request, tokens)).await?;
-        if let Err(error) = reserved {
-            return Ok(Some(error.to_string()));
+    async fn take(&mut self, admit: &Admit) -> Result<Option<Refusal>, StageError> {
+        if let Some(refusal) = self.reserve(admit).await? {
+            return Ok(Some(refusal));
         }
-        let prompt_tokens = admit.prompt.len() as u32;
+        let (request, prompt_tokens) = (admit.request, admit.tokens.len() as u32 - admit.answered);
         if let Some(ms) = admit.await_kv_ms {
             self.expect_kv(request, prompt_tokens, Duration::from_millis(ms.into()));
         }
         let sampler = self.context.is_last().then(|| Sampler {
             sampling: admit.sampling.clone(),
-            prompt: admit.prompt.as_slice().into(),
-            generated: Vec::new(),
+            prompt: admit.tokens[..prompt_tokens as usize].into(),
+            generated: admit.tokens[prompt_tokens as usize..].to_vec(),
         });
         let export = admit.export.clone().map(|what| {
             export::start(
@@ -198,9 +200,45 @@ impl Worker {
                 self.ring.child_token(),
             )
         });
-        let sequence = Sequence { sampler, export, prompt_tokens, release_when_sent: false, sent: false };
-        self.sequences.insert(request, sequence);
+        if let (Some(export), Some(shared)) = (&export, admit.shared) {
+            export.has(shared.tokens).await;
+        }
+        self.sequences.insert(request, Sequence { sampler, export, prompt_tokens });
         Ok(None)
+    }
+
+    /// Pages for a sequence, and those it shares; says why where there are none.
+    async fn reserve(&self, admit: &Admit) -> Result<Option<Refusal>, StageError> {
+        let shared = match admit.shared.map(|s| (s.with, s.tokens)) {
+            None => None,
+            Some((SharedWith::Running(other), tokens)) => Some((Prefix::Running(other), tokens)),
+            Some((SharedWith::Kept(prefix), tokens)) => match self.kept.get(&prefix) {
+                Some(key) => Some((Prefix::Kept(*key), tokens)),
+                None => return Ok(Some(Refusal::PrefixGone)),
+            },
+        };
+        let (key, request, room, most) = (self.context.key, admit.request, admit.room, admit.most);
+        let reserve = move |engine: &mut Engine| {
+            engine.could_hold(key, most)?;
+            match shared {
+                Some((prefix, tokens)) => engine.admit_after(key, request, room, prefix, tokens),
+                None => engine.admit(key, request, room),
+            }
+        };
+        Ok(self.context.compute.call(reserve).await?.err().map(refusal))
+    }
+
+    async fn grow(&mut self, mut grow: Grow) -> Result<(), StageError> {
+        let Grow { request, room, .. } = grow;
+        if grow.refused.is_none() {
+            let key = self.context.key;
+            let grown = self.context.compute.call(move |engine| engine.grow(key, request, room)).await?;
+            grow.refused = grown.err().map(refusal);
+        }
+        if self.context.is_last() {
+            return self.pass(RingFrame::Grown { request, refused: grow.refused }).await;
+        }
+        self.pass(RingFrame::Grow(grow)).await
     }
 
     fn expect_kv(&self, request: RequestId, tokens: u32, patience: Duration) {
@@ -237,7 +275,7 @@ impl Worker {
 
     async fn compute_hidden(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Vec<f32>), StageError> {
         let (key, first) = (self.context.key, self.context.is_first());
-        let run = move |engine: &mut tsnode_kernels::engine::Engine| {
+        let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
             let input = if first {
                 tokens = all_tokens(&step);
@@ -266,7 +304,7 @@ impl Worker {
                 samplers.push((entry.request, entry.start + entry.tokens.len() as u32, sampler));
             }
         }
-        let run = move |engine: &mut tsnode_kernels::engine::Engine| {
+        let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
             let input = if first {
                 tokens = all_tokens(&step);
@@ -316,20 +354,25 @@ impl Worker {
         }
     }
 
-    async fn release_when_sent(&mut self, request: RequestId) -> Result<(), StageError> {
-        match self.sequences.get_mut(&request) {
-            Some(sequence) if sequence.export.is_some() && !sequence.sent => {
-                sequence.release_when_sent = true;
-                Ok(())
-            }
-            _ => self.release(request).await,
+    /// Ends a sequence, but for its first tokens' KV.
+    async fn keep(&mut self, request: RequestId, prefix: PrefixId, tokens: u32) -> Result<(), StageError> {
+        if self.kept.len() >= limits::PREFIXES || self.kept.contains_key(&prefix) {
+            return self.release(request).await;
         }
+        self.context.desk.forget(request, self.context.key);
+        if self.sequences.remove(&request).is_some() {
+            let key = self.context.key;
+            let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
+            self.kept.extend(kept.map(|key| (prefix, key)));
+        }
+        Ok(())
     }
 
-    async fn kv_sent(&mut self, request: RequestId) -> Result<(), StageError> {
-        let Some(sequence) = self.sequences.get_mut(&request) else { return Ok(()) };
-        sequence.sent = true;
-        if sequence.release_when_sent { self.release(request).await } else { Ok(()) }
+    async fn forget(&mut self, prefix: PrefixId) -> Result<(), StageError> {
+        if let Some(key) = self.kept.remove(&prefix) {
+            self.context.compute.call(move |engine| engine.forget(key)).await?;
+        }
+        Ok(())
     }
 
     async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
@@ -372,6 +415,20 @@ impl Worker {
             // The compute thread being gone leaves nothing to give back.
             let _ = self.release(request).await;
         }
+        for prefix in self.kept.keys().copied().collect::<Vec<_>>() {
+            let _ = self.forget(prefix).await;
+        }
+    }
+}
+
+/// Why the engine has no pages, as leaders are told.
+fn refusal(error: EngineError) -> Refusal {
+    match error {
+        EngineError::NoPrefix => Refusal::PrefixGone,
+        EngineError::Pages(PagesError::Full { wanted, total, .. }) if wanted <= total => {
+            Refusal::Full(error.to_string())
+        }
+        _ => Refusal::Never(error.to_string()),
     }
 }
 

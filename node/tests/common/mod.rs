@@ -59,6 +59,11 @@ impl Net {
         Self { net, client, _folder: folder, _turn: turn }
     }
 
+    /// Stops the swarm; another may begin.
+    pub async fn down(self) {
+        self.net.down().await.unwrap();
+    }
+
     pub fn peer(&self, index: usize) -> PeerInfo {
         self.net.peers()[index].clone()
     }

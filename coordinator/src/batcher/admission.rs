@@ -1,0 +1,200 @@
+//! Who gets pages, and when: first come first, but for those that wait for another to compute what they begin with.
+
+use super::{Action, Batcher, NewSequence, Sequence, State};
+use crate::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use tsnode_protocol::{
+    RequestId,
+    ring::{Refusal, RingFrame, Shared, SharedWith},
+    stream::End,
+};
+
+/// After how long pages are asked for again that another group on the same device may have given back.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Sequences without pages.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// First come first.
+    waiting: VecDeque<RequestId>,
+    /// Those that wait for another to have computed what they begin with, by it.
+    behind: BTreeMap<RequestId, Vec<RequestId>>,
+    /// Pages were refused and none has come back since.
+    full: bool,
+    retry_at: Option<Time>,
+}
+
+impl Queue {
+    pub fn len(&self) -> usize {
+        self.waiting.len() + self.behind.values().map(Vec::len).sum::<usize>()
+    }
+
+    pub fn push_front(&mut self, request: RequestId) {
+        self.waiting.push_front(request);
+    }
+
+    fn next(&mut self) -> Option<RequestId> {
+        if self.full { None } else { self.waiting.pop_front() }
+    }
+
+    /// No pages for anybody before some have come back.
+    pub fn is_full(&mut self) {
+        self.full = true;
+    }
+
+    pub fn pages_came_back(&mut self) {
+        (self.full, self.retry_at) = (false, None);
+    }
+
+    pub fn retry_at(&self) -> Option<Time> {
+        self.retry_at
+    }
+
+    pub fn retry(&mut self, now: Time) {
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.pages_came_back();
+        }
+    }
+
+    /// Those that waited for this sequence wait no longer.
+    pub fn go_on_behind(&mut self, request: RequestId) {
+        for request in self.behind.remove(&request).unwrap_or_default().into_iter().rev() {
+            self.waiting.push_front(request);
+        }
+    }
+
+    /// It waits no longer.
+    pub fn remove(&mut self, request: RequestId) {
+        self.waiting.retain(|r| *r != request);
+        self.behind.values_mut().for_each(|all| all.retain(|r| *r != request));
+    }
+}
+
+impl Batcher {
+    pub(super) fn submit(&mut self, now: Time, new: NewSequence, out: &mut Vec<Action>) {
+        let request = new.request;
+        let refuse = |reason: &str| Action::Refused { request, reason: reason.to_owned() };
+        if self.sequences.contains_key(&request) {
+            return out.push(refuse("a request of that name runs already"));
+        }
+        if self.queue.len() >= self.config.max_waiting {
+            return out.push(refuse("too many requests wait here"));
+        }
+        if new.prompt.is_empty() || new.prompt.len() > new.max_tokens as usize {
+            return out.push(refuse("the prompt is empty or too long"));
+        }
+        self.sequences.insert(request, Sequence::new(now, new));
+        self.queue.waiting.push_back(request);
+    }
+
+    pub(super) fn admit_waiting(&mut self, out: &mut Vec<Action>) {
+        while self.sequences.len() - self.queue.len() < self.config.max_running {
+            let Some(request) = self.queue.next() else { return };
+            let Some(sequence) = self.sequences.get_mut(&request) else { continue };
+            if !sequence.awaits_kv() && sequence.generated() == 0 {
+                sequence.tokens.extend(sequence.first.take());
+            }
+            if sequence.awaits_kv() {
+                out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, None, &self.config))));
+                continue;
+            }
+            if let Some(ahead) = self.prefixes.worth_waiting_for(&sequence.tokens) {
+                self.queue.behind.entry(ahead).or_default().push(request);
+                continue;
+            }
+            let shared = self.prefixes.shared(&sequence.tokens);
+            out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, shared, &self.config))));
+            self.prefixes.begins(request, &sequence.tokens);
+        }
+    }
+
+    pub(super) fn admitted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        if sequence.overtaken > 0 {
+            sequence.overtaken -= 1;
+            return;
+        }
+        let State::Admitting { shared } = sequence.state else { return };
+        let there = shared.map_or(0, |s| s.tokens);
+        if !sequence.granted {
+            (sequence.granted, sequence.cached) = (true, there);
+            if !sequence.exports() {
+                out.push(Action::Granted { request, cached: there });
+            }
+        }
+        if sequence.awaits_kv() {
+            sequence.state = State::AwaitingKv { since: now, arrived: Default::default() };
+        } else {
+            sequence.state = State::Prefilling { sent: there, done: there };
+            let answer = (!sequence.exports()).then(|| sequence.left());
+            self.steps.prompt(request, there, sequence.len() - there, answer);
+        }
+    }
+
+    pub(super) fn not_admitted(&mut self, request: RequestId, why: Refusal, out: &mut Vec<Action>) {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        if sequence.overtaken > 0 {
+            sequence.overtaken -= 1;
+            return;
+        }
+        let State::Admitting { shared } = sequence.state else { return };
+        sequence.state = State::Waiting;
+        let granted = sequence.granted;
+        // Stages before the one that refused hold pages already.
+        out.push(Action::Ring(RingFrame::Release(request)));
+        self.prefixes.ends(request);
+        self.queue.go_on_behind(request);
+        if let Refusal::Never(reason) = why {
+            self.sequences.remove(&request);
+            return out.push(no_room(request, granted, reason));
+        }
+        self.queue.push_front(request);
+        match why {
+            Refusal::PrefixGone => self.forget_shared(shared, out),
+            _ => self.queue.is_full(),
+        }
+    }
+
+    /// Where none of this group's sequences has pages that could come back, another group's have: they are asked for again.
+    pub(super) fn see_to_retry(&mut self, now: Time) {
+        if self.queue.full && self.sequences.len() == self.queue.len() {
+            self.queue.retry_at.get_or_insert(now + RETRY);
+        }
+    }
+
+    /// A stage has let go of what a sequence was to begin with: nobody can any more.
+    fn forget_shared(&mut self, shared: Option<Shared>, out: &mut Vec<Action>) {
+        match shared.map(|s| s.with) {
+            Some(SharedWith::Kept(prefix)) => {
+                self.prefixes.forget(prefix);
+                out.push(Action::Ring(RingFrame::Forget(prefix)));
+            }
+            Some(SharedWith::Running(other)) => self.prefixes.ends(other),
+            None => {}
+        }
+    }
+
+    /// The pages of a sequence that runs no longer go back, or are kept for others that begin alike.
+    pub(super) fn let_go(&mut self, request: RequestId, sequence: &Sequence, out: &mut Vec<Action>) {
+        self.prefixes.ends(request);
+        self.queue.go_on_behind(request);
+        if matches!(sequence.state, State::Waiting) {
+            return;
+        }
+        let present = if sequence.computed_here { sequence.present() } else { 0 };
+        let keeping = self.prefixes.keeping(&sequence.tokens[..present as usize]);
+        let end = match keeping.prefix {
+            Some(prefix) => RingFrame::Keep { request, prefix, tokens: present },
+            None => RingFrame::Release(request),
+        };
+        out.push(Action::Ring(end));
+        out.extend(keeping.forgotten.into_iter().map(|prefix| Action::Ring(RingFrame::Forget(prefix))));
+        self.queue.pages_came_back();
+    }
+}
+
+/// A sequence without pages is refused, or ends if it had been granted some before.
+pub(super) fn no_room(request: RequestId, granted: bool, reason: String) -> Action {
+    if granted { Action::End { request, end: End::Failed(reason) } } else { Action::Refused { request, reason } }
+}

@@ -1,0 +1,87 @@
+//! Room for answers as they grow, and whose pages go where there is none.
+//!
+//! An answer's length is not known before it ends, so pages are reserved for a part at a time, ahead of need. Where a
+//! stage has none left the sequence that came last gives its own back and waits: its tokens are computed anew when there
+//! is room, and since arithmetic does not depend on batches it goes on with the tokens it would have had. What it had is
+//! kept while nobody needs it. One that had to give way twice reserves all it may need (`sequence.rs`).
+
+use super::{Action, Batcher, Kind, State};
+use crate::Time;
+use tsnode_protocol::{
+    RequestId,
+    ring::{Grow, Refusal, RingFrame},
+    stream::End,
+};
+
+/// Room is asked for while this part of a reservation is left.
+const AHEAD: u32 = 4;
+
+impl Batcher {
+    /// Sees to it that a sequence has room for its next token's KV, and that it will have for those after.
+    pub(super) fn make_room(&mut self, request: RequestId, out: &mut Vec<Action>) {
+        let growth = self.config.growth;
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        let (has, all) = (sequence.room, sequence.len());
+        let is_short = has < sequence.max_tokens && has <= all + growth / AHEAD;
+        if is_short && sequence.growing.is_none() {
+            let room = sequence.wanted_room(growth);
+            sequence.growing = Some(room);
+            out.push(Action::Ring(RingFrame::Grow(Grow { request, room, refused: None })));
+        }
+        if all > has {
+            sequence.state = State::Paused;
+            self.steps.leave(request);
+        }
+    }
+
+    pub(super) fn grown(&mut self, request: RequestId, out: &mut Vec<Action>) {
+        let Some(room) = self.asked(request) else { return };
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        sequence.room = room;
+        if matches!(sequence.state, State::Paused) {
+            sequence.state = State::Decoding;
+            self.steps.answer(request, sequence.len(), sequence.left());
+        }
+        self.make_room(request, out);
+    }
+
+    pub(super) fn not_grown(&mut self, now: Time, request: RequestId, why: Refusal, out: &mut Vec<Action>) {
+        if self.asked(request).is_none() {
+            return;
+        }
+        if let Refusal::Never(reason) = why {
+            self.drop_sequence(request, out);
+            return out.push(Action::End { request, end: End::Failed(reason) });
+        }
+        let those_that_may = self.sequences.iter().filter(|(_, s)| s.may_be_pushed_out());
+        let youngest = those_that_may.max_by_key(|(request, s)| (s.submitted, **request));
+        let Some(youngest) = youngest.map(|(request, _)| *request) else { return };
+        self.push_out(now, youngest, out);
+        self.queue.is_full();
+        if youngest != request {
+            self.make_room(request, out);
+        }
+    }
+
+    /// The room that was asked for, now that there is an answer, unless the answer no longer counts.
+    fn asked(&mut self, request: RequestId) -> Option<u32> {
+        let sequence = self.sequences.get_mut(&request)?;
+        if sequence.grows_overtaken > 0 {
+            sequence.grows_overtaken -= 1;
+            return None;
+        }
+        sequence.growing.take()
+    }
+
+    /// Takes a sequence's pages; it waits at the head of the queue.
+    fn push_out(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let Some(mut sequence) = self.sequences.remove(&request) else { return };
+        self.steps.leave(request);
+        self.let_go(request, &sequence, out);
+        sequence.grows_overtaken += u32::from(sequence.growing.take().is_some());
+        sequence.pushed_out += 1;
+        (sequence.kind, sequence.state, sequence.waits_since) = (Kind::Local, State::Waiting, now);
+        self.sequences.insert(request, sequence);
+        self.queue.push_front(request);
+    }
+}

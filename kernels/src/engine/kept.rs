@@ -1,0 +1,139 @@
+//! What is kept of sequences that ended, for others that begin alike; the first to go when memory is short.
+//!
+//! Who begins with what is decided by a group's leader, who knows the tokens: here a prefix is a name and pages. All
+//! models on a device share its pages, so what one keeps goes when another needs the memory, the longest unused first.
+
+use super::{Engine, EngineError, StageKey};
+use crate::pages::{PagePool, SequenceKv};
+use std::collections::BTreeMap;
+use tsnode_protocol::RequestId;
+
+/// What is kept of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeptKey(u64);
+
+/// Whose first tokens a sequence shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefix {
+    /// Of one that runs.
+    Running(RequestId),
+    /// Of one that ended.
+    Kept(KeptKey),
+}
+
+#[derive(Debug)]
+struct Entry {
+    stage: StageKey,
+    kv: SequenceKv,
+    used: u64,
+}
+
+/// All that is kept on a device.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    entries: BTreeMap<KeptKey, Entry>,
+    next_key: u64,
+    uses: u64,
+}
+
+impl Kept {
+    fn insert(&mut self, stage: StageKey, kv: SequenceKv) -> KeptKey {
+        let key = KeptKey(self.next_key);
+        self.next_key += 1;
+        self.uses += 1;
+        self.entries.insert(key, Entry { stage, kv, used: self.uses });
+        key
+    }
+
+    fn get(&self, stage: StageKey, key: KeptKey) -> Option<&SequenceKv> {
+        self.entries.get(&key).filter(|e| e.stage == stage).map(|e| &e.kv)
+    }
+
+    fn touch(&mut self, key: KeptKey) {
+        self.uses += 1;
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.used = self.uses;
+        }
+    }
+
+    fn remove(&mut self, pool: &mut PagePool, key: KeptKey) {
+        if let Some(entry) = self.entries.remove(&key) {
+            entry.kv.release(pool);
+        }
+    }
+
+    /// Lets go of what was longest unused, but for `spared`, until so many pages are free; nothing, if they never will be.
+    pub(super) fn make_room(&mut self, pool: &mut PagePool, pages: usize, spared: Option<KeptKey>) {
+        while !pool.has(pages) && pool.count().free >= pages {
+            let others = self.entries.iter().filter(|(key, _)| Some(**key) != spared);
+            let Some((key, _)) = others.min_by_key(|(_, entry)| entry.used) else { return };
+            let key = *key;
+            self.remove(pool, key);
+        }
+    }
+
+    pub(super) fn drop_stage(&mut self, pool: &mut PagePool, stage: StageKey) {
+        let here: Vec<KeptKey> = self.entries.iter().filter(|(_, e)| e.stage == stage).map(|(key, _)| *key).collect();
+        here.into_iter().for_each(|key| self.remove(pool, key));
+    }
+}
+
+impl Engine {
+    /// Admits a sequence that begins with the first `tokens` tokens of another on this stage; they are present at once.
+    ///
+    /// # Errors
+    /// [`EngineError::NoPrefix`] when the other is gone or shorter; otherwise as [`Engine::admit`].
+    pub fn admit_after(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        room: u32,
+        prefix: Prefix,
+        tokens: u32,
+    ) -> Result<(), EngineError> {
+        if !self.stages.contains_key(&stage) {
+            return Err(EngineError::NoStage);
+        }
+        if self.sequences.contains_key(&(stage, request)) {
+            return Err(EngineError::Twice(request));
+        }
+        let (tokens, room) = (tokens as usize, room as usize);
+        let spared = match prefix {
+            Prefix::Kept(key) => Some(key),
+            Prefix::Running(_) => None,
+        };
+        let pages = self.prefix(stage, prefix, tokens, room)?.fork_pages(tokens, room);
+        self.kept.make_room(&mut self.pool, pages, spared);
+        if let Some(key) = spared {
+            self.kept.touch(key);
+        }
+        let from = match prefix {
+            Prefix::Running(other) => self.sequences.get(&(stage, other)),
+            Prefix::Kept(key) => self.kept.get(stage, key),
+        };
+        let kv = from.ok_or(EngineError::NoPrefix)?.fork(&mut self.pool, tokens, room)?;
+        self.sequences.insert((stage, request), kv);
+        Ok(())
+    }
+
+    /// The sequence to begin with, if it has so many tokens and they fit.
+    fn prefix(&self, stage: StageKey, prefix: Prefix, tokens: usize, room: usize) -> Result<&SequenceKv, EngineError> {
+        let kv = match prefix {
+            Prefix::Running(other) => self.sequences.get(&(stage, other)),
+            Prefix::Kept(key) => self.kept.get(stage, key),
+        };
+        kv.filter(|kv| tokens <= kv.len() && tokens <= room).ok_or(EngineError::NoPrefix)
+    }
+
+    /// Ends a sequence and keeps its first `tokens` tokens, as many as are present, until they are forgotten or their
+    /// memory is needed; `None` if it is not there.
+    pub fn keep(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Option<KeptKey> {
+        let kv = self.sequences.remove(&(stage, request))?.keep(&mut self.pool, tokens as usize);
+        Some(self.kept.insert(stage, kv))
+    }
+
+    /// Gives the pages of what was kept back; what is not there is no error.
+    pub fn forget(&mut self, key: KeptKey) {
+        self.kept.remove(&mut self.pool, key);
+    }
+}

@@ -1,0 +1,202 @@
+//! A sequence's page table: what it owns, shares with others and leaves behind.
+
+use super::{Layout, Owner, Page, PagePool, PagesError, Side};
+use crate::cpu::Matrix;
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use std::ops::Range;
+use tsnode_protocol::KvDtype;
+
+/// A sequence's page table on one stage, and how many of its tokens are there.
+#[derive(Debug)]
+pub struct SequenceKv {
+    layout: Layout,
+    /// Pages by layer of the stage.
+    layers: Vec<Vec<Page>>,
+    len: usize,
+    room: usize,
+    owner: Owner,
+}
+
+impl SequenceKv {
+    /// Takes all pages that `room` tokens in `layers` layers need.
+    ///
+    /// # Errors
+    /// When the pool has too few; then none is taken.
+    pub fn reserve(pool: &mut PagePool, layout: Layout, layers: usize, room: usize) -> Result<Self, PagesError> {
+        let each = layout.pages(room);
+        pool.check(each * layers)?;
+        let layers = (0..layers).map(|_| pool.take(each)).collect();
+        Ok(Self { layout, layers, len: 0, room, owner: Owner::Running })
+    }
+
+    /// Pages that a sequence takes from the pool which begins with this one's first `tokens` tokens.
+    #[must_use]
+    pub fn fork_pages(&self, tokens: usize, room: usize) -> usize {
+        (self.layout.pages(room) - tokens / self.layout.tokens) * self.layers.len()
+    }
+
+    /// A sequence that begins with this one's first `tokens` tokens, with room for `room`: full pages are shared, one that
+    /// is not is copied, since the two go on differently from there (copy on write, done when it is known to be needed).
+    ///
+    /// # Errors
+    /// When the pool has too few pages for the rest; then none is taken.
+    ///
+    /// # Panics
+    /// When fewer tokens are present, or fewer fit.
+    pub fn fork(&self, pool: &mut PagePool, tokens: usize, room: usize) -> Result<Self, PagesError> {
+        assert!(tokens <= self.len && tokens <= room, "{tokens} of {} tokens, room for {room}", self.len);
+        let (whole, each) = (tokens / self.layout.tokens, self.layout.pages(room));
+        pool.check(self.fork_pages(tokens, room))?;
+        let fork = |from: &Vec<Page>| {
+            let mut pages = from[..whole].to_vec();
+            pages.iter().for_each(|page| pool.add(*page, Owner::Running));
+            let fresh = pool.take(each - whole);
+            if !tokens.is_multiple_of(self.layout.tokens) {
+                pool.copy(from[whole], fresh[0]);
+            }
+            pages.extend(fresh);
+            pages
+        };
+        let layers = self.layers.iter().map(fork).collect();
+        Ok(Self { layout: self.layout, layers, len: tokens, room, owner: Owner::Running })
+    }
+
+    /// Pages that more room takes from the pool.
+    #[must_use]
+    pub fn grow_pages(&self, room: usize) -> usize {
+        self.layout.pages(room).saturating_sub(self.layout.pages(self.room)) * self.layers.len()
+    }
+
+    /// Makes room for `room` tokens in all.
+    ///
+    /// # Errors
+    /// When the pool has too few pages; then none is taken.
+    pub fn grow(&mut self, pool: &mut PagePool, room: usize) -> Result<(), PagesError> {
+        pool.check(self.grow_pages(room))?;
+        let more = self.layout.pages(room).saturating_sub(self.layout.pages(self.room));
+        self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more)));
+        self.room = self.room.max(room);
+        Ok(())
+    }
+
+    /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back.
+    #[must_use]
+    pub fn keep(mut self, pool: &mut PagePool, tokens: usize) -> Self {
+        self.len = self.len.min(tokens);
+        self.room = self.len;
+        let pages = self.layout.pages(self.len);
+        for layer in &mut self.layers {
+            layer.drain(pages..).for_each(|page| pool.remove(page, Owner::Running));
+            for page in layer.iter() {
+                // In this order: a page that somebody owns is never free.
+                pool.add(*page, Owner::Kept);
+                pool.remove(*page, Owner::Running);
+            }
+        }
+        Self { owner: Owner::Kept, ..self }
+    }
+
+    /// Gives the pages back.
+    pub fn release(self, pool: &mut PagePool) {
+        self.layers.into_iter().flatten().for_each(|page| pool.remove(page, self.owner));
+    }
+
+    /// Tokens present.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token is present.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tokens reserved for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// How it lies in pages.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Says that `len` tokens are present now.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.room);
+    }
+
+    /// Stores one head's channels of one token, narrowed to the pages' elements.
+    pub fn write(&self, pool: &mut PagePool, layer: usize, side: Side, head: usize, token: usize, values: &[f32]) {
+        let bytes = self.element_mut(pool, layer, side, head, token);
+        match self.layout.dtype {
+            KvDtype::F32 => narrow(bytes, values, f32::to_le_bytes),
+            KvDtype::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(bytes) {
+                Ok(out) => out.convert_from_f32_slice(values),
+                Err(_) => narrow(bytes, values, |v| f16::from_f32(v).to_le_bytes()),
+            },
+            KvDtype::Bf16 => narrow(bytes, values, |v| bf16::from_f32(v).to_le_bytes()),
+        }
+    }
+
+    /// One head's channels of one token as they lie in the page, to be written.
+    pub fn element_mut<'p>(
+        &self,
+        pool: &'p mut PagePool,
+        layer: usize,
+        side: Side,
+        head: usize,
+        token: usize,
+    ) -> &'p mut [u8] {
+        let l = &self.layout;
+        let at = l.head(side, head) + (token % l.tokens) * l.row();
+        &mut pool.page_mut(self.layers[layer][token / l.tokens])[at..at + l.row()]
+    }
+
+    /// One head's channels of one token as they lie in the page.
+    #[must_use]
+    pub fn element<'p>(&self, pool: &'p PagePool, layer: usize, side: Side, head: usize, token: usize) -> &'p [u8] {
+        let l = &self.layout;
+        let at = l.head(side, head) + (token % l.tokens) * l.row();
+        &pool.page(self.layers[layer][token / l.tokens])[at..at + l.row()]
+    }
+
+    /// Widens one head's channels of consecutive tokens from `first` on, `[token][channel]`.
+    pub fn widen(&self, pool: &PagePool, layer: usize, side: Side, head: usize, first: usize, out: &mut [f32]) {
+        let dtype = self.layout.stored();
+        for (i, out) in out.chunks_exact_mut(self.layout.dim).enumerate() {
+            let bytes = self.element(pool, layer, side, head, first + i);
+            Matrix::new(bytes, dtype, 1, self.layout.dim).widen_row(0, out);
+        }
+    }
+
+    /// One head's `tokens`, page by page, each as a matrix `[token][channel]`.
+    pub fn blocks<'p>(
+        &'p self,
+        pool: &'p PagePool,
+        layer: usize,
+        side: Side,
+        head: usize,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = Matrix<'p>> {
+        let l = self.layout;
+        let dtype = l.stored();
+        let pages = self.layers[layer].iter().enumerate().take(l.pages(tokens.end)).skip(tokens.start / l.tokens);
+        pages.map(move |(i, page)| {
+            let before = i * l.tokens;
+            let (from, to) = (tokens.start.saturating_sub(before), (tokens.end - before).min(l.tokens));
+            let at = l.head(side, head);
+            Matrix::new(&pool.page(*page)[at + from * l.row()..at + to * l.row()], dtype, to - from, l.dim)
+        })
+    }
+}
+
+fn narrow<const N: usize>(bytes: &mut [u8], values: &[f32], store: impl Fn(f32) -> [u8; N]) {
+    for (out, v) in bytes.chunks_exact_mut(N).zip(values) {
+        out.copy_from_slice(&store(*v));
+    }
+}
