@@ -32,6 +32,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1,decode=1"];
     let net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
     many_streams_are_complete_and_right(&net).await;
+    what_prompts_have_in_common_is_computed_once(&net).await;
     a_client_that_hangs_up_frees_its_pages(&net).await;
     bad_requests_get_the_right_errors(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
@@ -60,6 +61,47 @@ async fn many_streams_are_complete_and_right(net: &Net) {
     let view = net.client.get(format!("{}/api/swarm", net.peer(0).http)).send().await.unwrap();
     let view = view.json::<Value>().await.unwrap();
     assert!(decoders.len() > 1, "work is spread over decode groups: {view}");
+}
+
+/// One prefill group, 32 prompts with 500 tokens in common: from the second on less than a tenth is computed, and the
+/// answers are those of prompts that share nothing.
+async fn what_prompts_have_in_common_is_computed_once(net: &Net) {
+    let prompt = |n: u32| (0..500).map(|k| 300 + k * 7 % 3000).chain((0..20).map(|k| 400 + n * 20 + k)).collect();
+    let body = |n: u32| {
+        let prompt: Vec<u32> = prompt(n);
+        json!({ "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true })
+    };
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let alone = json!({ "prompt": (0..20).map(|k| 400 + k).collect::<Vec<u32>>(), "max_tokens": 1 });
+    assert_eq!(cached(&net.complete(0, alone).await.1), 0);
+    let (first, answer) = net.tokens(0, body(0)).await;
+    assert_eq!(cached(&answer), 0);
+    let others = futures::future::join_all((1..32).map(|n| net.tokens(n as usize % 5, body(n)))).await;
+    assert!(others.iter().all(|(_, answer)| cached(answer) >= 500), "from the second on");
+    let (again, answer) = net.tokens(1, body(0)).await;
+    assert_eq!((again, cached(&answer)), (first, 519), "all but the last token, which the first one follows");
+}
+
+/// Answers that do not fit a peer's pages together: some give way, and each ends with the tokens it has alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_outgrow_the_pages_all_end() {
+    let net = Net::up(Wish { peers: 1, gateways: 0, flags: &["--kv-memory", "4MiB"], model_flags: &[] }).await;
+    let body =
+        |n: u64| json!({ "prompt": PROMPT, "max_tokens": 400, "temperature": 0.9, "seed": n, "ignore_eos": true });
+    let sight = swarm(&net).look().await[0].clone().unwrap();
+    // 4 layers, and 128 tokens in a page.
+    let room = sight.peers[0].load.total_pages / 4 * 128;
+    assert!(room < 8 * 400, "room for {room} tokens");
+    let mut alone = Vec::new();
+    for n in 0..8 {
+        alone.push(net.tokens(0, body(n)).await.0);
+    }
+    let together = futures::future::join_all((0..8).map(|n| net.tokens(0, body(n)))).await;
+    for (n, (tokens, _)) in together.into_iter().enumerate() {
+        assert_eq!(tokens, alone[n], "answer {n}");
+    }
+    swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
+    net.down().await;
 }
 
 async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {
