@@ -8,6 +8,7 @@
 mod admission;
 mod events;
 mod growth;
+mod guesses;
 mod prefixes;
 mod sequence;
 mod steps;
@@ -15,8 +16,12 @@ mod steps;
 pub use events::{Action, Event};
 pub use sequence::{Kind, NewSequence};
 
-use crate::{Time, policy::choice::Batches};
+use crate::{
+    Time,
+    policy::{batching::Part, choice::Batches},
+};
 use admission::Queue;
+use guesses::Guessing;
 use prefixes::Prefixes;
 use sequence::{Sequence, State};
 use std::collections::BTreeMap;
@@ -74,6 +79,7 @@ pub struct Batcher {
     /// Sequences with pages that compute.
     steps: Steps,
     prefixes: Prefixes,
+    guessing: Guessing,
 }
 
 impl Batcher {
@@ -81,7 +87,8 @@ impl Batcher {
     #[must_use]
     pub fn new(config: BatcherConfig) -> Self {
         let (steps, prefixes) = (steps(&config), Prefixes::new(config.max_kept));
-        Self { config, sequences: BTreeMap::new(), queue: Queue::default(), steps, prefixes }
+        let guessing = Guessing::default();
+        Self { config, sequences: BTreeMap::new(), queue: Queue::default(), steps, prefixes, guessing }
     }
 
     /// One event, and what follows from it.
@@ -106,7 +113,7 @@ impl Batcher {
         }
         self.admit_waiting(&mut out);
         self.see_to_retry(now);
-        self.form_steps(&mut out);
+        self.form_steps(now, &mut out);
         out
     }
 
@@ -223,26 +230,34 @@ impl Batcher {
     }
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
+        self.guessing.done(step, now, tokens.len() as u32);
         for Done { share, sampled } in self.steps.done(step, tokens) {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
-            let (all, index) = (sequence.len(), sequence.generated());
+            let all = sequence.len();
             match &mut sequence.state {
                 State::Prefilling { done, .. } => {
                     *done += share.tokens;
                     if *done == all {
-                        self.prompt_done(now, request, sampled, out);
+                        self.prompt_done(now, request, sampled.into_iter().next(), out);
                     }
                 }
-                State::Decoding => {
-                    if let Some(sampled) = sampled {
-                        let token = sampled.token;
-                        out.push(Action::Token { request, index, sampled });
-                        self.decode_from(request, token, out);
-                    }
-                }
+                State::Decoding => self.answered(request, sampled, out),
                 _ => {}
             }
+        }
+    }
+
+    /// An answer's next token, and those after it that were guessed right; no more than were asked for.
+    fn answered(&mut self, request: RequestId, sampled: Vec<Sampled>, out: &mut Vec<Action>) {
+        let most = self.sequences.get(&request).map_or(0, |s| s.guessed as usize + 1);
+        for sampled in sampled.into_iter().take(most) {
+            let Some(sequence) = self.sequences.get(&request).filter(|s| matches!(s.state, State::Decoding)) else {
+                return;
+            };
+            let (token, index) = (sampled.token, sequence.generated());
+            out.push(Action::Token { request, index, sampled });
+            self.decode_from(request, token, out);
         }
     }
 
@@ -337,10 +352,20 @@ impl Batcher {
     }
 
     /// Sets off the steps that may.
-    fn form_steps(&mut self, out: &mut Vec<Action>) {
+    fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
         while let Some((step, shares)) = self.steps.next() {
+            let guess = |s: &steps::Share| {
+                let sequence = self.sequences.get_mut(&s.request);
+                sequence.filter(|_| s.part == Part::Answer).is_some_and(|s| s.guess())
+            };
+            let guesses = shares.iter().map(guess).filter(|found| *found).count();
+            let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
+            let helps = guesses > 0 && self.guessing.helps(answers);
+            if guesses > 0 && answers == shares.len() {
+                self.guessing.sent(step, now, answers, helps);
+            }
             let sequences = &mut self.sequences;
-            let entry = |s: &steps::Share| sequences.get_mut(&s.request)?.entry(s);
+            let entry = |s: &steps::Share| sequences.get_mut(&s.request)?.entry(s, helps);
             let entries = shares.iter().filter_map(entry).collect();
             out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
         }

@@ -218,6 +218,19 @@ impl Engine {
         Ok(kv.grow(&mut self.pool, room as usize)?)
     }
 
+    /// Forgets a sequence's tokens from `len` on, if it has as many: they were guesses, and wrong.
+    ///
+    /// # Errors
+    /// When it is not there, or others have their pages.
+    pub fn truncate(&mut self, stage: StageKey, request: RequestId, len: u32) -> Result<(), EngineError> {
+        let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
+        let (present, room) = (kv.len(), kv.room());
+        if present <= len as usize || kv.truncate(&self.pool, len as usize) {
+            return Ok(());
+        }
+        Err(EngineError::Position { request, start: len, end: len, present, room })
+    }
+
     /// Gives a sequence's pages back; one that is not there is no error.
     pub fn release(&mut self, stage: StageKey, request: RequestId) {
         if let Some(kv) = self.sequences.remove(&(stage, request)) {

@@ -171,6 +171,11 @@ impl PagePool {
         taken
     }
 
+    fn is_owned_once(&self, page: Page) -> bool {
+        let Owners { running, kept } = self.owners[page.0 as usize];
+        running + kept == 1
+    }
+
     fn add(&mut self, page: Page, owner: Owner) {
         let owners = &mut self.owners[page.0 as usize];
         match owner {

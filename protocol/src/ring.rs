@@ -66,7 +66,7 @@ pub enum RingFrame {
     Sampled {
         /// The step's number.
         step: u64,
-        /// One per entry with `sample` set, in order.
+        /// For each entry with `sample` set, in order: one, or for an answer with guesses as many as hold and one more.
         tokens: Vec<(RequestId, Sampled)>,
     },
     /// To the leader: a stage holds all remote KV of its layers, or gave up on it.
@@ -215,9 +215,11 @@ pub struct StepEntry {
     pub request: RequestId,
     /// Position of the first token.
     pub start: u32,
-    /// The tokens (the leader embeds them; the last stage keeps the generated ones for penalties).
+    /// The tokens (the leader embeds them; the last stage keeps the generated ones for penalties). Of an answer's, all but
+    /// the first are guesses.
     pub tokens: Vec<Token>,
-    /// Whether the last stage chooses a token after the last of these.
+    /// Whether the last stage chooses a token: of a prompt after the last of these, of an answer after each, as long as
+    /// the one chosen is the one guessed.
     pub sample: bool,
     /// Whether these are tokens of the prompt.
     pub prompt: bool,

@@ -1,6 +1,6 @@
 //! A sequence as its leader sees it.
 
-use super::{BatcherConfig, steps::Share};
+use super::{BatcherConfig, guesses::Lookup, steps::Share};
 use crate::{Time, policy::batching::Part};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -74,6 +74,10 @@ pub(super) struct Sequence {
     /// The room that is asked for.
     pub growing: Option<u32>,
     pub generation: Generation,
+    pub lookup: Lookup,
+    /// What may follow its tokens, and how much of that the step on its way checks.
+    pub guesses: Vec<Token>,
+    pub guessed: u32,
     pub kind: Kind,
     pub state: State,
     /// The gateway has been told that there are pages, and how many tokens of the prompt were there already.
@@ -102,6 +106,9 @@ impl Sequence {
             room: 0,
             growing: None,
             generation: new.generation,
+            lookup: Lookup::default(),
+            guesses: Vec::new(),
+            guessed: 0,
             computed_here: false,
             kind: new.kind,
             state: State::Waiting,
@@ -210,13 +217,25 @@ impl Sequence {
         }
     }
 
-    /// What of it is computed in a step.
-    pub fn entry(&mut self, share: &Share) -> Option<StepEntry> {
+    /// Guesses what follows its tokens, as far as there is room and more is wanted; whether there is a guess.
+    pub fn guess(&mut self) -> bool {
+        let most = self.room.saturating_sub(self.len()).min(self.left().saturating_sub(1));
+        self.guesses.clear();
+        self.guesses.extend_from_slice(self.lookup.guess(&self.tokens, most as usize));
+        !self.guesses.is_empty()
+    }
+
+    /// What of it is computed in a step, with what was guessed if that helps.
+    pub fn entry(&mut self, share: &Share, helps: bool) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
         match (share.part, &mut self.state) {
             (Part::Answer, State::Decoding) => {
-                let last = *self.tokens.last()?;
-                Some(StepEntry { request, start: all - 1, tokens: vec![last], sample: true, prompt: false })
+                let mut tokens = vec![*self.tokens.last()?];
+                if helps {
+                    tokens.append(&mut self.guesses);
+                }
+                self.guessed = tokens.len() as u32 - 1;
+                Some(StepEntry { request, start: all - 1, tokens, sample: true, prompt: false })
             }
             (Part::Prompt, State::Prefilling { sent, .. }) => {
                 let start = *sent;

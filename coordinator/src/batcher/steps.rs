@@ -25,8 +25,8 @@ pub(super) struct Share {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Done {
     pub share: Share,
-    /// The token chosen, where one was.
-    pub sampled: Option<Sampled>,
+    /// The tokens chosen, where some were.
+    pub sampled: Vec<Sampled>,
 }
 
 #[derive(Debug)]
@@ -119,10 +119,13 @@ impl Steps {
         let mut done = Vec::new();
         while self.on_the_way.front().is_some_and(|s| s.sampled.is_some()) {
             let Some(OnTheWay { members, sampled, .. }) = self.on_the_way.pop_front() else { break };
-            let mut chosen: BTreeMap<RequestId, Sampled> = sampled.unwrap_or_default().into_iter().collect();
+            let mut chosen: BTreeMap<RequestId, Vec<Sampled>> = BTreeMap::new();
+            for (request, sampled) in sampled.unwrap_or_default() {
+                chosen.entry(request).or_default().push(sampled);
+            }
             self.policy.ran(1, &mut Vec::new());
             let shares = members.iter().filter_map(|m| self.share(m));
-            done.extend(shares.map(|share| Done { share, sampled: chosen.remove(&share.request) }));
+            done.extend(shares.map(|share| Done { share, sampled: chosen.remove(&share.request).unwrap_or_default() }));
         }
         done
     }

@@ -79,6 +79,17 @@ impl SequenceKv {
         Ok(())
     }
 
+    /// Forgets all tokens but the first `len`, to be written again; whether nobody else has the pages they are in.
+    #[must_use]
+    pub fn truncate(&mut self, pool: &PagePool, len: usize) -> bool {
+        let after = self.layers.iter().flat_map(|pages| pages.iter().skip(len / self.layout.tokens));
+        let alone = after.clone().all(|page| pool.is_owned_once(*page));
+        if alone {
+            self.len = self.len.min(len);
+        }
+        alone
+    }
+
     /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back.
     #[must_use]
     pub fn keep(mut self, pool: &mut PagePool, tokens: usize) -> Self {

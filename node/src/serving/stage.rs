@@ -283,7 +283,8 @@ impl Worker {
             } else {
                 Input::Hidden(&hidden)
             };
-            let out = engine.forward(key, &slices(&step), input, Output::Hidden).map(|rows| rows.to_vec());
+            let out = forget_guesses(engine, key, &step)
+                .and_then(|()| engine.forward(key, &slices(&step), input, Output::Hidden).map(|rows| rows.to_vec()));
             (step, out)
         };
         let (step, out) = self.context.compute.call(run).await?;
@@ -298,11 +299,10 @@ impl Worker {
         self.note_generated(&step);
         let (key, first, vocab) = (self.context.key, self.context.is_first(), self.context.shape.vocab as usize);
         // The samplers travel to the compute thread and back, so that nothing is shared.
-        let mut samplers: Vec<(RequestId, u32, Sampler)> = Vec::new();
+        let mut samplers: BTreeMap<RequestId, Sampler> = BTreeMap::new();
         for entry in step.entries.iter().filter(|e| e.sample) {
-            if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take()) {
-                samplers.push((entry.request, entry.start + entry.tokens.len() as u32, sampler));
-            }
+            let sampler = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take());
+            samplers.extend(sampler.map(|s| (entry.request, s)));
         }
         let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
@@ -313,23 +313,14 @@ impl Worker {
                 Input::Hidden(&hidden)
             };
             let rows = sampled_rows(&step);
-            let logits = engine.forward(key, &slices(&step), input, Output::Logits { rows: &rows });
-            let chosen = logits.map(|logits| {
-                logits
-                    .chunks_exact_mut(vocab)
-                    .zip(&samplers)
-                    .map(|(logits, (request, position, s))| {
-                        let sampled =
-                            tsnode_kernels::sampling::sample(logits, &s.sampling, &s.prompt, &s.generated, *position);
-                        (*request, sampled)
-                    })
-                    .collect::<Vec<_>>()
-            });
+            let logits = forget_guesses(engine, key, &step)
+                .and_then(|()| engine.forward(key, &slices(&step), input, Output::Logits { rows: &rows }));
+            let chosen = logits.map(|logits| choose(&step, logits, vocab, &mut samplers));
             let chosen = chosen.map_err(|e| e.to_string());
             (step, samplers, chosen)
         };
         let (step, samplers, chosen) = self.context.compute.call(run).await?;
-        for (request, _, sampler) in samplers {
+        for (request, sampler) in samplers {
             if let Some(sequence) = self.sequences.get_mut(&request) {
                 sequence.sampler = Some(sampler);
             }
@@ -337,11 +328,11 @@ impl Worker {
         Ok((step, chosen.map_err(StageError::Protocol)?))
     }
 
-    /// Tokens fed back for decoding are the answer so far: penalties need them.
+    /// Tokens fed back for decoding are the answer so far: penalties need them. Guesses that hold are noted when they do.
     fn note_generated(&mut self, step: &Step) {
         for entry in step.entries.iter().filter(|e| !e.prompt) {
             if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.as_mut()) {
-                sampler.generated.extend_from_slice(&entry.tokens);
+                sampler.generated.extend(entry.tokens.first());
             }
         }
     }
@@ -457,17 +448,56 @@ fn slices(step: &Step) -> Vec<Slice> {
     step.entries.iter().map(slice).collect()
 }
 
-/// The last row of every entry that wants a token.
+/// Rows after which a token is chosen: the last of a prompt, all of an answer.
 fn sampled_rows(step: &Step) -> Vec<usize> {
     let mut end = 0;
     let mut rows = Vec::new();
     for entry in &step.entries {
+        let start = end;
         end += entry.tokens.len();
-        if entry.sample {
-            rows.push(end - 1);
+        match (entry.sample, entry.prompt) {
+            (true, true) => rows.push(end - 1),
+            (true, false) => rows.extend(start..end),
+            (false, _) => {}
         }
     }
     rows
+}
+
+/// Tokens computed for guesses that turned out wrong are forgotten before others take their places.
+fn forget_guesses(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<(), EngineError> {
+    let mut answers = step.entries.iter().filter(|e| !e.prompt);
+    answers.try_for_each(|e| engine.truncate(stage, e.request, e.start))
+}
+
+/// Chooses tokens by the logits of [`sampled_rows`], each answer's as long as the guess before them was right.
+fn choose(
+    step: &Step,
+    logits: &mut [f32],
+    vocab: usize,
+    samplers: &mut BTreeMap<RequestId, Sampler>,
+) -> Vec<(RequestId, Sampled)> {
+    let mut rows = logits.chunks_exact_mut(vocab);
+    let mut chosen = Vec::new();
+    for entry in step.entries.iter().filter(|e| e.sample) {
+        let (guesses, first) = if entry.prompt {
+            (&[][..], entry.start + entry.tokens.len() as u32)
+        } else {
+            (&entry.tokens[1..], entry.start + 1)
+        };
+        let rows = rows.by_ref().take(guesses.len() + 1).zip(first..);
+        let (mut sampler, mut right) = (samplers.get_mut(&entry.request), true);
+        for (n, (logits, position)) in rows.enumerate() {
+            let Some(s) = sampler.as_deref_mut().filter(|_| right) else { continue };
+            let sampled = tsnode_kernels::sampling::sample(logits, &s.sampling, &s.prompt, &s.generated, position);
+            right = guesses.get(n) == Some(&sampled.token);
+            if right {
+                s.generated.push(sampled.token);
+            }
+            chosen.push((entry.request, sampled));
+        }
+    }
+    chosen
 }
 
 fn to_bytes(values: &[f32]) -> Vec<u8> {
