@@ -14,6 +14,7 @@ mod sequence;
 mod steps;
 
 pub use events::{Action, Event};
+pub use guesses::Guesses;
 pub use sequence::{Kind, NewSequence};
 
 use crate::{
@@ -52,6 +53,8 @@ pub struct BatcherConfig {
     pub growth: u32,
     /// Sequences kept after their end, for others that begin alike.
     pub max_kept: usize,
+    /// Whether answers' next tokens are guessed.
+    pub guesses: Guesses,
 }
 
 impl Default for BatcherConfig {
@@ -65,6 +68,7 @@ impl Default for BatcherConfig {
             kv_patience: Duration::from_secs(15),
             growth: 256,
             max_kept: 64,
+            guesses: Guesses::default(),
         }
     }
 }
@@ -356,7 +360,8 @@ impl Batcher {
         while let Some((step, shares)) = self.steps.next() {
             let guess = |s: &steps::Share| {
                 let sequence = self.sequences.get_mut(&s.request);
-                sequence.filter(|_| s.part == Part::Answer).is_some_and(|s| s.guess())
+                let may = s.part == Part::Answer && self.config.guesses == Guesses::Measured;
+                sequence.filter(|_| may).is_some_and(Sequence::guess)
             };
             let guesses = shares.iter().map(guess).filter(|found| *found).count();
             let answers = shares.iter().filter(|s| s.part == Part::Answer).count();

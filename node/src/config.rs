@@ -11,7 +11,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
-use tsnode_coordinator::gate::{KvChoice, SplitChoice};
+use tsnode_coordinator::{
+    batcher::Guesses,
+    gate::{KvChoice, SplitChoice},
+};
 use tsnode_protocol::{BytesPerSecond, KvDtype};
 
 /// A setting: its name in the file (dashes become underscores), as a flag (`--name`) and as a variable.
@@ -26,7 +29,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 21] = [
+pub const KNOBS: [Knob; 22] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -45,6 +48,7 @@ pub const KNOBS: [Knob; 21] = [
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw or int4"),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
+    knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
     knob("api-key", "", "Key that HTTP clients must show"),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
@@ -240,6 +244,7 @@ impl Settings {
             kv_codec: self
                 .choice("kv-codec", &[("auto", KvChoice::Auto), ("raw", KvChoice::Raw), ("int4", KvChoice::Int4)])?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
+            guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
             layout: self.parse("layout")?,
             api_key,
             shaping: self.shaping()?,

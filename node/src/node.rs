@@ -210,7 +210,7 @@ impl Ground {
             source: lent.source,
             shelf: lent.shelf,
             dtype: self.config.kv_dtype,
-            batcher: BatcherConfig::default(),
+            batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
             stop: self.ends.clone(),
         };
         Ok(Host::start(setup, &self.tasks))

@@ -22,6 +22,16 @@ const AGAIN: u32 = 64;
 /// What a step weighs less with every step after it.
 const FADES: f64 = 0.98;
 
+/// Whether an answer's next tokens are guessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Guesses {
+    /// Where steps with guesses are measured to give more tokens in a second.
+    #[default]
+    Measured,
+    /// Never.
+    Never,
+}
+
 /// Where an answer's tokens occurred before.
 #[derive(Debug, Default)]
 pub(super) struct Lookup {

@@ -11,6 +11,7 @@ use crate::{
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tsnode_coordinator::{
+    batcher::Guesses,
     gate::{KvChoice, SplitChoice},
     layout::Layout,
 };
@@ -66,6 +67,8 @@ pub struct NodeConfig {
     pub kv_codec: KvChoice,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
+    /// Whether groups that this peer leads guess answers' next tokens.
+    pub guesses: Guesses,
     /// Groups asked for.
     pub layout: Option<Layout>,
     /// Key that HTTP clients must show.
