@@ -313,7 +313,7 @@ fn cut_short_lengthened_or_of_another_version_nothing_is_read() {
 #[test]
 fn a_size_is_refused_before_memory_is_taken_for_it() {
     // A list that claims more than the limit allows, in a message of a few bytes.
-    let claim = [&1u16.to_le_bytes()[..], &[1], &[8; 16], &[253], &u64::MAX.to_le_bytes()].concat();
+    let claim = [&codec::VERSION.to_le_bytes()[..], &[1], &[8; 16], &[253], &u64::MAX.to_le_bytes()].concat();
     assert!(codec::decode::<Opening, LIMIT>(&claim).is_err());
     let large = vec![0; LIMIT + 1];
     assert_eq!(codec::decode::<Gossip, LIMIT>(&large), Err(CodecError::TooLarge { bytes: LIMIT + 1, limit: LIMIT }));
