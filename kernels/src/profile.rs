@@ -24,7 +24,7 @@ pub const METHOD: u32 = 2;
 
 /// Runs of each step at least, and time given to it if its runs are shorter: so that one which another program interrupts
 /// does not count. All take turns, so that a long interruption does not fall on all runs of one.
-const RUNS: u32 = 3;
+const RUNS: u32 = 5;
 const EACH: Duration = Duration::from_millis(3);
 const TURN: Duration = Duration::from_micros(300);
 /// Time after which there are no more turns.
