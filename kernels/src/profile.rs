@@ -1,31 +1,52 @@
 //! Plan flow 1: measures what one layer of a model costs on this device, by running it: the coefficients plans use.
 //!
-//! Times are linear in what a batch holds (ThunderServe App. B plans by such costs; Splitwise §V and Cronus §3 fit them
-//! within a few percent): a prompt of L tokens takes `a + b·L + c·L²`, a step of n sequences with ctx tokens each
-//! `A + B·n·ctx + C·n`. Three measurements determine each triple; what noise makes negative is nothing.
+//! Times are linear in what a batch holds (ThunderServe App. B plans by such costs; Splitwise §V and Cronus §4.4, Eq. 2
+//! and 3, fit them within a few percent). L tokens of a prompt behind P others of it take `a + b·L + c·((P + L)² − P²)`:
+//! with no others Eq. 2 and the square of attention, with a chunk of one size Eq. 3's line in P. A step of n sequences
+//! with ctx tokens each takes `A + B·n·ctx + C·n`, an iteration with both their sum. Each triple is fitted to some
+//! steps and tried on others between them.
+
+mod fit;
 
 use crate::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Slice, StageKey},
+    pages::{Layout, PAGE_BYTES},
     source::ModelSource,
     weights::WeightsError,
 };
+use fit::{dot, misfit, non_negative};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tsnode_protocol::{KvDtype, LayerProfile, LayerRange, RequestId, Token};
+use tsnode_protocol::{KvCodec, KvDtype, LayerProfile, LayerRange, RequestId, TileHeader, Token};
 
-/// Time given to each measurement, if its runs are shorter.
-const EACH: Duration = Duration::from_millis(4);
-/// Runs of each measurement at least, so that one which another program interrupts does not count, unless they take
-/// longer than this.
-const RUNS: u32 = 8;
-const ENOUGH: Duration = Duration::from_millis(500);
-/// Lengths of prompts, as far as the model's context goes.
-const PROMPTS: [u32; 3] = [16, 48, 128];
-/// Contexts and sizes of decode batches: the first context is short, the batch small.
-const CONTEXTS: [u32; 2] = [16, 128];
-const BATCH: u32 = 4;
+/// Changes when what is measured, or how, changes: what was remembered is then measured anew.
+pub const METHOD: u32 = 2;
+
+/// Runs of each step at least, and time given to it if its runs are shorter: so that one which another program interrupts
+/// does not count. All take turns, so that a long interruption does not fall on all runs of one.
+const RUNS: u32 = 5;
+const EACH: Duration = Duration::from_millis(3);
+const TURN: Duration = Duration::from_micros(300);
+/// Time after which there are no more turns.
+const ENOUGH: Duration = Duration::from_secs(3);
+
+/// Tokens a sequence may have while measuring, if the model's context goes so far; attention counts for little before.
+const REACH: u32 = 1024;
+/// Parts of the reach in which steps are stated.
+const PARTS: u32 = 64;
+
+/// Prompts and chunks of them that `prefill` is fitted to, and others it is tried on.
+const PROMPTS: [Step; 5] = [prompt(0, 1), prompt(0, 3), prompt(0, 8), prompt(60, 1), prompt(30, 2)];
+const OTHER_PROMPTS: [Step; 4] = [prompt(0, 2), prompt(0, 5), prompt(20, 1), prompt(48, 1)];
+/// Steps that `decode` is fitted to, and others it is tried on.
+const STEPS: [Step; 6] =
+    [answers(1, 1), answers(1, 60), answers(4, 1), answers(4, 60), answers(16, 1), answers(16, 15)];
+const OTHER_STEPS: [Step; 5] = [answers(1, 30), answers(2, 8), answers(3, 45), answers(8, 4), answers(12, 10)];
+/// Both in one iteration: nothing is fitted to these.
+const MIXED: [Step; 3] = [prompt(0, 2).beside(4, 30), prompt(20, 1).beside(1, 60), prompt(40, 1).beside(8, 8)];
 
 /// Most memory taken for KV while measuring (bytes).
-const POOL_AT_MOST: u64 = 1 << 30;
+const POOL_AT_MOST: usize = 1 << 30;
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -41,51 +62,94 @@ pub enum ProfileError {
     Engine(#[from] EngineError),
 }
 
+/// What an iteration holds; tokens are in parts of the reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    /// Tokens of a prompt, and how many of it are there before them; none without a prompt.
+    chunk: u32,
+    before: u32,
+    /// Sequences that get one token each, and how many each has.
+    answers: u32,
+    context: u32,
+}
+
+const fn prompt(before: u32, chunk: u32) -> Step {
+    Step { chunk, before, answers: 0, context: 0 }
+}
+
+const fn answers(answers: u32, context: u32) -> Step {
+    Step { chunk: 0, before: 0, answers, context }
+}
+
 /// Measures the model's first layer with `threads` threads; `None` for a model of one layer, which cannot be had without
-/// its head, or one with next to no context. Takes some hundredths of a second with a small model.
+/// its head, or one with next to no context. Takes about a tenth of a second with a small model, some seconds with a large
+/// one.
 ///
 /// # Errors
 /// When the layer cannot be loaded or run.
 pub fn measure(source: &ModelSource, threads: usize, kv_dtype: KvDtype) -> Result<Option<LayerProfile>, ProfileError> {
     let shape = source.card().shape;
-    if shape.layers < 2 || shape.context < 4 * PROMPTS[0] {
+    let part = shape.context.min(REACH) / PARTS;
+    if shape.layers < 2 || part == 0 {
         return Ok(None);
     }
-    let longest = |tokens: u32| tokens.min(shape.context - 1);
-    let room = u64::from(longest(PROMPTS[2]) + 1) * u64::from(BATCH + 2);
-    let pool_bytes = (room * shape.kv_elements_per_token_layer() * 4).clamp(16 << 20, POOL_AT_MOST) as usize;
-    let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
-    let stage = engine.load(source.load_stage(LayerRange { start: 0, end: 1 })?)?;
-    let mut bench = Bench { engine, stage, tokens: (0..PROMPTS[2]).map(|n| Token(n % shape.vocab)).collect() };
-    let prompts = PROMPTS.map(longest);
-    let times = [bench.prompt(prompts[0])?, bench.prompt(prompts[1])?, bench.prompt(prompts[2])?];
-    let contexts = CONTEXTS.map(longest);
-    let (short, long) = (bench.step(1, contexts[0])?, bench.step(1, contexts[1])?);
-    let wide = bench.step(BATCH, contexts[0])?;
+    let scaled = |steps: &[Step]| steps.iter().map(|s| s.times(part)).collect::<Vec<_>>();
+    let groups = [&PROMPTS[..], &OTHER_PROMPTS, &STEPS, &OTHER_STEPS, &MIXED].map(scaled);
+    let all: Vec<Step> = groups.iter().flatten().copied().collect();
+    let times = Bench::new(source, threads, kv_dtype, &all)?.times(&all)?;
+    let mut times = times.into_iter();
+    let [prompts, other_prompts, steps, other_steps, mixed] =
+        groups.map(|group| group.into_iter().zip(&mut times).collect::<Vec<_>>());
+    let prefill = non_negative(&prompts.iter().map(|(s, t)| (s.prompt_row(), *t)).collect::<Vec<_>>());
+    let decode = non_negative(&steps.iter().map(|(s, t)| (s.answers_row(), *t)).collect::<Vec<_>>());
+    let foretold = |s: &Step| dot(&s.prompt_row(), &prefill) + dot(&s.answers_row(), &decode);
+    let tried = |group: &[(Step, f64)]| misfit(&group.iter().map(|(s, t)| (foretold(s), *t)).collect::<Vec<_>>());
     Ok(Some(LayerProfile {
         model: source.card().id,
-        prefill: parabola(prompts.map(f64::from), times),
-        decode: plane(contexts.map(f64::from), f64::from(BATCH), [short, long, wide]),
+        prefill,
+        decode,
+        prompts: tried(&other_prompts),
+        steps: tried(&other_steps),
+        mixed: tried(&mixed),
     }))
 }
 
-/// a, b and c of `a + b·x + c·x²` through three points, none below zero.
-fn parabola(x: [f64; 3], y: [f64; 3]) -> [f64; 3] {
-    let slope = |i: usize, j: usize| (y[j] - y[i]) / (x[j] - x[i]);
-    let c = ((slope(1, 2) - slope(0, 1)) / (x[2] - x[0])).max(0.0);
-    let b = (slope(0, 2) - c * (x[0] + x[2])).max(0.0);
-    let a = (y[0] - b * x[0] - c * x[0] * x[0]).max(0.0);
-    [a, b, c]
+impl Step {
+    const fn beside(self, answers: u32, context: u32) -> Self {
+        Self { answers, context, ..self }
+    }
+
+    fn times(self, part: u32) -> Self {
+        let Self { chunk, before, answers, context } = self;
+        Self { chunk: chunk * part, before: before * part, answers, context: context * part }
+    }
+
+    /// What `prefill` is multiplied by.
+    fn prompt_row(&self) -> [f64; 3] {
+        let [chunk, before] = [self.chunk, self.before].map(f64::from);
+        let after = before + chunk;
+        if self.chunk == 0 { [0.0; 3] } else { [1.0, chunk, after * after - before * before] }
+    }
+
+    /// What `decode` is multiplied by.
+    fn answers_row(&self) -> [f64; 3] {
+        let [n, context] = [self.answers, self.context].map(f64::from);
+        if self.answers == 0 { [0.0; 3] } else { [1.0, n * context, n] }
+    }
+
+    /// The batch: the prompt is one sequence, answers are others, the same whatever the step.
+    fn batch(&self) -> Vec<Slice> {
+        let prompt = (self.chunk > 0).then_some(Slice { request: named(0), start: self.before, len: self.chunk });
+        let answer = |k| Slice { request: named(k), start: self.context, len: 1 };
+        prompt.into_iter().chain((1..=self.answers).map(answer)).collect()
+    }
 }
 
-/// A, B and C of `A + B·n·ctx + C·n` from one sequence with a short and a long context and `n` with the short one.
-fn plane(contexts: [f64; 2], n: f64, [short, long, wide]: [f64; 3]) -> [f64; 3] {
-    let per_context = ((long - short) / (contexts[1] - contexts[0])).max(0.0);
-    let per_sequence = ((wide - short) / (n - 1.0) - per_context * contexts[0]).max(0.0);
-    let fixed = (short - per_context * contexts[0] - per_sequence).max(0.0);
-    [fixed, per_context, per_sequence]
+fn named(sequence: u32) -> RequestId {
+    RequestId([sequence as u8; 16])
 }
 
+/// A layer, and sequences long enough for every step.
 struct Bench {
     engine: Engine,
     stage: StageKey,
@@ -93,47 +157,88 @@ struct Bench {
 }
 
 impl Bench {
-    /// Seconds for a prompt.
-    fn prompt(&mut self, tokens: u32) -> Result<f64, EngineError> {
-        let request = RequestId([1; 16]);
-        self.engine.admit(self.stage, request, tokens)?;
-        let time = self.best(&[Slice { request, start: 0, len: tokens }])?;
-        self.engine.release(self.stage, request);
-        Ok(time)
-    }
-
-    /// Seconds for a step of `n` sequences with `context` tokens each.
-    fn step(&mut self, n: u32, context: u32) -> Result<f64, EngineError> {
-        let requests: Vec<RequestId> = (0..n).map(|k| RequestId([k as u8 + 1; 16])).collect();
-        for &request in &requests {
-            self.engine.admit(self.stage, request, context + 1)?;
-            self.run(&[Slice { request, start: 0, len: context }])?;
+    fn new(source: &ModelSource, threads: usize, kv_dtype: KvDtype, steps: &[Step]) -> Result<Self, ProfileError> {
+        let shape = source.card().shape;
+        let mut rooms = BTreeMap::new();
+        for slice in steps.iter().flat_map(Step::batch) {
+            let room = rooms.entry(slice.request).or_insert(0);
+            *room = slice.len.saturating_add(slice.start).max(*room);
         }
-        let batch: Vec<Slice> = requests.iter().map(|&request| Slice { request, start: context, len: 1 }).collect();
-        let time = self.best(&batch)?;
-        requests.iter().for_each(|r| self.engine.release(self.stage, *r));
-        Ok(time)
+        let layout = Layout::new(&shape, kv_dtype).map_err(EngineError::from)?;
+        let pages: usize = rooms.values().map(|room| layout.pages(*room as usize)).sum();
+        let pool_bytes = (pages * PAGE_BYTES).min(POOL_AT_MOST);
+        let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
+        let stage = engine.load(source.load_stage(LayerRange { start: 0, end: 1 })?)?;
+        for (&request, &room) in &rooms {
+            engine.admit(stage, request, room)?;
+            let tile = TileHeader {
+                layer: 0,
+                head_start: 0,
+                head_end: shape.kv_heads,
+                token_start: 0,
+                token_end: room,
+                bytes: 0,
+            };
+            // Written, so that pages exist and are not all the same zero page.
+            let bytes = u64::from(room) * shape.kv_elements_per_token_layer() * kv_dtype.bytes() as u64;
+            engine.import(stage, request, &tile, KvCodec::Raw, &vec![0; bytes as usize])?;
+        }
+        let rows = steps.iter().map(|s| s.chunk + s.answers).max().unwrap_or(0);
+        Ok(Self { engine, stage, tokens: (0..rows).map(|n| Token(n % shape.vocab)).collect() })
     }
 
-    /// The fastest of several runs: other programs only ever make it slower.
-    fn best(&mut self, batch: &[Slice]) -> Result<f64, EngineError> {
-        let (started, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
-        while runs == 0 || started.elapsed() < if runs < RUNS { ENOUGH } else { EACH } {
+    /// Seconds of each step's fastest run: other programs only ever make it slower.
+    fn times(&mut self, steps: &[Step]) -> Result<Vec<f64>, EngineError> {
+        let mut runs = vec![Runs::default(); steps.len()];
+        let started = Instant::now();
+        loop {
+            for (runs, step) in runs.iter_mut().zip(steps).filter(|(runs, _)| !runs.are_enough()) {
+                self.turn(&step.batch(), runs)?;
+            }
+            if started.elapsed() > ENOUGH || runs.iter().all(Runs::are_enough) {
+                return Ok(runs.iter().map(|r| r.best.as_secs_f64()).collect());
+            }
+        }
+    }
+
+    fn turn(&mut self, batch: &[Slice], runs: &mut Runs) -> Result<(), EngineError> {
+        let rows: usize = batch.iter().map(|s| s.len as usize).sum();
+        let until = runs.spent + TURN;
+        while runs.spent < until {
             for slice in batch {
                 self.engine.set_len(self.stage, slice.request, slice.start)?;
             }
             let at = Instant::now();
-            self.run(batch)?;
-            best = best.min(at.elapsed().as_secs_f64());
-            runs += 1;
+            self.engine.forward(self.stage, batch, Input::Tokens(&self.tokens[..rows]), Output::Hidden)?;
+            runs.add(at.elapsed());
         }
-        Ok(best)
+        Ok(())
+    }
+}
+
+/// Runs of a step.
+#[derive(Clone, Copy)]
+struct Runs {
+    count: u32,
+    spent: Duration,
+    best: Duration,
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self { count: 0, spent: Duration::ZERO, best: Duration::MAX }
+    }
+}
+
+impl Runs {
+    fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.spent += took;
+        self.best = self.best.min(took);
     }
 
-    fn run(&mut self, batch: &[Slice]) -> Result<(), EngineError> {
-        let rows: usize = batch.iter().map(|s| s.len as usize).sum();
-        self.engine.forward(self.stage, batch, Input::Tokens(&self.tokens[..rows]), Output::Hidden)?;
-        Ok(())
+    fn are_enough(&self) -> bool {
+        self.count >= RUNS && self.spent >= EACH
     }
 }
 
@@ -142,27 +247,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exact_times_give_their_coefficients_back() {
-        let [a, b, c] = [2e-3, 3e-5, 4e-8];
-        let x = [16.0, 64.0, 256.0];
-        let found = parabola(x, x.map(|x| a + b * x + c * x * x));
-        assert!(found.iter().zip([a, b, c]).all(|(f, e)| (f / e - 1.0).abs() < 1e-9), "{found:?}");
-        let step = |n: f64, context: f64| a + b * n * context + c * n;
-        let found = plane([16.0, 256.0], 8.0, [step(1.0, 16.0), step(1.0, 256.0), step(8.0, 16.0)]);
-        assert!(found.iter().zip([a, b, c]).all(|(f, e)| (f / e - 1.0).abs() < 1e-6), "{found:?}");
-    }
-
-    #[test]
-    fn noise_makes_nothing_negative() {
-        assert!(parabola([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]).iter().all(|c| *c >= 0.0));
-        assert!(plane([1.0, 2.0], 8.0, [3.0, 2.0, 1.0]).iter().all(|c| *c >= 0.0));
-    }
-
-    #[test]
     fn the_embedded_model_can_be_measured() {
         let source = ModelSource::embedded().unwrap();
         let profile = measure(&source, 1, KvDtype::F16).unwrap().unwrap();
         assert_eq!(profile.model, source.card().id);
-        assert!(profile.prefill.iter().any(|c| *c > 0.0) && profile.decode.iter().any(|c| *c > 0.0), "{profile:?}");
+        assert!(profile.is_plausible(), "{profile:?}");
+        assert!(profile.prefill[1] > 0.0 && profile.decode.iter().any(|c| *c > 0.0), "{profile:?}");
+    }
+
+    #[test]
+    fn chunks_of_a_prompt_take_what_the_prompt_takes_but_for_starting() {
+        let rows = [prompt(0, 5), prompt(5, 7), prompt(12, 4)].map(|s| s.prompt_row());
+        let whole = prompt(0, 16).prompt_row();
+        for i in 1..3 {
+            assert_eq!(rows.iter().map(|r| r[i]).sum::<f64>(), whole[i]);
+        }
+    }
+
+    #[test]
+    fn what_a_fit_is_tried_on_it_has_not_seen() {
+        let seen = [&PROMPTS[..], &STEPS].concat();
+        let tried = [&OTHER_PROMPTS[..], &OTHER_STEPS, &MIXED].concat();
+        assert!(tried.iter().all(|s| !seen.contains(s)));
+        let longest = seen.iter().chain(&tried).flat_map(Step::batch).map(|s| s.start + s.len).max();
+        assert!(longest <= Some(PARTS), "{longest:?} of {PARTS} parts");
     }
 }

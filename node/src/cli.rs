@@ -127,7 +127,17 @@ pub fn command() -> Command {
         .subcommand(asking("invite", "What to give to someone who should join this swarm", "tsnode invite"))
         .subcommand(
             verb("doctor", "Check what this machine has and lacks", "tsnode doctor")
-                .args(knobs(&["data-dir", "http", "listen", "model", "no-model", "allow-remote-http", "api-key"]))
+                .args(knobs(&[
+                    "data-dir",
+                    "http",
+                    "listen",
+                    "model",
+                    "no-model",
+                    "threads",
+                    "kv-dtype",
+                    "allow-remote-http",
+                    "api-key",
+                ]))
                 .arg(json()),
         )
         .subcommand(

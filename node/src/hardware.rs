@@ -23,11 +23,21 @@ struct Remembered {
     bandwidth: f64,
 }
 
-/// A remembered profile: of which processor, threads, version and KV elements.
+/// A remembered profile.
 #[derive(Serialize, Deserialize)]
 struct Profiled {
-    of: (String, usize, String, String),
+    of: Profiling,
     profile: LayerProfile,
+}
+
+/// What a profile holds for beside its model.
+#[derive(PartialEq, Serialize, Deserialize)]
+struct Profiling {
+    cpu: String,
+    threads: usize,
+    version: String,
+    kv: String,
+    method: u32,
 }
 
 /// What is asked of a host.
@@ -80,13 +90,22 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
     })
 }
 
-/// What a layer of the model takes here. Measures in some hundredths of a second with a small model, unless it has before; a
-/// model that cannot be measured is planned for by the device's speeds alone.
+/// What a layer of the model takes here. Measures in a tenth of a second with a small model and some seconds with a large
+/// one, unless it has before; a model that cannot be measured is planned for by the device's speeds alone.
 pub fn profile(host: &Host, source: &ModelSource, threads: usize, kv: KvDtype, store: &Store) -> Option<LayerProfile> {
-    let key = (host.cpu.name.clone(), threads, env!("CARGO_PKG_VERSION").to_owned(), format!("{kv:?}"));
+    let of = Profiling {
+        cpu: host.cpu.name.clone(),
+        threads,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        kv: format!("{kv:?}"),
+        method: profile::METHOD,
+    };
     let kept = store.profile().and_then(|bytes| serde_json::from_slice::<Profiled>(&bytes).ok());
-    if let Some(kept) = kept.filter(|k| k.of == key && k.profile.model == source.card().id) {
-        return Some(kept.profile);
+    if let Some(Profiled { profile, .. }) =
+        kept.filter(|k| k.of == of && k.profile.model == source.card().id && k.profile.is_plausible())
+    {
+        log(&profile, "a layer was measured at an earlier start");
+        return Some(profile);
     }
     let profile = match profile::measure(source, threads, kv) {
         Ok(profile) => profile.filter(LayerProfile::is_plausible)?,
@@ -95,10 +114,16 @@ pub fn profile(host: &Host, source: &ModelSource, threads: usize, kv: KvDtype, s
             return None;
         }
     };
-    if let Ok(bytes) = serde_json::to_vec(&Profiled { of: key, profile }) {
+    log(&profile, "a layer was measured");
+    if let Ok(bytes) = serde_json::to_vec(&Profiled { of, profile }) {
         store.set_profile(&bytes);
     }
     Some(profile)
+}
+
+fn log(profile: &LayerProfile, what: &str) {
+    let LayerProfile { model, prompts, steps, mixed, .. } = profile;
+    tracing::info!(%model, %prompts, %steps, %mixed, "{what}");
 }
 
 fn speed(host: &Host, threads: usize, store: &Store) -> std::io::Result<probe::Speed> {
@@ -139,5 +164,30 @@ mod tests {
         let device = processor(&host, Lend { threads: 1, kv_bytes: Some(8 << 20) }, &store).unwrap();
         assert_eq!(device.kv_bytes, 8 << 20);
         assert!(store.probe().is_some(), "measured once, then remembered");
+    }
+
+    #[test]
+    fn a_profile_is_remembered_for_what_it_was_measured_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let (host, source) = (Host::detect(), ModelSource::embedded().unwrap());
+        let kept_of = |threads| {
+            assert!(profile(&host, &source, threads, KvDtype::F16, &store).is_some_and(|p| p.is_plausible()));
+            String::from_utf8(store.profile().unwrap()).unwrap()
+        };
+        let first = kept_of(1);
+        assert_eq!(kept_of(1), first);
+        // Two measurements agree in all digits as good as never.
+        let second = kept_of(2);
+        assert_ne!(second, first);
+        assert_eq!(kept_of(2), second);
+        // As it was remembered before there was anything about how good it is, and as another method would have it.
+        let old = r#"{"of":["cpu",2,"0.1.0","F16"],"profile":{"prefill":[1.0,1.0,1.0],"decode":[1.0,1.0,1.0]}}"#;
+        let other = second.replace(&format!(r#""method":{}"#, profile::METHOD), r#""method":0"#);
+        assert_ne!(other, second);
+        for kept in [old, &other] {
+            store.set_profile(kept.as_bytes());
+            assert!(![kept, &second].contains(&&*kept_of(2)), "{kept}");
+        }
     }
 }

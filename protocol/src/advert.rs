@@ -6,7 +6,7 @@ use crate::{
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 /// A peer's statement of its devices, models, links and measured speeds.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
@@ -53,10 +53,27 @@ pub struct Device {
 pub struct LayerProfile {
     /// The model.
     pub model: ModelId,
-    /// a, b, c: a prompt of L tokens takes `a + b·L + c·L²`.
+    /// a, b, c: L tokens of a prompt behind P others of it take `a + b·L + c·((P + L)² − P²)`.
     pub prefill: [f64; 3],
     /// A, B, C: a step of n sequences with ctx tokens each takes `A + B·n·ctx + C·n`.
     pub decode: [f64; 3],
+    /// What prompts took that `prefill` was not fitted to.
+    pub prompts: Misfit,
+    /// What steps took that `decode` was not fitted to.
+    pub steps: Misfit,
+    /// What both in one iteration took, beside the sum of the two.
+    pub mixed: Misfit,
+}
+
+/// How far foretold times are from measured ones.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Misfit {
+    /// R²: the part of their variance that was foretold; below zero where their mean would have foretold them better.
+    pub r2: f64,
+    /// Mean of the errors, each a part of the time measured.
+    pub mean: f64,
+    /// Largest of these errors.
+    pub largest: f64,
 }
 
 impl LayerProfile {
@@ -64,7 +81,25 @@ impl LayerProfile {
     #[must_use]
     pub fn is_plausible(&self) -> bool {
         let plausible = |c: &[f64; 3]| c.iter().all(|x| (0.0..1e6).contains(x)) && c.iter().sum::<f64>() > 0.0;
-        plausible(&self.prefill) && plausible(&self.decode)
+        plausible(&self.prefill)
+            && plausible(&self.decode)
+            && [self.prompts, self.steps, self.mixed].iter().all(Misfit::is_plausible)
+    }
+}
+
+impl Misfit {
+    /// The least R² that is stated, whatever was found.
+    pub const R2_AT_LEAST: f64 = -1e6;
+
+    fn is_plausible(&self) -> bool {
+        (Self::R2_AT_LEAST..=1.0).contains(&self.r2) && (0.0..=self.largest).contains(&self.mean) && self.largest < 1e6
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { r2, mean, largest } = self;
+        write!(f, "R² {r2:.3}, off by {:.1} %, at most {:.1} %", mean * 100.0, largest * 100.0)
     }
 }
 
@@ -196,12 +231,34 @@ mod tests {
 
     #[test]
     fn a_profile_is_a_measurement_or_nothing() {
-        let good = LayerProfile { model: ModelId([1; 16]), prefill: [1e-3, 1e-5, 0.0], decode: [1e-3, 0.0, 1e-6] };
+        let misfit = Misfit { r2: 0.99, mean: 0.02, largest: 0.05 };
+        let good = LayerProfile {
+            model: ModelId([1; 16]),
+            prefill: [1e-3, 1e-5, 0.0],
+            decode: [1e-3, 0.0, 1e-6],
+            prompts: misfit,
+            steps: misfit,
+            mixed: Misfit { r2: -3.0, ..misfit },
+        };
         assert!(good.is_plausible());
         for wrong in [f64::NAN, -1e-9, f64::INFINITY, 1e7] {
             assert!(!LayerProfile { prefill: [wrong, 1e-5, 0.0], ..good }.is_plausible(), "{wrong}");
             assert!(!LayerProfile { decode: [1e-3, wrong, 0.0], ..good }.is_plausible(), "{wrong}");
         }
         assert!(!LayerProfile { prefill: [0.0; 3], ..good }.is_plausible(), "no layer takes no time");
+        let wrong = [
+            Misfit { r2: f64::NAN, ..misfit },
+            Misfit { r2: 1.1, ..misfit },
+            Misfit { r2: -1e7, ..misfit },
+            Misfit { mean: -0.1, ..misfit },
+            Misfit { mean: f64::NAN, ..misfit },
+            Misfit { mean: 0.06, ..misfit },
+            Misfit { largest: f64::INFINITY, ..misfit },
+        ];
+        for wrong in wrong {
+            assert!(!LayerProfile { prompts: wrong, ..good }.is_plausible(), "{wrong:?}");
+            assert!(!LayerProfile { steps: wrong, ..good }.is_plausible(), "{wrong:?}");
+            assert!(!LayerProfile { mixed: wrong, ..good }.is_plausible(), "{wrong:?}");
+        }
     }
 }

@@ -20,7 +20,7 @@ pub mod stream;
 pub mod tokens;
 pub mod units;
 
-pub use advert::{Advert, Device, DeviceKind, Heartbeat, LayerProfile, Link, Load, PathKind};
+pub use advert::{Advert, Device, DeviceKind, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
 pub use ids::{Epoch, GroupId, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};

@@ -6,9 +6,9 @@ use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Endorsement, Epoch, FlopsPerSecond, Gossip, Group, Heartbeat, Invite,
-    KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage,
-    SwarmId, Term, TileHeader, Token, TokenLogprob,
+    KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, ModelCard, ModelFile, ModelId,
+    ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret,
+    Signed, Stage, SwarmId, Term, TileHeader, Token, TokenLogprob,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{KvAnswer, KvHeader, KvPart},
@@ -32,6 +32,10 @@ fn layers(start: u32, end: u32) -> LayerRange {
 fn stages() -> Vec<Stage> {
     let stage = |peer, start, end| Stage { peer: PeerId([peer; 32]), device: 0, layers: layers(start, end) };
     vec![stage(1, 0, 3), stage(2, 3, 5)]
+}
+
+fn misfit(r2: f64, mean: f64) -> Misfit {
+    Misfit { r2, mean, largest: 2.0 * mean }
 }
 
 fn advert() -> Advert {
@@ -60,6 +64,9 @@ fn advert() -> Advert {
             model: ModelId([5; 16]),
             prefill: [1e-4, 2e-6, 3e-10],
             decode: [4e-5, 5e-9, 6e-6],
+            prompts: misfit(0.999, 0.02),
+            steps: misfit(0.98, 0.03),
+            mixed: misfit(-0.5, 0.2),
         }),
     };
     let link =
@@ -324,7 +331,7 @@ fn cut_short_lengthened_or_of_another_version_nothing_is_read() {
 #[test]
 fn a_size_is_refused_before_memory_is_taken_for_it() {
     // A list that claims more than the limit allows, in a message of a few bytes.
-    let claim = [&1u16.to_le_bytes()[..], &[1], &[8; 16], &[253], &u64::MAX.to_le_bytes()].concat();
+    let claim = [&codec::VERSION.to_le_bytes()[..], &[1], &[8; 16], &[253], &u64::MAX.to_le_bytes()].concat();
     assert!(codec::decode::<Opening, LIMIT>(&claim).is_err());
     let large = vec![0; LIMIT + 1];
     assert_eq!(codec::decode::<Gossip, LIMIT>(&large), Err(CodecError::TooLarge { bytes: LIMIT + 1, limit: LIMIT }));

@@ -5,18 +5,28 @@ use crate::{
     config::Settings,
     exit::{Exit, Kind},
     identity::Identity,
-    node::{HTTP_FILE, ModelChoice},
+    node::{HTTP_FILE, ModelChoice, NodeConfig},
 };
 use clap::ArgMatches;
 use serde::Serialize;
 use std::net::{TcpListener, UdpSocket};
-use tsnode_kernels::{device::Host, source::ModelSource};
+use std::time::Instant;
+use tsnode_kernels::{device::Host, profile, source::ModelSource};
+use tsnode_protocol::{LayerProfile, Misfit};
+
+/// A mean error worth a look: public fits are off by less than half of it, so something else kept the machine busy.
+const POOR: f64 = 0.2;
+/// What follows where nothing was measured.
+const UNMEASURED: &str = "plans count with this device's speeds alone";
 
 #[derive(Serialize)]
 struct Finding {
     what: &'static str,
     state: State,
     detail: String,
+    /// What a layer of the model takes, where the finding is that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<LayerProfile>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
@@ -95,13 +105,14 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     found.push(port("http", config.http, TcpListener::bind(config.http).map(drop)));
     found.push(port("peers", config.listen, TcpListener::bind(config.listen).map(drop)));
     found.push(port("peers udp", config.listen, UdpSocket::bind(config.listen).map(drop)));
-    found.push(model(&config.model));
+    found.extend(model(&config));
     found
 }
 
-fn model(choice: &ModelChoice) -> Finding {
-    let source = match choice {
-        ModelChoice::None => return finding("model", State::Note, "none: a gateway only".into()),
+/// The model, and how well plans can foretell its times here.
+fn model(config: &NodeConfig) -> Vec<Finding> {
+    let source = match &config.model {
+        ModelChoice::None => return vec![finding("model", State::Note, "none: a gateway only".into())],
         ModelChoice::Embedded => ModelSource::embedded(),
         ModelChoice::Path(path) => ModelSource::open(path),
     };
@@ -109,12 +120,35 @@ fn model(choice: &ModelChoice) -> Finding {
         Ok(source) => {
             let card = source.card();
             let bytes = card.shape.stage_bytes(card.shape.all_layers()) as f64 / 1e6;
-            finding("model", State::Ok, format!("{}, {} layers, {bytes:.1} MB", card.name, card.shape.layers))
+            let detail = format!("{}, {} layers, {bytes:.1} MB", card.name, card.shape.layers);
+            let mut found = vec![finding("model", State::Ok, detail)];
+            found.extend(times(&source, config));
+            found
         }
-        Err(error) => finding("model", State::Fail, error.to_string()),
+        Err(error) => vec![finding("model", State::Fail, error.to_string())],
+    }
+}
+
+/// Measured anew: a peer that runs here keeps its own to itself, and takes its share of the processor meanwhile.
+fn times(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
+    let started = Instant::now();
+    match profile::measure(source, config.threads, config.kv_dtype) {
+        Ok(Some(profile)) => {
+            let LayerProfile { prompts, steps, mixed, .. } = profile;
+            let took = started.elapsed().as_secs_f64();
+            let prompts = format!("{prompts}, foretold from others; a layer was measured in {took:.2} s");
+            let steps = format!("{steps}; with a prompt beside them {mixed}");
+            let state = |errors: &[Misfit]| if errors.iter().any(|e| e.mean > POOR) { State::Note } else { State::Ok };
+            vec![
+                Finding { profile: Some(profile), ..finding("prompts", state(&[profile.prompts]), prompts) },
+                finding("steps", state(&[profile.steps, profile.mixed]), steps),
+            ]
+        }
+        Ok(None) => vec![finding("prompts", State::Note, format!("too small to be measured; {UNMEASURED}"))],
+        Err(error) => vec![finding("prompts", State::Note, format!("{error}; {UNMEASURED}"))],
     }
 }
 
 fn finding(what: &'static str, state: State, detail: String) -> Finding {
-    Finding { what, state, detail }
+    Finding { what, state, detail, profile: None }
 }

@@ -10,7 +10,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_protocol::PeerId;
+use tsnode_protocol::{LayerProfile, PeerId};
 
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
     Peer::find(settings, matches)?.view().await
@@ -41,6 +41,10 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
             l.free_pages,
             l.total_pages
         );
+        for LayerProfile { prompts, steps, mixed, .. } in own.advert.devices.iter().filter_map(|d| d.profile) {
+            say!("times        prompts {prompts}");
+            say!("             steps {steps}; with a prompt beside them {mixed}");
+        }
     }
     let refused: u64 = view.rejected.values().sum();
     say!("refused      {refused} messages{}", if refused > 0 { ":" } else { "" });
@@ -72,7 +76,7 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
         return table(&rows);
     }
     let mut rows =
-        vec![["PEER", "ID", "DEVICES", "GFLOP/S", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];
+        vec![["PEER", "ID", "DEVICES", "GFLOP/S", "OFF BY", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];
     for peer in &view.peers {
         let devices: Vec<&str> = peer.advert.devices.iter().map(|d| d.name.as_str()).collect();
         let flops = peer.advert.devices.iter().fold(0.0, |sum, d| sum + d.flops.0);
@@ -82,12 +86,19 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
             peer.id.to_string(),
             if devices.is_empty() { "gateway only".into() } else { devices.join(", ") },
             format!("{:.0}", flops / 1e9),
+            off_by(peer.advert.devices.iter().find_map(|d| d.profile)),
             load.running.to_string(),
             format!("{}/{}", load.free_pages, load.total_pages),
             format!("{:.1} s", peer.silent_for),
         ]);
     }
     table(&rows)
+}
+
+/// Mean errors of the times that plans count with: prompts', and answers'.
+fn off_by(profile: Option<LayerProfile>) -> String {
+    let percent = |part: f64| format!("{:.0} %", part * 100.0);
+    profile.map_or("-".into(), |p| format!("{}, {}", percent(p.prompts.mean), percent(p.steps.mean)))
 }
 
 pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {

@@ -64,7 +64,7 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
             Err(why) => tracing::info!(why, "no GPU"),
         }
         let lend = Lend { threads: config.threads, kv_bytes: config.kv_bytes };
-        // A third of a second of computing, once: nothing else of this peer runs yet.
+        // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let device = tokio::task::block_in_place(|| {
             let device = hardware::processor(&host, lend, store)?;
             let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
