@@ -4,8 +4,10 @@ use super::{is_set, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
+    hardware,
     identity::Identity,
-    node::{HTTP_FILE, ModelChoice},
+    memory::{Need, Size},
+    node::{HTTP_FILE, ModelChoice, NodeConfig},
 };
 use clap::ArgMatches;
 use serde::Serialize;
@@ -95,24 +97,37 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     found.push(port("http", config.http, TcpListener::bind(config.http).map(drop)));
     found.push(port("peers", config.listen, TcpListener::bind(config.listen).map(drop)));
     found.push(port("peers udp", config.listen, UdpSocket::bind(config.listen).map(drop)));
-    found.push(model(&config.model));
+    found.push(model(&host, &config));
     found
 }
 
-fn model(choice: &ModelChoice) -> Finding {
-    let source = match choice {
+fn model(host: &Host, config: &NodeConfig) -> Finding {
+    let source = match &config.model {
         ModelChoice::None => return finding("model", State::Note, "none: a gateway only".into()),
         ModelChoice::Embedded => ModelSource::embedded(),
         ModelChoice::Path(path) => ModelSource::open(path),
     };
-    match source {
-        Ok(source) => {
-            let card = source.card();
-            let bytes = card.shape.stage_bytes(card.shape.all_layers()) as f64 / 1e6;
-            finding("model", State::Ok, format!("{}, {} layers, {bytes:.1} MB", card.name, card.shape.layers))
+    let sums = source.map_err(|e| e.to_string()).and_then(|source| {
+        let kv = hardware::kv_bytes(host, config.kv_bytes).map_err(|e| e.to_string())?;
+        Need::of_least(&source, kv).map_err(|e| e.to_string())?.within(free(host)).map_err(|e| e.to_string())?;
+        let whole = Need::of(&source, source.card().shape.all_layers(), kv).map_err(|e| e.to_string())?;
+        Ok((whole, source.card().shape.layers))
+    });
+    match sums {
+        Ok((whole, layers)) if whole.total() > free(host) => {
+            let said = format!(
+                "{whole}, where {} is free: other peers must hold some of its {layers} layers",
+                Size(free(host))
+            );
+            finding("model", State::Note, said)
         }
-        Err(error) => finding("model", State::Fail, error.to_string()),
+        Ok((whole, layers)) => finding("model", State::Ok, format!("{whole}; {layers} layers")),
+        Err(error) => finding("model", State::Fail, error),
     }
+}
+
+fn free(host: &Host) -> u64 {
+    host.cpu.available_bytes
 }
 
 fn finding(what: &'static str, state: State, detail: String) -> Finding {
