@@ -29,6 +29,7 @@ use half::{bf16, f16};
 pub use packed::Packed;
 use quantised::{Octet, Part};
 use rounded::Rounded;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use team::Team;
 
 /// Lanes of a dot product.
@@ -292,6 +293,17 @@ impl Cpu {
             total.fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
         });
         total.into_inner()
+    }
+
+    /// The first part of `parts` for which `is_it` says yes. Threads look side by side, so some after it may be asked too.
+    pub(crate) fn first_part(&self, parts: usize, is_it: impl Fn(usize) -> bool + Sync) -> Option<usize> {
+        let first = AtomicUsize::new(usize::MAX);
+        self.team.share(parts, |i| {
+            if i < first.load(Ordering::Relaxed) && is_it(i) {
+                first.fetch_min(i, Ordering::Relaxed);
+            }
+        });
+        Some(first.into_inner()).filter(|i| *i != usize::MAX)
     }
 
     /// `count` multiply-adds on registers by every thread.

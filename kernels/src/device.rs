@@ -47,16 +47,44 @@ impl Host {
             .with_cpu(CpuRefreshKind::nothing())
             .with_memory(MemoryRefreshKind::nothing().with_ram());
         let system = System::new_with_specifics(what);
+        let memory = Memory::of(&system);
         let name = system.cpus().first().map(|c| c.brand().trim().to_owned()).filter(|n| !n.is_empty());
         let cpu = CpuInfo {
             name: name.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: system.total_memory(),
-            available_bytes: system.available_memory(),
+            memory_bytes: memory.total,
+            available_bytes: memory.free,
             simd: Simd::detect(),
         };
         Self { cpu, gpus: gpus() }
     }
+}
+
+/// Memory as far as this process can have it (bytes).
+struct Memory {
+    total: u64,
+    free: u64,
+}
+
+impl Memory {
+    /// The host's, or that of the container the process is in where it is less: whoever takes more than that is ended,
+    /// however much the host has. What a container keeps of files is free, as it is of the host.
+    fn of(system: &System) -> Self {
+        let (total, free) = (system.total_memory(), system.available_memory());
+        match system.cgroup_limits() {
+            Some(inside) if inside.total_memory < total => {
+                Self { total: inside.total_memory, free: free.min(inside.total_memory.saturating_sub(inside.rss)) }
+            }
+            _ => Self { total, free },
+        }
+    }
+}
+
+/// Memory that is free now (bytes): [`CpuInfo::available_bytes`] without asking for anything else.
+#[must_use]
+pub fn free_memory() -> u64 {
+    let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    Memory::of(&System::new_with_specifics(what)).free
 }
 
 /// NVIDIA GPUs by the driver's own count.

@@ -20,6 +20,19 @@ impl Weight {
         Self(Arc::new(Stored { tensor, packed: OnceLock::new() }))
     }
 
+    /// As it lies in the file.
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.0.tensor
+    }
+
+    /// Bytes of a quantised matrix once it is packed; none of one that products read where it lies.
+    pub(crate) fn packed_bytes(&self) -> u64 {
+        match self.0.tensor.view() {
+            View::Dense(_) => 0,
+            View::Quantised(blocks) => Packed::size(&blocks) as u64,
+        }
+    }
+
     /// Packs a quantised matrix. What lies in the file is not read after.
     pub(crate) fn prepare(&self, cpu: &Cpu) {
         if let View::Quantised(blocks) = self.0.tensor.view() {

@@ -14,7 +14,8 @@ use crate::{
     config::{ConfigError, Keys, ModelConfig},
     cpu::Cpu,
     engine::Attend,
-    weights::{Checkpoint, WeightsError},
+    linear::Weight,
+    weights::{Checkpoint, Tensor, WeightsError},
 };
 use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
@@ -80,8 +81,16 @@ pub(crate) trait Stage: Send {
     /// Weights of the stage as stored (bytes): of one layer, of the embedding, of the head.
     fn bytes(&self) -> StageBytes;
 
+    /// All matrices that rows are multiplied by.
+    fn weights(&self) -> Vec<&Weight>;
+
+    /// All tensors that rows are taken out of.
+    fn tables(&self) -> Vec<&Tensor>;
+
     /// Brings quantised weights into the order products read them in.
-    fn prepare(&self, _cpu: &Cpu) {}
+    fn prepare(&self, cpu: &Cpu) {
+        self.weights().into_iter().for_each(|weight| weight.prepare(cpu));
+    }
 }
 
 /// Bytes of weights by part.

@@ -72,6 +72,18 @@ impl QuantType {
             Self::Q6K => 210,
         }
     }
+
+    /// Where in a block's bytes its numbers of half precision are: scale, and least value or step.
+    #[must_use]
+    pub const fn scales(self) -> &'static [usize] {
+        match self {
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => &[0],
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
+            Self::Q2K => &[80, 82],
+            Self::Q3K => &[108],
+            Self::Q6K => &[208],
+        }
+    }
 }
 
 /// A row-major matrix of quantised numbers; every row is a whole number of blocks.

@@ -2,7 +2,9 @@
 
 use crate::{
     config::{ConfigError, ModelConfig},
+    cpu::{Cpu, Simd},
     gguf,
+    load::{self, Largest, LoadReport, Progress, StageMemory},
     models::{self, Stage},
     weights::{Checkpoint, WeightsError},
 };
@@ -215,13 +217,50 @@ impl ModelSource {
         self.files.get(name).map(Vec::as_slice)
     }
 
-    /// Some layers, ready for an engine. Weights stay where they lie; only norms and biases are copied.
+    /// Memory that the weights of some layers take once they are loaded. Reads next to nothing of them.
     ///
     /// # Errors
     /// When a tensor is missing or misshapen, which [`Self::open`] has found before.
+    pub fn stage_memory(&self, layers: LayerRange) -> Result<StageMemory, WeightsError> {
+        Ok(StageMemory::of(&*models::load(&self.config, &self.checkpoint, layers)?))
+    }
+
+    /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
+    /// step there was and are kept.
+    #[must_use]
+    pub fn working_bytes(&self, layers: LayerRange, largest: Largest) -> u64 {
+        let c = &self.config;
+        // The residual stream, its norm and a part's output; queries and what attention mixes, keys, values; the MLP.
+        let stream = 3 * c.hidden + 2 * (c.heads + c.kv_heads) * c.head_dim + 2 * c.intermediate;
+        let head = if layers.end as usize == c.layers { c.vocab + 2 * c.hidden } else { 0 };
+        4 * (largest.tokens * stream as u64 + largest.logits * head as u64)
+    }
+
+    /// Some layers, ready for an engine, by one thread: [`Self::load_stage_by`].
+    ///
+    /// # Errors
+    /// As there.
     pub fn load_stage(&self, layers: LayerRange) -> Result<StageModel, WeightsError> {
+        self.load_stage_by(1, layers, &mut |_| ()).map(|(stage, _)| stage)
+    }
+
+    /// Some layers, ready for an engine, by `threads` threads that end with it. Every number is looked at, the first
+    /// time a stage has it. Dense weights stay where they lie; quantised ones are laid out for products, norms and biases
+    /// copied. `progress` is told after each tensor.
+    ///
+    /// # Errors
+    /// When a number is not finite, or the system gives no threads; tensors missing or misshapen [`Self::open`] has found
+    /// before.
+    pub fn load_stage_by(
+        &self,
+        threads: usize,
+        layers: LayerRange,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(StageModel, LoadReport), WeightsError> {
         let stage = models::load(&self.config, &self.checkpoint, layers)?;
-        Ok(StageModel { stage, shape: self.card.shape, layers })
+        let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(WeightsError::Threads)?;
+        let report = load::run(&*stage, &cpu, progress)?;
+        Ok((StageModel { stage, shape: self.card.shape, layers }, report))
     }
 }
 

@@ -1,7 +1,9 @@
 //! Checkpoints: safetensors and GGUF files, mapped into memory and used as they lie there.
 
+pub use crate::finite::Bad;
 use crate::{
-    cpu::{Dtype, Matrix},
+    cpu::{Cpu, Dtype, Matrix},
+    finite,
     gguf::{Architecture, GgufError},
     quant::{Blocks, QuantType},
 };
@@ -12,6 +14,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Files of one checkpoint.
 const SHARDS: usize = 512;
@@ -68,6 +71,19 @@ pub enum WeightsError {
         /// In the file.
         found: String,
     },
+    /// A tensor that nothing can be computed with.
+    #[error("{file}: tensor {name} holds {bad}; the file is damaged or its training failed: get it again, or another")]
+    NotFinite {
+        /// The file.
+        file: String,
+        /// Which.
+        name: String,
+        /// What is in it first that is no number.
+        bad: Bad,
+    },
+    /// The system gives no threads to load with.
+    #[error("no threads to load with: {0}")]
+    Threads(std::io::Error),
 }
 
 /// How the numbers of a tensor are stored.
@@ -79,9 +95,15 @@ pub enum Stored {
     Quantised(QuantType),
 }
 
-/// A file's bytes.
+/// A file and its bytes.
 #[derive(Clone)]
-pub(crate) enum Storage {
+pub(crate) struct Storage {
+    file: Arc<str>,
+    held: Held,
+}
+
+#[derive(Clone)]
+enum Held {
     Map(Arc<memmap2::Mmap>),
     Static(&'static [u8]),
 }
@@ -95,13 +117,13 @@ impl Storage {
         // SIGBUS, as with any program that maps its data; weights are not files people edit.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Ok(Self::Map(Arc::new(map)))
+        Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)) })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Map(map) => map,
-            Self::Static(bytes) => bytes,
+        match &self.held {
+            Held::Map(map) => map,
+            Held::Static(bytes) => bytes,
         }
     }
 }
@@ -121,15 +143,37 @@ pub(crate) struct Part {
 }
 
 struct Entry {
+    /// What the file calls it, for people who look for it there.
+    called: String,
+    storage: Storage,
     shard: usize,
     /// `Err` has the name of a form that is not read.
     stored: Result<Stored, String>,
     shape: Vec<usize>,
     range: Range<usize>,
     shift: f32,
+    /// Set once every number of it was looked at, so that no stage loaded later looks again.
+    finite: AtomicBool,
 }
 
 impl Entry {
+    /// Refuses numbers that nothing can be computed with.
+    fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
+        let Ok(stored) = self.stored else { return Ok(()) };
+        if self.finite.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(bad) = finite::first_bad(cpu, &self.storage.bytes()[self.range.clone()], stored) {
+            return Err(WeightsError::NotFinite {
+                file: self.storage.file.to_string(),
+                name: self.called.clone(),
+                bad,
+            });
+        }
+        self.finite.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn fingerprint(&self, name: &str, hasher: &mut blake3::Hasher) {
         let place = [self.shard, self.range.start, self.range.end].map(|n| (n as u64).to_le_bytes());
         hasher.update(name.as_bytes()).update(place.as_flattened());
@@ -140,7 +184,7 @@ impl Entry {
 #[derive(Default)]
 pub struct Checkpoint {
     shards: Vec<Storage>,
-    tensors: BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, Arc<Entry>>,
     /// Gives tensors the names they have in the file, where those are others.
     names: Option<&'static Architecture>,
 }
@@ -148,7 +192,7 @@ pub struct Checkpoint {
 /// A matrix of a checkpoint, kept alive by it.
 #[derive(Clone)]
 pub struct Tensor {
-    storage: Storage,
+    entry: Arc<Entry>,
     range: Range<usize>,
     stored: Stored,
     rows: usize,
@@ -168,7 +212,7 @@ impl Tensor {
     /// As it lies in the file.
     #[must_use]
     pub fn view(&self) -> View<'_> {
-        let bytes = &self.storage.bytes()[self.range.clone()];
+        let bytes = &self.entry.storage.bytes()[self.range.clone()];
         match self.stored {
             Stored::Dense(dtype) => View::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
             Stored::Quantised(kind) => View::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
@@ -180,7 +224,7 @@ impl Tensor {
     pub fn slice(&self, from: usize, to: usize) -> Self {
         let row = self.range.len() / self.rows.max(1);
         let range = self.range.start + from * row..self.range.start + to * row;
-        Self { storage: self.storage.clone(), range, rows: to - from, ..*self }
+        Self { entry: self.entry.clone(), range, rows: to - from, ..*self }
     }
 
     /// Writes row `index`, widened.
@@ -197,10 +241,20 @@ impl Tensor {
         self.range.len() as u64
     }
 
+    /// Looks at every number of the whole tensor, the first time it is asked to. Costs what reading it does.
+    pub(crate) fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
+        self.entry.check(cpu)
+    }
+
+    /// Whether both lie in the same place.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.entry, &other.entry) && self.range == other.range
+    }
+
     /// Tells the system that the tensor will hardly be read again: its memory is free for others. It still can be.
     pub(crate) fn forget(&self) {
         #[cfg(unix)]
-        if let Storage::Map(map) = &self.storage {
+        if let Held::Map(map) = &self.entry.storage.held {
             // SAFETY: the map is of a file, shared and read only: pages dropped are read from the file again.
             #[allow(unsafe_code)]
             let told = unsafe {
@@ -224,7 +278,7 @@ impl Checkpoint {
     /// When the bytes are no safetensors file.
     pub fn embedded(bytes: &'static [u8]) -> Result<Self, WeightsError> {
         let mut checkpoint = Self::default();
-        checkpoint.add(Storage::Static(bytes), "embedded model")?;
+        checkpoint.add(Storage { file: "embedded model".into(), held: Held::Static(bytes) })?;
         Ok(checkpoint)
     }
 
@@ -237,8 +291,7 @@ impl Checkpoint {
         let names = if index.exists() { shard_names(&index)? } else { vec!["model.safetensors".to_owned()] };
         let mut checkpoint = Self::default();
         for name in names {
-            let path = folder.join(&name);
-            checkpoint.add(Storage::map(&path)?, &path.display().to_string())?;
+            checkpoint.add(Storage::map(&folder.join(&name))?)?;
         }
         Ok(checkpoint)
     }
@@ -249,13 +302,13 @@ impl Checkpoint {
     /// When it is missing, unreadable or broken.
     pub fn open_file(path: &Path) -> Result<Self, WeightsError> {
         let mut checkpoint = Self::default();
-        checkpoint.add(Storage::map(path)?, &path.display().to_string())?;
+        checkpoint.add(Storage::map(path)?)?;
         Ok(checkpoint)
     }
 
-    fn add(&mut self, storage: Storage, file: &str) -> Result<(), WeightsError> {
+    fn add(&mut self, storage: Storage) -> Result<(), WeightsError> {
         let broken = |error: safetensors::SafeTensorError| WeightsError::Broken {
-            file: file.to_owned(),
+            file: storage.file.to_string(),
             error: error.to_string(),
         };
         let bytes = storage.bytes();
@@ -265,13 +318,16 @@ impl Checkpoint {
             // Where the data lie: both pointers are into the same bytes.
             let start = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
             let entry = Entry {
+                called: name.to_owned(),
+                storage: storage.clone(),
                 shard,
                 stored: dense(view.dtype()),
                 shape: view.shape().to_vec(),
                 range: start..start + view.data().len(),
                 shift: 0.0,
+                finite: AtomicBool::new(false),
             };
-            self.tensors.insert(name.to_owned(), entry);
+            self.tensors.insert(name.to_owned(), Arc::new(entry));
         }
         drop(parsed);
         self.shards.push(storage);
@@ -289,13 +345,16 @@ impl Checkpoint {
     /// With the name of a tensor that is there already.
     pub(crate) fn add_parts(&mut self, storage: Storage, parts: Vec<Part>) -> Result<(), String> {
         let shard = self.shards.len();
-        self.shards.push(storage);
         for Part { name, shape, stored, range, shift } in parts {
+            let called = self.called(&name);
             if self.has(&name) {
-                return Err(self.called(&name));
+                return Err(called);
             }
-            self.tensors.insert(name, Entry { shard, stored: Ok(stored), shape, range, shift });
+            let (storage, stored, finite) = (storage.clone(), Ok(stored), AtomicBool::new(false));
+            let entry = Entry { called, storage, shard, stored, shape, range, shift, finite };
+            self.tensors.insert(name, Arc::new(entry));
         }
+        self.shards.push(storage);
         Ok(())
     }
 
@@ -324,12 +383,16 @@ impl Checkpoint {
     /// The vector `name` of `len` numbers, widened.
     ///
     /// # Errors
-    /// As for [`Self::matrix`].
+    /// As for [`Self::matrix`], and when a number is not finite: short as they are, vectors are looked at here.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
         let tensor = self.tensor(name, &[len], 1, len)?;
         let mut out = vec![0.0; len];
         tensor.widen_row(0, &mut out);
-        let shift = self.tensors.get(name).map_or(0.0, |entry| entry.shift);
+        let Entry { called, storage, shift, .. } = &*tensor.entry;
+        if let Some(bad) = Bad::of(&out) {
+            return Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad });
+        }
+        let shift = *shift;
         if shift != 0.0 {
             out.iter_mut().for_each(|number| *number += shift);
         }
@@ -345,7 +408,7 @@ impl Checkpoint {
         }
         let unread = |found: String| WeightsError::Dtype { name: self.called(name), found };
         let stored = entry.stored.clone().map_err(unread)?;
-        Ok(Tensor { storage: self.shards[entry.shard].clone(), range: entry.range.clone(), stored, rows, cols })
+        Ok(Tensor { entry: entry.clone(), range: entry.range.clone(), stored, rows, cols })
     }
 
     /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every

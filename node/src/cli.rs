@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod doctor;
 mod join;
+mod loading;
 mod plan;
 mod show;
 mod simulate;

@@ -133,7 +133,8 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load } = self.host.report().await.ok()?;
+        let HostReport { ready, load, loading } = self.host.report().await.ok()?;
+        self.view.send_if_modified(|view| std::mem::replace(&mut view.loading, loading) != loading);
         Some(Event::Load { load, ready })
     }
 

@@ -1,8 +1,11 @@
 //! Plan flow 1: what this host lends, measured once and remembered.
 
-use crate::store::Store;
+use crate::{
+    memory::{Need, Size, TooLarge},
+    store::Store,
+};
 use serde::{Deserialize, Serialize};
-use tsnode_kernels::{device::Host, probe, profile, source::ModelSource};
+use tsnode_kernels::{device::Host, probe, profile, source::ModelSource, weights::WeightsError};
 use tsnode_protocol::{BytesPerSecond, Device, DeviceKind, FlopsPerSecond, KvDtype, LayerProfile};
 
 /// Part of the host's free memory lent unless told otherwise.
@@ -54,8 +57,8 @@ pub struct Lend {
 pub enum LendError {
     /// More, or next to nothing.
     #[error(
-        "cannot lend {} MiB for KV pages: from 1 MiB to the {} MiB that are free here; set --kv-memory",
-        asked >> 20, free >> 20
+        "cannot lend {} for KV pages: from 1 MiB to the {} that is free here; set --kv-memory",
+        Size(*.asked), Size(*.free)
     )]
     Memory {
         /// Bytes asked for.
@@ -63,9 +66,30 @@ pub enum LendError {
         /// Bytes there are.
         free: u64,
     },
+    /// Not even one layer of the model.
+    #[error(transparent)]
+    Model(#[from] TooLarge),
+    /// The model's weights, which opening it found well before.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
     /// The system gives no threads.
     #[error("cannot measure the processor: {0}")]
     Measure(#[from] std::io::Error),
+}
+
+/// Memory lent, unless KV alone is more (bytes).
+fn lent(host: &Host) -> u64 {
+    (host.cpu.available_bytes as f64 * MEMORY_PART) as u64
+}
+
+/// Memory for KV pages: as `asked`, or a part of what is lent (bytes).
+///
+/// # Errors
+/// When that is more than the host has, or holds no sequence.
+pub fn kv_bytes(host: &Host, asked: Option<u64>) -> Result<u64, LendError> {
+    let usual = || ((lent(host) as f64 * KV_PART) as u64).clamp(KV_AT_LEAST, KV_AT_MOST);
+    let (kv, free) = (asked.unwrap_or_else(usual), host.cpu.available_bytes);
+    if kv < KV_AT_LEAST || kv > free { Err(LendError::Memory { asked: kv, free }) } else { Ok(kv) }
 }
 
 /// The processor as a device of the swarm. Measures in a third of a second, unless it has before.
@@ -73,11 +97,7 @@ pub enum LendError {
 /// # Errors
 /// When the host has not what is asked for.
 pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendError> {
-    let memory = (host.cpu.available_bytes as f64 * MEMORY_PART) as u64;
-    let kv = lend.kv_bytes.unwrap_or(((memory as f64 * KV_PART) as u64).clamp(KV_AT_LEAST, KV_AT_MOST));
-    if kv < KV_AT_LEAST || kv > host.cpu.available_bytes {
-        return Err(LendError::Memory { asked: kv, free: host.cpu.available_bytes });
-    }
+    let (memory, kv) = (lent(host), kv_bytes(host, lend.kv_bytes)?);
     let speed = speed(host, lend.threads, store)?;
     Ok(Device {
         kind: DeviceKind::Cpu { threads: lend.threads.min(u16::MAX.into()) as u16 },
@@ -88,6 +108,23 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
         bandwidth: speed.bandwidth,
         profile: None,
     })
+}
+
+/// Refuses a model of which not one layer fits beside the KV pages that `device` lends, and says so where only a part of it
+/// fits: then other peers must hold the rest.
+///
+/// # Errors
+/// When there is less memory than that.
+pub fn room(host: &Host, device: &Device, source: &ModelSource) -> Result<(), LendError> {
+    let (free, shape) = (host.cpu.available_bytes, source.card().shape);
+    Need::of_least(source, device.kv_bytes)?.within(free)?;
+    let whole = Need::of(source, shape.all_layers(), device.kv_bytes)?;
+    let planned = shape.stage_bytes(shape.all_layers());
+    if planned > device.memory_bytes || whole.total() > free {
+        let (lent, free) = (Size(device.memory_bytes), Size(free));
+        tracing::warn!(%whole, %lent, %free, "this peer has room for a part of the model only: others must hold the rest");
+    }
+    Ok(())
 }
 
 /// What a layer of the model takes here. Measures in a tenth of a second with a small model and some seconds with a large
@@ -189,5 +226,17 @@ mod tests {
             store.set_profile(kept.as_bytes());
             assert!(![kept, &second].contains(&&*kept_of(2)), "{kept}");
         }
+    }
+
+    #[test]
+    fn a_model_with_no_layer_that_fits_is_refused_with_its_sum() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let (mut host, source) = (Host::detect(), ModelSource::embedded().unwrap());
+        let device = processor(&host, Lend { threads: 1, kv_bytes: Some(8 << 20) }, &store).unwrap();
+        room(&host, &device, &source).unwrap();
+        host.cpu.available_bytes = 8 << 20;
+        let said = room(&host, &device, &source).unwrap_err().to_string();
+        assert!(said.contains("1 of 4 layers of gutenberg-tiny needs") && said.contains("KV 8.0 MiB"), "{said}");
     }
 }

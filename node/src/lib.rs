@@ -12,6 +12,7 @@ pub mod http;
 pub mod identity;
 pub mod library;
 pub mod links;
+pub mod memory;
 pub mod models;
 pub mod node;
 mod prober;

@@ -211,6 +211,7 @@ impl Ground {
             shelf: lent.shelf,
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
+            threads: self.config.threads,
             stop: self.ends.clone(),
         };
         Ok(Host::start(setup, &self.tasks))
@@ -296,6 +297,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: Spl
         swarm: invite.swarm,
         private: invite.secret.is_some(),
         readiness: Readiness::Probing,
+        loading: None,
         epoch: Epoch(0),
         term: Term(0),
         coordinator: None,

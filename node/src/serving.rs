@@ -1,6 +1,6 @@
 //! Plan flow 6: loads the stages a plan gives this peer, and serves them.
 //!
-//! One task ([`host`]) owns the set of groups. A group has a task of its own: a [`leader`] where this peer has the
+//! One task ([`host`]) owns the set of groups, another ([`loader`]) loads stages for it. A group has a task of its own: a [`leader`] where this peer has the
 //! first stage, a [`member`] elsewhere; both run a [`stage`] worker, which alone talks to the [`compute`] thread.
 
 pub mod client;
@@ -9,5 +9,6 @@ mod desk;
 mod export;
 pub mod host;
 mod leader;
+mod loader;
 mod member;
 mod stage;

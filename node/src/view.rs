@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use tsnode_coordinator::gate::SplitChoice;
+use tsnode_kernels::load::Progress;
 use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
 
 /// How far a peer has come on its way to being useful.
@@ -35,6 +36,9 @@ pub struct SwarmView {
     pub private: bool,
     /// How far this peer is.
     pub readiness: Readiness,
+    /// How far the stage is that is being loaded here.
+    #[serde(default)]
+    pub loading: Option<Progress>,
     /// Epoch it is in.
     pub epoch: Epoch,
     /// Term it follows.

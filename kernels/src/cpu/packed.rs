@@ -108,8 +108,8 @@ impl Packed {
     /// Lays `blocks` out anew.
     pub(super) fn new(team: &Team, blocks: Blocks<'_>) -> Self {
         let layout = Layout::of(blocks.kind());
-        let octet = blocks.cols() / layout.numbers() * layout.block();
-        let mut bytes = vec![0; blocks.rows().div_ceil(OCTET) * octet];
+        let octet = octet(layout, &blocks);
+        let mut bytes = vec![0; Self::size(&blocks)];
         let parts = Cut::new(&mut bytes, octet.max(1));
         team.share(parts.len(), |i| {
             // SAFETY: each part is handed out once.
@@ -117,6 +117,11 @@ impl Packed {
             pack_octet(layout, blocks, i * OCTET, unsafe { parts.part(i) });
         });
         Self { layout, rows: blocks.rows(), cols: blocks.cols(), bytes }
+    }
+
+    /// Bytes that `blocks` take once they are laid out.
+    pub(crate) fn size(blocks: &Blocks<'_>) -> usize {
+        blocks.rows().div_ceil(OCTET) * octet(Layout::of(blocks.kind()), blocks)
     }
 
     /// Outputs.
@@ -136,6 +141,11 @@ impl Packed {
         let len = self.cols / self.layout.numbers() * self.layout.block();
         &self.bytes[index * len..][..len]
     }
+}
+
+/// Bytes of eight outputs.
+fn octet(layout: Layout, blocks: &Blocks<'_>) -> usize {
+    blocks.cols() / layout.numbers() * layout.block()
 }
 
 /// Outputs past the last row stay zero.

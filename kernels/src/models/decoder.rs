@@ -165,7 +165,11 @@ impl<L: Layer> Stage for Decoder<L> {
         self.bytes
     }
 
-    fn prepare(&self, cpu: &Cpu) {
-        self.weights.iter().for_each(|weight| weight.prepare(cpu));
+    fn weights(&self) -> Vec<&Weight> {
+        self.weights.iter().collect()
+    }
+
+    fn tables(&self) -> Vec<&Tensor> {
+        self.embed.iter().collect()
     }
 }

@@ -184,10 +184,13 @@ impl Layer {
         add(hidden, out);
     }
 
+    fn linears(&self) -> [&Linear; 6] {
+        [&self.query, &self.key, &self.value, &self.output, &self.up, &self.down]
+    }
+
     fn bytes(&self) -> u64 {
         let norms = 8 * (self.attention_norm.weight.len() + self.mlp_norm.weight.len()) as u64;
-        let linears = [&self.query, &self.key, &self.value, &self.output, &self.up, &self.down];
-        norms + linears.map(Linear::bytes).iter().sum::<u64>()
+        norms + self.linears().map(Linear::bytes).iter().sum::<u64>()
     }
 }
 
@@ -223,5 +226,13 @@ impl Stage for Opt {
             embed,
             head: self.head.as_ref().map_or(0, |h| h.weight.bytes() + norm(h)),
         }
+    }
+    fn weights(&self) -> Vec<&Weight> {
+        let layers = self.layers.iter().flat_map(Layer::linears).map(|linear| &linear.weight);
+        layers.chain(self.head.iter().map(|head| &head.weight)).collect()
+    }
+
+    fn tables(&self) -> Vec<&Tensor> {
+        self.embed.iter().flat_map(|embed| [&embed.tokens, &embed.positions]).collect()
     }
 }

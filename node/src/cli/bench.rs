@@ -3,10 +3,18 @@
 mod engine;
 mod kv;
 
-use crate::exit::{Exit, Kind};
+use super::loading::Loading;
+use crate::{
+    exit::{Exit, Kind},
+    memory::Need,
+};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
-use tsnode_kernels::source::ModelSource;
+use tsnode_kernels::{
+    device,
+    load::LoadReport,
+    source::{ModelSource, StageModel},
+};
 
 pub(super) fn command() -> Command {
     Command::new("bench")
@@ -38,4 +46,20 @@ fn open(matches: &ArgMatches) -> Result<ModelSource, Exit> {
         None => ModelSource::embedded(),
     };
     source.map_err(|e| Exit::new(Kind::Model, e.to_string()))
+}
+
+/// All layers, if they fit beside `kv` bytes of KV pages; with a bar if somebody is to `watch`.
+fn loaded(source: &ModelSource, threads: usize, kv: u64, watch: bool) -> Result<(StageModel, LoadReport), Exit> {
+    let broken = |e: &dyn std::fmt::Display| Exit::new(Kind::Model, e.to_string());
+    let layers = source.card().shape.all_layers();
+    let need = Need::of(source, layers, kv).map_err(|e| broken(&e))?;
+    let advice = "name a smaller model with --model";
+    need.within_or(device::free_memory(), advice).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let mut loading = Loading::default();
+    let mut show = |far| {
+        if watch {
+            loading.show(Some(far)).iter().for_each(|line| say!("{line}"));
+        }
+    };
+    source.load_stage_by(threads, layers, &mut show).map_err(|e| broken(&e))
 }

@@ -4,7 +4,9 @@ use super::{is_set, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
+    hardware::{self, LendError},
     identity::Identity,
+    memory::{Need, Size},
     node::{HTTP_FILE, ModelChoice, NodeConfig},
 };
 use clap::ArgMatches;
@@ -105,28 +107,39 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     found.push(port("http", config.http, TcpListener::bind(config.http).map(drop)));
     found.push(port("peers", config.listen, TcpListener::bind(config.listen).map(drop)));
     found.push(port("peers udp", config.listen, UdpSocket::bind(config.listen).map(drop)));
-    found.extend(model(&config));
+    found.extend(model(&host, &config));
     found
 }
 
-/// The model, and how well plans can foretell its times here.
-fn model(config: &NodeConfig) -> Vec<Finding> {
+/// The model: whether it fits, and how well plans can foretell its times here.
+fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
     let source = match &config.model {
         ModelChoice::None => return vec![finding("model", State::Note, "none: a gateway only".into())],
         ModelChoice::Embedded => ModelSource::embedded(),
         ModelChoice::Path(path) => ModelSource::open(path),
     };
-    match source {
-        Ok(source) => {
-            let card = source.card();
-            let bytes = card.shape.stage_bytes(card.shape.all_layers()) as f64 / 1e6;
-            let detail = format!("{}, {} layers, {bytes:.1} MB", card.name, card.shape.layers);
-            let mut found = vec![finding("model", State::Ok, detail)];
-            found.extend(times(&source, config));
-            found
-        }
+    let source = match source {
+        Ok(source) => source,
+        Err(error) => return vec![finding("model", State::Fail, error.to_string())],
+    };
+    match fits(host, config, &source) {
+        Ok(fits) => std::iter::once(fits).chain(times(&source, config)).collect(),
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }
+}
+
+/// What the model needs, beside what there is.
+fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Finding, LendError> {
+    let free = host.cpu.available_bytes;
+    let kv = hardware::kv_bytes(host, config.kv_bytes)?;
+    Need::of_least(source, kv)?.within(free)?;
+    let (whole, layers) = (Need::of(source, source.card().shape.all_layers(), kv)?, source.card().shape.layers);
+    Ok(if whole.total() > free {
+        let said = format!("{whole}, where {} is free: other peers must hold some of its {layers} layers", Size(free));
+        finding("model", State::Note, said)
+    } else {
+        finding("model", State::Ok, format!("{whole}; {layers} layers"))
+    })
 }
 
 /// Measured anew: a peer that runs here keeps its own to itself, and takes its share of the processor meanwhile.

@@ -1,8 +1,10 @@
 //! `tsnode join`.
 
+use super::loading::Loading;
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
+    memory::Size,
     node,
     view::{Readiness, SwarmView},
 };
@@ -43,6 +45,7 @@ async fn obey_signals(stop: CancellationToken) {
 async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
+    let mut loading = Loading::default();
     loop {
         if worth.is_none() {
             worth = describe_worth(&view.borrow());
@@ -53,6 +56,8 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
             say!("{line}");
             last = line;
         }
+        let far = view.borrow().loading;
+        loading.show(far).iter().for_each(|line| say!("{line}"));
         if view.changed().await.is_err() {
             return;
         }
@@ -64,11 +69,11 @@ fn describe_worth(view: &SwarmView) -> Option<String> {
     let own = view.peers.iter().find(|p| p.id == view.me)?;
     let device = own.advert.devices.first()?;
     Some(format!(
-        "lends {}: {:.0} GFLOP/s, {:.0} GB/s, {:.1} GiB for KV",
+        "lends {}: {:.0} GFLOP/s, {:.0} GB/s, {} for KV",
         device.name,
         device.flops.0 / 1e9,
         device.bandwidth.0 / 1e9,
-        device.kv_bytes as f64 / f64::from(1 << 30),
+        Size(device.kv_bytes),
     ))
 }
 

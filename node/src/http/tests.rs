@@ -64,6 +64,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         swarm: SwarmId([2; 16]),
         private: false,
         readiness: Readiness::Ready,
+        loading: None,
         epoch: Epoch(0),
         term: Term(0),
         coordinator: None,

@@ -67,6 +67,7 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let device = tokio::task::block_in_place(|| {
             let device = hardware::processor(&host, lend, store)?;
+            hardware::room(&host, &device, source)?;
             let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
             Ok::<_, hardware::LendError>(Device { profile, ..device })
         });

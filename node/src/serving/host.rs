@@ -5,6 +5,7 @@ use super::{
     compute::Compute,
     desk::Desk,
     leader::{self, LeaderSetup, REQUESTS, Report},
+    loader::{Loaded, Loader, Order},
     member::{self, RingStream},
     stage::StageContext,
 };
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::batcher::BatcherConfig;
-use tsnode_kernels::source::ModelSource;
+use tsnode_kernels::{engine::StageKey, load::Progress, source::ModelSource};
 use tsnode_protocol::{
     Group, GroupId, KvDtype, Load, PeerId, Plan,
     ring::RingHello,
@@ -27,6 +28,10 @@ use tsnode_protocol::{
 
 /// Commands not yet looked at; above it the driver or the gateway waits.
 const COMMANDS: usize = 256;
+/// Stages ordered and not yet loaded; above it a group has to wait for the next plan.
+const STAGES: usize = 64;
+/// Loaded stages on their way back; the loader waits above it.
+const LOADED: usize = 4;
 /// Rings reaching a stage at once; a leader builds one at a time.
 const RINGS: usize = 8;
 
@@ -50,6 +55,8 @@ pub struct HostSetup {
     pub dtype: KvDtype,
     /// How leaders batch.
     pub batcher: BatcherConfig,
+    /// Threads that load.
+    pub threads: usize,
     /// Ends everything.
     pub stop: CancellationToken,
 }
@@ -61,6 +68,8 @@ pub struct HostReport {
     pub ready: Vec<GroupId>,
     /// What waits and runs here.
     pub load: Load,
+    /// How far the stage is that is being loaded.
+    pub loading: Option<Progress>,
 }
 
 enum Command {
@@ -85,8 +94,21 @@ impl Host {
     #[must_use]
     pub fn start(setup: HostSetup, tasks: &TaskTracker) -> Self {
         let (commands, receiver) = mpsc::channel(COMMANDS);
-        let keeper = Keeper { setup, desk: Desk::default(), groups: BTreeMap::new(), tasks: tasks.clone() };
-        tasks.spawn(keeper.run(receiver));
+        let (orders, ordered) = mpsc::channel(STAGES);
+        let (loaded, arrivals) = mpsc::channel(LOADED);
+        let (progress, far) = watch::channel(None);
+        let (compute, source, threads) = (setup.compute.clone(), setup.source.clone(), setup.threads);
+        tasks.spawn(Loader { compute, source, threads, progress, loaded }.run(ordered));
+        let keeper = Keeper {
+            setup,
+            desk: Desk::default(),
+            groups: BTreeMap::new(),
+            loading: BTreeMap::new(),
+            orders,
+            far,
+            tasks: tasks.clone(),
+        };
+        tasks.spawn(keeper.run(receiver, arrivals));
         Self { commands }
     }
 
@@ -131,11 +153,15 @@ struct Keeper {
     setup: HostSetup,
     desk: Desk,
     groups: BTreeMap<GroupId, Running>,
+    /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
+    loading: BTreeMap<GroupId, CancellationToken>,
+    orders: mpsc::Sender<Order>,
+    far: watch::Receiver<Option<Progress>>,
     tasks: TaskTracker,
 }
 
 impl Keeper {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut loaded: mpsc::Receiver<Loaded>) {
         let stop = self.setup.stop.clone();
         loop {
             tokio::select! {
@@ -144,6 +170,7 @@ impl Keeper {
                     Some(command) => self.obey(command).await,
                     None => return,
                 },
+                Some(loaded) = loaded.recv() => self.open_group(loaded),
                 arrived = self.setup.incoming.next() => match arrived {
                     Some(arrived) => self.receive(arrived),
                     None => return,
@@ -154,7 +181,7 @@ impl Keeper {
 
     async fn obey(&mut self, command: Command) {
         match command {
-            Command::Adopt(plan) => self.adopt(&plan).await,
+            Command::Adopt(plan) => self.adopt(&plan),
             Command::Serve { group, request } => self.serve(group, request),
             Command::Report(answer) => {
                 // An asker that has gone needs no answer.
@@ -163,7 +190,7 @@ impl Keeper {
         }
     }
 
-    async fn adopt(&mut self, plan: &Plan) {
+    fn adopt(&mut self, plan: &Plan) {
         self.groups.retain(|id, running| {
             let kept = plan.group(*id).is_some();
             if !kept {
@@ -172,41 +199,54 @@ impl Keeper {
             }
             kept && !running.retire.is_cancelled()
         });
+        self.loading.retain(|id, given_up| {
+            let kept = plan.group(*id).is_some();
+            if !kept {
+                given_up.cancel();
+            }
+            kept
+        });
         for group in &plan.groups {
             let position = group.stages.iter().position(|s| s.peer == self.setup.me);
-            if let (Some(position), false) = (position, self.groups.contains_key(&group.id)) {
-                self.open_group(group.clone(), position).await;
+            let is_new = !self.groups.contains_key(&group.id) && !self.loading.contains_key(&group.id);
+            if let (Some(position), true) = (position, is_new) {
+                self.order(group.clone(), position);
             }
         }
     }
 
-    /// Loads the stage and starts the task that serves it. A stage that cannot be loaded is logged and left out:
-    /// its leader never gets ready, and the coordinator sees that.
-    async fn open_group(&mut self, group: Group, position: usize) {
-        let Some(source) = self.setup.source.clone().filter(|s| s.card().id == group.model) else {
-            tracing::error!(group = %group.id, model = %group.model, "the plan gives this peer a model it does not have");
+    fn order(&mut self, group: Group, position: usize) {
+        let (id, given_up) = (group.id, self.setup.stop.child_token());
+        match self.orders.try_send(Order { group, position, given_up: given_up.clone() }) {
+            Ok(()) => drop(self.loading.insert(id, given_up)),
+            Err(_) => {
+                tracing::warn!(group = %id, "too many stages wait to be loaded; this one waits for the next plan")
+            }
+        }
+    }
+
+    /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.
+    fn open_group(&mut self, Loaded { order, stage }: Loaded) {
+        let Order { group, position, given_up } = order;
+        if !given_up.is_cancelled() {
+            self.loading.remove(&group.id);
+        }
+        let Some(key) = stage else { return };
+        let compute = self.setup.compute.clone();
+        if given_up.is_cancelled() {
+            self.tasks.spawn(async move { unload(&compute, key).await });
             return;
-        };
-        let layers = group.stages[position].layers;
-        let shape = source.card().shape;
-        let load = move |engine: &mut tsnode_kernels::engine::Engine| {
-            let stage = source.load_stage(layers).map_err(|e| e.to_string())?;
-            engine.load(stage).map_err(|e| e.to_string())
-        };
-        let key = match self.setup.compute.call(load).await {
-            Ok(Ok(key)) => key,
-            Ok(Err(error)) => return tracing::error!(group = %group.id, %layers, %error, "stage not loaded"),
-            Err(error) => return tracing::error!(group = %group.id, %error, "stage not loaded"),
-        };
-        tracing::info!(group = %group.id, phase = %group.phase, position, %layers, "stage loaded");
+        }
+        // The loader had the model.
+        let Some(source) = &self.setup.source else { return };
         let context = StageContext {
-            compute: self.setup.compute.clone(),
+            compute,
             links: self.setup.links.clone(),
             desk: self.desk.clone(),
             key,
             model: group.model,
-            shape,
-            layers,
+            shape: source.card().shape,
+            layers: group.stages[position].layers,
             dtype: self.setup.dtype,
             position: position as u16,
             tasks: self.tasks.clone(),
@@ -251,7 +291,7 @@ impl Keeper {
     }
 
     async fn report(&self) -> HostReport {
-        let mut report = HostReport::default();
+        let mut report = HostReport { loading: *self.far.borrow(), ..HostReport::default() };
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();
             if ready {
@@ -336,7 +376,7 @@ fn refuse(request: LeaderRequest, why: &str) {
     }
 }
 
-async fn unload(compute: &Compute, key: tsnode_kernels::engine::StageKey) {
+async fn unload(compute: &Compute, key: StageKey) {
     // The thread being gone leaves nothing to unload.
     let _ = compute.call(move |engine| engine.unload(key)).await;
 }

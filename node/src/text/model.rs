@@ -194,4 +194,44 @@ pub(crate) mod tests {
         Arc::make_mut(&mut files.files).insert("tokenizer.json".into(), b"{}".to_vec());
         assert!(matches!(TextModel::new(&files), Err(TextError::Broken { file: "tokenizer.json", .. })));
     }
+
+    #[test]
+    fn changed_tokenizers_are_refused_or_used() {
+        let whole = embedded().files["tokenizer.json"].clone();
+        let mut state = 1_u64;
+        let mut dice = |sides: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % sides
+        };
+        let mut used = 0;
+        for round in 0..60 {
+            let mut bytes = whole.clone();
+            match round % 3 {
+                // Another byte of a name, a number or a bracket.
+                0 => bytes[dice(whole.len())] = b" 0\"{}[]:,a\\\xff"[dice(12)],
+                1 => bytes.truncate(dice(whole.len())),
+                _ => {
+                    let from = dice(whole.len() - 64);
+                    bytes.drain(from..from + 1 + dice(64));
+                }
+            }
+            let mut files = embedded();
+            Arc::make_mut(&mut files.files).insert("tokenizer.json".into(), bytes);
+            if let Ok(model) = TextModel::new(&files) {
+                used += 1;
+                let vocab = model.card().shape.vocab;
+                let tokens = model.encode("It was a dark night, <|user|> 12\u{e9}").unwrap_or_default();
+                assert!(tokens.iter().all(|token| token.0 < vocab), "tokens that the model has not: {tokens:?}");
+                tokens.iter().for_each(|token| drop(model.token_text(*token)));
+            }
+        }
+        assert!(used > 0, "all were refused: the changes are too large to test anything");
+    }
+
+    #[test]
+    fn a_smaller_vocabulary_than_the_model_has_is_refused_too() {
+        let mut files = embedded();
+        files.card.shape.vocab = 3 * 4096;
+        assert!(matches!(TextModel::new(&files), Err(TextError::Misfit { highest: 4095, vocab: 12288 })));
+    }
 }

@@ -1,15 +1,17 @@
 //! `tsnode bench engine`: prompts and answers a second, beside what memory and multipliers allow.
 
-use super::open;
+use super::{loaded, open};
 use crate::cli::{is_set, json, show::print_json, verb};
 use crate::exit::{Exit, Kind};
+use crate::memory::Size;
 use clap::{Arg, ArgMatches, Command, value_parser};
+use indicatif::ProgressBar;
 use serde::Serialize;
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use tsnode_kernels::{
     device::Host,
     engine::{Engine, EngineConfig, StageKey},
+    load::LoadReport,
     probe::{self, Limits},
     source::ModelSource,
     speed::{Measured, Step, measure},
@@ -47,8 +49,15 @@ struct Report {
     read_limit: f64,
     /// Multiply-adds on registers, two operations each.
     flops_limit: f64,
-    /// Seconds from opened to the first step done, packing of quantised weights included.
+    /// Seconds from opened to the first step done, loading included.
     ready_s: f64,
+    /// Bytes of weights as stored, and seconds for looking at every number of them and packing those that are quantised.
+    load_bytes: u64,
+    load_s: f64,
+    /// Bytes of quantised matrices as stored, the same as packed, and seconds of packing.
+    quantised_bytes: u64,
+    packed_bytes: u64,
+    packing_s: f64,
     steps: Vec<Line>,
 }
 
@@ -72,7 +81,9 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let threads = matches.get_one::<u16>("threads").map_or(host.cpu.cores, |n| usize::from(*n));
     let limits = probe::limits(threads).map_err(|e| failed(&e))?;
     let steps = steps(&source);
-    let (mut engine, stage, ready_s) = ready(&source, threads, &steps)?;
+    let watch = !is_set(matches, "json");
+    let (mut engine, stage, ready) = ready(&source, threads, &steps, watch)?;
+    let load = ready.load;
     let mut report = Report {
         model: source.card().name.clone(),
         processor: host.cpu.name,
@@ -80,21 +91,35 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
         threads,
         read_limit: limits.read.0,
         flops_limit: limits.multiply.0,
-        ready_s,
+        ready_s: ready.seconds,
+        load_bytes: load.bytes,
+        load_s: load.took.as_secs_f64(),
+        quantised_bytes: load.quantised,
+        packed_bytes: load.packed,
+        packing_s: load.packing.as_secs_f64(),
         steps: Vec::new(),
     };
-    let bar = if std::io::stderr().is_terminal() && !is_set(matches, "json") {
-        indicatif::ProgressBar::new(steps.len() as u64)
-    } else {
-        indicatif::ProgressBar::hidden()
-    };
+    if watch {
+        report.print_head();
+    }
+    let bar = if watch { ProgressBar::new(steps.len() as u64) } else { ProgressBar::hidden() };
     for step in steps {
+        // A prompt of thousands of tokens takes its time: the bar says at once how many steps are left.
+        bar.tick();
         let measured = measure(&mut engine, stage, &source, KV, step, EACH).map_err(|e| failed(&e))?;
-        report.steps.push(Line::new(step, measured, limits));
+        let line = Line::new(step, measured, limits);
+        if watch {
+            bar.suspend(|| line.print());
+        }
+        report.steps.push(line);
         bar.inc(1);
     }
     bar.finish_and_clear();
-    if is_set(matches, "json") { print_json(&report) } else { print(&report) }
+    if !watch {
+        return print_json(&report);
+    }
+    say!("of read: weights and KV once a step, over the reading limit; of mul.: operations over the multiplying limit");
+    Ok(())
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Exit {
@@ -109,19 +134,25 @@ fn steps(source: &ModelSource) -> Vec<Step> {
     prompts.into_iter().chain(answers).filter(fits).collect()
 }
 
+/// What it took until the first step was done.
+struct Ready {
+    seconds: f64,
+    load: LoadReport,
+}
+
 /// An engine with the whole model, after its first step.
-fn ready(source: &ModelSource, threads: usize, steps: &[Step]) -> Result<(Engine, StageKey, f64), Exit> {
+fn ready(source: &ModelSource, threads: usize, steps: &[Step], watch: bool) -> Result<(Engine, StageKey, Ready), Exit> {
     let largest = steps.iter().map(|s| s.kv_bytes(source, KV)).max().unwrap_or(0);
     // Every sequence rounds up to whole pages in every layer.
     let pages = u64::from(source.card().shape.layers) * 32 * tsnode_kernels::pages::PAGE_BYTES as u64;
     let pool_bytes = usize::try_from(largest + pages).map_err(|e| failed(&e))?;
     let started = Instant::now();
+    let (model, load) = loaded(source, threads, pool_bytes as u64, watch)?;
     let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype: KV }).map_err(|e| failed(&e))?;
-    let model = source.load_stage(source.card().shape.all_layers()).map_err(|e| failed(&e))?;
     let stage = engine.load(model).map_err(|e| failed(&e))?;
     let first = Step { batch: 1, context: 0, new: 1 };
     measure(&mut engine, stage, source, KV, first, Duration::ZERO).map_err(|e| failed(&e))?;
-    Ok((engine, stage, started.elapsed().as_secs_f64()))
+    Ok((engine, stage, Ready { seconds: started.elapsed().as_secs_f64(), load }))
 }
 
 impl Line {
@@ -141,37 +172,37 @@ impl Line {
             of_flops_limit: flops / seconds / limits.multiply.0,
         }
     }
-}
-
-fn print(report: &Report) -> Result<(), Exit> {
-    let Report { model, processor, instructions, threads, .. } = report;
-    say!("{model} on {processor}, {threads} threads, {instructions}; ready in {:.2} s", report.ready_s);
-    let (read, flops) = (report.read_limit / 1e9, report.flops_limit / 1e9);
-    say!("limits: reading {read:.1} GB/s, multiplying {flops:.0} GFLOP/s (single precision)");
-    say!(
-        "{:<8}{:>6}{:>9}{:>6}{:>12}{:>12}{:>9}{:>9}",
-        "",
-        "batch",
-        "context",
-        "new",
-        "tokens/s",
-        "ms",
-        "of read",
-        "of mul."
-    );
-    for line in &report.steps {
+    fn print(&self) {
         say!(
             "{:<8}{:>6}{:>9}{:>6}{:>12.1}{:>12.3}{:>8.0}%{:>8.0}%",
-            line.phase,
-            line.batch,
-            line.context,
-            line.new,
-            line.tokens_per_s,
-            line.seconds * 1e3,
-            100.0 * line.of_read_limit,
-            100.0 * line.of_flops_limit,
+            self.phase,
+            self.batch,
+            self.context,
+            self.new,
+            self.tokens_per_s,
+            self.seconds * 1e3,
+            100.0 * self.of_read_limit,
+            100.0 * self.of_flops_limit,
         );
     }
-    say!("of read: weights and KV once a step, over the reading limit; of mul.: operations over the multiplying limit");
-    Ok(())
+}
+
+impl Report {
+    /// What is known before the first step is measured.
+    fn print_head(&self) {
+        let Self { model, processor, instructions, threads, .. } = self;
+        say!("{model} on {processor}, {threads} threads, {instructions}; ready in {:.2} s", self.ready_s);
+        let packed = match self.quantised_bytes {
+            0 => String::new(),
+            bytes => {
+                format!("; of those {} packed into {} in {:.2} s", Size(bytes), Size(self.packed_bytes), self.packing_s)
+            }
+        };
+        say!("loaded: {} of weights in {:.2} s{packed}", Size(self.load_bytes), self.load_s);
+        let (read, flops) = (self.read_limit / 1e9, self.flops_limit / 1e9);
+        say!("limits: reading {read:.1} GB/s, multiplying {flops:.0} GFLOP/s (single precision)");
+        let [phase, batch, context, new] = ["", "batch", "context", "new"];
+        let [speed, time, read, multiply] = ["tokens/s", "ms", "of read", "of mul."];
+        say!("{phase:<8}{batch:>6}{context:>9}{new:>6}{speed:>12}{time:>12}{read:>9}{multiply:>9}");
+    }
 }

@@ -1,0 +1,118 @@
+//! Loading a stage: every number is looked at once, and quantised weights are laid out for products.
+//!
+//! What a stage takes in memory is known before ([`StageMemory`]). Loading itself keeps little more than that: tensor by
+//! tensor, and pages of the file that are not read again are given back at once.
+
+use crate::{
+    cpu::Cpu,
+    models::Stage,
+    weights::{Tensor, WeightsError},
+};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// How far loading is (bytes as stored).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Done.
+    pub done: u64,
+    /// In all.
+    pub total: u64,
+}
+
+/// What loading a stage was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// Bytes of the file that the stage is made of.
+    pub bytes: u64,
+    /// Time in all: reading and looking at every number, and packing.
+    pub took: Duration,
+    /// Bytes of quantised matrices as stored.
+    pub quantised: u64,
+    /// The same laid out for products.
+    pub packed: u64,
+    /// Time for laying them out.
+    pub packing: Duration,
+}
+
+/// The most that is computed in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Largest {
+    /// Tokens.
+    pub tokens: u64,
+    /// Tokens of them whose logits are wanted, where the stage has the head.
+    pub logits: u64,
+}
+
+/// Memory that a stage's weights take (bytes).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageMemory {
+    /// Read where they lie in the file, which stays mapped.
+    pub mapped: u64,
+    /// Quantised matrices laid out for products; their file is not read again.
+    pub packed: u64,
+    /// Norms and biases, copied.
+    pub copied: u64,
+}
+
+impl StageMemory {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.mapped + self.packed + self.copied
+    }
+
+    pub(crate) fn of(stage: &dyn Stage) -> Self {
+        let (weights, tables) = (stage.weights(), stage.tables());
+        let bytes = stage.bytes();
+        let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
+        let mapped = |tensor: &Tensor| weights.iter().any(|w| w.packed_bytes() == 0 && w.tensor().is(tensor));
+        let once = tables.iter().filter(|table| !mapped(table)).map(|table| table.bytes());
+        let dense = weights.iter().filter(|w| w.packed_bytes() == 0).map(|w| w.tensor().bytes());
+        Self {
+            mapped: dense.sum::<u64>() + once.sum::<u64>(),
+            packed: weights.iter().map(|w| w.packed_bytes()).sum(),
+            copied: (bytes.layers + bytes.head).saturating_sub(matrices),
+        }
+    }
+}
+
+/// Looks at all of a stage's weights and packs those that are quantised, saying after each how far it is.
+pub(crate) fn run(
+    stage: &dyn Stage,
+    cpu: &Cpu,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<LoadReport, WeightsError> {
+    let started = Instant::now();
+    let (weights, mut tables) = (stage.weights(), stage.tables());
+    // An output head may be the embedding.
+    tables.retain(|table| !weights.iter().any(|w| w.tensor().is(table)));
+    let total = weights.iter().map(|w| w.tensor()).chain(tables.iter().copied()).map(Tensor::bytes).sum();
+    let mut report = LoadReport { bytes: total, ..LoadReport::default() };
+    let mut done = 0;
+    let mut step = |bytes: u64| {
+        done += bytes;
+        progress(Progress { done, total });
+    };
+    step(0);
+    for table in tables {
+        table.check(cpu)?;
+        // Few of its rows are read in any step.
+        table.forget();
+        step(table.bytes());
+    }
+    for weight in weights {
+        let tensor = weight.tensor();
+        tensor.check(cpu)?;
+        // While what was just read is still in memory.
+        let at = Instant::now();
+        weight.prepare(cpu);
+        if weight.packed_bytes() > 0 {
+            report.quantised += tensor.bytes();
+            report.packed += weight.packed_bytes();
+            report.packing += at.elapsed();
+        }
+        step(tensor.bytes());
+    }
+    Ok(LoadReport { took: started.elapsed(), ..report })
+}

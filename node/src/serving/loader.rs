@@ -1,0 +1,116 @@
+//! Plan flow 6: loads stages, one after the other and beside what runs.
+//!
+//! Loading reads every weight, which takes seconds to minutes: meanwhile the host answers, heartbeats go out, and stages
+//! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
+//! has left.
+
+use super::compute::Compute;
+use crate::memory::Need;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tsnode_kernels::{
+    device,
+    engine::StageKey,
+    load::{LoadReport, Progress},
+    pages::PAGE_BYTES,
+    source::{ModelSource, StageModel},
+};
+use tsnode_protocol::{Group, LayerRange};
+
+/// A stage that a plan gives this peer.
+pub(super) struct Order {
+    /// Its group.
+    pub group: Group,
+    /// Its place in the ring.
+    pub position: usize,
+    /// Nobody wants it any more.
+    pub given_up: CancellationToken,
+}
+
+/// What became of an order: the stage, or nothing where it could not be loaded or is not wanted; why is in the log.
+pub(super) struct Loaded {
+    pub order: Order,
+    pub stage: Option<StageKey>,
+}
+
+/// Loads what is ordered until nobody can order any more.
+pub(super) struct Loader {
+    /// The compute thread, which gets the stages.
+    pub compute: Compute,
+    /// The model this peer has.
+    pub source: Option<Arc<ModelSource>>,
+    /// Threads that may be used.
+    pub threads: usize,
+    /// How far it is, while it loads.
+    pub progress: watch::Sender<Option<Progress>>,
+    /// Where results go.
+    pub loaded: mpsc::Sender<Loaded>,
+}
+
+impl Loader {
+    pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
+        while let Some(order) = orders.recv().await {
+            let stage = if order.given_up.is_cancelled() { None } else { self.load(&order).await };
+            self.progress.send_replace(None);
+            if self.loaded.send(Loaded { order, stage }).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A stage that cannot be loaded is logged and left out: its leader never gets ready, and the coordinator sees that.
+    async fn load(&self, order: &Order) -> Option<StageKey> {
+        let (group, layers) = (&order.group, order.group.stages[order.position].layers);
+        let Some(source) = self.source.clone().filter(|s| s.card().id == group.model) else {
+            tracing::error!(group = %group.id, model = %group.model, "the plan gives this peer a model it does not have");
+            return None;
+        };
+        match self.load_layers(source, layers).await {
+            Ok((key, report)) => {
+                tracing::info!(
+                    group = %group.id, phase = %group.phase, position = order.position, %layers,
+                    bytes = report.bytes, seconds = report.took.as_secs_f64(),
+                    quantised = report.quantised, packed = report.packed, packing_s = report.packing.as_secs_f64(),
+                    "stage loaded"
+                );
+                Some(key)
+            }
+            Err(error) => {
+                tracing::error!(group = %group.id, %layers, %error, "stage not loaded");
+                None
+            }
+        }
+    }
+
+    async fn load_layers(
+        &self,
+        source: Arc<ModelSource>,
+        layers: LayerRange,
+    ) -> Result<(StageKey, LoadReport), String> {
+        let pages = self.compute.call(|engine| engine.pages()).await.map_err(|e| e.to_string())?;
+        // Pages in use have their memory already.
+        let kv = (pages.free * PAGE_BYTES) as u64;
+        let (threads, progress) = (self.threads, self.progress.clone());
+        let load = move || -> Result<(StageModel, LoadReport), String> {
+            let need = Need::of(&source, layers, kv).map_err(|e| e.to_string())?;
+            need.within(device::free_memory()).map_err(|e| e.to_string())?;
+            let mut tell = |far| {
+                progress.send_replace(Some(far));
+            };
+            source.load_stage_by(threads, layers, &mut tell).map_err(|e| e.to_string())
+        };
+        let (stage, report) = on_a_thread(load).await??;
+        let key = self.compute.call(move |engine| engine.load(stage)).await.map_err(|e| e.to_string())?;
+        Ok((key.map_err(|e| e.to_string())?, report))
+    }
+}
+
+/// Runs `work` on a thread that does not keep a peer from leaving, as a runtime's own would.
+async fn on_a_thread<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, String> {
+    let (answer, result) = oneshot::channel();
+    // Whoever asked may have gone; then nobody wants the result.
+    let run = move || drop(answer.send(work()));
+    std::thread::Builder::new().name("load".into()).spawn(run).map_err(|e| format!("no thread to load with: {e}"))?;
+    result.await.map_err(|_| "loading panicked".into())
+}
