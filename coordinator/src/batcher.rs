@@ -332,6 +332,8 @@ impl Batcher {
         self.queue = Queue::default();
         self.steps = steps(&self.config);
         self.prefixes = Prefixes::new(self.config.max_kept);
+        // Steps are counted anew: what was on its way is not to be taken for one of those.
+        self.guessing.lose_steps();
     }
 
     fn expire(&mut self, now: Time, out: &mut Vec<Action>) {
@@ -358,13 +360,13 @@ impl Batcher {
     /// Sets off the steps that may.
     fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
         while let Some((step, shares)) = self.steps.next() {
+            let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
+            let may = self.config.guesses == Guesses::Measured && guesses::may_help(answers);
             let guess = |s: &steps::Share| {
                 let sequence = self.sequences.get_mut(&s.request);
-                let may = s.part == Part::Answer && self.config.guesses == Guesses::Measured;
-                sequence.filter(|_| may).is_some_and(Sequence::guess)
+                sequence.filter(|_| may && s.part == Part::Answer).is_some_and(Sequence::guess)
             };
             let guesses = shares.iter().map(guess).filter(|found| *found).count();
-            let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
             let helps = guesses > 0 && self.guessing.helps(answers);
             if guesses > 0 && answers == shares.len() {
                 self.guessing.sent(step, now, answers, helps);

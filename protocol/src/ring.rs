@@ -133,7 +133,7 @@ pub struct Admit {
     pub tokens: Vec<Token>,
     /// Of those, as many as belong to the answer: it was here before, and had to give its pages back.
     pub answered: u32,
-    /// Tokens that pages are reserved for, for now.
+    /// Tokens that pages are reserved for; [`RingFrame::Grow`] adds to them.
     pub room: u32,
     /// Tokens it may reach: a stage that could never hold them refuses at once.
     pub most: u32,

@@ -111,11 +111,7 @@ impl Batcher {
 
     pub(super) fn admitted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        if sequence.overtaken > 0 {
-            sequence.overtaken -= 1;
-            return;
-        }
-        let State::Admitting { shared } = sequence.state else { return };
+        let Some(shared) = sequence.admission_answered() else { return };
         let there = shared.map_or(0, |s| s.tokens);
         if !sequence.granted {
             (sequence.granted, sequence.cached) = (true, there);
@@ -134,11 +130,7 @@ impl Batcher {
 
     pub(super) fn not_admitted(&mut self, request: RequestId, why: Refusal, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        if sequence.overtaken > 0 {
-            sequence.overtaken -= 1;
-            return;
-        }
-        let State::Admitting { shared } = sequence.state else { return };
+        let Some(shared) = sequence.admission_answered() else { return };
         sequence.state = State::Waiting;
         let granted = sequence.granted;
         // Stages before the one that refused hold pages already.

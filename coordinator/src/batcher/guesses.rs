@@ -91,6 +91,11 @@ struct Timed {
     with: bool,
 }
 
+/// Whether steps of so many answers are worth looking for guesses at all.
+pub(super) fn may_help(answers: usize) -> bool {
+    (1..=MOST_ANSWERS).contains(&answers)
+}
+
 /// Whether guesses help.
 #[derive(Debug, Default)]
 pub(super) struct Guessing {
@@ -103,9 +108,6 @@ pub(super) struct Guessing {
 impl Guessing {
     /// Whether a step of so many answers, for which there are guesses, should use them.
     pub fn helps(&mut self, answers: usize) -> bool {
-        if answers > MOST_ANSWERS {
-            return false;
-        }
         let ways = self.ways.entry(answers.ilog2()).or_default();
         ways.turns += 1;
         let known = ways.with.steps.min(ways.without.steps) >= TRIALS;
@@ -117,6 +119,11 @@ impl Guessing {
     /// A step of answers alone sets off, for which there were guesses.
     pub fn sent(&mut self, step: u64, now: Time, answers: usize, with: bool) {
         self.timed.insert(step, Timed { since: now, size: answers.max(1).ilog2(), with });
+    }
+
+    /// What was on its way is lost.
+    pub fn lose_steps(&mut self) {
+        self.timed.clear();
     }
 
     /// It is done, and has given so many tokens.

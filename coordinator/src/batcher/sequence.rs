@@ -225,6 +225,16 @@ impl Sequence {
         !self.guesses.is_empty()
     }
 
+    /// What it was to share, now that the stages have answered, unless their answer no longer counts.
+    pub fn admission_answered(&mut self) -> Option<Option<Shared>> {
+        if self.overtaken > 0 {
+            self.overtaken -= 1;
+            return None;
+        }
+        let State::Admitting { shared } = self.state else { return None };
+        Some(shared)
+    }
+
     /// What of it is computed in a step, with what was guessed if that helps.
     pub fn entry(&mut self, share: &Share, helps: bool) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
