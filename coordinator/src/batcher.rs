@@ -175,13 +175,17 @@ impl Batcher {
         }
     }
 
-    /// Decodes once both the KV and the first token are here.
+    /// Decodes once both the KV and the first token are here; an answer that was begun elsewhere is computed after it.
     fn start_if_ready(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let State::AwaitingKv { arrived, .. } = &sequence.state else { return };
-        if arrived.len() == self.config.stages
-            && let Some(first) = sequence.first.take()
-        {
+        if arrived.len() < self.config.stages {
+            return;
+        }
+        if sequence.generated() > 0 {
+            let there = sequence.prompt;
+            self.compute_from(request, there);
+        } else if let Some(first) = sequence.first.take() {
             self.decode_from(request, first, out);
         }
     }
@@ -242,13 +246,30 @@ impl Batcher {
             match &mut sequence.state {
                 State::Prefilling { done, .. } => {
                     *done += share.tokens;
-                    if *done == all {
+                    let there = *done;
+                    self.settle(request, there, out);
+                    if there == all {
                         self.prompt_done(now, request, sampled.into_iter().next(), out);
                     }
                 }
                 State::Decoding => self.answered(request, sampled, out),
                 _ => {}
             }
+        }
+    }
+
+    /// A prompt whose KV goes through a codec does so once it is computed, before anything is computed after it.
+    fn settle(&mut self, request: RequestId, there: u32, out: &mut Vec<Action>) {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        if sequence.settled || there < sequence.prompt {
+            return;
+        }
+        sequence.settled = true;
+        let (tokens, codec, rest) = (sequence.prompt, sequence.codec, sequence.len() - sequence.prompt);
+        out.push(Action::Ring(RingFrame::Settle { request, tokens, codec }));
+        if rest > 0 {
+            self.steps.leave(request);
+            self.compute_from(request, tokens);
         }
     }
 

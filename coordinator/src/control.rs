@@ -110,6 +110,8 @@ pub enum Event {
     Connected(PeerId),
     /// The transport has lost its last connection to a peer.
     Disconnected(PeerId),
+    /// A peer's own system says that its process is no more.
+    Gone(PeerId),
     /// This peer leaves.
     Leave,
 }
@@ -189,6 +191,8 @@ impl fmt::Display for Reject {
 pub enum Down {
     /// It was silent for too long.
     Silent,
+    /// Its process is no more.
+    Gone,
     /// It said goodbye.
     Left,
 }
@@ -197,6 +201,7 @@ impl fmt::Display for Down {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Silent => "silent for too long",
+            Self::Gone => "its process has ended",
             Self::Left => "it left",
         })
     }
@@ -288,6 +293,11 @@ impl Control {
                     member.disconnected = true;
                 }
             }
+            Event::Gone(peer) => {
+                if let Some(member) = self.members.get_mut(&peer) {
+                    member.gone_at = Some(now);
+                }
+            }
             Event::Leave => {
                 self.leaving = true;
                 self.next_heartbeat = now;
@@ -363,8 +373,7 @@ impl Control {
         if !member.advance(kind, sequence) {
             return out.push(Action::Reject { peer: signer, reason: Reject::Replay });
         }
-        member.last_heard = self.now;
-        member.disconnected = false;
+        member.heard(self.now);
         if is_new && signer != self.config.me {
             self.newcomer();
         }
@@ -414,7 +423,7 @@ impl Control {
     /// A peer with an advert and a fresh word is there.
     fn revive(&mut self, peer: PeerId, out: &mut Vec<Action>) {
         let Some(member) = self.members.get_mut(&peer) else { return };
-        if !member.alive && member.advert.is_some() {
+        if !member.alive && !member.is_gone() && member.advert.is_some() {
             member.alive = true;
             self.draft = None;
             self.changed = self.now;
@@ -440,11 +449,15 @@ impl Control {
         let (now, config) = (self.now, &self.config);
         for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.alive && **peer != config.me) {
             let left = member.heartbeat.leaving && member.disconnected;
-            if left || now >= member.last_heard + member.patience(config) {
+            if left || member.is_gone() || now >= member.last_heard + member.patience(config) {
                 member.alive = false;
                 self.draft = None;
                 self.changed = now;
-                let reason = if member.heartbeat.leaving { Down::Left } else { Down::Silent };
+                let reason = match member.is_gone() {
+                    _ if member.heartbeat.leaving => Down::Left,
+                    true => Down::Gone,
+                    false => Down::Silent,
+                };
                 out.push(Action::PeerDown { peer: *peer, reason });
             }
         }

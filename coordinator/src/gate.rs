@@ -60,6 +60,8 @@ pub struct Case {
     pub tokens: u32,
     /// Who would prefill it elsewhere.
     pub remote: Side,
+    /// Tokens of it whose KV is there from before.
+    pub remote_has: u32,
     /// Who decodes it, and could prefill it.
     pub local: Side,
     /// Latency between them.
@@ -133,13 +135,18 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
         KvChoice::Auto if send(KvCodec::Raw).0.0 < send(KvCodec::Int4).0.0 => KvCodec::Raw,
         KvChoice::Auto => KvCodec::Int4,
     };
-    let prompt = |side: &Side| {
-        let tokens = case.tokens.saturating_add(side.pending_tokens);
+    let prompt = |side: &Side, has: u32| {
+        let tokens = case.tokens.saturating_sub(has).max(1).saturating_add(side.pending_tokens);
         side.flops.time_for(prefill_flops(&case.shape, tokens.min(case.shape.context.max(case.tokens))))
     };
     let (sending, kv_bytes) = send(codec);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
-    Verdict { remote: prompt(&case.remote) + sending, local: Seconds(prompt(&case.local).0 * held_up), kv_bytes, codec }
+    Verdict {
+        remote: prompt(&case.remote, case.remote_has) + sending,
+        local: Seconds(prompt(&case.local, 0).0 * held_up),
+        kv_bytes,
+        codec,
+    }
 }
 
 #[cfg(test)]
@@ -168,6 +175,7 @@ mod tests {
             shape: llama3_8b(),
             tokens: 4096,
             remote: gpu,
+            remote_has: 0,
             local: Side { flops: FlopsPerSecond(20e12), ..gpu },
             latency: Seconds(0.01),
             bandwidth: BytesPerSecond(mbit * 1e6 / 8.0),

@@ -26,6 +26,8 @@ use tsnode_protocol::{
 /// A link nobody has measured: a common home connection's neighbourhood.
 const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
 const UNKNOWN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
+/// How often a request that nobody serves asks again, should no news of the swarm come.
+const HOMELESS_RETRY: Duration = Duration::from_millis(500);
 
 /// How a gateway behaves.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +40,8 @@ pub struct GatewayConfig {
     pub progress_patience: Duration,
     /// When to tell a client to ask again.
     pub retry_after: Duration,
+    /// How long a request that was begun waits for a group that can go on with it.
+    pub homeless_patience: Duration,
     /// Packing of KV.
     pub kv: KvChoice,
     /// Whether the cost gate is asked.
@@ -55,6 +59,7 @@ impl Default for GatewayConfig {
             grant_patience: Duration::from_secs(40),
             progress_patience: Duration::from_secs(60),
             retry_after: Duration::from_secs(2),
+            homeless_patience: Duration::from_secs(60),
             kv: KvChoice::Auto,
             split: SplitChoice::Auto,
             element_bytes: 2,
@@ -220,6 +225,8 @@ pub struct Trace {
     pub cached_tokens: u32,
     /// Tokens generated.
     pub new_tokens: u32,
+    /// What the prompt's KV went through, wherever it was computed: the answer's tokens rest on that.
+    pub codec: KvCodec,
     /// Packing of the KV, where it crossed the network.
     pub kv_codec: Option<KvCodec>,
     /// KV payload that crossed the network (bytes).
@@ -230,6 +237,21 @@ pub struct Trace {
     pub kv_sent_after: Option<f64>,
     /// From submission to the end (seconds).
     pub total: f64,
+    /// How often another group went on with it, and why.
+    pub moves: Vec<Move>,
+}
+
+/// A request goes on elsewhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Move {
+    /// Whom it leaves: the leader of the group that decoded it.
+    pub from: PeerId,
+    /// Why.
+    pub reason: String,
+    /// Tokens that its client had.
+    pub answered: u32,
+    /// Since submission (seconds).
+    pub at: f64,
 }
 
 /// The requests of one peer's clients.
@@ -268,6 +290,7 @@ impl Gateway {
             Event::View(view) => {
                 self.view = view;
                 self.leave_the_dead(now, &mut out);
+                self.house_the_homeless(now, &mut out);
             }
             Event::Submit { request, model, prompt, generation } => {
                 self.submit(now, request, Request::new(now, model, prompt, generation), &mut out);
@@ -302,7 +325,11 @@ impl Gateway {
         self.router.at(Seconds(now.as_secs_f64()));
         let picked = self.router.pick(choice, r.model, r.asked(), seed);
         r.routed = picked.as_ref().ok().copied();
-        let groups = picked.as_ref().ok().and_then(|p| Some((plan?.group(p.prefill)?, plan?.group(p.decode)?)));
+        // Whoever computed the prompt before may have it still.
+        let holder = r.prefilled_by.filter(|id| up.contains_key(id) && plan.is_some_and(|p| p.group(*id).is_some()));
+        let groups = picked.as_ref().ok().and_then(|p| {
+            Some((plan?.group(holder.filter(|_| p.prefill != p.decode).unwrap_or(p.prefill))?, plan?.group(p.decode)?))
+        });
         let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));
         let Some((prefill, prefill_leader, decode, decode_leader)) = leaders else {
             let why = picked.err().map_or_else(|| "the plan is incomplete".to_owned(), |e| e.to_string());
@@ -319,7 +346,10 @@ impl Gateway {
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
             _ => "one group does both".to_owned(),
         };
-        r.codec = verdict.map_or(KvCodec::Int4, |v| v.codec);
+        if r.answer.is_empty() {
+            r.codec = if split { verdict.map_or(KvCodec::Int4, |v| v.codec) } else { KvCodec::Raw };
+        }
+        r.homeless_until = None;
         r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
         r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });
         r.decode_leader = Some(decode_leader);
@@ -329,8 +359,10 @@ impl Gateway {
             request,
             group: decode.id,
             prompt: r.prompt.clone(),
+            answered: r.answer.clone(),
             generation: r.generation.clone(),
             await_kv: split,
+            codec: r.codec,
         };
         out.push(Action::OpenDecode { request, leader: decode_leader, open });
     }
@@ -353,7 +385,9 @@ impl Gateway {
         r.deadline = now + self.config.progress_patience;
         match event {
             DecodeEvent::Granted { cached } => {
-                r.cached = cached;
+                if r.answer.is_empty() {
+                    r.cached = cached;
+                }
                 self.granted(request, out);
             }
             DecodeEvent::Refused(reason) => {
@@ -367,6 +401,7 @@ impl Gateway {
                 out.push(Action::ClosePrefill { request });
             }
             DecodeEvent::Token { index, sampled } => self.token(now, request, index, sampled, out),
+            DecodeEvent::End(End::Failed(reason)) => self.decode_lost(now, request, &reason, out),
             DecodeEvent::End(end) => self.finish(now, request, end, out),
         }
     }
@@ -402,10 +437,10 @@ impl Gateway {
         r.deadline = now + self.config.progress_patience;
         match event {
             PrefillEvent::First { sampled, cached, .. } => {
-                if r.next_index > 0 {
+                if r.next_index() > 0 {
                     return;
                 }
-                r.cached = cached;
+                (r.cached, r.prefilled_by) = (cached, r.pick.map(|p| p.prefill));
                 let token = sampled.token;
                 r.first = Some(token);
                 self.token(now, request, 0, sampled, out);
@@ -425,7 +460,7 @@ impl Gateway {
             return;
         }
         r.deadline = now + self.config.progress_patience;
-        let first = r.first;
+        let first = r.first.filter(|_| r.next_index() == 1);
         r.moved_home(reason);
         out.push(Action::ClosePrefill { request });
         out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });
@@ -434,15 +469,15 @@ impl Gateway {
     /// Tokens come in order; one that was passed on already may come again after a fallback, and is the same.
     fn token(&mut self, now: Time, request: RequestId, index: u32, sampled: Sampled, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if index < r.next_index {
+        if index < r.next_index() {
             return;
         }
-        if index > r.next_index {
-            let end = End::Failed(format!("token {index} came where {} was next", r.next_index));
-            out.push(Action::CloseDecode { request });
-            return self.finish(now, request, end, out);
+        if index > r.next_index() {
+            let reason = format!("token {index} came where {} was next", r.next_index());
+            return self.decode_lost(now, request, &reason, out);
         }
-        r.next_index += 1;
+        r.answer.push(sampled.token);
+        r.tried.clear();
         if r.first_at.is_none() {
             r.first_at = Some(now);
             if let Some(routed) = r.routed {
@@ -454,12 +489,14 @@ impl Gateway {
 
     fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if r.next_index == 0 {
-            r.refusal = Some(reason.to_owned());
-            return self.elsewhere(now, request, out);
-        }
-        let end = End::Failed(format!("the peer that decoded went away: {reason}"));
-        self.finish(now, request, end, out);
+        r.refusal = Some(reason.to_owned());
+        r.moves.extend(r.decode_leader.filter(|_| r.accepted).map(|from| Move {
+            from,
+            reason: reason.to_owned(),
+            answered: r.next_index(),
+            at: now.saturating_sub(r.submitted).as_secs_f64(),
+        }));
+        self.elsewhere(now, request, out);
     }
 
     /// What a peer that is gone from the view was doing is lost, before any connection to it times out.
@@ -477,7 +514,7 @@ impl Gateway {
         }
     }
 
-    /// Nothing has reached the client yet: another decode group may take it.
+    /// Another group may take it, or go on with it from the tokens that its client has.
     fn elsewhere(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
         out.push(Action::CloseDecode { request });
@@ -485,6 +522,7 @@ impl Gateway {
             out.push(Action::ClosePrefill { request });
         }
         r.first = None;
+        (r.decode_leader, r.prefill_leader) = (None, None);
         if let Some(pick) = r.pick.take() {
             r.tried.insert(pick.decode);
         }
@@ -492,15 +530,36 @@ impl Gateway {
         self.route(now, request, out);
     }
 
+    /// Nobody takes it: a request that was begun waits for somebody, any other is told so.
     fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
-        if r.accepted {
-            return self.finish(now, request, End::Failed(reason), out);
-        }
         left(&mut self.router, r);
+        if r.accepted {
+            r.tried.clear();
+            let until = *r.homeless_until.get_or_insert(now + self.config.homeless_patience);
+            r.deadline = until.min(now + HOMELESS_RETRY);
+            return;
+        }
+        let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
         self.requests.remove(&request);
         out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
+    }
+
+    /// A request that was begun asks again, or has waited long enough.
+    fn look_for_home(&mut self, now: Time, request: RequestId, until: Time, out: &mut Vec<Action>) {
+        if now < until {
+            return self.route(now, request, out);
+        }
+        let refusal = self.requests.get_mut(&request).and_then(|r| r.refusal.take());
+        let why = refusal.unwrap_or_else(|| "no group is up".into());
+        self.finish(now, request, End::Failed(format!("nobody could go on with it: {why}")), out);
+    }
+
+    fn house_the_homeless(&mut self, now: Time, out: &mut Vec<Action>) {
+        let homeless = self.requests.iter().filter_map(|(request, r)| Some((*request, r.homeless_until?)));
+        for (request, until) in homeless.collect::<Vec<_>>() {
+            self.look_for_home(now, request, until, out);
+        }
     }
 
     fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
@@ -528,6 +587,10 @@ impl Gateway {
         let due: Vec<RequestId> =
             self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(request, _)| *request).collect();
         for request in due {
+            if let Some(until) = self.requests.get(&request).and_then(|r| r.homeless_until) {
+                self.look_for_home(now, request, until, out);
+                continue;
+            }
             let prefilling = self.requests.get(&request).is_some_and(|r| r.prefill == Prefill::Running);
             if prefilling {
                 self.prefill_failed(now, request, "the prefill made no progress".into(), out);
@@ -563,9 +626,15 @@ fn judge(config: &GatewayConfig, view: &View, r: &Request, prefill: &Group, deco
         local: side(view, decode),
         latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
         bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
+        remote_has: if r.prefilled_by == Some(prefill.id) { r.prompt.len() as u32 } else { 0 },
         element_bytes: config.element_bytes,
     };
-    Some(gate::weigh(&case, config.kv))
+    let kv = match r.codec {
+        _ if r.answer.is_empty() => config.kv,
+        KvCodec::Raw => KvChoice::Raw,
+        KvCodec::Int4 => KvChoice::Int4,
+    };
+    Some(gate::weigh(&case, kv))
 }
 
 fn shape(view: &View, model: ModelId) -> Option<ModelShape> {

@@ -21,6 +21,8 @@ fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: Kind) -> NewSequence {
     NewSequence {
         request: request(n),
         prompt: vec![Token(1); prompt],
+        answered: vec![],
+        codec: KvCodec::Raw,
         max_tokens: prompt as u32 + max_new_tokens,
         generation: Generation { sampling: Sampling::greedy(), max_new_tokens, stop_tokens: vec![Token(9)] },
         kind,
@@ -47,6 +49,11 @@ struct Ring {
     period: u32,
     /// Guesses that were right.
     guessed: u32,
+    /// Prompts whose KV goes through a codec, by length; and those that have gone, here or on their way here.
+    packed: BTreeMap<RequestId, u32>,
+    settled: BTreeSet<RequestId>,
+    /// Those that were admitted for KV from elsewhere.
+    expected: BTreeSet<RequestId>,
 }
 
 /// The token at a place, whoever asks.
@@ -67,6 +74,9 @@ impl Ring {
             shared: 0,
             period: 0,
             guessed: 0,
+            packed: BTreeMap::new(),
+            settled: BTreeSet::new(),
+            expected: BTreeSet::new(),
         }
     }
 
@@ -99,6 +109,13 @@ impl Ring {
             },
         };
         assert_eq!(begun, a.tokens[..begun.len()], "what is shared is the same");
+        self.settled.remove(&a.request);
+        self.expected.remove(&a.request);
+        self.expected.extend(a.await_kv_ms.map(|_| a.request));
+        if self.packed.contains_key(&a.request) {
+            assert!(begun.is_empty(), "pages that settle are nobody else's");
+            self.settled.extend(a.await_kv_ms.map(|_| a.request));
+        }
         let refused = self.refuses(a.room, a.most);
         if refused.is_none() {
             assert!(self.held.insert(a.request, a.room).is_none(), "admitted twice");
@@ -134,6 +151,8 @@ impl Ring {
                     }
                     assert_eq!(present.len() as u32, e.start, "positions have no gap");
                     present.extend(&e.tokens);
+                    let beyond = self.packed.get(&e.request).is_some_and(|prompt| present.len() as u32 > *prompt);
+                    assert!(!beyond || self.settled.contains(&e.request), "computed on KV that is not settled");
                     self.computed += if e.prompt { e.tokens.len() as u32 } else { 0 };
                     assert!(present.len() as u32 <= self.held[&e.request], "beyond the reservation");
                     let guesses = if e.prompt { &[][..] } else { &e.tokens[1..] };
@@ -163,6 +182,11 @@ impl Ring {
                     present.truncate(tokens as usize);
                     self.kept.insert(prefix, present);
                 }
+                return self.turn();
+            }
+            RingFrame::Settle { request, tokens, codec } => {
+                let present = self.present.get(&request).map(|p| p.len() as u32);
+                assert!(present == Some(tokens) && codec == KvCodec::Int4 && self.settled.insert(request));
                 return self.turn();
             }
             RingFrame::Forget(prefix) => {
@@ -215,8 +239,14 @@ impl Story {
     }
 
     fn kv_arrives(&mut self, n: u8) -> &mut Self {
-        if let Some(tokens) = self.ring.present.get_mut(&request(n)) {
-            *tokens = vec![Token(1); 3];
+        self.kv_of(n, 3)
+    }
+
+    /// The KV of a prompt of so many tokens comes.
+    fn kv_of(&mut self, n: u8, prompt: usize) -> &mut Self {
+        let present = self.ring.present.get_mut(&request(n)).filter(|tokens| tokens.is_empty());
+        if let Some(tokens) = present.filter(|_| self.ring.expected.contains(&request(n))) {
+            *tokens = vec![Token(1); prompt];
         }
         for position in 0..self.ring.stages {
             self.tell(Event::KvArrived { request: request(n), position, failed: None });
@@ -446,6 +476,61 @@ fn only_what_is_computed_here_is_shared() {
     assert_eq!(story.ring.shared, 0);
 }
 
+/// Another group began the answer: this one goes on from the next token, whether the prompt's KV comes or is computed here.
+#[test]
+fn an_answer_begun_elsewhere_goes_on() {
+    for (kind, codec) in
+        [Kind::Local, Kind::AwaitKv].into_iter().flat_map(|k| [(k.clone(), KvCodec::Raw), (k, KvCodec::Int4)])
+    {
+        let mut story = Story::new(2, 100);
+        let mut sequence = new(1, 20, 9, kind.clone());
+        (sequence.codec, sequence.answered) = (codec, (0..4).map(|i| Token(120 + i)).collect());
+        if codec == KvCodec::Int4 {
+            story.ring.packed.insert(request(1), 20);
+        }
+        story.tell(Event::Submit(sequence)).settle();
+        if kind == Kind::AwaitKv {
+            assert!(story.indices(1).is_empty());
+            story.kv_of(1, 20).settle();
+        }
+        assert_eq!(story.indices(1), [4, 5, 6, 7, 8], "{kind:?}, {codec:?}");
+        assert_eq!(story.tokens(1), (124..129).map(Token).collect::<Vec<_>>());
+        assert_eq!(story.ring.computed, if kind == Kind::Local { 24 } else { 4 });
+        assert_eq!(story.ring.settled.len(), usize::from(codec == KvCodec::Int4));
+        assert_eq!(story.ends(1), 1);
+        story.all_pages_are_free();
+    }
+}
+
+/// The group that began it could not say that this was all.
+#[test]
+fn an_answer_that_is_complete_ends_at_once() {
+    let mut story = Story::new(1, 100);
+    let mut sequence = new(1, 20, 3, Kind::Local);
+    sequence.answered = vec![Token(120), Token(121), Token(122)];
+    story.tell(Event::Submit(sequence)).settle();
+    assert_eq!(story.heard, [Action::End { request: request(1), end: End::Length }]);
+    let mut sequence = new(2, 20, 30, Kind::AwaitKv);
+    sequence.answered = vec![Token(120), Token(9)];
+    story.tell(Event::Submit(sequence)).settle();
+    assert_eq!(story.heard.last(), Some(&Action::End { request: request(2), end: End::Stop }));
+}
+
+/// Where packed KV does not come it is computed here, and then goes through the same codec; and again, should the sequence
+/// have to give its pages back.
+#[test]
+fn kv_that_would_have_come_packed_is_packed_here() {
+    let mut story = Story::new(2, 100);
+    let mut sequence = new(1, 30, 5, Kind::AwaitKv);
+    sequence.codec = KvCodec::Int4;
+    story.ring.packed.insert(request(1), 30);
+    story.tell(Event::Submit(sequence)).settle();
+    story.tell(Event::PrefillHere { request: request(1), first: None }).settle();
+    assert_eq!(story.indices(1), [0, 1, 2, 3, 4]);
+    assert!(story.ring.settled.contains(&request(1)) && story.ring.kept.is_empty());
+    story.all_pages_are_free();
+}
+
 fn growing(growth: u32) -> BatcherConfig {
     BatcherConfig { batches: Batches::Chunked(8), growth, ..BatcherConfig::default() }
 }
@@ -507,7 +592,8 @@ const POLICIES: [Batches; 4] =
 /// page comes back; whatever the policy.
 #[test]
 fn every_request_ends_once_whatever_the_order() {
-    for seed in 0..600u64 {
+    let seeds = std::env::var("TSNODE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600u64);
+    for seed in 0..seeds {
         let mut state = seed;
         let mut dice = |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -526,7 +612,16 @@ fn every_request_ends_once_whatever_the_order() {
             let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();
             // Some begin alike, some with others' whole prompts.
             prompts.push(1 + dice(40) as usize);
-            story.tell(Event::Submit(new(n as u8, prompts[n], 1 + dice(30) as u32, kind)));
+            let mut sequence = new(n as u8, prompts[n], 1 + dice(30) as u32, kind);
+            // Some were begun elsewhere, some have their KV packed.
+            let known = if kinds[n] == 2 { 0 } else { dice(8).saturating_sub(4) as u32 };
+            let place = |i| answer(story.ring.period, prompts[n] as u32 + i);
+            sequence.answered = (0..known.min(sequence.generation.max_new_tokens)).map(place).collect();
+            if kinds[n] != 2 && dice(2) == 0 {
+                sequence.codec = KvCodec::Int4;
+                story.ring.packed.insert(request(n as u8), prompts[n] as u32);
+            }
+            story.tell(Event::Submit(sequence));
         }
         let mut cancelled = BTreeSet::new();
         for _ in 0..400 {
@@ -545,6 +640,9 @@ fn every_request_ends_once_whatever_the_order() {
                     let failed = Some("broken".into());
                     story.tell(Event::KvArrived { request: r, position: 0, failed });
                 }
+                3 if dice(4) == 0 && kinds[n as usize] == 1 => {
+                    story.kv_of(n, prompts[usize::from(n)]);
+                }
                 4 if kinds[n as usize] == 2 => {
                     for position in 0..stages {
                         story.tell(Event::KvSent { request: r, position, bytes: 1, failed: None });
@@ -558,6 +656,10 @@ fn every_request_ends_once_whatever_the_order() {
             }
         }
         story.settle();
+        // Where the KV has come and the first token has not, the gateway says it at last.
+        for n in (0..8).filter(|n| kinds[usize::from(*n)] == 1) {
+            story.tell(Event::Begin { request: request(n), first: Token(50) });
+        }
         for _ in 0..20 {
             for n in (0..8).filter(|n| kinds[usize::from(*n)] == 2) {
                 for position in 0..stages {

@@ -1,7 +1,7 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 use crate::{
-    links::Links,
+    links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
     roster::Adverts,
     serving::host::{Host, HostReport},
@@ -25,6 +25,9 @@ use tsnode_protocol::{Advert, Gossip, GroupId, Invite, Load, ModelCard, PeerId};
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
+/// Peers whose addresses are remembered, and how many of each.
+const KNOWN: usize = 32;
+const ADDRESSES: usize = 4;
 
 /// Everything the loop works with.
 pub struct Driver {
@@ -38,6 +41,8 @@ pub struct Driver {
     pub host: Host,
     /// Connections to others.
     pub data_plane: Links,
+    /// Whose process it found gone.
+    pub gone: Gone,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
     /// Changes to the advert by others of this peer's tasks: measured links.
@@ -50,6 +55,8 @@ pub struct Driver {
     pub invite: Invite,
     /// What is remembered.
     pub store: Store,
+    /// Where others are, as it is remembered.
+    pub known: Vec<String>,
     /// Who is where, for everyone who dials.
     pub roster: watch::Sender<Adverts>,
     /// The swarm, for everyone who looks.
@@ -81,6 +88,7 @@ impl Driver {
                     Some(event) => self.heard(event),
                     None => break,
                 },
+                Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
                 Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
                 _ = look.tick() => {
                     due = true;
@@ -91,6 +99,7 @@ impl Driver {
                 due |= self.step(event).await;
             }
             if std::mem::take(&mut due) {
+                self.remember();
                 self.show(leaving);
             }
         }
@@ -171,6 +180,26 @@ impl Driver {
             }
         }
         visible
+    }
+
+    /// Remembers where others are, for when this peer starts again and whoever invited it is gone.
+    fn remember(&mut self) {
+        let me = self.invite.addresses.clone();
+        let of =
+            |(_, m): (&PeerId, &Member)| Some(m.advert.as_ref()?.addresses.iter().take(ADDRESSES).cloned().collect());
+        let known: Vec<Vec<String>> = self
+            .control
+            .members()
+            .filter_map(of)
+            .filter(|a: &Vec<_>| !a.iter().all(|a| me.contains(a)))
+            .take(KNOWN)
+            .collect();
+        let known = known.concat();
+        // Those of before are worth more than nothing.
+        if !known.is_empty() && known != self.known {
+            self.store.set_known(self.invite.swarm, &known);
+            self.known = known;
+        }
     }
 
     /// Replaces the snapshots others look at, where they have changed.

@@ -5,11 +5,13 @@
 
 mod accept;
 mod frames;
+mod lifeline;
 mod probe;
 mod prove;
 mod shaping;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
+pub use lifeline::Gone;
 pub use shaping::Shaping;
 
 use crate::identity::Identity;
@@ -29,6 +31,8 @@ use tsnode_protocol::{Link, PeerId, codec::CodecError, proof::Membership, stream
 
 /// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
 const INCOMING: usize = 256;
+/// Peers found gone and not yet looked at.
+const GONE: usize = 256;
 /// How long a connection, a proof or an opening may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection without a word for that long is dead. Streams keep it awake.
@@ -137,16 +141,21 @@ struct Inner {
     /// One connection per peer, or the attempt at one. Held for map operations only.
     dials: Mutex<BTreeMap<PeerId, Dial>>,
     measured: Mutex<BTreeMap<PeerId, Link>>,
+    gone: mpsc::Sender<PeerId>,
 }
 
 impl Links {
-    /// Opens the socket and begins to answer, until `stop`.
+    /// Opens the socket and begins to answer, until `stop`. Says whose process was found gone.
     ///
     /// # Errors
     /// When the address is taken or certificates cannot be made.
-    pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming), LinkError> {
+    pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming, Gone), LinkError> {
         let endpoint = endpoint(&config, &stop)?;
         let me = config.identity.peer_id();
+        let (gone, goners) = mpsc::channel(GONE);
+        if let Some(listener) = endpoint.local_addr().ok().and_then(lifeline::listen) {
+            tokio::spawn(lifeline::hold(listener, me, stop.clone()));
+        }
         let inner = Inner {
             endpoint,
             identity: config.identity,
@@ -154,11 +163,12 @@ impl Links {
             membership: config.membership,
             dials: Mutex::default(),
             measured: Mutex::default(),
+            gone,
         };
         let links = Self { inner: Arc::new(inner) };
         let (sender, streams) = mpsc::channel(INCOMING);
         tokio::spawn(accept::run(links.clone(), sender, stop));
-        Ok((links, Incoming { streams }))
+        Ok((links, Incoming { streams }, goners))
     }
 
     /// Where the socket is.
@@ -230,6 +240,7 @@ impl Links {
         let connection = connecting.await.map_err(|e| unreachable(e.to_string()))?;
         prove::as_dialer(&connection, &self.inner.membership, self.inner.me, peer).await?;
         tracing::debug!(%peer, %address, "data connection opened");
+        self.watch(peer, address, &connection);
         Ok(connection)
     }
 

@@ -11,7 +11,7 @@ use crate::{
     http::{self, ApiState},
     identity::Identity,
     library,
-    links::{Incoming, Links, LinksConfig},
+    links::{Gone, Incoming, Links, LinksConfig},
     models::{FilesQuery, ModelLibrary},
     prober,
     roster::Roster,
@@ -23,6 +23,7 @@ use crate::{
     swarm::{self, SwarmConfig, SwarmEvent, SwarmHandle},
     view::{Readiness, SwarmView},
 };
+use libp2p::Multiaddr;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
@@ -70,12 +71,13 @@ pub async fn run(
     let planes = ground.planes().await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
-    let host = ground.host(lent, planes.incoming, &links, &roster)?;
+    let host = ground.host(lent, planes.incoming, (&links, &roster), stop.clone())?;
 
     let Ground { tasks, ends, .. } = &ground;
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let (routes, view) = watch::channel(View::default());
-    tasks.spawn(ground.drive(&host, &links, &roster, view, front.submissions).run(ends.clone()));
+    let (open, still_open) = watch::channel(0);
+    tasks.spawn(ground.drive(&host, &links, &roster, view, front.submissions, open).run(ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
 
@@ -85,6 +87,7 @@ pub async fn run(
         events: planes.events,
         host: host.clone(),
         data_plane: links.clone(),
+        gone: planes.gone,
         advert,
         data_port: planes.data_port,
         links: link_changes,
@@ -93,9 +96,10 @@ pub async fn run(
         view: front.view,
         invite: ground.invite.clone(),
         store: ground.store.clone(),
+        known: ground.store.known(ground.invite.swarm),
         started: ground.started,
     };
-    driver.run(stop, drained(host)).await;
+    driver.run(stop, drained(host, still_open)).await;
 
     // In reverse: what others need is gone last.
     front.end.cancel();
@@ -134,6 +138,7 @@ struct Front {
 struct Planes {
     links: Links,
     incoming: Incoming,
+    gone: Gone,
     data_port: u16,
     swarm: SwarmHandle,
     events: mpsc::Receiver<SwarmEvent>,
@@ -169,7 +174,7 @@ impl Ground {
     async fn planes(&self) -> Result<Planes, NodeError> {
         let Self { config, identity, .. } = self;
         let member = Membership::of(&self.invite);
-        let (links, incoming) = Links::bind(
+        let (links, incoming, gone) = Links::bind(
             LinksConfig {
                 identity: identity.clone(),
                 membership: member.clone(),
@@ -184,16 +189,29 @@ impl Ground {
             swarm: self.invite.swarm,
             membership: member,
             listen: config.listen,
-            bootstrap: self.invite.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
+            bootstrap: self.bootstrap(),
             mdns: config.mdns,
             degree: swarm::DEGREE,
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
         };
         let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
-        Ok(Planes { links, incoming, data_port, swarm, events })
+        Ok(Planes { links, incoming, gone, data_port, swarm, events })
     }
 
-    fn host(&self, lent: lent::Lent, incoming: Incoming, links: &Links, roster: &Roster) -> Result<Host, NodeError> {
+    /// Where the swarm may be found: at those who invited, and at those who were there last.
+    fn bootstrap(&self) -> Vec<Multiaddr> {
+        let mut known = self.store.known(self.invite.swarm);
+        known.retain(|address| !self.invite.addresses.contains(address));
+        self.invite.addresses.iter().chain(&known).filter_map(|a| a.parse().ok()).collect()
+    }
+
+    fn host(
+        &self,
+        lent: lent::Lent,
+        incoming: Incoming,
+        (links, roster): (&Links, &Roster),
+        leaving: CancellationToken,
+    ) -> Result<Host, NodeError> {
         let system = |e: String| NodeError::System(e);
         let engine = EngineConfig {
             threads: self.config.threads,
@@ -212,6 +230,7 @@ impl Ground {
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
             threads: self.config.threads,
+            leaving,
             stop: self.ends.clone(),
         };
         Ok(Host::start(setup, &self.tasks))
@@ -224,6 +243,7 @@ impl Ground {
         roster: &Roster,
         view: watch::Receiver<View>,
         submissions: mpsc::Receiver<Submission>,
+        open: watch::Sender<usize>,
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
@@ -239,6 +259,7 @@ impl Ground {
             roster: roster.clone(),
             view,
             submissions,
+            open,
             tasks: self.tasks.clone(),
             started: self.started,
         }
@@ -255,12 +276,13 @@ impl Ground {
     }
 }
 
-/// Resolves when nothing runs here any more, or it has taken too long.
-async fn drained(host: Host) {
+/// Resolves when nothing runs here any more and this peer's clients have their answers, or it has taken too long.
+async fn drained(host: Host, open: watch::Receiver<usize>) {
     let quiet = async {
         loop {
             match host.report().await {
                 Ok(report) if report.load.running + report.load.waiting > 0 => {}
+                _ if *open.borrow() > 0 => {}
                 _ => return,
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

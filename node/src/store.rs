@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tsnode_protocol::{Epoch, Term};
+use tsnode_protocol::{Epoch, SwarmId, Term};
 
 /// Memory for the store's cache: it holds a few kilobytes.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -114,6 +114,18 @@ impl Store {
         self.set("swarm", invite.as_bytes());
     }
 
+    /// Where members of `swarm` were seen last, as multiaddresses with their ids.
+    #[must_use]
+    pub fn known(&self, swarm: SwarmId) -> Vec<String> {
+        let text = self.get(&known_key(swarm)).and_then(|b| String::from_utf8(b).ok()).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Remembers it: a peer that starts again finds its swarm by any of those it knew.
+    pub fn set_known(&self, swarm: SwarmId, addresses: &[String]) {
+        self.set(&known_key(swarm), addresses.join("\n").as_bytes());
+    }
+
     /// The last epoch and term this peer endorsed a plan of.
     #[must_use]
     pub fn endorsed(&self) -> Option<(Epoch, Term)> {
@@ -164,6 +176,10 @@ impl Store {
     }
 }
 
+fn known_key(swarm: SwarmId) -> String {
+    format!("known {swarm}")
+}
+
 fn lock(folder: &Path) -> Result<File, StoreError> {
     let path = folder.join("lock");
     let io = |error| StoreError::Io { path: path.clone(), error };
@@ -205,6 +221,9 @@ mod tests {
         drop(store);
         let again = Store::open(folder.path()).unwrap();
         assert_eq!(again.swarm().as_deref(), Some("ts1abc"));
+        let (here, there) = (SwarmId([1; 16]), SwarmId([2; 16]));
+        again.set_known(here, &["/ip4/10.0.0.1/tcp/1".into(), "/ip4/10.0.0.2/tcp/1".into()]);
+        assert_eq!((again.known(here).len(), again.known(there).len()), (2, 0));
         assert_eq!(again.endorsed(), None);
         again.set_endorsed(Epoch(300), Term(2));
         assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));

@@ -48,6 +48,16 @@ pub enum RingFrame {
     },
     /// From the leader: nothing will begin with this any more.
     Forget(PrefixId),
+    /// From the leader: the sequence's first tokens are computed; leave their KV as if it had been packed, sent and
+    /// unpacked.
+    Settle {
+        /// The sequence.
+        request: RequestId,
+        /// So many tokens: its prompt.
+        tokens: u32,
+        /// The packing.
+        codec: KvCodec,
+    },
     /// To the leader: whether every stage has pages for the sequence.
     Admitted {
         /// The sequence.
@@ -131,7 +141,8 @@ pub struct Admit {
     pub request: RequestId,
     /// Its prompt and what is known of its answer, for penalties at the last stage.
     pub tokens: Vec<Token>,
-    /// Of those, as many as belong to the answer: it was here before, and had to give its pages back.
+    /// Of those, as many as belong to the answer: it was here before and had to give its pages back, or another group began
+    /// it.
     pub answered: u32,
     /// Tokens that pages are reserved for; [`RingFrame::Grow`] adds to them.
     pub room: u32,

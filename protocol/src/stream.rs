@@ -77,10 +77,15 @@ pub struct DecodeRequest {
     pub group: GroupId,
     /// The prompt.
     pub prompt: Vec<Token>,
-    /// What to generate.
+    /// Tokens of the answer that the client has already: another group began it, and could not end it.
+    pub answered: Vec<Token>,
+    /// What to generate, `answered` counted in.
     pub generation: Generation,
     /// Whether KV will come from a prefill group; otherwise this group prefills too.
     pub await_kv: bool,
+    /// What the prompt's KV goes through wherever it is computed. It is chosen once for a request, so that a request that
+    /// moves gets the very tokens it would have got where it was.
+    pub codec: KvCodec,
 }
 
 /// Gateway → decode leader, after [`DecodeRequest`].
@@ -232,6 +237,12 @@ impl Opening {
             Ok(())
         };
         match self {
+            Self::Decode(d)
+                if d.answered.len()
+                    > limits::SEQUENCE_TOKENS as usize - d.prompt.len().min(limits::SEQUENCE_TOKENS as usize) =>
+            {
+                Err(CodecError::Invalid("answer too long"))
+            }
             Self::Decode(d) => prompt(&d.prompt).and_then(|()| d.generation.check()),
             Self::Prefill(p) => {
                 if p.targets.len() > limits::STAGES {

@@ -146,8 +146,15 @@ fn target() -> KvTarget {
 
 fn openings() -> Vec<(&'static str, Opening)> {
     let (group, prompt) = (plan().groups[0].id, vec![Token(0), Token(300), Token(70_000)]);
-    let decode =
-        DecodeRequest { request: REQUEST, group, prompt: prompt.clone(), generation: generation(), await_kv: true };
+    let decode = DecodeRequest {
+        request: REQUEST,
+        group,
+        prompt: prompt.clone(),
+        generation: generation(),
+        await_kv: true,
+        answered: vec![],
+        codec: KvCodec::Int4,
+    };
     let prefill = PrefillRequest {
         request: REQUEST,
         group,

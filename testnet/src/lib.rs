@@ -90,6 +90,17 @@ pub enum TestnetError {
         /// Where to look.
         folder: PathBuf,
     },
+    /// No peer has that name.
+    #[error("no peer is called {name}; there are: {names}")]
+    NoPeer {
+        /// The name.
+        name: String,
+        /// Those there are.
+        names: String,
+    },
+    /// A peer's process has ended.
+    #[error("{0} does not run; start it again with: tsnode testnet restart {0}")]
+    NotRunning(String),
     /// No testnet was launched there.
     #[error("{0}: no testnet is up here; start one with: tsnode testnet up --detach")]
     Absent(PathBuf),
@@ -97,7 +108,7 @@ pub enum TestnetError {
 
 /// A running swarm. Dropped, it kills its processes, unless [`Testnet::detach`]ed.
 pub struct Testnet {
-    folder: PathBuf,
+    config: TestnetConfig,
     processes: Vec<Process>,
     detached: bool,
 }
@@ -110,10 +121,10 @@ impl Testnet {
     pub async fn up(config: &TestnetConfig) -> Result<Self, TestnetError> {
         let io = |error| TestnetError::Io { what: config.folder.display().to_string(), error };
         std::fs::create_dir_all(&config.folder).map_err(io)?;
-        let mut net = Self { folder: config.folder.clone(), processes: Vec::new(), detached: false };
+        let mut net = Self { config: config.clone(), processes: Vec::new(), detached: false };
         let mut invite = None;
-        for (index, peer) in config.peers.iter().enumerate() {
-            let mut process = Process::launch(config, peer, index, invite.as_deref())?;
+        for index in 0..config.peers.len() {
+            let mut process = Process::launch(config, index, invite.as_deref())?;
             if invite.is_none() {
                 invite = Some(process.invite(UP).await?);
             }
@@ -137,7 +148,11 @@ impl Testnet {
         for process in &mut self.processes {
             process.check()?;
         }
-        outcome.map_err(|why| TestnetError::NotUp { seconds: UP.as_secs_f64(), why, folder: self.folder.clone() })
+        outcome.map_err(|why| TestnetError::NotUp {
+            seconds: UP.as_secs_f64(),
+            why,
+            folder: self.config.folder.clone(),
+        })
     }
 
     /// Writes down the peers' ids as they say them.
@@ -162,6 +177,19 @@ impl Testnet {
         self.processes[index].kill().await
     }
 
+    /// Starts a peer that was killed again, with its files, and waits until its HTTP listens.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn restart(&mut self, index: usize) -> Result<(), TestnetError> {
+        let info = self.processes[index].info.clone();
+        let invite = peer::invite_of(self.processes.iter().map(|p| &p.info));
+        let mut process = Process::relaunch(&self.config.executable, info, invite.as_deref())?;
+        process.await_http(UP).await?;
+        self.processes[index] = process;
+        Ok(())
+    }
+
     /// Sends a peer's process a signal, as `-STOP`.
     ///
     /// # Errors
@@ -179,7 +207,7 @@ impl Testnet {
     /// Where everything is.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.folder
+        &self.config.folder
     }
 
     /// Leaves the processes running, and writes down in `folder` where they are.
@@ -188,7 +216,7 @@ impl Testnet {
     /// When that cannot be written.
     pub fn detach(mut self, folder: &Path) -> Result<State, TestnetError> {
         let peers = self.processes.iter().map(|p| p.info.clone()).collect();
-        let state = State { folder: self.folder.clone(), peers };
+        let state = State { folder: self.config.folder.clone(), executable: self.config.executable.clone(), peers };
         state.write(folder)?;
         self.detached = true;
         Ok(state)

@@ -34,7 +34,41 @@ pub struct PeerInfo {
     pub http: String,
     /// Whether it has no model.
     pub gateway: bool,
+    /// What it was started with, but for its invite.
+    pub args: Vec<String>,
 }
+
+impl PeerInfo {
+    /// Whether the process is still that peer: numbers are used again.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let line = std::fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let folder = self.data_dir.to_string_lossy();
+        line.split(|b| *b == 0).any(|arg| arg == folder.as_bytes())
+    }
+
+    /// Forgets where its HTTP was, so that it can be waited for.
+    fn forget_http(&self) -> Result<(), TestnetError> {
+        let address = self.data_dir.join(HTTP_FILE);
+        match std::fs::remove_file(&address) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(TestnetError::Io { what: address.display().to_string(), error })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An invite to the swarm by one of these that is alive: the others' addresses are stale.
+pub(crate) fn invite_of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Option<String> {
+    let invite = |p: &PeerInfo| std::fs::read_to_string(p.data_dir.join(INVITE_FILE)).ok();
+    let text = peers.filter(|p| p.is_alive()).find_map(invite)?;
+    Some(text.trim().to_owned()).filter(|t| !t.is_empty())
+}
+
+/// Files a peer writes when it is reachable.
+const HTTP_FILE: &str = "http.addr";
+const INVITE_FILE: &str = "invite";
 
 pub(crate) struct Process {
     pub info: PeerInfo,
@@ -42,59 +76,65 @@ pub(crate) struct Process {
     killed: bool,
 }
 
+/// What a peer is before it runs.
+fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
+    let peer = &config.peers[index];
+    let gateway = *peer == PeerConfig::Gateway;
+    let before = config.peers[..index].iter().filter(|p| (**p == PeerConfig::Gateway) == gateway).count();
+    let name = format!("{}{before}", if gateway { "gateway" } else { "peer" });
+    let data_dir = config.folder.join(&name);
+    let fixed =
+        ["join", "--name", &name, "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--mdns=false", "--data-dir"];
+    let mut args: Vec<String> = fixed.map(str::to_owned).into();
+    args.push(data_dir.display().to_string());
+    args.extend(config.flags.iter().cloned());
+    match peer {
+        PeerConfig::Gateway => args.push("--no-model".into()),
+        PeerConfig::Host { flags } => args.extend(flags.iter().cloned()),
+    }
+    for (flag, value) in [("--shape-mbit", config.link_mbit), ("--shape-ms", config.link_ms)] {
+        args.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value.to_string()]));
+    }
+    let log = config.folder.join(format!("{name}.log"));
+    PeerInfo { name, id: String::new(), pid: 0, data_dir, log, http: String::new(), gateway, args }
+}
+
 impl Process {
-    pub fn launch(
-        config: &TestnetConfig,
-        peer: &PeerConfig,
-        index: usize,
-        invite: Option<&str>,
-    ) -> Result<Self, TestnetError> {
-        let gateway = *peer == PeerConfig::Gateway;
-        let before = config.peers[..index].iter().filter(|p| (**p == PeerConfig::Gateway) == gateway).count();
-        let name = format!("{}{before}", if gateway { "gateway" } else { "peer" });
-        let data_dir = config.folder.join(&name);
-        let log = config.folder.join(format!("{name}.log"));
+    /// Starts a peer for the first time: the first founds the swarm, the others are invited.
+    pub fn launch(config: &TestnetConfig, index: usize, invite: Option<&str>) -> Result<Self, TestnetError> {
+        let into = invite.map_or(vec!["--private"], |invite| vec!["--invite", invite]);
+        Self::start(&config.executable, planned(config, index), &into)
+    }
+
+    /// Starts it again, with its files. Where nobody is there to invite it, it remembers its swarm itself.
+    pub fn relaunch(executable: &Path, info: PeerInfo, invite: Option<&str>) -> Result<Self, TestnetError> {
+        info.forget_http()?;
+        let into = invite.map_or(vec![], |invite| vec!["--invite", invite]);
+        Self::start(executable, info, &into)
+    }
+
+    fn start(executable: &Path, mut info: PeerInfo, into: &[&str]) -> Result<Self, TestnetError> {
         let io = |what: &Path| {
             let what = what.display().to_string();
             move |error| TestnetError::Io { what, error }
         };
-        let out = File::create(&log).map_err(io(&log))?;
-        let err = out.try_clone().map_err(io(&log))?;
-        let mut command = Command::new(&config.executable);
-        command
-            .args(["join", "--name", &name, "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--mdns=false"])
-            .arg("--data-dir")
-            .arg(&data_dir)
-            .args(&config.flags)
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(err);
-        match invite {
-            Some(invite) => command.args(["--invite", invite]),
-            None => command.arg("--private"),
-        };
-        match peer {
-            PeerConfig::Gateway => command.arg("--no-model"),
-            PeerConfig::Host { flags } => command.args(flags),
-        };
-        for (flag, value) in [("--shape-mbit", config.link_mbit), ("--shape-ms", config.link_ms)] {
-            if let Some(value) = value {
-                command.args([flag, &value.to_string()]);
-            }
-        }
-        let child = command.spawn().map_err(io(&config.executable))?;
-        let pid = child.id().unwrap_or_default();
-        let info = PeerInfo { name, id: String::new(), pid, data_dir, log, http: String::new(), gateway };
+        // A peer that starts again writes on.
+        let out = File::options().create(true).append(true).open(&info.log).map_err(io(&info.log))?;
+        let err = out.try_clone().map_err(io(&info.log))?;
+        let mut command = Command::new(executable);
+        command.args(&info.args).args(into).stdin(Stdio::null()).stdout(out).stderr(err);
+        let child = command.spawn().map_err(io(executable))?;
+        info.pid = child.id().unwrap_or_default();
         Ok(Self { info, child, killed: false })
     }
 
     /// The invite to its swarm, once it has written it.
     pub async fn invite(&mut self, patience: Duration) -> Result<String, TestnetError> {
-        self.await_file("invite", patience).await
+        self.await_file(INVITE_FILE, patience).await
     }
 
     pub async fn await_http(&mut self, patience: Duration) -> Result<(), TestnetError> {
-        self.info.http = format!("http://{}", self.await_file("http.addr", patience).await?);
+        self.info.http = format!("http://{}", self.await_file(HTTP_FILE, patience).await?);
         Ok(())
     }
 

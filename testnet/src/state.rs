@@ -1,6 +1,9 @@
 //! A detached testnet: where its peers are, written down for later commands.
 
-use crate::{PeerInfo, TestnetError, peer::terminate};
+use crate::{
+    PeerInfo, TestnetError,
+    peer::{Process, invite_of, signal, terminate},
+};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,6 +16,8 @@ pub const STATE_FILE: &str = "testnet.json";
 pub struct State {
     /// Where its data folders and logs are.
     pub folder: PathBuf,
+    /// What its peers run.
+    pub executable: PathBuf,
     /// Its peers.
     pub peers: Vec<PeerInfo>,
 }
@@ -37,7 +42,54 @@ impl State {
 
     /// Peers whose process runs.
     pub fn alive(&self) -> impl Iterator<Item = &PeerInfo> {
-        self.peers.iter().filter(|p| is_alive(p))
+        self.peers.iter().filter(|p| p.is_alive())
+    }
+
+    /// The peer of that name.
+    ///
+    /// # Errors
+    /// When there is none; says which there are.
+    pub fn peer(&self, name: &str) -> Result<&PeerInfo, TestnetError> {
+        let names = || self.peers.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ");
+        let found = self.peers.iter().find(|p| p.name == name);
+        found.ok_or_else(|| TestnetError::NoPeer { name: name.to_owned(), names: names() })
+    }
+
+    /// Sends a peer's process a signal, as `-STOP`.
+    ///
+    /// # Errors
+    /// When there is no such peer, or it does not run.
+    pub fn signal(&self, name: &str, what: &str) -> Result<&PeerInfo, TestnetError> {
+        let peer = self.peer(name)?;
+        if !peer.is_alive() {
+            return Err(TestnetError::NotRunning(name.to_owned()));
+        }
+        signal(peer.pid, what)?;
+        Ok(peer)
+    }
+
+    /// Starts a peer again with its files, killing it first if it runs; waits until its HTTP listens, and writes down in
+    /// `folder` where that is.
+    ///
+    /// # Errors
+    /// When there is no such peer, or it does not start.
+    pub async fn restart(&mut self, name: &str, folder: &Path, patience: Duration) -> Result<&PeerInfo, TestnetError> {
+        let info = self.peer(name)?.clone();
+        if info.is_alive() {
+            signal(info.pid, "-KILL")?;
+            let until = Instant::now() + patience;
+            while info.is_alive() && Instant::now() < until {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        let invite = invite_of(self.peers.iter());
+        let mut process = Process::relaunch(&self.executable, info, invite.as_deref())?;
+        process.await_http(patience).await?;
+        if let Some(peer) = self.peers.iter_mut().find(|p| p.name == name) {
+            *peer = process.info.clone();
+        }
+        self.write(folder)?;
+        self.peer(name)
     }
 
     /// Lets every peer leave, and removes its folder and the note of it in `folder`. Says how many had to be left running.
@@ -59,13 +111,6 @@ impl State {
     }
 }
 
-/// Whether the process is still that peer: numbers are used again.
-fn is_alive(peer: &PeerInfo) -> bool {
-    let line = std::fs::read(format!("/proc/{}/cmdline", peer.pid)).unwrap_or_default();
-    let folder = peer.data_dir.to_string_lossy();
-    line.split(|b| *b == 0).any(|arg| arg == folder.as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,8 +128,9 @@ mod tests {
             log: "/nowhere/log".into(),
             http: "http://127.0.0.1:1".into(),
             gateway: false,
+            args: vec!["join".into()],
         };
-        let state = State { folder: folder.join("run"), peers: vec![peer] };
+        let state = State { folder: folder.join("run"), executable: "/nowhere/tsnode".into(), peers: vec![peer] };
         state.write(&folder).unwrap();
         assert_eq!(State::read(&folder).unwrap(), state);
         assert_eq!(state.alive().count(), 0, "this process is not that peer");

@@ -84,7 +84,12 @@ impl Batcher {
         if new.prompt.is_empty() || new.prompt.len() > new.max_tokens as usize {
             return out.push(refuse("the prompt is empty or too long"));
         }
-        self.sequences.insert(request, Sequence::new(now, new));
+        let sequence = Sequence::new(now, new);
+        if let Some(end) = sequence.end().filter(|_| sequence.generated() > 0) {
+            // The group that began the answer could not say any more that this was all.
+            return out.push(Action::End { request, end });
+        }
+        self.sequences.insert(request, sequence);
         self.queue.waiting.push_back(request);
     }
 
@@ -95,7 +100,7 @@ impl Batcher {
             if !sequence.awaits_kv() && sequence.generated() == 0 {
                 sequence.tokens.extend(sequence.first.take());
             }
-            if sequence.awaits_kv() {
+            if sequence.awaits_kv() || !sequence.is_exact() {
                 out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, None, &self.config))));
                 continue;
             }
@@ -122,9 +127,19 @@ impl Batcher {
         if sequence.awaits_kv() {
             sequence.state = State::AwaitingKv { since: now, arrived: Default::default() };
         } else {
-            sequence.state = State::Prefilling { sent: there, done: there };
+            self.compute_from(request, there);
+        }
+    }
+
+    /// Computes the tokens that are known from here on; of a prompt that is not settled yet nothing beyond it.
+    pub(super) fn compute_from(&mut self, request: RequestId, there: u32) {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        sequence.state = State::Prefilling { sent: there, done: there };
+        if sequence.settled || sequence.len() == sequence.prompt {
             let answer = (!sequence.exports()).then(|| sequence.left());
             self.steps.prompt(request, there, sequence.len() - there, answer);
+        } else {
+            self.steps.prompt(request, there, sequence.prompt - there, None);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::{Time, policy::batching::Part};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    RequestId, Seconds, Token,
+    KvCodec, RequestId, Seconds, Token,
     ring::{Admit, KvExport, Shared, StepEntry},
     stream::{End, Generation},
 };
@@ -23,6 +23,10 @@ pub struct NewSequence {
     pub request: RequestId,
     /// Its prompt.
     pub prompt: Vec<Token>,
+    /// Tokens of its answer that are known: another group began it.
+    pub answered: Vec<Token>,
+    /// What the prompt's KV goes through, wherever it is computed.
+    pub codec: KvCodec,
     /// Most tokens it may reach here, prompt included.
     pub max_tokens: u32,
     /// What to generate.
@@ -85,6 +89,9 @@ pub(super) struct Sequence {
     pub cached: u32,
     /// Its KV is computed here, bit for bit what any group would compute: others may begin with it.
     pub computed_here: bool,
+    /// What the prompt's KV goes through, and whether it has.
+    pub codec: KvCodec,
+    pub settled: bool,
     /// Admissions and growth under way whose answer no longer counts.
     pub overtaken: u32,
     pub grows_overtaken: u32,
@@ -98,9 +105,12 @@ pub(super) struct Sequence {
 
 impl Sequence {
     pub fn new(now: Time, new: NewSequence) -> Self {
+        let prompt = new.prompt.len() as u32;
+        let mut tokens = new.prompt;
+        tokens.extend(new.answered);
         Self {
-            prompt: new.prompt.len() as u32,
-            tokens: new.prompt,
+            prompt,
+            tokens,
             first: None,
             max_tokens: new.max_tokens,
             room: 0,
@@ -110,6 +120,8 @@ impl Sequence {
             guesses: Vec::new(),
             guessed: 0,
             computed_here: false,
+            codec: new.codec,
+            settled: false,
             kind: new.kind,
             state: State::Waiting,
             granted: false,
@@ -133,6 +145,11 @@ impl Sequence {
 
     pub fn len(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    /// Whether its prompt's KV stays as it is computed; what an export packs are copies.
+    pub fn is_exact(&self) -> bool {
+        self.exports() || self.codec == KvCodec::Raw
     }
 
     /// Tokens of the answer so far.
@@ -199,7 +216,8 @@ impl Sequence {
     pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Admit {
         self.state = State::Admitting { shared };
         self.room = self.wanted_room(config.growth);
-        self.computed_here = !self.awaits_kv();
+        self.computed_here = !self.awaits_kv() && self.is_exact();
+        self.settled = self.awaits_kv() || self.is_exact();
         Admit {
             request,
             tokens: self.tokens.clone(),

@@ -4,6 +4,9 @@ use super::ControlConfig;
 use crate::Time;
 use tsnode_protocol::{Advert, Gossip, Heartbeat};
 
+/// How long messages of a peer that is gone may still come by way of others.
+const ECHO: Time = Time::from_millis(500);
+
 /// Kinds of messages, each with a sequence of its own: gossip may reorder between kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -38,6 +41,8 @@ pub struct Member {
     pub(super) first_heard: Time,
     pub(super) alive: bool,
     pub(super) disconnected: bool,
+    /// When its process was found gone, until it is heard again.
+    pub(super) gone_at: Option<Time>,
     /// Since when its heartbeats name another plan.
     pub(super) behind_since: Option<Time>,
     sequences: [u64; 5],
@@ -52,6 +57,7 @@ impl Member {
             first_heard: now,
             alive: false,
             disconnected: false,
+            gone_at: None,
             behind_since: None,
             sequences: [0; 5],
         }
@@ -63,6 +69,18 @@ impl Member {
         let grows = sequence > *last;
         *last = sequence.max(*last);
         grows
+    }
+
+    /// A message of it has come. What it said before it went may still be on its way round for a moment.
+    pub(super) fn heard(&mut self, now: Time) {
+        self.last_heard = now;
+        self.disconnected = false;
+        self.gone_at = self.gone_at.filter(|at| now < *at + ECHO);
+    }
+
+    /// Whether its process is no more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone_at.is_some()
     }
 
     /// Silence after which it is taken for dead.

@@ -1,6 +1,6 @@
 //! A request as its gateway holds it.
 
-use super::Trace;
+use super::{Move, Trace};
 use crate::{Time, policy::routing::Asked, router::Pick};
 use std::collections::BTreeSet;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Seconds, Token, stream::Generation};
@@ -31,6 +31,7 @@ pub(super) struct Request {
     pub prefill_leader: Option<PeerId>,
     pub decode_leader: Option<PeerId>,
     pub prefill: Prefill,
+    /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: KvCodec,
     /// Why the prompt is computed where it is.
     pub reason: String,
@@ -39,9 +40,15 @@ pub(super) struct Request {
     pub first_at: Option<Time>,
     /// Tokens of the prompt that were not computed: another request had begun with them.
     pub cached: u32,
-    /// Index of the token the client gets next.
-    pub next_index: u32,
-    /// Decode groups that did not take it, or died before the first token.
+    /// The answer, as far as the client has it.
+    pub answer: Vec<Token>,
+    /// The group that computed the prompt for another: it may still have it.
+    pub prefilled_by: Option<GroupId>,
+    /// How often it went on elsewhere.
+    pub moves: Vec<Move>,
+    /// While no group serves it: until when one is waited for.
+    pub homeless_until: Option<Time>,
+    /// Decode groups that did not take it, or failed it, since it last got a token.
     pub tried: BTreeSet<GroupId>,
     /// What the last of them said.
     pub refusal: Option<String>,
@@ -66,7 +73,10 @@ impl Request {
             first: None,
             first_at: None,
             cached: 0,
-            next_index: 0,
+            answer: Vec::new(),
+            prefilled_by: None,
+            moves: Vec::new(),
+            homeless_until: None,
             tried: BTreeSet::new(),
             refusal: None,
         }
@@ -75,6 +85,11 @@ impl Request {
     /// What a router may know of it; the answer may turn out shorter.
     pub fn asked(&self) -> Asked {
         Asked::new(self.prompt.len() as u32, self.generation.max_new_tokens.max(1))
+    }
+
+    /// Index of the token the client gets next.
+    pub fn next_index(&self) -> u32 {
+        self.answer.len() as u32
     }
 
     /// From now on the decode side computes the prompt itself.
@@ -97,7 +112,9 @@ impl Request {
             reason: self.reason.clone(),
             prompt_tokens: self.prompt.len() as u32,
             cached_tokens: self.cached,
-            new_tokens: self.next_index,
+            new_tokens: self.next_index(),
+            moves: self.moves.clone(),
+            codec: self.codec,
             kv_codec,
             kv_bytes,
             ttft: since(self.first_at.unwrap_or(now)),

@@ -62,6 +62,10 @@ pub(super) fn command() -> Command {
         .subcommand(
             verb("status", "What a detached swarm is doing", "tsnode testnet status").arg(dir()).arg(json_flag()),
         )
+        .subcommand(fault("kill", "Kill a peer of a detached swarm, as a power cut would").arg(dir()))
+        .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
+        .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
+        .subcommand(fault("restart", "Start a peer again, with its files; a running one is killed first").arg(dir()))
         .subcommand(verb("down", "Stop a detached swarm", "tsnode testnet down").arg(dir()))
 }
 
@@ -70,8 +74,46 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         Some(("up", matches)) => up(settings, matches).await,
         Some(("status", matches)) => status(matches).await,
         Some(("down", matches)) => down(matches).await,
+        Some((fault @ ("kill" | "stop" | "cont"), matches)) => disturb(fault, matches),
+        Some(("restart", matches)) => restart(matches).await,
         _ => Ok(()),
     }
+}
+
+/// A verb that does something to one peer.
+fn fault(name: &'static str, about: &'static str) -> Command {
+    let peer = Arg::new("peer").value_name("PEER").required(true).help("Its name, as testnet status lists it");
+    verb(name, about, &format!("tsnode testnet {name} peer1")).arg(peer).arg(json_flag())
+}
+
+fn asked_peer(matches: &ArgMatches) -> &str {
+    matches.get_one::<String>("peer").map_or("", String::as_str)
+}
+
+fn disturb(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
+    let state = State::read(&folder(matches)).map_err(exit)?;
+    let (signal, done) = match fault {
+        "kill" => ("-KILL", "killed"),
+        "stop" => ("-STOP", "stopped"),
+        _ => ("-CONT", "goes on"),
+    };
+    let peer = state.signal(asked_peer(matches), signal).map_err(exit)?;
+    say_peer(matches, peer, done)
+}
+
+async fn restart(matches: &ArgMatches) -> Result<(), Exit> {
+    let folder = folder(matches);
+    let mut state = State::read(&folder).map_err(exit)?;
+    let peer = state.restart(asked_peer(matches), &folder, DOWN).await.map_err(exit)?;
+    say_peer(matches, peer, "started")
+}
+
+fn say_peer(matches: &ArgMatches, peer: &PeerInfo, done: &str) -> Result<(), Exit> {
+    if is_set(matches, "json") {
+        return print_json(&json!({ "peer": peer, "done": done }));
+    }
+    say!("{} (process {}) {done}", peer.name, peer.pid);
+    Ok(())
 }
 
 fn folder(matches: &ArgMatches) -> PathBuf {

@@ -41,6 +41,8 @@ pub struct Drive {
     pub view: watch::Receiver<View>,
     /// Requests from HTTP.
     pub submissions: mpsc::Receiver<Submission>,
+    /// How many of them have not ended.
+    pub open: watch::Sender<usize>,
     /// Owner of the tasks that follow streams.
     pub tasks: TaskTracker,
     /// The process's zero.
@@ -55,15 +57,31 @@ struct Client {
     /// Taken when the request is accepted.
     reader: Option<mpsc::Receiver<Reply>>,
     decode: Option<DecodeLine>,
-    prefill: Option<CancellationToken>,
+    prefill: Option<PrefillLine>,
     /// Ends the task that waits for the client to go.
     _over: DropGuard,
 }
 
+/// Tells a request's lines apart: what was said on one that has been hung up on no longer counts.
+type LineNo = u64;
+
 /// The line to the leader that decodes.
 struct DecodeLine {
+    line: LineNo,
     orders: mpsc::Sender<DecodeOrder>,
     end: CancellationToken,
+}
+
+/// The line to the leader that prefills.
+struct PrefillLine {
+    line: LineNo,
+    end: CancellationToken,
+}
+
+/// Something that happened, and on which line.
+struct Heard {
+    line: Option<LineNo>,
+    event: Event,
 }
 
 impl Drop for DecodeLine {
@@ -75,19 +93,45 @@ impl Drop for DecodeLine {
 /// The loop's own state beside the machine's.
 struct Desk {
     clients: BTreeMap<RequestId, Client>,
-    heard: mpsc::Sender<Event>,
+    heard: mpsc::Sender<Heard>,
+    lines: LineNo,
+}
+
+impl Desk {
+    fn new_line(&mut self) -> LineNo {
+        self.lines += 1;
+        self.lines
+    }
+
+    /// What was said, unless that line has been hung up on meanwhile.
+    fn still_counts(&self, heard: Heard) -> Option<Event> {
+        let Some(line) = heard.line else { return Some(heard.event) };
+        let open = match &heard.event {
+            Event::Decode { request, .. } | Event::DecodeLost { request, .. } => {
+                self.clients.get(request).and_then(|c| c.decode.as_ref()).map(|l| l.line)
+            }
+            Event::Prefill { request, .. } | Event::PrefillLost { request, .. } => {
+                self.clients.get(request).and_then(|c| c.prefill.as_ref()).map(|l| l.line)
+            }
+            _ => None,
+        };
+        (open == Some(line)).then_some(heard.event)
+    }
 }
 
 impl Drive {
     /// Serves requests until `stop`; what runs then ends with a stated error.
     pub async fn run(mut self, stop: CancellationToken) {
         let (heard, mut ear) = mpsc::channel(HEARD);
-        let mut desk = Desk { clients: BTreeMap::new(), heard };
+        let mut desk = Desk { clients: BTreeMap::new(), heard, lines: 0 };
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
             let event = tokio::select! {
                 () = stop.cancelled() => return,
-                Some(event) = ear.recv() => event,
+                Some(heard) = ear.recv() => match desk.still_counts(heard) {
+                    Some(event) => event,
+                    None => continue,
+                },
                 submission = self.submissions.recv() => match submission {
                     Some(submission) => self.submitted(submission, &mut desk),
                     None => return,
@@ -102,6 +146,8 @@ impl Drive {
             for action in self.machine.on_event(now, event) {
                 self.act(action, &mut desk);
             }
+            let open = self.machine.open_requests();
+            self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
         }
     }
 
@@ -115,7 +161,7 @@ impl Drive {
             tokio::select! {
                 () = ended.cancelled() => {}
                 // The loop being gone, nothing is left to cancel.
-                () = gone.closed() => drop(heard.send(Event::Cancel { request }).await),
+                () = gone.closed() => drop(heard.send(Heard { line: None, event: Event::Cancel { request } }).await),
             }
         });
         let client = Client {
@@ -146,8 +192,8 @@ impl Drive {
                 }
             }
             Action::ClosePrefill { request } => {
-                if let Some(end) = desk.clients.get_mut(&request).and_then(|c| c.prefill.take()) {
-                    end.cancel();
+                if let Some(line) = desk.clients.get_mut(&request).and_then(|c| c.prefill.take()) {
+                    line.end.cancel();
                 }
             }
             other => tell(other, desk),
@@ -155,11 +201,12 @@ impl Drive {
     }
 
     fn open_decode(&self, request: RequestId, leader: PeerId, open: DecodeRequest, desk: &mut Desk) {
+        let line = desk.new_line();
         let Some(client) = desk.clients.get_mut(&request) else { return };
         let (orders, obey) = mpsc::channel(ORDERS);
         let (events, mut told) = mpsc::channel(event_room(open.generation.max_new_tokens));
         let end = CancellationToken::new();
-        client.decode = Some(DecodeLine { orders, end: end.clone() });
+        client.decode = Some(DecodeLine { line, orders, end: end.clone() });
         let heard = desk.heard.clone();
         let reach = self.reach(leader, open, obey, events);
         self.tasks.spawn(async move {
@@ -168,7 +215,11 @@ impl Drive {
                 let relay = async {
                     while let Some(event) = told.recv().await {
                         over |= matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
-                        if heard.send(Event::Decode { request, event }).await.is_err() {
+                        if heard
+                            .send(Heard { line: Some(line), event: Event::Decode { request, event } })
+                            .await
+                            .is_err()
+                        {
                             return;
                         }
                     }
@@ -177,7 +228,8 @@ impl Drive {
                 if !over {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     // The loop being gone, nobody waits for this.
-                    let _ = heard.send(Event::DecodeLost { request, reason }).await;
+                    let event = Event::DecodeLost { request, reason };
+                    let _ = heard.send(Heard { line: Some(line), event }).await;
                 }
             };
             tokio::select! {
@@ -210,9 +262,12 @@ impl Drive {
     }
 
     fn open_prefill(&self, request: RequestId, leader: PeerId, open: PrefillRequest, desk: &mut Desk) {
+        let line = desk.new_line();
         let Some(client) = desk.clients.get_mut(&request) else { return };
         let end = CancellationToken::new();
-        client.prefill = Some(end.clone());
+        if let Some(before) = client.prefill.replace(PrefillLine { line, end: end.clone() }) {
+            before.end.cancel();
+        }
         let (heard, here) = (desk.heard.clone(), leader == self.me);
         let (host, links, roster) = (self.host.clone(), self.links.clone(), self.roster.clone());
         self.tasks.spawn(async move {
@@ -229,7 +284,7 @@ impl Drive {
                 let mut over = false;
                 while let Some(event) = told.recv().await {
                     over |= matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
-                    if heard.send(Event::Prefill { request, event }).await.is_err() {
+                    if heard.send(Heard { line: Some(line), event: Event::Prefill { request, event } }).await.is_err() {
                         return true;
                     }
                 }
@@ -239,7 +294,8 @@ impl Drive {
                 () = end.cancelled() => {}
                 (reached, over) = async { tokio::join!(reach, relay) } => if !over {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
-                    let _ = heard.send(Event::PrefillLost { request, reason }).await;
+                    let event = Event::PrefillLost { request, reason };
+                    let _ = heard.send(Heard { line: Some(line), event }).await;
                 },
             }
         });

@@ -7,6 +7,7 @@ use tsnode_protocol::{BytesPerSecond, ModelId, Secret, SwarmId, limits, stream::
 struct End {
     links: Links,
     incoming: Incoming,
+    gone: Gone,
     address: SocketAddr,
     id: PeerId,
     _stop: tokio_util::sync::DropGuard,
@@ -18,9 +19,10 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
     let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
-    let (links, incoming) = Links::bind(LinksConfig { identity, membership, listen, shaping }, stop.clone()).unwrap();
+    let (links, incoming, gone) =
+        Links::bind(LinksConfig { identity, membership, listen, shaping }, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
-    End { links, incoming, address, id, _stop: stop.drop_guard() }
+    End { links, incoming, gone, address, id, _stop: stop.drop_guard() }
 }
 
 fn file() -> Opening {
@@ -80,6 +82,23 @@ async fn who_stops_reading_is_noticed_and_who_vanishes_is_no_clean_end() {
     let closed = sender.closed();
     drop(here);
     timeout(PATIENCE, closed).await.unwrap();
+    assert!(matches!(receiver.recv::<Opening>().await, Err(LinkError::Lost(_))));
+}
+
+/// Whoever ends takes its port along: those who had dialled it know at once, long before silence would tell them.
+#[tokio::test]
+async fn a_peer_that_ends_is_noticed_at_once() {
+    let (mut a, mut b) = (end(1, None), end(1, None));
+    let (here, _there) = pair(&a, &mut b).await;
+    let Stream { sender: _sender, mut receiver } = here;
+    // The lifeline is there once the far end could be read from; a second dial finds the port open.
+    let address = b.address;
+    tokio::net::TcpStream::connect(address).await.unwrap();
+    assert!(a.gone.try_recv().is_err());
+    let (id, ended) = (b.id, Instant::now());
+    drop(b);
+    assert_eq!(timeout(Duration::from_secs(3), a.gone.recv()).await.unwrap(), Some(id));
+    assert!(ended.elapsed() < Duration::from_secs(3));
     assert!(matches!(receiver.recv::<Opening>().await, Err(LinkError::Lost(_))));
 }
 

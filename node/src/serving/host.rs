@@ -57,6 +57,8 @@ pub struct HostSetup {
     pub batcher: BatcherConfig,
     /// Threads that load.
     pub threads: usize,
+    /// This peer leaves: what it leads moves as soon as a plan goes on without it.
+    pub leaving: CancellationToken,
     /// Ends everything.
     pub stop: CancellationToken,
 }
@@ -273,6 +275,7 @@ impl Keeper {
                 rings,
                 report,
                 retire: retire.clone(),
+                leaving: self.setup.leaving.clone(),
                 stop: self.setup.stop.clone(),
             };
             self.tasks.spawn(async move {

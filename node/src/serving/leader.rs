@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
 use tsnode_protocol::{
-    Group, Load, RequestId, RingId,
+    Group, KvCodec, Load, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
-    stream::{DecodeEvent, DecodeOrder, PrefillEvent},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent},
 };
 
 /// Requests waiting to be looked at by the leader; above it gateways wait.
@@ -52,13 +52,31 @@ pub(super) struct LeaderSetup {
     pub report: watch::Sender<Report>,
     /// The plan no longer has the group: take nothing new, finish what runs.
     pub retire: CancellationToken,
+    /// This peer leaves: once the plan no longer has the group, what runs goes on elsewhere.
+    pub leaving: CancellationToken,
     pub stop: CancellationToken,
 }
 
 /// What a gateway says of a running sequence.
 enum Word {
-    Order(RequestId, DecodeOrder),
-    Gone(RequestId),
+    Order(Turn, DecodeOrder),
+    Gone(Turn),
+}
+
+/// A request as it came: the same one may come again after its gateway has hung up, and before that is heard of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Turn {
+    request: RequestId,
+    nth: u64,
+}
+
+/// What follows from one thing that happened: at most that a sequence ends and another begins.
+type Heard = [Option<Event>; 2];
+
+/// What a gateway knows of a sequence beside its prompt.
+struct Known {
+    answered: Vec<Token>,
+    codec: KvCodec,
 }
 
 /// The way back to a sequence's gateway.
@@ -79,6 +97,7 @@ pub(super) async fn run(setup: LeaderSetup) {
         leader.report.send_modify(|r| r.ready = false);
         match ended {
             Ended::Drained => return,
+            Ended::Leaving => return leader.broken("its peer leaves".into()),
             Ended::Broken(why) => {
                 tracing::warn!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
@@ -93,6 +112,8 @@ pub(super) async fn run(setup: LeaderSetup) {
 
 enum Ended {
     Drained,
+    /// What runs is for others to go on with.
+    Leaving,
     Broken(StageError),
 }
 
@@ -101,13 +122,15 @@ struct Leader {
     context: StageContext,
     roster: Roster,
     batcher: Batcher,
-    clients: BTreeMap<RequestId, Client>,
+    clients: BTreeMap<RequestId, (Turn, Client)>,
+    turns: u64,
     requests: mpsc::Receiver<LeaderRequest>,
     rings: mpsc::Receiver<RingStream>,
     words: mpsc::Receiver<Word>,
     speak: mpsc::Sender<Word>,
     report: watch::Sender<Report>,
     retire: CancellationToken,
+    leaving: CancellationToken,
     started: Instant,
 }
 
@@ -128,12 +151,14 @@ impl Leader {
             context: setup.context,
             roster: setup.roster,
             clients: BTreeMap::new(),
+            turns: 0,
             requests: setup.requests,
             rings: setup.rings,
             words,
             speak,
             report: setup.report,
             retire: setup.retire,
+            leaving: setup.leaving,
             started: Instant::now(),
         }
     }
@@ -150,25 +175,29 @@ impl Leader {
             if self.retire.is_cancelled() && self.clients.is_empty() {
                 return Ended::Drained;
             }
+            if self.retire.is_cancelled() && self.leaving.is_cancelled() {
+                return Ended::Leaving;
+            }
             let wake = self.batcher.deadline().map(|at| self.started + at);
             let retiring = self.retire.is_cancelled();
-            let event = tokio::select! {
+            let events: Heard = tokio::select! {
                 biased;
                 frame = ring.back.recv() => match frame {
-                    Some(frame) => from_ring(frame),
+                    Some(frame) => [from_ring(frame), None],
                     None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
                 why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
-                Some(word) = self.words.recv() => self.hear(word),
+                Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
-                () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => Some(Event::Deadline),
-                () = sleep(DRAIN_LOOK), if retiring => None,
-                () = self.retire.cancelled(), if !retiring => None,
+                () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
+                () = sleep(DRAIN_LOOK), if retiring => Heard::default(),
+                () = self.retire.cancelled(), if !retiring => Heard::default(),
             };
-            let Some(event) = event else { continue };
-            for action in self.batcher.on_event(self.started.elapsed(), event) {
-                if let Err(error) = self.act(action, &ring) {
-                    return Ended::Broken(error);
+            for event in events.into_iter().flatten() {
+                for action in self.batcher.on_event(self.started.elapsed(), event) {
+                    if let Err(error) = self.act(action, &ring) {
+                        return Ended::Broken(error);
+                    }
                 }
             }
         }
@@ -214,46 +243,54 @@ impl Leader {
         Err(StageError::Upstream)
     }
 
-    fn take(&mut self, request: LeaderRequest, retiring: bool) -> Option<Event> {
+    fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
         let id = request.request();
-        if retiring || self.clients.contains_key(&id) {
-            let why = if retiring { "the plan has changed" } else { "a request of that name runs already" };
-            refuse(request, why);
-            return None;
+        if retiring {
+            refuse(request, "the plan has changed");
+            return Heard::default();
         }
+        // One that comes again has been given up by its gateway, which is not heard of yet.
+        let before = self.clients.remove(&id).map(|_| Event::Cancel { request: id });
+        self.turns += 1;
+        let turn = Turn { request: id, nth: self.turns };
         let speak = self.speak.clone();
         let (sequence, client) = match request {
             LeaderRequest::Decode { request, mut orders, events } => {
                 tokio::spawn(async move {
                     while let Some(order) = orders.recv().await {
-                        if speak.send(Word::Order(id, order)).await.is_err() {
+                        if speak.send(Word::Order(turn, order)).await.is_err() {
                             return;
                         }
                     }
-                    let _ = speak.send(Word::Gone(id)).await;
+                    let _ = speak.send(Word::Gone(turn)).await;
                 });
                 let kind = if request.await_kv { Kind::AwaitKv } else { Kind::Local };
-                (self.sequence(id, request.prompt, request.generation, kind), Client::Decode(events))
+                let DecodeRequest { prompt, answered, generation, codec, .. } = request;
+                let known = Known { answered, codec };
+                (self.sequence(id, prompt, known, generation, kind), Client::Decode(events))
             }
             LeaderRequest::Prefill { request, events } => {
                 let watched = events.clone();
                 tokio::spawn(async move {
                     watched.closed().await;
-                    let _ = speak.send(Word::Gone(id)).await;
+                    let _ = speak.send(Word::Gone(turn)).await;
                 });
                 let export = KvExport { targets: request.targets, codec: request.codec };
                 let kind = Kind::Export(export);
-                (self.sequence(id, request.prompt, request.generation, kind), Client::Prefill(events))
+                // What is packed are copies: here the prompt's KV stays as it is.
+                let known = Known { answered: Vec::new(), codec: KvCodec::Raw };
+                (self.sequence(id, request.prompt, known, request.generation, kind), Client::Prefill(events))
             }
         };
-        self.clients.insert(id, client);
-        Some(Event::Submit(sequence))
+        self.clients.insert(id, (turn, client));
+        [before, Some(Event::Submit(sequence))]
     }
 
     fn sequence(
         &self,
         request: RequestId,
-        prompt: Vec<tsnode_protocol::Token>,
+        prompt: Vec<Token>,
+        known: Known,
         generation: tsnode_protocol::stream::Generation,
         kind: Kind,
     ) -> NewSequence {
@@ -262,15 +299,23 @@ impl Leader {
             Kind::Export(_) => prompt.len() as u32,
             _ => (prompt.len() as u32).saturating_add(generation.max_new_tokens),
         };
-        NewSequence { request, max_tokens: room.min(self.context.shape.context), prompt, generation, kind }
+        let Known { answered, codec } = known;
+        let max_tokens = room.min(self.context.shape.context);
+        NewSequence { request, max_tokens, prompt, answered, codec, generation, kind }
     }
 
     fn hear(&mut self, word: Word) -> Option<Event> {
-        match word {
-            Word::Order(request, DecodeOrder::Begin(first)) => Some(Event::Begin { request, first }),
-            Word::Order(request, DecodeOrder::PrefillHere { first }) => Some(Event::PrefillHere { request, first }),
-            Word::Gone(request) => self.clients.remove(&request).map(|_| Event::Cancel { request }),
-        }
+        let (Word::Order(turn, _) | Word::Gone(turn)) = word;
+        let request = turn.request;
+        self.clients.get(&request).filter(|(of, _)| *of == turn)?;
+        Some(match word {
+            Word::Order(_, DecodeOrder::Begin(first)) => Event::Begin { request, first },
+            Word::Order(_, DecodeOrder::PrefillHere { first }) => Event::PrefillHere { request, first },
+            Word::Gone(_) => {
+                self.clients.remove(&request);
+                Event::Cancel { request }
+            }
+        })
     }
 
     fn act(&mut self, action: Action, ring: &Ring) -> Result<(), StageError> {
@@ -289,7 +334,7 @@ impl Leader {
     /// Tells the gateway. One that does not listen is heard of through its closed channel.
     fn answer(&mut self, action: Action) {
         let Some((request, event, last)) = to_client(action) else { return };
-        match (self.clients.get(&request), event) {
+        match (self.clients.get(&request).map(|(_, client)| client), event) {
             (Some(Client::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
             (Some(Client::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
             (Some(Client::Decode(events)), ToClient::Failed(why)) => {
@@ -363,6 +408,7 @@ fn from_ring(frame: RingFrame) -> Option<Event> {
         | RingFrame::Grow(_)
         | RingFrame::Step(_)
         | RingFrame::Release(_)
+        | RingFrame::Settle { .. }
         | RingFrame::Keep { .. }
         | RingFrame::Forget(_) => return None,
     })

@@ -19,7 +19,7 @@ use tsnode_kernels::{
     pages::PagesError,
 };
 use tsnode_protocol::{
-    KvDtype, LayerRange, ModelId, ModelShape, RequestId, Sampled, Sampling, Token, limits,
+    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, RequestId, Sampled, Sampling, Token, limits,
     ring::{Admit, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
@@ -155,6 +155,10 @@ impl Worker {
             RingFrame::Grow(grow) => self.grow(grow).await,
             RingFrame::Keep { request, prefix, tokens } => {
                 self.keep(request, prefix, tokens).await?;
+                self.pass_unless_last(arrived.frame).await
+            }
+            RingFrame::Settle { request, tokens, codec } => {
+                self.settle(request, tokens, codec).await?;
                 self.pass_unless_last(arrived.frame).await
             }
             RingFrame::Forget(prefix) => {
@@ -343,6 +347,13 @@ impl Worker {
                 export.computed(entry.start..entry.start + entry.tokens.len() as u32).await;
             }
         }
+    }
+
+    /// Leaves a prompt's KV as if it had come from another group.
+    async fn settle(&mut self, request: RequestId, tokens: u32, codec: KvCodec) -> Result<(), StageError> {
+        let key = self.context.key;
+        let settled = self.context.compute.call(move |engine| engine.settle(key, request, 0..tokens, codec)).await?;
+        settled.map_err(|e| StageError::Protocol(e.to_string()))
     }
 
     /// Ends a sequence, but for its first tokens' KV.

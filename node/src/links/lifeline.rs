@@ -1,0 +1,121 @@
+//! Tells a peer that has died from one that is slow, at once: beside each data connection its dialer holds an idle TCP
+//! connection to the same port number.
+//!
+//! When a process ends, however it ends, its system closes its TCP connections and refuses new ones; UDP just falls
+//! silent. A broken lifeline is therefore tried again, and only a refusal by the far end's system counts: where nothing
+//! answers (a cable, a power cut, a firewall) silence and QUIC's own idle timeout decide, as they do for peers whose TCP
+//! port cannot be reached. Nothing is ever read from a lifeline but who is there, and nothing else is said on it.
+
+use super::Links;
+use std::io::{Error, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tsnode_protocol::PeerId;
+
+/// Lifelines held for others; above it they are let go at once, and their dialers do without.
+const HELD: usize = 1024;
+/// How long a lifeline may take to be had.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause after one that broke and could be had again.
+const PAUSE: Duration = Duration::from_millis(500);
+/// After so many of those the far end does not want it.
+const TRIES: u32 = 3;
+
+/// Holds others' lifelines until `stop`.
+pub(super) async fn hold(listener: TcpListener, me: PeerId, stop: CancellationToken) {
+    let room = Arc::new(Semaphore::new(HELD));
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((mut line, _)) = accepted else {
+            // Out of files, most likely: the next may fare better.
+            sleep(PAUSE).await;
+            continue;
+        };
+        let Ok(permit) = room.clone().try_acquire_owned() else { continue };
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            let keep = async {
+                if line.write_all(&me.0).await.is_ok() {
+                    // Resolves when the far end has gone, or says what nobody asked for.
+                    let _ = line.read(&mut [0]).await;
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = keep => {}
+            }
+            drop(permit);
+        });
+    }
+}
+
+impl Links {
+    /// Watches the far end of a data connection for as long as that lives; closes it, and says so, should the far end's
+    /// system refuse to know the process any more.
+    pub(super) fn watch(&self, peer: PeerId, address: SocketAddr, connection: &quinn::Connection) {
+        let (links, connection) = (self.clone(), connection.clone());
+        tokio::spawn(async move {
+            let closed = connection.clone();
+            let refused = tokio::select! {
+                _ = closed.closed() => false,
+                refused = until_refused(peer, address) => refused,
+            };
+            if refused {
+                tracing::debug!(%peer, %address, "its process is gone");
+                connection.close(super::CODE_BYE.into(), b"gone");
+                // The process is shutting down when nobody listens.
+                let _ = links.inner.gone.send(peer).await;
+            }
+        });
+    }
+}
+
+/// Holds a lifeline until the far end refuses another (true), or there is none to be had (false).
+async fn until_refused(peer: PeerId, address: SocketAddr) -> bool {
+    let Ok(mut line) = dial(peer, address).await else { return false };
+    for _ in 0..TRIES {
+        let _ = line.read(&mut [0]).await;
+        match dial(peer, address).await {
+            Ok(again) => line = again,
+            Err(error) => return error.kind() == ErrorKind::ConnectionRefused,
+        }
+        sleep(PAUSE).await;
+    }
+    false
+}
+
+/// A connection to a port that says it is `peer`'s.
+async fn dial(peer: PeerId, address: SocketAddr) -> Result<TcpStream, Error> {
+    let greeted = async {
+        let mut line = TcpStream::connect(address).await?;
+        let mut id = [0; 32];
+        line.read_exact(&mut id).await?;
+        if id == peer.0 { Ok(line) } else { Err(Error::from(ErrorKind::InvalidData)) }
+    };
+    timeout(PATIENCE, greeted).await.unwrap_or_else(|_| Err(Error::from(ErrorKind::TimedOut)))
+}
+
+/// The listener for lifelines, at the data plane's address; without one others do without.
+pub(super) fn listen(address: SocketAddr) -> Option<TcpListener> {
+    let bound = std::net::TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    bound
+        .inspect_err(
+            |error| tracing::warn!(%address, %error, "no lifelines: others will notice later if this peer dies"),
+        )
+        .ok()
+}
+
+/// Peers whose process is gone.
+pub type Gone = mpsc::Receiver<PeerId>;
