@@ -92,6 +92,8 @@ pub enum Event {
         prompt: Vec<Token>,
         /// What to generate.
         generation: Generation,
+        /// What its client has already, from a gateway that died.
+        begun: Option<Begun>,
     },
     /// The client no longer wants it.
     Cancel {
@@ -130,6 +132,15 @@ pub enum Event {
     },
     /// The time [`Gateway::deadline`] asked for.
     Deadline,
+}
+
+/// An answer that another gateway began.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Begun {
+    /// What its prompt's KV goes through.
+    pub codec: KvCodec,
+    /// The answer so far; at least one token.
+    pub answer: Vec<Token>,
 }
 
 /// What a gateway does.
@@ -196,6 +207,13 @@ pub enum Action {
         index: u32,
         /// The token.
         sampled: Sampled,
+    },
+    /// The client has its first token: from now on the prompt's KV goes through this wherever the request goes.
+    Settled {
+        /// The request.
+        request: RequestId,
+        /// The packing.
+        codec: KvCodec,
     },
     /// What ran where; right before the end.
     Trace(Trace),
@@ -292,8 +310,8 @@ impl Gateway {
                 self.leave_the_dead(now, &mut out);
                 self.house_the_homeless(now, &mut out);
             }
-            Event::Submit { request, model, prompt, generation } => {
-                self.submit(now, request, Request::new(now, model, prompt, generation), &mut out);
+            Event::Submit { request, model, prompt, generation, begun } => {
+                self.submit(now, request, Request::new(now, model, prompt, generation).with(begun), &mut out);
             }
             Event::Cancel { request } => self.hang_up(request, &mut out),
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
@@ -478,6 +496,9 @@ impl Gateway {
         }
         r.answer.push(sampled.token);
         r.tried.clear();
+        if index == 0 {
+            out.push(Action::Settled { request, codec: r.codec });
+        }
         if r.first_at.is_none() {
             r.first_at = Some(now);
             if let Some(routed) = r.routed {
@@ -565,6 +586,10 @@ impl Gateway {
     fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
         let Some(mut r) = self.requests.remove(&request) else { return };
         left(&mut self.router, &mut r);
+        if let (false, Some(prefill), Some(decode)) = (r.accepted, r.prefill_leader, r.decode_leader) {
+            // An answer that was complete when its gateway died.
+            out.push(Action::Accepted { request, prefill, decode });
+        }
         out.push(Action::CloseDecode { request });
         if matches!(r.prefill, Prefill::Running) {
             out.push(Action::ClosePrefill { request });

@@ -5,6 +5,7 @@
 //! swarm. A confused or lying peer is not an error but a counted rejection.
 
 pub mod batcher;
+pub mod buddies;
 pub mod control;
 pub mod gate;
 pub mod gateway;

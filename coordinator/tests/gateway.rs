@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gate::SplitChoice,
-    gateway::{Action, Event, Gateway, GatewayConfig, View},
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds,
-    Stage, Term, Token,
+    Advert, Epoch, Group, KvCodec, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling,
+    Seconds, Stage, Term, Token,
     stream::{DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
 
@@ -80,8 +80,13 @@ impl Story {
 
     fn submit(&mut self) -> (PeerId, Vec<Action>) {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
-        let actions =
-            self.tell(Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation });
+        let actions = self.tell(Event::Submit {
+            request: REQUEST,
+            model: MODEL,
+            prompt: vec![Token(1); 4],
+            generation,
+            begun: None,
+        });
         match &actions[..] {
             [Action::OpenDecode { leader, open, .. }] => {
                 assert!(open.await_kv);
@@ -122,7 +127,11 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     let order = DecodeOrder::Begin(Token(10));
     assert_eq!(
         story.first(),
-        [Action::Token { request: REQUEST, index: 0, sampled: sampled(10) }, Action::Order { request: REQUEST, order }]
+        [
+            Action::Settled { request: REQUEST, codec: KvCodec::Int4 },
+            Action::Token { request: REQUEST, index: 0, sampled: sampled(10) },
+            Action::Order { request: REQUEST, order }
+        ]
     );
     let sent = PrefillEvent::KvSent { bytes: 77, after: Seconds(0.2) };
     story.tell(Event::Prefill { request: REQUEST, event: sent });
@@ -148,7 +157,7 @@ fn a_prefill_that_dies_is_done_by_the_decode_side() {
         assert!(actions.contains(&Action::Order { request: REQUEST, order }), "{actions:?}");
         // Token 0 may come again; the client must see it once.
         let seen = story.token(0).len();
-        assert_eq!(seen, usize::from(!first_came));
+        assert_eq!(seen, 2 * usize::from(!first_came), "the token, and what it rests on");
         story.token(1);
         let actions = story.decode(DecodeEvent::End(End::Length));
         let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!() };
@@ -244,6 +253,30 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
     assert_eq!(story.gateway.open_requests(), 0);
 }
 
+/// A client comes from a gateway that died, with what it got there.
+#[test]
+fn an_answer_begun_at_another_gateway_goes_on() {
+    let begun = |tokens: std::ops::Range<u32>| Begun { codec: KvCodec::Raw, answer: tokens.map(Token).collect() };
+    let submit = |begun| {
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation, begun: Some(begun) }
+    };
+    let mut story = Story::new();
+    let actions = story.tell(submit(begun(10..12)));
+    let [Action::OpenDecode { open, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((open.codec, &open.answered[..]), (KvCodec::Raw, &[Token(10), Token(11)][..]));
+    let actions = story.decode(DecodeEvent::Granted { cached: 0 });
+    assert!(matches!(actions[..], [Action::Accepted { .. }, Action::OpenPrefill { .. }]), "{actions:?}");
+    assert_eq!(story.token(2), [Action::Token { request: REQUEST, index: 2, sampled: sampled(12) }]);
+    assert_eq!(ends(&story.decode(DecodeEvent::End(End::Length))), Some(&End::Length));
+
+    // One that was complete already is accepted, too: its client waits for that.
+    story.tell(submit(begun(10..13)));
+    let actions = story.decode(DecodeEvent::End(End::Length));
+    assert!(matches!(actions[0], Action::Accepted { .. }), "{actions:?}");
+    assert_eq!(ends(&actions), Some(&End::Length));
+}
+
 #[test]
 fn a_peer_gone_from_the_view_is_not_waited_for() {
     let mut story = Story::new();
@@ -264,7 +297,8 @@ fn a_burst_is_spread_before_any_heartbeat_tells() {
     for n in 0..16 {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         let request = RequestId([n; 16]);
-        let actions = story.tell(Event::Submit { request, model: MODEL, prompt: vec![Token(1)], generation });
+        let actions =
+            story.tell(Event::Submit { request, model: MODEL, prompt: vec![Token(1)], generation, begun: None });
         let [Action::OpenDecode { leader, .. }] = &actions[..] else { panic!("{actions:?}") };
         *leaders.entry(*leader).or_default() += 1;
     }

@@ -26,6 +26,8 @@ pub struct Prompt {
     pub prompt: Vec<Token>,
     /// What to generate.
     pub generation: Generation,
+    /// Its client may have been served before, here or by another gateway: it goes on from there.
+    pub comes_back: bool,
 }
 
 /// A request that a prefill and a decode group have taken.

@@ -6,6 +6,7 @@ mod chat;
 mod complete;
 mod error;
 mod metrics;
+mod naming;
 mod params;
 mod request;
 mod respond;

@@ -10,6 +10,7 @@ pub mod gateway;
 pub mod hardware;
 pub mod http;
 pub mod identity;
+pub mod journal;
 pub mod library;
 pub mod links;
 pub mod memory;

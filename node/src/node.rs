@@ -10,6 +10,7 @@ use crate::{
     gateway::{Drive, Gateway, Submission},
     http::{self, ApiState},
     identity::Identity,
+    journal::Journal,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
     models::{FilesQuery, ModelLibrary},
@@ -71,13 +72,14 @@ pub async fn run(
     let planes = ground.planes().await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
-    let host = ground.host(lent, planes.incoming, (&links, &roster), stop.clone())?;
+    let journal = ground.journal(&links, &roster);
+    let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), stop.clone())?;
 
     let Ground { tasks, ends, .. } = &ground;
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let (routes, view) = watch::channel(View::default());
     let (open, still_open) = watch::channel(0);
-    tasks.spawn(ground.drive(&host, &links, &roster, view, front.submissions, open).run(ends.clone()));
+    tasks.spawn(ground.drive(&host, (&links, &roster, &journal), view, front.submissions, open).run(ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
 
@@ -198,6 +200,11 @@ impl Ground {
         Ok(Planes { links, incoming, gone, data_port, swarm, events })
     }
 
+    fn journal(&self, links: &Links, roster: &Roster) -> Journal {
+        let (tasks, stop) = (self.tasks.clone(), self.ends.clone());
+        Journal::new(self.identity.peer_id(), links.clone(), roster.clone(), tasks, stop)
+    }
+
     /// Where the swarm may be found: at those who invited, and at those who were there last.
     fn bootstrap(&self) -> Vec<Multiaddr> {
         let mut known = self.store.known(self.invite.swarm);
@@ -209,7 +216,7 @@ impl Ground {
         &self,
         lent: lent::Lent,
         incoming: Incoming,
-        (links, roster): (&Links, &Roster),
+        (links, roster, journal): (&Links, &Roster, &Journal),
         leaving: CancellationToken,
     ) -> Result<Host, NodeError> {
         let system = |e: String| NodeError::System(e);
@@ -231,6 +238,7 @@ impl Ground {
             batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
             threads: self.config.threads,
             leaving,
+            journal: journal.clone(),
             stop: self.ends.clone(),
         };
         Ok(Host::start(setup, &self.tasks))
@@ -239,8 +247,7 @@ impl Ground {
     fn drive(
         &self,
         host: &Host,
-        links: &Links,
-        roster: &Roster,
+        (links, roster, journal): (&Links, &Roster, &Journal),
         view: watch::Receiver<View>,
         submissions: mpsc::Receiver<Submission>,
         open: watch::Sender<usize>,
@@ -259,6 +266,7 @@ impl Ground {
             roster: roster.clone(),
             view,
             submissions,
+            journal: journal.clone(),
             open,
             tasks: self.tasks.clone(),
             started: self.started,

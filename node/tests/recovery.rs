@@ -4,17 +4,21 @@
 
 mod common;
 
-use common::{Net, PROMPT, Wish};
-use futures::StreamExt;
+use common::{
+    Net, PROMPT, Wish,
+    reader::{Reader, Seen},
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tsnode_testnet::{Sight, Swarm};
 
 /// Streams at once.
 const STREAMS: usize = 16;
+/// Peers without a model, which take the clients' requests.
+const GATEWAYS: [usize; 2] = [8, 9];
 /// Different requests.
 const KINDS: usize = 8;
 const TOKENS: usize = 160;
@@ -30,57 +34,11 @@ fn body(kind: usize) -> Value {
     body
 }
 
-/// What a client saw of one stream.
-struct Seen {
-    tokens: Vec<u64>,
-    /// What its prompt's KV went through.
-    codec: String,
-    /// The longest time between two tokens.
-    pause: Duration,
-    /// Why it went on elsewhere, each time.
-    moves: Vec<String>,
-}
+/// Where the gateways are now.
+type Gateways = Arc<Mutex<Vec<String>>>;
 
-/// One streamed request, from its first token on; `None` if nobody took it.
-async fn stream(client: &reqwest::Client, http: &str, mut body: Value) -> Option<Seen> {
-    (body["stream"], body["return_token_ids"]) = (json!(true), json!(true));
-    let response =
-        client.post(format!("{http}/v1/completions")).header("x-tsnode-trace", "1").json(&body).send().await.unwrap();
-    if response.status() == 503 {
-        return None;
-    }
-    assert_eq!(response.status(), 200);
-    let (mut parts, mut text, mut tokens) = (response.bytes_stream(), Vec::new(), Vec::new());
-    let (mut last, mut pause, mut done) = (None::<Instant>, Duration::ZERO, false);
-    let (mut codec, mut moves) = (String::new(), Vec::new());
-    while let Some(part) = parts.next().await {
-        text.extend_from_slice(&part.unwrap());
-        while let Some(end) = text.windows(2).position(|w| w == b"\n\n") {
-            let event: Vec<u8> = text.drain(..end + 2).collect();
-            let Some(data) = std::str::from_utf8(&event).unwrap().trim().strip_prefix("data: ").map(str::to_owned)
-            else {
-                continue;
-            };
-            if data == "[DONE]" {
-                done = true;
-                continue;
-            }
-            let event: Value = serde_json::from_str(&data).unwrap();
-            assert!(event.get("error").is_none(), "after {} tokens: {event}", tokens.len());
-            if let Some(trace) = event.get("tsnode") {
-                codec = trace["codec"].as_str().unwrap().to_owned();
-                let all = trace["moves"].as_array().unwrap().iter();
-                moves.extend(all.map(|m| m["reason"].as_str().unwrap().to_owned()));
-                continue;
-            }
-            let ids = event["choices"][0]["token_ids"].as_array().unwrap();
-            tokens.extend(ids.iter().map(|t| t.as_u64().unwrap()));
-            pause = pause.max(last.map_or(Duration::ZERO, |at| at.elapsed()));
-            last = Some(Instant::now());
-        }
-    }
-    assert!(done, "the stream was cut after {} tokens", tokens.len());
-    Some(Seen { tokens, codec, pause, moves })
+fn gateways(net: &Net) -> Vec<String> {
+    GATEWAYS.iter().map(|index| net.peer(*index).http).collect()
 }
 
 /// Clients that ask again and again, and hold every answer against the undisturbed one.
@@ -91,23 +49,23 @@ struct Load {
 }
 
 impl Load {
-    fn start(net: &Net, gateway: usize, expected: &Arc<Answers>) -> Self {
+    /// Every client asks one of two gateways first, and the other when that is gone.
+    fn start(net: &Net, gateways: &Gateways, expected: &Arc<Answers>) -> Self {
         let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let one = |n: usize| {
-            let (client, http) = (net.client.clone(), net.peer(gateway).http);
+            let (client, gateways) = (net.client.clone(), gateways.clone());
             let (stop, served, expected) = (stop.clone(), served.clone(), expected.clone());
             tokio::spawn(async move {
-                let (mut all, mut kind) = (Vec::new(), n);
+                let (mut all, mut kind, mut nth) = (Vec::new(), n, 0);
                 while !stop.load(Relaxed) {
-                    kind = (kind + 3) % KINDS;
-                    match stream(&client, &http, body(kind)).await {
-                        Some(seen) => {
-                            assert_eq!(seen.tokens, expected[&seen.codec][kind], "request {kind}, {:?}", seen.moves);
-                            all.push(seen);
-                            served.fetch_add(1, Relaxed);
-                        }
-                        None => tokio::time::sleep(Duration::from_millis(100)).await,
-                    }
+                    (kind, nth) = ((kind + 3) % KINDS, nth + 1);
+                    let reader = Reader::new(&client, format!("client {n}, request {nth}"), body(kind));
+                    let seen =
+                        reader.read(|asked| gateways.lock().unwrap()[(n + asked) % GATEWAYS.len()].clone()).await;
+                    let right = &expected[&seen.codec][kind];
+                    assert_eq!(seen.tokens, *right, "request {kind}, {:?}, {} returns", seen.moves, seen.returns);
+                    all.push(seen);
+                    served.fetch_add(1, Relaxed);
                 }
                 all
             })
@@ -147,7 +105,7 @@ async fn undisturbed(net: &Net, peer: usize) -> (String, Vec<Vec<u64>>) {
     (codec, expected)
 }
 
-/// Peers with a part in the plan that everybody follows, by what they do.
+/// Who may be disturbed, and what they do: peers with a part in the plan, its maker, and one gateway.
 async fn parts(net: &Net) -> Vec<(String, usize)> {
     let view = net.client.get(format!("{}/api/swarm", net.peer(8).http)).send().await.unwrap();
     let view = view.json::<Value>().await.unwrap();
@@ -161,6 +119,7 @@ async fn parts(net: &Net) -> Vec<(String, usize)> {
         }
     }
     all.extend(index(&view["coordinator"]).map(|i| ("coordinator".to_owned(), i)));
+    all.push(("gateway".to_owned(), GATEWAYS[1]));
     all
 }
 
@@ -191,7 +150,8 @@ fn say(seen: &[Seen]) {
         println!("{:.2} s: {:?}", s.pause.as_secs_f64(), s.moves);
     }
     times.sort_unstable();
-    println!("{} streams, {} of them moved", seen.len(), times.len());
+    let returned = seen.iter().filter(|s| s.returns > 0).count();
+    println!("{} streams, {} of them moved, {returned} came back elsewhere", seen.len(), times.len());
     if let (Some(median), Some(worst)) = (times.get(times.len() / 2), times.last()) {
         println!("pauses: median {:.2} s, worst {:.2} s", median.as_secs_f64(), worst.as_secs_f64());
     }
@@ -220,18 +180,21 @@ async fn streams_outlive_the_peers_that_serve_them() {
     let exact = undisturbed(&one, 0).await;
     one.down().await;
     let flags = ["--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=2,decode=1"];
-    let mut net = Net::up(Wish { peers: 8, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let mut net = Net::up(Wish { peers: 8, gateways: 2, flags: &flags, model_flags: &[] }).await;
     let packed = undisturbed(&net, 8).await;
     assert_ne!(exact, packed);
-    let load = Load::start(&net, 8, &Arc::new([exact, packed].into()));
+    let known = Gateways::new(gateways(&net).into());
+    let load = Load::start(&net, &known, &Arc::new([exact, packed].into()));
     for n in 0..kills {
         load.await_more(3).await;
         let all = parts(&net).await;
         let (what, victim) = all[dice.roll(all.len())].clone();
-        let stops = n % 5 == 4;
+        // A stopped gateway is for its clients to notice.
+        let stops = n % 5 == 4 && what != "gateway";
         tokio::time::sleep(Duration::from_millis(dice.roll(300) as u64)).await;
         println!("{} {n}: peer{victim}, {what}", if stops { "stop" } else { "kill" });
         disturb(&mut net, &load, victim, stops).await;
+        *known.lock().unwrap() = gateways(&net);
     }
     load.await_more(16).await;
     say(&load.end().await);

@@ -9,6 +9,7 @@ pub mod envelope;
 pub mod gossip;
 pub mod ids;
 pub mod invite;
+pub mod journal;
 pub mod kv;
 pub mod limits;
 pub mod model;

@@ -8,6 +8,7 @@ use crate::RequestId;
 use crate::{
     GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Token,
     codec::{self, CodecError},
+    journal::JournalHead,
     kv::KvHeader,
     limits,
     proof::{Code, Nonce},
@@ -41,6 +42,10 @@ pub enum Opening {
         /// The file's name in its card.
         name: String,
     },
+    /// Gateway → buddy: what a client gets, as it gets it, in [`crate::journal::JournalPart`]s.
+    Journal(JournalHead),
+    /// Anyone → likely buddies: what a client got. Answer: a [`JournalHead`] and parts, or nothing.
+    Recall(RequestId),
     /// Measures the link: the answer is an empty frame for latency, then `bytes` are read for bandwidth.
     Probe {
         /// Bytes that will be sent.

@@ -1,6 +1,6 @@
 //! A request as its gateway holds it.
 
-use super::{Move, Trace};
+use super::{Begun, Move, Trace};
 use crate::{Time, policy::routing::Asked, router::Pick};
 use std::collections::BTreeSet;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Seconds, Token, stream::Generation};
@@ -80,6 +80,14 @@ impl Request {
             tried: BTreeSet::new(),
             refusal: None,
         }
+    }
+
+    /// With what its client has from another gateway.
+    pub fn with(mut self, begun: Option<Begun>) -> Self {
+        if let Some(Begun { codec, answer }) = begun {
+            (self.codec, self.answer) = (codec, answer);
+        }
+        self
     }
 
     /// What a router may know of it; the answer may turn out shorter.

@@ -1,7 +1,8 @@
 //! Prompt flow 2 and 9: the loop where clients, streams and the gateway machine meet.
 
-use super::{Accepted, Prompt, Reply, Submission, SubmitError};
+use super::{Accepted, Prompt, Reply, SUBMISSIONS, Submission, SubmitError};
 use crate::{
+    journal::{Journal, Recalled},
     links::Links,
     roster::Roster,
     serving::{
@@ -16,10 +17,11 @@ use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
 };
-use tsnode_coordinator::gateway::{Action, Event, Gateway as Machine, View};
+use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway as Machine, View};
 use tsnode_protocol::{
-    PeerId, RequestId,
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Opening, PrefillEvent, PrefillRequest},
+    ModelId, PeerId, RequestId, Sampled, Token,
+    journal::Fingerprint,
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest},
 };
 
 /// What streams and clients say, not yet looked at; above it streams wait.
@@ -41,6 +43,8 @@ pub struct Drive {
     pub view: watch::Receiver<View>,
     /// Requests from HTTP.
     pub submissions: mpsc::Receiver<Submission>,
+    /// What clients got, for when they come back elsewhere.
+    pub journal: Journal,
     /// How many of them have not ended.
     pub open: watch::Sender<usize>,
     /// Owner of the tasks that follow streams.
@@ -51,6 +55,10 @@ pub struct Drive {
 
 /// A request as this loop holds it.
 struct Client {
+    /// Tells it from an earlier one of the same name.
+    line: LineNo,
+    /// What it has from another gateway, until it is told so.
+    given: Vec<Sampled>,
     /// Until the request is routed.
     answer: Option<oneshot::Sender<Result<Accepted, SubmitError>>>,
     replies: mpsc::Sender<Reply>,
@@ -80,8 +88,29 @@ struct PrefillLine {
 
 /// Something that happened, and on which line.
 struct Heard {
-    line: Option<LineNo>,
+    line: LineNo,
     event: Event,
+}
+
+/// A request that may have been begun at another gateway, once that is known.
+struct Looked {
+    line: LineNo,
+    asked: Asked,
+    recalled: Option<Recalled>,
+}
+
+/// What a client asks for.
+struct Asked {
+    request: RequestId,
+    model: ModelId,
+    prompt: Vec<Token>,
+    generation: Generation,
+}
+
+impl Asked {
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self.model, &self.prompt, &self.generation)
+    }
 }
 
 impl Drop for DecodeLine {
@@ -94,6 +123,7 @@ impl Drop for DecodeLine {
 struct Desk {
     clients: BTreeMap<RequestId, Client>,
     heard: mpsc::Sender<Heard>,
+    looked: mpsc::Sender<Looked>,
     lines: LineNo,
 }
 
@@ -105,8 +135,8 @@ impl Desk {
 
     /// What was said, unless that line has been hung up on meanwhile.
     fn still_counts(&self, heard: Heard) -> Option<Event> {
-        let Some(line) = heard.line else { return Some(heard.event) };
         let open = match &heard.event {
+            Event::Cancel { request } => self.clients.get(request).map(|c| c.line),
             Event::Decode { request, .. } | Event::DecodeLost { request, .. } => {
                 self.clients.get(request).and_then(|c| c.decode.as_ref()).map(|l| l.line)
             }
@@ -115,7 +145,7 @@ impl Desk {
             }
             _ => None,
         };
-        (open == Some(line)).then_some(heard.event)
+        (open == Some(heard.line)).then_some(heard.event)
     }
 }
 
@@ -123,36 +153,51 @@ impl Drive {
     /// Serves requests until `stop`; what runs then ends with a stated error.
     pub async fn run(mut self, stop: CancellationToken) {
         let (heard, mut ear) = mpsc::channel(HEARD);
-        let mut desk = Desk { clients: BTreeMap::new(), heard, lines: 0 };
+        let (looked, mut found) = mpsc::channel(SUBMISSIONS);
+        let mut desk = Desk { clients: BTreeMap::new(), heard, looked, lines: 0 };
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
             let event = tokio::select! {
                 () = stop.cancelled() => return,
-                Some(heard) = ear.recv() => match desk.still_counts(heard) {
-                    Some(event) => event,
-                    None => continue,
-                },
+                Some(heard) = ear.recv() => desk.still_counts(heard),
+                Some(looked) = found.recv() => self.begun(looked, &mut desk),
                 submission = self.submissions.recv() => match submission {
                     Some(submission) => self.submitted(submission, &mut desk),
                     None => return,
                 },
                 changed = self.view.changed() => match changed {
-                    Ok(()) => Event::View(self.view.borrow_and_update().clone()),
+                    Ok(()) => Some(Event::View(self.view.borrow_and_update().clone())),
                     Err(_) => return,
                 },
-                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Event::Deadline,
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Some(Event::Deadline),
             };
-            let now = self.started.elapsed();
-            for action in self.machine.on_event(now, event) {
-                self.act(action, &mut desk);
+            if let Some(event) = event {
+                self.step(event, &mut desk);
             }
             let open = self.machine.open_requests();
             self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
         }
     }
 
-    fn submitted(&self, submission: Submission, desk: &mut Desk) -> Event {
-        let Submission { prompt: Prompt { request, model, prompt, generation }, answer } = submission;
+    /// One event through the machine, and what follows from it.
+    fn step(&mut self, event: Event, desk: &mut Desk) {
+        let cancelled = if let Event::Cancel { request } = &event { Some(*request) } else { None };
+        for action in self.machine.on_event(self.started.elapsed(), event) {
+            self.act(action, desk);
+        }
+        if let Some(request) = cancelled.filter(|request| desk.clients.remove(request).is_some()) {
+            self.journal.end(request);
+        }
+    }
+
+    /// Takes a request in, or first asks whether its client was served elsewhere before.
+    fn submitted(&mut self, submission: Submission, desk: &mut Desk) -> Option<Event> {
+        let Submission { prompt: Prompt { request, model, prompt, generation, comes_back }, answer } = submission;
+        if desk.clients.contains_key(&request) {
+            // Its client has lost the connection that it had here, and this is not known yet.
+            self.step(Event::Cancel { request }, desk);
+        }
+        let line = desk.new_line();
         // Room for the whole answer: a client that reads slowly holds nobody up.
         let (replies, reader) = mpsc::channel(event_room(generation.max_new_tokens));
         let (gone, heard, over) = (replies.clone(), desk.heard.clone(), CancellationToken::new());
@@ -161,10 +206,12 @@ impl Drive {
             tokio::select! {
                 () = ended.cancelled() => {}
                 // The loop being gone, nothing is left to cancel.
-                () = gone.closed() => drop(heard.send(Heard { line: None, event: Event::Cancel { request } }).await),
+                () = gone.closed() => drop(heard.send(Heard { line, event: Event::Cancel { request } }).await),
             }
         });
         let client = Client {
+            line,
+            given: Vec::new(),
             answer: Some(answer),
             replies,
             reader: Some(reader),
@@ -173,7 +220,30 @@ impl Drive {
             _over: over.drop_guard(),
         };
         desk.clients.insert(request, client);
-        Event::Submit { request, model, prompt, generation }
+        let asked = Asked { request, model, prompt, generation };
+        if !comes_back {
+            return self.begun(Looked { line, asked, recalled: None }, desk);
+        }
+        let (journal, looked) = (self.journal.clone(), desk.looked.clone());
+        self.tasks.spawn(async move {
+            let recalled = journal.recall(request, asked.fingerprint()).await;
+            // The loop being gone, nobody waits for this.
+            let _ = looked.send(Looked { line, asked, recalled }).await;
+        });
+        None
+    }
+
+    /// It is known what the client has; it is served from there on.
+    fn begun(&self, looked: Looked, desk: &mut Desk) -> Option<Event> {
+        let Looked { line, asked, recalled } = looked;
+        let fingerprint = asked.fingerprint();
+        let Asked { request, model, prompt, generation } = asked;
+        let client = desk.clients.get_mut(&request).filter(|c| c.line == line)?;
+        let begun =
+            recalled.as_ref().map(|r| Begun { codec: r.codec, answer: r.answer.iter().map(|s| s.token).collect() });
+        client.given = recalled.as_ref().map(|r| r.answer.clone()).unwrap_or_default();
+        self.journal.begin(request, fingerprint, recalled);
+        Some(Event::Submit { request, model, prompt, generation, begun })
     }
 
     fn act(&self, action: Action, desk: &mut Desk) {
@@ -196,6 +266,15 @@ impl Drive {
                     line.end.cancel();
                 }
             }
+            Action::Settled { request, codec } => self.journal.settled(request, codec),
+            Action::Token { request, index, sampled } => {
+                self.journal.token(request, sampled.clone());
+                reply(desk, request, Reply::Token { index, sampled });
+            }
+            Action::End { request, end } => {
+                self.journal.end(request);
+                finish(desk, request, end);
+            }
             other => tell(other, desk),
         }
     }
@@ -215,11 +294,7 @@ impl Drive {
                 let relay = async {
                     while let Some(event) = told.recv().await {
                         over |= matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
-                        if heard
-                            .send(Heard { line: Some(line), event: Event::Decode { request, event } })
-                            .await
-                            .is_err()
-                        {
+                        if heard.send(Heard { line, event: Event::Decode { request, event } }).await.is_err() {
                             return;
                         }
                     }
@@ -229,7 +304,7 @@ impl Drive {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     // The loop being gone, nobody waits for this.
                     let event = Event::DecodeLost { request, reason };
-                    let _ = heard.send(Heard { line: Some(line), event }).await;
+                    let _ = heard.send(Heard { line, event }).await;
                 }
             };
             tokio::select! {
@@ -284,7 +359,7 @@ impl Drive {
                 let mut over = false;
                 while let Some(event) = told.recv().await {
                     over |= matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
-                    if heard.send(Heard { line: Some(line), event: Event::Prefill { request, event } }).await.is_err() {
+                    if heard.send(Heard { line, event: Event::Prefill { request, event } }).await.is_err() {
                         return true;
                     }
                 }
@@ -295,7 +370,7 @@ impl Drive {
                 (reached, over) = async { tokio::join!(reach, relay) } => if !over {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     let event = Event::PrefillLost { request, reason };
-                    let _ = heard.send(Heard { line: Some(line), event }).await;
+                    let _ = heard.send(Heard { line, event }).await;
                 },
             }
         });
@@ -329,6 +404,10 @@ fn tell(action: Action, desk: &mut Desk) {
             if let (Some(answer), Some(replies)) = (client.answer.take(), client.reader.take()) {
                 // A client that has gone drops the replies, which cancels the request.
                 let _ = answer.send(Ok(Accepted { prefill, decode, replies }));
+                // There is room for the whole answer.
+                for (index, sampled) in (0..).zip(std::mem::take(&mut client.given)) {
+                    let _ = client.replies.try_send(Reply::Token { index, sampled });
+                }
             }
         }
         Action::Unserved { request, reason, retry_after } => {
@@ -336,9 +415,7 @@ fn tell(action: Action, desk: &mut Desk) {
                 let _ = answer.send(Err(SubmitError::Unserved { reason, retry_after }));
             }
         }
-        Action::Token { request, index, sampled } => reply(desk, request, Reply::Token { index, sampled }),
         Action::Trace(trace) => reply(desk, trace.request, Reply::Trace(Box::new(trace))),
-        Action::End { request, end } => finish(desk, request, end),
         _ => {}
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, ApiState,
+    naming::Naming,
     params::{self, Fields},
     request::{self, Wanted},
     respond::{self, Form},
@@ -18,7 +19,9 @@ pub(super) async fn handle(
     headers: HeaderMap,
     body: Result<Bytes, axum::extract::rejection::BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&respond::body(body)?)?;
+    let body = respond::body(body)?;
+    let naming = Naming::of(&headers, &body)?;
+    let mut fields = Fields::parse(&body)?;
     let name = fields.text("model")?;
     let messages = messages(&mut fields)?;
     request::ready(&state)?;
@@ -27,7 +30,7 @@ pub(super) async fn handle(
     let max = fields.integer("max_completion_tokens", 1, u32::MAX.into())?;
     let max = max.or(fields.integer("max_tokens", 1, u32::MAX.into())?);
     let wanted = Wanted {
-        sampling: params::sampling(&mut fields, &model, logprobs)?,
+        sampling: params::sampling(&mut fields, &model, logprobs, naming.seed())?,
         max_tokens: max.map(|n| n as u32),
         fill_context: true,
         ignore_eos: fields.flag("ignore_eos")?,
@@ -35,6 +38,7 @@ pub(super) async fn handle(
         answers: params::answers(&mut fields)?,
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
+        naming,
     };
     refuse_the_rest(fields)?;
     let prompt = model.encode_chat(&messages)?;

@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, ApiState,
+    naming::Naming,
     params::{self, Fields},
     request::{self, Wanted},
     respond::{self, Form},
@@ -16,7 +17,9 @@ pub(super) async fn handle(
     headers: HeaderMap,
     body: Result<Bytes, axum::extract::rejection::BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&respond::body(body)?)?;
+    let body = respond::body(body)?;
+    let naming = Naming::of(&headers, &body)?;
+    let mut fields = Fields::parse(&body)?;
     let name = fields.text("model")?;
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
     request::ready(&state)?;
@@ -28,7 +31,7 @@ pub(super) async fn handle(
         return Err(ApiError::param("echo", "'echo' together with 'logprobs' is not supported by this server"));
     }
     let wanted = Wanted {
-        sampling: params::sampling(&mut fields, &model, logprobs)?,
+        sampling: params::sampling(&mut fields, &model, logprobs, naming.seed())?,
         max_tokens: fields.integer("max_tokens", 1, u32::MAX.into())?.map(|n| n as u32),
         fill_context: false,
         ignore_eos: fields.flag("ignore_eos")?,
@@ -36,6 +39,7 @@ pub(super) async fn handle(
         answers: params::answers(&mut fields)?,
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
+        naming,
     };
     fields.refuse_unless("best_of", |v| v.as_u64() == Some(1))?;
     fields.refuse_unless("suffix", |v| v == "")?;

@@ -131,12 +131,17 @@ pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 }
 
 /// Sampling as asked, then as the model asks, then as OpenAI has it.
-pub(super) fn sampling(fields: &mut Fields, model: &TextModel, logprobs: Option<u8>) -> Result<Sampling, ApiError> {
+pub(super) fn sampling(
+    fields: &mut Fields,
+    model: &TextModel,
+    logprobs: Option<u8>,
+    unsaid_seed: u64,
+) -> Result<Sampling, ApiError> {
     let own = model.defaults();
     let greedy = own.do_sample == Some(false);
     let temperature = fields.number("temperature", 0.0, 2.0)?;
     let seed = match fields.take("seed") {
-        None => u64::from_le_bytes(crate::random_bytes()),
+        None => unsaid_seed,
         Some(seed) => {
             let seed = seed.as_i64().map(|n| n as u64).or(seed.as_u64());
             seed.ok_or_else(|| ApiError::param("seed", "'seed' must be an integer"))?

@@ -1,6 +1,6 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
-use super::{ApiError, ApiState, params, params::Delivery};
+use super::{ApiError, ApiState, naming::Naming, params, params::Delivery};
 use crate::{
     gateway::{Accepted, Prompt},
     text::TextModel,
@@ -26,6 +26,7 @@ pub(super) struct Wanted {
     pub delivery: Delivery,
     /// The client asked to be told what ran where.
     pub trace: bool,
+    pub naming: Naming,
 }
 
 /// One answer under way.
@@ -87,11 +88,11 @@ pub(super) async fn submit(
             plans.push((prompt.clone(), generation));
         }
     }
-    let request = RequestId(crate::random_bytes());
+    let Naming { request, comes_back, .. } = wanted.naming;
     let mut answers = Vec::new();
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
-        let id = if i == 0 { request } else { RequestId(crate::random_bytes()) };
-        let submission = Prompt { request: id, model: model.card().id, prompt: prompt.clone(), generation };
+        let (id, model) = (wanted.naming.answer(i), model.card().id);
+        let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back };
         let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved())?;
         state.metrics.accepted(prompt.len());
         answers.push(Answer { prompt, accepted });

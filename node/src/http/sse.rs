@@ -42,7 +42,8 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
     let (model, answers) = (taken.model, taken.answers);
     let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
     let (prompts, mut replies) = merge(answers);
-    let mut begun = vec![false; prompts.len()];
+    let seen: Vec<usize> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
+    let mut begun: Vec<bool> = seen.iter().map(|seen| *seen > 0).collect();
     let mut open = prompts.len();
     let (mut cached, mut trace) = (0, None);
     while open > 0 {
@@ -52,10 +53,14 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             () = events.closed() => return Err(Gone),
         };
         let Some((index, reply)) = next else { break };
+        let mut is_known = false;
         let piece = match reply {
             Reply::Token { index: at, sampled } => {
                 state.metrics.token(at);
-                writers[index].token(sampled)
+                let piece = writers[index].token(sampled);
+                // The client has it from before it came back.
+                is_known = writers[index].generated <= seen[index];
+                piece
             }
             Reply::Trace(one) => {
                 state.metrics.cached(one.cached_tokens);
@@ -68,12 +73,14 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
                 Err(error) => return fail(error, events).await,
             },
         };
-        if piece.is_empty() && begun[index] {
+        open -= usize::from(piece.finish.is_some());
+        if is_known || piece.is_empty() && begun[index] {
             continue;
         }
         let first = (!std::mem::replace(&mut begun[index], true)).then_some(prompts[index].as_slice());
-        open -= usize::from(piece.finish.is_some());
-        part(&frame, index, &piece, wanted, first, events).await?;
+        let body = part(&frame, index, &piece, wanted, first);
+        let id = wanted.naming.event(writers.iter().map(|w| w.generated));
+        send(Event::default().id(id), body, events).await?;
     }
     if open > 0 {
         return fail(ApiError::Failed("the answer broke off".into()), events).await;
@@ -108,19 +115,18 @@ fn merge(answers: Vec<Answer>) -> (Vec<Vec<tsnode_protocol::Token>>, mpsc::Recei
     (prompts, receiver)
 }
 
-async fn part(
+fn part(
     frame: &Frame,
     index: usize,
     piece: &Piece,
     wanted: &Wanted,
     first: Option<&[tsnode_protocol::Token]>,
-    events: &Events,
-) -> Result<(), Gone> {
+) -> Value {
     let mut body = frame.envelope(vec![frame.part(index, piece, wanted, first)]);
     if wanted.delivery.include_usage {
         body.insert("usage".into(), Value::Null);
     }
-    send(Value::Object(body), events).await
+    Value::Object(body)
 }
 
 /// What closes a stream: usage and trace, where asked for, and `[DONE]`.
@@ -131,13 +137,13 @@ async fn last(frame: &Frame, usage: Option<Value>, trace: Option<Value>, events:
         if let Some(trace) = trace {
             body.insert("tsnode".into(), trace);
         }
-        send(Value::Object(body), events).await?;
+        send(Event::default(), Value::Object(body), events).await?;
     }
     done(events).await
 }
 
 async fn fail(error: ApiError, events: &Events) -> Result<(), Gone> {
-    send(error.body(), events).await?;
+    send(Event::default(), error.body(), events).await?;
     done(events).await
 }
 
@@ -145,6 +151,6 @@ async fn done(events: &Events) -> Result<(), Gone> {
     events.send(Ok(Event::default().data("[DONE]"))).await.map_err(|_| Gone)
 }
 
-async fn send(body: Value, events: &Events) -> Result<(), Gone> {
-    events.send(Ok(Event::default().data(body.to_string()))).await.map_err(|_| Gone)
+async fn send(event: Event, body: Value, events: &Events) -> Result<(), Gone> {
+    events.send(Ok(event.data(body.to_string()))).await.map_err(|_| Gone)
 }

@@ -307,6 +307,38 @@ async fn the_history_reaches_the_template_and_defaults_are_the_models() {
     assert_eq!(generation.max_new_tokens as usize + prompt.len(), 1024);
 }
 
+/// A client that comes back with the last event's id gets the events after it, of the same request.
+#[tokio::test]
+async fn a_stream_goes_on_after_the_last_event() {
+    let api = Api::up(said(End::Length)).await;
+    let body = json!({ "prompt": "x", "stream": true, "max_tokens": 40 });
+    let events = |text: &str| -> Vec<(Option<String>, String)> {
+        let line = |event: &str, name: &str| event.lines().find_map(|l| l.strip_prefix(name).map(str::to_owned));
+        text.split("\n\n").filter_map(|e| Some((line(e, "id: "), line(e, "data: ")?))).collect()
+    };
+    let ask = |name: &'static str, value: String| {
+        let request = api.client.post(format!("{}{TEXT}", api.url)).header(name, value).json(&body).send();
+        async move { request.await.unwrap().text().await.unwrap() }
+    };
+    let all = events(&ask("idempotency-key", "mine".into()).await);
+    let first = api.last_asked();
+    assert!(first.comes_back && all.len() > 4, "{all:?}");
+    let seen = all[1].0.clone().unwrap();
+    let rest = events(&ask("last-event-id", seen).await);
+    let again = api.last_asked();
+    assert_eq!((again.request, &again.generation), (first.request, &first.generation), "the same seed, too");
+    let data = |events: &[(Option<String>, String)]| -> Vec<Value> {
+        let choices = |d: &String| serde_json::from_str::<Value>(d).ok().map(|e| e["choices"].clone());
+        events.iter().filter_map(|(_, d)| choices(d)).collect()
+    };
+    assert_eq!(data(&rest), data(&all[2..]));
+    let response = api.client.post(format!("{}{TEXT}", api.url)).header("last-event-id", "7").json(&body).send().await;
+    assert_eq!(response.unwrap().status(), 400);
+    // Without a name nobody can come back, and nobody is looked for.
+    api.stream(TEXT, body.clone()).await;
+    assert!(!api.last_asked().comes_back && api.last_asked().request != first.request);
+}
+
 #[tokio::test]
 async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
     let fails = [

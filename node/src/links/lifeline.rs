@@ -1,5 +1,5 @@
 //! Tells a peer that has died from one that is slow, at once: beside each data connection its dialer holds an idle TCP
-//! connection to the same port number.
+//! connection to the port number after it.
 //!
 //! When a process ends, however it ends, its system closes its TCP connections and refuses new ones; UDP just falls
 //! silent. A broken lifeline is therefore tried again, and only a refusal by the far end's system counts: where nothing
@@ -67,7 +67,7 @@ impl Links {
             let closed = connection.clone();
             let refused = tokio::select! {
                 _ = closed.closed() => false,
-                refused = until_refused(peer, address) => refused,
+                refused = until_refused(peer, beside(address)) => refused,
             };
             if refused {
                 tracing::debug!(%peer, %address, "its process is gone");
@@ -104,8 +104,14 @@ async fn dial(peer: PeerId, address: SocketAddr) -> Result<TcpStream, Error> {
     timeout(PATIENCE, greeted).await.unwrap_or_else(|_| Err(Error::from(ErrorKind::TimedOut)))
 }
 
-/// The listener for lifelines, at the data plane's address; without one others do without.
-pub(super) fn listen(address: SocketAddr) -> Option<TcpListener> {
+/// Where the lifelines of a data plane end: at the next number, since HTTP has the data plane's on TCP.
+fn beside(data_plane: SocketAddr) -> SocketAddr {
+    SocketAddr::new(data_plane.ip(), data_plane.port().checked_add(1).unwrap_or(data_plane.port() - 1))
+}
+
+/// The listener for lifelines of a data plane; without one others do without.
+pub(super) fn listen(data_plane: SocketAddr) -> Option<TcpListener> {
+    let address = beside(data_plane);
     let bound = std::net::TcpListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;
         TcpListener::from_std(listener)

@@ -10,6 +10,7 @@ use super::{
     stage::StageContext,
 };
 use crate::{
+    journal::Journal,
     library::Shelf,
     links::{Incoming, IncomingStream, Links, Stream},
     roster::Roster,
@@ -49,6 +50,8 @@ pub struct HostSetup {
     pub roster: Roster,
     /// The model this peer has; none on a gateway.
     pub source: Option<Arc<ModelSource>>,
+    /// What clients got, of other gateways too.
+    pub journal: Journal,
     /// What the shelf of small files gives to others.
     pub shelf: Shelf,
     /// Elements of KV pages.
@@ -346,6 +349,20 @@ impl Keeper {
             Opening::File { model, name } => {
                 let shelf = self.setup.shelf.clone();
                 self.tasks.spawn(async move { shelf.give(model, &name, stream).await });
+            }
+            Opening::Journal(head) => {
+                let (journal, name) = (self.setup.journal.clone(), head.request);
+                self.tasks.spawn(async move {
+                    if let Err(error) = journal.keep(head, stream).await {
+                        // What came until then is kept: most likely the gateway has died.
+                        tracing::debug!(request = %name, %error, "journal ended early");
+                        journal.end(name);
+                    }
+                });
+            }
+            Opening::Recall(request) => {
+                let journal = self.setup.journal.clone();
+                self.tasks.spawn(async move { drop(journal.give(request, stream).await) });
             }
             // Answered by the links themselves.
             Opening::Prove(_) | Opening::Probe { .. } => {}

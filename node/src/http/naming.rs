@@ -1,0 +1,136 @@
+//! What a request is called, and how far its client has read it: how a client whose gateway died goes on at another peer.
+//!
+//! Every event of a streamed answer has an id, the request's name and how many tokens of each answer came with it and
+//! before. A client that asks again, at any peer, with the same body and the id of the last event it got
+//! (`Last-Event-ID`, as in server-sent events) gets the events after it. One that has no such id yet gives a name of its
+//! own (`Idempotency-Key`), and gets the same answer however often it asks.
+
+use super::ApiError;
+use axum::http::{HeaderMap, HeaderName};
+use tsnode_protocol::RequestId;
+
+pub(super) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+/// Longest name a client may give.
+const KEY_BYTES: usize = 256;
+/// Most answers an event's id counts.
+const ANSWERS: usize = 64;
+
+/// A request's name, and what its client has of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Naming {
+    /// Of the first answer.
+    pub request: RequestId,
+    /// The client may have been served before.
+    pub comes_back: bool,
+    /// Tokens of each answer that it has.
+    seen: Vec<usize>,
+}
+
+impl Naming {
+    /// By the client's headers; without any the request gets a name that nobody knows yet. A key names a request only
+    /// together with its body, so that nobody takes another's by choosing the same key.
+    pub fn of(headers: &HeaderMap, body: &[u8]) -> Result<Self, ApiError> {
+        if let Some(value) = headers.get(LAST_EVENT) {
+            let id = value.to_str().ok().and_then(read);
+            let (request, seen) = id.ok_or_else(|| {
+                ApiError::param(
+                    LAST_EVENT.as_str(),
+                    "'Last-Event-ID' must be the id of an event of this request's stream",
+                )
+            })?;
+            return Ok(Self { request, comes_back: true, seen });
+        }
+        let Some(key) = headers.get(KEY) else {
+            return Ok(Self { request: RequestId(crate::random_bytes()), comes_back: false, seen: Vec::new() });
+        };
+        if key.is_empty() || key.len() > KEY_BYTES {
+            let why = format!("'Idempotency-Key' must have from 1 to {KEY_BYTES} bytes");
+            return Err(ApiError::param(KEY.as_str(), why));
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("tsnode 2026 request name");
+        hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(body);
+        Ok(Self { request: name(&hasher), comes_back: true, seen: Vec::new() })
+    }
+
+    /// The seed of a request that does not say one: whoever is asked for it again draws the same.
+    pub fn seed(&self) -> u64 {
+        let hash = blake3::derive_key("tsnode 2026 request seed", &self.request.0);
+        u64::from_le_bytes(std::array::from_fn(|i| hash[i]))
+    }
+
+    /// The name of one of the request's answers.
+    pub fn answer(&self, index: usize) -> RequestId {
+        if index == 0 {
+            return self.request;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("tsnode 2026 answer name");
+        hasher.update(&self.request.0).update(&(index as u64).to_le_bytes());
+        name(&hasher)
+    }
+
+    /// Tokens of an answer that the client has.
+    pub fn seen(&self, index: usize) -> usize {
+        self.seen.get(index).copied().unwrap_or(0)
+    }
+
+    /// The id of an event after which the client has so many tokens of each answer.
+    pub fn event(&self, generated: impl Iterator<Item = usize>) -> String {
+        use std::fmt::Write;
+        let mut id = self.request.to_string();
+        for (n, tokens) in generated.enumerate() {
+            // Writing to a string does not fail.
+            let _ = write!(id, "{}{tokens}", if n == 0 { ':' } else { ',' });
+        }
+        id
+    }
+}
+
+fn name(hasher: &blake3::Hasher) -> RequestId {
+    let hash = hasher.finalize();
+    RequestId(std::array::from_fn(|i| hash.as_bytes()[i]))
+}
+
+fn read(id: &str) -> Option<(RequestId, Vec<usize>)> {
+    let (request, counts) = id.split_once(':')?;
+    if counts.split(',').count() > ANSWERS {
+        return None;
+    }
+    let counts: Result<Vec<usize>, _> = counts.split(',').map(str::parse).collect();
+    Some((request.parse().ok()?, counts.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(headers: &[(HeaderName, &str)], body: &[u8]) -> Result<Naming, ApiError> {
+        let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
+        Naming::of(&headers, body)
+    }
+
+    #[test]
+    fn a_key_names_a_request_with_its_body() {
+        let (one, other) = (of(&[(KEY, "a")], b"x").unwrap(), of(&[(KEY, "a")], b"y").unwrap());
+        assert!(one.comes_back && one == of(&[(KEY, "a")], b"x").unwrap());
+        assert_ne!(one.request, other.request);
+        assert_ne!(one.seed(), other.seed());
+        assert_ne!(one.answer(1), one.answer(0));
+        let nameless = of(&[], b"x").unwrap();
+        assert!(!nameless.comes_back && nameless != of(&[], b"x").unwrap());
+        assert!(of(&[(KEY, "")], b"x").is_err() && of(&[(KEY, &"k".repeat(257))], b"x").is_err());
+    }
+
+    #[test]
+    fn an_events_id_says_all_that_is_needed() {
+        let asked = of(&[(KEY, "a")], b"x").unwrap();
+        let id = asked.event([12, 0].into_iter());
+        let back = of(&[(LAST_EVENT, &id)], b"x").unwrap();
+        assert_eq!((back.request, back.seen(0), back.seen(1), back.seen(2)), (asked.request, 12, 0, 0));
+        assert_eq!(back.seed(), asked.seed());
+        for wrong in ["", "12", "req-00:1", &format!("{}:x", asked.request), &format!("{}:", asked.request)] {
+            assert!(of(&[(LAST_EVENT, wrong)], b"x").is_err(), "{wrong}");
+        }
+        assert!(of(&[(LAST_EVENT, &asked.event(0..65))], b"x").is_err());
+    }
+}
