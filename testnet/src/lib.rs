@@ -3,10 +3,14 @@
 //! Every peer has a data folder and ports of its own; links may be shaped slow ([`TestnetConfig::link_mbit`]). The
 //! testnet knows a peer only as others do: by its process, its files and its HTTP interface.
 
+pub mod chaos;
+pub mod client;
+mod load;
 mod peer;
 mod state;
 mod watch;
 
+pub use load::Answers;
 pub use peer::PeerInfo;
 pub use state::{STATE_FILE, State};
 pub use watch::{Sight, Swarm};
@@ -101,6 +105,9 @@ pub enum TestnetError {
     /// A peer's process has ended.
     #[error("{0} does not run; start it again with: tsnode testnet restart {0}")]
     NotRunning(String),
+    /// It answers wrongly.
+    #[error(transparent)]
+    Wrong(client::Wrong),
     /// No testnet was launched there.
     #[error("{0}: no testnet is up here; start one with: tsnode testnet up --detach")]
     Absent(PathBuf),

@@ -19,6 +19,8 @@ pub struct Sight {
     pub plan_id: Option<String>,
     /// The adopted plan.
     pub plan: Option<SeenPlan>,
+    /// Who plans.
+    pub coordinator: Option<String>,
     /// Groups that take requests.
     pub ready_groups: Vec<String>,
     /// Peers alive.

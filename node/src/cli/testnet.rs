@@ -1,5 +1,7 @@
 //! `tsnode testnet`: a whole swarm of real processes on this machine.
 
+mod chaos;
+
 use super::{ask::Peer, is_set, json as json_flag, show::print_json, submit, switch, verb};
 use crate::{
     config::{Settings, xdg},
@@ -17,43 +19,11 @@ use tsnode_testnet::{PeerConfig, PeerInfo, State, Swarm, Testnet, TestnetConfig,
 const DOWN: Duration = Duration::from_secs(35);
 
 pub(super) fn command() -> Command {
-    let number = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
-    let dir = || {
-        Arg::new("dir")
-            .long("dir")
-            .value_name("FOLDER")
-            .value_parser(value_parser!(PathBuf))
-            .help("Where it lives [default: $XDG_STATE_HOME/tsnode/testnet]")
-    };
     let example = "tsnode testnet up --peers 4 --link-mbit 100 --link-ms 5 --prompt \"It was a dark night\"";
-    let up = verb("up", "Start a swarm; with --prompt, answer it and stop", example)
-        .arg(number("peers", "Peers with a model").value_parser(value_parser!(u16).range(1..=64)).default_value("4"))
-        .arg(
-            Arg::new("devices")
-                .long("devices")
-                .value_name("LIST")
-                .value_delimiter(',')
-                .value_parser(device)
-                .conflicts_with_all(["peers", "gateways"])
-                .help(
-                    "What each peer lends, as cpu:2,cpu:1:256MiB,none: threads, memory for KV pages; none is a gateway",
-                ),
-        )
-        .arg(
-            number("gateways", "Peers without a model")
-                .value_parser(value_parser!(u16).range(0..=64))
-                .default_value("0"),
-        )
-        .arg(number("link-mbit", "Bandwidth of every link in Mbit/s").value_parser(value_parser!(f64)))
-        .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(value_parser!(f64)))
-        .arg(Arg::new("layout").long("layout").value_name("GROUPS").help("Groups to form, as prefill=2,decode=3"))
-        .arg(Arg::new("model").long("model").value_name("PATH").help("Model [default: the embedded one]"))
-        .arg(Arg::new("kv-codec").long("kv-codec").value_name("CODEC").help("KV on the wire: auto, raw or int4"))
-        .arg(Arg::new("kv-dtype").long("kv-dtype").value_name("TYPE").help("Elements of KV pages: f16, bf16 or f32"))
+    let up = swarm_args(verb("up", "Start a swarm; with --prompt, answer it and stop", example), "4", "0")
         .arg(Arg::new("prompt").long("prompt").value_name("TEXT").help("Answer this, say what ran where, and stop"))
         .arg(number("max-tokens", "Tokens of the answer").value_parser(value_parser!(u32)).default_value("48"))
         .arg(switch("detach", "Leave it running"))
-        .arg(dir())
         .arg(json_flag());
     Command::new("testnet")
         .about("A whole swarm of real processes on this machine")
@@ -62,6 +32,7 @@ pub(super) fn command() -> Command {
         .subcommand(
             verb("status", "What a detached swarm is doing", "tsnode testnet status").arg(dir()).arg(json_flag()),
         )
+        .subcommand(chaos::command())
         .subcommand(fault("kill", "Kill a peer of a detached swarm, as a power cut would").arg(dir()))
         .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
@@ -76,8 +47,50 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         Some(("down", matches)) => down(matches).await,
         Some((fault @ ("kill" | "stop" | "cont"), matches)) => disturb(fault, matches),
         Some(("restart", matches)) => restart(matches).await,
+        Some(("chaos", matches)) => chaos::run(settings, matches).await,
         _ => Ok(()),
     }
+}
+
+fn dir() -> Arg {
+    Arg::new("dir")
+        .long("dir")
+        .value_name("FOLDER")
+        .value_parser(value_parser!(PathBuf))
+        .help("Where it lives [default: $XDG_STATE_HOME/tsnode/testnet]")
+}
+
+fn number(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("N").help(help)
+}
+
+/// Adds what says which swarm to start.
+fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> Command {
+    command
+        .arg(number("peers", "Peers with a model").value_parser(value_parser!(u16).range(1..=64)).default_value(peers))
+        .arg(
+            Arg::new("devices")
+                .long("devices")
+                .value_name("LIST")
+                .value_delimiter(',')
+                .value_parser(device)
+                .conflicts_with_all(["peers", "gateways"])
+                .help(
+                    "What each peer lends, as cpu:2,cpu:1:256MiB,none: threads, memory for KV pages; none is a gateway",
+                ),
+        )
+        .arg(
+            number("gateways", "Peers without a model")
+                .value_parser(value_parser!(u16).range(0..=64))
+                .default_value(gateways),
+        )
+        .arg(number("link-mbit", "Bandwidth of every link in Mbit/s").value_parser(value_parser!(f64)))
+        .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(value_parser!(f64)))
+        .arg(Arg::new("layout").long("layout").value_name("GROUPS").help("Groups to form, as prefill=2,decode=3"))
+        .arg(Arg::new("model").long("model").value_name("PATH").help("Model [default: the embedded one]"))
+        .arg(Arg::new("kv-codec").long("kv-codec").value_name("CODEC").help("KV on the wire: auto, raw or int4"))
+        .arg(Arg::new("kv-dtype").long("kv-dtype").value_name("TYPE").help("Elements of KV pages: f16, bf16 or f32"))
+        .arg(dir())
 }
 
 /// A verb that does something to one peer.

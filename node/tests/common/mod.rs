@@ -1,8 +1,6 @@
 //! Swarms of real processes for tests, and what tests ask of them.
 #![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part; a swarm that cannot be had fails the test.
 
-pub mod reader;
-
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,0 +1,141 @@
+//! `tsnode testnet chaos`: breaks a swarm under load by a seed's schedule, and says whether anybody could have noticed.
+
+use super::{config, exit, swarm_args};
+use crate::{
+    cli::{is_set, json as json_flag, show::print_json, verb},
+    config::Settings,
+    exit::{Exit, Kind},
+};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::time::Duration;
+use tsnode_testnet::{
+    Answers, Testnet,
+    chaos::{self, Chaos, Deed, Fault, Report, Until},
+};
+
+pub(super) fn command() -> Command {
+    let example = "tsnode testnet chaos --seed 7 --minutes 2 --svg chaos.svg";
+    let about = "Break a swarm under load, and hold every answer against an undisturbed one";
+    swarm_args(verb("chaos", about, example), "8", "2")
+        .arg(
+            Arg::new("seed")
+                .long("seed")
+                .value_name("N")
+                .value_parser(value_parser!(u64))
+                .default_value("1")
+                .help("Draws the schedule"),
+        )
+        .arg(
+            Arg::new("minutes")
+                .long("minutes")
+                .value_name("N")
+                .value_parser(value_parser!(f64))
+                .default_value("1")
+                .help("For how long"),
+        )
+        .arg(
+            Arg::new("faults")
+                .long("faults")
+                .value_name("N")
+                .value_parser(value_parser!(u32))
+                .help("So many faults, however long that takes"),
+        )
+        .arg(
+            Arg::new("streams")
+                .long("streams")
+                .value_name("N")
+                .value_parser(value_parser!(u16).range(1..=512))
+                .default_value("16")
+                .help("Streams at once"),
+        )
+        .arg(
+            Arg::new("svg")
+                .long("svg")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("Draw peers, faults and streams over time"),
+        )
+        .arg(json_flag())
+}
+
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let config = config(settings, matches)?;
+    let chaos = asked(matches)?;
+    let bar = bar(chaos.until);
+    bar.set_message("asking an undisturbed swarm");
+    let answers = Answers::learn(&config).await.map_err(exit)?;
+    bar.set_message(format!("starting {} peers", config.peers.len()));
+    let mut net = Testnet::up(&config).await.map_err(exit)?;
+    bar.set_message("under load");
+    let quiet = is_set(matches, "json");
+    let tell = |fault: &Fault| {
+        bar.inc(1);
+        if !quiet {
+            bar.suspend(|| say!("{}", line(fault)));
+        }
+    };
+    let report = chaos::run(&mut net, chaos, answers, tell).await.map_err(exit)?;
+    bar.finish_and_clear();
+    if let Some(file) = matches.get_one::<PathBuf>("svg") {
+        std::fs::write(file, report.svg()).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", file.display())))?;
+    }
+    if quiet {
+        print_json(&report)?
+    } else {
+        tell_all(&report)
+    }
+    if !report.violations.is_empty() {
+        let logs = net.folder().display().to_string();
+        net.down().await.map_err(exit)?;
+        return Err(Exit::new(
+            Kind::Other,
+            format!("{} things did not hold; logs are in {logs}", report.violations.len()),
+        ));
+    }
+    super::leave(net).await
+}
+
+fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
+    let minutes = matches.get_one::<f64>("minutes").copied().unwrap_or(1.0);
+    let span = Duration::try_from_secs_f64(minutes * 60.0)
+        .map_err(|e| Exit::new(Kind::Usage, format!("--minutes {minutes}: {e}")))?;
+    let faults = matches.get_one::<u32>("faults").map(|n| Until::Faults(*n as usize));
+    Ok(Chaos {
+        seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
+        streams: matches.get_one::<u16>("streams").copied().unwrap_or(16).into(),
+        until: faults.unwrap_or(Until::Time(span)),
+    })
+}
+
+fn bar(until: Until) -> ProgressBar {
+    let (bar, form) = match until {
+        Until::Faults(faults) => (ProgressBar::new(faults as u64), "{bar:30} {pos} of {len} faults, {msg} ({elapsed})"),
+        Until::Time(_) => (ProgressBar::new_spinner(), "{spinner} {pos} faults, {msg} ({elapsed})"),
+    };
+    if let Ok(style) = ProgressStyle::with_template(form) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+fn line(fault: &Fault) -> String {
+    let deed = match fault.deed {
+        Deed::Kill => "killed",
+        Deed::Stop => "stopped",
+    };
+    format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}", fault.at, fault.peer, fault.until - fault.at, fault.role)
+}
+
+fn tell_all(report: &Report) {
+    let (faults, streams) = (report.faults.len(), report.streams.len());
+    say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
+    if let Some((median, longest, hit)) = report.pauses() {
+        say!("{hit} of them were hit: longest pause of a stream {median:.2} s in the median, {longest:.2} s at most");
+    }
+    for violation in &report.violations {
+        say!("did not hold: {violation}");
+    }
+}

@@ -1,0 +1,255 @@
+//! Breaks a swarm under load, by a schedule drawn from a seed, and holds from outside what must hold: every request ends
+//! once, with the tokens of an undisturbed run; all pages come back; all peers come to one plan.
+
+mod timeline;
+
+use crate::{
+    Sight, Swarm, Testnet, TestnetError,
+    client::Seen,
+    load::{Answers, Gateways, Load},
+};
+use serde::Serialize;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// How long the swarm may serve nobody, and how long it may take to be whole again at the end.
+const PATIENCE: Duration = Duration::from_secs(45);
+/// Longest time from a look at the swarm to the fault (milliseconds).
+const JITTER: u64 = 300;
+/// Streams that end before a fault, and before its end.
+const BEFORE: usize = 3;
+const WITHIN: usize = 8;
+/// One fault in so many stops a process rather than kill it.
+const STOPS: u64 = 5;
+
+/// What to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Chaos {
+    /// Draws the schedule.
+    pub seed: u64,
+    /// Streams at once.
+    pub streams: usize,
+    /// When it is enough.
+    pub until: Until,
+}
+
+/// When it is enough.
+#[derive(Clone, Copy, Debug)]
+pub enum Until {
+    /// After so many faults.
+    Faults(usize),
+    /// After this long.
+    Time(Duration),
+}
+
+/// What is done to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Deed {
+    /// Killed as by a power cut; later started again.
+    Kill,
+    /// Its process is stopped with its connections open; later it goes on.
+    Stop,
+}
+
+/// Something that was done to a peer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fault {
+    /// What.
+    pub deed: Deed,
+    /// The peer's name.
+    pub peer: String,
+    /// What it did when it was hit.
+    pub role: String,
+    /// Since the start (seconds).
+    pub at: f64,
+    /// When it was back (seconds).
+    pub until: f64,
+}
+
+/// A stream that ended well, since the start (seconds).
+#[derive(Clone, Debug, Serialize)]
+pub struct Served {
+    /// When it was asked for.
+    pub from: f64,
+    /// When it had ended.
+    pub to: f64,
+    /// Its longest pause.
+    pub pause: f64,
+    /// How often another group went on with it.
+    pub moves: usize,
+    /// How often its client came back elsewhere.
+    pub returns: usize,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// How long it took (seconds).
+    pub seconds: f64,
+    /// Names of the peers.
+    pub peers: Vec<String>,
+    /// What was done.
+    pub faults: Vec<Fault>,
+    /// Streams that ended well.
+    pub streams: Vec<Served>,
+    /// What did not hold; empty if all did.
+    pub violations: Vec<String>,
+}
+
+impl Report {
+    /// Median and longest of the pauses of streams that a fault hit (seconds), and how many those are.
+    #[must_use]
+    pub fn pauses(&self) -> Option<(f64, f64, usize)> {
+        let hit = self.streams.iter().filter(|s| s.moves + s.returns > 0);
+        let mut pauses: Vec<f64> = hit.map(|s| s.pause).collect();
+        pauses.sort_by(f64::total_cmp);
+        Some((*pauses.get(pauses.len() / 2)?, *pauses.last()?, pauses.len()))
+    }
+
+    /// Peers, faults and streams over time, as SVG.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        timeline::svg(self)
+    }
+}
+
+/// Pseudo-random numbers of a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % sides.max(1)
+    }
+}
+
+/// Breaks `net`, and mends it. The last of its gateways may be hit, too, if it has two; clients ask gateways only, or the
+/// first peer where there is none. `tell` hears of every fault.
+///
+/// # Errors
+/// When a peer does not start again, or the system does not let it be hit.
+pub async fn run(
+    net: &mut Testnet,
+    chaos: Chaos,
+    answers: Answers,
+    mut tell: impl FnMut(&Fault),
+) -> Result<Report, TestnetError> {
+    let (started, mut dice) = (Instant::now(), Dice(chaos.seed));
+    let fronts = fronts(net);
+    let known = Gateways::new(addresses(net, &fronts).into());
+    let load = Load::start(chaos.streams, &known, &Arc::new(answers));
+    let (mut faults, mut violations) = (Vec::new(), Vec::new());
+    loop {
+        let enough = match chaos.until {
+            Until::Faults(faults_wanted) => faults.len() >= faults_wanted,
+            Until::Time(span) => started.elapsed() >= span,
+        };
+        if enough || !violations.is_empty() {
+            break;
+        }
+        if !load.await_more(BEFORE, PATIENCE).await {
+            violations.push(format!("nobody was served for {PATIENCE:?} before fault {}", faults.len()));
+            break;
+        }
+        let Some((role, victim)) = choose(net, &fronts, &mut dice).await else { continue };
+        // A stopped gateway is for its clients to notice.
+        let deed = if dice.roll(STOPS) == 0 && role != "gateway" { Deed::Stop } else { Deed::Kill };
+        sleep(Duration::from_millis(dice.roll(JITTER))).await;
+        let at = started.elapsed().as_secs_f64();
+        hit(net, victim, deed).await?;
+        let served = load.await_more(WITHIN, PATIENCE).await;
+        mend(net, victim, deed).await?;
+        *known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(net, &fronts);
+        let peer = net.peers()[victim].name.clone();
+        let fault = Fault { deed, peer, role, at, until: started.elapsed().as_secs_f64() };
+        tell(&fault);
+        if !served {
+            violations.push(format!("nobody was served for {PATIENCE:?} after fault {}: {fault:?}", faults.len()));
+        }
+        faults.push(fault);
+    }
+    if !load.await_more(chaos.streams, PATIENCE).await {
+        violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
+    }
+    let seen = load.end().await;
+    violations.extend(seen.iter().filter_map(|s| s.as_ref().err().map(ToString::to_string)));
+    violations.extend(whole_again(net).await.err());
+    let streams = seen.iter().flatten().map(|s| served(s, started)).collect();
+    let peers = net.peers().iter().map(|p| p.name.clone()).collect();
+    Ok(Report { seed: chaos.seed, seconds: started.elapsed().as_secs_f64(), peers, faults, streams, violations })
+}
+
+/// Peers that clients ask.
+fn fronts(net: &Testnet) -> Vec<usize> {
+    let gateways: Vec<usize> =
+        net.peers().iter().enumerate().filter(|(_, p)| p.gateway).map(|(index, _)| index).collect();
+    if gateways.is_empty() { vec![0] } else { gateways }
+}
+
+fn addresses(net: &Testnet, fronts: &[usize]) -> Vec<String> {
+    fronts.iter().map(|index| net.peers()[*index].http.clone()).collect()
+}
+
+/// Who is hit, and what it does: a peer with a part in the plan, the plan's maker, or the last of several gateways.
+async fn choose(net: &Testnet, fronts: &[usize], dice: &mut Dice) -> Option<(String, usize)> {
+    let peers = net.peers();
+    let sight = Swarm::of([peers[fronts[0]]].into_iter()).look().await.pop()??;
+    let index = |id: &str| peers.iter().position(|p| p.id == id).filter(|index| *index != fronts[0]);
+    let mut all = Vec::new();
+    for group in sight.plan.iter().flat_map(|p| &p.groups) {
+        for (place, stage) in group.stages.iter().enumerate() {
+            let role = if place == 0 { format!("{} leader", group.phase) } else { format!("{} member", group.phase) };
+            all.extend(index(&stage.peer).map(|i| (role, i)));
+        }
+    }
+    all.extend(sight.coordinator.as_deref().and_then(index).map(|i| ("coordinator".to_owned(), i)));
+    all.extend(fronts.last().filter(|_| fronts.len() > 1).map(|i| ("gateway".to_owned(), *i)));
+    if all.is_empty() {
+        return None;
+    }
+    let chosen = dice.roll(all.len() as u64) as usize;
+    Some(all.swap_remove(chosen))
+}
+
+async fn hit(net: &mut Testnet, victim: usize, deed: Deed) -> Result<(), TestnetError> {
+    match deed {
+        Deed::Kill => net.kill(victim).await,
+        Deed::Stop => net.signal(victim, "-STOP"),
+    }
+}
+
+async fn mend(net: &mut Testnet, victim: usize, deed: Deed) -> Result<(), TestnetError> {
+    match deed {
+        Deed::Kill => net.restart(victim).await,
+        Deed::Stop => net.signal(victim, "-CONT"),
+    }
+}
+
+/// Faults being over, every peer is there, follows one plan, and has all its pages.
+async fn whole_again(net: &mut Testnet) -> Result<(), String> {
+    let peers = net.peers().len();
+    net.await_one_mind(peers).await.map_err(|e| e.to_string())?;
+    let swarm = Swarm::of(net.peers().into_iter());
+    swarm.await_that(PATIENCE, |sights| sights.first().map_or(Ok(()), all_pages_free)).await
+}
+
+fn all_pages_free(sight: &Option<Sight>) -> Result<(), String> {
+    let sight = sight.as_ref().ok_or("a peer does not answer")?;
+    let holds = sight.peers.iter().find(|p| p.load.running > 0 || p.load.free_pages != p.load.total_pages);
+    holds.map_or(Ok(()), |p| Err(format!("{} has {} of {} pages free", p.id, p.load.free_pages, p.load.total_pages)))
+}
+
+fn served(seen: &Seen, started: Instant) -> Served {
+    let since = |at: std::time::Instant| at.saturating_duration_since(started.into_std()).as_secs_f64();
+    Served {
+        from: since(seen.asked),
+        to: since(seen.ended),
+        pause: seen.pause.as_secs_f64(),
+        moves: seen.moves.len(),
+        returns: seen.returns,
+    }
+}

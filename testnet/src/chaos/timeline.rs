@@ -1,0 +1,131 @@
+//! A picture of a run: a line for each peer with the times it was gone, and below the streams with their pauses.
+
+use super::{Deed, Report, Served};
+use std::fmt::Write;
+
+const WIDTH: f64 = 960.0;
+const LEFT: f64 = 90.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 44.0;
+const ROW: f64 = 20.0;
+/// Height of the part that shows pauses, and the pause that fills it (seconds).
+const PAUSES: f64 = 120.0;
+const LEAST_SCALE: f64 = 2.0;
+
+pub(super) fn svg(report: &Report) -> String {
+    let rows = report.peers.len() as f64 * ROW;
+    let height = TOP + rows + PAUSES + 70.0;
+    let x = |at: f64| LEFT + at / report.seconds.max(1e-9) * (WIDTH - LEFT - RIGHT);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+         <text x=\"{LEFT}\" y=\"20\" font-size=\"14\">{}</text>\n\
+         <text x=\"{LEFT}\" y=\"35\" fill=\"#666666\">red: killed, started again at its end; orange: stopped; below, dots: \
+         streams by their longest pause, blue ones moved to another group, purple ones came back at another gateway</text>\n",
+        title(report)
+    );
+    for (n, peer) in report.peers.iter().enumerate() {
+        row(&mut out, report, peer, TOP + n as f64 * ROW, x);
+    }
+    pauses(&mut out, &report.streams, TOP + rows + 20.0, x);
+    seconds(&mut out, report.seconds, height - 14.0, x);
+    out.push_str("</svg>\n");
+    out
+}
+
+fn title(report: &Report) -> String {
+    let what = if report.violations.is_empty() { "every token right" } else { "NOT ALL RIGHT" };
+    let (faults, streams) = (report.faults.len(), report.streams.len());
+    format!("chaos, seed {}: {faults} faults, {streams} streams, {what}", report.seed)
+}
+
+// Writing to a string does not fail: results are dropped.
+fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) -> f64) {
+    let end = x(report.seconds);
+    let _ = writeln!(
+        out,
+        "<text x=\"8\" y=\"{:.1}\">{peer}</text><line x1=\"{LEFT}\" y1=\"{m:.1}\" x2=\"{end:.1}\" y2=\"{m:.1}\" stroke=\"#cfe3cf\" stroke-width=\"8\"/>",
+        y + 14.0,
+        m = y + 10.0
+    );
+    for fault in report.faults.iter().filter(|f| f.peer == peer) {
+        let (from, to) = (x(fault.at), x(fault.until).max(x(fault.at) + 2.0));
+        let (colour, deed) = match fault.deed {
+            Deed::Kill => ("#c0392b", "killed"),
+            Deed::Stop => ("#e08e1b", "stopped"),
+        };
+        let _ = writeln!(
+            out,
+            "<rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"12\" fill=\"{colour}\"><title>{peer}, {}: {deed} at {:.1} s, back at {:.1} s</title></rect>",
+            y + 4.0,
+            to - from,
+            fault.role,
+            fault.at,
+            fault.until
+        );
+    }
+}
+
+fn pauses(out: &mut String, streams: &[Served], y: f64, x: impl Fn(f64) -> f64) {
+    let scale = streams.iter().map(|s| s.pause).fold(LEAST_SCALE, f64::max);
+    let height = |pause: f64| y + PAUSES * (1.0 - pause / scale);
+    for mark in [0.0, scale / 2.0, scale] {
+        let at = height(mark);
+        let _ = writeln!(
+            out,
+            "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{:.1}\" y2=\"{at:.1}\" stroke=\"#e4e4e4\"/><text x=\"8\" y=\"{:.1}\">{mark:.1} s pause</text>",
+            WIDTH - RIGHT,
+            at + 4.0
+        );
+    }
+    for s in streams {
+        let colour = match (s.returns, s.moves) {
+            (1.., _) => "#7b4fa3",
+            (0, 1..) => "#2d6fb4",
+            _ => "#b8b8b8",
+        };
+        let _ =
+            writeln!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.5\" fill=\"{colour}\"/>", x(s.to), height(s.pause));
+    }
+}
+
+fn seconds(out: &mut String, all: f64, y: f64, x: impl Fn(f64) -> f64) {
+    let step =
+        [1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0].into_iter().find(|step| all / step <= 12.0).unwrap_or(600.0);
+    let mut at = 0.0;
+    while at <= all {
+        let _ = writeln!(
+            out,
+            "<text x=\"{:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" fill=\"#666666\">{at:.0} s</text>",
+            x(at)
+        );
+        at += step;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chaos::Fault;
+
+    #[test]
+    fn a_picture_has_every_peer_fault_and_stream() {
+        let fault =
+            |deed, peer: &str| Fault { deed, peer: peer.into(), role: "decode leader".into(), at: 1.0, until: 2.0 };
+        let stream = |moves, returns| Served { from: 0.0, to: 3.0, pause: 0.5, moves, returns };
+        let report = Report {
+            seed: 7,
+            seconds: 4.0,
+            peers: vec!["peer0".into(), "gateway0".into()],
+            faults: vec![fault(Deed::Kill, "peer0"), fault(Deed::Stop, "peer0")],
+            streams: vec![stream(0, 0), stream(1, 0), stream(0, 2)],
+            violations: vec![],
+        };
+        let svg = svg(&report);
+        for part in ["peer0", "gateway0", "killed at 1.0 s", "stopped at 1.0 s", "every token right", "#7b4fa3"] {
+            assert!(svg.contains(part), "{part}");
+        }
+        assert_eq!(svg.matches("<circle").count(), 3);
+        assert_eq!(report.pauses(), Some((0.5, 0.5, 2)));
+    }
+}
