@@ -25,10 +25,11 @@ async fn streams_outlive_the_peers_that_serve_them() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults) };
+    let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults), only: None };
     let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
     let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();
     println!("{} streams; pauses (median, longest, how many): {:?}", report.streams.len(), report.pauses());
+    println!("the longest: {:?}", report.slowest());
     assert_eq!(report.violations, Vec::<String>::new());
     assert!(report.pauses().is_some(), "nobody was hit");
     net.down().await.unwrap();

@@ -32,6 +32,8 @@ pub struct Chaos {
     pub streams: usize,
     /// When it is enough.
     pub until: Until,
+    /// What is done to peers, if not now this and now that.
+    pub only: Option<Deed>,
 }
 
 /// When it is enough.
@@ -77,8 +79,10 @@ pub struct Served {
     pub to: f64,
     /// Its longest pause.
     pub pause: f64,
-    /// How often another group went on with it.
-    pub moves: usize,
+    /// Why another group went on with it, each time.
+    pub moves: Vec<String>,
+    /// Why its prompt was computed where it was, in the end.
+    pub reason: String,
     /// How often its client came back elsewhere.
     pub returns: usize,
 }
@@ -104,10 +108,16 @@ impl Report {
     /// Median and longest of the pauses of streams that a fault hit (seconds), and how many those are.
     #[must_use]
     pub fn pauses(&self) -> Option<(f64, f64, usize)> {
-        let hit = self.streams.iter().filter(|s| s.moves + s.returns > 0);
+        let hit = self.streams.iter().filter(|s| !s.moves.is_empty() || s.returns > 0);
         let mut pauses: Vec<f64> = hit.map(|s| s.pause).collect();
         pauses.sort_by(f64::total_cmp);
         Some((*pauses.get(pauses.len() / 2)?, *pauses.last()?, pauses.len()))
+    }
+
+    /// The stream that stood still for longest.
+    #[must_use]
+    pub fn slowest(&self) -> Option<&Served> {
+        self.streams.iter().max_by(|a, b| a.pause.total_cmp(&b.pause))
     }
 
     /// Peers, faults and streams over time, as SVG.
@@ -156,8 +166,9 @@ pub async fn run(
             break;
         }
         let Some((role, victim)) = choose(net, &fronts, &mut dice).await else { continue };
+        let drawn = if dice.roll(STOPS) == 0 { Deed::Stop } else { Deed::Kill };
         // A stopped gateway is for its clients to notice.
-        let deed = if dice.roll(STOPS) == 0 && role != "gateway" { Deed::Stop } else { Deed::Kill };
+        let deed = if role == "gateway" { Deed::Kill } else { chaos.only.unwrap_or(drawn) };
         sleep(Duration::from_millis(dice.roll(JITTER))).await;
         let at = started.elapsed().as_secs_f64();
         hit(net, victim, deed).await?;
@@ -249,7 +260,8 @@ fn served(seen: &Seen, started: Instant) -> Served {
         from: since(seen.asked),
         to: since(seen.ended),
         pause: seen.pause.as_secs_f64(),
-        moves: seen.moves.len(),
+        moves: seen.moves.clone(),
+        reason: seen.reason.clone(),
         returns: seen.returns,
     }
 }

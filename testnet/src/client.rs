@@ -24,6 +24,8 @@ pub struct Seen {
     pub moves: Vec<String>,
     /// How often the client came back, because its gateway had gone.
     pub returns: usize,
+    /// Why its prompt was computed where it was, in the end.
+    pub reason: String,
 }
 
 /// Why a stream is not what it should be.
@@ -93,6 +95,7 @@ impl Reader {
             pause: Duration::ZERO,
             moves: Vec::new(),
             returns: 0,
+            reason: String::new(),
         };
         Self { client: client.clone(), key, body, last_event: None, last_token: None, seen, failed: None, done: false }
     }
@@ -160,6 +163,7 @@ impl Reader {
             self.failed = Some(error["message"].as_str().unwrap_or("without a word").to_owned());
         } else if let Some(trace) = data.get("tsnode") {
             self.seen.codec = trace["codec"].as_str().unwrap_or_default().to_owned();
+            self.seen.reason = trace["reason"].as_str().unwrap_or_default().to_owned();
             let moves = trace["moves"].as_array().into_iter().flatten();
             self.seen.moves.extend(moves.filter_map(|m| Some(m["reason"].as_str()?.to_owned())));
         } else {

@@ -4,7 +4,7 @@
 //! the reserved pages, and counted only once its manifest fits. When every layer of the stage has arrived, or the
 //! patience is over, the stage hears of it once.
 
-use super::stage::{Side, StageContext};
+use super::stage::{Admission, Beside, Side, StageContext};
 use crate::links::{FrameReceiver, LinkError, Stream};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +25,7 @@ pub(super) struct Expected {
     pub patience: Duration,
     pub stage: StageContext,
     pub side: Side,
+    pub admission: Admission,
     pub ring: CancellationToken,
 }
 
@@ -73,16 +74,16 @@ impl Desk {
     pub fn expect(&self, expected: Expected) {
         let end = expected.ring.child_token();
         let key = (expected.request, expected.stage.key);
-        let (patience, tasks) = (expected.patience, expected.stage.tasks.clone());
+        let (patience, admission, tasks) = (expected.patience, expected.admission, expected.stage.tasks.clone());
         let pending = Pending { expected: Arc::new(expected), arrived: Vec::new(), end: end.clone() };
         self.lock().insert(key, pending);
         let desk = self.clone();
         tasks.spawn(async move {
             tokio::select! {
-                () = end.cancelled() => { desk.lock().remove(&key); }
+                () = end.cancelled() => drop(desk.leave(key, admission)),
                 () = tokio::time::sleep(patience) => {
                     let why = format!("no KV within {:.1} s of the reservation", patience.as_secs_f64());
-                    desk.settle(key, Some(why)).await;
+                    desk.settle(key, admission, Some(why)).await;
                 }
             }
         });
@@ -95,13 +96,23 @@ impl Desk {
         }
     }
 
+    /// This admission waits no longer; a later one of the same sequence may.
+    fn leave(&self, key: (RequestId, StageKey), admission: Admission) -> Option<Pending> {
+        let mut pending = self.lock();
+        if pending.get(&key)?.expected.admission != admission {
+            return None;
+        }
+        pending.remove(&key)
+    }
+
     /// Says how the waiting ended, if it has not ended yet.
-    async fn settle(&self, key: (RequestId, StageKey), failed: Option<String>) {
-        let Some(pending) = self.lock().remove(&key) else { return };
+    async fn settle(&self, key: (RequestId, StageKey), admission: Admission, failed: Option<String>) {
+        let Some(pending) = self.leave(key, admission) else { return };
         pending.end.cancel();
         let position = pending.expected.stage.position;
+        let frame = RingFrame::KvArrived { request: key.0, position, failed };
         // A ring that has ended no longer listens.
-        let _ = pending.expected.side.send(RingFrame::KvArrived { request: key.0, position, failed }).await;
+        let _ = pending.expected.side.send(Beside { admission, frame }).await;
     }
 
     fn find(&self, header: &KvHeader) -> Option<((RequestId, StageKey), Arc<Expected>, CancellationToken)> {
@@ -146,12 +157,13 @@ impl Desk {
         taken: Result<(), ReceiveError>,
     ) -> Result<(), ReceiveError> {
         if let Err(error) = taken {
-            self.settle(key, Some(error.to_string())).await;
+            self.settle(key, expected.admission, Some(error.to_string())).await;
             return Err(error);
         }
         let whole = {
             let mut pending = self.lock();
-            let entry = pending.get_mut(&key).ok_or(ReceiveError::Unexpected)?;
+            let entry = pending.get_mut(&key).filter(|p| p.expected.admission == expected.admission);
+            let entry = entry.ok_or(ReceiveError::Unexpected)?;
             entry.arrived.extend(layers.iter());
             entry.arrived.sort_unstable();
             entry.arrived.dedup();
@@ -166,7 +178,7 @@ impl Desk {
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(error) => Some(error.to_string()),
             };
-            self.settle(key, failed).await;
+            self.settle(key, expected.admission, failed).await;
         }
         Ok(())
     }

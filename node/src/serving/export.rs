@@ -1,6 +1,6 @@
 //! Prompt flow 5 and 6: packs a sequence's KV as it is computed and sends it to every decode stage that needs it.
 
-use super::stage::{Side, StageContext};
+use super::stage::{Admission, Beside, Side, StageContext};
 use crate::links::{FrameReceiver, FrameSender, LinkError, Stream};
 use std::ops::Range;
 use std::time::Duration;
@@ -54,7 +54,7 @@ pub(super) fn start(
     request: RequestId,
     prompt_tokens: u32,
     what: KvExport,
-    side: Side,
+    (side, admission): (Side, Admission),
     stop: CancellationToken,
 ) -> Exporter {
     let (ranges, computed) = mpsc::channel(RANGES);
@@ -70,7 +70,7 @@ pub(super) fn start(
             Err(error) => (0, Some(error.to_string())),
         };
         // The ring may have ended meanwhile; then nobody waits for this.
-        let _ = side.send(RingFrame::KvSent { request, position, bytes, failed }).await;
+        let _ = side.send(Beside { admission, frame: RingFrame::KvSent { request, position, bytes, failed } }).await;
     });
     Exporter { ranges, _end: guard }
 }

@@ -89,10 +89,20 @@ impl StageContext {
 }
 
 /// Frames that did not come round the ring but from this peer's own tasks: KV that arrived or was sent.
-pub(super) type Side = mpsc::Sender<RingFrame>;
+pub(super) type Side = mpsc::Sender<Beside>;
+
+/// Tells one stay of a sequence on a stage from a later one: it may go, and come back at once.
+pub(super) type Admission = u64;
+
+/// A frame about a sequence as it was admitted.
+pub(super) struct Beside {
+    pub admission: Admission,
+    pub frame: RingFrame,
+}
 
 /// What a stage knows of a sequence beside its pages.
 struct Sequence {
+    admission: Admission,
     /// Last stage only.
     sampler: Option<Sampler>,
     export: Option<Exporter>,
@@ -114,6 +124,7 @@ pub(super) struct Worker {
     /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
     kept: BTreeMap<PrefixId, KeptKey>,
     side: Side,
+    admissions: Admission,
     /// Ends the exports and receptions of this ring.
     ring: CancellationToken,
 }
@@ -127,14 +138,18 @@ impl Worker {
     ) -> StageError {
         let (side, mut beside) = mpsc::channel(FRAMES);
         let ring = CancellationToken::new();
-        let mut worker = Self { context, downstream, sequences: BTreeMap::new(), kept: BTreeMap::new(), side, ring };
+        let (sequences, kept) = (BTreeMap::new(), BTreeMap::new());
+        let mut worker = Self { context, downstream, sequences, kept, side, admissions: 0, ring };
         let why = loop {
             let arrived = tokio::select! {
                 arrived = upstream.recv() => match arrived {
                     Some(arrived) => arrived,
                     None => break StageError::Upstream,
                 },
-                Some(frame) = beside.recv() => Arrived::from(frame),
+                Some(beside) = beside.recv() => match worker.still_counts(beside) {
+                    Some(frame) => Arrived::from(frame),
+                    None => continue,
+                },
             };
             if let Err(error) = worker.on_frame(arrived).await {
                 break error;
@@ -142,6 +157,12 @@ impl Worker {
         };
         worker.close().await;
         why
+    }
+
+    /// What a task beside the ring says, unless it is about an earlier stay of the sequence.
+    fn still_counts(&self, Beside { admission, frame }: Beside) -> Option<RingFrame> {
+        let (RingFrame::KvArrived { request, .. } | RingFrame::KvSent { request, .. }) = &frame else { return None };
+        self.sequences.get(request).filter(|s| s.admission == admission).map(|_| frame)
     }
 
     async fn on_frame(&mut self, arrived: Arrived) -> Result<(), StageError> {
@@ -185,9 +206,11 @@ impl Worker {
         if let Some(refusal) = self.reserve(admit).await? {
             return Ok(Some(refusal));
         }
+        self.admissions += 1;
+        let admission = self.admissions;
         let (request, prompt_tokens) = (admit.request, admit.tokens.len() as u32 - admit.answered);
         if let Some(ms) = admit.await_kv_ms {
-            self.expect_kv(request, prompt_tokens, Duration::from_millis(ms.into()));
+            self.expect_kv(request, admission, prompt_tokens, Duration::from_millis(ms.into()));
         }
         let sampler = self.context.is_last().then(|| Sampler {
             sampling: admit.sampling.clone(),
@@ -200,14 +223,14 @@ impl Worker {
                 request,
                 prompt_tokens,
                 what,
-                self.side.clone(),
+                (self.side.clone(), admission),
                 self.ring.child_token(),
             )
         });
         if let (Some(export), Some(shared)) = (&export, admit.shared) {
             export.has(shared.tokens).await;
         }
-        self.sequences.insert(request, Sequence { sampler, export, prompt_tokens });
+        self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens });
         Ok(None)
     }
 
@@ -245,13 +268,14 @@ impl Worker {
         self.pass(RingFrame::Grow(grow)).await
     }
 
-    fn expect_kv(&self, request: RequestId, tokens: u32, patience: Duration) {
+    fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, patience: Duration) {
         self.context.desk.expect(Expected {
             request,
             tokens,
             patience,
             stage: self.context.clone(),
             side: self.side.clone(),
+            admission,
             ring: self.ring.child_token(),
         });
     }

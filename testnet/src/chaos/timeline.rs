@@ -79,7 +79,7 @@ fn pauses(out: &mut String, streams: &[Served], y: f64, x: impl Fn(f64) -> f64) 
         );
     }
     for s in streams {
-        let colour = match (s.returns, s.moves) {
+        let colour = match (s.returns, s.moves.len()) {
             (1.., _) => "#7b4fa3",
             (0, 1..) => "#2d6fb4",
             _ => "#b8b8b8",
@@ -112,7 +112,10 @@ mod tests {
     fn a_picture_has_every_peer_fault_and_stream() {
         let fault =
             |deed, peer: &str| Fault { deed, peer: peer.into(), role: "decode leader".into(), at: 1.0, until: 2.0 };
-        let stream = |moves, returns| Served { from: 0.0, to: 3.0, pause: 0.5, moves, returns };
+        let stream = |moves: usize, returns| {
+            let moves = vec!["lost".to_owned(); moves];
+            Served { from: 0.0, to: 3.0, pause: 0.5, moves, reason: String::new(), returns }
+        };
         let report = Report {
             seed: 7,
             seconds: 4.0,

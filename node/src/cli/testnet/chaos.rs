@@ -51,6 +51,13 @@ pub(super) fn command() -> Command {
                 .help("Streams at once"),
         )
         .arg(
+            Arg::new("only")
+                .long("only")
+                .value_name("DEED")
+                .value_parser(["kill", "stop"])
+                .help("Only kill peers, or only stop them [default: now this, now that]"),
+        )
+        .arg(
             Arg::new("svg")
                 .long("svg")
                 .value_name("FILE")
@@ -106,6 +113,7 @@ fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
         seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
         streams: matches.get_one::<u16>("streams").copied().unwrap_or(16).into(),
         until: faults.unwrap_or(Until::Time(span)),
+        only: matches.get_one::<String>("only").map(|deed| if deed == "stop" { Deed::Stop } else { Deed::Kill }),
     })
 }
 
