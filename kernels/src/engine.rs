@@ -1,7 +1,11 @@
-//! The engine: stages of models and the KV of sequences on one device, and the batches that move through them.
+//! The engine: stages of models and the KV of sequences on one host, and the batches that move through them.
+//!
+//! Several ranks may hold each stage together (tensor parallelism): every one has threads, pages and a part of the weights
+//! of its own, and results are those of one rank, bit for bit.
 
 mod attend;
 mod kept;
+mod shards;
 mod tiles;
 
 pub use kept::{KeptKey, Prefix};
@@ -9,22 +13,48 @@ pub use kept::{KeptKey, Prefix};
 pub(crate) use attend::{Attend, Look};
 
 use crate::{
-    cpu::{Cpu, Simd},
+    cpu::{Cpu, Simd, Team},
     int4,
     models::Stage,
-    pages::{Layout, PageCount, PagePool, PagesError, SequenceKv},
+    pages::{Layout, PAGE_BYTES, PageCount, PagePool, PagesError},
+    ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
 };
 use kept::Kept;
+use shards::Shards;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use tsnode_protocol::{KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
+
+/// Threads that compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// How many in all.
+    pub count: usize,
+    /// Ranks they are shared out to; each has at least one.
+    pub ranks: usize,
+}
+
+impl Threads {
+    /// So many, all in one rank.
+    #[must_use]
+    pub fn together(count: usize) -> Self {
+        Self { count, ranks: 1 }
+    }
+
+    /// Of one rank.
+    fn of(self, rank: usize) -> usize {
+        let ranks = self.ranks.max(1);
+        (self.count / ranks + usize::from(rank < self.count % ranks)).max(1)
+    }
+}
 
 /// How an engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Threads that compute.
-    pub threads: usize,
-    /// Memory for KV pages (bytes); committed as it is used.
+    pub threads: Threads,
+    /// Memory for KV pages of all ranks (bytes); committed as it is used.
     pub pool_bytes: usize,
     /// Elements of KV pages.
     pub kv_dtype: KvDtype,
@@ -69,6 +99,14 @@ pub enum Output<'a> {
 /// Why a batch was not computed, or KV not moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
+    /// A stage was cut for another number of ranks.
+    #[error("a stage of {found} ranks where there are {expected}")]
+    Ranks {
+        /// It was cut for.
+        found: usize,
+        /// There are.
+        expected: usize,
+    },
     /// No such stage is loaded.
     #[error("the stage is not loaded")]
     NoStage,
@@ -117,22 +155,70 @@ pub enum EngineError {
 }
 
 struct Loaded {
-    stage: Box<dyn Stage>,
+    parts: Vec<Part>,
     shape: ModelShape,
     layers: LayerRange,
-    layout: Layout,
 }
 
-/// Stages, pages and sequences of one device.
-pub struct Engine {
+/// A rank's part of a stage.
+struct Part {
+    stage: Box<dyn Stage>,
+    layout: Layout,
+    /// Its heads of keys and values.
+    heads: Range<usize>,
+    /// Tokens whose logits it computes.
+    vocab: Range<usize>,
+}
+
+impl Part {
+    fn new(rank: Rank, stage: Box<dyn Stage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
+        let heads = rank.heads(shape.kv_heads as usize);
+        let layout = Layout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
+        Ok(Self { stage, layout, heads, vocab: rank.outputs(shape.vocab as usize) })
+    }
+}
+
+impl Loaded {
+    fn layouts(&self) -> impl Iterator<Item = &Layout> {
+        self.parts.iter().map(|part| &part.layout)
+    }
+
+    /// Pages that so many tokens take on a rank.
+    fn pages(&self, rank: usize, tokens: usize) -> usize {
+        self.parts[rank].layout.pages(tokens) * self.layers.len() as usize
+    }
+
+    /// The rank that has a head of keys and values, and the head's place there.
+    fn place_of(&self, head: u32) -> (usize, usize) {
+        let head = head as usize;
+        // Ranks have all heads, in order.
+        let rank = self.parts.partition_point(|part| part.heads.end <= head);
+        (rank, head - self.parts[rank].heads.start)
+    }
+}
+
+/// What a rank computes with.
+struct Desk {
     cpu: Cpu,
-    pool: PagePool,
+    /// Kept from step to step: rows, those that logits are wanted of, and logits.
+    hidden: Vec<f32>,
+    chosen: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+/// Stages, pages and sequences of one host.
+pub struct Engine {
+    /// A thread for each rank, the caller's for one.
+    team: Team,
+    hall: Hall,
+    desks: Vec<Desk>,
+    /// Pages of each rank.
+    pools: Vec<PagePool>,
     dtype: KvDtype,
     stages: BTreeMap<StageKey, Loaded>,
-    sequences: BTreeMap<(StageKey, RequestId), SequenceKv>,
+    sequences: BTreeMap<(StageKey, RequestId), Shards>,
     kept: Kept,
     next_key: u64,
-    hidden: Vec<f32>,
     out: Vec<f32>,
 }
 
@@ -142,16 +228,24 @@ impl Engine {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(config: EngineConfig) -> std::io::Result<Self> {
-        let cpu = Cpu::new(Simd::detect(), config.threads.max(1))?;
+        let EngineConfig { threads, pool_bytes, kv_dtype } = config;
+        let ranks = threads.ranks.max(1);
+        let desk = |rank| -> std::io::Result<Desk> {
+            let cpu = Cpu::new(Simd::detect(), threads.of(rank))?;
+            Ok(Desk { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new() })
+        };
+        let pages = pool_bytes / PAGE_BYTES;
+        let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
         Ok(Self {
-            cpu,
-            pool: PagePool::new(config.pool_bytes),
-            dtype: config.kv_dtype,
+            team: Team::new(ranks)?,
+            hall: Hall::new(ranks),
+            desks: (0..ranks).map(desk).collect::<Result<_, _>>()?,
+            pools: (0..ranks).map(pool).collect(),
+            dtype: kv_dtype,
             stages: BTreeMap::new(),
             sequences: BTreeMap::new(),
             kept: Kept::default(),
             next_key: 0,
-            hidden: Vec::new(),
             out: Vec::new(),
         })
     }
@@ -159,14 +253,19 @@ impl Engine {
     /// Takes a stage in.
     ///
     /// # Errors
-    /// When one token's KV does not fit a page.
+    /// When one token's KV does not fit a page, or the stage was cut for another number of ranks.
     pub fn load(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
-        let layout = Layout::new(&model.shape, self.dtype)?;
+        let StageModel { stages, shape, layers } = model;
+        let (found, expected) = (stages.len(), self.desks.len());
+        if found != expected {
+            return Err(EngineError::Ranks { found, expected });
+        }
+        let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
+        let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
+        parts.iter().zip(&self.desks).for_each(|(part, desk)| part.stage.prepare(&desk.cpu));
         let key = StageKey(self.next_key);
         self.next_key += 1;
-        let StageModel { stage, shape, layers } = model;
-        stage.prepare(&self.cpu);
-        self.stages.insert(key, Loaded { stage, shape, layers, layout });
+        self.stages.insert(key, Loaded { parts, shape, layers });
         Ok(key)
     }
 
@@ -178,7 +277,7 @@ impl Engine {
         for request in here {
             self.release(stage, request);
         }
-        self.kept.drop_stage(&mut self.pool, stage);
+        self.kept.drop_stage(&mut self.pools, stage);
     }
 
     /// Reserves pages for a sequence of at most `room` tokens, by those of what is kept if there are too few.
@@ -190,9 +289,9 @@ impl Engine {
         if self.sequences.contains_key(&(stage, request)) {
             return Err(EngineError::Twice(request));
         }
-        let (layout, layers, room) = (loaded.layout, loaded.layers.len() as usize, room as usize);
-        self.kept.make_room(&mut self.pool, layout.pages(room) * layers, None);
-        let kv = SequenceKv::reserve(&mut self.pool, layout, layers, room)?;
+        let (layers, room) = (loaded.layers.len() as usize, room as usize);
+        self.kept.make_room(&mut self.pools, |rank| loaded.pages(rank, room), None);
+        let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
     }
@@ -203,9 +302,13 @@ impl Engine {
     /// When it has fewer pages than that takes, or there is no such stage.
     pub fn could_hold(&self, stage: StageKey, tokens: u32) -> Result<(), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
-        let wanted = loaded.layout.pages(tokens as usize) * loaded.layers.len() as usize;
-        let PageCount { free, total } = self.pool.count();
-        if wanted > total { Err(PagesError::Full { wanted, free, total }.into()) } else { Ok(()) }
+        for (rank, pool) in self.pools.iter().enumerate() {
+            let (wanted, PageCount { free, total }) = (loaded.pages(rank, tokens as usize), pool.count());
+            if wanted > total {
+                return Err(PagesError::Full { wanted, free, total }.into());
+            }
+        }
+        Ok(())
     }
 
     /// Makes room for `room` tokens in all.
@@ -214,8 +317,8 @@ impl Engine {
     /// When there are too few pages, or no such sequence; then it is as it was.
     pub fn grow(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
-        self.kept.make_room(&mut self.pool, kv.grow_pages(room as usize), None);
-        Ok(kv.grow(&mut self.pool, room as usize)?)
+        self.kept.make_room(&mut self.pools, |rank| kv.grow_pages(rank, room as usize), None);
+        Ok(kv.grow(&mut self.pools, room as usize)?)
     }
 
     /// Forgets a sequence's tokens from `len` on, if it has as many: they were guesses, and wrong.
@@ -225,7 +328,7 @@ impl Engine {
     pub fn truncate(&mut self, stage: StageKey, request: RequestId, len: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         let (present, room) = (kv.len(), kv.room());
-        if present <= len as usize || kv.truncate(&self.pool, len as usize) {
+        if present <= len as usize || kv.truncate(&self.pools, len as usize) {
             return Ok(());
         }
         Err(EngineError::Position { request, start: len, end: len, present, room })
@@ -234,7 +337,7 @@ impl Engine {
     /// Gives a sequence's pages back; one that is not there is no error.
     pub fn release(&mut self, stage: StageKey, request: RequestId) {
         if let Some(kv) = self.sequences.remove(&(stage, request)) {
-            kv.release(&mut self.pool);
+            kv.release(&mut self.pools);
         }
     }
 
@@ -244,10 +347,12 @@ impl Engine {
         Ok((loaded.layers, loaded.shape.kv_heads))
     }
 
-    /// Pages free, what is kept among them, and in all.
+    /// Pages free, what is kept among them, and in all; of all ranks.
     #[must_use]
     pub fn pages(&self) -> PageCount {
-        self.pool.count()
+        let none = PageCount { free: 0, total: 0 };
+        let sum = |a: PageCount, b: PageCount| PageCount { free: a.free + b.free, total: a.total + b.total };
+        self.pools.iter().map(PagePool::count).fold(none, sum)
     }
 
     /// Computes a batch: any mix of prompt chunks and single tokens, each slice's rows one after the other. The result
@@ -264,29 +369,38 @@ impl Engine {
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        let width = loaded.shape.hidden as usize;
         let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
-        self.hidden.resize(positions.len() * width, 0.0);
-        match input {
-            Input::Tokens(tokens) => loaded.stage.embed(tokens, &positions, &mut self.hidden),
-            Input::Hidden(rows) => self.hidden.copy_from_slice(rows),
+        enter(&mut self.desks, loaded, input, &positions);
+        self.hall.open();
+        let (ranks, hall, sequences) = (self.desks.len(), &self.hall, &self.sequences);
+        let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
+        let places = self.desks.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts);
+        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, ((desk, pool), part)| {
+            let seat = hall.seat(rank);
+            let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
+            let (positions, layout) = (&*positions, part.layout);
+            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout };
+            part.stage.layers(&desk.cpu, &mut desk.hidden, &mut attend);
+            if let Output::Logits { rows } = output {
+                desk.chosen.clear();
+                rows.iter().for_each(|row| desk.chosen.extend_from_slice(&desk.hidden[row * width..][..width]));
+                desk.logits.resize(rows.len() * part.vocab.len(), 0.0);
+                part.stage.logits(&desk.cpu, &desk.chosen, &mut desk.logits);
+            }
+        });
+        for slice in batch {
+            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
+                kv.set_len((slice.start + slice.len) as usize);
+            }
         }
-        let mut attend = Attend {
-            pool: &mut self.pool,
-            sequences: &mut self.sequences,
-            stage,
-            batch,
-            positions: &positions,
-            heads: loaded.shape.heads as usize,
-            layout: loaded.layout,
-        };
-        loaded.stage.layers(&self.cpu, &mut self.hidden, &mut attend);
-        attend.commit();
-        let Output::Logits { rows } = output else { return Ok(&mut self.hidden) };
-        let chosen: Vec<f32> = rows.iter().flat_map(|r| self.hidden[r * width..][..width].iter().copied()).collect();
-        self.out.resize(rows.len() * loaded.shape.vocab as usize, 0.0);
-        loaded.stage.logits(&self.cpu, &chosen, &mut self.out);
-        Ok(&mut self.out)
+        match output {
+            Output::Hidden => Ok(&mut self.desks[0].hidden),
+            Output::Logits { .. } if ranks == 1 => Ok(&mut self.desks[0].logits),
+            Output::Logits { rows } => {
+                side_by_side(&self.desks, loaded, rows.len(), &mut self.out);
+                Ok(&mut self.out)
+            }
+        }
     }
 
     fn check(&self, stage: StageKey, batch: &[Slice], input: Input<'_>, out: Output<'_>) -> Result<(), EngineError> {
@@ -328,7 +442,7 @@ impl Engine {
         Ok(())
     }
 
-    fn sequence(&self, stage: StageKey, request: RequestId) -> Result<&SequenceKv, EngineError> {
+    fn sequence(&self, stage: StageKey, request: RequestId) -> Result<&Shards, EngineError> {
         self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))
     }
 
@@ -344,5 +458,31 @@ impl Engine {
         }
         kv.set_len(tokens as usize);
         Ok(())
+    }
+}
+
+/// What enters a stage, as every rank has it.
+fn enter(desks: &mut [Desk], loaded: &Loaded, input: Input<'_>, positions: &[u32]) {
+    let Some((first, others)) = desks.split_first_mut() else { return };
+    first.hidden.resize(positions.len() * loaded.shape.hidden as usize, 0.0);
+    match input {
+        Input::Tokens(tokens) => loaded.parts[0].stage.embed(tokens, positions, &mut first.hidden),
+        Input::Hidden(rows) => first.hidden.copy_from_slice(rows),
+    }
+    for other in others {
+        other.hidden.clear();
+        other.hidden.extend_from_slice(&first.hidden);
+    }
+}
+
+/// Logits of all ranks, `[row][vocab]`.
+fn side_by_side(desks: &[Desk], loaded: &Loaded, rows: usize, out: &mut Vec<f32>) {
+    let vocab = loaded.shape.vocab as usize;
+    out.resize(rows * vocab, 0.0);
+    for (desk, part) in desks.iter().zip(&loaded.parts) {
+        let width = part.vocab.len().max(1);
+        for (out, logits) in out.chunks_exact_mut(vocab).zip(desk.logits.chunks_exact(width)) {
+            out[part.vocab.clone()].copy_from_slice(logits);
+        }
     }
 }

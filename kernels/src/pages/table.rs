@@ -79,15 +79,11 @@ impl SequenceKv {
         Ok(())
     }
 
-    /// Forgets all tokens but the first `len`, to be written again; whether nobody else has the pages they are in.
+    /// Whether nobody else has the pages of tokens from `len` on: then they may be forgotten, and written again.
     #[must_use]
-    pub fn truncate(&mut self, pool: &PagePool, len: usize) -> bool {
-        let after = self.layers.iter().flat_map(|pages| pages.iter().skip(len / self.layout.tokens));
-        let alone = after.clone().all(|page| pool.is_owned_once(*page));
-        if alone {
-            self.len = self.len.min(len);
-        }
-        alone
+    pub fn is_alone_from(&self, pool: &PagePool, len: usize) -> bool {
+        let mut after = self.layers.iter().flat_map(|pages| pages.iter().skip(len / self.layout.tokens));
+        after.all(|page| pool.is_owned_once(*page))
     }
 
     /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back.

@@ -19,7 +19,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::batcher::BatcherConfig;
-use tsnode_kernels::{engine::StageKey, load::Progress, source::ModelSource};
+use tsnode_kernels::{
+    engine::{StageKey, Threads},
+    load::Progress,
+    source::ModelSource,
+};
 use tsnode_protocol::{
     Group, GroupId, KvDtype, Load, PeerId, Plan,
     ring::RingHello,
@@ -55,8 +59,8 @@ pub struct HostSetup {
     pub dtype: KvDtype,
     /// How leaders batch.
     pub batcher: BatcherConfig,
-    /// Threads that load.
-    pub threads: usize,
+    /// Threads that load, for as many ranks as the engine has.
+    pub threads: Threads,
     /// Ends everything.
     pub stop: CancellationToken,
 }
