@@ -1,7 +1,10 @@
 //! Plan flow 1 and 6: whether a stage fits this host, added up before anything of it is loaded.
 
 use std::fmt;
-use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
+use tsnode_coordinator::{
+    batcher::BatcherConfig,
+    policy::{caps::LONGEST, choice::LONG},
+};
 use tsnode_kernels::{load::Largest, source::ModelSource, weights::WeightsError};
 use tsnode_protocol::LayerRange;
 
@@ -90,11 +93,10 @@ impl fmt::Display for Need {
     }
 }
 
-/// The largest step of groups that batch as nodes do: in chunks.
+/// The largest step of any group: how long its steps are is known only once all its stages' devices are.
 fn largest() -> Largest {
-    let config = BatcherConfig::default();
-    let tokens = if let Batches::Chunked(tokens) = config.batches { u64::from(tokens) } else { 0 };
-    Largest { tokens, logits: tokens.min(config.max_running as u64) }
+    let (tokens, running) = (u64::from(LONGEST * LONG), BatcherConfig::default().max_running as u64);
+    Largest { tokens, logits: tokens.min(running) }
 }
 
 /// Bytes, as people read them.
@@ -135,7 +137,7 @@ mod tests {
         let source = ModelSource::embedded().unwrap();
         let all = Need::of(&source, source.card().shape.all_layers(), 1, 0).unwrap();
         let least = Need::of_least(&source, 1, 0).unwrap();
-        assert!(least.total() < all.total() / 2, "{least} and {all}");
+        assert!(least.weights < all.weights / 2 && least.total() < all.total(), "{least} and {all}");
         assert!(least.what.starts_with("1 of "), "{}", least.what);
     }
 

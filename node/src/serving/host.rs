@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::batcher::BatcherConfig;
+use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
 use tsnode_kernels::{
     engine::{StageKey, Threads},
     load::Progress,
@@ -268,11 +268,13 @@ impl Keeper {
         if context.position == 0 {
             let (sender, requests) = mpsc::channel(REQUESTS);
             requests_in = Some(sender);
+            let batches = Batches::measured(self.setup.roster.profiles(&group).iter());
+            tracing::debug!(group = %id, ?batches, "leads");
             let setup = LeaderSetup {
                 group: group.clone(),
                 context,
                 roster: self.setup.roster.clone(),
-                config: BatcherConfig { stages: group.stages.len(), ..self.setup.batcher.clone() },
+                config: BatcherConfig { stages: group.stages.len(), batches, ..self.setup.batcher.clone() },
                 requests,
                 rings,
                 report,
