@@ -36,15 +36,17 @@ def complete(port: int, prompt: str, tokens: int) -> None:
 
 def resident(pid: int) -> str:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kib = {name: int(rest.split()[0]) for name, rest in (line.split(":", 1) for line in lines) if name.startswith(("VmRSS", "RssAnon"))}
-    return f"{kib['VmRSS'] / 1024:.0f} MiB resident, {kib['RssAnon'] / 1024:.0f} MiB of them its own"
+    fields = dict(line.split(":", 1) for line in lines)
+    resident, own = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
+    return f"{resident:.0f} MiB resident, {own:.0f} MiB of them its own"
 
 
 def measure(executable: str, flags: list[str], folder: str) -> None:
     port = free_port()
     started = time.monotonic()
-    command = [executable, "join", "--private", "--data-dir", folder, "--http", f"127.0.0.1:{port}", "--listen", "127.0.0.1:0"]
-    peer = subprocess.Popen(command + flags, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [executable, "join", "--private", "--data-dir", folder]
+    command += ["--http", f"127.0.0.1:{port}", "--listen", "127.0.0.1:0", *flags]
+    peer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while True:
             try:

@@ -5,6 +5,7 @@
 
 mod attend;
 mod kept;
+mod parts;
 mod shards;
 mod tiles;
 
@@ -15,16 +16,15 @@ pub(crate) use attend::{Attend, Look};
 use crate::{
     cpu::{Cpu, Simd, Team},
     int4,
-    models::Stage,
-    pages::{Layout, PAGE_BYTES, PageCount, PagePool, PagesError},
+    pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
 };
 use kept::Kept;
+use parts::{Device, Loaded, Part};
 use shards::Shards;
 use std::collections::BTreeMap;
-use std::ops::Range;
-use tsnode_protocol::{KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
+use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
 
 /// Threads that compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,64 +154,12 @@ pub enum EngineError {
     Pages(#[from] PagesError),
 }
 
-struct Loaded {
-    parts: Vec<Part>,
-    shape: ModelShape,
-    layers: LayerRange,
-}
-
-/// A rank's part of a stage.
-struct Part {
-    stage: Box<dyn Stage>,
-    layout: Layout,
-    /// Its heads of keys and values.
-    heads: Range<usize>,
-    /// Tokens whose logits it computes.
-    vocab: Range<usize>,
-}
-
-impl Part {
-    fn new(rank: Rank, stage: Box<dyn Stage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
-        let heads = rank.heads(shape.kv_heads as usize);
-        let layout = Layout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
-        Ok(Self { stage, layout, heads, vocab: rank.outputs(shape.vocab as usize) })
-    }
-}
-
-impl Loaded {
-    fn layouts(&self) -> impl Iterator<Item = &Layout> {
-        self.parts.iter().map(|part| &part.layout)
-    }
-
-    /// Pages that so many tokens take on a rank.
-    fn pages(&self, rank: usize, tokens: usize) -> usize {
-        self.parts[rank].layout.pages(tokens) * self.layers.len() as usize
-    }
-
-    /// The rank that has a head of keys and values, and the head's place there.
-    fn place_of(&self, head: u32) -> (usize, usize) {
-        let head = head as usize;
-        // Ranks have all heads, in order.
-        let rank = self.parts.partition_point(|part| part.heads.end <= head);
-        (rank, head - self.parts[rank].heads.start)
-    }
-}
-
-/// What a rank computes with.
-struct Desk {
-    cpu: Cpu,
-    /// Kept from step to step: rows, those that logits are wanted of, and logits.
-    hidden: Vec<f32>,
-    chosen: Vec<f32>,
-    logits: Vec<f32>,
-}
-
 /// Stages, pages and sequences of one host.
 pub struct Engine {
     /// A thread for each rank, the caller's for one.
     team: Team,
     hall: Hall,
-    desks: Vec<Desk>,
+    devices: Vec<Device>,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
@@ -230,16 +178,16 @@ impl Engine {
     pub fn new(config: EngineConfig) -> std::io::Result<Self> {
         let EngineConfig { threads, pool_bytes, kv_dtype } = config;
         let ranks = threads.ranks.max(1);
-        let desk = |rank| -> std::io::Result<Desk> {
+        let device = |rank| -> std::io::Result<Device> {
             let cpu = Cpu::new(Simd::detect(), threads.of(rank))?;
-            Ok(Desk { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new() })
+            Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new() })
         };
         let pages = pool_bytes / PAGE_BYTES;
         let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
         Ok(Self {
             team: Team::new(ranks)?,
             hall: Hall::new(ranks),
-            desks: (0..ranks).map(desk).collect::<Result<_, _>>()?,
+            devices: (0..ranks).map(device).collect::<Result<_, _>>()?,
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),
@@ -256,13 +204,13 @@ impl Engine {
     /// When one token's KV does not fit a page, or the stage was cut for another number of ranks.
     pub fn load(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
         let StageModel { stages, shape, layers } = model;
-        let (found, expected) = (stages.len(), self.desks.len());
+        let (found, expected) = (stages.len(), self.devices.len());
         if found != expected {
             return Err(EngineError::Ranks { found, expected });
         }
         let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
-        parts.iter().zip(&self.desks).for_each(|(part, desk)| part.stage.prepare(&desk.cpu));
+        parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu));
         let key = StageKey(self.next_key);
         self.next_key += 1;
         self.stages.insert(key, Loaded { parts, shape, layers });
@@ -368,39 +316,53 @@ impl Engine {
         output: Output<'_>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
-        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
-        enter(&mut self.desks, loaded, input, &positions);
-        self.hall.open();
-        let (ranks, hall, sequences) = (self.desks.len(), &self.hall, &self.sequences);
-        let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
-        let places = self.desks.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts);
-        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, ((desk, pool), part)| {
-            let seat = hall.seat(rank);
-            let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
-            let (positions, layout) = (&*positions, part.layout);
-            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout };
-            part.stage.layers(&desk.cpu, &mut desk.hidden, &mut attend);
-            if let Output::Logits { rows } = output {
-                desk.chosen.clear();
-                rows.iter().for_each(|row| desk.chosen.extend_from_slice(&desk.hidden[row * width..][..width]));
-                desk.logits.resize(rows.len() * part.vocab.len(), 0.0);
-                part.stage.logits(&desk.cpu, &desk.chosen, &mut desk.logits);
-            }
-        });
+        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
+        parts::enter(&mut self.devices, loaded, input, &positions);
+        self.compute(stage, batch, &positions, output)?;
         for slice in batch {
             if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
                 kv.set_len((slice.start + slice.len) as usize);
             }
         }
         match output {
-            Output::Hidden => Ok(&mut self.desks[0].hidden),
-            Output::Logits { .. } if ranks == 1 => Ok(&mut self.desks[0].logits),
+            // Every rank has all rows.
+            Output::Hidden => Ok(&mut self.devices[0].hidden),
+            Output::Logits { .. } if self.devices.len() == 1 => Ok(&mut self.devices[0].logits),
             Output::Logits { rows } => {
-                side_by_side(&self.desks, loaded, rows.len(), &mut self.out);
+                let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
+                parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
                 Ok(&mut self.out)
             }
         }
+    }
+
+    /// Every rank computes its part of what has entered, side by side.
+    fn compute(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        positions: &[u32],
+        output: Output<'_>,
+    ) -> Result<(), EngineError> {
+        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
+        self.hall.open();
+        let (ranks, hall, sequences) = (self.devices.len(), &self.hall, &self.sequences);
+        let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
+        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts);
+        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, ((device, pool), part)| {
+            let (seat, layout) = (hall.seat(rank), part.layout);
+            let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
+            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout };
+            part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
+            if let Output::Logits { rows } = output {
+                device.chosen.clear();
+                rows.iter().for_each(|row| device.chosen.extend_from_slice(&device.hidden[row * width..][..width]));
+                device.logits.resize(rows.len() * part.vocab.len(), 0.0);
+                part.stage.logits(&device.cpu, &device.chosen, &mut device.logits);
+            }
+        });
+        Ok(())
     }
 
     fn check(&self, stage: StageKey, batch: &[Slice], input: Input<'_>, out: Output<'_>) -> Result<(), EngineError> {
@@ -458,31 +420,5 @@ impl Engine {
         }
         kv.set_len(tokens as usize);
         Ok(())
-    }
-}
-
-/// What enters a stage, as every rank has it.
-fn enter(desks: &mut [Desk], loaded: &Loaded, input: Input<'_>, positions: &[u32]) {
-    let Some((first, others)) = desks.split_first_mut() else { return };
-    first.hidden.resize(positions.len() * loaded.shape.hidden as usize, 0.0);
-    match input {
-        Input::Tokens(tokens) => loaded.parts[0].stage.embed(tokens, positions, &mut first.hidden),
-        Input::Hidden(rows) => first.hidden.copy_from_slice(rows),
-    }
-    for other in others {
-        other.hidden.clear();
-        other.hidden.extend_from_slice(&first.hidden);
-    }
-}
-
-/// Logits of all ranks, `[row][vocab]`.
-fn side_by_side(desks: &[Desk], loaded: &Loaded, rows: usize, out: &mut Vec<f32>) {
-    let vocab = loaded.shape.vocab as usize;
-    out.resize(rows * vocab, 0.0);
-    for (desk, part) in desks.iter().zip(&loaded.parts) {
-        let width = part.vocab.len().max(1);
-        for (out, logits) in out.chunks_exact_mut(vocab).zip(desk.logits.chunks_exact(width)) {
-            out[part.vocab.clone()].copy_from_slice(logits);
-        }
     }
 }
