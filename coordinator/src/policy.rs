@@ -4,6 +4,7 @@
 pub mod ageing;
 pub mod balancer;
 pub mod batching;
+pub mod caps;
 pub mod choice;
 pub mod chunked;
 pub mod doubling;

@@ -30,7 +30,7 @@ pub use packed::Packed;
 use quantised::{Octet, Part};
 use rounded::Rounded;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use team::Team;
+pub(crate) use team::Team;
 
 /// Lanes of a dot product.
 pub const LANES: usize = 8;

@@ -1,7 +1,12 @@
-//! The engine: stages of models and the KV of sequences on one device, and the batches that move through them.
+//! The engine: stages of models and the KV of sequences on one host, and the batches that move through them.
+//!
+//! Several ranks may hold each stage together (tensor parallelism): every one has threads, pages and a part of the weights
+//! of its own, and results are those of one rank, bit for bit.
 
 mod attend;
 mod kept;
+mod parts;
+mod shards;
 mod tiles;
 
 pub use kept::{KeptKey, Prefix};
@@ -9,22 +14,47 @@ pub use kept::{KeptKey, Prefix};
 pub(crate) use attend::{Attend, Look};
 
 use crate::{
-    cpu::{Cpu, Simd},
+    cpu::{Cpu, Simd, Team},
     int4,
-    models::Stage,
-    pages::{Layout, PageCount, PagePool, PagesError, SequenceKv},
+    pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
+    ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
 };
 use kept::Kept;
+use parts::{Device, Loaded, Part};
+use shards::Shards;
 use std::collections::BTreeMap;
-use tsnode_protocol::{KvDtype, LayerRange, ModelShape, RequestId, TileHeader, Token};
+use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
+
+/// Threads that compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// How many in all.
+    pub count: usize,
+    /// Ranks they are shared out to; each has at least one.
+    pub ranks: usize,
+}
+
+impl Threads {
+    /// So many, all in one rank.
+    #[must_use]
+    pub fn together(count: usize) -> Self {
+        Self { count, ranks: 1 }
+    }
+
+    /// Of one rank.
+    fn of(self, rank: usize) -> usize {
+        let ranks = self.ranks.max(1);
+        (self.count / ranks + usize::from(rank < self.count % ranks)).max(1)
+    }
+}
 
 /// How an engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Threads that compute.
-    pub threads: usize,
-    /// Memory for KV pages (bytes); committed as it is used.
+    pub threads: Threads,
+    /// Memory for KV pages of all ranks (bytes); committed as it is used.
     pub pool_bytes: usize,
     /// Elements of KV pages.
     pub kv_dtype: KvDtype,
@@ -69,6 +99,14 @@ pub enum Output<'a> {
 /// Why a batch was not computed, or KV not moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
+    /// A stage was cut for another number of ranks.
+    #[error("a stage of {found} ranks where there are {expected}")]
+    Ranks {
+        /// It was cut for.
+        found: usize,
+        /// There are.
+        expected: usize,
+    },
     /// No such stage is loaded.
     #[error("the stage is not loaded")]
     NoStage,
@@ -116,23 +154,19 @@ pub enum EngineError {
     Pages(#[from] PagesError),
 }
 
-struct Loaded {
-    stage: Box<dyn Stage>,
-    shape: ModelShape,
-    layers: LayerRange,
-    layout: Layout,
-}
-
-/// Stages, pages and sequences of one device.
+/// Stages, pages and sequences of one host.
 pub struct Engine {
-    cpu: Cpu,
-    pool: PagePool,
+    /// A thread for each rank, the caller's for one.
+    team: Team,
+    hall: Hall,
+    devices: Vec<Device>,
+    /// Pages of each rank.
+    pools: Vec<PagePool>,
     dtype: KvDtype,
     stages: BTreeMap<StageKey, Loaded>,
-    sequences: BTreeMap<(StageKey, RequestId), SequenceKv>,
+    sequences: BTreeMap<(StageKey, RequestId), Shards>,
     kept: Kept,
     next_key: u64,
-    hidden: Vec<f32>,
     out: Vec<f32>,
 }
 
@@ -142,16 +176,24 @@ impl Engine {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(config: EngineConfig) -> std::io::Result<Self> {
-        let cpu = Cpu::new(Simd::detect(), config.threads.max(1))?;
+        let EngineConfig { threads, pool_bytes, kv_dtype } = config;
+        let ranks = threads.ranks.max(1);
+        let device = |rank| -> std::io::Result<Device> {
+            let cpu = Cpu::new(Simd::detect(), threads.of(rank))?;
+            Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new() })
+        };
+        let pages = pool_bytes / PAGE_BYTES;
+        let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
         Ok(Self {
-            cpu,
-            pool: PagePool::new(config.pool_bytes),
-            dtype: config.kv_dtype,
+            team: Team::new(ranks)?,
+            hall: Hall::new(ranks),
+            devices: (0..ranks).map(device).collect::<Result<_, _>>()?,
+            pools: (0..ranks).map(pool).collect(),
+            dtype: kv_dtype,
             stages: BTreeMap::new(),
             sequences: BTreeMap::new(),
             kept: Kept::default(),
             next_key: 0,
-            hidden: Vec::new(),
             out: Vec::new(),
         })
     }
@@ -159,14 +201,19 @@ impl Engine {
     /// Takes a stage in.
     ///
     /// # Errors
-    /// When one token's KV does not fit a page.
+    /// When one token's KV does not fit a page, or the stage was cut for another number of ranks.
     pub fn load(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
-        let layout = Layout::new(&model.shape, self.dtype)?;
+        let StageModel { stages, shape, layers } = model;
+        let (found, expected) = (stages.len(), self.devices.len());
+        if found != expected {
+            return Err(EngineError::Ranks { found, expected });
+        }
+        let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
+        let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
+        parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu));
         let key = StageKey(self.next_key);
         self.next_key += 1;
-        let StageModel { stage, shape, layers } = model;
-        stage.prepare(&self.cpu);
-        self.stages.insert(key, Loaded { stage, shape, layers, layout });
+        self.stages.insert(key, Loaded { parts, shape, layers });
         Ok(key)
     }
 
@@ -178,7 +225,7 @@ impl Engine {
         for request in here {
             self.release(stage, request);
         }
-        self.kept.drop_stage(&mut self.pool, stage);
+        self.kept.drop_stage(&mut self.pools, stage);
     }
 
     /// Reserves pages for a sequence of at most `room` tokens, by those of what is kept if there are too few.
@@ -190,9 +237,9 @@ impl Engine {
         if self.sequences.contains_key(&(stage, request)) {
             return Err(EngineError::Twice(request));
         }
-        let (layout, layers, room) = (loaded.layout, loaded.layers.len() as usize, room as usize);
-        self.kept.make_room(&mut self.pool, layout.pages(room) * layers, None);
-        let kv = SequenceKv::reserve(&mut self.pool, layout, layers, room)?;
+        let (layers, room) = (loaded.layers.len() as usize, room as usize);
+        self.kept.make_room(&mut self.pools, |rank| loaded.pages(rank, room), None);
+        let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
     }
@@ -203,9 +250,13 @@ impl Engine {
     /// When it has fewer pages than that takes, or there is no such stage.
     pub fn could_hold(&self, stage: StageKey, tokens: u32) -> Result<(), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
-        let wanted = loaded.layout.pages(tokens as usize) * loaded.layers.len() as usize;
-        let PageCount { free, total } = self.pool.count();
-        if wanted > total { Err(PagesError::Full { wanted, free, total }.into()) } else { Ok(()) }
+        for (rank, pool) in self.pools.iter().enumerate() {
+            let (wanted, PageCount { free, total }) = (loaded.pages(rank, tokens as usize), pool.count());
+            if wanted > total {
+                return Err(PagesError::Full { wanted, free, total }.into());
+            }
+        }
+        Ok(())
     }
 
     /// Makes room for `room` tokens in all.
@@ -214,8 +265,8 @@ impl Engine {
     /// When there are too few pages, or no such sequence; then it is as it was.
     pub fn grow(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
-        self.kept.make_room(&mut self.pool, kv.grow_pages(room as usize), None);
-        Ok(kv.grow(&mut self.pool, room as usize)?)
+        self.kept.make_room(&mut self.pools, |rank| kv.grow_pages(rank, room as usize), None);
+        Ok(kv.grow(&mut self.pools, room as usize)?)
     }
 
     /// Forgets a sequence's tokens from `len` on, if it has as many: they were guesses, and wrong.
@@ -225,7 +276,7 @@ impl Engine {
     pub fn truncate(&mut self, stage: StageKey, request: RequestId, len: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         let (present, room) = (kv.len(), kv.room());
-        if present <= len as usize || kv.truncate(&self.pool, len as usize) {
+        if present <= len as usize || kv.truncate(&self.pools, len as usize) {
             return Ok(());
         }
         Err(EngineError::Position { request, start: len, end: len, present, room })
@@ -234,7 +285,7 @@ impl Engine {
     /// Gives a sequence's pages back; one that is not there is no error.
     pub fn release(&mut self, stage: StageKey, request: RequestId) {
         if let Some(kv) = self.sequences.remove(&(stage, request)) {
-            kv.release(&mut self.pool);
+            kv.release(&mut self.pools);
         }
     }
 
@@ -244,10 +295,12 @@ impl Engine {
         Ok((loaded.layers, loaded.shape.kv_heads))
     }
 
-    /// Pages free, what is kept among them, and in all.
+    /// Pages free, what is kept among them, and in all; of all ranks.
     #[must_use]
     pub fn pages(&self) -> PageCount {
-        self.pool.count()
+        let none = PageCount { free: 0, total: 0 };
+        let sum = |a: PageCount, b: PageCount| PageCount { free: a.free + b.free, total: a.total + b.total };
+        self.pools.iter().map(PagePool::count).fold(none, sum)
     }
 
     /// Computes a batch: any mix of prompt chunks and single tokens, each slice's rows one after the other. The result
@@ -263,30 +316,53 @@ impl Engine {
         output: Output<'_>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
-        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        let width = loaded.shape.hidden as usize;
         let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
-        self.hidden.resize(positions.len() * width, 0.0);
-        match input {
-            Input::Tokens(tokens) => loaded.stage.embed(tokens, &positions, &mut self.hidden),
-            Input::Hidden(rows) => self.hidden.copy_from_slice(rows),
+        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
+        parts::enter(&mut self.devices, loaded, input, &positions);
+        self.compute(stage, batch, &positions, output)?;
+        for slice in batch {
+            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
+                kv.set_len((slice.start + slice.len) as usize);
+            }
         }
-        let mut attend = Attend {
-            pool: &mut self.pool,
-            sequences: &mut self.sequences,
-            stage,
-            batch,
-            positions: &positions,
-            heads: loaded.shape.heads as usize,
-            layout: loaded.layout,
-        };
-        loaded.stage.layers(&self.cpu, &mut self.hidden, &mut attend);
-        attend.commit();
-        let Output::Logits { rows } = output else { return Ok(&mut self.hidden) };
-        let chosen: Vec<f32> = rows.iter().flat_map(|r| self.hidden[r * width..][..width].iter().copied()).collect();
-        self.out.resize(rows.len() * loaded.shape.vocab as usize, 0.0);
-        loaded.stage.logits(&self.cpu, &chosen, &mut self.out);
-        Ok(&mut self.out)
+        match output {
+            // Every rank has all rows.
+            Output::Hidden => Ok(&mut self.devices[0].hidden),
+            Output::Logits { .. } if self.devices.len() == 1 => Ok(&mut self.devices[0].logits),
+            Output::Logits { rows } => {
+                let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
+                parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
+                Ok(&mut self.out)
+            }
+        }
+    }
+
+    /// Every rank computes its part of what has entered, side by side.
+    fn compute(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        positions: &[u32],
+        output: Output<'_>,
+    ) -> Result<(), EngineError> {
+        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
+        self.hall.open();
+        let (ranks, hall, sequences) = (self.devices.len(), &self.hall, &self.sequences);
+        let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
+        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts);
+        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, ((device, pool), part)| {
+            let (seat, layout) = (hall.seat(rank), part.layout);
+            let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
+            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout };
+            part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
+            if let Output::Logits { rows } = output {
+                device.chosen.clear();
+                rows.iter().for_each(|row| device.chosen.extend_from_slice(&device.hidden[row * width..][..width]));
+                device.logits.resize(rows.len() * part.vocab.len(), 0.0);
+                part.stage.logits(&device.cpu, &device.chosen, &mut device.logits);
+            }
+        });
+        Ok(())
     }
 
     fn check(&self, stage: StageKey, batch: &[Slice], input: Input<'_>, out: Output<'_>) -> Result<(), EngineError> {
@@ -328,7 +404,7 @@ impl Engine {
         Ok(())
     }
 
-    fn sequence(&self, stage: StageKey, request: RequestId) -> Result<&SequenceKv, EngineError> {
+    fn sequence(&self, stage: StageKey, request: RequestId) -> Result<&Shards, EngineError> {
         self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))
     }
 

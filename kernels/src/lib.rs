@@ -20,6 +20,7 @@ mod philox;
 pub mod probe;
 pub mod profile;
 pub mod quant;
+mod ranks;
 pub mod rope;
 pub mod sampling;
 pub mod source;

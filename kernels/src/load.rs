@@ -5,6 +5,7 @@
 
 use crate::{
     cpu::Cpu,
+    linear::Weight,
     models::Stage,
     weights::{Tensor, WeightsError},
 };
@@ -62,31 +63,38 @@ impl StageMemory {
         self.mapped + self.packed + self.copied
     }
 
-    pub(crate) fn of(stage: &dyn Stage) -> Self {
-        let (weights, tables) = (stage.weights(), stage.tables());
-        let bytes = stage.bytes();
+    /// Of all ranks together.
+    pub(crate) fn of(stages: &[Box<dyn Stage>]) -> Self {
+        let (weights, tables) = all_of(stages);
+        let bytes: u64 = stages.iter().map(|stage| stage.bytes()).map(|bytes| bytes.layers + bytes.head).sum();
         let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
-        let mapped = |tensor: &Tensor| weights.iter().any(|w| w.packed_bytes() == 0 && w.tensor().is(tensor));
+        let mapped = |tensor: &Tensor| weights.iter().any(|w| w.packed_bytes() == 0 && w.tensor().meets(tensor));
         let once = tables.iter().filter(|table| !mapped(table)).map(|table| table.bytes());
         let dense = weights.iter().filter(|w| w.packed_bytes() == 0).map(|w| w.tensor().bytes());
         Self {
             mapped: dense.sum::<u64>() + once.sum::<u64>(),
             packed: weights.iter().map(|w| w.packed_bytes()).sum(),
-            copied: (bytes.layers + bytes.head).saturating_sub(matrices),
+            copied: bytes.saturating_sub(matrices),
         }
     }
 }
 
+/// What all ranks have: matrices that rows are multiplied by, and tensors that rows are taken out of.
+fn all_of(stages: &[Box<dyn Stage>]) -> (Vec<&Weight>, Vec<&Tensor>) {
+    let weights = stages.iter().flat_map(|stage| stage.weights()).collect();
+    (weights, stages.iter().flat_map(|stage| stage.tables()).collect())
+}
+
 /// Looks at all of a stage's weights and packs those that are quantised, saying after each how far it is.
 pub(crate) fn run(
-    stage: &dyn Stage,
+    stages: &[Box<dyn Stage>],
     cpu: &Cpu,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoadReport, WeightsError> {
     let started = Instant::now();
-    let (weights, mut tables) = (stage.weights(), stage.tables());
-    // An output head may be the embedding.
-    tables.retain(|table| !weights.iter().any(|w| w.tensor().is(table)));
+    let (weights, mut tables) = all_of(stages);
+    // An output head may be the embedding; cut up, its parts are all of it.
+    tables.retain(|table| !weights.iter().any(|w| w.tensor().meets(table)));
     let total = weights.iter().map(|w| w.tensor()).chain(tables.iter().copied()).map(Tensor::bytes).sum();
     let mut report = LoadReport { bytes: total, ..LoadReport::default() };
     let mut done = 0;

@@ -15,6 +15,7 @@ use crate::{
     cpu::Cpu,
     engine::Attend,
     linear::Weight,
+    ranks::Rank,
     weights::{Checkpoint, Tensor, WeightsError},
 };
 use std::fmt;
@@ -39,7 +40,14 @@ pub struct Family {
     /// Puts what is special of the family into a configuration read the usual way, and refuses what is not written.
     pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ConfigError>,
     /// Loads layers.
-    load: fn(&ModelConfig, &Checkpoint, LayerRange) -> Loaded,
+    load: fn(&ModelConfig, &Checkpoint, Share) -> Loaded,
+}
+
+/// What of a model a stage is: some layers, and of their matrices and heads a rank's part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub layers: LayerRange,
+    pub rank: Rank,
 }
 
 /// A stage, or why there is none.
@@ -67,15 +75,16 @@ pub(crate) fn types() -> [&'static str; FAMILIES.len()] {
     FAMILIES.map(|f| f.model_type)
 }
 
-/// Some consecutive layers of a model; embedding with the first, output head with the last.
+/// Some consecutive layers of a model, or a rank's part of them; embedding with the first, on the first rank only, output
+/// head with the last.
 pub(crate) trait Stage: Send {
     /// Embeds tokens at their positions, one row each.
     fn embed(&self, tokens: &[Token], positions: &[u32], out: &mut [f32]);
 
-    /// Runs every layer of the stage over the rows of `hidden`, in place.
+    /// Runs every layer of the stage over the rows of `hidden`, in place; all ranks have all of them.
     fn layers(&mut self, cpu: &Cpu, hidden: &mut [f32], attend: &mut Attend<'_>);
 
-    /// Logits of rows of `hidden`, one row each.
+    /// Logits of rows of `hidden`, one row each: those of the rank's part of the vocabulary.
     fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]);
 
     /// Weights of the stage as stored (bytes): of one layer, of the embedding, of the head.
@@ -101,9 +110,9 @@ pub(crate) struct StageBytes {
     pub head: u64,
 }
 
-/// Loads `layers` of a model.
-pub(crate) fn load(config: &ModelConfig, checkpoint: &Checkpoint, layers: LayerRange) -> Loaded {
-    (config.family.load)(config, checkpoint, layers)
+/// Loads a share of a model.
+pub(crate) fn load(config: &ModelConfig, checkpoint: &Checkpoint, share: Share) -> Loaded {
+    (config.family.load)(config, checkpoint, share)
 }
 
 /// `out[i] += more[i]`.

@@ -159,7 +159,7 @@ impl PagePool {
     }
 
     /// Refuses what the free pages are too few for.
-    fn check(&self, wanted: usize) -> Result<(), PagesError> {
+    pub(crate) fn check(&self, wanted: usize) -> Result<(), PagesError> {
         let PageCount { free, total } = self.count();
         if self.has(wanted) { Ok(()) } else { Err(PagesError::Full { wanted, free, total }) }
     }

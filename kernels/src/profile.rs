@@ -9,7 +9,7 @@
 mod fit;
 
 use crate::{
-    engine::{Engine, EngineConfig, EngineError, Input, Output, Slice, StageKey},
+    engine::{Engine, EngineConfig, EngineError, Input, Output, Slice, StageKey, Threads},
     pages::{Layout, PAGE_BYTES},
     source::ModelSource,
     weights::WeightsError,
@@ -81,13 +81,17 @@ const fn answers(answers: u32, context: u32) -> Step {
     Step { chunk: 0, before: 0, answers, context }
 }
 
-/// Measures the model's first layer with `threads` threads; `None` for a model of one layer, which cannot be had without
+/// Measures the model's first layer with these threads; `None` for a model of one layer, which cannot be had without
 /// its head, or one with next to no context. Takes about a tenth of a second with a small model, some seconds with a large
 /// one.
 ///
 /// # Errors
 /// When the layer cannot be loaded or run.
-pub fn measure(source: &ModelSource, threads: usize, kv_dtype: KvDtype) -> Result<Option<LayerProfile>, ProfileError> {
+pub fn measure(
+    source: &ModelSource,
+    threads: Threads,
+    kv_dtype: KvDtype,
+) -> Result<Option<LayerProfile>, ProfileError> {
     let shape = source.card().shape;
     let part = shape.context.min(REACH) / PARTS;
     if shape.layers < 2 || part == 0 {
@@ -157,7 +161,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(source: &ModelSource, threads: usize, kv_dtype: KvDtype, steps: &[Step]) -> Result<Self, ProfileError> {
+    fn new(source: &ModelSource, threads: Threads, kv_dtype: KvDtype, steps: &[Step]) -> Result<Self, ProfileError> {
         let shape = source.card().shape;
         let mut rooms = BTreeMap::new();
         for slice in steps.iter().flat_map(Step::batch) {
@@ -165,10 +169,13 @@ impl Bench {
             *room = slice.len.saturating_add(slice.start).max(*room);
         }
         let layout = Layout::new(&shape, kv_dtype).map_err(EngineError::from)?;
-        let pages: usize = rooms.values().map(|room| layout.pages(*room as usize)).sum();
+        // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
+        let pages = |room: &u32| layout.pages(*room as usize) + threads.ranks;
+        let pages: usize = rooms.values().map(pages).sum();
         let pool_bytes = (pages * PAGE_BYTES).min(POOL_AT_MOST);
         let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
-        let stage = engine.load(source.load_stage(LayerRange { start: 0, end: 1 })?)?;
+        let first = LayerRange { start: 0, end: 1 };
+        let stage = engine.load(source.load_stage_by(threads, first, &mut |_| ())?.0)?;
         for (&request, &room) in &rooms {
             engine.admit(stage, request, room)?;
             let tile = TileHeader {
@@ -249,7 +256,7 @@ mod tests {
     #[test]
     fn the_embedded_model_can_be_measured() {
         let source = ModelSource::embedded().unwrap();
-        let profile = measure(&source, 1, KvDtype::F16).unwrap().unwrap();
+        let profile = measure(&source, Threads::together(1), KvDtype::F16).unwrap().unwrap();
         assert_eq!(profile.model, source.card().id);
         assert!(profile.is_plausible(), "{profile:?}");
         assert!(profile.prefill[1] > 0.0 && profile.decode.iter().any(|c| *c > 0.0), "{profile:?}");

@@ -3,9 +3,11 @@
 use crate::{
     config::{ConfigError, ModelConfig},
     cpu::{Cpu, Simd},
+    engine::Threads,
     gguf,
     load::{self, Largest, LoadReport, Progress, StageMemory},
-    models::{self, Stage},
+    models::{self, Share, Stage},
+    ranks::Rank,
     weights::{Checkpoint, WeightsError},
 };
 use std::collections::BTreeMap;
@@ -100,7 +102,8 @@ pub struct ModelSource {
 
 /// Layers of a model, ready for an engine.
 pub struct StageModel {
-    pub(crate) stage: Box<dyn Stage>,
+    /// By rank.
+    pub(crate) stages: Vec<Box<dyn Stage>>,
     pub(crate) shape: ModelShape,
     pub(crate) layers: LayerRange,
 }
@@ -181,7 +184,7 @@ impl ModelSource {
             ModelConfig::parse(config_json).map_err(|error| SourceError::Config { path: path.to_owned(), error })?;
         // Loading all layers once finds every missing or misshapen tensor now; nothing of the map is read for it.
         let whole = LayerRange { start: 0, end: config.layers as u32 };
-        let stage = models::load(&config, &checkpoint, whole)
+        let stage = models::load(&config, &checkpoint, Share { layers: whole, rank: Rank::ALONE })
             .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
         let bytes = stage.bytes();
         let shape = config.shape(bytes.layers.div_ceil(config.layers as u64), bytes.embed, bytes.head);
@@ -217,50 +220,64 @@ impl ModelSource {
         self.files.get(name).map(Vec::as_slice)
     }
 
-    /// Memory that the weights of some layers take once they are loaded. Reads next to nothing of them.
+    /// Memory that the weights of some layers take once they are loaded, all ranks together. Reads next to nothing of them.
     ///
     /// # Errors
-    /// When a tensor is missing or misshapen, which [`Self::open`] has found before.
-    pub fn stage_memory(&self, layers: LayerRange) -> Result<StageMemory, WeightsError> {
-        Ok(StageMemory::of(&*models::load(&self.config, &self.checkpoint, layers)?))
+    /// When there are more ranks than heads; when a tensor is missing or misshapen, which [`Self::open`] has found before.
+    pub fn stage_memory(&self, layers: LayerRange, ranks: usize) -> Result<StageMemory, WeightsError> {
+        Ok(StageMemory::of(&self.cut(layers, ranks)?))
     }
 
     /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
     /// step there was and are kept.
     #[must_use]
-    pub fn working_bytes(&self, layers: LayerRange, largest: Largest) -> u64 {
-        let c = &self.config;
-        // The residual stream, its norm and a part's output; queries and what attention mixes, keys, values; the MLP.
-        let stream = 3 * c.hidden + 2 * (c.heads + c.kv_heads) * c.head_dim + 2 * c.intermediate;
-        let head = if layers.end as usize == c.layers { c.vocab + 2 * c.hidden } else { 0 };
-        4 * (largest.tokens * stream as u64 + largest.logits * head as u64)
+    pub fn working_bytes(&self, layers: LayerRange, ranks: usize, largest: Largest) -> u64 {
+        let (c, ranks) = (&self.config, ranks.max(1));
+        // Cut up over ranks: queries, keys, values, the half of the MLP that gates. Whole on each: the residual stream, its
+        // norm and a part's output, what attention mixes, the MLP between its matrices.
+        let cut = (c.heads + 2 * c.kv_heads) * c.head_dim + c.intermediate;
+        let whole = 3 * c.hidden + c.heads * c.head_dim + c.intermediate;
+        // Ranks lay their columns down on two tables, and logits side by side.
+        let (tables, logits) = if ranks > 1 { (2 * c.hidden.max(c.intermediate), 2) } else { (0, 1) };
+        let head = if layers.end as usize == c.layers { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
+        4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + largest.logits * head as u64)
     }
 
-    /// Some layers, ready for an engine, by one thread: [`Self::load_stage_by`].
+    /// Some layers, as each of `ranks` has them.
+    fn cut(&self, layers: LayerRange, ranks: usize) -> Result<Vec<Box<dyn Stage>>, WeightsError> {
+        let heads = self.config.kv_heads;
+        if ranks > heads {
+            return Err(WeightsError::Ranks { ranks, heads });
+        }
+        let load = |rank| models::load(&self.config, &self.checkpoint, Share { layers, rank });
+        Rank::all(ranks.max(1)).map(load).collect()
+    }
+
+    /// Some layers, ready for an engine of one rank, by one thread: [`Self::load_stage_by`].
     ///
     /// # Errors
     /// As there.
     pub fn load_stage(&self, layers: LayerRange) -> Result<StageModel, WeightsError> {
-        self.load_stage_by(1, layers, &mut |_| ()).map(|(stage, _)| stage)
+        self.load_stage_by(Threads::together(1), layers, &mut |_| ()).map(|(stage, _)| stage)
     }
 
-    /// Some layers, ready for an engine, by `threads` threads that end with it. Every number is looked at, the first
+    /// Some layers, ready for an engine with so many ranks, by threads that end with it. Every number is looked at, the first
     /// time a stage has it. Dense weights stay where they lie; quantised ones are laid out for products, norms and biases
     /// copied. `progress` is told after each tensor.
     ///
     /// # Errors
-    /// When a number is not finite, or the system gives no threads; tensors missing or misshapen [`Self::open`] has found
+    /// When a number is not finite, there are more ranks than heads, or the system gives no threads; tensors missing or misshapen [`Self::open`] has found
     /// before.
     pub fn load_stage_by(
         &self,
-        threads: usize,
+        threads: Threads,
         layers: LayerRange,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
-        let stage = models::load(&self.config, &self.checkpoint, layers)?;
-        let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(WeightsError::Threads)?;
-        let report = load::run(&*stage, &cpu, progress)?;
-        Ok((StageModel { stage, shape: self.card.shape, layers }, report))
+        let stages = self.cut(layers, threads.ranks)?;
+        let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
+        let report = load::run(&stages, &cpu, progress)?;
+        Ok((StageModel { stages, shape: self.card.shape, layers }, report))
     }
 }
 

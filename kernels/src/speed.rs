@@ -138,12 +138,12 @@ fn copy(engine: &mut Engine, stage: StageKey, from: RequestId, to: RequestId, le
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EngineConfig;
+    use crate::engine::{EngineConfig, Threads};
 
     #[test]
     fn a_step_counts_its_work_and_gives_its_pages_back() {
         let source = ModelSource::embedded().unwrap();
-        let config = EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
+        let config = EngineConfig { threads: Threads::together(1), pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
         let mut engine = Engine::new(config).unwrap();
         let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
         let free = engine.pages();

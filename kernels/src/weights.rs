@@ -81,6 +81,14 @@ pub enum WeightsError {
         /// What is in it first that is no number.
         bad: Bad,
     },
+    /// More ranks than heads to share among them.
+    #[error("tensor parallelism of {ranks} needs as many KV heads, and the model has {heads}: set --tensor-parallel")]
+    Ranks {
+        /// Asked for.
+        ranks: usize,
+        /// KV heads of the model.
+        heads: usize,
+    },
     /// The system gives no threads to load with.
     #[error("no threads to load with: {0}")]
     Threads(std::io::Error),
@@ -219,12 +227,12 @@ impl Tensor {
         }
     }
 
-    /// Rows `from..to`.
+    /// Some of its rows.
     #[must_use]
-    pub fn slice(&self, from: usize, to: usize) -> Self {
+    pub fn rows(&self, rows: Range<usize>) -> Self {
         let row = self.range.len() / self.rows.max(1);
-        let range = self.range.start + from * row..self.range.start + to * row;
-        Self { entry: self.entry.clone(), range, rows: to - from, ..*self }
+        let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
+        Self { entry: self.entry.clone(), range, rows: rows.len(), ..*self }
     }
 
     /// Writes row `index`, widened.
@@ -246,9 +254,10 @@ impl Tensor {
         self.entry.check(cpu)
     }
 
-    /// Whether both lie in the same place.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.entry, &other.entry) && self.range == other.range
+    /// Whether some numbers are of both.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let (a, b) = (&self.range, &other.range);
+        Arc::ptr_eq(&self.entry, &other.entry) && a.start < b.end && b.start < a.end
     }
 
     /// Tells the system that the tensor will hardly be read again: its memory is free for others. It still can be.

@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig},
+    engine::{Engine, EngineConfig, Threads},
     gguf::Gguf,
     load::{Largest, Progress},
     source::ModelSource,
@@ -149,14 +149,15 @@ fn loading_says_how_far_it_is_and_what_it_took() {
     let source = ModelSource::open(&path).unwrap();
     let layers = source.card().shape.all_layers();
     let mut told: Vec<Progress> = Vec::new();
-    let (stage, report) = source.load_stage_by(2, layers, &mut |progress| told.push(progress)).unwrap();
+    let (stage, report) =
+        source.load_stage_by(Threads::together(2), layers, &mut |progress| told.push(progress)).unwrap();
     let (first, last) = (told[0], told[told.len() - 1]);
     assert_eq!((first.done, last.done), (0, last.total));
     assert!(told.windows(2).all(|pair| pair[0].done < pair[1].done && pair[0].total == pair[1].total));
-    let memory = source.stage_memory(layers).unwrap();
+    let memory = source.stage_memory(layers, 1).unwrap();
     assert_eq!((report.bytes, report.packed), (last.total, memory.packed));
     assert!(report.quantised > 0 && report.quantised <= report.bytes && report.packing <= report.took);
-    let config = EngineConfig { threads: 1, pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
+    let config = EngineConfig { threads: Threads::together(1), pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
     Engine::new(config).unwrap().load(stage).unwrap();
 }
 
@@ -164,21 +165,21 @@ fn loading_says_how_far_it_is_and_what_it_took() {
 fn memory_is_what_lies_in_files_and_what_is_laid_out_anew() {
     let source = ModelSource::open(&model("gutenberg-tiny")).unwrap();
     let (shape, all) = (source.card().shape, source.card().shape.all_layers());
-    let memory = source.stage_memory(all).unwrap();
+    let memory = source.stage_memory(all, 1).unwrap();
     assert_eq!(memory.packed, 0);
     // Embedding and head are one matrix there, and a whole model's card counts it twice.
-    let twice = source.stage_memory(LayerRange { start: 0, end: 1 }).unwrap().mapped
-        + source.stage_memory(LayerRange { start: 1, end: shape.layers }).unwrap().mapped;
+    let twice = source.stage_memory(LayerRange { start: 0, end: 1 }, 1).unwrap().mapped
+        + source.stage_memory(LayerRange { start: 1, end: shape.layers }, 1).unwrap().mapped;
     assert_eq!(twice - memory.mapped, shape.embed_bytes);
     assert!(memory.total() <= shape.stage_bytes(all) && memory.total() + shape.embed_bytes >= shape.stage_bytes(all));
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     std::fs::write(&path, convert(&model("gutenberg-tiny"), Form::Q8, "gpt-2").bytes()).unwrap();
-    let packed = ModelSource::open(&path).unwrap().stage_memory(all).unwrap();
+    let packed = ModelSource::open(&path).unwrap().stage_memory(all, 1).unwrap();
     // 34 bytes for 32 numbers, as in the file; of the embedding rows are taken where they lie.
     let halves = memory.mapped;
     assert_eq!((packed.packed, packed.mapped), (halves / 2 / 32 * 34, shape.embed_bytes / 2 / 32 * 34));
-    let working = |tokens| source.working_bytes(all, Largest { tokens, logits: 1 });
+    let working = |tokens| source.working_bytes(all, 1, Largest { tokens, logits: 1 });
     assert!(working(1) > 4 * u64::from(shape.vocab) && working(3) - working(2) == working(2) - working(1));
 }

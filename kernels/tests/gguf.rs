@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, Input, Output, Slice},
+    engine::{Engine, EngineConfig, Input, Output, Slice, Threads},
     gguf::Gguf,
     source::ModelSource,
 };
@@ -35,7 +35,9 @@ fn opened(writer: &Writer) -> ModelSource {
 }
 
 fn logits(source: &ModelSource, tokens: &[u32]) -> Vec<f32> {
-    let mut engine = Engine::new(EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 }).unwrap();
+    let mut engine =
+        Engine::new(EngineConfig { threads: Threads::together(1), pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 })
+            .unwrap();
     let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
     let request = RequestId([1; 16]);
     engine.admit(stage, request, tokens.len() as u32).unwrap();

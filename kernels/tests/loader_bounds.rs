@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, Input, Output, Slice},
+    engine::{Engine, EngineConfig, Input, Output, Slice, Threads},
     gguf::{Gguf, TensorInfo},
     source::ModelSource,
 };
@@ -62,7 +62,7 @@ fn run(path: &Path) -> Result<(), String> {
     let one = LayerRange { start: shape.layers - 1, end: shape.layers };
     source.load_stage(one).map_err(|e| e.to_string())?;
     let all = source.load_stage(shape.all_layers()).map_err(|e| e.to_string())?;
-    let config = EngineConfig { threads: 1, pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
+    let config = EngineConfig { threads: Threads::together(1), pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
     let mut engine = Engine::new(config).map_err(|e| e.to_string())?;
     let stage = engine.load(all).map_err(|e| e.to_string())?;
     let request = RequestId([1; 16]);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig},
+    engine::{Engine, EngineConfig, Threads},
     eval::{Perplexity, Windows, perplexity},
     source::ModelSource,
 };
@@ -19,7 +19,8 @@ fn text() -> Vec<Token> {
 fn measure(dtype: KvDtype, window: usize, prompt: usize, codec: Option<KvCodec>) -> Perplexity {
     let source = ModelSource::embedded().unwrap();
     let shape = source.card().shape;
-    let mut engine = Engine::new(EngineConfig { threads: 2, pool_bytes: 64 << 20, kv_dtype: dtype }).unwrap();
+    let mut engine =
+        Engine::new(EngineConfig { threads: Threads::together(2), pool_bytes: 64 << 20, kv_dtype: dtype }).unwrap();
     let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
     perplexity(&mut engine, stage, &shape, &text(), Windows { bos: Token(0), window, prompt }, codec).unwrap()
 }

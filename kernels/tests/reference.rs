@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, Input, Output, Slice, StageKey},
+    engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
     source::ModelSource,
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
@@ -46,7 +46,7 @@ fn cases(name: &str) -> Vec<Case> {
 }
 
 fn engine() -> Engine {
-    Engine::new(EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 }).unwrap()
+    Engine::new(EngineConfig { threads: Threads::together(1), pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 }).unwrap()
 }
 
 /// Stages of one model, as peers would hold them.
@@ -177,7 +177,9 @@ fn kv_handed_from_one_cut_to_another_continues_as_if_nothing_happened() {
 #[test]
 fn a_sequence_does_not_know_its_batch() {
     let source = ModelSource::embedded().unwrap();
-    let mut engine = Engine::new(EngineConfig { threads: 2, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 }).unwrap();
+    let mut engine =
+        Engine::new(EngineConfig { threads: Threads::together(2), pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 })
+            .unwrap();
     let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
     let prompt = |n: u32| (0..37 + n).map(|i| Token((i * 131 + n * 17) % 4096)).collect::<Vec<_>>();
     let alone: Vec<Vec<f32>> = (0..5)

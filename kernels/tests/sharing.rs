@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, EngineError, Input, KeptKey, Output, Prefix, Slice, StageKey},
+    engine::{Engine, EngineConfig, EngineError, Input, KeptKey, Output, Prefix, Slice, StageKey, Threads},
     pages::PAGE_BYTES,
     source::ModelSource,
 };
@@ -23,7 +23,11 @@ impl Bench {
         let source = ModelSource::embedded().unwrap();
         let shape = source.card().shape;
         let layers = shape.layers as usize;
-        let config = EngineConfig { threads: 1, pool_bytes: pages * layers * PAGE_BYTES, kv_dtype: KvDtype::F16 };
+        let config = EngineConfig {
+            threads: Threads::together(1),
+            pool_bytes: pages * layers * PAGE_BYTES,
+            kv_dtype: KvDtype::F16,
+        };
         let mut engine = Engine::new(config).unwrap();
         let all = LayerRange { start: 0, end: shape.layers };
         let stage = engine.load(source.load_stage(all).unwrap()).unwrap();

@@ -135,6 +135,7 @@ pub fn command() -> Command {
                     "model",
                     "no-model",
                     "threads",
+                    "tensor-parallel",
                     "kv-dtype",
                     "allow-remote-http",
                     "api-key",

@@ -15,6 +15,7 @@ use tsnode_coordinator::{
     batcher::Guesses,
     gate::{KvChoice, SplitChoice},
 };
+use tsnode_kernels::engine::Threads;
 use tsnode_protocol::{BytesPerSecond, KvDtype};
 
 /// A setting: its name in the file (dashes become underscores), as a flag (`--name`) and as a variable.
@@ -29,7 +30,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 22] = [
+pub const KNOBS: [Knob; 23] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -44,6 +45,7 @@ pub const KNOBS: [Knob; 22] = [
     knob("private", "false", "Start a new swarm with a secret"),
     knob("mdns", "true", "Look for peers on the local network"),
     knob("threads", "", "Threads that compute, from 1 [default: all cores]"),
+    knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw or int4"),
@@ -228,7 +230,6 @@ impl Settings {
             let why = "listening beyond this host needs --api-key, or --allow-remote-http to go without";
             return Err(self.wrong("http", why.into()));
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(NodeConfig {
             data_dir: self.data_dir(),
             name: self.name(),
@@ -237,7 +238,7 @@ impl Settings {
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
             model: self.model()?,
-            threads: self.parse::<NonZeroUsize>("threads")?.map_or(cores, NonZeroUsize::get).min(1024),
+            threads: self.threads()?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
             kv_dtype: self
                 .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,
@@ -249,6 +250,16 @@ impl Settings {
             api_key,
             shaping: self.shaping()?,
         })
+    }
+
+    fn threads(&self) -> Result<Threads, ConfigError> {
+        let number = |name| Ok::<_, ConfigError>(self.parse::<NonZeroUsize>(name)?.map(NonZeroUsize::get));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (count, ranks) = (number("threads")?.unwrap_or(cores).min(1024), number("tensor-parallel")?.unwrap_or(1));
+        if ranks > count {
+            return Err(self.wrong("tensor-parallel", format!("each rank needs a thread, and there are {count}")));
+        }
+        Ok(Threads { count, ranks })
     }
 
     fn name(&self) -> String {
@@ -371,11 +382,22 @@ mod tests {
     }
 
     #[test]
+    fn every_rank_needs_a_thread() {
+        let threads = |flags: &[(&str, &str)]| gather(flags, &[], "").unwrap().node().map(|node| node.threads);
+        assert_eq!(threads(&[("threads", "4")]), Ok(Threads::together(4)));
+        assert_eq!(threads(&[("threads", "4"), ("tensor-parallel", "3")]), Ok(Threads { count: 4, ranks: 3 }));
+        for wrong in ["0", "5", "two"] {
+            let said = threads(&[("threads", "4"), ("tensor-parallel", wrong)]).unwrap_err().to_string();
+            assert!(said.contains("tensor-parallel"), "{said}");
+        }
+    }
+
+    #[test]
     fn flags_over_variables_over_the_file_over_defaults() {
         let file = "threads = 1\nname = \"a\"\nhttp = \"127.0.0.1:1\"\n";
         let settings = gather(&[("threads", "3")], &[("TSNODE_THREADS", "2"), ("TSNODE_NAME", "b")], file).unwrap();
         let node = settings.node().unwrap();
-        assert_eq!((node.threads, node.name.as_str(), node.http.port()), (3, "b", 1));
+        assert_eq!((node.threads.count, node.name.as_str(), node.http.port()), (3, "b", 1));
         assert_eq!(node.listen.port(), 7447);
         let origin = |name| settings.iter().find(|(n, _, _)| *n == name).unwrap().2.to_string();
         assert_eq!(

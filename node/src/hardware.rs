@@ -5,7 +5,7 @@ use crate::{
     store::Store,
 };
 use serde::{Deserialize, Serialize};
-use tsnode_kernels::{device::Host, probe, profile, source::ModelSource, weights::WeightsError};
+use tsnode_kernels::{device::Host, engine::Threads, probe, profile, source::ModelSource, weights::WeightsError};
 use tsnode_protocol::{BytesPerSecond, Device, DeviceKind, FlopsPerSecond, KvDtype, LayerProfile};
 
 /// Part of the host's free memory lent unless told otherwise.
@@ -38,6 +38,7 @@ struct Profiled {
 struct Profiling {
     cpu: String,
     threads: usize,
+    ranks: usize,
     version: String,
     kv: String,
     method: u32,
@@ -114,11 +115,11 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
 /// fits: then other peers must hold the rest.
 ///
 /// # Errors
-/// When there is less memory than that.
-pub fn room(host: &Host, device: &Device, source: &ModelSource) -> Result<(), LendError> {
+/// When there is less memory than that, or the model cannot be cut for so many ranks.
+pub fn room(host: &Host, device: &Device, source: &ModelSource, ranks: usize) -> Result<(), LendError> {
     let (free, shape) = (host.cpu.available_bytes, source.card().shape);
-    Need::of_least(source, device.kv_bytes)?.within(free)?;
-    let whole = Need::of(source, shape.all_layers(), device.kv_bytes)?;
+    Need::of_least(source, ranks, device.kv_bytes)?.within(free)?;
+    let whole = Need::of(source, shape.all_layers(), ranks, device.kv_bytes)?;
     let planned = shape.stage_bytes(shape.all_layers());
     if planned > device.memory_bytes || whole.total() > free {
         let (lent, free) = (Size(device.memory_bytes), Size(free));
@@ -129,10 +130,17 @@ pub fn room(host: &Host, device: &Device, source: &ModelSource) -> Result<(), Le
 
 /// What a layer of the model takes here. Measures in a tenth of a second with a small model and some seconds with a large
 /// one, unless it has before; a model that cannot be measured is planned for by the device's speeds alone.
-pub fn profile(host: &Host, source: &ModelSource, threads: usize, kv: KvDtype, store: &Store) -> Option<LayerProfile> {
+pub fn profile(
+    host: &Host,
+    source: &ModelSource,
+    threads: Threads,
+    kv: KvDtype,
+    store: &Store,
+) -> Option<LayerProfile> {
     let of = Profiling {
         cpu: host.cpu.name.clone(),
-        threads,
+        threads: threads.count,
+        ranks: threads.ranks,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         kv: format!("{kv:?}"),
         method: profile::METHOD,
@@ -209,7 +217,10 @@ mod tests {
         let store = Store::open(folder.path()).unwrap();
         let (host, source) = (Host::detect(), ModelSource::embedded().unwrap());
         let kept_of = |threads| {
-            assert!(profile(&host, &source, threads, KvDtype::F16, &store).is_some_and(|p| p.is_plausible()));
+            assert!(
+                profile(&host, &source, Threads::together(threads), KvDtype::F16, &store)
+                    .is_some_and(|p| p.is_plausible())
+            );
             String::from_utf8(store.profile().unwrap()).unwrap()
         };
         let first = kept_of(1);
@@ -234,9 +245,9 @@ mod tests {
         let store = Store::open(folder.path()).unwrap();
         let (mut host, source) = (Host::detect(), ModelSource::embedded().unwrap());
         let device = processor(&host, Lend { threads: 1, kv_bytes: Some(8 << 20) }, &store).unwrap();
-        room(&host, &device, &source).unwrap();
+        room(&host, &device, &source, 1).unwrap();
         host.cpu.available_bytes = 8 << 20;
-        let said = room(&host, &device, &source).unwrap_err().to_string();
+        let said = room(&host, &device, &source, 1).unwrap_err().to_string();
         assert!(said.contains("1 of 4 layers of gutenberg-tiny needs") && said.contains("KV 8.0 MiB"), "{said}");
     }
 }

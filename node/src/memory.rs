@@ -1,7 +1,10 @@
 //! Plan flow 1 and 6: whether a stage fits this host, added up before anything of it is loaded.
 
 use std::fmt;
-use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
+use tsnode_coordinator::{
+    batcher::BatcherConfig,
+    policy::{caps::LONGEST, choice::LONG},
+};
 use tsnode_kernels::{load::Largest, source::ModelSource, weights::WeightsError};
 use tsnode_protocol::LayerRange;
 
@@ -34,28 +37,28 @@ pub struct TooLarge {
 }
 
 impl Need {
-    /// Of `layers` of a model beside `kv` bytes of KV pages.
+    /// Of `layers` of a model, held by so many ranks together, beside `kv` bytes of KV pages.
     ///
     /// # Errors
-    /// When weights are missing, which opening the model has found before.
-    pub fn of(source: &ModelSource, layers: LayerRange, kv: u64) -> Result<Self, WeightsError> {
-        let (card, weights) = (source.card(), source.stage_memory(layers)?.total());
+    /// When it cannot be cut for so many, or weights are missing, which opening the model has found before.
+    pub fn of(source: &ModelSource, layers: LayerRange, ranks: usize, kv: u64) -> Result<Self, WeightsError> {
+        let (card, weights) = (source.card(), source.stage_memory(layers, ranks)?.total());
         let what = if layers == card.shape.all_layers() {
             card.name.clone()
         } else {
             format!("{} of {} layers of {}", layers.len(), card.shape.layers, card.name)
         };
-        Ok(Self { what, weights, kv, working: source.working_bytes(layers, largest()) })
+        Ok(Self { what, weights, kv, working: source.working_bytes(layers, ranks, largest()) })
     }
 
     /// Of the single layer that needs least beside `kv` bytes of KV pages: the least that a plan can ask of a peer.
     ///
     /// # Errors
     /// As [`Self::of`].
-    pub fn of_least(source: &ModelSource, kv: u64) -> Result<Self, WeightsError> {
+    pub fn of_least(source: &ModelSource, ranks: usize, kv: u64) -> Result<Self, WeightsError> {
         let layers = source.card().shape.layers;
         // Embedding and head come with the first and the last.
-        let one = |start| Self::of(source, LayerRange { start, end: start + 1 }, kv);
+        let one = |start| Self::of(source, LayerRange { start, end: start + 1 }, ranks, kv);
         let [first, middle, last] = [one(0)?, one(layers / 2)?, one(layers - 1)?];
         Ok([middle, last].into_iter().fold(first, |a, b| if b.total() < a.total() { b } else { a }))
     }
@@ -90,11 +93,10 @@ impl fmt::Display for Need {
     }
 }
 
-/// The largest step of groups that batch as nodes do: in chunks.
+/// The largest step of any group: how long its steps are is known only once all its stages' devices are.
 fn largest() -> Largest {
-    let config = BatcherConfig::default();
-    let tokens = if let Batches::Chunked(tokens) = config.batches { u64::from(tokens) } else { 0 };
-    Largest { tokens, logits: tokens.min(config.max_running as u64) }
+    let (tokens, running) = (u64::from(LONGEST * LONG), BatcherConfig::default().max_running as u64);
+    Largest { tokens, logits: tokens.min(running) }
 }
 
 /// Bytes, as people read them.
@@ -121,7 +123,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_its_sum() {
         let source = ModelSource::embedded().unwrap();
-        let need = Need::of(&source, source.card().shape.all_layers(), 1 << 30).unwrap();
+        let need = Need::of(&source, source.card().shape.all_layers(), 1, 1 << 30).unwrap();
         assert!(need.weights > 6 << 20 && need.working > 1 << 20, "{need:?}");
         assert_eq!(need.clone().within(need.total()), Ok(()));
         let said = need.clone().within(need.total() - 1).unwrap_err().to_string();
@@ -133,9 +135,9 @@ mod tests {
     #[test]
     fn a_part_of_a_model_needs_less() {
         let source = ModelSource::embedded().unwrap();
-        let all = Need::of(&source, source.card().shape.all_layers(), 0).unwrap();
-        let least = Need::of_least(&source, 0).unwrap();
-        assert!(least.total() < all.total() / 2, "{least} and {all}");
+        let all = Need::of(&source, source.card().shape.all_layers(), 1, 0).unwrap();
+        let least = Need::of_least(&source, 1, 0).unwrap();
+        assert!(least.weights < all.weights / 2 && least.total() < all.total(), "{least} and {all}");
         assert!(least.what.starts_with("1 of "), "{}", least.what);
     }
 

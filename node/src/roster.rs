@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_protocol::{Advert, PeerId};
+use tsnode_protocol::{Advert, Group, LayerProfile, PeerId, Stage};
 
 /// The latest adverts by peer.
 pub type Adverts = Arc<BTreeMap<PeerId, Advert>>;
@@ -27,6 +27,14 @@ impl Roster {
     #[must_use]
     pub fn data_addresses(&self, peer: PeerId) -> Vec<SocketAddr> {
         self.adverts.borrow().get(&peer).map(|a| a.data_addresses.clone()).unwrap_or_default()
+    }
+
+    /// What was measured of a group's model on the devices of its stages, as far as it was.
+    #[must_use]
+    pub fn profiles(&self, group: &Group) -> Vec<LayerProfile> {
+        let adverts = self.adverts.borrow();
+        let device = |stage: &Stage| adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?.profile;
+        group.stages.iter().filter_map(device).filter(|profile| profile.model == group.model).collect()
     }
 
     /// All peers but `me` with a data plane, and where it listens.

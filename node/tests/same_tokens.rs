@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Net, PROMPT, Wish};
+use common::{Net, PROMPT, Wish, owned};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::PathBuf;
+use tsnode_testnet::PeerConfig;
 
 const NEW_TOKENS: u32 = 128;
 
@@ -55,6 +56,12 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     .await;
     assert_eq!(answers(&five, 5).await, expected, "pipeline of two into pipeline of three");
     five.down().await;
+
+    let host = || PeerConfig::Host { flags: owned(&["--threads", "2", "--tensor-parallel", "2"]) };
+    let flags = ["--layout", "prefill=1,decode=2", "--kv-codec", "raw"];
+    let ranks = Net::of(vec![host(), host(), host()], &flags).await;
+    assert_eq!(answers(&ranks, 0).await, expected, "two ranks at every stage");
+    ranks.down().await;
 }
 
 #[derive(Deserialize)]

@@ -3,15 +3,16 @@
 use super::{
     ageing::Ageing,
     batching::{Limits, Stepwise},
+    caps,
     chunked::Chunked,
     routing::{MachineNo, Routing},
     shares::{Anywhere, Shares, Shortest, Way},
     turns::Turns,
 };
 use crate::scheduler::prompts::Prompts;
-use tsnode_protocol::Tokens;
+use tsnode_protocol::{LayerProfile, Tokens};
 
-/// Tokens of a step, if nothing else is said.
+/// Tokens of a step, where nothing was measured.
 const CHUNK: u32 = 512;
 /// A step's tokens where nothing is answered, as a multiple of these, at most. Twice as long a step reads the weights half as
 /// often; four times as long was no better (docs/closed-forms.md).
@@ -78,7 +79,7 @@ pub struct Room {
     pub stages: usize,
 }
 
-/// What nodes do.
+/// What nodes do, where nothing was measured.
 impl Default for Batches {
     fn default() -> Self {
         Self::Chunked(CHUNK)
@@ -86,6 +87,12 @@ impl Default for Batches {
 }
 
 impl Batches {
+    /// What nodes do: steps as long as these profiles, of a group's stages or of all that plans are made for, make worth it.
+    #[must_use]
+    pub fn measured<'a>(profiles: impl Iterator<Item = &'a LayerProfile>) -> Self {
+        caps::chunk(profiles).map_or_else(Self::default, Self::Chunked)
+    }
+
     /// What a group does that computes prompts so.
     #[must_use]
     pub fn of(prompts: Prompts) -> Self {

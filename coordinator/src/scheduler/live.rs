@@ -113,7 +113,7 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
     first.reference = reference;
     let mut whole = first.under(Slo::e2e(SCALE));
     whole.noise = NOISE;
-    whole.prompts = Batches::default().prompts();
+    whole.prompts = Batches::measured(profiles(&places, members, card.id)).prompts();
     let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST)
         .into_iter()
         .filter_map(|region| {
@@ -145,6 +145,16 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
         }
     }
     fastest.filter(|_| rate > 0.0 && rate.is_finite()).map(|(_, reference)| (rate, reference))
+}
+
+/// What was measured of a model on these devices.
+fn profiles<'a>(
+    places: &'a [Place],
+    members: &'a Members<'_>,
+    model: ModelId,
+) -> impl Iterator<Item = &'a LayerProfile> {
+    let device = |(peer, device): &Place| members.get(peer)?.devices.get(usize::from(*device));
+    places.iter().filter_map(device).filter_map(|d| d.profile.as_ref()).filter(move |p| p.model == model)
 }
 
 /// A measured profile as the cost model has it.

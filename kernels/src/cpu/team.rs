@@ -4,6 +4,7 @@
 //! that. Members look for new work for a moment before they sleep; a team that is idle costs nothing.
 #![allow(unsafe_code)] // Work is borrowed from the caller's stack; the reason it is sound stands where it is used.
 
+use super::dense::Cut;
 use std::any::Any;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -105,6 +106,20 @@ impl Team {
         if let Some(panic) = theirs {
             resume_unwind(panic);
         }
+    }
+
+    /// Runs `work` on each of the items, side by side if there is a thread for each: then they may wait for each other, if
+    /// this is the only work the team has.
+    ///
+    /// # Panics
+    /// As [`Self::share`].
+    pub fn share_each<T: Send>(&self, items: &mut [T], work: impl Fn(usize, &mut T) + Sync) {
+        let items = Cut::new(items, 1);
+        self.share(items.len(), |i| {
+            // SAFETY: each item is handed out once.
+            let item = unsafe { items.part(i) };
+            work(i, &mut item[0]);
+        });
     }
 
     fn start(&self, job: Job) {

@@ -1,9 +1,10 @@
 //! Attention over pages: what a model's layers see of the engine.
 
-use super::{Slice, StageKey};
+use super::{Shards, Slice, StageKey};
 use crate::{
     cpu::Cpu,
     pages::{Layout, PagePool, SequenceKv, Side},
+    ranks::Gather,
     tanh,
 };
 use std::cell::RefCell;
@@ -22,14 +23,17 @@ pub(crate) struct Look {
     pub window: Option<usize>,
 }
 
-/// What a model's layers see of the engine: attention over the pages of the batch's sequences.
+/// What a rank's layers see of the engine: attention over the pages of the batch's sequences, and the other ranks.
 pub(crate) struct Attend<'a> {
     pub(super) pool: &'a mut PagePool,
-    pub(super) sequences: &'a mut BTreeMap<(StageKey, RequestId), SequenceKv>,
+    pub(super) sequences: &'a BTreeMap<(StageKey, RequestId), Shards>,
     pub(super) stage: StageKey,
     pub(super) batch: &'a [Slice],
     pub(super) positions: &'a [u32],
-    pub(super) heads: usize,
+    pub(super) rank: usize,
+    pub(super) others: &'a dyn Gather,
+    /// Query heads that share one of keys and values.
+    pub(super) group: usize,
     pub(super) layout: Layout,
 }
 
@@ -39,10 +43,15 @@ struct Row<'a> {
     tokens: Range<usize>,
 }
 
-impl Attend<'_> {
+impl<'a> Attend<'a> {
     /// Position of every row.
     pub(crate) fn positions(&self) -> &[u32] {
         self.positions
+    }
+
+    /// Puts the columns of all ranks side by side: [`Gather::gather`].
+    pub(crate) fn gather(&self, rows: usize, x: &mut Vec<f32>) {
+        self.others.gather(rows, x);
     }
 
     /// Stores keys and values of every row in `layer` of the stage, then mixes values by softmax of scaled products.
@@ -62,9 +71,8 @@ impl Attend<'_> {
         self.store(layer, k, v);
         let rows = self.rows(look.window);
         let pool = &*self.pool;
-        let group = self.heads / kv_heads;
-        let work: usize = rows.iter().map(|r| r.tokens.len() * self.heads * dim * 2).sum();
-        let part = group * dim;
+        let part = self.group * dim;
+        let work: usize = rows.iter().map(|r| r.tokens.len() * kv_heads * part * 2).sum();
         cpu.for_each_part(out, part, work, |i, out| {
             let (row, head) = (i / kv_heads, i % kv_heads);
             let Row { kv, tokens } = &rows[row];
@@ -77,7 +85,7 @@ impl Attend<'_> {
         let Layout { heads, dim, .. } = self.layout;
         let mut row = 0;
         for slice in self.batch {
-            let Some(kv) = self.sequences.get(&(self.stage, slice.request)) else { continue };
+            let Some(kv) = self.kv(slice) else { continue };
             for position in slice.start..slice.start + slice.len {
                 for head in 0..heads {
                     let at = (row * heads + head) * dim;
@@ -94,19 +102,14 @@ impl Attend<'_> {
         let mut rows = Vec::with_capacity(self.positions.len());
         for slice in self.batch {
             // `Engine::check` has seen every sequence of the batch.
-            let Some(kv) = self.sequences.get(&(self.stage, slice.request)) else { continue };
+            let Some(kv) = self.kv(slice) else { continue };
             rows.extend((slice.start..slice.start + slice.len).map(|p| Row { kv, tokens: seen(p as usize + 1) }));
         }
         rows
     }
 
-    /// The batch's tokens are present from now on.
-    pub(super) fn commit(self) {
-        for slice in self.batch {
-            if let Some(kv) = self.sequences.get_mut(&(self.stage, slice.request)) {
-                kv.set_len((slice.start + slice.len) as usize);
-            }
-        }
+    fn kv(&self, slice: &Slice) -> Option<&'a SequenceKv> {
+        Some(self.sequences.get(&(self.stage, slice.request))?.of(self.rank))
     }
 }
 

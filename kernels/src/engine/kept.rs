@@ -3,8 +3,8 @@
 //! Who begins with what is decided by a group's leader, who knows the tokens: here a prefix is a name and pages. All
 //! models on a device share its pages, so what one keeps goes when another needs the memory, the longest unused first.
 
-use super::{Engine, EngineError, StageKey};
-use crate::pages::{PagePool, SequenceKv};
+use super::{Engine, EngineError, Shards, StageKey};
+use crate::pages::PagePool;
 use std::collections::BTreeMap;
 use tsnode_protocol::RequestId;
 
@@ -24,7 +24,7 @@ pub enum Prefix {
 #[derive(Debug)]
 struct Entry {
     stage: StageKey,
-    kv: SequenceKv,
+    kv: Shards,
     used: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    fn insert(&mut self, stage: StageKey, kv: SequenceKv) -> KeptKey {
+    fn insert(&mut self, stage: StageKey, kv: Shards) -> KeptKey {
         let key = KeptKey(self.next_key);
         self.next_key += 1;
         self.uses += 1;
@@ -45,7 +45,7 @@ impl Kept {
         key
     }
 
-    fn get(&self, stage: StageKey, key: KeptKey) -> Option<&SequenceKv> {
+    fn get(&self, stage: StageKey, key: KeptKey) -> Option<&Shards> {
         self.entries.get(&key).filter(|e| e.stage == stage).map(|e| &e.kv)
     }
 
@@ -56,25 +56,33 @@ impl Kept {
         }
     }
 
-    fn remove(&mut self, pool: &mut PagePool, key: KeptKey) {
+    fn remove(&mut self, pools: &mut [PagePool], key: KeptKey) {
         if let Some(entry) = self.entries.remove(&key) {
-            entry.kv.release(pool);
+            entry.kv.release(pools);
         }
     }
 
-    /// Lets go of what was longest unused, but for `spared`, until so many pages are free; nothing, if they never will be.
-    pub(super) fn make_room(&mut self, pool: &mut PagePool, pages: usize, spared: Option<KeptKey>) {
-        while !pool.has(pages) && pool.count().free >= pages {
+    /// Lets go of what was longest unused, but for `spared`, until every rank has the pages it needs; nothing, if it never
+    /// will.
+    pub(super) fn make_room(
+        &mut self,
+        pools: &mut [PagePool],
+        needs: impl Fn(usize) -> usize,
+        spared: Option<KeptKey>,
+    ) {
+        let lacks = |pools: &[PagePool]| pools.iter().enumerate().any(|(rank, pool)| !pool.has(needs(rank)));
+        let may_get = |pools: &[PagePool]| pools.iter().enumerate().all(|(rank, p)| p.count().free >= needs(rank));
+        while lacks(pools) && may_get(pools) {
             let others = self.entries.iter().filter(|(key, _)| Some(**key) != spared);
             let Some((key, _)) = others.min_by_key(|(_, entry)| entry.used) else { return };
             let key = *key;
-            self.remove(pool, key);
+            self.remove(pools, key);
         }
     }
 
-    pub(super) fn drop_stage(&mut self, pool: &mut PagePool, stage: StageKey) {
+    pub(super) fn drop_stage(&mut self, pools: &mut [PagePool], stage: StageKey) {
         let here: Vec<KeptKey> = self.entries.iter().filter(|(_, e)| e.stage == stage).map(|(key, _)| *key).collect();
-        here.into_iter().for_each(|key| self.remove(pool, key));
+        here.into_iter().for_each(|key| self.remove(pools, key));
     }
 }
 
@@ -102,8 +110,9 @@ impl Engine {
             Prefix::Kept(key) => Some(key),
             Prefix::Running(_) => None,
         };
-        let pages = self.prefix(stage, prefix, tokens, room)?.fork_pages(tokens, room);
-        self.kept.make_room(&mut self.pool, pages, spared);
+        let from = self.prefix(stage, prefix, tokens, room)?;
+        let pages: Vec<usize> = (0..self.pools.len()).map(|rank| from.fork_pages(rank, tokens, room)).collect();
+        self.kept.make_room(&mut self.pools, |rank| pages[rank], spared);
         if let Some(key) = spared {
             self.kept.touch(key);
         }
@@ -111,13 +120,13 @@ impl Engine {
             Prefix::Running(other) => self.sequences.get(&(stage, other)),
             Prefix::Kept(key) => self.kept.get(stage, key),
         };
-        let kv = from.ok_or(EngineError::NoPrefix)?.fork(&mut self.pool, tokens, room)?;
+        let kv = from.ok_or(EngineError::NoPrefix)?.fork(&mut self.pools, tokens, room)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
     }
 
     /// The sequence to begin with, if it has so many tokens and they fit.
-    fn prefix(&self, stage: StageKey, prefix: Prefix, tokens: usize, room: usize) -> Result<&SequenceKv, EngineError> {
+    fn prefix(&self, stage: StageKey, prefix: Prefix, tokens: usize, room: usize) -> Result<&Shards, EngineError> {
         let kv = match prefix {
             Prefix::Running(other) => self.sequences.get(&(stage, other)),
             Prefix::Kept(key) => self.kept.get(stage, key),
@@ -128,12 +137,12 @@ impl Engine {
     /// Ends a sequence and keeps its first `tokens` tokens, as many as are present, until they are forgotten or their
     /// memory is needed; `None` if it is not there.
     pub fn keep(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Option<KeptKey> {
-        let kv = self.sequences.remove(&(stage, request))?.keep(&mut self.pool, tokens as usize);
+        let kv = self.sequences.remove(&(stage, request))?.keep(&mut self.pools, tokens as usize);
         Some(self.kept.insert(stage, kv))
     }
 
     /// Gives the pages of what was kept back; what is not there is no error.
     pub fn forget(&mut self, key: KeptKey) {
-        self.kept.remove(&mut self.pool, key);
+        self.kept.remove(&mut self.pools, key);
     }
 }

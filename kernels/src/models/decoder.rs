@@ -2,7 +2,7 @@
 
 pub(super) mod parts;
 
-use super::{Loaded, Stage, StageBytes, sized};
+use super::{Loaded, Share, Stage, StageBytes, sized};
 use crate::{
     config::ModelConfig,
     cpu::Cpu,
@@ -14,7 +14,7 @@ use crate::{
     weights::{Checkpoint, Tensor, WeightsError},
 };
 use parts::{Norm, Part};
-use tsnode_protocol::{LayerRange, Token};
+use tsnode_protocol::Token;
 
 /// One layer of a family.
 pub(super) trait Layer: Send {
@@ -92,17 +92,19 @@ struct Head {
 pub(super) fn load<L: Layer + 'static>(
     c: &ModelConfig,
     checkpoint: &Checkpoint,
-    range: LayerRange,
+    share: Share,
     layer: fn(&Part<'_>) -> Result<L, WeightsError>,
 ) -> Loaded {
+    let Share { layers: range, rank } = share;
     let matrix = |name: &str| checkpoint.matrix(name, c.vocab, c.hidden);
-    let embed = if range.start == 0 { Some(matrix("model.embed_tokens.weight")?) } else { None };
+    let embed = if range.start == 0 && rank.is_first() { Some(matrix("model.embed_tokens.weight")?) } else { None };
     let mut bytes = StageBytes { embed: embed.as_ref().map_or(0, Tensor::bytes), ..StageBytes::default() };
     let head = if range.end as usize == c.layers {
         // A checkpoint may say nothing of tying and simply have no head.
         let tied = c.tied || !checkpoint.has("lm_head.weight");
-        let weight = Weight::new(matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?);
-        let part = Part::new(c, checkpoint, "model".to_owned(), 0);
+        let all = matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
+        let weight = Weight::new(all.rows(rank.outputs(c.vocab)));
+        let part = Part::new(c, checkpoint, rank, "model".to_owned(), 0);
         let norm = part.norm("norm")?;
         bytes.head = weight.bytes() + part.bytes();
         Some(Head { norm, weight })
@@ -112,7 +114,7 @@ pub(super) fn load<L: Layer + 'static>(
     let mut weights: Vec<Weight> = head.iter().map(|h: &Head| h.weight.clone()).collect();
     let mut layers = Vec::with_capacity(range.len() as usize);
     for index in range.iter() {
-        let part = Part::new(c, checkpoint, format!("model.layers.{index}"), index as usize);
+        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index as usize);
         layers.push(layer(&part)?);
         bytes.layers += part.bytes();
         weights.extend(part.weights());

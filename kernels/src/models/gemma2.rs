@@ -14,7 +14,7 @@ use crate::{
 };
 
 pub(super) static FAMILY: Family =
-    Family { model_type: "gemma2", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
+    Family { model_type: "gemma2", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
 
 /// Tokens, where `config.json` has nothing about it.
 pub(super) const WINDOW: usize = 4096;

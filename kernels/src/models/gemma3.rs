@@ -17,7 +17,7 @@ use crate::{
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",
     configure,
-    load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer),
+    load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {

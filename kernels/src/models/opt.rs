@@ -1,14 +1,16 @@
 //! OPT: learned positions, layer norm before each block and at the end, ReLU, biases everywhere, tied head.
 
-use super::{Family, Stage, StageBytes, add, add_bias, sized};
+use super::{Family, Share, Stage, StageBytes, add, add_bias, sized};
 use crate::{
     config::{Activation, ConfigError, Keys, ModelConfig},
     cpu::Cpu,
     engine::{Attend, Look},
     linear::Weight,
+    ranks::Rank,
     weights::{Checkpoint, Tensor, WeightsError},
 };
-use tsnode_protocol::{LayerRange, Token};
+use std::ops::Range;
+use tsnode_protocol::Token;
 
 /// The position table's first two rows are for padding.
 const POSITION_OFFSET: usize = 2;
@@ -16,7 +18,7 @@ const POSITION_OFFSET: usize = 2;
 pub(super) static FAMILY: Family = Family {
     model_type: "opt",
     configure,
-    load: |c, checkpoint, range| Ok(Box::new(Opt::load(c, checkpoint, range)?)),
+    load: |c, checkpoint, share| Ok(Box::new(Opt::load(c, checkpoint, share)?)),
 };
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
@@ -29,6 +31,13 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     }
     if keys.count("word_embed_proj_dim")?.is_some_and(|w| w != config.hidden) {
         return Err(keys.refusal("word_embed_proj_dim"));
+    }
+    // Its heads of keys and values are those of queries, and together as wide as the residual stream.
+    if config.kv_heads != config.heads {
+        return Err(keys.refusal("num_key_value_heads"));
+    }
+    if config.heads * config.head_dim != config.hidden {
+        return Err(keys.refusal("head_dim"));
     }
     config.norm_eps = keys.number("layer_norm_eps")?.unwrap_or(1e-5);
     config.tied = keys.flag("tie_word_embeddings")?.unwrap_or(true);
@@ -87,22 +96,25 @@ struct Scratch {
 }
 
 impl Opt {
-    fn load(config: &ModelConfig, checkpoint: &Checkpoint, range: LayerRange) -> Result<Self, WeightsError> {
-        let c = config;
+    fn load(config: &ModelConfig, checkpoint: &Checkpoint, share: Share) -> Result<Self, WeightsError> {
+        let (c, Share { layers: range, rank }) = (config, share);
         let tokens = || checkpoint.matrix("model.decoder.embed_tokens.weight", c.vocab, c.hidden);
         let positions =
             || checkpoint.matrix("model.decoder.embed_positions.weight", c.context + POSITION_OFFSET, c.hidden);
-        let embed =
-            if range.start == 0 { Some(Embedding { tokens: tokens()?, positions: positions()? }) } else { None };
+        let embed = if range.start == 0 && rank.is_first() {
+            Some(Embedding { tokens: tokens()?, positions: positions()? })
+        } else {
+            None
+        };
         let head = if range.end as usize == c.layers {
             let tied = c.tied || !checkpoint.has("lm_head.weight");
             let weight = if tied { tokens()? } else { checkpoint.matrix("lm_head.weight", c.vocab, c.hidden)? };
             let norm = Norm::load(checkpoint, "model.decoder.final_layer_norm", c.hidden)?;
-            Some(Head { norm, weight: Weight::new(weight) })
+            Some(Head { norm, weight: Weight::new(weight.rows(rank.outputs(c.vocab))) })
         } else {
             None
         };
-        let layers = range.iter().map(|i| Layer::load(c, checkpoint, i)).collect::<Result<_, _>>()?;
+        let layers = range.iter().map(|i| Layer::load(c, checkpoint, rank, i)).collect::<Result<_, _>>()?;
         Ok(Self { embed, layers, head, config: config.clone(), scratch: Scratch::default() })
     }
 }
@@ -121,14 +133,20 @@ impl Norm {
 }
 
 impl Linear {
-    fn load(checkpoint: &Checkpoint, name: &str, rows: usize, cols: usize) -> Result<Self, WeightsError> {
-        Ok(Self {
-            weight: Weight::new(checkpoint.matrix(&format!("{name}.weight"), rows, cols)?),
-            bias: checkpoint.vector(&format!("{name}.bias"), rows)?,
-        })
+    /// The outputs `mine` of `rows`.
+    fn load(
+        checkpoint: &Checkpoint,
+        name: &str,
+        (rows, cols): (usize, usize),
+        mine: Range<usize>,
+    ) -> Result<Self, WeightsError> {
+        let weight = checkpoint.matrix(&format!("{name}.weight"), rows, cols)?;
+        let bias = checkpoint.vector(&format!("{name}.bias"), rows)?;
+        Ok(Self { weight: Weight::new(weight.rows(mine.clone())), bias: bias[mine].to_vec() })
     }
 
-    fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
+    fn forward(&self, cpu: &Cpu, rows: usize, x: &[f32], out: &mut Vec<f32>) {
+        let out = sized(out, rows * self.bias.len());
         self.weight.apply(cpu, x, out);
         add_bias(out, &self.bias);
     }
@@ -139,18 +157,22 @@ impl Linear {
 }
 
 impl Layer {
-    fn load(c: &ModelConfig, checkpoint: &Checkpoint, index: u32) -> Result<Self, WeightsError> {
+    fn load(c: &ModelConfig, checkpoint: &Checkpoint, rank: Rank, index: u32) -> Result<Self, WeightsError> {
         let name = |part: &str| format!("model.decoder.layers.{index}.{part}");
-        let square = |part: &str| Linear::load(checkpoint, &name(part), c.hidden, c.hidden);
+        let heads = rank.heads(c.kv_heads);
+        let channels = heads.start * c.head_dim..heads.end * c.head_dim;
+        let linear = |part: &str, size, mine: &Range<usize>| Linear::load(checkpoint, &name(part), size, mine.clone());
+        let (hidden, inner) = (rank.outputs(c.hidden), rank.outputs(c.intermediate));
+        let square = (c.hidden, c.hidden);
         Ok(Self {
             attention_norm: Norm::load(checkpoint, &name("self_attn_layer_norm"), c.hidden)?,
-            query: square("self_attn.q_proj")?,
-            key: square("self_attn.k_proj")?,
-            value: square("self_attn.v_proj")?,
-            output: square("self_attn.out_proj")?,
+            query: linear("self_attn.q_proj", square, &channels)?,
+            key: linear("self_attn.k_proj", square, &channels)?,
+            value: linear("self_attn.v_proj", square, &channels)?,
+            output: linear("self_attn.out_proj", square, &hidden)?,
             mlp_norm: Norm::load(checkpoint, &name("final_layer_norm"), c.hidden)?,
-            up: Linear::load(checkpoint, &name("fc1"), c.intermediate, c.hidden)?,
-            down: Linear::load(checkpoint, &name("fc2"), c.hidden, c.intermediate)?,
+            up: linear("fc1", (c.intermediate, c.hidden), &inner)?,
+            down: linear("fc2", (c.hidden, c.intermediate), &hidden)?,
         })
     }
 
@@ -165,23 +187,24 @@ impl Layer {
     ) {
         let rows = hidden.len() / c.hidden;
         let normed = sized(&mut s.normed, hidden.len());
-        let [q, k, v, mixed, out] =
-            [&mut s.q, &mut s.k, &mut s.v, &mut s.mixed, &mut s.out].map(|b| sized(b, rows * c.hidden));
         self.attention_norm.forward(cpu, c.norm_eps, hidden, normed);
-        self.query.forward(cpu, normed, q);
-        self.key.forward(cpu, normed, k);
-        self.value.forward(cpu, normed, v);
+        self.query.forward(cpu, rows, normed, &mut s.q);
+        self.key.forward(cpu, rows, normed, &mut s.k);
+        self.value.forward(cpu, rows, normed, &mut s.v);
         let look = Look { scale: c.attention_scale, cap: None, window: None };
-        attend.attend(cpu, index, look, q, k, v, mixed);
-        self.output.forward(cpu, mixed, out);
-        add(hidden, out);
+        attend.attend(cpu, index, look, &s.q, &s.k, &s.v, sized(&mut s.mixed, s.q.len()));
+        attend.gather(rows, &mut s.mixed);
+        self.output.forward(cpu, rows, &s.mixed, &mut s.out);
+        attend.gather(rows, &mut s.out);
+        add(hidden, &s.out);
 
         self.mlp_norm.forward(cpu, c.norm_eps, hidden, normed);
-        let up = sized(&mut s.up, rows * c.intermediate);
-        self.up.forward(cpu, normed, up);
-        up.iter_mut().for_each(|x| *x = x.max(0.0));
-        self.down.forward(cpu, up, out);
-        add(hidden, out);
+        self.up.forward(cpu, rows, normed, &mut s.up);
+        s.up.iter_mut().for_each(|x| *x = x.max(0.0));
+        attend.gather(rows, &mut s.up);
+        self.down.forward(cpu, rows, &s.up, &mut s.out);
+        attend.gather(rows, &mut s.out);
+        add(hidden, &s.out);
     }
 
     fn linears(&self) -> [&Linear; 6] {

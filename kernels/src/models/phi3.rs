@@ -15,7 +15,7 @@ use crate::{
 };
 
 pub(super) static FAMILY: Family =
-    Family { model_type: "phi3", configure, load: |c, checkpoint, range| decoder::load(c, checkpoint, range, layer) };
+    Family { model_type: "phi3", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     config.activation = keys.gate(Activation::Silu)?;

@@ -79,16 +79,6 @@ impl SequenceKv {
         Ok(())
     }
 
-    /// Forgets all tokens but the first `len`, to be written again; whether nobody else has the pages they are in.
-    #[must_use]
-    pub fn truncate(&mut self, pool: &PagePool, len: usize) -> bool {
-        let alone = self.is_alone(pool, len..usize::MAX);
-        if alone {
-            self.len = self.len.min(len);
-        }
-        alone
-    }
-
     /// Whether nobody else has the pages that `tokens` lie in.
     #[must_use]
     pub fn is_alone(&self, pool: &PagePool, tokens: Range<usize>) -> bool {

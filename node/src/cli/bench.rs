@@ -12,6 +12,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
 use tsnode_kernels::{
     device,
+    engine::Threads,
     load::LoadReport,
     source::{ModelSource, StageModel},
 };
@@ -49,10 +50,10 @@ fn open(matches: &ArgMatches) -> Result<ModelSource, Exit> {
 }
 
 /// All layers, if they fit beside `kv` bytes of KV pages; with a bar if somebody is to `watch`.
-fn loaded(source: &ModelSource, threads: usize, kv: u64, watch: bool) -> Result<(StageModel, LoadReport), Exit> {
+fn loaded(source: &ModelSource, threads: Threads, kv: u64, watch: bool) -> Result<(StageModel, LoadReport), Exit> {
     let broken = |e: &dyn std::fmt::Display| Exit::new(Kind::Model, e.to_string());
     let layers = source.card().shape.all_layers();
-    let need = Need::of(source, layers, kv).map_err(|e| broken(&e))?;
+    let need = Need::of(source, layers, threads.ranks, kv).map_err(|e| broken(&e))?;
     let advice = "name a smaller model with --model";
     need.within_or(device::free_memory(), advice).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
     let mut loading = Loading::default();

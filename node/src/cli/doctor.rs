@@ -132,8 +132,9 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
 fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Finding, LendError> {
     let free = host.cpu.available_bytes;
     let kv = hardware::kv_bytes(host, config.kv_bytes)?;
-    Need::of_least(source, kv)?.within(free)?;
-    let (whole, layers) = (Need::of(source, source.card().shape.all_layers(), kv)?, source.card().shape.layers);
+    let ranks = config.threads.ranks;
+    Need::of_least(source, ranks, kv)?.within(free)?;
+    let (whole, layers) = (Need::of(source, source.card().shape.all_layers(), ranks, kv)?, source.card().shape.layers);
     Ok(if whole.total() > free {
         let said = format!("{whole}, where {} is free: other peers must hold some of its {layers} layers", Size(free));
         finding("model", State::Note, said)

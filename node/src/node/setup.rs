@@ -15,7 +15,7 @@ use tsnode_coordinator::{
     gate::{KvChoice, SplitChoice},
     layout::Layout,
 };
-use tsnode_kernels::source::SourceError;
+use tsnode_kernels::{engine::Threads, source::SourceError};
 use tsnode_protocol::{Invite, KvDtype};
 
 /// What model a peer serves.
@@ -57,8 +57,8 @@ pub struct NodeConfig {
     pub mdns: bool,
     /// The model.
     pub model: ModelChoice,
-    /// Threads that compute.
-    pub threads: usize,
+    /// Threads that compute, and the ranks that share them.
+    pub threads: Threads,
     /// KV pages (bytes), if told.
     pub kv_bytes: Option<u64>,
     /// Elements of KV pages.

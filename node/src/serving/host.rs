@@ -19,8 +19,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::batcher::BatcherConfig;
-use tsnode_kernels::{engine::StageKey, load::Progress, source::ModelSource};
+use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
+use tsnode_kernels::{
+    engine::{StageKey, Threads},
+    load::Progress,
+    source::ModelSource,
+};
 use tsnode_protocol::{
     Group, GroupId, KvDtype, Load, PeerId, Plan,
     ring::RingHello,
@@ -58,8 +62,8 @@ pub struct HostSetup {
     pub dtype: KvDtype,
     /// How leaders batch.
     pub batcher: BatcherConfig,
-    /// Threads that load.
-    pub threads: usize,
+    /// Threads that load, for as many ranks as the engine has.
+    pub threads: Threads,
     /// This peer leaves: what it leads moves as soon as a plan goes on without it.
     pub leaving: CancellationToken,
     /// Ends everything.
@@ -269,11 +273,13 @@ impl Keeper {
         if context.position == 0 {
             let (sender, requests) = mpsc::channel(REQUESTS);
             requests_in = Some(sender);
+            let batches = Batches::measured(self.setup.roster.profiles(&group).iter());
+            tracing::debug!(group = %id, ?batches, "leads");
             let setup = LeaderSetup {
                 group: group.clone(),
                 context,
                 roster: self.setup.roster.clone(),
-                config: BatcherConfig { stages: group.stages.len(), ..self.setup.batcher.clone() },
+                config: BatcherConfig { stages: group.stages.len(), batches, ..self.setup.batcher.clone() },
                 requests,
                 rings,
                 report,

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     device,
-    engine::StageKey,
+    engine::{StageKey, Threads},
     load::{LoadReport, Progress},
     pages::PAGE_BYTES,
     source::{ModelSource, StageModel},
@@ -41,7 +41,7 @@ pub(super) struct Loader {
     /// The model this peer has.
     pub source: Option<Arc<ModelSource>>,
     /// Threads that may be used.
-    pub threads: usize,
+    pub threads: Threads,
     /// How far it is, while it loads.
     pub progress: watch::Sender<Option<Progress>>,
     /// Where results go.
@@ -93,7 +93,7 @@ impl Loader {
         let kv = (pages.free * PAGE_BYTES) as u64;
         let (threads, progress) = (self.threads, self.progress.clone());
         let load = move || -> Result<(StageModel, LoadReport), String> {
-            let need = Need::of(&source, layers, kv).map_err(|e| e.to_string())?;
+            let need = Need::of(&source, layers, threads.ranks, kv).map_err(|e| e.to_string())?;
             need.within(device::free_memory()).map_err(|e| e.to_string())?;
             let mut tell = |far| {
                 progress.send_replace(Some(far));

@@ -7,17 +7,20 @@ use crate::{
     engine::Look,
     linear::Weight,
     models::{add_bias, sized},
+    ranks::Rank,
     rope::{RopePairs, turn},
     tanh,
     weights::{Checkpoint, WeightsError},
 };
 use std::cell::{Cell, RefCell};
 use std::mem::swap;
+use std::ops::Range;
 
-/// A named part of a checkpoint, such as one layer.
+/// A named part of a checkpoint, such as one layer, as far as a rank has it.
 pub(in crate::models) struct Part<'a> {
     config: &'a ModelConfig,
     checkpoint: &'a Checkpoint,
+    rank: Rank,
     name: String,
     layer: usize,
     bytes: Cell<u64>,
@@ -26,8 +29,14 @@ pub(in crate::models) struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// The tensors whose names start with `name` and a dot; of layer number `layer` of the model, if of one.
-    pub(super) fn new(config: &'a ModelConfig, checkpoint: &'a Checkpoint, name: String, layer: usize) -> Self {
-        Self { config, checkpoint, name, layer, bytes: Cell::new(0), weights: RefCell::default() }
+    pub(super) fn new(
+        config: &'a ModelConfig,
+        checkpoint: &'a Checkpoint,
+        rank: Rank,
+        name: String,
+        layer: usize,
+    ) -> Self {
+        Self { config, checkpoint, rank, name, layer, bytes: Cell::new(0), weights: RefCell::default() }
     }
 
     /// What was loaded so far (bytes).
@@ -46,39 +55,48 @@ impl<'a> Part<'a> {
     }
 
     fn norm_over(&self, name: &str, width: usize) -> Result<Norm, WeightsError> {
-        let mut weight = self.vector(&format!("{name}.weight"), width)?;
+        let mut weight = self.vector(&format!("{name}.weight"), width, 0..width)?;
         weight.iter_mut().for_each(|w| *w += self.config.norm_shift);
         Ok(Norm { weight, eps: self.config.norm_eps })
     }
 
-    /// The matrix `name` of `outputs` × `inputs`, with its bias if there is one.
-    fn linear(&self, name: &str, outputs: usize, inputs: usize) -> Result<Linear, WeightsError> {
-        let weight = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), outputs, inputs)?;
+    /// Outputs of a matrix, cut for ranks.
+    fn outputs(&self, all: usize) -> Outputs {
+        Outputs { all, mine: self.rank.outputs(all) }
+    }
+
+    /// The rank's outputs of the matrix `name` with `inputs` inputs, with their biases if there are any.
+    fn linear(&self, name: &str, outputs: Outputs, inputs: usize) -> Result<Linear, WeightsError> {
+        let Outputs { all, mine } = outputs;
+        let weight = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), all, inputs)?;
         let bias = format!("{name}.bias");
-        let bias = if self.checkpoint.has(&self.full(&bias)) { Some(self.vector(&bias, outputs)?) } else { None };
-        Ok(self.counted(Linear { weight: Weight::new(weight), bias, outputs }))
+        let bias =
+            if self.checkpoint.has(&self.full(&bias)) { Some(self.vector(&bias, all, mine.clone())?) } else { None };
+        Ok(self.counted(Linear { weight: Weight::new(weight.rows(mine.clone())), bias, outputs: mine.len() }))
     }
 
     /// Matrices that lie in one tensor, one below the other.
     fn fused<const N: usize>(
         &self,
         name: &str,
-        outputs: [usize; N],
+        outputs: [Outputs; N],
         inputs: usize,
     ) -> Result<[Linear; N], WeightsError> {
-        let all = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), outputs.iter().sum(), inputs)?;
+        let rows = outputs.iter().map(|outputs| outputs.all).sum();
+        let together = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), rows, inputs)?;
         let mut from = 0;
-        Ok(outputs.map(|outputs| {
-            let weight = Weight::new(all.slice(from, from + outputs));
-            from += outputs;
-            self.counted(Linear { weight, bias: None, outputs })
+        Ok(outputs.map(|Outputs { all, mine }| {
+            let weight = Weight::new(together.rows(from + mine.start..from + mine.end));
+            from += all;
+            self.counted(Linear { weight, bias: None, outputs: mine.len() })
         }))
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+    /// Some numbers of a vector of `len`.
+    fn vector(&self, name: &str, len: usize, some: Range<usize>) -> Result<Vec<f32>, WeightsError> {
         let vector = self.checkpoint.vector(&self.full(name), len)?;
-        self.bytes.set(self.bytes.get() + 4 * len as u64);
-        Ok(vector)
+        self.bytes.set(self.bytes.get() + 4 * some.len() as u64);
+        Ok(if some.len() == len { vector } else { vector[some].to_vec() })
     }
 
     fn counted(&self, linear: Linear) -> Linear {
@@ -90,6 +108,12 @@ impl<'a> Part<'a> {
     fn full(&self, name: &str) -> String {
         format!("{}.{name}", self.name)
     }
+}
+
+/// Outputs of a matrix: how many there are, and which of them the rank has.
+struct Outputs {
+    all: usize,
+    mine: Range<usize>,
 }
 
 /// RMS norm.
@@ -105,7 +129,7 @@ impl Norm {
     }
 }
 
-/// A matrix and perhaps a bias.
+/// A rank's outputs of a matrix, and perhaps of a bias.
 struct Linear {
     weight: Weight,
     bias: Option<Vec<f32>>,
@@ -140,7 +164,7 @@ pub(in crate::models) struct Attention {
 impl Attention {
     /// From a matrix each for queries, keys and values.
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
-        let [query, key, value] = Self::widths(part.config);
+        let [query, key, value] = Self::inputs(part);
         let linear = |name: &str, outputs| part.linear(name, outputs, part.config.hidden);
         let inputs =
             [linear("self_attn.q_proj", query)?, linear("self_attn.k_proj", key)?, linear("self_attn.v_proj", value)?];
@@ -149,13 +173,13 @@ impl Attention {
 
     /// From one matrix with the rows of queries, keys and values.
     pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
-        let inputs = part.fused("self_attn.qkv_proj", Self::widths(part.config), part.config.hidden)?;
+        let inputs = part.fused("self_attn.qkv_proj", Self::inputs(part), part.config.hidden)?;
         Self::with_inputs(part, inputs)
     }
 
     fn with_inputs(part: &Part<'_>, [query, key, value]: [Linear; 3]) -> Result<Self, WeightsError> {
         let c = part.config;
-        let output = part.linear("self_attn.o_proj", c.hidden, c.heads * c.head_dim)?;
+        let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * c.head_dim)?;
         let window = c.windows[part.layer];
         let look = Look { scale: c.attention_scale, cap: c.attention_cap, window };
         let rope = usize::from(c.local_rope_theta.is_some() && window.is_some());
@@ -168,8 +192,14 @@ impl Attention {
         Ok(Self { head_norms: Some([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?]), ..self })
     }
 
-    fn widths(c: &ModelConfig) -> [usize; 3] {
-        [c.heads, c.kv_heads, c.kv_heads].map(|heads| heads * c.head_dim)
+    /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
+    fn inputs(part: &Part<'_>) -> [Outputs; 3] {
+        let c = part.config;
+        let heads = part.rank.heads(c.kv_heads);
+        [c.heads / c.kv_heads, 1, 1].map(|each| {
+            let width = each * c.head_dim;
+            Outputs { all: c.kv_heads * width, mine: heads.start * width..heads.end * width }
+        })
     }
 
     pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
@@ -188,7 +218,9 @@ impl Attention {
         self.turn_rows(&mut s.k, self.key.outputs, angles);
         let mixed = sized(&mut s.mixed, s.q.len());
         step.attend.attend(cpu, layer, self.look, &s.q, &s.k, &s.v, mixed);
-        self.output.forward(cpu, rows, mixed, &mut s.out);
+        step.attend.gather(rows, &mut s.mixed);
+        self.output.forward(cpu, rows, &s.mixed, &mut s.out);
+        step.attend.gather(rows, &mut s.out);
     }
 
     /// Turns every head of every row by the row's angles.
@@ -213,19 +245,27 @@ impl Gated {
     /// From a matrix each for gate and up.
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         let c = part.config;
-        let linear = |name: &str| part.linear(name, c.intermediate, c.hidden);
+        let linear = |name: &str| part.linear(name, part.outputs(c.intermediate), c.hidden);
         Self::with_inputs(part, [linear("mlp.gate_proj")?, linear("mlp.up_proj")?])
     }
 
     /// From one matrix with the rows of gate and up.
     pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
         let c = part.config;
-        Self::with_inputs(part, part.fused("mlp.gate_up_proj", [c.intermediate; 2], c.hidden)?)
+        Self::with_inputs(
+            part,
+            part.fused("mlp.gate_up_proj", [(); 2].map(|()| part.outputs(c.intermediate)), c.hidden)?,
+        )
     }
 
     fn with_inputs(part: &Part<'_>, [gate, up]: [Linear; 2]) -> Result<Self, WeightsError> {
         let c = part.config;
-        Ok(Self { gate, up, down: part.linear("mlp.down_proj", c.hidden, c.intermediate)?, activation: c.activation })
+        Ok(Self {
+            gate,
+            up,
+            down: part.linear("mlp.down_proj", part.outputs(c.hidden), c.intermediate)?,
+            activation: c.activation,
+        })
     }
 
     pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
@@ -238,6 +278,8 @@ impl Gated {
             // `Keys::gate` lets no gated MLP have it.
             Activation::Relu => {}
         }
+        step.attend.gather(rows, &mut s.gate);
         self.down.forward(cpu, rows, &s.gate, &mut s.out);
+        step.attend.gather(rows, &mut s.out);
     }
 }

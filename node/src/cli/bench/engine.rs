@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::time::{Duration, Instant};
 use tsnode_kernels::{
     device::Host,
-    engine::{Engine, EngineConfig, StageKey},
+    engine::{Engine, EngineConfig, StageKey, Threads},
     load::LoadReport,
     probe::{self, Limits},
     source::ModelSource,
@@ -36,6 +36,13 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(u16).range(1..=1024))
                 .help("Threads that compute [default: all cores]"),
         )
+        .arg(
+            Arg::new("tensor-parallel")
+                .long("tensor-parallel")
+                .value_name("N")
+                .value_parser(value_parser!(u16).range(1..=1024))
+                .help("Ranks that share the threads, at least one for each [default: 1]"),
+        )
         .arg(json())
 }
 
@@ -45,6 +52,7 @@ struct Report {
     processor: String,
     instructions: String,
     threads: usize,
+    ranks: usize,
     /// Bytes a second that memory is read at.
     read_limit: f64,
     /// Multiply-adds on registers, two operations each.
@@ -78,8 +86,9 @@ struct Line {
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let source = open(matches)?;
     let host = Host::detect();
-    let threads = matches.get_one::<u16>("threads").map_or(host.cpu.cores, |n| usize::from(*n));
-    let limits = probe::limits(threads).map_err(|e| failed(&e))?;
+    let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));
+    let threads = Threads { count: number("threads", host.cpu.cores), ranks: number("tensor-parallel", 1) };
+    let limits = probe::limits(threads.count).map_err(|e| failed(&e))?;
     let steps = steps(&source);
     let watch = !is_set(matches, "json");
     let (mut engine, stage, ready) = ready(&source, threads, &steps, watch)?;
@@ -88,7 +97,8 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
         model: source.card().name.clone(),
         processor: host.cpu.name,
         instructions: format!("{:?}", host.cpu.simd),
-        threads,
+        threads: threads.count,
+        ranks: threads.ranks,
         read_limit: limits.read.0,
         flops_limit: limits.multiply.0,
         ready_s: ready.seconds,
@@ -141,10 +151,16 @@ struct Ready {
 }
 
 /// An engine with the whole model, after its first step.
-fn ready(source: &ModelSource, threads: usize, steps: &[Step], watch: bool) -> Result<(Engine, StageKey, Ready), Exit> {
+fn ready(
+    source: &ModelSource,
+    threads: Threads,
+    steps: &[Step],
+    watch: bool,
+) -> Result<(Engine, StageKey, Ready), Exit> {
     let largest = steps.iter().map(|s| s.kv_bytes(source, KV)).max().unwrap_or(0);
     // Every sequence rounds up to whole pages in every layer.
-    let pages = u64::from(source.card().shape.layers) * 32 * tsnode_kernels::pages::PAGE_BYTES as u64;
+    let pages =
+        u64::from(source.card().shape.layers) * 32 * threads.ranks as u64 * tsnode_kernels::pages::PAGE_BYTES as u64;
     let pool_bytes = usize::try_from(largest + pages).map_err(|e| failed(&e))?;
     let started = Instant::now();
     let (model, load) = loaded(source, threads, pool_bytes as u64, watch)?;
@@ -190,8 +206,11 @@ impl Line {
 impl Report {
     /// What is known before the first step is measured.
     fn print_head(&self) {
-        let Self { model, processor, instructions, threads, .. } = self;
-        say!("{model} on {processor}, {threads} threads, {instructions}; ready in {:.2} s", self.ready_s);
+        let Self { model, processor, instructions, threads, ranks, .. } = self;
+        say!(
+            "{model} on {processor}, {threads} threads in {ranks} ranks, {instructions}; ready in {:.2} s",
+            self.ready_s
+        );
         let packed = match self.quantised_bytes {
             0 => String::new(),
             bytes => {

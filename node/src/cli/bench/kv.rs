@@ -11,7 +11,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig},
+    engine::{Engine, EngineConfig, Threads},
     eval::{Windows, perplexity},
     source::ModelSource,
     speed::Step,
@@ -43,7 +43,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     };
     let tokens = tokens(&source, &text).map_err(broken)?;
     let windows = Windows { bos: Token(0), window: 512, prompt: 256 };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = Threads::together(std::thread::available_parallelism().map_or(1, usize::from));
     let config = EngineConfig { threads, pool_bytes: 1 << 30, kv_dtype: KvDtype::F16 };
     let mut engine = Engine::new(config).map_err(|e| broken(e.to_string()))?;
     // Two sequences at a time: the one that hands its KV over and the one that goes on.
