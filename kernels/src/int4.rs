@@ -10,9 +10,11 @@
 
 use crate::pages::Side;
 use half::f16;
+use tsnode_protocol::KvCodec;
 
 /// Tokens that share a key channel's scale.
 pub const KEY_GROUP: usize = 64;
+const _: () = assert!((KvCodec::Int4.tile_step() as usize).is_multiple_of(KEY_GROUP));
 /// Channels that share a value token's scale.
 pub const VALUE_GROUP: usize = 32;
 /// Bytes of minimum and step.

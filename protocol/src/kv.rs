@@ -41,6 +41,25 @@ pub enum KvCodec {
     Int4,
 }
 
+impl KvCodec {
+    /// Tiles begin at multiples of so many tokens, and end there or with the prompt: groups of tokens are then cut alike
+    /// whatever steps the prompt was computed in, and the same KV is always the same bytes.
+    #[must_use]
+    pub const fn tile_step(self) -> u32 {
+        match self {
+            Self::Raw => 1,
+            Self::Int4 => 64,
+        }
+    }
+
+    /// Where the next tile of a prompt of `prompt` tokens ends, of which `computed` are there: what is there beyond it
+    /// waits for the rest of its group.
+    #[must_use]
+    pub fn tile_end(self, computed: u32, prompt: u32) -> u32 {
+        if computed >= prompt { prompt } else { computed - computed % self.tile_step() }
+    }
+}
+
 /// What one KV stream will carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct KvHeader {

@@ -5,6 +5,7 @@ use crate::{
     int4,
     pages::{SequenceKv, Side},
 };
+use std::ops::Range;
 use tsnode_protocol::{KvCodec, RequestId, TileHeader};
 
 impl Engine {
@@ -20,7 +21,7 @@ impl Engine {
         codec: KvCodec,
         payload: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let (kv, layer) = self.locate(stage, request, tile)?;
+        let (kv, layer) = self.locate(stage, request, tile, codec)?;
         if tile.token_end as usize > kv.len() {
             return Err(EngineError::Tile(*tile));
         }
@@ -64,7 +65,7 @@ impl Engine {
         codec: KvCodec,
         payload: &[u8],
     ) -> Result<(), EngineError> {
-        let (kv, layer) = self.locate(stage, request, tile)?;
+        let (kv, layer) = self.locate(stage, request, tile, codec)?;
         let (dim, tokens) = (kv.layout().dim, tile.tokens() as usize);
         let row = dim * kv.layout().dtype.bytes();
         let heads = tile.heads() as usize;
@@ -106,16 +107,50 @@ impl Engine {
         Ok(())
     }
 
+    /// Leaves `tokens` in the sequence's pages, in all layers of the stage, as they would be had they been sent through
+    /// `codec`: who computes again what others received reads the same bits as they do.
+    ///
+    /// # Errors
+    /// When the tokens are not present, cannot begin a tile of `codec`, or others have their pages too. After an error of
+    /// the first layer nothing is changed; a later layer fails only where the first did.
+    pub fn settle(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tokens: Range<u32>,
+        codec: KvCodec,
+    ) -> Result<(), EngineError> {
+        if codec == KvCodec::Raw || tokens.is_empty() {
+            return Ok(());
+        }
+        let (layers, heads) = self.extent(stage)?;
+        let kv = self.sequence(stage, request)?;
+        let (present, room) = (kv.len(), kv.room());
+        if !kv.is_alone(&self.pool, tokens.start as usize..tokens.end as usize) {
+            return Err(EngineError::Position { request, start: tokens.start, end: tokens.end, present, room });
+        }
+        let mut payload = Vec::new();
+        for layer in layers.iter() {
+            let (token_start, token_end) = (tokens.start, tokens.end);
+            let tile = TileHeader { layer, head_start: 0, head_end: heads, token_start, token_end, bytes: 0 };
+            self.export(stage, request, &tile, codec, &mut payload)?;
+            self.import(stage, request, &tile, codec, &payload)?;
+        }
+        Ok(())
+    }
+
     /// The sequence and the place of the tile's layer in the stage.
     fn locate(
         &self,
         stage: StageKey,
         request: RequestId,
         tile: &TileHeader,
+        codec: KvCodec,
     ) -> Result<(&SequenceKv, usize), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let kv = self.sequence(stage, request)?;
         let inside = tile.check().is_ok()
+            && tile.token_start.is_multiple_of(codec.tile_step())
             && loaded.layers.contains(tile.layer)
             && tile.head_end as usize <= kv.layout().heads
             && tile.token_end as usize <= kv.room();

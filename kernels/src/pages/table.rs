@@ -82,12 +82,18 @@ impl SequenceKv {
     /// Forgets all tokens but the first `len`, to be written again; whether nobody else has the pages they are in.
     #[must_use]
     pub fn truncate(&mut self, pool: &PagePool, len: usize) -> bool {
-        let after = self.layers.iter().flat_map(|pages| pages.iter().skip(len / self.layout.tokens));
-        let alone = after.clone().all(|page| pool.is_owned_once(*page));
+        let alone = self.is_alone(pool, len..usize::MAX);
         if alone {
             self.len = self.len.min(len);
         }
         alone
+    }
+
+    /// Whether nobody else has the pages that `tokens` lie in.
+    #[must_use]
+    pub fn is_alone(&self, pool: &PagePool, tokens: Range<usize>) -> bool {
+        let (first, end) = (tokens.start / self.layout.tokens, self.layout.pages(tokens.end));
+        self.layers.iter().all(|pages| pages.iter().take(end).skip(first).all(|page| pool.is_owned_once(*page)))
     }
 
     /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back.

@@ -102,10 +102,14 @@ async fn send_all(
     let mut done = 0;
     while done < prompt_tokens {
         let Some(tokens) = computed.recv().await else { return Err(ExportError::Pack("the sequence ended".into())) };
-        done = tokens.end;
-        for parcel in &mut parcels {
-            parcel.send(context, request, what.codec, tokens.clone()).await?;
+        let end = what.codec.tile_end(tokens.end, prompt_tokens);
+        if end == done {
+            continue;
         }
+        for parcel in &mut parcels {
+            parcel.send(context, request, what.codec, done..end).await?;
+        }
+        done = end;
     }
     let mut bytes = 0;
     for parcel in &mut parcels {

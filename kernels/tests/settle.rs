@@ -1,0 +1,124 @@
+//! What settling leaves in pages is what sending would have left: the same bits, whatever the tiles.
+#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+
+use proptest::prelude::*;
+use tsnode_kernels::{
+    engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey},
+    source::ModelSource,
+};
+use tsnode_protocol::{KvCodec, KvDtype, ModelShape, RequestId, TileHeader, Token};
+
+const SENT: RequestId = RequestId([1; 16]);
+const RECEIVED: RequestId = RequestId([2; 16]);
+const SETTLED: RequestId = RequestId([3; 16]);
+
+struct Bench {
+    engine: Engine,
+    stage: StageKey,
+    shape: ModelShape,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let source = ModelSource::embedded().unwrap();
+        let shape = source.card().shape;
+        let config = EngineConfig { threads: 1, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
+        let mut engine = Engine::new(config).unwrap();
+        let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
+        Self { engine, stage, shape }
+    }
+
+    fn compute(&mut self, request: RequestId, tokens: u32) {
+        self.engine.admit(self.stage, request, tokens).unwrap();
+        let prompt: Vec<Token> = (0..tokens).map(|n| Token(300 + n * 13 % 3000)).collect();
+        let slice = [Slice { request, start: 0, len: tokens }];
+        self.engine.forward(self.stage, &slice, Input::Tokens(&prompt), Output::Hidden).unwrap();
+    }
+
+    fn tile(&self, layer: u32, token_start: u32, token_end: u32) -> TileHeader {
+        TileHeader { layer, head_start: 0, head_end: self.shape.kv_heads, token_start, token_end, bytes: 0 }
+    }
+
+    /// Sends what is computed in steps that end at `ends`, as a prefill stage does.
+    fn send(&mut self, tokens: u32, ends: &[u32], codec: KvCodec) {
+        self.engine.admit(self.stage, RECEIVED, tokens).unwrap();
+        let (mut done, mut payload) = (0, Vec::new());
+        for computed in ends.iter().copied().chain([tokens]) {
+            let end = codec.tile_end(computed, tokens);
+            if end <= done {
+                continue;
+            }
+            for layer in self.shape.all_layers().iter() {
+                let tile = self.tile(layer, done, end);
+                self.engine.export(self.stage, SENT, &tile, codec, &mut payload).unwrap();
+                self.engine.import(self.stage, RECEIVED, &tile, codec, &payload).unwrap();
+            }
+            done = end;
+        }
+        self.engine.set_len(self.stage, RECEIVED, tokens).unwrap();
+    }
+
+    fn pages(&self, request: RequestId, tokens: u32) -> Vec<Vec<u8>> {
+        let one = |layer| {
+            let mut bytes = Vec::new();
+            let tile = self.tile(layer, 0, tokens);
+            self.engine.export(self.stage, request, &tile, KvCodec::Raw, &mut bytes).unwrap();
+            bytes
+        };
+        self.shape.all_layers().iter().map(one).collect()
+    }
+
+    fn settle(&mut self, request: RequestId, tokens: std::ops::Range<u32>, codec: KvCodec) -> Result<(), EngineError> {
+        self.engine.settle(self.stage, request, tokens, codec)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn settled_is_sent(tokens in 1u32..400, steps in proptest::collection::vec(1u32..400, 0..4)) {
+        for codec in [KvCodec::Raw, KvCodec::Int4] {
+            let mut bench = Bench::new();
+            let mut ends: Vec<u32> = steps.iter().map(|end| end % tokens).collect();
+            ends.sort_unstable();
+            bench.compute(SENT, tokens);
+            bench.compute(SETTLED, tokens);
+            bench.send(tokens, &ends, codec);
+            bench.settle(SETTLED, 0..tokens, codec).unwrap();
+            let settled = bench.pages(SETTLED, tokens);
+            prop_assert!(settled == bench.pages(RECEIVED, tokens), "{codec:?}, {tokens} tokens, steps to {ends:?}");
+            let lossless = settled == bench.pages(SENT, tokens);
+            prop_assert!(lossless == (codec == KvCodec::Raw) || tokens == 1, "{codec:?}, {tokens} tokens");
+        }
+    }
+}
+
+#[test]
+fn settling_in_parts_is_settling_at_once() {
+    let mut bench = Bench::new();
+    bench.compute(SENT, 300);
+    bench.compute(SETTLED, 300);
+    bench.settle(SENT, 0..300, KvCodec::Int4).unwrap();
+    let step = KvCodec::Int4.tile_step();
+    for part in [0..step, step..3 * step, 3 * step..300] {
+        bench.settle(SETTLED, part, KvCodec::Int4).unwrap();
+    }
+    assert!(bench.pages(SETTLED, 300) == bench.pages(SENT, 300));
+}
+
+#[test]
+fn what_cannot_be_settled_is_left_as_it_was() {
+    let mut bench = Bench::new();
+    bench.compute(SENT, 300);
+    let before = bench.pages(SENT, 300);
+    // No tile begins at token 10, and there are no 301 tokens.
+    assert!(matches!(bench.settle(SENT, 10..300, KvCodec::Int4), Err(EngineError::Tile(_))));
+    assert!(matches!(bench.settle(SENT, 0..301, KvCodec::Int4), Err(EngineError::Tile(_))));
+    assert!(matches!(bench.settle(SETTLED, 0..1, KvCodec::Int4), Err(EngineError::NoSequence(_))));
+    // Somebody else begins with the same pages.
+    bench.engine.admit_after(bench.stage, SETTLED, 300, Prefix::Running(SENT), 256).unwrap();
+    assert!(matches!(bench.settle(SENT, 0..300, KvCodec::Int4), Err(EngineError::Position { .. })));
+    assert!(bench.pages(SENT, 300) == before);
+    bench.settle(SENT, 256..300, KvCodec::Int4).unwrap();
+    assert!(bench.pages(SENT, 300) != before);
+}
