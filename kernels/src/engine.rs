@@ -10,10 +10,10 @@ pub(crate) use attend::{Attend, Look};
 
 use crate::{
     cpu::{Cpu, Simd},
-    int4,
     models::Stage,
     pages::{Layout, PageCount, PagePool, PagesError, SequenceKv},
     source::StageModel,
+    wire::{self, PayloadError},
 };
 use kept::Kept;
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ pub enum EngineError {
     Tile(TileHeader),
     /// A payload that does not fit its tile.
     #[error("tile payload: {0}")]
-    Payload(#[from] int4::Int4Error),
+    Payload(#[from] PayloadError),
     /// No pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
@@ -132,6 +132,7 @@ pub struct Engine {
     sequences: BTreeMap<(StageKey, RequestId), SequenceKv>,
     kept: Kept,
     next_key: u64,
+    wire: wire::Scratch,
     hidden: Vec<f32>,
     out: Vec<f32>,
 }
@@ -151,6 +152,7 @@ impl Engine {
             sequences: BTreeMap::new(),
             kept: Kept::default(),
             next_key: 0,
+            wire: wire::Scratch::default(),
             hidden: Vec::new(),
             out: Vec::new(),
         })

@@ -1,55 +1,29 @@
 //! KV as tiles: what is present goes out packed, what comes in is unpacked into reserved pages.
 
 use super::{Engine, EngineError, StageKey};
-use crate::{
-    int4,
-    pages::{SequenceKv, Side},
-};
+use crate::wire::{self, Tile};
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, RequestId, TileHeader};
 
 impl Engine {
-    /// The KV a tile names, packed into `payload`. The header's `bytes` is not looked at.
+    /// The KV a tile names, packed into `payload`, whose memory is used again. The header's `bytes` is not looked at.
     ///
     /// # Errors
     /// When the tile lies outside what is present.
     pub fn export(
-        &self,
+        &mut self,
         stage: StageKey,
         request: RequestId,
         tile: &TileHeader,
         codec: KvCodec,
         payload: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let (kv, layer) = self.locate(stage, request, tile, codec)?;
-        if tile.token_end as usize > kv.len() {
+        let (present, part) = self.locate(stage, request, tile, codec)?;
+        let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
+        if tile.token_end as usize > present {
             return Err(EngineError::Tile(*tile));
         }
-        payload.clear();
-        let dim = kv.layout().dim;
-        let mut rows = Vec::new();
-        for side in [Side::Keys, Side::Values] {
-            for head in tile.head_start..tile.head_end {
-                match codec {
-                    KvCodec::Raw => {
-                        for token in tile.token_start..tile.token_end {
-                            payload.extend_from_slice(kv.element(
-                                &self.pool,
-                                layer,
-                                side,
-                                head as usize,
-                                token as usize,
-                            ));
-                        }
-                    }
-                    KvCodec::Int4 => {
-                        rows.resize(tile.tokens() as usize * dim, 0.0);
-                        kv.widen(&self.pool, layer, side, head as usize, tile.token_start as usize, &mut rows);
-                        int4::pack(side, &rows, dim, payload);
-                    }
-                }
-            }
-        }
+        wire::export(self.cpu.simd(), codec, kv, &self.pool, &part, &mut self.wire, payload);
         Ok(())
     }
 
@@ -65,46 +39,9 @@ impl Engine {
         codec: KvCodec,
         payload: &[u8],
     ) -> Result<(), EngineError> {
-        let (kv, layer) = self.locate(stage, request, tile, codec)?;
-        let (dim, tokens) = (kv.layout().dim, tile.tokens() as usize);
-        let row = dim * kv.layout().dtype.bytes();
-        let heads = tile.heads() as usize;
-        let expected = match codec {
-            KvCodec::Raw => 2 * heads * tokens * row,
-            KvCodec::Int4 => int4::tile_bytes(tokens, heads, dim),
-        };
-        if payload.len() != expected {
-            return Err(int4::Int4Error { found: payload.len(), expected }.into());
-        }
-        // Ends the borrow of the sequence: the pages are written below.
+        let (_, part) = self.locate(stage, request, tile, codec)?;
         let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
-        let mut rest = payload;
-        let mut values = vec![0.0; tokens * dim];
-        for side in [Side::Keys, Side::Values] {
-            for head in tile.head_start as usize..tile.head_end as usize {
-                let bytes = match codec {
-                    KvCodec::Raw => tokens * row,
-                    KvCodec::Int4 => int4::side_bytes(side, tokens, dim),
-                };
-                let (part, after) = rest.split_at(bytes);
-                rest = after;
-                if codec == KvCodec::Int4 {
-                    int4::unpack(side, part, dim, &mut values)?;
-                }
-                for token in 0..tokens {
-                    let place = tile.token_start as usize + token;
-                    match codec {
-                        KvCodec::Raw => kv
-                            .element_mut(&mut self.pool, layer, side, head, place)
-                            .copy_from_slice(&part[token * row..][..row]),
-                        KvCodec::Int4 => {
-                            kv.write(&mut self.pool, layer, side, head, place, &values[token * dim..][..dim]);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
+        Ok(wire::import(self.cpu.simd(), codec, kv, &mut self.pool, &part, &mut self.wire, payload)?)
     }
 
     /// Leaves `tokens` in the sequence's pages, in all layers of the stage, as they would be had they been sent through
@@ -139,14 +76,14 @@ impl Engine {
         Ok(())
     }
 
-    /// The sequence and the place of the tile's layer in the stage.
+    /// How many tokens the sequence has, and where the tile lies in it.
     fn locate(
         &self,
         stage: StageKey,
         request: RequestId,
         tile: &TileHeader,
         codec: KvCodec,
-    ) -> Result<(&SequenceKv, usize), EngineError> {
+    ) -> Result<(usize, Tile), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let kv = self.sequence(stage, request)?;
         let inside = tile.check().is_ok()
@@ -157,6 +94,12 @@ impl Engine {
         if !inside {
             return Err(EngineError::Tile(*tile));
         }
-        Ok((kv, (tile.layer - loaded.layers.start) as usize))
+        let range = |start: u32, end: u32| start as usize..end as usize;
+        let part = Tile {
+            layer: (tile.layer - loaded.layers.start) as usize,
+            heads: range(tile.head_start, tile.head_end),
+            tokens: range(tile.token_start, tile.token_end),
+        };
+        Ok((kv.len(), part))
     }
 }
