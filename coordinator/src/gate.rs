@@ -10,10 +10,12 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, ModelShape, Seconds};
 
-/// What int4 takes of an element, scales included (bits).
-const INT4_BITS: u64 = 5;
-/// Rate at which tiles are packed and unpacked: above it, sending 16-bit elements as they are is quicker.
-const CODEC_RATE: BytesPerSecond = BytesPerSecond(1e9);
+/// What packed elements take, scales included (hundredths of a bit): `kernels::wire`, in whole blocks.
+const INT4_CENTIBITS: u64 = 426;
+const INT8_CENTIBITS: u64 = 826;
+/// Rate at which tiles are packed and unpacked, both counted once: above it, sending 16-bit elements as they are is
+/// quicker. A core's share while others compute; `tsnode bench codec` measures what it does alone.
+const CODEC_RATE: BytesPerSecond = BytesPerSecond(1.5e9);
 /// Sequences beyond this number do not make holding them up worse: their tokens are read slower than they come.
 const HELD_UP_AT_MOST: u32 = 8;
 
@@ -27,6 +29,8 @@ pub enum KvChoice {
     Raw,
     /// Four bits.
     Int4,
+    /// Eight bits.
+    Int8,
 }
 
 /// Whether to ask the gate at all.
@@ -116,7 +120,8 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
     let elements = shape.kv_elements_per_token_layer() * u64::from(shape.layers) * u64::from(tokens);
     match codec {
         KvCodec::Raw => elements * element_bytes,
-        KvCodec::Int4 => elements * INT4_BITS / 8,
+        KvCodec::Int4 => elements * INT4_CENTIBITS / 800,
+        KvCodec::Int8 => elements * INT8_CENTIBITS / 800,
     }
 }
 
@@ -126,12 +131,13 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
     let send = |codec| {
         let bytes = kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
         let raw = kv_bytes(&case.shape, case.tokens, KvCodec::Raw, case.element_bytes);
-        let packing = if codec == KvCodec::Int4 { CODEC_RATE.time_for(raw) } else { Seconds(0.0) };
+        let packing = if codec == KvCodec::Raw { Seconds(0.0) } else { CODEC_RATE.time_for(raw) };
         (case.latency + case.bandwidth.time_for(bytes) + packing, bytes)
     };
     let codec = match choice {
         KvChoice::Raw => KvCodec::Raw,
         KvChoice::Int4 => KvCodec::Int4,
+        KvChoice::Int8 => KvCodec::Int8,
         KvChoice::Auto if send(KvCodec::Raw).0.0 < send(KvCodec::Int4).0.0 => KvCodec::Raw,
         KvChoice::Auto => KvCodec::Int4,
     };

@@ -658,6 +658,7 @@ fn judge(config: &GatewayConfig, view: &View, r: &Request, prefill: &Group, deco
         _ if r.answer.is_empty() => config.kv,
         KvCodec::Raw => KvChoice::Raw,
         KvCodec::Int4 => KvChoice::Int4,
+        KvCodec::Int8 => KvChoice::Int8,
     };
     Some(gate::weigh(&case, kv))
 }

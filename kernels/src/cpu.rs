@@ -13,6 +13,8 @@
 //! | `rounded.rs` | rows rounded to 8 bits, what quantised matrices are multiplied by |
 //! | `quantised.rs` | products of the two |
 //! | `team.rs` | the threads |
+//!
+//! KV packed for links is defined in `wire/`, and is fast in `avx2/wire.rs`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,7 +25,10 @@ mod quantised;
 mod rounded;
 mod team;
 
-use crate::quant::Blocks;
+use crate::{
+    quant::Blocks,
+    wire::{Form, Rows},
+};
 use dense::{Block, Cut};
 use half::{bf16, f16};
 pub use packed::Packed;
@@ -157,6 +162,44 @@ impl Simd {
         Self::Plain
     }
 
+    /// See [`wire::low_high`].
+    pub(crate) fn low_high(self, form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+        by_simd!(self, low_high(form, rows, low, high));
+    }
+
+    /// See [`wire::choose`].
+    pub(crate) fn choose(
+        self,
+        form: Form,
+        low: &[f32],
+        high: &[f32],
+        head: &mut [u8],
+        inverse: &mut [f32],
+        zero: &mut [f32],
+    ) {
+        by_simd!(self, choose(form, low, high, head, inverse, zero));
+    }
+
+    /// See [`wire::encode`].
+    pub(crate) fn encode(self, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+        by_simd!(self, encode(form, rows, inverse, zero, codes));
+    }
+
+    /// See [`wire::decode`].
+    #[allow(clippy::too_many_arguments)] // A block, a row of it, and where it goes.
+    pub(crate) fn decode(
+        self,
+        form: Form,
+        codes: &[u8],
+        row: usize,
+        step: &[f32],
+        shift: &[f32],
+        dtype: Dtype,
+        out: &mut [u8],
+    ) {
+        by_simd!(self, decode(form, codes, row, step, shift, dtype, out));
+    }
+
     fn lanes(self, block: Block<'_>, acc: &mut [Lanes]) {
         by_simd!(self, lanes(block, acc));
     }
@@ -187,6 +230,12 @@ impl Cpu {
     /// When the system gives no threads.
     pub fn new(simd: Simd, threads: usize) -> std::io::Result<Self> {
         Ok(Self { simd, team: Team::new(threads)? })
+    }
+
+    /// Its instructions.
+    #[must_use]
+    pub fn simd(&self) -> Simd {
+        self.simd
     }
 
     /// `out[r][o] = x[r] · w[o]`, for `x` of any number of rows of `w.cols()` numbers.

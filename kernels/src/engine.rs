@@ -15,10 +15,10 @@ pub(crate) use attend::{Attend, Look};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
-    int4,
     pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
+    wire::{self, PayloadError},
 };
 use kept::Kept;
 use parts::{Device, Loaded, Part};
@@ -148,7 +148,7 @@ pub enum EngineError {
     Tile(TileHeader),
     /// A payload that does not fit its tile.
     #[error("tile payload: {0}")]
-    Payload(#[from] int4::Int4Error),
+    Payload(#[from] PayloadError),
     /// No pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
@@ -167,6 +167,7 @@ pub struct Engine {
     sequences: BTreeMap<(StageKey, RequestId), Shards>,
     kept: Kept,
     next_key: u64,
+    wire: wire::Scratch,
     out: Vec<f32>,
 }
 
@@ -194,6 +195,7 @@ impl Engine {
             sequences: BTreeMap::new(),
             kept: Kept::default(),
             next_key: 0,
+            wire: wire::Scratch::default(),
             out: Vec::new(),
         })
     }

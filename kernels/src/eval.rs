@@ -1,5 +1,9 @@
 //! What int4 on the wire costs: perplexity with KV that went through the codec, against KV that did not.
 
+mod quality;
+
+pub use quality::{Change, LayerError, Predicted, SideError, Subject, rouge_l};
+
 use crate::{
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},
     sampling::log_sum_exp,
@@ -8,6 +12,8 @@ use tsnode_protocol::{KvCodec, ModelShape, RequestId, TileHeader, Token};
 
 /// Held-out text of the embedded model (public domain).
 pub const TEXT: &str = include_str!("../models/gutenberg-tiny/eval.txt");
+/// Prompts for the embedded model, one a line.
+pub const PROMPTS: &str = include_str!("../models/gutenberg-tiny/prompts.txt");
 
 /// How a text is cut for measuring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What computes: devices, kernels, models, weights, KV pages, the int4 codec, sampling.
+//! What computes: devices, kernels, models, weights, KV pages, KV packed for links, sampling.
 //!
 //! Nothing here knows that a network exists. The way in is [`engine::Engine`]: it holds stages of models and the KV of
 //! sequences, and moves batches through them. Every floating-point sum has one order, whatever the batch, the chunk,
@@ -11,7 +11,6 @@ pub mod engine;
 pub mod eval;
 mod finite;
 pub mod gguf;
-pub mod int4;
 mod linear;
 pub mod load;
 mod models;
@@ -27,3 +26,4 @@ pub mod source;
 pub mod speed;
 pub mod tanh;
 pub mod weights;
+pub mod wire;

@@ -67,7 +67,7 @@ impl Layout {
         tokens.div_ceil(self.tokens)
     }
 
-    fn stored(&self) -> Dtype {
+    pub(crate) fn stored(&self) -> Dtype {
         match self.dtype {
             KvDtype::F16 => Dtype::F16,
             KvDtype::Bf16 => Dtype::Bf16,
@@ -75,7 +75,7 @@ impl Layout {
         }
     }
 
-    fn row(&self) -> usize {
+    pub(crate) fn row(&self) -> usize {
         self.dim * self.dtype.bytes()
     }
 

@@ -89,7 +89,7 @@ fn completions(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
-    // `config show`, `testnet up` and `bench kv` have their flags one level down.
+    // `config show`, `testnet up` and `bench codec` have their flags one level down.
     let deepest = matches.subcommand().map_or(matches, |(_, m)| m);
     let mut flags = BTreeMap::new();
     for knob in KNOBS {

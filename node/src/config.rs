@@ -48,7 +48,7 @@ pub const KNOBS: [Knob; 23] = [
     knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
-    knob("kv-codec", "auto", "KV on the wire: auto, raw or int4"),
+    knob("kv-codec", "auto", "KV on the wire: auto, raw, int8 or int4"),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
@@ -242,8 +242,10 @@ impl Settings {
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
             kv_dtype: self
                 .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,
-            kv_codec: self
-                .choice("kv-codec", &[("auto", KvChoice::Auto), ("raw", KvChoice::Raw), ("int4", KvChoice::Int4)])?,
+            kv_codec: self.choice(
+                "kv-codec",
+                &[("auto", KvChoice::Auto), ("raw", KvChoice::Raw), ("int8", KvChoice::Int8), ("int4", KvChoice::Int4)],
+            )?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
             layout: self.parse("layout")?,

@@ -37,8 +37,10 @@ impl KvDtype {
 pub enum KvCodec {
     /// The pages' own elements, as they are: lossless.
     Raw,
-    /// Keys in 4 bits per channel, values in 4 bits per token (ThunderServe §4, after KIVI); see `kernels::int4`.
+    /// Keys in 4 bits per channel, values in 4 bits per token (ThunderServe §4, after KIVI); see `kernels::wire`.
     Int4,
+    /// The same in 8 bits.
+    Int8,
 }
 
 impl KvCodec {
@@ -48,7 +50,7 @@ impl KvCodec {
     pub const fn tile_step(self) -> u32 {
         match self {
             Self::Raw => 1,
-            Self::Int4 => 64,
+            Self::Int4 | Self::Int8 => 64,
         }
     }
 

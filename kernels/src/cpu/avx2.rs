@@ -2,10 +2,12 @@
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod packed;
+mod wire;
 
 use super::{Dtype, LANES, Lanes, Matrix, dense::Block, plain};
 pub(super) use packed::octet;
 use std::arch::x86_64::*;
+pub(super) use wire::{choose, decode, encode, low_high};
 
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")

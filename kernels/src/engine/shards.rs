@@ -1,6 +1,7 @@
 //! A sequence's KV over the ranks of its stage: each has pages for its own heads, and all have the same tokens.
 
 use crate::pages::{Layout, PagePool, PagesError, SequenceKv};
+use std::ops::Range;
 
 /// A sequence's page tables, one for each rank.
 #[derive(Debug)]

@@ -1,8 +1,13 @@
 //! KV as tiles: what is present goes out packed, what comes in is unpacked into reserved pages.
 
 use super::{Engine, EngineError, Loaded, Shards, StageKey};
-use crate::{int4, pages::Side};
-use tsnode_protocol::{KvCodec, RequestId, TileHeader};
+use crate::{
+    cpu::Simd,
+    pages::Side,
+    wire::{self, PayloadError, Strip},
+};
+use std::ops::Range;
+use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader};
 
 /// A tile's sequence, and the place of its layer in the stage.
 struct Place<'a> {
@@ -12,44 +17,33 @@ struct Place<'a> {
 }
 
 impl Engine {
-    /// The KV a tile names, packed into `payload`. The header's `bytes` is not looked at.
+    /// The KV a tile names, packed into `payload`, whose memory is used again. The header's `bytes` is not looked at.
     ///
     /// # Errors
     /// When the tile lies outside what is present.
     pub fn export(
-        &self,
+        &mut self,
         stage: StageKey,
         request: RequestId,
         tile: &TileHeader,
         codec: KvCodec,
         payload: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let Place { loaded, kv, layer } = self.locate(stage, request, tile)?;
-        if tile.token_end as usize > kv.len() {
-            return Err(EngineError::Tile(*tile));
-        }
-        payload.clear();
-        let dim = loaded.shape.head_dim as usize;
-        let mut rows = Vec::new();
-        for side in [Side::Keys, Side::Values] {
-            for head in tile.head_start..tile.head_end {
-                let (rank, head) = loaded.place_of(head);
-                let (kv, pool) = (kv.of(rank), &self.pools[rank]);
-                match codec {
-                    KvCodec::Raw => {
-                        for token in tile.token_start..tile.token_end {
-                            payload.extend_from_slice(kv.element(pool, layer, side, head, token as usize));
-                        }
-                    }
-                    KvCodec::Int4 => {
-                        rows.resize(tile.tokens() as usize * dim, 0.0);
-                        kv.widen(pool, layer, side, head, tile.token_start as usize, &mut rows);
-                        int4::pack(side, &rows, dim, payload);
-                    }
-                }
+        let mut scratch = std::mem::take(&mut self.wire);
+        let located = self.locate(stage, request, tile, codec).and_then(|place| {
+            if tile.token_end as usize > place.kv.len() { Err(EngineError::Tile(*tile)) } else { Ok(place) }
+        });
+        let exported = located.map(|Place { loaded, kv, layer }| {
+            payload.resize(tile_bytes(loaded, self.dtype, tile, codec), 0);
+            let mut rest = payload.as_mut_slice();
+            for (side, head) in sides(tile) {
+                let (rank, strip) = strip(loaded, layer, side, head, tile);
+                let pages = (kv.of(rank), &self.pools[rank]);
+                rest = strip.export((Simd::detect(), codec), pages, &mut scratch, rest);
             }
-        }
-        Ok(())
+        });
+        self.wire = scratch;
+        exported
     }
 
     /// Puts a tile's payload into the sequence's pages. The tokens count as present only after [`Self::set_len`].
@@ -64,55 +58,66 @@ impl Engine {
         codec: KvCodec,
         payload: &[u8],
     ) -> Result<(), EngineError> {
-        let Place { loaded, layer, .. } = self.locate(stage, request, tile)?;
-        let (dim, tokens) = (loaded.shape.head_dim as usize, tile.tokens() as usize);
-        let row = dim * self.dtype.bytes();
-        let heads = tile.heads() as usize;
-        let expected = match codec {
-            KvCodec::Raw => 2 * heads * tokens * row,
-            KvCodec::Int4 => int4::tile_bytes(tokens, heads, dim),
-        };
-        if payload.len() != expected {
-            return Err(int4::Int4Error { found: payload.len(), expected }.into());
+        let Place { loaded, layer, .. } = self.locate(stage, request, tile, codec)?;
+        let (found, expected) = (payload.len(), tile_bytes(loaded, self.dtype, tile, codec));
+        if found != expected {
+            return Err(PayloadError { found, expected }.into());
         }
         // The pages are written below: of the engine, only what is not the pools may be borrowed.
         let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let mut rest = payload;
-        let mut values = vec![0.0; tokens * dim];
-        for side in [Side::Keys, Side::Values] {
-            for head in tile.head_start..tile.head_end {
-                let (rank, head) = loaded.place_of(head);
-                let (kv, pool) = (kv.of(rank), &mut self.pools[rank]);
-                let bytes = match codec {
-                    KvCodec::Raw => tokens * row,
-                    KvCodec::Int4 => int4::side_bytes(side, tokens, dim),
-                };
-                let (part, after) = rest.split_at(bytes);
-                rest = after;
-                if codec == KvCodec::Int4 {
-                    int4::unpack(side, part, dim, &mut values)?;
-                }
-                for token in 0..tokens {
-                    let place = tile.token_start as usize + token;
-                    match codec {
-                        KvCodec::Raw => {
-                            kv.element_mut(pool, layer, side, head, place).copy_from_slice(&part[token * row..][..row])
-                        }
-                        KvCodec::Int4 => {
-                            kv.write(pool, layer, side, head, place, &values[token * dim..][..dim]);
-                        }
-                    }
-                }
-            }
+        for (side, head) in sides(tile) {
+            let (rank, strip) = strip(loaded, layer, side, head, tile);
+            let pages = (kv.of(rank), &mut self.pools[rank]);
+            rest = strip.import((Simd::detect(), codec), pages, &mut self.wire, rest);
         }
         Ok(())
     }
 
-    fn locate(&self, stage: StageKey, request: RequestId, tile: &TileHeader) -> Result<Place<'_>, EngineError> {
+    /// Leaves `tokens` in the sequence's pages, in all layers of the stage, as they would be had they been sent through
+    /// `codec`: who computes again what others received reads the same bits as they do.
+    ///
+    /// # Errors
+    /// When the tokens are not present, cannot begin a tile of `codec`, or others have their pages too. After an error of
+    /// the first layer nothing is changed; a later layer fails only where the first did.
+    pub fn settle(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tokens: Range<u32>,
+        codec: KvCodec,
+    ) -> Result<(), EngineError> {
+        if codec == KvCodec::Raw || tokens.is_empty() {
+            return Ok(());
+        }
+        let (layers, heads) = self.extent(stage)?;
+        let kv = self.sequence(stage, request)?;
+        let (present, room) = (kv.len(), kv.room());
+        if !kv.is_alone(&self.pools, tokens.start as usize..tokens.end as usize) {
+            return Err(EngineError::Position { request, start: tokens.start, end: tokens.end, present, room });
+        }
+        let mut payload = Vec::new();
+        for layer in layers.iter() {
+            let (token_start, token_end) = (tokens.start, tokens.end);
+            let tile = TileHeader { layer, head_start: 0, head_end: heads, token_start, token_end, bytes: 0 };
+            self.export(stage, request, &tile, codec, &mut payload)?;
+            self.import(stage, request, &tile, codec, &payload)?;
+        }
+        Ok(())
+    }
+
+    fn locate(
+        &self,
+        stage: StageKey,
+        request: RequestId,
+        tile: &TileHeader,
+        codec: KvCodec,
+    ) -> Result<Place<'_>, EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let kv = self.sequence(stage, request)?;
         let inside = tile.check().is_ok()
+            && tile.token_start.is_multiple_of(codec.tile_step())
             && loaded.layers.contains(tile.layer)
             && tile.head_end <= loaded.shape.kv_heads
             && tile.token_end as usize <= kv.room();
@@ -121,4 +126,21 @@ impl Engine {
         }
         Ok(Place { loaded, kv, layer: (tile.layer - loaded.layers.start) as usize })
     }
+}
+
+/// A tile's parts in the order of their bytes.
+fn sides(tile: &TileHeader) -> impl Iterator<Item = (Side, u32)> + use<> {
+    let heads = tile.head_start..tile.head_end;
+    [Side::Keys, Side::Values].into_iter().flat_map(move |side| heads.clone().map(move |head| (side, head)))
+}
+
+/// The rank that has a head, and where the tile's part of it lies there.
+fn strip(loaded: &Loaded, layer: usize, side: Side, head: u32, tile: &TileHeader) -> (usize, Strip) {
+    let (rank, head) = loaded.place_of(head);
+    (rank, Strip { layer, side, head, tokens: tile.token_start as usize..tile.token_end as usize })
+}
+
+fn tile_bytes(loaded: &Loaded, dtype: KvDtype, tile: &TileHeader, codec: KvCodec) -> usize {
+    let (tokens, heads) = (tile.tokens() as usize, tile.heads() as usize);
+    wire::tile_bytes(codec, dtype, tokens, heads, loaded.shape.head_dim as usize)
 }

@@ -181,6 +181,49 @@ impl SequenceKv {
         }
     }
 
+    /// One head's `tokens` as they lie in pages, page by page.
+    pub fn runs<'p>(
+        &'p self,
+        pool: &'p PagePool,
+        layer: usize,
+        side: Side,
+        head: usize,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = &'p [u8]> {
+        self.places(layer, side, head, tokens).map(|(page, at)| &pool.page(page)[at])
+    }
+
+    /// The same to be written, one run after the other.
+    pub fn runs_mut(
+        &self,
+        pool: &mut PagePool,
+        layer: usize,
+        side: Side,
+        head: usize,
+        tokens: Range<usize>,
+        mut write: impl FnMut(&mut [u8]),
+    ) {
+        self.places(layer, side, head, tokens).for_each(|(page, at)| write(&mut pool.page_mut(page)[at]));
+    }
+
+    /// Where one head's `tokens` lie: pages, and bytes in them.
+    fn places(
+        &self,
+        layer: usize,
+        side: Side,
+        head: usize,
+        tokens: Range<usize>,
+    ) -> impl Iterator<Item = (Page, Range<usize>)> {
+        let l = self.layout;
+        let pages = self.layers[layer].iter().enumerate().take(l.pages(tokens.end)).skip(tokens.start / l.tokens);
+        pages.map(move |(i, page)| {
+            let before = i * l.tokens;
+            let (from, to) = (tokens.start.saturating_sub(before), (tokens.end - before).min(l.tokens));
+            let at = l.head(side, head);
+            (*page, at + from * l.row()..at + to * l.row())
+        })
+    }
+
     /// One head's `tokens`, page by page, each as a matrix `[token][channel]`.
     pub fn blocks<'p>(
         &'p self,
@@ -191,14 +234,8 @@ impl SequenceKv {
         tokens: Range<usize>,
     ) -> impl Iterator<Item = Matrix<'p>> {
         let l = self.layout;
-        let dtype = l.stored();
-        let pages = self.layers[layer].iter().enumerate().take(l.pages(tokens.end)).skip(tokens.start / l.tokens);
-        pages.map(move |(i, page)| {
-            let before = i * l.tokens;
-            let (from, to) = (tokens.start.saturating_sub(before), (tokens.end - before).min(l.tokens));
-            let at = l.head(side, head);
-            Matrix::new(&pool.page(*page)[at + from * l.row()..at + to * l.row()], dtype, to - from, l.dim)
-        })
+        let matrix = move |run: &'p [u8]| Matrix::new(run, l.stored(), run.len() / l.row(), l.dim);
+        self.runs(pool, layer, side, head, tokens).map(matrix)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `tsnode bench`: what this machine does with a model.
 
+mod codec;
 mod engine;
-mod kv;
 
 use super::loading::Loading;
 use crate::{
@@ -22,13 +22,13 @@ pub(super) fn command() -> Command {
         .about("Measure")
         .subcommand_required(true)
         .subcommand(engine::command())
-        .subcommand(kv::command())
+        .subcommand(codec::command())
 }
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
-        Some((_, matches)) => kv::run(matches),
+        Some((_, matches)) => codec::run(matches),
         None => Ok(()),
     }
 }

@@ -130,6 +130,8 @@ struct Parcel {
     tiles: u32,
     bytes: u64,
     checksum: blake3::Hasher,
+    /// A tile's memory, used again for the next.
+    payload: Vec<u8>,
 }
 
 impl Parcel {
@@ -147,7 +149,8 @@ impl Parcel {
             .open(target.peer, &target.addresses, &Opening::Kv(header))
             .await
             .map_err(|e| ExportError::Link(target.peer, e))?;
-        Ok(Self { target: target.peer, layers, sender, receiver, tiles: 0, bytes: 0, checksum: blake3::Hasher::new() })
+        let (target, checksum) = (target.peer, blake3::Hasher::new());
+        Ok(Self { target, layers, sender, receiver, tiles: 0, bytes: 0, checksum, payload: Vec::new() })
     }
 
     /// Packs and sends some tokens of every layer the target shares.
@@ -168,24 +171,24 @@ impl Parcel {
                 bytes: 0,
             };
             let (key, part) = (context.key, tile);
-            let pack = move |engine: &mut Engine| {
-                let mut payload = Vec::new();
-                engine.export(key, request, &part, codec, &mut payload).map(|()| payload)
-            };
+            let mut payload = std::mem::take(&mut self.payload);
+            let pack =
+                move |engine: &mut Engine| engine.export(key, request, &part, codec, &mut payload).map(|()| payload);
             let packed = context.compute.call(pack).await.map_err(|e| ExportError::Pack(e.to_string()))?;
             let payload = packed.map_err(|e| ExportError::Pack(e.to_string()))?;
             tile.bytes = payload.len() as u32;
-            self.tile(tile, payload).await.map_err(|e| ExportError::Link(self.target, e))?;
+            self.tile(tile, &payload).await.map_err(|e| ExportError::Link(self.target, e))?;
+            self.payload = payload;
         }
         Ok(())
     }
 
-    async fn tile(&mut self, tile: TileHeader, payload: Vec<u8>) -> Result<(), LinkError> {
+    async fn tile(&mut self, tile: TileHeader, payload: &[u8]) -> Result<(), LinkError> {
         self.tiles += 1;
         self.bytes += payload.len() as u64;
-        self.checksum.update(&codec::encode(&tile)).update(&payload);
+        self.checksum.update(&codec::encode(&tile)).update(payload);
         self.sender.send(&KvPart::Tile(tile)).await?;
-        self.sender.send_bytes(&payload, limits::TILE_BYTES).await
+        self.sender.send_bytes(payload, limits::TILE_BYTES).await
     }
 
     /// Ends the stream with what the receiver holds it against.

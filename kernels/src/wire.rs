@@ -1,0 +1,191 @@
+//! Prompt flow 5: packs KV for a link in four or eight bits, and unpacks it into pages (ThunderServe §4, after KIVI).
+//!
+//! Keys are quantised per channel, values per token: a channel of keys keeps its range from token to token. A **block** is
+//! the keys or the values of one head for [`BLOCK`] tokens, or fewer at a prompt's end, and is packed on its own. Numbers
+//! that share a step are a **group**: a channel of a block of keys, or [`GROUP`] channels of one token's values.
+//!
+//! | in order | four bits | eight bits |
+//! |---|---|---|
+//! | base | largest step of the block, 2 bytes | the same |
+//! | spread | of values: what a scale counts, 1 byte | |
+//! | scales | of keys: a byte a group, steps below the base | a byte a group, steps below the base |
+//! | | of values: 4 bits a group, spreads below the base, and in the upper 4 bits its zero | |
+//! | zeros | of keys: a byte a group | |
+//! | codes | 4 bits a number | a byte a number, token by token |
+//!
+//! Steps are floats of four mantissa bits, named by a whole number ([`steps`]). A number is `(zero + code) · step` with a
+//! code of 0 to 15, or `code · step` with one of -127 to 127: both products are exact, so that unpacked values depend on
+//! nothing but the bytes. Two tokens share the bytes of their four-bit codes, the first one's in the lower halves, so that
+//! rows are packed as they lie in pages; a last token without a partner has its first and its second half of channels
+//! share bytes. Nothing is padded but the last half byte of an odd number of codes.
+
+mod plain;
+pub mod speed;
+mod steps;
+mod tile;
+
+pub(crate) use plain::{decode, encode, encode_from, low_high};
+pub(crate) use steps::choose;
+pub(crate) use tile::Strip;
+pub use tile::{Tile, export, import};
+
+use crate::{
+    cpu::{Dtype, Simd},
+    pages::Side,
+};
+use tsnode_protocol::{KvCodec, KvDtype};
+
+/// Tokens that share a key channel's step.
+pub const BLOCK: usize = 64;
+/// Channels that share a value token's step.
+pub const GROUP: usize = 32;
+const _: () = assert!((KvCodec::Int4.tile_step() as usize).is_multiple_of(BLOCK));
+
+/// A payload of another size than its tile needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{found} bytes where the tile needs {expected}")]
+pub struct PayloadError {
+    /// Given.
+    pub found: usize,
+    /// Needed.
+    pub expected: usize,
+}
+
+/// Bits of a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bits {
+    Four,
+    Eight,
+}
+
+impl Bits {
+    pub(crate) fn of(codec: KvCodec) -> Option<Self> {
+        match codec {
+            KvCodec::Raw => None,
+            KvCodec::Int4 => Some(Self::Four),
+            KvCodec::Int8 => Some(Self::Eight),
+        }
+    }
+}
+
+/// What a block is: all that its size follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub bits: Bits,
+    pub side: Side,
+    pub tokens: usize,
+    pub dim: usize,
+}
+
+impl Form {
+    /// Numbers of groups.
+    pub(crate) fn groups(&self) -> usize {
+        match self.side {
+            Side::Keys => self.dim,
+            Side::Values => self.tokens * self.dim.div_ceil(GROUP),
+        }
+    }
+
+    /// Groups that a token's row has numbers of, from the first on.
+    pub(crate) fn groups_of_row(&self, row: usize) -> std::ops::Range<usize> {
+        let each = self.dim.div_ceil(GROUP);
+        match self.side {
+            Side::Keys => 0..self.dim,
+            Side::Values => row * each..(row + 1) * each,
+        }
+    }
+
+    /// Bytes before the codes.
+    fn head_bytes(&self) -> usize {
+        match (self.bits, self.side) {
+            (Bits::Four, Side::Keys) => 2 + 2 * self.groups(),
+            (Bits::Four, Side::Values) => 3 + self.groups(),
+            (Bits::Eight, _) => 2 + self.groups(),
+        }
+    }
+
+    pub(crate) fn code_bytes(&self) -> usize {
+        match self.bits {
+            Bits::Four => self.tokens / 2 * self.dim + self.tokens % 2 * self.dim.div_ceil(2),
+            Bits::Eight => self.tokens * self.dim,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.head_bytes() + self.code_bytes()
+    }
+}
+
+/// Rows of a block as they lie in pages.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub rows: &'a [&'a [u8]],
+    pub dtype: Dtype,
+}
+
+/// Bytes of a tile of `tokens` × `heads` × `dim`, keys and values.
+#[must_use]
+pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, dim: usize) -> usize {
+    let Some(bits) = Bits::of(codec) else { return 2 * heads * tokens * dim * dtype.bytes() };
+    let side = |side| {
+        let of = |tokens| Form { bits, side, tokens, dim }.bytes();
+        let rest = tokens % BLOCK;
+        tokens / BLOCK * of(BLOCK) + if rest == 0 { 0 } else { of(rest) }
+    };
+    heads * (side(Side::Keys) + side(Side::Values))
+}
+
+/// What packing and unpacking need of memory, kept from tile to tile.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    low: Vec<f32>,
+    high: Vec<f32>,
+    step: Vec<f32>,
+    shift: Vec<f32>,
+}
+
+impl Scratch {
+    fn fit(&mut self, groups: usize) {
+        for numbers in [&mut self.low, &mut self.high, &mut self.step, &mut self.shift] {
+            numbers.resize(groups, 0.0);
+        }
+    }
+}
+
+/// Packs a block's rows into `out`, which is as long as the block.
+pub(crate) fn pack(simd: Simd, form: Form, rows: Rows<'_>, scratch: &mut Scratch, out: &mut [u8]) {
+    scratch.fit(form.groups());
+    let Scratch { low, high, step, shift } = scratch;
+    simd.low_high(form, rows, low, high);
+    let (head, codes) = out.split_at_mut(form.head_bytes());
+    simd.choose(form, low, high, head, step, shift);
+    simd.encode(form, rows, step, shift, codes);
+}
+
+/// A packed block whose steps are read.
+pub(crate) struct Opened<'a> {
+    simd: Simd,
+    form: Form,
+    scratch: &'a Scratch,
+    codes: &'a [u8],
+}
+
+/// Reads the steps of a packed block as long as its form says.
+pub(crate) fn open<'a>(simd: Simd, form: Form, packed: &'a [u8], scratch: &'a mut Scratch) -> Opened<'a> {
+    scratch.fit(form.groups());
+    let (head, codes) = packed.split_at(form.head_bytes());
+    steps::read(form, head, &mut scratch.step, &mut scratch.shift);
+    Opened { simd, form, scratch, codes }
+}
+
+impl Opened<'_> {
+    /// Unpacks one token's row into a page.
+    pub(crate) fn row(&self, row: usize, dtype: Dtype, out: &mut [u8]) {
+        let groups = self.form.groups_of_row(row);
+        let (step, shift) = (&self.scratch.step[groups.clone()], &self.scratch.shift[groups]);
+        self.simd.decode(self.form, self.codes, row, step, shift, dtype, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! The definition: ranges, codes and numbers, one after the other.
+
+use super::{Bits, Form, GROUP, Rows, Side};
+use crate::cpu::Dtype;
+use half::{bf16, f16};
+
+/// The least and the largest number of each group; those that are infinite or none have no say.
+pub(crate) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+    low.fill(f32::INFINITY);
+    high.fill(f32::NEG_INFINITY);
+    for (t, row) in rows.rows.iter().enumerate() {
+        for c in 0..form.dim {
+            let (x, group) = (rows.dtype.get(row, c), group(form, t, c));
+            if x.is_finite() {
+                low[group] = low[group].min(x);
+                high[group] = high[group].max(x);
+            }
+        }
+    }
+    for (low, high) in low.iter_mut().zip(high) {
+        if low > high {
+            (*low, *high) = (0.0, 0.0);
+        }
+    }
+}
+
+fn group(form: Form, token: usize, channel: usize) -> usize {
+    match form.side {
+        Side::Keys => channel,
+        Side::Values => token * form.dim.div_ceil(GROUP) + channel / GROUP,
+    }
+}
+
+/// Codes of all rows.
+pub(crate) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+    encode_from(0, form, rows, inverse, zero, codes);
+}
+
+/// Codes of the rows from `first` on, which is even.
+pub(crate) fn encode_from(first: usize, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+    let code = |t: usize, c: usize| {
+        let group = group(form, t, c);
+        nearest(rows.dtype.get(rows.rows[t], c).mul_add(inverse[group], -zero[group]))
+    };
+    let dim = form.dim;
+    match form.bits {
+        Bits::Eight => {
+            for t in first..form.tokens {
+                for (c, out) in codes[t * dim..][..dim].iter_mut().enumerate() {
+                    *out = code(t, c).clamp(-127, 127) as u8;
+                }
+            }
+        }
+        Bits::Four => {
+            let four = |t, c| code(t, c).clamp(0, 15) as u8;
+            for t in (first..form.tokens - form.tokens % 2).step_by(2) {
+                for (c, out) in codes[t / 2 * dim..][..dim].iter_mut().enumerate() {
+                    *out = four(t, c) | four(t + 1, c) << 4;
+                }
+            }
+            if form.tokens % 2 == 1 {
+                let (t, half) = (form.tokens - 1, dim.div_ceil(2));
+                for (c, out) in codes[t / 2 * dim..].iter_mut().enumerate() {
+                    *out = four(t, c) | if half + c < dim { four(t, half + c) << 4 } else { 0 };
+                }
+            }
+        }
+    }
+}
+
+/// The nearest whole number, the even one of two. What has none in 32 bits becomes the least, as vector units have it.
+fn nearest(x: f32) -> i32 {
+    let whole = x.round_ties_even();
+    if (-2_147_483_648.0..2_147_483_648.0).contains(&whole) { whole as i32 } else { i32::MIN }
+}
+
+/// One row's numbers, from its groups' steps and shifts.
+pub(crate) fn decode(form: Form, codes: &[u8], row: usize, step: &[f32], shift: &[f32], dtype: Dtype, out: &mut [u8]) {
+    let dim = form.dim;
+    let half = dim.div_ceil(2);
+    let code = |c: usize| match form.bits {
+        Bits::Eight => f32::from(codes[row * dim + c] as i8),
+        Bits::Four if row % 2 == 1 => f32::from(codes[row / 2 * dim + c] >> 4),
+        Bits::Four if row + 1 < form.tokens || c < half => f32::from(codes[row / 2 * dim + c] & 15),
+        Bits::Four => f32::from(codes[row / 2 * dim + c - half] >> 4),
+    };
+    for (c, out) in out.chunks_exact_mut(dtype.bytes()).enumerate() {
+        let group = if form.side == Side::Keys { c } else { c / GROUP };
+        store(code(c).mul_add(step[group], shift[group]), dtype, out);
+    }
+}
+
+/// Narrows to a page's elements; what is too large for half precision becomes its largest number.
+fn store(x: f32, dtype: Dtype, out: &mut [u8]) {
+    match dtype {
+        Dtype::F32 => out.copy_from_slice(&x.to_le_bytes()),
+        Dtype::F16 => out.copy_from_slice(&f16::from_f32(x.clamp(-65504.0, 65504.0)).to_le_bytes()),
+        Dtype::Bf16 => out.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
+    }
+}

@@ -1,0 +1,243 @@
+use super::*;
+use crate::pages::{Layout, PAGE_BYTES, PagePool, SequenceKv};
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+/// A sequence of one layer in pages, and tiles of it through the codecs.
+struct Story {
+    pool: PagePool,
+    kv: SequenceKv,
+    tile: Tile,
+    layout: Layout,
+}
+
+impl Story {
+    fn new(tokens: usize, heads: usize, dim: usize, dtype: KvDtype) -> Self {
+        let layout = Layout { heads, dim, dtype, tokens: PAGE_BYTES / (2 * heads * dim * dtype.bytes()) };
+        let mut pool = PagePool::new(layout.pages(tokens) * PAGE_BYTES);
+        let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
+        Self { pool, kv, tile: Tile { layer: 0, heads: 0..heads, tokens: 0..tokens }, layout }
+    }
+
+    /// Fills pages with `number(side, head, token, channel)`.
+    fn fill(&mut self, mut number: impl FnMut(Side, usize, usize, usize) -> f32) {
+        for side in [Side::Keys, Side::Values] {
+            for head in 0..self.layout.heads {
+                for token in 0..self.tile.tokens.end {
+                    let row: Vec<f32> = (0..self.layout.dim).map(|c| number(side, head, token, c)).collect();
+                    self.kv.write(&mut self.pool, 0, side, head, token, &row);
+                }
+            }
+        }
+    }
+
+    /// Numbers `[token][channel]` of one head.
+    fn numbers(&self, side: Side, head: usize) -> Vec<f32> {
+        let mut out = vec![0.0; self.tile.tokens.len() * self.layout.dim];
+        self.kv.widen(&self.pool, 0, side, head, 0, &mut out);
+        out
+    }
+
+    fn export(&self, simd: Simd, codec: KvCodec) -> Vec<u8> {
+        // What an earlier, longer tile left must not show.
+        let mut payload = vec![0xaa; 100_000];
+        let mut scratch = Scratch::default();
+        export(simd, codec, &self.kv, &self.pool, &self.tile, &mut scratch, &mut payload);
+        payload
+    }
+
+    fn import(&mut self, simd: Simd, codec: KvCodec, payload: &[u8]) -> Result<(), PayloadError> {
+        import(simd, codec, &self.kv, &mut self.pool, &self.tile, &mut Scratch::default(), payload)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.export(Simd::Plain, KvCodec::Raw)
+    }
+}
+
+fn noise(seed: u64) -> impl FnMut() -> f32 {
+    let mut n = seed;
+    move || {
+        n = n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (n >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+}
+
+const DTYPES: [KvDtype; 3] = [KvDtype::F16, KvDtype::Bf16, KvDtype::F32];
+const PACKED: [KvCodec; 2] = [KvCodec::Int4, KvCodec::Int8];
+
+/// Half a step, by what the group's numbers need, and the rounding of pages.
+fn bound(codec: KvCodec, side: Side, group: &[f32], largest: f32, dtype: KvDtype) -> f32 {
+    let (low, high) = group.iter().fold((0.0f32, 0.0f32), |(l, h), x| (l.min(*x), h.max(*x)));
+    let reach = (-low).max(high);
+    let (mut step, coarser) = match (codec, side) {
+        (KvCodec::Int8, _) => (reach / 127.0, 1.0 / 16.0),
+        // Ranges of keys need not reach zero.
+        (_, Side::Keys) => {
+            let own = |of: fn(f32, f32) -> f32| group.iter().copied().reduce(of).unwrap_or(0.0);
+            (((own(f32::max) - own(f32::min)) / 15.0).max(reach / 128.0), 1.0 / 16.0)
+        }
+        // Scales of values are up to a spread apart, a fifteenth of the octaves between the block's tokens.
+        (_, Side::Values) => ((high - low) / 15.0, 3.0),
+    };
+    step = step.max(largest * 2f32.powi(-15));
+    let page = match dtype {
+        KvDtype::F16 => 2f32.powi(-11),
+        KvDtype::Bf16 => 2f32.powi(-8),
+        KvDtype::F32 => 2f32.powi(-22),
+    };
+    step * (1.0 + coarser) * 0.501 + reach * 1.1 * page + 1e-7
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Half a step and the rounding of pages is all that is lost, sizes are exact, and fast is plain to the bit.
+    #[test]
+    fn error_is_bounded_and_fast_is_plain(
+        tokens in 1usize..150, heads in 1usize..3, eights in 1usize..17, seed in any::<u64>(),
+        spread in 0.01f32..50.0, away in -20.0f32..20.0, odd in any::<bool>(),
+    ) {
+        let dim = if odd { eights * 8 - 1 } else { eights * 8 };
+        for dtype in DTYPES {
+            let mut story = Story::new(tokens, heads, dim, dtype);
+            let mut next = noise(seed);
+            story.fill(|side, _, t, c| match side {
+                // Channels of keys lie in places of their own, tokens of values have sizes of their own.
+                Side::Keys => (next() + away * (c % 5) as f32) * spread,
+                Side::Values => next() * spread * ((t * 7 % 16) as f32 / 4.0 - 2.0).exp2(),
+            });
+            let before: Vec<_> = [Side::Keys, Side::Values].map(|side| (0..heads).map(|h| story.numbers(side, h)).collect::<Vec<_>>()).into();
+            let bytes = story.bytes();
+            for codec in PACKED {
+                let payload = story.export(Simd::Plain, codec);
+                prop_assert_eq!(payload.len(), tile_bytes(codec, dtype, tokens, heads, dim));
+                prop_assert!(story.export(Simd::detect(), codec) == payload, "{:?} {:?}: packed otherwise", codec, dtype);
+                story.import(Simd::Plain, codec, &payload).unwrap();
+                let plain = story.bytes();
+                for (side, before) in [Side::Keys, Side::Values].into_iter().zip(&before) {
+                    for (head, before) in before.iter().enumerate() {
+                        check_bounds(codec, side, dim, before, &story.numbers(side, head), dtype)?;
+                    }
+                }
+                story.import(Simd::detect(), codec, &payload).unwrap();
+                prop_assert!(story.bytes() == plain, "{:?} {:?}: unpacked otherwise", codec, dtype);
+                story.import(Simd::Plain, KvCodec::Raw, &bytes).unwrap();
+            }
+        }
+    }
+
+    /// Whatever numbers lie in pages, packing ends, fast is plain, and what is unpacked is finite.
+    #[test]
+    fn any_bits_do_no_harm(tokens in 1usize..70, seed in any::<u64>(), wild in 1u64..200) {
+        for dtype in DTYPES {
+            let mut story = Story::new(tokens, 1, 64, dtype);
+            let mut next = noise(seed);
+            let mut n = 0u64;
+            story.fill(|_, _, _, _| {
+                n += 1;
+                if n.is_multiple_of(wild) { f32::from_bits(next().to_bits().wrapping_mul(2_654_435_761)) } else { next() }
+            });
+            for codec in PACKED {
+                let payload = story.export(Simd::Plain, codec);
+                prop_assert!(story.export(Simd::detect(), codec) == payload, "{:?} {:?}", codec, dtype);
+                let mut other = Story::new(tokens, 1, 64, dtype);
+                other.import(Simd::detect(), codec, &payload).unwrap();
+                prop_assert!([Side::Keys, Side::Values].iter().all(|side| other.numbers(*side, 0).iter().all(|x| x.is_finite())));
+            }
+        }
+    }
+
+    /// Whatever bytes come, unpacking gives finite numbers, the same on every processor, or an error.
+    #[test]
+    fn any_payload_does_no_harm(seed in any::<u64>(), tokens in 1usize..70, more in -2isize..3) {
+        for (dtype, codec) in DTYPES.into_iter().flat_map(|d| PACKED.map(|c| (d, c))) {
+            let mut story = Story::new(tokens, 1, 32, dtype);
+            let needed = tile_bytes(codec, dtype, tokens, 1, 32);
+            let mut next = noise(seed);
+            let payload: Vec<u8> = (0..needed.saturating_add_signed(more)).map(|_| next().to_bits() as u8).collect();
+            prop_assert_eq!(story.import(Simd::Plain, codec, &payload).is_ok(), more == 0);
+            let plain = story.bytes();
+            prop_assert_eq!(story.import(Simd::detect(), codec, &payload).is_ok(), more == 0);
+            prop_assert!(story.bytes() == plain);
+            prop_assert!([Side::Keys, Side::Values].iter().all(|side| story.numbers(*side, 0).iter().all(|x| x.is_finite())));
+        }
+    }
+}
+
+fn check_bounds(
+    codec: KvCodec,
+    side: Side,
+    dim: usize,
+    before: &[f32],
+    after: &[f32],
+    dtype: KvDtype,
+) -> Result<(), TestCaseError> {
+    for (before, after) in before.chunks(BLOCK * dim).zip(after.chunks(BLOCK * dim)) {
+        let largest = before.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let n = before.len() / dim;
+        let group = |t: usize, c: usize| -> Vec<f32> {
+            match side {
+                Side::Keys => (0..n).map(|t| before[t * dim + c]).collect(),
+                Side::Values => before[t * dim..][..dim].chunks(GROUP).nth(c / GROUP).unwrap_or(&[]).to_vec(),
+            }
+        };
+        for (i, (a, b)) in before.iter().zip(after).enumerate() {
+            let bound = bound(codec, side, &group(i / dim, i % dim), largest, dtype);
+            prop_assert!((a - b).abs() <= bound, "{codec:?} {side:?} {dtype:?}: {a} became {b}, {bound} allowed");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_infinite_or_none_spoils_no_other_number() {
+    for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for simd in [Simd::Plain, Simd::detect()] {
+            let mut story = Story::new(64, 1, 32, KvDtype::F16);
+            story.fill(|_, _, t, c| if (t, c) == (5, 3) { wrong } else { ((t * 31 + c * 17) % 64) as f32 / 64.0 });
+            let payload = story.export(simd, KvCodec::Int4);
+            let before = [Side::Keys, Side::Values].map(|side| story.numbers(side, 0));
+            story.import(simd, KvCodec::Int4, &payload).unwrap();
+            for (before, side) in before.iter().zip([Side::Keys, Side::Values]) {
+                for (i, (a, b)) in before.iter().zip(story.numbers(side, 0)).enumerate() {
+                    assert!(b.is_finite() && (i == 5 * 32 + 3 || (a - b).abs() <= 0.05), "{a} became {b}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_stay_zeros_and_the_largest_number_stays_finite() {
+    let mut story = Story::new(70, 2, 32, KvDtype::F16);
+    story.fill(|_, _, _, _| 0.0);
+    for codec in PACKED {
+        let payload = story.export(Simd::detect(), codec);
+        story.import(Simd::detect(), codec, &payload).unwrap();
+        assert!(story.numbers(Side::Values, 1).iter().all(|x| *x == 0.0));
+    }
+    for largest in [f16::MAX.to_f32(), bf16::MAX.to_f32()] {
+        let dtype = if largest > 1e5 { KvDtype::Bf16 } else { KvDtype::F16 };
+        let mut story = Story::new(70, 2, 32, dtype);
+        story.fill(|_, _, t, c| if (t + c) % 2 == 0 { largest } else { -largest });
+        for codec in PACKED {
+            let payload = story.export(Simd::detect(), codec);
+            story.import(Simd::detect(), codec, &payload).unwrap();
+            assert!(story.numbers(Side::Keys, 0).iter().all(|x| x.is_finite()), "{codec:?} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn sizes_are_as_documented() {
+    let bits = |codec, tokens: usize, dim: usize| {
+        tile_bytes(codec, KvDtype::F16, tokens, 1, dim) as f64 * 8.0 / (2 * tokens * dim) as f64
+    };
+    assert!((bits(KvCodec::Int4, 4096, 128) - 4.2524).abs() < 1e-4);
+    assert!((bits(KvCodec::Int4, 1024, 32) - 4.2598).abs() < 1e-4);
+    assert!(bits(KvCodec::Int8, 4096, 128) < 8.2);
+    assert_eq!(bits(KvCodec::Raw, 7, 32), 16.0);
+    // One token: a scale and a zero for each channel of keys, and half a byte a number.
+    assert_eq!(tile_bytes(KvCodec::Int4, KvDtype::F16, 1, 1, 5), 2 + 10 + 3 + 3 + 1 + 3);
+}

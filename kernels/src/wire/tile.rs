@@ -1,0 +1,152 @@
+//! Tiles of pages: blocks of keys head by head, then blocks of values.
+
+use super::{BLOCK, Bits, Form, PayloadError, Rows, Scratch, open, pack, tile_bytes};
+use crate::{
+    cpu::Simd,
+    pages::{PagePool, SequenceKv, Side},
+};
+use std::ops::Range;
+use tsnode_protocol::KvCodec;
+
+/// A part of a sequence's KV, inside its reserved pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Layer, counted over the stage.
+    pub layer: usize,
+    /// KV heads.
+    pub heads: Range<usize>,
+    /// Tokens.
+    pub tokens: Range<usize>,
+}
+
+impl Tile {
+    fn bytes(&self, codec: KvCodec, kv: &SequenceKv) -> usize {
+        let layout = kv.layout();
+        tile_bytes(codec, layout.dtype, self.tokens.len(), self.heads.len(), layout.dim)
+    }
+
+    /// Its strips, in the order of their bytes.
+    fn strips(&self) -> impl Iterator<Item = Strip> + use<> {
+        let Self { layer, heads, tokens } = self.clone();
+        [Side::Keys, Side::Values].into_iter().flat_map(move |side| {
+            let tokens = tokens.clone();
+            heads.clone().map(move |head| Strip { layer, side, head, tokens: tokens.clone() })
+        })
+    }
+}
+
+/// A tile's keys or values of one head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Strip {
+    pub layer: usize,
+    pub side: Side,
+    pub head: usize,
+    pub tokens: Range<usize>,
+}
+
+impl Strip {
+    /// Its blocks, in the order of their bytes.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let end = self.tokens.end;
+        self.tokens.clone().step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))
+    }
+
+    /// Packs what lies in pages into the first bytes of `out`; the rest is for what follows.
+    pub fn export<'o>(
+        &self,
+        (simd, codec): (Simd, KvCodec),
+        (kv, pool): (&SequenceKv, &PagePool),
+        scratch: &mut Scratch,
+        out: &'o mut [u8],
+    ) -> &'o mut [u8] {
+        let (layout, mut rest) = (kv.layout(), out);
+        for tokens in self.blocks() {
+            let Some(bits) = Bits::of(codec) else {
+                for run in kv.runs(pool, self.layer, self.side, self.head, tokens) {
+                    let (out, after) = rest.split_at_mut(run.len());
+                    out.copy_from_slice(run);
+                    rest = after;
+                }
+                continue;
+            };
+            let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
+            let mut rows = [[].as_slice(); BLOCK];
+            let runs = kv.runs(pool, self.layer, self.side, self.head, tokens);
+            let all = runs.flat_map(|run| run.chunks_exact(layout.row()));
+            rows.iter_mut().zip(all).for_each(|(slot, row)| *slot = row);
+            let (out, after) = rest.split_at_mut(form.bytes());
+            pack(simd, form, Rows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
+            rest = after;
+        }
+        rest
+    }
+
+    /// Unpacks the first bytes of `packed` into pages; the rest is for what follows.
+    pub fn import<'p>(
+        &self,
+        (simd, codec): (Simd, KvCodec),
+        (kv, pool): (&SequenceKv, &mut PagePool),
+        scratch: &mut Scratch,
+        packed: &'p [u8],
+    ) -> &'p [u8] {
+        let (layout, mut rest) = (kv.layout(), packed);
+        for tokens in self.blocks() {
+            let Some(bits) = Bits::of(codec) else {
+                kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
+                    let (bytes, after) = rest.split_at(run.len());
+                    run.copy_from_slice(bytes);
+                    rest = after;
+                });
+                continue;
+            };
+            let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
+            let (block, after) = rest.split_at(form.bytes());
+            rest = after;
+            let block = open(simd, form, block, scratch);
+            let mut row = 0;
+            kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
+                for out in run.chunks_exact_mut(layout.row()) {
+                    block.row(row, layout.stored(), out);
+                    row += 1;
+                }
+            });
+        }
+        rest
+    }
+}
+
+/// Packs what lies in pages. `payload` becomes as long as the tile; what memory it has is used again.
+pub fn export(
+    simd: Simd,
+    codec: KvCodec,
+    kv: &SequenceKv,
+    pool: &PagePool,
+    tile: &Tile,
+    scratch: &mut Scratch,
+    payload: &mut Vec<u8>,
+) {
+    payload.resize(tile.bytes(codec, kv), 0);
+    let all = payload.as_mut_slice();
+    tile.strips().fold(all, |rest, strip| strip.export((simd, codec), (kv, pool), scratch, rest));
+}
+
+/// Unpacks a payload into pages.
+///
+/// # Errors
+/// When it is not exactly as long as the tile needs; then nothing is written.
+pub fn import(
+    simd: Simd,
+    codec: KvCodec,
+    kv: &SequenceKv,
+    pool: &mut PagePool,
+    tile: &Tile,
+    scratch: &mut Scratch,
+    payload: &[u8],
+) -> Result<(), PayloadError> {
+    let (found, expected) = (payload.len(), tile.bytes(codec, kv));
+    if found != expected {
+        return Err(PayloadError { found, expected });
+    }
+    tile.strips().fold(payload, |rest, strip| strip.import((simd, codec), (kv, &mut *pool), scratch, rest));
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! `tsnode bench codec`: how fast one core packs KV for a link and unpacks it, and what that costs in quality.
+
+use super::{loaded, open};
+use crate::cli::{is_set, json, show::print_json, verb};
+use crate::{
+    exit::{Exit, Kind},
+    models::ModelFiles,
+    text::TextModel,
+};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tsnode_kernels::{
+    device::Host,
+    engine::{Engine, EngineConfig, EngineError, StageKey, Threads},
+    eval::{LayerError, PROMPTS, Predicted, Subject, TEXT, rouge_l},
+    source::ModelSource,
+    speed::Step,
+    wire::{
+        speed::{Load, measure},
+        tile_bytes,
+    },
+};
+use tsnode_protocol::{KvCodec, KvDtype, RequestId, Token};
+
+/// What is measured; 16 bit as it is lies beside it.
+const CODECS: [KvCodec; 2] = [KvCodec::Int4, KvCodec::Int8];
+/// KV heads, their channels and tokens: a layer of Llama-3-8B, and one of the embedded model. No cache holds either.
+const LOADS: [Load; 2] =
+    [Load { heads: 8, dim: 128, tokens: 16_384, tile: 512 }, Load { heads: 4, dim: 32, tokens: 131_072, tile: 512 }];
+const ROUNDS: usize = 21;
+/// Prefixes handed over once before the rest is predicted (tokens).
+const PREFIXES: [usize; 4] = [100, 256, 512, 896];
+/// Tokens of a window, with the first one that is no text.
+const WINDOW: usize = 1024;
+/// Prefixes of held-out text that are continued, and tokens of a continuation.
+const HELD_OUT: usize = 256;
+const ANSWER: usize = 64;
+
+pub(super) fn command() -> Command {
+    verb("codec", "Packing KV for a link: speed on one core, size, and quality", "tsnode bench codec --quality")
+        .arg(
+            Arg::new("quality")
+                .long("quality")
+                .action(ArgAction::SetTrue)
+                .help("Measure what packing costs in quality too (minutes)"),
+        )
+        .arg(
+            Arg::new("text")
+                .long("text")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("Text to measure quality on [default: the embedded model's]"),
+        )
+        .arg(super::model())
+        .arg(json())
+}
+
+#[derive(Serialize)]
+struct Report {
+    processor: String,
+    instructions: String,
+    speed: Vec<Speed>,
+    quality: Vec<Quality>,
+}
+
+#[derive(Serialize)]
+struct Speed {
+    codec: KvCodec,
+    heads: usize,
+    dim: usize,
+    tokens: usize,
+    bits_per_element: f64,
+    /// Bytes a second of 16-bit numbers, on one core.
+    copy: f64,
+    pack: f64,
+    unpack: f64,
+    pack_of_copy: f64,
+    unpack_of_copy: f64,
+}
+
+#[derive(Serialize)]
+struct Quality {
+    codec: KvCodec,
+    /// Of all prefixes together.
+    bits_per_element: f64,
+    perplexity: f64,
+    perplexity_packed: f64,
+    ratio: f64,
+    same_top: f64,
+    by_prefix: Vec<Predicted>,
+    /// ROUGE-L of greedy continuations, over tokens.
+    rouge_prompts: f64,
+    prompts: usize,
+    rouge_held_out: f64,
+    held_out: usize,
+    layers: Vec<LayerError>,
+}
+
+pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    let watch = !is_set(matches, "json");
+    let cpu = Host::detect().cpu;
+    let mut report =
+        Report { processor: cpu.name, instructions: format!("{:?}", cpu.simd), speed: Vec::new(), quality: Vec::new() };
+    if watch {
+        say!("one core of {}, {}; GB/s of 16-bit numbers", report.processor, report.instructions);
+        say!("{:<7}{:>7}{:>8}{:>8}{:>8}{:>8}{:>8}", "codec", "width", "bits", "copy", "pack", "unpack", "of copy");
+    }
+    for (codec, load) in CODECS.into_iter().flat_map(|codec| LOADS.map(|load| (codec, load))) {
+        let speed = speed(codec, load)?;
+        if watch {
+            speed.print();
+        }
+        report.speed.push(speed);
+    }
+    if is_set(matches, "quality") {
+        let mut bench = Bench::open(matches, watch)?;
+        for codec in CODECS {
+            let quality = bench.quality(codec).map_err(|e| failed(&e))?;
+            if watch {
+                quality.print();
+            }
+            report.quality.push(quality);
+        }
+    }
+    if watch { Ok(()) } else { print_json(&report) }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Exit {
+    Exit::new(Kind::Model, error.to_string())
+}
+
+fn speed(codec: KvCodec, load: Load) -> Result<Speed, Exit> {
+    let rates = measure(codec, load, ROUNDS).map_err(|e| failed(&e))?;
+    Ok(Speed {
+        codec,
+        heads: load.heads,
+        dim: load.dim,
+        tokens: load.tokens,
+        bits_per_element: rates.bits_per_element,
+        copy: rates.copy.0,
+        pack: rates.pack.0,
+        unpack: rates.unpack.0,
+        pack_of_copy: rates.pack.0 / rates.copy.0,
+        unpack_of_copy: rates.unpack.0 / rates.copy.0,
+    })
+}
+
+impl Speed {
+    fn print(&self) {
+        let [copy, pack, unpack] = [self.copy, self.pack, self.unpack].map(|rate| rate / 1e9);
+        let (name, dim, bits) = (name(self.codec), self.dim, self.bits_per_element);
+        let [packing, unpacking] = [self.pack_of_copy, self.unpack_of_copy].map(|share| share * 100.0);
+        say!("{name:<7}{dim:>7}{bits:>8.3}{copy:>8.2}{pack:>8.2}{unpack:>8.2}{packing:>6.0} % and {unpacking:.0} %");
+    }
+}
+
+fn name(codec: KvCodec) -> &'static str {
+    match codec {
+        KvCodec::Raw => "16 bit",
+        KvCodec::Int4 => "int4",
+        KvCodec::Int8 => "int8",
+    }
+}
+
+/// A loaded model, and texts as its tokens.
+struct Bench {
+    source: ModelSource,
+    engine: Engine,
+    stage: StageKey,
+    windows: Vec<Vec<Token>>,
+    prompts: Vec<Vec<Token>>,
+    held_out: Vec<Vec<Token>>,
+    /// Greedy continuations of both with KV as it is.
+    answers: Option<[Vec<Vec<Token>>; 2]>,
+}
+
+impl Bench {
+    fn open(matches: &ArgMatches, watch: bool) -> Result<Self, Exit> {
+        let source = open(matches)?;
+        let text = match matches.get_one::<PathBuf>("text") {
+            Some(path) => {
+                std::fs::read_to_string(path).map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", path.display())))?
+            }
+            None => TEXT.to_owned(),
+        };
+        let reader = text_model(&source).map_err(|e| failed(&e))?;
+        let tokens = |text: &str| tokens(&reader, text).map_err(|e| failed(&e));
+        let begun = |piece: &[Token]| [&[Token(0)], piece].concat();
+        let text = tokens(&text)?;
+        let pieces = |len: usize| text.chunks(len - 1).map(begun).filter(move |w| w.len() == len).collect();
+        let (windows, held_out): (Vec<_>, Vec<_>) = (pieces(WINDOW), pieces(HELD_OUT));
+        let prompts = PROMPTS.lines().map(|line| Ok(begun(&tokens(line)?))).collect::<Result<Vec<_>, Exit>>()?;
+        if windows.is_empty() || source.card().shape.context < WINDOW as u32 {
+            return Err(failed(&format!("a text and a context of at least {WINDOW} tokens are needed")));
+        }
+        let threads = Threads::together(std::thread::available_parallelism().map_or(1, usize::from));
+        // Continuations run side by side.
+        let room = Step { batch: held_out.len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
+        let kv = room.kv_bytes(&source, KvDtype::F16) * 2 + (64 << 20);
+        let (model, _) = loaded(&source, threads, kv, watch)?;
+        let pool_bytes = usize::try_from(kv).map_err(|e| failed(&e))?;
+        let config = EngineConfig { threads, pool_bytes, kv_dtype: KvDtype::F16 };
+        let mut engine = Engine::new(config).map_err(|e| failed(&e))?;
+        let stage = engine.load(model).map_err(|e| failed(&e))?;
+        Ok(Self { source, engine, stage, windows, prompts, held_out, answers: None })
+    }
+
+    fn quality(&mut self, codec: KvCodec) -> Result<Quality, EngineError> {
+        let (stage, shape) = (self.stage, self.source.card().shape);
+        let mut subject = Subject { engine: &mut self.engine, stage, vocab: shape.vocab as usize };
+        let mut packed =
+            |engine: &mut Engine, request: RequestId, tokens: u32| engine.settle(stage, request, 0..tokens, codec);
+        let mut by_prefix = Vec::new();
+        for prefix in PREFIXES {
+            by_prefix.push(subject.predict(&self.windows, prefix, &mut packed)?);
+        }
+        if self.answers.is_none() {
+            let mut as_it_is = |_: &mut Engine, _: RequestId, _: u32| Ok(());
+            let prompts = subject.answers(&self.prompts, ANSWER, &mut as_it_is)?;
+            self.answers = Some([prompts, subject.answers(&self.held_out, ANSWER, &mut as_it_is)?]);
+        }
+        let now = [
+            subject.answers(&self.prompts, ANSWER, &mut packed)?,
+            subject.answers(&self.held_out, ANSWER, &mut packed)?,
+        ];
+        let rouge = |i: usize| {
+            let before = self.answers.iter().flat_map(|a| &a[i]);
+            before.zip(&now[i]).map(|(a, b)| rouge_l(a, b)).sum::<f64>() / now[i].len().max(1) as f64
+        };
+        let all = Predicted::all(&by_prefix);
+        let dim = shape.head_dim as usize;
+        let bits: usize = PREFIXES.iter().map(|n| 8 * tile_bytes(codec, KvDtype::F16, *n, 1, dim)).sum();
+        Ok(Quality {
+            codec,
+            bits_per_element: bits as f64 / (2 * dim * PREFIXES.iter().sum::<usize>()) as f64,
+            perplexity: all.before.exp(),
+            perplexity_packed: all.after.exp(),
+            ratio: all.ratio(),
+            same_top: all.same_top,
+            by_prefix,
+            rouge_prompts: rouge(0),
+            prompts: self.prompts.len(),
+            rouge_held_out: rouge(1),
+            held_out: self.held_out.len(),
+            layers: subject.errors(&self.windows[0], codec)?,
+        })
+    }
+}
+
+impl Quality {
+    fn print(&self) {
+        let Self { perplexity, perplexity_packed, ratio, bits_per_element: bits, .. } = self;
+        say!("");
+        say!("{}: {bits:.3} bits an element; prefixes handed over once, the rest predicted", name(self.codec));
+        say!(
+            "perplexity {perplexity_packed:.4} over {perplexity:.4}: {ratio:.5}; likeliest the same {:.2} %",
+            self.same_top * 100.0
+        );
+        for p in &self.by_prefix {
+            let (ratio, top) = (p.ratio(), p.same_top * 100.0);
+            say!("  {:>4} tokens: {ratio:.5}, {top:.2} % of {}", p.prefix, p.tokens);
+        }
+        let [prompts, held_out] = [self.rouge_prompts, self.rouge_held_out];
+        say!(
+            "ROUGE-L of {ANSWER} greedy tokens: {prompts:.3} on {} prompts, {held_out:.3} on {} prefixes of {HELD_OUT}",
+            self.prompts,
+            self.held_out
+        );
+        say!("{:<7}{:>28}{:>28}", "layer", "keys: worst, mean, relative", "values: worst, mean, relative");
+        for LayerError { layer, keys, values } in &self.layers {
+            let side = |e: &tsnode_kernels::eval::SideError| format!("{:.4} {:.5} {:.4}", e.worst, e.mean, e.relative);
+            say!("{layer:<7}{:>28}{:>28}", side(keys), side(values));
+        }
+    }
+}
+
+fn text_model(source: &ModelSource) -> Result<TextModel, String> {
+    let card = source.card().clone();
+    let files = card.files.iter().filter_map(|f| Some((f.name.clone(), source.file(&f.name)?.to_vec()))).collect();
+    TextModel::new(&ModelFiles { card, files: Arc::new(files) }).map_err(|e| e.to_string())
+}
+
+fn tokens(model: &TextModel, text: &str) -> Result<Vec<Token>, String> {
+    let encoding = model.tokenizer().encode(text, false).map_err(|e| e.to_string())?;
+    Ok(encoding.get_ids().iter().copied().map(Token).collect())
+}
