@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_busy_decode_side_makes_it_pay_sooner() {
-        let mut busy = case(1000.0);
+        let mut busy = case(700.0);
         assert!(!weigh(&busy, KvChoice::Int4).splits());
         busy.local.running = 4;
         assert!(weigh(&busy, KvChoice::Int4).splits());

@@ -22,10 +22,10 @@ impl Bench {
     fn new(ranks: usize) -> Self {
         let source = ModelSource::embedded().unwrap();
         let shape = source.card().shape;
-        let config =
-            EngineConfig { threads: Threads { count: ranks, ranks }, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
+        let threads = Threads { count: ranks, ranks };
+        let config = EngineConfig { threads, pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
         let mut engine = Engine::new(config).unwrap();
-        let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
+        let stage = engine.load(source.load_stage_by(threads, shape.all_layers(), &mut |_| ()).unwrap().0).unwrap();
         Self { engine, stage, shape }
     }
 
