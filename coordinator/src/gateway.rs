@@ -433,6 +433,11 @@ impl Gateway {
         if r.prefill != Prefill::Wanted {
             return;
         }
+        if !self.view.adverts.contains_key(&prefill) {
+            // It went while the decode side looked for pages.
+            r.moved_home("the peer that was to prefill is gone".into());
+            return out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first: None } });
+        }
         r.prefill = Prefill::Running;
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let targets = decode_group.map_or_else(Vec::new, |group| targets(&self.view, group));

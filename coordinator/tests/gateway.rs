@@ -291,6 +291,21 @@ fn a_peer_gone_from_the_view_is_not_waited_for() {
 }
 
 #[test]
+fn a_prefill_peer_that_goes_before_there_are_pages_is_not_asked() {
+    let mut story = Story::new();
+    let (decode, _) = story.submit();
+    story.lose(PeerId([1; 32]));
+    let actions = story.decode(DecodeEvent::Granted { cached: 0 });
+    let order = DecodeOrder::PrefillHere { first: None };
+    assert_eq!(actions.last(), Some(&Action::Order { request: REQUEST, order }), "{actions:?}");
+    assert!(!actions.iter().any(|a| matches!(a, Action::OpenPrefill { .. })), "{actions:?}");
+    story.token(0);
+    let actions = story.decode(DecodeEvent::End(End::Length));
+    let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!() };
+    assert_eq!((trace.prefill, trace.decode), (decode, decode));
+}
+
+#[test]
 fn a_burst_is_spread_before_any_heartbeat_tells() {
     let mut story = Story::new();
     let mut leaders = std::collections::BTreeMap::<PeerId, u32>::new();

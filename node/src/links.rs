@@ -219,10 +219,15 @@ impl Links {
         let config = self.client_config(peer)?;
         let mut last = LinkError::NoAddress(peer);
         for address in addresses {
-            match timeout(PATIENCE, self.dial_one(&config, peer, address)).await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(error)) => last = error,
-                Err(_) => last = LinkError::TimedOut,
+            let dialled = tokio::select! {
+                dialled = timeout(PATIENCE, self.dial_one(&config, peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
+                () = lifeline::hopeless(address) => {
+                    Err(LinkError::Unreachable { peer, error: format!("nobody listens at {address}") })
+                }
+            };
+            match dialled {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = error,
             }
         }
         Err(last)

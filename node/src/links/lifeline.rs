@@ -24,6 +24,8 @@ const HELD: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after one that broke and could be had again.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long a dial goes on where lifelines are refused: a handshake over a slow link takes two round trips.
+const HOPELESS: Duration = Duration::from_millis(1500);
 /// After so many of those the far end does not want it.
 const TRIES: u32 = 3;
 
@@ -91,6 +93,16 @@ async fn until_refused(peer: PeerId, address: SocketAddr) -> bool {
         sleep(PAUSE).await;
     }
     false
+}
+
+/// Resolves when a dial that has not succeeded by then will not: the far end's system refuses lifelines, as it does when a
+/// peer has started again elsewhere. A peer that has no lifelines is refused too, and must answer within that time.
+pub(super) async fn hopeless(data_plane: SocketAddr) {
+    let refused = TcpStream::connect(beside(data_plane)).await.err().map(|e| e.kind());
+    if refused != Some(ErrorKind::ConnectionRefused) {
+        return std::future::pending().await;
+    }
+    sleep(HOPELESS).await;
 }
 
 /// A connection to a port that says it is `peer`'s.

@@ -100,6 +100,19 @@ async fn a_peer_that_ends_is_noticed_at_once() {
     assert!(matches!(receiver.recv::<Opening>().await, Err(LinkError::Lost(_))));
 }
 
+/// A peer that has started again elsewhere is not waited for where it was.
+#[tokio::test]
+async fn a_dial_to_where_nobody_is_any_more_is_given_up() {
+    let (a, b) = (end(1, None), end(1, None));
+    let (id, address) = (b.id, b.address);
+    drop(b);
+    let lifelines = SocketAddr::new(address.ip(), address.port() + 1);
+    let closed = async { while tokio::net::TcpStream::connect(lifelines).await.is_ok() {} };
+    timeout(PATIENCE, closed).await.unwrap();
+    let dialled = timeout(Duration::from_secs(4), a.links.open(id, &[address], &file())).await.unwrap();
+    assert!(matches!(dialled, Err(LinkError::Unreachable { .. })), "{dialled:?}");
+}
+
 #[tokio::test]
 async fn nonsense_is_refused_and_the_next_stream_is_served() {
     let (a, mut b) = (end(1, None), end(1, None));
