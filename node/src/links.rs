@@ -45,6 +45,8 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 const SOCKET_BUFFER: usize = 4 << 20;
 /// Streams a proven peer may have open at once.
 const STREAMS: u32 = 1024;
+/// Ports tried for one whose neighbour is free, where any will do.
+const PORTS_TRIED: usize = 8;
 /// Application error codes on the wire.
 const CODE_REFUSED: u32 = 403;
 const CODE_BYE: u32 = 0;
@@ -150,10 +152,10 @@ impl Links {
     /// # Errors
     /// When the address is taken or certificates cannot be made.
     pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming, Gone), LinkError> {
-        let endpoint = endpoint(&config, &stop)?;
+        let (endpoint, lifelines) = with_lifelines(&config, &stop)?;
         let me = config.identity.peer_id();
         let (gone, goners) = mpsc::channel(GONE);
-        if let Some(listener) = endpoint.local_addr().ok().and_then(lifeline::listen) {
+        if let Some(listener) = lifelines {
             tokio::spawn(lifeline::hold(listener, me, stop.clone()));
         }
         let inner = Inner {
@@ -282,6 +284,21 @@ impl Links {
     pub fn close(&self) {
         self.inner.endpoint.close(CODE_BYE.into(), b"leaving");
     }
+}
+
+/// The data plane's socket, and the listener beside it; where any port will do, one whose neighbour is free.
+fn with_lifelines(
+    config: &LinksConfig,
+    stop: &CancellationToken,
+) -> Result<(quinn::Endpoint, Option<tokio::net::TcpListener>), LinkError> {
+    for _ in 1..PORTS_TRIED {
+        let endpoint = endpoint(config, stop)?;
+        let lifelines = endpoint.local_addr().ok().and_then(lifeline::listen);
+        if lifelines.is_some() || config.listen.port() != 0 {
+            return Ok((endpoint, lifelines));
+        }
+    }
+    Ok((endpoint(config, stop)?, None))
 }
 
 fn endpoint(config: &LinksConfig, stop: &CancellationToken) -> Result<quinn::Endpoint, LinkError> {

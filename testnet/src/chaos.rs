@@ -22,6 +22,8 @@ const BEFORE: usize = 3;
 const WITHIN: usize = 8;
 /// One fault in so many stops a process rather than kill it.
 const STOPS: u64 = 5;
+/// A stopped process is stopped for long enough to be taken for dead.
+const STOPPED: Duration = Duration::from_secs(5);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +174,8 @@ pub async fn run(
         sleep(Duration::from_millis(dice.roll(JITTER))).await;
         let at = started.elapsed().as_secs_f64();
         hit(net, victim, deed).await?;
-        let served = load.await_more(WITHIN, PATIENCE).await;
+        let stopped = if deed == Deed::Stop { STOPPED } else { Duration::ZERO };
+        let (served, ()) = tokio::join!(load.await_more(WITHIN, PATIENCE), sleep(stopped));
         mend(net, victim, deed).await?;
         *known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(net, &fronts);
         let peer = net.peers()[victim].name.clone();

@@ -143,6 +143,15 @@ fn tell_all(report: &Report) {
     if let Some((median, longest, hit)) = report.pauses() {
         say!("{hit} of them were hit: longest pause of a stream {median:.2} s in the median, {longest:.2} s at most");
     }
+    if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
+        let (moves, reason) = (slowest.moves.join("; "), &slowest.reason);
+        say!(
+            "the longest was at {:.1} s to {:.1} s; moved: [{moves}], {} returns; prefill: {reason}",
+            slowest.from,
+            slowest.to,
+            slowest.returns
+        );
+    }
     for violation in &report.violations {
         say!("did not hold: {violation}");
     }
