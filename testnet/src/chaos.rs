@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// How long the swarm may serve nobody, and how long it may take to be whole again at the end.
-const PATIENCE: Duration = Duration::from_secs(45);
+const PATIENCE: Duration = Duration::from_secs(75);
 /// Longest time from a look at the swarm to the fault (milliseconds).
 const JITTER: u64 = 300;
 /// Streams that end before a fault, and before its end.
@@ -22,7 +22,7 @@ const BEFORE: usize = 3;
 const WITHIN: usize = 8;
 /// One fault in so many stops a process rather than kill it.
 const STOPS: u64 = 5;
-/// A stopped process is stopped for long enough to be taken for dead.
+/// Where processes are only stopped, it is for long enough to be taken for dead.
 const STOPPED: Duration = Duration::from_secs(5);
 
 /// What to do.
@@ -174,7 +174,7 @@ pub async fn run(
         sleep(Duration::from_millis(dice.roll(JITTER))).await;
         let at = started.elapsed().as_secs_f64();
         hit(net, victim, deed).await?;
-        let stopped = if deed == Deed::Stop { STOPPED } else { Duration::ZERO };
+        let stopped = if chaos.only == Some(Deed::Stop) { STOPPED } else { Duration::ZERO };
         let (served, ()) = tokio::join!(load.await_more(WITHIN, PATIENCE), sleep(stopped));
         mend(net, victim, deed).await?;
         *known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(net, &fronts);

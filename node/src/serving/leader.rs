@@ -353,6 +353,10 @@ impl Leader {
             self.answer(action);
         }
         self.clients.clear();
+        // Gateways that have not heard of it yet are not to wait for a ring that may never come round.
+        while let Ok(request) = self.requests.try_recv() {
+            refuse(request, "the group is not up");
+        }
     }
 
     fn tell(&self) {
