@@ -10,6 +10,7 @@ pub mod control;
 pub mod gate;
 pub mod gateway;
 pub mod layout;
+pub mod lending;
 pub mod placement;
 pub mod planner;
 pub mod plot;

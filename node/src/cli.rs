@@ -11,6 +11,7 @@ mod chat;
 mod doctor;
 mod join;
 mod loading;
+mod owner;
 mod plan;
 mod show;
 mod simulate;
@@ -64,6 +65,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "join" => join::run(&settings).await,
             "submit" => submit::run(&settings, matches).await,
             "chat" => chat::run(&settings, matches).await,
+            "leave" | "pause" | "resume" => owner::ask(verb, &settings, matches).await,
             "status" => show::status(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
@@ -119,6 +121,16 @@ pub fn command() -> Command {
         .subcommand(verb("join", "Lend this machine to a swarm", "tsnode join --invite ts1…").args(knobs(&ALL)))
         .subcommand(submit::command())
         .subcommand(chat::command())
+        .subcommand(
+            asking("leave", "Leave the swarm: what runs here goes on elsewhere, then the peer ends", "tsnode leave")
+                .arg(switch("no-wait", "Do not wait until it has ended")),
+        )
+        .subcommand(asking(
+            "pause",
+            "Have this machine back for now: its peer lends nothing, and stays",
+            "tsnode pause",
+        ))
+        .subcommand(asking("resume", "Lend this machine again", "tsnode resume"))
         .subcommand(asking("status", "What this peer and its swarm are doing", "tsnode status --json"))
         .subcommand(
             asking("peers", "Who is in the swarm", "tsnode peers --links").arg(switch("links", "Show measured links")),
@@ -160,10 +172,10 @@ pub fn command() -> Command {
 }
 
 /// Names of all settings.
-const ALL: [&str; 21] = {
-    let mut names = [""; 21];
+const ALL: [&str; KNOBS.len() - 2] = {
+    let mut names = [""; KNOBS.len() - 2];
     let mut i = 0;
-    while i < 21 {
+    while i < names.len() {
         names[i] = KNOBS[i].name;
         i += 1;
     }

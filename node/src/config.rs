@@ -30,7 +30,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 23] = [
+pub const KNOBS: [Knob; 26] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -46,6 +46,7 @@ pub const KNOBS: [Knob; 23] = [
     knob("mdns", "true", "Look for peers on the local network"),
     knob("threads", "", "Threads that compute, from 1 [default: all cores]"),
     knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
+    knob("memory", "", "Most memory to lend, for weights and KV pages, as 8GiB [default: half of what is free]"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw, int8 or int4"),
@@ -54,6 +55,8 @@ pub const KNOBS: [Knob; 23] = [
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
     knob("api-key", "", "Key that HTTP clients must show"),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
+    knob("upload-mbit", "", "Most Mbit/s to send to other peers, all together [default: what the link carries]"),
+    knob("hours", "", "Hours of the day in which to lend, as 22:00-07:00 [default: all]"),
     knob("shape-mbit", "", "Pretend links of this many Mbit/s"),
     knob("shape-ms", "", "Pretend links of this latency in milliseconds"),
     knob("log", "info", "What to log, as info or tsnode=debug"),
@@ -239,6 +242,8 @@ impl Settings {
             mdns: self.flag("mdns")?,
             model: self.model()?,
             threads: self.threads()?,
+            memory_bytes: self.parse::<Bytes>("memory")?.map(|b| b.0),
+            hours: self.parse("hours")?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
             kv_dtype: self
                 .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,
@@ -291,20 +296,26 @@ impl Settings {
         }
     }
 
+    /// The owner's limit on uploads, and the network to pretend.
     fn shaping(&self) -> Result<Option<Shaping>, ConfigError> {
-        let (mbit, ms) = (self.parse::<f64>("shape-mbit")?, self.parse::<f64>("shape-ms")?);
-        if mbit.is_none() && ms.is_none() {
+        let rate = |name| {
+            let Some(mbit) = self.parse::<f64>(name)? else { return Ok(None) };
+            let is_rate = mbit.is_finite() && mbit > 0.0;
+            if is_rate {
+                Ok(Some(BytesPerSecond(mbit * 1e6 / 8.0)))
+            } else {
+                Err(self.wrong(name, "must be above 0".into()))
+            }
+        };
+        let (upload, bandwidth, ms) = (rate("upload-mbit")?, rate("shape-mbit")?, self.parse::<f64>("shape-ms")?);
+        if upload.is_none() && bandwidth.is_none() && ms.is_none() {
             return Ok(None);
         }
-        let (mbit, ms) = (mbit.unwrap_or(10_000.0), ms.unwrap_or(0.0));
-        if !(mbit.is_finite() && mbit > 0.0) {
-            return Err(self.wrong("shape-mbit", "must be above 0".into()));
-        }
+        let ms = ms.unwrap_or(0.0);
         if !(0.0..=60_000.0).contains(&ms) {
             return Err(self.wrong("shape-ms", "must be from 0 to 60000".into()));
         }
-        let latency = Duration::from_secs_f64(ms / 1e3);
-        Ok(Some(Shaping { bandwidth: BytesPerSecond(mbit * 1e6 / 8.0), latency }))
+        Ok(Some(Shaping { bandwidth, upload, latency: Duration::from_secs_f64(ms / 1e3) }))
     }
 }
 
@@ -424,6 +435,19 @@ mod tests {
         let open = gather(&[("http", "0.0.0.0:80")], &[], "").unwrap().node();
         assert!(open.unwrap_err().to_string().contains("--api-key"));
         assert!(gather(&[("http", "0.0.0.0:80"), ("api-key", "k")], &[], "").unwrap().node().is_ok());
+    }
+
+    #[test]
+    fn owners_set_limits() {
+        let flags = [("memory", "2GiB"), ("upload-mbit", "8"), ("hours", "22:00-07:00")];
+        let node = gather(&flags, &[], "").unwrap().node().unwrap();
+        let upload = node.shaping.and_then(|s| s.upload);
+        assert_eq!((node.memory_bytes, upload), (Some(2 << 30), Some(BytesPerSecond(1e6))));
+        assert!(node.hours.is_some_and(|h| h.contain(0) && !h.contain(12 * 60)));
+        for (name, wrong) in [("upload-mbit", "0"), ("upload-mbit", "inf"), ("hours", "22-7"), ("memory", "much")] {
+            let said = gather(&[(name, wrong)], &[], "").unwrap().node().unwrap_err().to_string();
+            assert!(said.contains(name), "{said}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
+    owner::{Owner, Turn},
     roster::Adverts,
     serving::host::{Host, HostReport},
     store::Store,
@@ -53,6 +54,8 @@ pub struct Driver {
     pub routes: watch::Sender<View>,
     /// The swarm this peer is in; addresses join it as they become known.
     pub invite: Invite,
+    /// What the owner of this machine wants.
+    pub owner: Owner,
     /// What is remembered.
     pub store: Store,
     /// Where others are, as it is remembered.
@@ -73,12 +76,14 @@ impl Driver {
         let mut due = false;
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.obey().await;
         self.step(Event::Advertise(self.advert.clone())).await;
         loop {
             let wake = self.control.deadline().map(|at| self.started + at);
             let event = tokio::select! {
                 () = stop.cancelled(), if !leaving => {
                     leaving = true;
+                    self.owner.leaves();
                     tracing::info!("leaving: what runs here may end");
                     Some(Event::Leave)
                 }
@@ -92,6 +97,9 @@ impl Driver {
                 Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
                 _ = look.tick() => {
                     due = true;
+                    if let Some(event) = self.obey().await {
+                        self.step(event).await;
+                    }
                     self.look().await
                 }
             };
@@ -145,6 +153,23 @@ impl Driver {
         let HostReport { ready, load, loading } = self.host.report().await.ok()?;
         self.view.send_if_modified(|view| std::mem::replace(&mut view.loading, loading) != loading);
         Some(Event::Load { load, ready })
+    }
+
+    /// Lends what the owner wants lent.
+    async fn obey(&mut self) -> Option<Event> {
+        match self.owner.look(Instant::now())? {
+            Turn::Lend(devices) => {
+                // A host that has rested takes its part in the plan up again, should it still have one.
+                if let Some(plan) = self.control.plan().filter(|_| !devices.is_empty()) {
+                    self.host.adopt(plan.clone()).await.ok()?;
+                }
+                self.advertise(|advert| advert.devices = devices)
+            }
+            Turn::Rest => {
+                self.host.rest().await.ok()?;
+                None
+            }
+        }
     }
 
     /// One event through the machine, and what follows from it. Says whether others should see it at once.
@@ -239,9 +264,10 @@ impl Driver {
         for card in adverts.values().flat_map(|a| &a.models) {
             models.entry((card.name.clone(), card.id)).or_insert_with(|| card.clone());
         }
-        let readiness = readiness(control, &up, leaving);
+        let (readiness, lending) = (readiness(control, &up, leaving), self.owner.lending());
         self.view.send_modify(|view| {
             view.readiness = readiness;
+            view.lending = lending;
             view.epoch = control.epoch();
             view.term = control.term();
             view.coordinator = control.coordinator();

@@ -49,6 +49,8 @@ struct Profiling {
 pub struct Lend {
     /// Threads that compute.
     pub threads: usize,
+    /// At most (bytes), if told.
+    pub memory_bytes: Option<u64>,
     /// KV pages (bytes), if told.
     pub kv_bytes: Option<u64>,
 }
@@ -78,18 +80,20 @@ pub enum LendError {
     Measure(#[from] std::io::Error),
 }
 
-/// Memory lent, unless KV alone is more (bytes).
-fn lent(host: &Host) -> u64 {
-    (host.cpu.available_bytes as f64 * MEMORY_PART) as u64
+/// Memory lent, of which there may be `at_most` so much (bytes).
+fn lent(host: &Host, at_most: Option<u64>) -> u64 {
+    let usual = || (host.cpu.available_bytes as f64 * MEMORY_PART) as u64;
+    at_most.map_or_else(usual, |most| most.min(host.cpu.available_bytes))
 }
 
 /// Memory for KV pages: as `asked`, or a part of what is lent (bytes).
 ///
 /// # Errors
 /// When that is more than the host has, or holds no sequence.
-pub fn kv_bytes(host: &Host, asked: Option<u64>) -> Result<u64, LendError> {
-    let usual = || ((lent(host) as f64 * KV_PART) as u64).clamp(KV_AT_LEAST, KV_AT_MOST);
-    let (kv, free) = (asked.unwrap_or_else(usual), host.cpu.available_bytes);
+pub fn kv_bytes(host: &Host, asked: Option<u64>, at_most: Option<u64>) -> Result<u64, LendError> {
+    let usual = || ((lent(host, at_most) as f64 * KV_PART) as u64).clamp(KV_AT_LEAST, KV_AT_MOST);
+    let free = at_most.map_or(host.cpu.available_bytes, |most| most.min(host.cpu.available_bytes));
+    let kv = asked.unwrap_or_else(usual);
     if kv < KV_AT_LEAST || kv > free { Err(LendError::Memory { asked: kv, free }) } else { Ok(kv) }
 }
 
@@ -98,12 +102,12 @@ pub fn kv_bytes(host: &Host, asked: Option<u64>) -> Result<u64, LendError> {
 /// # Errors
 /// When the host has not what is asked for.
 pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendError> {
-    let (memory, kv) = (lent(host), kv_bytes(host, lend.kv_bytes)?);
+    let (memory, kv) = (lent(host, lend.memory_bytes), kv_bytes(host, lend.kv_bytes, lend.memory_bytes)?);
     let speed = speed(host, lend.threads, store)?;
     Ok(Device {
         kind: DeviceKind::Cpu { threads: lend.threads.min(u16::MAX.into()) as u16 },
         name: host.cpu.name.chars().take(100).collect(),
-        memory_bytes: memory.max(kv),
+        memory_bytes: if lend.memory_bytes.is_some() { memory } else { memory.max(kv) },
         kv_bytes: kv,
         flops: speed.flops,
         bandwidth: speed.bandwidth,
@@ -203,10 +207,11 @@ mod tests {
         let store = Store::open(folder.path()).unwrap();
         let host = Host::detect();
         for asked in [0, 1 << 50] {
-            let lend = Lend { threads: 1, kv_bytes: Some(asked) };
+            let lend = Lend { threads: 1, memory_bytes: None, kv_bytes: Some(asked) };
             assert!(matches!(processor(&host, lend, &store), Err(LendError::Memory { .. })), "{asked}");
         }
-        let device = processor(&host, Lend { threads: 1, kv_bytes: Some(8 << 20) }, &store).unwrap();
+        let device =
+            processor(&host, Lend { threads: 1, memory_bytes: None, kv_bytes: Some(8 << 20) }, &store).unwrap();
         assert_eq!(device.kv_bytes, 8 << 20);
         assert!(store.probe().is_some(), "measured once, then remembered");
     }
@@ -244,7 +249,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         let (mut host, source) = (Host::detect(), ModelSource::embedded().unwrap());
-        let device = processor(&host, Lend { threads: 1, kv_bytes: Some(8 << 20) }, &store).unwrap();
+        let device =
+            processor(&host, Lend { threads: 1, memory_bytes: None, kv_bytes: Some(8 << 20) }, &store).unwrap();
         room(&host, &device, &source, 1).unwrap();
         host.cpu.available_bytes = 8 << 20;
         let said = room(&host, &device, &source, 1).unwrap_err().to_string();

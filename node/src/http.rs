@@ -7,6 +7,7 @@ mod complete;
 mod error;
 mod metrics;
 mod naming;
+mod owner;
 mod params;
 mod request;
 mod respond;
@@ -16,7 +17,7 @@ mod texts;
 pub use error::ApiError;
 pub use metrics::Metrics;
 
-use crate::{gateway::Gateway, models::ModelLibrary, view::SwarmView};
+use crate::{gateway::Gateway, models::ModelLibrary, owner::Helm, view::SwarmView};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -34,6 +35,7 @@ use tsnode_protocol::limits;
 pub struct ApiState {
     gateway: Gateway,
     view: watch::Receiver<SwarmView>,
+    helm: Helm,
     texts: texts::Texts,
     metrics: Arc<Metrics>,
     api_key: Option<Arc<str>>,
@@ -46,10 +48,11 @@ impl ApiState {
         gateway: Gateway,
         library: ModelLibrary,
         view: watch::Receiver<SwarmView>,
+        helm: Helm,
         api_key: Option<String>,
     ) -> Self {
         let texts = texts::Texts::new(library);
-        Self { gateway, view, texts, metrics: Arc::new(Metrics::default()), api_key: api_key.map(Into::into) }
+        Self { gateway, view, helm, texts, metrics: Arc::new(Metrics::default()), api_key: api_key.map(Into::into) }
     }
 
     fn view(&self) -> SwarmView {
@@ -71,6 +74,9 @@ pub fn router(state: ApiState) -> Router {
         .route("/metrics", get(api::metrics))
         .route("/api/swarm", get(api::swarm))
         .route("/api/version", get(api::version))
+        .route("/api/pause", post(owner::pause))
+        .route("/api/resume", post(owner::resume))
+        .route("/api/leave", post(owner::leave))
         .fallback(api::not_found)
         .method_not_allowed_fallback(api::wrong_method)
         .layer(middleware::from_fn_with_state(state.clone(), auth::check))

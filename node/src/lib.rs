@@ -16,6 +16,7 @@ pub mod links;
 pub mod memory;
 pub mod models;
 pub mod node;
+pub mod owner;
 mod prober;
 pub mod roster;
 pub mod serving;

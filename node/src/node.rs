@@ -14,6 +14,7 @@ use crate::{
     library,
     links::{Gone, Incoming, Links, LinksConfig},
     models::{FilesQuery, ModelLibrary},
+    owner::{Helm, Owner},
     prober,
     roster::Roster,
     serving::{
@@ -66,14 +67,16 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     let ground = Ground::take(config)?;
     // HTTP opens first: until the peer is useful it says how far it is.
-    let front = ground.front().await?;
+    let (helm, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
+    let front = ground.front(helm).await?;
     watcher(front.view.subscribe());
     let lent = lent::Lent::find(&ground.config, &ground.store)?;
     let planes = ground.planes().await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let journal = ground.journal(&links, &roster);
-    let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), stop.clone())?;
+    let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), owner.moving())?;
+    owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
@@ -97,6 +100,7 @@ pub async fn run(
         routes,
         view: front.view,
         invite: ground.invite.clone(),
+        owner,
         store: ground.store.clone(),
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
@@ -155,7 +159,7 @@ impl Ground {
         Ok(Self { config, store, identity, invite, started, tasks: TaskTracker::new(), ends: CancellationToken::new() })
     }
 
-    async fn front(&self) -> Result<Front, NodeError> {
+    async fn front(&self, helm: Helm) -> Result<Front, NodeError> {
         let listener = TcpListener::bind(self.config.http).await.map_err(|e| NodeError::Listen {
             address: self.config.http,
             what: "HTTP",
@@ -166,7 +170,7 @@ impl Ground {
         let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at, self.config.split));
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
-        let state = ApiState::new(gateway, models, viewer, self.config.api_key.clone());
+        let state = ApiState::new(gateway, models, viewer, helm, self.config.api_key.clone());
         let end = CancellationToken::new();
         let serving = tokio::spawn(http::serve(listener, state, end.clone()));
         write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;
@@ -217,7 +221,7 @@ impl Ground {
         lent: lent::Lent,
         incoming: Incoming,
         (links, roster, journal): (&Links, &Roster, &Journal),
-        leaving: CancellationToken,
+        moving: watch::Receiver<bool>,
     ) -> Result<Host, NodeError> {
         let system = |e: String| NodeError::System(e);
         let engine = EngineConfig {
@@ -237,7 +241,7 @@ impl Ground {
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
             threads: self.config.threads,
-            leaving,
+            moving,
             journal: journal.clone(),
             stop: self.ends.clone(),
         };
@@ -327,6 +331,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: Spl
         swarm: invite.swarm,
         private: invite.secret.is_some(),
         readiness: Readiness::Probing,
+        lending: Default::default(),
         loading: None,
         epoch: Epoch(0),
         term: Term(0),

@@ -140,6 +140,19 @@ impl Store {
         self.set("endorsed", &bytes);
     }
 
+    /// Whether the owner had paused the peer.
+    #[must_use]
+    pub fn paused(&self) -> bool {
+        self.get("paused").is_some_and(|b| b == [1])
+    }
+
+    /// Remembers it.
+    pub fn set_paused(&self, paused: bool) {
+        if paused != self.paused() {
+            self.set("paused", &[u8::from(paused)]);
+        }
+    }
+
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         match self.database.get(key) {
             Ok(value) => value.map(|v| v.to_vec()),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use tsnode_coordinator::gate::SplitChoice;
+use tsnode_coordinator::{gate::SplitChoice, lending::Lending};
 use tsnode_kernels::load::Progress;
 use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
 
@@ -36,6 +36,9 @@ pub struct SwarmView {
     pub private: bool,
     /// How far this peer is.
     pub readiness: Readiness,
+    /// Whether this peer lends its devices.
+    #[serde(default)]
+    pub lending: Lending,
     /// How far the stage is that is being loaded here.
     #[serde(default)]
     pub loading: Option<Progress>,

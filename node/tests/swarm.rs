@@ -176,6 +176,49 @@ async fn a_swarm_outlives_its_peers() {
     net.down().await;
 }
 
+/// An owner who pauses a peer that decodes has it back, and one who leaves is gone; no stream says anything else for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owners_have_their_machines_back_and_no_stream_notices() {
+    let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1"];
+    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let url = format!("{}/v1/completions", net.peer(3).http);
+    let long = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true, "temperature": 0 });
+    let undisturbed = rest(b"", net.client.post(&url).json(&long).send().await.unwrap().bytes_stream()).await;
+
+    let response = net.client.post(&url).json(&long).send().await.unwrap();
+    let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
+    let sights = swarm(&net).look().await;
+    let owned = sights.iter().position(|s| s.as_ref().is_some_and(|s| s.me == decode)).unwrap();
+    let mut stream = response.bytes_stream();
+    let first = stream.next().await.unwrap().unwrap();
+    let asked = Instant::now();
+    assert_eq!(net.post(owned, "/api/pause", json!({})).await.0, 202);
+    assert_eq!(rest(&first, stream).await, undisturbed);
+    let has_work = |sights: &[Option<Sight>]| {
+        let plan = sights[3].as_ref().and_then(|s| s.plan.as_ref());
+        plan.is_some_and(|p| p.groups.iter().flat_map(|g| &g.stages).any(|s| s.peer == decode))
+    };
+    let idle =
+        |sights: &[Option<Sight>]| if has_work(sights) { Err("the plan still has it".to_owned()) } else { Ok(()) };
+    swarm(&net).await_that(LONG, idle).await.unwrap();
+    println!("a paused peer is out of the plan, its stream ended elsewhere, {:.1?} after the wish", asked.elapsed());
+    assert_eq!(net.post(owned, "/api/resume", json!({})).await.0, 202);
+    let busy = |sights: &[Option<Sight>]| if has_work(sights) { Ok(()) } else { Err("it is not used".to_owned()) };
+    swarm(&net).await_that(LONG, busy).await.unwrap();
+    swarm(&net).await_one_mind(4, LONG).await.unwrap();
+
+    let folder = net.peer(owned).data_dir;
+    let mut leave = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    let left = leave.args(["leave", "--data-dir"]).arg(&folder).output().await.unwrap();
+    assert!(left.status.success(), "{left:?}");
+    let gone = |sights: &[Option<Sight>]| match &sights[3] {
+        Some(sight) if sight.peers.len() == 3 => Ok(()),
+        _ => Err("it is still seen".to_owned()),
+    };
+    swarm(&net).await_that(LONG, gone).await.unwrap();
+    net.down().await;
+}
+
 /// The words of a stream from its first chunk to its end, which is a proper one.
 async fn rest(
     first: &[u8],

@@ -18,7 +18,7 @@ pub struct Seen {
     pub tokens: Vec<u64>,
     /// What the prompt's KV went through; the tokens rest on it.
     pub codec: String,
-    /// The longest time between two tokens.
+    /// The longest time without a token, from when it asked on.
     pub pause: Duration,
     /// Why it went on at another group, each time.
     pub moves: Vec<String>,
@@ -169,7 +169,7 @@ impl Reader {
         } else {
             let ids = data["choices"][0]["token_ids"].as_array().into_iter().flatten();
             self.seen.tokens.extend(ids.filter_map(Value::as_u64));
-            let waited = self.last_token.map_or(Duration::ZERO, |at| at.elapsed());
+            let waited = self.last_token.unwrap_or(self.seen.asked).elapsed();
             self.seen.pause = self.seen.pause.max(waited);
             self.last_token = Some(Instant::now());
         }

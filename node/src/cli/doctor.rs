@@ -131,7 +131,7 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
 /// What the model needs, beside what there is.
 fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Finding, LendError> {
     let free = host.cpu.available_bytes;
-    let kv = hardware::kv_bytes(host, config.kv_bytes)?;
+    let kv = hardware::kv_bytes(host, config.kv_bytes, config.memory_bytes)?;
     let ranks = config.threads.ranks;
     Need::of_least(source, ranks, kv)?.within(free)?;
     let (whole, layers) = (Need::of(source, source.card().shape.all_layers(), ranks, kv)?, source.card().shape.layers);

@@ -11,6 +11,7 @@ use crate::{
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::lending::Lending;
 
 pub(super) async fn run(settings: &Settings) -> Result<(), Exit> {
     let config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
@@ -85,6 +86,7 @@ fn describe(view: &SwarmView) -> String {
         Readiness::Planning => format!("{} found; waiting for a plan", count(view)),
         Readiness::Loading => "loading what the plan gives this peer".into(),
         Readiness::Leaving => "leaving".into(),
+        Readiness::Ready if view.lending != Lending::Lends => format!("lends nothing: {}", view.lending),
         Readiness::Ready => {
             let mine = view.plan.iter().flat_map(|p| &p.groups);
             let mine = mine.flat_map(|g| g.stages.iter().map(move |s| (g.phase, s))).find(|(_, s)| s.peer == view.me);

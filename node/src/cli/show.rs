@@ -10,6 +10,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
+use tsnode_coordinator::lending::Lending;
 use tsnode_protocol::{LayerProfile, PeerId};
 
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
@@ -25,6 +26,9 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     say!("peer         {}", view.me);
     say!("swarm        {}{}", view.swarm, if view.private { " (private)" } else { " (open)" });
     say!("state        {}", json!(view.readiness)["stage"].as_str().unwrap_or_default());
+    if view.lending != Lending::Lends {
+        say!("lends        nothing: {}", view.lending);
+    }
     say!("peers        {}", view.peers.len());
     say!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
     say!("epoch, term  {}, {}", view.epoch.0, view.term.0);
@@ -84,7 +88,11 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
         rows.push(vec![
             format!("{}{}", peer.advert.name, if peer.id == view.me { " (this)" } else { "" }),
             peer.id.to_string(),
-            if devices.is_empty() { "gateway only".into() } else { devices.join(", ") },
+            match devices.is_empty() {
+                true if peer.advert.models.is_empty() => "gateway only".into(),
+                true => "none now".into(),
+                false => devices.join(", "),
+            },
             format!("{:.0}", flops / 1e9),
             off_by(peer.advert.devices.iter().find_map(|d| d.profile)),
             load.running.to_string(),

@@ -4,6 +4,7 @@ use super::{ApiState, serve};
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
     models::{ModelFiles, ModelLibrary},
+    owner::Helm,
     text::TextModel,
     view::{Readiness, SwarmView},
 };
@@ -64,6 +65,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         swarm: SwarmId([2; 16]),
         private: false,
         readiness: Readiness::Ready,
+        lending: Default::default(),
         loading: None,
         epoch: Epoch(0),
         term: Term(0),
@@ -101,8 +103,9 @@ impl Api {
         tokio::spawn(play(part, text, submissions, asked.clone(), drops));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let state = ApiState::new(gateway, library, watched, api_key.map(str::to_owned));
         let stop = CancellationToken::new();
+        let helm = Helm::new(watch::Sender::new(false), CancellationToken::new());
+        let state = ApiState::new(gateway, library, watched, helm, api_key.map(str::to_owned));
         tokio::spawn(serve(listener, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, asked, dropped, stop }

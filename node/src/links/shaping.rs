@@ -1,4 +1,5 @@
-//! Pretends a slow network: datagrams leave late and no faster than the link carries, and a full queue drops them.
+//! Datagrams leave no faster than the owner allows, and as late and slow as a network that is pretended; a full queue drops
+//! them.
 //!
 //! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
 
@@ -22,11 +23,13 @@ const WAITING: usize = 4096;
 const BUFFER: Duration = Duration::from_millis(60);
 const BUFFER_BYTES: f64 = 128.0 * 1024.0;
 
-/// A link to pretend, the same to every peer.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Limits on what leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shaping {
-    /// What it carries, to each peer.
-    pub bandwidth: BytesPerSecond,
+    /// What leaves to all peers together.
+    pub upload: Option<BytesPerSecond>,
+    /// What the link to each peer carries.
+    pub bandwidth: Option<BytesPerSecond>,
     /// How long a datagram is on its way.
     pub latency: Duration,
 }
@@ -49,7 +52,13 @@ impl Shaped {
     /// Starts the task that delays what is sent, until `stop`.
     pub(super) fn start(socket: Arc<dyn AsyncUdpSocket>, shaping: Shaping, stop: CancellationToken) -> Arc<Self> {
         let (queue, datagrams) = mpsc::channel(WAITING);
-        let road = Road { socket: socket.clone(), shaping, links: BTreeMap::new(), on_the_way: VecDeque::new() };
+        let road = Road {
+            socket: socket.clone(),
+            shaping,
+            links: BTreeMap::new(),
+            uplink: Instant::now(),
+            on_the_way: VecDeque::new(),
+        };
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -111,6 +120,8 @@ struct Road {
     shaping: Shaping,
     /// When each link has sent what it was given.
     links: BTreeMap<SocketAddr, Instant>,
+    /// When this host has.
+    uplink: Instant,
     /// In the order of arrival; equal latencies keep it nearly sorted.
     on_the_way: VecDeque<(Instant, Datagram)>,
 }
@@ -130,16 +141,22 @@ impl Road {
     }
 
     fn take(&mut self, datagram: Datagram) {
-        let now = Instant::now();
-        let free = self.links.entry(datagram.to).or_insert(now);
-        let start = (*free).max(now);
-        let rate = self.shaping.bandwidth.0;
-        let queued = (start - now).as_secs_f64() * rate;
-        if queued > (BUFFER.as_secs_f64() * rate).max(BUFFER_BYTES) {
+        let (now, size, Shaping { upload, bandwidth, latency }) = (Instant::now(), datagram.bytes.len(), self.shaping);
+        let link = self.links.entry(datagram.to).or_insert(now);
+        let start = now.max(if bandwidth.is_some() { *link } else { now }).max(if upload.is_some() {
+            self.uplink
+        } else {
+            now
+        });
+        let slowest = upload.map_or(f64::INFINITY, |u| u.0).min(bandwidth.map_or(f64::INFINITY, |b| b.0));
+        let room = BUFFER.max(Duration::try_from_secs_f64(BUFFER_BYTES / slowest).unwrap_or(Duration::MAX));
+        if start - now > room {
             return;
         }
-        *free = start + Duration::from_secs_f64(datagram.bytes.len() as f64 / rate);
-        let arrival = *free + self.shaping.latency;
+        let after =
+            |rate: Option<BytesPerSecond>| rate.map_or(start, |r| start + Duration::from_secs_f64(size as f64 / r.0));
+        (*link, self.uplink) = (after(bandwidth), after(upload));
+        let arrival = self.uplink.max(*link) + latency;
         let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
         self.on_the_way.insert(at, (arrival, datagram));
     }

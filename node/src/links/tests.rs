@@ -123,9 +123,15 @@ async fn nonsense_is_refused_and_the_next_stream_is_served() {
     assert_eq!(there.opening, file());
 }
 
+/// As a link that is pretended, and as an owner's limit on uploads.
 #[tokio::test]
 async fn a_shaped_link_takes_its_time() {
-    let shaping = Shaping { bandwidth: BytesPerSecond(6.25e6), latency: Duration::from_millis(10) };
+    let (rate, latency) = (Some(BytesPerSecond(6.25e6)), Duration::from_millis(10));
+    takes_its_time(Shaping { bandwidth: rate, upload: None, latency }).await;
+    takes_its_time(Shaping { bandwidth: None, upload: rate, latency }).await;
+}
+
+async fn takes_its_time(shaping: Shaping) {
     let (a, mut b) = (end(1, Some(shaping)), end(1, Some(shaping)));
     let (mut here, mut there) = pair(&a, &mut b).await;
     let started = Instant::now();

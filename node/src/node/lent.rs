@@ -63,7 +63,7 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
             Ok(gpus) => tracing::info!(?gpus, "GPUs found; this version computes on the processor"),
             Err(why) => tracing::info!(why, "no GPU"),
         }
-        let lend = Lend { threads: config.threads.count, kv_bytes: config.kv_bytes };
+        let lend = Lend { threads: config.threads.count, memory_bytes: config.memory_bytes, kv_bytes: config.kv_bytes };
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let device = tokio::task::block_in_place(|| {
             let device = hardware::processor(&host, lend, store)?;

@@ -14,6 +14,7 @@ use tsnode_coordinator::{
     batcher::Guesses,
     gate::{KvChoice, SplitChoice},
     layout::Layout,
+    lending::Hours,
 };
 use tsnode_kernels::{engine::Threads, source::SourceError};
 use tsnode_protocol::{Invite, KvDtype};
@@ -59,6 +60,8 @@ pub struct NodeConfig {
     pub model: ModelChoice,
     /// Threads that compute, and the ranks that share them.
     pub threads: Threads,
+    /// Most memory to lend (bytes), if told.
+    pub memory_bytes: Option<u64>,
     /// KV pages (bytes), if told.
     pub kv_bytes: Option<u64>,
     /// Elements of KV pages.
@@ -69,11 +72,13 @@ pub struct NodeConfig {
     pub split: SplitChoice,
     /// Whether groups that this peer leads guess answers' next tokens.
     pub guesses: Guesses,
+    /// Hours in which the host is lent; all of them where none are named.
+    pub hours: Option<Hours>,
     /// Groups asked for.
     pub layout: Option<Layout>,
     /// Key that HTTP clients must show.
     pub api_key: Option<String>,
-    /// A slow network to pretend.
+    /// Limits on what leaves by the data plane: the owner's, and those of a slow network to pretend.
     pub shaping: Option<Shaping>,
 }
 

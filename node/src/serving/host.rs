@@ -64,8 +64,8 @@ pub struct HostSetup {
     pub batcher: BatcherConfig,
     /// Threads that load, for as many ranks as the engine has.
     pub threads: Threads,
-    /// This peer leaves: what it leads moves as soon as a plan goes on without it.
-    pub leaving: CancellationToken,
+    /// Whether what this peer leads moves as soon as a plan goes on without it, since it leaves or is paused.
+    pub moving: watch::Receiver<bool>,
     /// Ends everything.
     pub stop: CancellationToken,
 }
@@ -83,6 +83,7 @@ pub struct HostReport {
 
 enum Command {
     Adopt(Box<Plan>),
+    Rest,
     Serve { group: GroupId, request: LeaderRequest },
     Report(oneshot::Sender<HostReport>),
 }
@@ -127,6 +128,14 @@ impl Host {
     /// When the host has ended.
     pub async fn adopt(&self, plan: Plan) -> Result<(), HostGone> {
         self.commands.send(Command::Adopt(Box::new(plan))).await.map_err(|_| HostGone)
+    }
+
+    /// Serves no group any more, whatever the plan says, until the next plan.
+    ///
+    /// # Errors
+    /// When the host has ended.
+    pub async fn rest(&self) -> Result<(), HostGone> {
+        self.commands.send(Command::Rest).await.map_err(|_| HostGone)
     }
 
     /// Hands a request of this peer's own gateway to a leader on this peer.
@@ -190,7 +199,8 @@ impl Keeper {
 
     async fn obey(&mut self, command: Command) {
         match command {
-            Command::Adopt(plan) => self.adopt(&plan),
+            Command::Adopt(plan) => self.adopt(|id| plan.group(id).is_some(), &plan.groups),
+            Command::Rest => self.adopt(|_| false, &[]),
             Command::Serve { group, request } => self.serve(group, request),
             Command::Report(answer) => {
                 // An asker that has gone needs no answer.
@@ -199,9 +209,9 @@ impl Keeper {
         }
     }
 
-    fn adopt(&mut self, plan: &Plan) {
+    fn adopt(&mut self, has: impl Fn(GroupId) -> bool, groups: &[Group]) {
         self.groups.retain(|id, running| {
-            let kept = plan.group(*id).is_some();
+            let kept = has(*id);
             if !kept {
                 tracing::info!(group = %id, "group leaves the plan: draining");
                 running.retire.cancel();
@@ -209,13 +219,13 @@ impl Keeper {
             kept && !running.retire.is_cancelled()
         });
         self.loading.retain(|id, given_up| {
-            let kept = plan.group(*id).is_some();
+            let kept = has(*id);
             if !kept {
                 given_up.cancel();
             }
             kept
         });
-        for group in &plan.groups {
+        for group in groups {
             let position = group.stages.iter().position(|s| s.peer == self.setup.me);
             let is_new = !self.groups.contains_key(&group.id) && !self.loading.contains_key(&group.id);
             if let (Some(position), true) = (position, is_new) {
@@ -284,7 +294,7 @@ impl Keeper {
                 rings,
                 report,
                 retire: retire.clone(),
-                leaving: self.setup.leaving.clone(),
+                moving: self.setup.moving.clone(),
                 stop: self.setup.stop.clone(),
             };
             self.tasks.spawn(async move {

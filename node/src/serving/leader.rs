@@ -52,8 +52,9 @@ pub(super) struct LeaderSetup {
     pub report: watch::Sender<Report>,
     /// The plan no longer has the group: take nothing new, finish what runs.
     pub retire: CancellationToken,
-    /// This peer leaves: once the plan no longer has the group, what runs goes on elsewhere.
-    pub leaving: CancellationToken,
+    /// This peer is on its way out, or wanted back by its owner: once the plan no longer has the group, what runs goes on
+    /// elsewhere.
+    pub moving: watch::Receiver<bool>,
     pub stop: CancellationToken,
 }
 
@@ -97,7 +98,7 @@ pub(super) async fn run(setup: LeaderSetup) {
         leader.report.send_modify(|r| r.ready = false);
         match ended {
             Ended::Drained => return,
-            Ended::Leaving => return leader.broken("its peer leaves".into()),
+            Ended::Leaving => return leader.broken("its peer lends no longer".into()),
             Ended::Broken(why) => {
                 tracing::warn!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
@@ -130,7 +131,7 @@ struct Leader {
     speak: mpsc::Sender<Word>,
     report: watch::Sender<Report>,
     retire: CancellationToken,
-    leaving: CancellationToken,
+    moving: watch::Receiver<bool>,
     started: Instant,
 }
 
@@ -158,7 +159,7 @@ impl Leader {
             speak,
             report: setup.report,
             retire: setup.retire,
-            leaving: setup.leaving,
+            moving: setup.moving,
             started: Instant::now(),
         }
     }
@@ -175,7 +176,7 @@ impl Leader {
             if self.retire.is_cancelled() && self.clients.is_empty() {
                 return Ended::Drained;
             }
-            if self.retire.is_cancelled() && self.leaving.is_cancelled() {
+            if self.retire.is_cancelled() && *self.moving.borrow() {
                 return Ended::Leaving;
             }
             let wake = self.batcher.deadline().map(|at| self.started + at);

@@ -1,0 +1,168 @@
+//! What the owner of this machine wants of it: to lend it, to have it back for a while, to leave.
+
+use crate::store::Store;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::lending::{Hours, Lending};
+use tsnode_protocol::Device;
+
+/// How long a peer that lends nothing any more serves on where nobody has planned without it: it may be the only one.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The owner's side: says what is wanted.
+#[derive(Clone, Debug)]
+pub struct Helm {
+    paused: watch::Sender<bool>,
+    leave: CancellationToken,
+}
+
+impl Helm {
+    /// Says it by these.
+    #[must_use]
+    pub fn new(paused: watch::Sender<bool>, leave: CancellationToken) -> Self {
+        Self { paused, leave }
+    }
+
+    /// The machine is wanted back for now, or lent again.
+    pub fn pause(&self, paused: bool) {
+        self.paused.send_replace(paused);
+    }
+
+    /// The peer leaves its swarm and ends.
+    pub fn leave(&self) {
+        self.leave.cancel();
+    }
+}
+
+/// The peer's side: what is lent by that.
+pub struct Owner {
+    paused: watch::Receiver<bool>,
+    hours: Option<Hours>,
+    /// What is lent when anything is.
+    devices: Vec<Device>,
+    lending: Lending,
+    since: Instant,
+    rested: bool,
+    /// Whether what runs here is for others to go on with.
+    moving: watch::Sender<bool>,
+    store: Store,
+}
+
+/// What changes with a look at the owner's wishes.
+#[derive(Debug, PartialEq)]
+pub enum Turn {
+    /// The devices to advertise from now on.
+    Lend(Vec<Device>),
+    /// Others had their time to plan without this peer: it serves no longer.
+    Rest,
+}
+
+impl Owner {
+    /// As the owner left it. A peer that was paused stays paused when it starts again.
+    #[must_use]
+    pub fn new(store: Store, hours: Option<Hours>, leave: CancellationToken) -> (Helm, Self) {
+        let (paused, wishes) = watch::channel(store.paused());
+        let (lending, since) = (Lending::Lends, Instant::now());
+        let moving = watch::Sender::new(false);
+        (
+            Helm::new(paused, leave),
+            Self { paused: wishes, hours, devices: Vec::new(), lending, since, rested: false, moving, store },
+        )
+    }
+
+    /// There are these devices to lend.
+    pub fn set_devices(&mut self, devices: Vec<Device>) {
+        self.devices = devices;
+    }
+
+    /// Whether the machine is lent now.
+    #[must_use]
+    pub fn lending(&self) -> Lending {
+        self.lending
+    }
+
+    /// For those who serve here: whether what runs is for others to go on with.
+    #[must_use]
+    pub fn moving(&self) -> watch::Receiver<bool> {
+        self.moving.subscribe()
+    }
+
+    /// The peer leaves: what runs here moves.
+    pub fn leaves(&self) {
+        self.moving.send_replace(true);
+    }
+
+    /// Looks at the owner's wish and the clock.
+    pub fn look(&mut self, at: Instant) -> Option<Turn> {
+        let paused = *self.paused.borrow_and_update();
+        // Reading the clock of the wall costs little, and is done only for those who set hours.
+        let minute = self.hours.map_or(0, |_| minute_of_day());
+        let now = Lending::at(minute, paused, self.hours);
+        if now != self.lending {
+            return self.turn(at, now);
+        }
+        let over = now != Lending::Lends && at > self.since + GRACE;
+        (over && !std::mem::replace(&mut self.rested, true)).then_some(Turn::Rest)
+    }
+
+    fn turn(&mut self, at: Instant, now: Lending) -> Option<Turn> {
+        tracing::info!(was = %self.lending, %now, "what this machine lends has changed");
+        self.store.set_paused(now == Lending::Paused);
+        let lent = |lending| lending == Lending::Lends;
+        let same = lent(self.lending) == lent(now);
+        self.lending = now;
+        if same {
+            return None;
+        }
+        (self.since, self.rested) = (at, false);
+        self.moving.send_replace(!lent(now));
+        Some(Turn::Lend(if lent(now) { self.devices.clone() } else { Vec::new() }))
+    }
+}
+
+/// By the wall clock and the time zone of this machine.
+fn minute_of_day() -> u16 {
+    let now = jiff::Zoned::now();
+    (now.hour().unsigned_abs()) as u16 * 60 + u16::from(now.minute().unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_protocol::{BytesPerSecond, DeviceKind, FlopsPerSecond};
+
+    fn device() -> Device {
+        Device {
+            kind: DeviceKind::Cpu { threads: 1 },
+            name: "cpu".into(),
+            memory_bytes: 1 << 30,
+            kv_bytes: 1 << 28,
+            flops: FlopsPerSecond(20e9),
+            bandwidth: BytesPerSecond(10e9),
+            profile: None,
+        }
+    }
+
+    #[test]
+    fn a_pause_takes_the_devices_away_and_outlives_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let (helm, mut owner) = Owner::new(store.clone(), None, CancellationToken::new());
+        owner.set_devices(vec![device()]);
+        let (moving, now) = (owner.moving(), Instant::now());
+        assert_eq!(owner.look(now), None);
+        helm.pause(true);
+        assert_eq!(owner.look(now), Some(Turn::Lend(vec![])));
+        assert!(*moving.borrow() && owner.look(now).is_none(), "others have time to plan");
+        let later = now + GRACE + Duration::from_millis(1);
+        assert_eq!((owner.look(later), owner.look(later)), (Some(Turn::Rest), None));
+        let (helm, mut again) = Owner::new(store, None, CancellationToken::new());
+        again.set_devices(vec![device()]);
+        assert_eq!((again.look(now), again.lending()), (Some(Turn::Lend(vec![])), Lending::Paused));
+        helm.pause(false);
+        assert_eq!(again.look(now), Some(Turn::Lend(vec![device()])));
+        assert!(!*again.moving().borrow() && !again.store.paused());
+    }
+}
