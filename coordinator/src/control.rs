@@ -18,6 +18,7 @@ pub use member::Member;
 use crate::{
     Time,
     planner::{self, Wish},
+    trust::Offence,
 };
 use adoption::{Adopted, Proposal};
 use member::Kind;
@@ -161,6 +162,8 @@ pub enum Reject {
     NotCoordinator,
     /// A second plan for an epoch and term.
     SecondPlan,
+    /// Two plans for an epoch and term by one peer.
+    Equivocation,
     /// A plan that cannot be carried out.
     Infeasible(Infeasible),
     /// A plan worth less than the present one.
@@ -171,6 +174,18 @@ pub enum Reject {
     BadCertificate,
 }
 
+impl Reject {
+    /// What the signer did that no honest peer does; most refusals come of different views.
+    #[must_use]
+    pub fn offence(&self) -> Option<Offence> {
+        match self {
+            Self::Equivocation => Some(Offence::SecondPlan),
+            Self::BadCertificate => Some(Offence::FalseCertificate),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Reject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -178,6 +193,7 @@ impl fmt::Display for Reject {
             Self::TooManyPeers => f.write_str("too many peers"),
             Self::NotCoordinator => f.write_str("plan out of turn"),
             Self::SecondPlan => f.write_str("second plan for a term"),
+            Self::Equivocation => f.write_str("two plans for a term by one peer"),
             Self::Infeasible(why) => write!(f, "infeasible plan: {why}"),
             Self::Worse => f.write_str("plan worse than the present one"),
             Self::WrongEpoch => f.write_str("plan of a far epoch or term"),
@@ -333,6 +349,12 @@ impl Control {
     #[must_use]
     pub fn coordinator(&self) -> Option<PeerId> {
         self.coordinator
+    }
+
+    /// This peer.
+    #[must_use]
+    pub fn me(&self) -> PeerId {
+        self.config.me
     }
 
     /// The adopted plan.

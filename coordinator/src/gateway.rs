@@ -10,10 +10,11 @@ use crate::{
     gate::{self, KvChoice, SplitChoice, Verdict},
     policy::choice::Dispatch,
     router::{Choice, Pick, Router},
+    spot::Served,
 };
 use request::{Prefill, Request};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
@@ -77,6 +78,8 @@ pub struct View {
     pub up: BTreeMap<GroupId, Load>,
     /// Everyone's adverts.
     pub adverts: Arc<BTreeMap<PeerId, Advert>>,
+    /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
+    pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
 }
 
 /// What happens to requests.
@@ -215,6 +218,8 @@ pub enum Action {
         /// The packing.
         codec: KvCodec,
     },
+    /// It ended well, all of it computed where it began; right before the end.
+    Served(Served),
     /// What ran where; right before the end.
     Trace(Trace),
     /// Tell the client that this was all.
@@ -354,13 +359,16 @@ impl Gateway {
             return self.unserved(now, request, &why, out);
         };
         let verdict = judge(&self.config, &self.view, r, prefill, decode);
+        let barred = self.view.barred.contains(&(prefill_leader, decode_leader));
         let split = prefill.id != decode.id
+            && !barred
             && match (self.config.split, &verdict) {
                 (SplitChoice::Always, _) => true,
                 (SplitChoice::Auto, Some(verdict)) => verdict.splits(),
                 (SplitChoice::Auto, None) => false,
             };
         r.reason = match &verdict {
+            _ if barred => "KV between these two was found wrong".to_owned(),
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
             _ => "one group does both".to_owned(),
         };
@@ -601,6 +609,9 @@ impl Gateway {
         }
         if let Some(trace) = r.trace(now, request) {
             out.push(Action::Trace(trace));
+        }
+        if matches!(end, End::Stop | End::Length) {
+            out.extend(r.served().map(Action::Served));
         }
         out.push(Action::End { request, end });
     }

@@ -4,6 +4,7 @@
 //! wake it if nothing else happens; time and randomness come in as arguments, maps are ordered, so one seed replays a
 //! swarm. A confused or lying peer is not an error but a counted rejection.
 
+pub mod allowance;
 pub mod batcher;
 pub mod buddies;
 pub mod control;
@@ -20,6 +21,8 @@ pub mod provisioning;
 pub mod router;
 pub mod scheduler;
 pub mod simulator;
+pub mod spot;
 pub mod time;
+pub mod trust;
 
 pub use time::Time;

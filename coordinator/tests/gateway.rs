@@ -54,7 +54,7 @@ impl Story {
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let adverts = (1..=3).map(|n| (PeerId([n; 32]), advert())).collect();
-        let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts) };
+        let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
         let mut story = Self { gateway: Gateway::new(config), now: Duration::ZERO, view: view.clone() };
         story.tell(Event::View(view));
         story

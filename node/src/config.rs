@@ -30,7 +30,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 26] = [
+pub const KNOBS: [Knob; 27] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -59,6 +59,7 @@ pub const KNOBS: [Knob; 26] = [
     knob("hours", "", "Hours of the day in which to lend, as 22:00-07:00 [default: all]"),
     knob("shape-mbit", "", "Pretend links of this many Mbit/s"),
     knob("shape-ms", "", "Pretend links of this latency in milliseconds"),
+    knob("faults", "false", "Let POST /api/faults break this peer's network on purpose: for testnets"),
     knob("log", "info", "What to log, as info or tsnode=debug"),
     knob("log-format", "text", "How to log: text or json"),
 ];
@@ -256,6 +257,7 @@ impl Settings {
             layout: self.parse("layout")?,
             api_key,
             shaping: self.shaping()?,
+            faults: self.flag("faults")?,
         })
     }
 

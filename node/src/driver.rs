@@ -1,6 +1,7 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 use crate::{
+    guard::Bench,
     links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
     owner::{Owner, Turn},
@@ -8,7 +9,7 @@ use crate::{
     serving::host::{Host, HostReport},
     store::Store,
     swarm::{SwarmEvent, SwarmHandle},
-    view::{PeerView, Readiness, SwarmView},
+    view::{CutOffView, PeerView, Readiness, SwarmView},
 };
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
     control::{Action, Control, Event, Member},
     gateway::View,
+    trust::{CutOff, Offence, Trust},
 };
 use tsnode_protocol::{Advert, Gossip, GroupId, Invite, Load, ModelCard, PeerId};
 
@@ -48,6 +50,10 @@ pub struct Driver {
     pub advert: Advert,
     /// Changes to the advert by others of this peer's tasks: measured links.
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
+    /// What peers did that they should not, and who is cut off for it.
+    pub bench: Bench,
+    /// What is held against everybody.
+    pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
     pub data_port: u16,
     /// What the gateway routes by.
@@ -94,9 +100,14 @@ impl Driver {
                     None => break,
                 },
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
+                Some((peer, offence)) = self.bench.offences.recv() => {
+                    due |= self.judge(peer, offence);
+                    None
+                }
                 Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
                 _ = look.tick() => {
                     due = true;
+                    self.forgive();
                     if let Some(event) = self.obey().await {
                         self.step(event).await;
                     }
@@ -120,12 +131,49 @@ impl Driver {
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
             SwarmEvent::Listening(addresses) => self.listening(addresses),
+            SwarmEvent::Offence { peer, offence } => {
+                self.judge(peer, offence);
+                None
+            }
             SwarmEvent::Rejected { peer, reason } => {
                 tracing::warn!(peer = ?peer, reason, "refused");
                 self.view.send_modify(|v| *v.rejected.entry(reason).or_default() += 1);
                 None
             }
         }
+    }
+
+    /// Counts an offence; says whether somebody is cut off for it.
+    fn judge(&mut self, peer: PeerId, offence: Offence) -> bool {
+        let me = self.control.me();
+        let Some(cut) = self.trust.offends(self.started.elapsed(), peer, offence).filter(|_| peer != me) else {
+            return false;
+        };
+        tracing::warn!(%peer, reason = %cut.reason, offences = cut.offences, "cut off");
+        self.data_plane.forget(peer);
+        if let Err(error) = self.swarm.ban(peer) {
+            tracing::warn!(%peer, %error, "still connected");
+        }
+        self.tell_guards();
+        true
+    }
+
+    /// Gives those another chance whose time is over.
+    fn forgive(&mut self) {
+        let forgiven = self.trust.forgive(self.started.elapsed());
+        for peer in &forgiven {
+            tracing::info!(%peer, "no longer cut off");
+            if let Err(error) = self.swarm.allow(*peer) {
+                tracing::warn!(%peer, %error, "still banned");
+            }
+        }
+        if !forgiven.is_empty() {
+            self.tell_guards();
+        }
+    }
+
+    fn tell_guards(&self) {
+        self.bench.cut_off.send_replace(Arc::new(self.trust.cut_off().map(|(peer, _)| peer).collect()));
     }
 
     /// Addresses are known: the invite can be written, and the advert says where the data plane is.
@@ -192,6 +240,9 @@ impl Driver {
                     Action::Reject { peer, reason } => {
                         tracing::warn!(%peer, %reason, "message refused");
                         self.view.send_modify(|v| *v.rejected.entry(reason.to_string()).or_default() += 1);
+                        if let Some(offence) = reason.offence() {
+                            visible |= self.judge(peer, offence);
+                        }
                     }
                     Action::PeerUp(peer) => tracing::info!(%peer, "peer joined"),
                     Action::PeerDown { peer, reason } => {
@@ -232,8 +283,8 @@ impl Driver {
         let (control, now) = (&self.control, self.started.elapsed());
         let adverts: BTreeMap<PeerId, Advert> =
             control.members().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?))).collect();
-        let up = control.ready();
-        let plan = control.plan();
+        let (up, reachable) = self.served(control.ready(), &adverts);
+        let (plan, barred) = (control.plan(), self.trust.barred(now));
         self.roster.send_if_modified(|old| {
             let changed = **old != adverts;
             if changed {
@@ -243,10 +294,10 @@ impl Driver {
         });
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_deref() == plan;
-            let changed = !same_plan || old.up != up || *old.adverts != adverts;
+            let changed = !same_plan || old.up != up || old.adverts != reachable || *old.barred != barred;
             if changed {
                 let plan = if same_plan { old.plan.clone() } else { plan.cloned().map(Arc::new) };
-                *old = View { plan, up: up.clone(), adverts: self.roster.borrow().clone() };
+                *old = View { plan, up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
             }
             changed
         });
@@ -264,6 +315,15 @@ impl Driver {
         for card in adverts.values().flat_map(|a| &a.models) {
             models.entry((card.name.clone(), card.id)).or_insert_with(|| card.clone());
         }
+        let name = |peer: PeerId| adverts.get(&peer).map(|a| a.name.clone()).unwrap_or_default();
+        let cut_off = |(id, cut): (PeerId, &CutOff)| CutOffView {
+            id,
+            name: name(id),
+            reason: cut.reason.to_string(),
+            offences: cut.offences,
+            seconds_left: cut.until.saturating_sub(now).as_secs_f64(),
+        };
+        let cut_off = self.trust.cut_off().map(cut_off).collect();
         let (readiness, lending) = (readiness(control, &up, leaving), self.owner.lending());
         self.view.send_modify(|view| {
             view.readiness = readiness;
@@ -277,9 +337,30 @@ impl Driver {
             }
             view.ready_groups = up.keys().copied().collect();
             view.peers = control.members().filter_map(peer).collect();
+            view.cut_off = cut_off;
             view.models = models.into_values().collect();
             view.addresses.clone_from(&self.invite.addresses);
         });
+    }
+
+    /// What requests may be routed to: nothing that a peer has a part in which is cut off.
+    fn served(
+        &self,
+        mut up: BTreeMap<GroupId, Load>,
+        adverts: &BTreeMap<PeerId, Advert>,
+    ) -> (BTreeMap<GroupId, Load>, Adverts) {
+        let known = self.roster.borrow().clone();
+        let known = if *known == *adverts { known } else { Arc::new(adverts.clone()) };
+        if self.trust.cut_off().next().is_none() {
+            return (up, known);
+        }
+        let group = |id: &GroupId| self.control.plan().and_then(|p| p.group(*id));
+        let is_sound =
+            |id: &GroupId| group(id).is_some_and(|g| !g.stages.iter().any(|s| self.trust.is_cut_off(s.peer)));
+        up.retain(|id, _| is_sound(id));
+        let mut reachable = (*known).clone();
+        reachable.retain(|peer, _| !self.trust.is_cut_off(*peer));
+        (up, Arc::new(reachable))
     }
 
     /// Says it to the swarm, and hears it like everybody else.

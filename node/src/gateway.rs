@@ -1,5 +1,6 @@
 //! Prompt flow 1: what a client's request looks like inside the peer that took it, and the channel that takes it.
 
+mod checks;
 mod drive;
 
 pub use drive::Drive;

@@ -5,6 +5,7 @@ mod auth;
 mod chat;
 mod complete;
 mod error;
+mod faults;
 mod metrics;
 mod naming;
 mod owner;
@@ -17,7 +18,7 @@ mod texts;
 pub use error::ApiError;
 pub use metrics::Metrics;
 
-use crate::{gateway::Gateway, models::ModelLibrary, owner::Helm, view::SwarmView};
+use crate::{faults::Faults, gateway::Gateway, models::ModelLibrary, owner::Helm, view::SwarmView};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -30,12 +31,21 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::limits;
 
+/// What may be done to the peer over HTTP.
+#[derive(Clone, Debug)]
+pub struct Controls {
+    /// Its owner's wishes.
+    pub helm: Helm,
+    /// What a testnet breaks; none where it may not.
+    pub faults: Option<watch::Sender<Faults>>,
+}
+
 /// What every handler works with.
 #[derive(Clone)]
 pub struct ApiState {
     gateway: Gateway,
     view: watch::Receiver<SwarmView>,
-    helm: Helm,
+    controls: Controls,
     texts: texts::Texts,
     metrics: Arc<Metrics>,
     api_key: Option<Arc<str>>,
@@ -48,11 +58,11 @@ impl ApiState {
         gateway: Gateway,
         library: ModelLibrary,
         view: watch::Receiver<SwarmView>,
-        helm: Helm,
+        controls: Controls,
         api_key: Option<String>,
     ) -> Self {
         let texts = texts::Texts::new(library);
-        Self { gateway, view, helm, texts, metrics: Arc::new(Metrics::default()), api_key: api_key.map(Into::into) }
+        Self { gateway, view, controls, texts, metrics: Arc::new(Metrics::default()), api_key: api_key.map(Into::into) }
     }
 
     fn view(&self) -> SwarmView {
@@ -74,6 +84,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/metrics", get(api::metrics))
         .route("/api/swarm", get(api::swarm))
         .route("/api/version", get(api::version))
+        .route("/api/faults", get(faults::show).post(faults::set))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))
         .route("/api/leave", post(owner::leave))

@@ -8,23 +8,26 @@ mod frames;
 mod lifeline;
 mod probe;
 mod prove;
+mod rates;
 mod shaping;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use lifeline::Gone;
 pub use shaping::Shaping;
 
-use crate::identity::Identity;
+use crate::{faults::Faults, guard::Guard, identity::Identity};
 use futures::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rates::Rates;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{Link, PeerId, codec::CodecError, proof::Membership, stream};
@@ -75,6 +78,9 @@ pub enum LinkError {
         /// What the last address gave.
         error: String,
     },
+    /// The far end is cut off.
+    #[error("{0} is cut off")]
+    CutOff(PeerId),
     /// The far end is not of this swarm.
     #[error("{0} is not of this swarm")]
     NotAMember(String),
@@ -100,8 +106,12 @@ pub struct LinksConfig {
     pub membership: Membership,
     /// UDP address; port 0 takes any.
     pub listen: SocketAddr,
-    /// A slow network to pretend, for testnets.
+    /// Limits on what leaves.
     pub shaping: Option<Shaping>,
+    /// Who is kept out.
+    pub guard: Guard,
+    /// What is broken on purpose, where a testnet may.
+    pub faults: Option<watch::Receiver<Faults>>,
 }
 
 /// A stream that another peer opened.
@@ -144,6 +154,11 @@ struct Inner {
     dials: Mutex<BTreeMap<PeerId, Dial>>,
     measured: Mutex<BTreeMap<PeerId, Link>>,
     gone: mpsc::Sender<PeerId>,
+    guard: Guard,
+    rates: Rates,
+    faults: Option<watch::Receiver<Faults>>,
+    /// Tiles and tokens sent while some are to be spoilt.
+    spoilt: AtomicU64,
 }
 
 impl Links {
@@ -166,6 +181,10 @@ impl Links {
             dials: Mutex::default(),
             measured: Mutex::default(),
             gone,
+            guard: config.guard,
+            rates: Rates::new(),
+            faults: config.faults,
+            spoilt: AtomicU64::new(0),
         };
         let links = Self { inner: Arc::new(inner) };
         let (sender, streams) = mpsc::channel(INCOMING);
@@ -200,6 +219,9 @@ impl Links {
     }
 
     async fn connection(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<quinn::Connection, LinkError> {
+        if self.inner.guard.keeps_out(peer) {
+            return Err(LinkError::CutOff(peer));
+        }
         let dial = {
             let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
             let over = |d: &Dial| match d.peek() {
@@ -265,6 +287,26 @@ impl Links {
         Ok(config)
     }
 
+    /// Whether the next KV tile is to have a bit flipped: evenly as many as wished.
+    pub(crate) fn spoils_tile(&self) -> bool {
+        self.spoils(|faults| faults.corrupt)
+    }
+
+    /// Whether the next KV tile is to hold something else than was computed.
+    pub(crate) fn falsifies_tile(&self) -> bool {
+        self.spoils(|faults| faults.false_kv)
+    }
+
+    /// Whether the next token given by a group led here is to be another than was chosen.
+    pub(crate) fn spoils_token(&self) -> bool {
+        self.spoils(|faults| faults.lie)
+    }
+
+    fn spoils(&self, part: fn(&Faults) -> f64) -> bool {
+        let part = self.inner.faults.as_ref().map_or(0.0, |f| part(&f.borrow()));
+        part > 0.0 && Faults::hits(part, self.inner.spoilt.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// Hangs up on a peer that is gone: what waits for it fails now, and a restarted one is dialled afresh.
     pub fn forget(&self, peer: PeerId) {
         let dial = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
@@ -318,11 +360,11 @@ fn endpoint(config: &LinksConfig, stop: &CancellationToken) -> Result<quinn::End
     let socket = socket(config.listen).map_err(bind)?;
     let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
     let settings = quinn::EndpointConfig::default();
-    match config.shaping {
+    match config.shaping.or_else(|| config.faults.as_ref().map(|_| Shaping::default())) {
         None => quinn::Endpoint::new(settings, Some(server), socket, runtime).map_err(bind),
         Some(shaping) => {
             let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
-            let shaped = shaping::Shaped::start(socket, shaping, stop.clone());
+            let shaped = shaping::Shaped::start(socket, shaping, config.faults.clone(), stop.clone());
             quinn::Endpoint::new_with_abstract_socket(settings, Some(server), shaped, runtime).map_err(bind)
         }
     }

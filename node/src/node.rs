@@ -7,14 +7,16 @@ pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
     driver::Driver,
+    faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
-    http::{self, ApiState},
+    guard::Guard,
+    http::{self, ApiState, Controls},
     identity::Identity,
     journal::Journal,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
     models::{FilesQuery, ModelLibrary},
-    owner::{Helm, Owner},
+    owner::Owner,
     prober,
     roster::Roster,
     serving::{
@@ -39,6 +41,7 @@ use tsnode_coordinator::{
     gate::SplitChoice,
     gateway::{Gateway as Machine, GatewayConfig, View},
     planner::Wish,
+    trust::Trust,
 };
 use tsnode_kernels::engine::{Engine, EngineConfig};
 use tsnode_protocol::{Epoch, Invite, Secret, SwarmId, Term, proof::Membership};
@@ -68,10 +71,13 @@ pub async fn run(
     let ground = Ground::take(config)?;
     // HTTP opens first: until the peer is useful it says how far it is.
     let (helm, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
-    let front = ground.front(helm).await?;
+    let faults = ground.config.faults.then(watch::Sender::<Faults>::default);
+    let broken = faults.as_ref().map(watch::Sender::subscribe);
+    let front = ground.front(Controls { helm, faults }).await?;
     watcher(front.view.subscribe());
     let lent = lent::Lent::find(&ground.config, &ground.store)?;
-    let planes = ground.planes().await?;
+    let (guard, bench) = Guard::channel();
+    let planes = ground.planes(&guard, broken.clone()).await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let journal = ground.journal(&links, &roster);
@@ -79,10 +85,14 @@ pub async fn run(
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
+    if let Some(broken) = broken {
+        tasks.spawn(faults::cut(broken, planes.swarm.clone(), ends.clone()));
+    }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let (routes, view) = watch::channel(View::default());
     let (open, still_open) = watch::channel(0);
-    tasks.spawn(ground.drive(&host, (&links, &roster, &journal), view, front.submissions, open).run(ends.clone()));
+    let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
+    tasks.spawn(ground.drive(&ways, view, front.submissions, open).run(ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
 
@@ -101,6 +111,8 @@ pub async fn run(
         view: front.view,
         invite: ground.invite.clone(),
         owner,
+        bench,
+        trust: Trust::default(),
         store: ground.store.clone(),
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
@@ -150,6 +162,15 @@ struct Planes {
     events: mpsc::Receiver<SwarmEvent>,
 }
 
+/// What a gateway works with.
+struct Ways<'w> {
+    host: &'w Host,
+    links: &'w Links,
+    roster: &'w Roster,
+    journal: &'w Journal,
+    guard: &'w Guard,
+}
+
 impl Ground {
     fn take(config: NodeConfig) -> Result<Self, NodeError> {
         let started = Instant::now();
@@ -159,7 +180,7 @@ impl Ground {
         Ok(Self { config, store, identity, invite, started, tasks: TaskTracker::new(), ends: CancellationToken::new() })
     }
 
-    async fn front(&self, helm: Helm) -> Result<Front, NodeError> {
+    async fn front(&self, controls: Controls) -> Result<Front, NodeError> {
         let listener = TcpListener::bind(self.config.http).await.map_err(|e| NodeError::Listen {
             address: self.config.http,
             what: "HTTP",
@@ -170,14 +191,14 @@ impl Ground {
         let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at, self.config.split));
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
-        let state = ApiState::new(gateway, models, viewer, helm, self.config.api_key.clone());
+        let state = ApiState::new(gateway, models, viewer, controls, self.config.api_key.clone());
         let end = CancellationToken::new();
         let serving = tokio::spawn(http::serve(listener, state, end.clone()));
         write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;
         Ok(Front { view, submissions, queries, serving, end })
     }
 
-    async fn planes(&self) -> Result<Planes, NodeError> {
+    async fn planes(&self, guard: &Guard, faults: Option<watch::Receiver<Faults>>) -> Result<Planes, NodeError> {
         let Self { config, identity, .. } = self;
         let member = Membership::of(&self.invite);
         let (links, incoming, gone) = Links::bind(
@@ -186,6 +207,8 @@ impl Ground {
                 membership: member.clone(),
                 listen: SocketAddr::new(config.listen.ip(), next_port(config.listen.port())),
                 shaping: config.shaping,
+                guard: guard.clone(),
+                faults,
             },
             self.ends.clone(),
         )?;
@@ -250,8 +273,7 @@ impl Ground {
 
     fn drive(
         &self,
-        host: &Host,
-        (links, roster, journal): (&Links, &Roster, &Journal),
+        ways: &Ways<'_>,
         view: watch::Receiver<View>,
         submissions: mpsc::Receiver<Submission>,
         open: watch::Sender<usize>,
@@ -265,12 +287,13 @@ impl Ground {
         Drive {
             machine: Machine::new(settings),
             me: self.identity.peer_id(),
-            host: host.clone(),
-            links: links.clone(),
-            roster: roster.clone(),
+            host: ways.host.clone(),
+            links: ways.links.clone(),
+            roster: ways.roster.clone(),
+            guard: ways.guard.clone(),
             view,
             submissions,
-            journal: journal.clone(),
+            journal: ways.journal.clone(),
             open,
             tasks: self.tasks.clone(),
             started: self.started,
@@ -342,6 +365,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: Spl
         ready_groups: Vec::new(),
         peers: Vec::new(),
         models: Vec::new(),
+        cut_off: Vec::new(),
         rejected: Default::default(),
         addresses: Vec::new(),
         http: Some(http),

@@ -8,6 +8,7 @@ mod behaviour;
 mod dialer;
 mod gossip;
 mod handle;
+mod heard;
 mod outbox;
 mod task;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
 use gossip::Sealer;
+use heard::Heard;
 use libp2p::{Multiaddr, Swarm, multiaddr::Protocol};
 use outbox::Outbox;
 use std::{
@@ -33,6 +35,7 @@ use std::{
 use task::Task;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, proof::Membership};
 
 /// Connections each peer seeks: as many as gossipsub's mesh can use, and all of them in a small swarm.
@@ -77,6 +80,13 @@ pub enum SwarmEvent {
     Disconnected(PeerId),
     /// Where others can reach us has changed: multiaddrs ending in `/p2p/<peer id>`, best first.
     Listening(Vec<String>),
+    /// A peer has done what none should.
+    Offence {
+        /// Who.
+        peer: PeerId,
+        /// What.
+        offence: Offence,
+    },
     /// A peer was turned away, or what it said was.
     Rejected {
         /// Whom to blame; for gossip, the neighbour that passed it on.
@@ -148,6 +158,7 @@ pub async fn start(
         connected: BTreeSet::new(),
         hearing: BTreeSet::new(),
         listening: BTreeSet::new(),
+        heard: Heard::new(),
     };
     tokio::spawn(task.run(commands, rejections, stop));
     let handle = SwarmHandle {

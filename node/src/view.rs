@@ -60,12 +60,30 @@ pub struct SwarmView {
     pub peers: Vec<PeerView>,
     /// Models somebody in the swarm has, by name.
     pub models: Vec<ModelCard>,
+    /// Peers this one has nothing to do with for now.
+    #[serde(default)]
+    pub cut_off: Vec<CutOffView>,
     /// Messages refused, by reason.
     pub rejected: BTreeMap<String, u64>,
     /// Addresses others can dial this peer at, ending in `/p2p/…`.
     pub addresses: Vec<String>,
     /// Where HTTP listens.
     pub http: Option<SocketAddr>,
+}
+
+/// A peer that is cut off.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CutOffView {
+    /// Who.
+    pub id: PeerId,
+    /// Its name; empty where its advert is not known.
+    pub name: String,
+    /// What it did.
+    pub reason: String,
+    /// How often it did what it should not.
+    pub offences: u32,
+    /// Until it gets another chance (seconds).
+    pub seconds_left: f64,
 }
 
 /// One peer, as another sees it.

@@ -4,7 +4,7 @@
 mod timeline;
 
 use crate::{
-    Sight, Swarm, Testnet, TestnetError,
+    Flaw, Network, Sight, Swarm, Testnet, TestnetError,
     client::Seen,
     load::{Answers, Gateways, Load},
 };
@@ -20,8 +20,12 @@ const JITTER: u64 = 300;
 /// Streams that end before a fault, and before its end.
 const BEFORE: usize = 3;
 const WITHIN: usize = 8;
-/// One fault in so many stops a process rather than kill it.
-const STOPS: u64 = 5;
+/// Of so many faults, most kill.
+const DEEDS: u64 = 10;
+/// What a slow peer's links carry (Mbit/s), and how much later (milliseconds).
+const SLOW: Flaw = Flaw::Slow { mbit: Some(4.0), ms: 40.0 };
+/// Part of the tiles that a corrupt one spoils.
+const CORRUPT: Flaw = Flaw::Corrupt { part: 0.5 };
 /// Where processes are only stopped, it is for long enough to be taken for dead.
 const STOPPED: Duration = Duration::from_secs(5);
 
@@ -55,6 +59,12 @@ pub enum Deed {
     Kill,
     /// Its process is stopped with its connections open; later it goes on.
     Stop,
+    /// Nothing passes between it and any other; later it does again.
+    Cut,
+    /// Its links become slow.
+    Slow,
+    /// KV that it sends has bits flipped.
+    Corrupt,
 }
 
 /// Something that was done to a peer.
@@ -168,9 +178,15 @@ pub async fn run(
             break;
         }
         let Some((role, victim)) = choose(net, &fronts, &mut dice).await else { continue };
-        let drawn = if dice.roll(STOPS) == 0 { Deed::Stop } else { Deed::Kill };
-        // A stopped gateway is for its clients to notice.
-        let deed = if role == "gateway" { Deed::Kill } else { chaos.only.unwrap_or(drawn) };
+        let drawn = match dice.roll(DEEDS) {
+            0 | 1 => Deed::Stop,
+            2 => Deed::Cut,
+            3 => Deed::Slow,
+            4 => Deed::Corrupt,
+            _ => Deed::Kill,
+        };
+        // A gateway that is stopped or cut off is for its clients to notice.
+        let deed = if fronts.contains(&victim) { Deed::Kill } else { chaos.only.unwrap_or(drawn) };
         sleep(Duration::from_millis(dice.roll(JITTER))).await;
         let at = started.elapsed().as_secs_f64();
         hit(net, victim, deed).await?;
@@ -233,6 +249,9 @@ async fn hit(net: &mut Testnet, victim: usize, deed: Deed) -> Result<(), Testnet
     match deed {
         Deed::Kill => net.kill(victim).await,
         Deed::Stop => net.signal(victim, "-STOP"),
+        Deed::Cut => network(net).partition(&[&net.peers()[victim].name]).await,
+        Deed::Slow => network(net).spoil(&net.peers()[victim].name, SLOW).await,
+        Deed::Corrupt => network(net).spoil(&net.peers()[victim].name, CORRUPT).await,
     }
 }
 
@@ -240,7 +259,12 @@ async fn mend(net: &mut Testnet, victim: usize, deed: Deed) -> Result<(), Testne
     match deed {
         Deed::Kill => net.restart(victim).await,
         Deed::Stop => net.signal(victim, "-CONT"),
+        Deed::Cut | Deed::Slow | Deed::Corrupt => network(net).heal().await,
     }
+}
+
+fn network(net: &Testnet) -> Network<'_> {
+    Network::of(net.peers())
 }
 
 /// Faults being over, every peer is there, follows one plan, and has all its pages.

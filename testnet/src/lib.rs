@@ -5,11 +5,13 @@
 
 pub mod chaos;
 pub mod client;
+mod faults;
 mod load;
 mod peer;
 mod state;
 mod watch;
 
+pub use faults::{Flaw, Network};
 pub use load::Answers;
 pub use peer::PeerInfo;
 pub use state::{STATE_FILE, State};
@@ -105,6 +107,14 @@ pub enum TestnetError {
     /// A peer's process has ended.
     #[error("{0} does not run; start it again with: tsnode testnet restart {0}")]
     NotRunning(String),
+    /// A peer's network cannot be broken.
+    #[error("{name} is not to be broken: {why}")]
+    NotBroken {
+        /// Which.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// It answers wrongly.
     #[error(transparent)]
     Wrong(client::Wrong),

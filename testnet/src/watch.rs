@@ -25,6 +25,8 @@ pub struct Sight {
     pub ready_groups: Vec<String>,
     /// Peers alive.
     pub peers: Vec<SeenPeer>,
+    /// Peers that it has nothing to do with.
+    pub cut_off: Vec<SeenCutOff>,
 }
 
 /// A plan, as far as a testnet looks.
@@ -57,8 +59,26 @@ pub struct SeenStage {
 pub struct SeenPeer {
     /// Its id.
     pub id: String,
+    /// What it says of itself.
+    pub advert: SeenAdvert,
     /// What it has to do.
     pub load: SeenLoad,
+}
+
+/// A peer that is cut off, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenCutOff {
+    /// Its id.
+    pub id: String,
+    /// What it did.
+    pub reason: String,
+}
+
+/// An advert, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenAdvert {
+    /// Where its data plane is.
+    pub data_addresses: Vec<String>,
 }
 
 /// A load, as far as a testnet looks.

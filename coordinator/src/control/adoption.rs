@@ -146,10 +146,22 @@ impl Control {
                 }
             }
             // Adverts and deaths travel at their own speed: the view may catch up.
+            Err(Reject::SecondPlan) if self.equivocates(id, at, signer) => {
+                self.refuse(id, signer, Reject::Equivocation, out);
+            }
             Err(Reject::SecondPlan) => self.refuse(id, signer, Reject::SecondPlan, out),
             Err(reason) if late => self.refuse(id, signer, reason, out),
             Err(_) => {}
         }
+    }
+
+    /// Whether another plan for the same term is signed by the same peer: two peers may each think it is their turn, but an
+    /// honest one never plans twice.
+    fn equivocates(&self, id: PlanId, at: (Epoch, Term), signer: PeerId) -> bool {
+        self.proposals.iter().any(|(other, proposal)| {
+            let same = |(plan, _, by): &(Plan, _, PeerId)| *by == signer && (plan.epoch, plan.term) == at;
+            *other != id && proposal.plan.as_ref().is_some_and(same)
+        })
     }
 
     fn refuse(&mut self, id: PlanId, peer: PeerId, reason: Reject, out: &mut Vec<Action>) {

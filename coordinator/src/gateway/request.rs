@@ -1,7 +1,7 @@
 //! A request as its gateway holds it.
 
 use super::{Begun, Move, Trace};
-use crate::{Time, policy::routing::Asked, router::Pick};
+use crate::{Time, policy::routing::Asked, router::Pick, spot::Served};
 use std::collections::BTreeSet;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Seconds, Token, stream::Generation};
 
@@ -44,6 +44,8 @@ pub(super) struct Request {
     pub answer: Vec<Token>,
     /// The group that computed the prompt for another: it may still have it.
     pub prefilled_by: Option<GroupId>,
+    /// Whether another gateway began it.
+    pub resumed: bool,
     /// How often it went on elsewhere.
     pub moves: Vec<Move>,
     /// While no group serves it: until when one is waited for.
@@ -75,6 +77,7 @@ impl Request {
             cached: 0,
             answer: Vec::new(),
             prefilled_by: None,
+            resumed: false,
             moves: Vec::new(),
             homeless_until: None,
             tried: BTreeSet::new(),
@@ -85,7 +88,7 @@ impl Request {
     /// With what its client has from another gateway.
     pub fn with(mut self, begun: Option<Begun>) -> Self {
         if let Some(Begun { codec, answer }) = begun {
-            (self.codec, self.answer) = (codec, answer);
+            (self.codec, self.answer, self.resumed) = (codec, answer, true);
         }
         self
     }
@@ -105,6 +108,22 @@ impl Request {
         self.prefill = Prefill::ByDecode;
         self.prefill_leader = self.decode_leader;
         self.reason = reason;
+    }
+
+    /// What was answered, if one group did it from the first token on.
+    pub fn served(self) -> Option<Served> {
+        if self.resumed || !self.moves.is_empty() {
+            return None;
+        }
+        Some(Served {
+            model: self.model,
+            prompt: self.prompt,
+            answer: self.answer,
+            generation: self.generation,
+            codec: self.codec,
+            decode: self.decode_leader?,
+            prefill: self.prefill_leader?,
+        })
     }
 
     pub fn trace(&self, now: Time, request: RequestId) -> Option<Trace> {

@@ -100,7 +100,13 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
             format!("{:.1} s", peer.silent_for),
         ]);
     }
-    table(&rows)
+    table(&rows)?;
+    for cut in &view.cut_off {
+        let who =
+            if cut.name.is_empty() { cut.id.to_string() } else { format!("{} (…{})", cut.name, cut.id.short()) };
+        say!("cut off: {who} {} ({} offences), for {:.0} s more", cut.reason, cut.offences, cut.seconds_left);
+    }
+    Ok(())
 }
 
 /// Mean errors of the times that plans count with: prompts', and answers'.

@@ -1,5 +1,6 @@
 //! `tsnode testnet`: a whole swarm of real processes on this machine.
 
+mod broken;
 mod chaos;
 
 use super::{ask::Peer, is_set, json as json_flag, show::print_json, submit, switch, verb};
@@ -37,6 +38,7 @@ pub(super) fn command() -> Command {
         .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
         .subcommand(fault("restart", "Start a peer again, with its files; a running one is killed first").arg(dir()))
+        .subcommands(broken::commands())
         .subcommand(verb("down", "Stop a detached swarm", "tsnode testnet down").arg(dir()))
 }
 
@@ -47,6 +49,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         Some(("down", matches)) => down(matches).await,
         Some((fault @ ("kill" | "stop" | "cont"), matches)) => disturb(fault, matches),
         Some(("restart", matches)) => restart(matches).await,
+        Some((fault @ ("partition" | "heal" | "slow" | "corrupt" | "lie"), matches)) => {
+            broken::run(fault, matches).await
+        }
         Some(("chaos", matches)) => chaos::run(settings, matches).await,
         _ => Ok(()),
     }

@@ -1,7 +1,8 @@
 //! Prompt flow 2 and 9: the loop where clients, streams and the gateway machine meet.
 
-use super::{Accepted, Prompt, Reply, SUBMISSIONS, Submission, SubmitError};
+use super::{Accepted, Prompt, Reply, SUBMISSIONS, Submission, SubmitError, checks::Examiner};
 use crate::{
+    guard::Guard,
     journal::{Journal, Recalled},
     links::Links,
     roster::Roster,
@@ -47,6 +48,8 @@ pub struct Drive {
     pub journal: Journal,
     /// How many of them have not ended.
     pub open: watch::Sender<usize>,
+    /// Is told of those who answer wrongly.
+    pub guard: Guard,
     /// Owner of the tasks that follow streams.
     pub tasks: TaskTracker,
     /// The process's zero.
@@ -124,6 +127,7 @@ struct Desk {
     clients: BTreeMap<RequestId, Client>,
     heard: mpsc::Sender<Heard>,
     looked: mpsc::Sender<Looked>,
+    examiner: Examiner,
     lines: LineNo,
 }
 
@@ -149,18 +153,56 @@ impl Desk {
     }
 }
 
+/// The ways to leaders, on this peer and on others. Clones are equal.
+#[derive(Clone)]
+pub(super) struct Reach {
+    me: PeerId,
+    host: Host,
+    links: Links,
+    roster: Roster,
+}
+
+impl Reach {
+    /// Brings a request to its leader and follows it there, in this process or over a stream.
+    pub async fn decode(
+        self,
+        leader: PeerId,
+        open: DecodeRequest,
+        orders: mpsc::Receiver<DecodeOrder>,
+        events: mpsc::Sender<DecodeEvent>,
+    ) -> Result<(), String> {
+        if leader == self.me {
+            let group = open.group;
+            let request = LeaderRequest::Decode { request: open, orders, events };
+            return self.host.serve(group, request).await.map_err(|e| e.to_string());
+        }
+        let addresses = self.roster.data_addresses(leader);
+        let stream = self.links.open(leader, &addresses, &Opening::Decode(open)).await.map_err(|e| e.to_string())?;
+        follow_decode(stream, orders, events).await.map_err(|e| e.to_string())
+    }
+}
+
 impl Drive {
+    fn reach(&self) -> Reach {
+        Reach { me: self.me, host: self.host.clone(), links: self.links.clone(), roster: self.roster.clone() }
+    }
+
     /// Serves requests until `stop`; what runs then ends with a stated error.
     pub async fn run(mut self, stop: CancellationToken) {
         let (heard, mut ear) = mpsc::channel(HEARD);
         let (looked, mut found) = mpsc::channel(SUBMISSIONS);
-        let mut desk = Desk { clients: BTreeMap::new(), heard, looked, lines: 0 };
+        let (examiner, mut examined) = Examiner::new(self.guard.clone(), self.tasks.clone());
+        let mut desk = Desk { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
             let event = tokio::select! {
                 () = stop.cancelled() => return,
                 Some(heard) = ear.recv() => desk.still_counts(heard),
                 Some(looked) = found.recv() => self.begun(looked, &mut desk),
+                Some(answer) = examined.recv() => {
+                    desk.examiner.said(&self.view.borrow(), answer, &self.reach());
+                    None
+                }
                 submission = self.submissions.recv() => match submission {
                     Some(submission) => self.submitted(submission, &mut desk),
                     None => return,
@@ -266,6 +308,7 @@ impl Drive {
                     line.end.cancel();
                 }
             }
+            Action::Served(served) => desk.examiner.ended(&self.view.borrow(), served, &self.reach()),
             Action::Settled { request, codec } => self.journal.settled(request, codec),
             Action::Token { request, index, sampled } => {
                 self.journal.token(request, sampled.clone());
@@ -287,7 +330,7 @@ impl Drive {
         let end = CancellationToken::new();
         client.decode = Some(DecodeLine { line, orders, end: end.clone() });
         let heard = desk.heard.clone();
-        let reach = self.reach(leader, open, obey, events);
+        let reach = self.reach().decode(leader, open, obey, events);
         self.tasks.spawn(async move {
             let follow = async {
                 let mut over = false;
@@ -312,28 +355,6 @@ impl Drive {
                 () = follow => {}
             }
         });
-    }
-
-    /// Brings the request to its leader and follows it there, in this process or over a stream.
-    fn reach(
-        &self,
-        leader: PeerId,
-        open: DecodeRequest,
-        orders: mpsc::Receiver<DecodeOrder>,
-        events: mpsc::Sender<DecodeEvent>,
-    ) -> impl Future<Output = Result<(), String>> + use<> {
-        let (here, host, links, roster) =
-            (leader == self.me, self.host.clone(), self.links.clone(), self.roster.clone());
-        async move {
-            if here {
-                let group = open.group;
-                let request = LeaderRequest::Decode { request: open, orders, events };
-                return host.serve(group, request).await.map_err(|e| e.to_string());
-            }
-            let addresses = roster.data_addresses(leader);
-            let stream = links.open(leader, &addresses, &Opening::Decode(open)).await.map_err(|e| e.to_string())?;
-            follow_decode(stream, orders, events).await.map_err(|e| e.to_string())
-        }
     }
 
     fn open_prefill(&self, request: RequestId, leader: PeerId, open: PrefillRequest, desk: &mut Desk) {

@@ -1,6 +1,6 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
-use super::{ApiState, serve};
+use super::{ApiState, Controls, serve};
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
     models::{ModelFiles, ModelLibrary},
@@ -76,6 +76,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         ready_groups: vec![],
         peers: vec![],
         models,
+        cut_off: vec![],
         rejected: BTreeMap::new(),
         addresses: vec![],
         http: None,
@@ -105,7 +106,8 @@ impl Api {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
         let helm = Helm::new(watch::Sender::new(false), CancellationToken::new());
-        let state = ApiState::new(gateway, library, watched, helm, api_key.map(str::to_owned));
+        let state =
+            ApiState::new(gateway, library, watched, Controls { helm, faults: None }, api_key.map(str::to_owned));
         tokio::spawn(serve(listener, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, asked, dropped, stop }

@@ -1,9 +1,10 @@
 //! Answers: connections of other peers, and the streams they open.
 
-use super::{IncomingStream, Links, PATIENCE, STREAMS, Stream, peer_of, probe, prove};
+use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, STREAMS, Stream, peer_of, probe, prove};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{PeerId, stream::Opening};
 
 /// Connections that have not proven themselves yet; above it, newcomers are turned away.
@@ -30,6 +31,9 @@ pub(super) async fn run(links: Links, streams: mpsc::Sender<IncomingStream>, sto
                 return;
             };
             let Some(peer) = peer_of(&connection) else { return };
+            if links.inner.guard.keeps_out(peer) {
+                return connection.close(CODE_REFUSED.into(), b"cut off");
+            }
             let proven = prove::as_listener(&connection, &links.inner.membership, links.inner.me, peer).await;
             drop(permit);
             if let Err(error) = proven {
@@ -39,28 +43,41 @@ pub(super) async fn run(links: Links, streams: mpsc::Sender<IncomingStream>, sto
             connection.set_max_concurrent_bi_streams(STREAMS.into());
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = serve(peer, &connection, &streams) => {}
+                () = serve(peer, &links, &connection, &streams) => {}
             }
         });
     }
 }
 
-async fn serve(peer: PeerId, connection: &quinn::Connection, streams: &mpsc::Sender<IncomingStream>) {
+async fn serve(peer: PeerId, links: &Links, connection: &quinn::Connection, streams: &mpsc::Sender<IncomingStream>) {
     while let Ok((sender, receiver)) = connection.accept_bi().await {
         let (stream, streams) = (Stream::new(sender, receiver), streams.clone());
-        tokio::spawn(welcome(peer, stream, streams));
+        if links.inner.guard.keeps_out(peer) {
+            return connection.close(CODE_REFUSED.into(), b"cut off");
+        }
+        tokio::spawn(welcome(peer, links.clone(), stream, streams));
     }
 }
 
 /// Reads what a stream is for, and passes it on. One that says nothing sensible in time is reset.
-async fn welcome(peer: PeerId, mut stream: Stream, streams: mpsc::Sender<IncomingStream>) {
+async fn welcome(peer: PeerId, links: Links, mut stream: Stream, streams: mpsc::Sender<IncomingStream>) {
     let opening = match timeout(PATIENCE, stream.receiver.recv::<Opening>()).await {
         Ok(Ok(Some(opening))) => opening,
         Ok(Ok(None)) => return,
-        Ok(Err(error)) => return tracing::warn!(%peer, %error, "stream refused"),
+        Ok(Err(error)) => {
+            if matches!(error, LinkError::Codec(_)) {
+                links.inner.guard.blame(peer, Offence::Garbage);
+            }
+            return tracing::warn!(%peer, %error, "stream refused");
+        }
         Err(_) => return tracing::warn!(%peer, "stream refused: it did not say what it is for"),
     };
+    if !links.inner.rates.allow(peer, &opening) {
+        links.inner.guard.blame(peer, Offence::Flood);
+        return tracing::debug!(%peer, "stream refused: too many");
+    }
     if let Err(error) = opening.check() {
+        links.inner.guard.blame(peer, Offence::Garbage);
         return tracing::warn!(%peer, %error, "stream refused");
     }
     match opening {

@@ -3,6 +3,7 @@
 //!
 //! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
 
+use crate::faults::Faults;
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::BytesPerSecond;
@@ -50,11 +51,17 @@ pub(super) struct Shaped {
 
 impl Shaped {
     /// Starts the task that delays what is sent, until `stop`.
-    pub(super) fn start(socket: Arc<dyn AsyncUdpSocket>, shaping: Shaping, stop: CancellationToken) -> Arc<Self> {
+    pub(super) fn start(
+        socket: Arc<dyn AsyncUdpSocket>,
+        shaping: Shaping,
+        faults: Option<watch::Receiver<Faults>>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
         let (queue, datagrams) = mpsc::channel(WAITING);
         let road = Road {
             socket: socket.clone(),
             shaping,
+            faults,
             links: BTreeMap::new(),
             uplink: Instant::now(),
             on_the_way: VecDeque::new(),
@@ -118,6 +125,7 @@ impl AsyncUdpSocket for Shaped {
 struct Road {
     socket: Arc<dyn AsyncUdpSocket>,
     shaping: Shaping,
+    faults: Option<watch::Receiver<Faults>>,
     /// When each link has sent what it was given.
     links: BTreeMap<SocketAddr, Instant>,
     /// When this host has.
@@ -141,7 +149,8 @@ impl Road {
     }
 
     fn take(&mut self, datagram: Datagram) {
-        let (now, size, Shaping { upload, bandwidth, latency }) = (Instant::now(), datagram.bytes.len(), self.shaping);
+        let (now, size) = (Instant::now(), datagram.bytes.len());
+        let Some(Shaping { upload, bandwidth, latency }) = self.shaping_to(datagram.to) else { return };
         let link = self.links.entry(datagram.to).or_insert(now);
         let start = now.max(if bandwidth.is_some() { *link } else { now }).max(if upload.is_some() {
             self.uplink
@@ -159,6 +168,13 @@ impl Road {
         let arrival = self.uplink.max(*link) + latency;
         let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
         self.on_the_way.insert(at, (arrival, datagram));
+    }
+
+    /// What limits datagrams to there; none leave where the way is cut.
+    fn shaping_to(&self, to: SocketAddr) -> Option<Shaping> {
+        let Some(faults) = &self.faults else { return Some(self.shaping) };
+        let faults = faults.borrow();
+        (!faults.cuts(to)).then(|| faults.shape(self.shaping))
     }
 
     fn deliver(&mut self) {

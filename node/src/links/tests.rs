@@ -1,13 +1,16 @@
 //! Two ends of a link, honest and otherwise.
 
 use super::*;
+use crate::guard::{Bench, Guard};
 use std::time::Instant;
+use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{BytesPerSecond, ModelId, Secret, SwarmId, limits, stream::Opening};
 
 struct End {
     links: Links,
     incoming: Incoming,
     gone: Gone,
+    bench: Bench,
     address: SocketAddr,
     id: PeerId,
     _stop: tokio_util::sync::DropGuard,
@@ -19,10 +22,11 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
     let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
-    let (links, incoming, gone) =
-        Links::bind(LinksConfig { identity, membership, listen, shaping }, stop.clone()).unwrap();
+    let (guard, bench) = Guard::channel();
+    let config = LinksConfig { identity, membership, listen, shaping, guard, faults: None };
+    let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
-    End { links, incoming, gone, address, id, _stop: stop.drop_guard() }
+    End { links, incoming, gone, bench, address, id, _stop: stop.drop_guard() }
 }
 
 fn file() -> Opening {
@@ -121,6 +125,44 @@ async fn nonsense_is_refused_and_the_next_stream_is_served() {
     sender.write_all(&[9; 64]).await.unwrap();
     let (_, there) = pair(&a, &mut b).await;
     assert_eq!(there.opening, file());
+    assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+}
+
+#[tokio::test]
+async fn a_flood_is_turned_away_and_told_of() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let addresses = [b.address];
+    let flood = async {
+        // Kept open: what is reset may never be read.
+        let mut open = Vec::new();
+        for _ in 0..300 {
+            open.push(a.links.open(b.id, &addresses, &file()).await.unwrap());
+        }
+        std::future::pending::<()>().await;
+    };
+    let look = async {
+        let blame = timeout(PATIENCE, b.bench.offences.recv()).await;
+        assert_eq!(blame, Ok(Some((a.id, Offence::Flood))));
+    };
+    let drain = async { while b.incoming.next().await.is_some() {} };
+    tokio::select! {
+        () = look => {}
+        () = flood => {}
+        () = drain => {}
+    }
+}
+
+#[tokio::test]
+async fn who_is_cut_off_is_answered_nothing_and_asked_nothing() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    pair(&a, &mut b).await;
+    b.bench.cut_off.send_replace(Arc::new([a.id].into()));
+    let asked = b.links.open(a.id, &[a.address], &file()).await;
+    assert!(matches!(asked, Err(LinkError::CutOff(peer)) if peer == a.id), "{asked:?}");
+    let mut stream = a.links.open(b.id, &[b.address], &file()).await.unwrap();
+    assert!(timeout(PATIENCE, stream.receiver.recv::<Opening>()).await.unwrap().is_err());
+    let connection = a.links.open(b.id, &[b.address], &file()).await;
+    assert!(connection.is_err(), "nor on a new connection");
 }
 
 /// As a link that is pretended, and as an owner's limit on uploads.

@@ -80,6 +80,8 @@ pub struct NodeConfig {
     pub api_key: Option<String>,
     /// Limits on what leaves by the data plane: the owner's, and those of a slow network to pretend.
     pub shaping: Option<Shaping>,
+    /// Whether its network may be broken on purpose.
+    pub faults: bool,
 }
 
 /// Why a peer does not run.

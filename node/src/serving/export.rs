@@ -175,20 +175,25 @@ impl Parcel {
             let pack =
                 move |engine: &mut Engine| engine.export(key, request, &part, codec, &mut payload).map(|()| payload);
             let packed = context.compute.call(pack).await.map_err(|e| ExportError::Pack(e.to_string()))?;
-            let payload = packed.map_err(|e| ExportError::Pack(e.to_string()))?;
+            let mut payload = packed.map_err(|e| ExportError::Pack(e.to_string()))?;
+            if context.links.falsifies_tile() {
+                payload.iter_mut().for_each(|byte| *byte = byte.rotate_left(3));
+            }
             tile.bytes = payload.len() as u32;
-            self.tile(tile, &payload).await.map_err(|e| ExportError::Link(self.target, e))?;
+            let spoilt = context.links.spoils_tile().then(|| spoil(&payload));
+            self.tile(tile, &payload, spoilt.as_deref()).await.map_err(|e| ExportError::Link(self.target, e))?;
             self.payload = payload;
         }
         Ok(())
     }
 
-    async fn tile(&mut self, tile: TileHeader, payload: &[u8]) -> Result<(), LinkError> {
+    /// Sends a tile; of one that is spoilt on purpose, something else than what its checksum is of.
+    async fn tile(&mut self, tile: TileHeader, payload: &[u8], spoilt: Option<&[u8]>) -> Result<(), LinkError> {
         self.tiles += 1;
         self.bytes += payload.len() as u64;
         self.checksum.update(&codec::encode(&tile)).update(payload);
         self.sender.send(&KvPart::Tile(tile)).await?;
-        self.sender.send_bytes(payload, limits::TILE_BYTES).await
+        self.sender.send_bytes(spoilt.unwrap_or(payload), limits::TILE_BYTES).await
     }
 
     /// Ends the stream with what the receiver holds it against.
@@ -209,4 +214,13 @@ impl Parcel {
             Err(error) => Err(ExportError::Link(self.target, error)),
         }
     }
+}
+
+/// With one bit flipped.
+fn spoil(payload: &[u8]) -> Vec<u8> {
+    let mut spoilt = payload.to_vec();
+    if let Some(byte) = spoilt.get_mut(payload.len() / 2) {
+        *byte ^= 1;
+    }
+    spoilt
 }

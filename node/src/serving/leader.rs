@@ -334,7 +334,12 @@ impl Leader {
 
     /// Tells the gateway. One that does not listen is heard of through its closed channel.
     fn answer(&mut self, action: Action) {
-        let Some((request, event, last)) = to_client(action) else { return };
+        let Some((request, mut event, last)) = to_client(action) else { return };
+        if let ToClient::Decode(DecodeEvent::Token { sampled, .. }) = &mut event
+            && self.context.links.spoils_token()
+        {
+            sampled.token.0 ^= 1;
+        }
         match (self.clients.get(&request).map(|(_, client)| client), event) {
             (Some(Client::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
             (Some(Client::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),

@@ -129,11 +129,19 @@ impl Dialer {
         }
     }
 
-    /// Never again.
+    /// Not until it is allowed again; where it was is kept for then.
     pub(super) fn ban(&mut self, peer: PeerId) {
-        self.known.remove(&peer);
         if self.banned.len() < KNOWN_MAX {
             self.banned.insert(peer);
+        }
+    }
+
+    /// A banned peer may be dialled again, and at once.
+    pub(super) fn allow(&mut self, peer: PeerId) {
+        if self.banned.remove(&peer)
+            && let Some(known) = self.known.get_mut(&peer)
+        {
+            known.retry = Retry::default();
         }
     }
 
@@ -155,7 +163,10 @@ impl Dialer {
             return Vec::new();
         }
         let ready = |peer: &PeerId, known: &Known| {
-            !connected.contains(peer) && !known.addresses.is_empty() && known.retry.is_due(now)
+            !connected.contains(peer)
+                && !self.banned.contains(peer)
+                && !known.addresses.is_empty()
+                && known.retry.is_due(now)
         };
         let mut candidates: Vec<_> = self.known.iter_mut().filter(|(peer, known)| ready(peer, known)).collect();
         candidates.sort_by_key(|(_, known)| known.rank);

@@ -23,6 +23,8 @@ pub(super) enum Command {
     Disconnect(PeerId),
     /// Close them, and allow no new ones.
     Ban(PeerId),
+    /// Allow them again.
+    Allow(PeerId),
 }
 
 /// The task cannot take an order.
@@ -91,6 +93,14 @@ impl SwarmHandle {
     /// When the task cannot take the order.
     pub fn ban(&self, peer: PeerId) -> Result<(), CommandError> {
         self.order(Command::Ban(peer))
+    }
+
+    /// Lifts a ban: `peer` may connect, and is dialled, again.
+    ///
+    /// # Errors
+    /// When the task cannot take the order.
+    pub fn allow(&self, peer: PeerId) -> Result<(), CommandError> {
+        self.order(Command::Allow(peer))
     }
 
     /// Where other peers can reach this one: multiaddrs ending in `/p2p/<peer id>`, best first.

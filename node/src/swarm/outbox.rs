@@ -60,7 +60,7 @@ impl Outbox {
 fn is_droppable(event: &SwarmEvent) -> bool {
     match event {
         SwarmEvent::Gossip(gossip) => matches!(gossip.message(), Gossip::Heartbeat(_)),
-        SwarmEvent::Rejected { .. } => true,
+        SwarmEvent::Rejected { .. } | SwarmEvent::Offence { .. } => true,
         SwarmEvent::Connected(_) | SwarmEvent::Disconnected(_) | SwarmEvent::Listening(_) => false,
     }
 }

@@ -7,6 +7,7 @@ use super::{
     dialer::{Attempt, Dialer},
     gossip::{self, Refusal},
     handle::Command,
+    heard::{Excess, Heard},
     outbox::Outbox,
     to_libp2p_id, to_own_id,
 };
@@ -28,6 +29,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, limits};
 
 /// How often it is considered whom to dial.
@@ -54,6 +56,8 @@ pub(super) struct Task {
     /// Those of them that hear our gossip: the ones announced as connected.
     pub(super) hearing: BTreeSet<PeerId>,
     pub(super) listening: BTreeSet<Multiaddr>,
+    /// What everybody said last.
+    pub(super) heard: Heard,
 }
 
 impl Task {
@@ -91,6 +95,12 @@ impl Task {
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),
             Command::Disconnect(peer) => self.disconnect(peer),
+            Command::Allow(peer) => {
+                self.dialer.allow(peer);
+                if let Some(id) = to_libp2p_id(peer) {
+                    self.net.behaviour_mut().blocked.unblock_peer(id);
+                }
+            }
             Command::Ban(peer) => {
                 self.dialer.ban(peer);
                 if let Some(id) = to_libp2p_id(peer) {
@@ -247,6 +257,10 @@ impl Task {
     fn on_message(&mut self, from: &libp2p::PeerId, bytes: &[u8]) -> gossipsub::MessageAcceptance {
         match gossip::judge(bytes, self.swarm, self.own) {
             Ok(message) => {
+                if let Err(excess) = self.heard.note(&message) {
+                    self.on_excess(from, message.signer(), excess);
+                    return gossipsub::MessageAcceptance::Ignore;
+                }
                 self.learn_from_advert(&message);
                 self.outbox.push(SwarmEvent::Gossip(message));
                 gossipsub::MessageAcceptance::Accept
@@ -257,9 +271,26 @@ impl Task {
             }
             Err(Refusal::Reject(reason)) => {
                 tracing::debug!(%from, reason, "gossip rejected");
-                self.outbox.push(SwarmEvent::Rejected { peer: to_own_id(from), reason });
+                let peer = to_own_id(from);
+                self.outbox.push(SwarmEvent::Rejected { peer, reason });
+                self.blame(peer, Offence::Garbage);
                 gossipsub::MessageAcceptance::Reject
             }
+        }
+    }
+
+    /// Old messages are the fault of the neighbour that brings them, too many that of whoever signs them.
+    fn on_excess(&mut self, from: &libp2p::PeerId, signer: PeerId, excess: Excess) {
+        tracing::trace!(%from, %signer, ?excess, "gossip ignored");
+        match excess {
+            Excess::Old => self.blame(to_own_id(from), Offence::Replay),
+            Excess::TooMuch => self.blame(Some(signer), Offence::Flood),
+        }
+    }
+
+    fn blame(&mut self, peer: Option<PeerId>, offence: Offence) {
+        if let Some(peer) = peer {
+            self.outbox.push(SwarmEvent::Offence { peer, offence });
         }
     }
 

@@ -53,6 +53,9 @@ fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) ->
         let (colour, deed) = match fault.deed {
             Deed::Kill => ("#c0392b", "killed"),
             Deed::Stop => ("#e08e1b", "stopped"),
+            Deed::Cut => ("#8e44ad", "cut off"),
+            Deed::Slow => ("#2e86c1", "slow"),
+            Deed::Corrupt => ("#7d6608", "corrupt"),
         };
         let _ = writeln!(
             out,

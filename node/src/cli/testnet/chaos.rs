@@ -15,6 +15,10 @@ use tsnode_testnet::{
     chaos::{self, Chaos, Deed, Fault, Report, Until},
 };
 
+/// What may be done to peers, by name.
+const DEEDS: [(&str, Deed); 5] =
+    [("kill", Deed::Kill), ("stop", Deed::Stop), ("cut", Deed::Cut), ("slow", Deed::Slow), ("corrupt", Deed::Corrupt)];
+
 pub(super) fn command() -> Command {
     let example = "tsnode testnet chaos --seed 7 --minutes 2 --svg chaos.svg";
     let about = "Break a swarm under load, and hold every answer against an undisturbed one";
@@ -54,8 +58,8 @@ pub(super) fn command() -> Command {
             Arg::new("only")
                 .long("only")
                 .value_name("DEED")
-                .value_parser(["kill", "stop"])
-                .help("Only kill peers, or only stop them [default: now this, now that]"),
+                .value_parser(DEEDS.map(|(name, _)| name))
+                .help("Only do this to peers [default: now this, now that]"),
         )
         .arg(
             Arg::new("svg")
@@ -113,7 +117,10 @@ fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
         seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
         streams: matches.get_one::<u16>("streams").copied().unwrap_or(16).into(),
         until: faults.unwrap_or(Until::Time(span)),
-        only: matches.get_one::<String>("only").map(|deed| if deed == "stop" { Deed::Stop } else { Deed::Kill }),
+        only: matches
+            .get_one::<String>("only")
+            .and_then(|deed| DEEDS.iter().find(|(name, _)| name == deed))
+            .map(|(_, deed)| *deed),
     })
 }
 
@@ -133,6 +140,9 @@ fn line(fault: &Fault) -> String {
     let deed = match fault.deed {
         Deed::Kill => "killed",
         Deed::Stop => "stopped",
+        Deed::Cut => "cut off",
+        Deed::Slow => "slow",
+        Deed::Corrupt => "corrupt",
     };
     format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}", fault.at, fault.peer, fault.until - fault.at, fault.role)
 }

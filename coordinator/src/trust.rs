@@ -1,0 +1,261 @@
+//! Who is cut off, and why: what peers do that no honest peer does adds up, and fades.
+//!
+//! An offence is worth a part of what is tolerated; a peer whose offences reach the whole within some minutes is cut off
+//! for a time that doubles with every relapse. Nobody is believed about a third party: every peer judges by what it saw
+//! itself, so that no liar can have an honest peer cut off.
+
+use crate::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+use tsnode_protocol::PeerId;
+
+/// An offence counts half after so long.
+const FADES: Duration = Duration::from_secs(600);
+/// A first cut-off lasts this long, and none longer than the second.
+const CUT: Duration = Duration::from_secs(600);
+const CUT_AT_MOST: Duration = Duration::from_secs(24 * 3600);
+/// Peers remembered; the least blamed is forgotten first.
+const PEERS: usize = 4096;
+/// Different decode peers that must have found a prefill peer's KV wrong: one alone could be the liar.
+const ACCUSERS: usize = 2;
+
+/// Something no honest peer does, or hardly ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offence {
+    /// Bytes that are no message.
+    Garbage,
+    /// More streams of a kind than it may open.
+    Flood,
+    /// Messages that were heard before, passed on anew.
+    Replay,
+    /// Two plans for one term.
+    SecondPlan,
+    /// A certificate that proves nothing.
+    FalseCertificate,
+    /// A token that two other groups do not get.
+    WrongToken,
+    /// The same, from a pipeline: any of its stages may be to blame.
+    WrongPipeline {
+        /// Peers in it.
+        peers: u16,
+    },
+    /// KV from which a decode peer, honest by itself, gets wrong tokens.
+    WrongKv {
+        /// Who decoded.
+        with: PeerId,
+    },
+}
+
+impl Offence {
+    /// The part of what is tolerated. Rare accidents of honest peers stay far below the whole.
+    fn weight(self) -> f64 {
+        match self {
+            Self::Garbage | Self::FalseCertificate => 0.34,
+            Self::Flood => 0.05,
+            Self::Replay => 0.005,
+            Self::SecondPlan | Self::WrongToken => 0.51,
+            Self::WrongPipeline { peers } => 0.51 / f64::from(peers.max(1)),
+            // Counted by accusers.
+            Self::WrongKv { .. } => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for Offence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Garbage => f.write_str("sends bytes that are no message"),
+            Self::Flood => f.write_str("opens more streams than allowed"),
+            Self::Replay => f.write_str("passes on old messages"),
+            Self::SecondPlan => f.write_str("made two plans for one term"),
+            Self::FalseCertificate => f.write_str("shows certificates that prove nothing"),
+            Self::WrongToken => f.write_str("answers with tokens that other groups do not get"),
+            Self::WrongPipeline { .. } => f.write_str("is in pipelines whose tokens other groups do not get"),
+            Self::WrongKv { with } => write!(f, "sends KV that gives wrong tokens, last at …{}", with.short()),
+        }
+    }
+}
+
+/// Why somebody is cut off, and until when.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CutOff {
+    /// The offence that made it full.
+    pub reason: Offence,
+    /// So many offences of all kinds.
+    pub offences: u32,
+    /// When it gets another chance.
+    pub until: Time,
+}
+
+/// What is held against everybody.
+#[derive(Debug, Default)]
+pub struct Trust {
+    records: BTreeMap<PeerId, Record>,
+}
+
+#[derive(Debug)]
+struct Record {
+    score: f64,
+    at: Time,
+    offences: u32,
+    accusers: BTreeSet<PeerId>,
+    cut: Option<CutOff>,
+    relapses: u32,
+}
+
+impl Trust {
+    /// Counts an offence; the answer is there if it is the one too many.
+    pub fn offends(&mut self, now: Time, peer: PeerId, offence: Offence) -> Option<CutOff> {
+        self.make_room(now, peer);
+        let record = self.records.entry(peer).or_insert_with(|| Record {
+            score: 0.0,
+            at: now,
+            offences: 0,
+            accusers: BTreeSet::new(),
+            cut: None,
+            relapses: 0,
+        });
+        record.count(now, offence)
+    }
+
+    /// Whether somebody is cut off.
+    #[must_use]
+    pub fn is_cut_off(&self, peer: PeerId) -> bool {
+        self.records.get(&peer).is_some_and(|r| r.cut.is_some())
+    }
+
+    /// Everybody who is cut off.
+    pub fn cut_off(&self) -> impl Iterator<Item = (PeerId, &CutOff)> {
+        self.records.iter().filter_map(|(peer, r)| Some((*peer, r.cut.as_ref()?)))
+    }
+
+    /// Pairs of prefill and decode peers between which KV was found wrong lately.
+    pub fn barred(&self, now: Time) -> BTreeSet<(PeerId, PeerId)> {
+        let lately = self.records.iter().filter(|(_, r)| now < r.at + CUT);
+        lately.flat_map(|(peer, r)| r.accusers.iter().map(|with| (*peer, *with))).collect()
+    }
+
+    /// Those whose time is over: they start anew, but for their relapses.
+    pub fn forgive(&mut self, now: Time) -> Vec<PeerId> {
+        let over = |r: &Record| r.cut.as_ref().is_some_and(|c| c.until <= now);
+        let due = self.records.iter_mut().filter(|(_, r)| over(r));
+        due.map(|(peer, record)| {
+            (record.cut, record.score, record.offences) = (None, 0.0, 0);
+            record.accusers.clear();
+            *peer
+        })
+        .collect()
+    }
+
+    fn make_room(&mut self, now: Time, peer: PeerId) {
+        if self.records.len() < PEERS || self.records.contains_key(&peer) {
+            return;
+        }
+        let blame = |r: &Record| if r.cut.is_some() { f64::INFINITY } else { r.faded(now) };
+        let least = self.records.iter().min_by(|a, b| blame(a.1).total_cmp(&blame(b.1))).map(|(peer, _)| *peer);
+        least.map(|peer| self.records.remove(&peer));
+    }
+}
+
+impl Record {
+    fn faded(&self, now: Time) -> f64 {
+        let halves = now.saturating_sub(self.at).as_secs_f64() / FADES.as_secs_f64();
+        self.score * (-halves).exp2()
+    }
+
+    fn count(&mut self, now: Time, offence: Offence) -> Option<CutOff> {
+        (self.score, self.at) = (self.faded(now) + offence.weight(), now);
+        self.offences = self.offences.saturating_add(1);
+        if let Offence::WrongKv { with } = offence
+            && self.accusers.len() < ACCUSERS
+        {
+            self.accusers.insert(with);
+        }
+        // Thirds and halves add up to the whole but for their last bit.
+        let full = self.score > 1.0 - 1e-9 || self.accusers.len() >= ACCUSERS;
+        if !full || self.cut.is_some() {
+            return None;
+        }
+        let span = CUT.saturating_mul(1 << self.relapses.min(16)).min(CUT_AT_MOST);
+        self.relapses = self.relapses.saturating_add(1);
+        self.cut = Some(CutOff { reason: offence, offences: self.offences, until: now + span });
+        self.cut.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(n: u64) -> Time {
+        Duration::from_secs(n)
+    }
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    /// Offences, a second apart, until one is too many.
+    fn tolerated(offence: Offence) -> usize {
+        let mut trust = Trust::default();
+        (0..1000).position(|n| trust.offends(seconds(n), peer(1), offence).is_some()).unwrap_or(1000)
+    }
+
+    #[test]
+    fn each_kind_has_its_bound() {
+        let bounds = [Offence::Garbage, Offence::Flood, Offence::Replay, Offence::SecondPlan, Offence::WrongToken];
+        assert_eq!(bounds.map(tolerated), [2, 20, 227, 1, 1]);
+        assert_eq!(tolerated(Offence::FalseCertificate), 2);
+    }
+
+    #[test]
+    fn accidents_far_apart_do_not_add_up() {
+        let mut trust = Trust::default();
+        for hour in 0..100 {
+            assert_eq!(trust.offends(seconds(hour * 3600), peer(1), Offence::Garbage), None);
+        }
+    }
+
+    #[test]
+    fn one_peer_alone_cannot_have_another_cut_off() {
+        let mut trust = Trust::default();
+        for n in 0..100 {
+            assert_eq!(trust.offends(seconds(n), peer(1), Offence::WrongKv { with: peer(2) }), None);
+        }
+        let barred = |trust: &Trust, at| trust.barred(seconds(at)).into_iter().collect::<Vec<_>>();
+        assert_eq!(barred(&trust, 100), [(peer(1), peer(2))]);
+        assert_eq!(barred(&trust, 1000), [], "it may have been an accident");
+        let cut = trust.offends(seconds(100), peer(1), Offence::WrongKv { with: peer(3) }).unwrap();
+        assert_eq!((cut.reason, cut.offences), (Offence::WrongKv { with: peer(3) }, 101));
+    }
+
+    #[test]
+    fn who_relapses_stays_away_for_longer() {
+        let mut trust = Trust::default();
+        let offend = |trust: &mut Trust, at| {
+            trust.offends(seconds(at), peer(1), Offence::WrongToken);
+            trust.offends(seconds(at), peer(1), Offence::WrongToken).unwrap().until
+        };
+        let first = offend(&mut trust, 0);
+        assert_eq!((first, trust.is_cut_off(peer(1)), trust.is_cut_off(peer(2))), (seconds(600), true, false));
+        assert_eq!((trust.forgive(seconds(599)), trust.forgive(first)), (vec![], vec![peer(1)]));
+        assert!(!trust.is_cut_off(peer(1)));
+        assert_eq!(offend(&mut trust, 1000), seconds(1000 + 1200));
+    }
+
+    #[test]
+    fn a_crowd_of_strangers_does_not_push_out_who_is_cut_off() {
+        let mut trust = Trust::default();
+        trust.offends(seconds(0), peer(1), Offence::WrongToken);
+        trust.offends(seconds(0), peer(1), Offence::WrongToken);
+        for n in 0..2 * PEERS as u32 {
+            let mut id = [9; 32];
+            id[..4].copy_from_slice(&n.to_le_bytes());
+            trust.offends(seconds(1), PeerId(id), Offence::Flood);
+        }
+        assert!(trust.is_cut_off(peer(1)) && trust.records.len() <= PEERS);
+    }
+}

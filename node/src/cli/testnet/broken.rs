@@ -1,0 +1,74 @@
+//! `tsnode testnet partition|heal|slow|corrupt|lie`: breaks peers of a detached swarm, and mends them.
+
+use super::{asked_peer, dir, exit, fault, folder};
+use crate::{
+    cli::{is_set, json as json_flag, show::print_json, verb},
+    exit::Exit,
+};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use serde_json::json;
+use tsnode_testnet::{Flaw, Network, State};
+
+pub(super) fn commands() -> [Command; 5] {
+    let side = Arg::new("side")
+        .value_name("PEERS")
+        .required(true)
+        .value_delimiter(',')
+        .help("Peers on the one side, by name; all others are on the other");
+    let number = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("N").value_parser(value_parser!(f64)).help(help)
+    };
+    [
+        verb("partition", "Cut the network in two", "tsnode testnet partition peer0,peer1")
+            .arg(side)
+            .arg(dir())
+            .arg(json_flag()),
+        verb("heal", "Mend every network that was broken", "tsnode testnet heal").arg(dir()).arg(json_flag()),
+        fault("slow", "Make a peer's links slow")
+            .arg(number("mbit", "What each carries in Mbit/s [default: as before]"))
+            .arg(number("ms", "How much later everything leaves, in milliseconds").default_value("0"))
+            .arg(dir()),
+        fault("lie", "Let a peer answer wrongly, as a liar would")
+            .arg(number("tokens", "Part of the tokens it gives that are wrong").default_value("1"))
+            .arg(number("kv", "Part of the KV it sends that is wrong, with right checksums").default_value("0"))
+            .arg(dir()),
+        fault("corrupt", "Flip bits in the KV that a peer sends")
+            .arg(number("part", "Part of its tiles, from 0 to 1").default_value("0.5"))
+            .arg(dir()),
+    ]
+}
+
+pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
+    let state = State::read(&folder(matches)).map_err(exit)?;
+    let network = Network::of(state.alive());
+    let number = |name: &str| matches.try_get_one::<f64>(name).ok().flatten().copied();
+    let done = match fault {
+        "partition" => {
+            let side: Vec<&str> =
+                matches.get_many::<String>("side").into_iter().flatten().map(String::as_str).collect();
+            network.partition(&side).await.map_err(exit)?;
+            format!("{} cut off from all others", side.join(", "))
+        }
+        "heal" => {
+            network.heal().await.map_err(exit)?;
+            "every network is whole again".to_owned()
+        }
+        _ => {
+            let slow = || Flaw::Slow { mbit: number("mbit"), ms: number("ms").unwrap_or(0.0) };
+            let corrupt = || Flaw::Corrupt { part: number("part").unwrap_or(0.5) };
+            let lie = || Flaw::Lie { tokens: number("tokens").unwrap_or(1.0), kv: number("kv").unwrap_or(0.0) };
+            let flaw = match fault {
+                "slow" => slow(),
+                "lie" => lie(),
+                _ => corrupt(),
+            };
+            network.spoil(asked_peer(matches), flaw).await.map_err(exit)?;
+            format!("{} is broken until: tsnode testnet heal", asked_peer(matches))
+        }
+    };
+    if is_set(matches, "json") {
+        return print_json(&json!({ "done": done }));
+    }
+    say!("{done}");
+    Ok(())
+}

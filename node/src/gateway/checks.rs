@@ -1,0 +1,99 @@
+//! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
+
+use super::drive::Reach;
+use crate::guard::Guard;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+use tsnode_coordinator::{
+    gateway::View,
+    spot::{Ask, Checks, Served, Step, Verdict},
+};
+use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
+
+/// How long a group may take to give one token.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Answers not yet looked at: there are never more checks at once.
+const ANSWERS: usize = 64;
+
+/// What a group said to a check.
+pub(super) struct Answer {
+    check: RequestId,
+    sampled: Option<Sampled>,
+}
+
+/// The checks, and what carries them out.
+pub(super) struct Examiner {
+    checks: Checks,
+    guard: Guard,
+    tasks: TaskTracker,
+    answers: mpsc::Sender<Answer>,
+}
+
+impl Examiner {
+    pub fn new(guard: Guard, tasks: TaskTracker) -> (Self, mpsc::Receiver<Answer>) {
+        let (answers, receiver) = mpsc::channel(ANSWERS);
+        (Self { checks: Checks::default(), guard, tasks, answers }, receiver)
+    }
+
+    /// An answer has ended well: it may be checked.
+    pub fn ended(&mut self, view: &View, served: Served, reach: &Reach) {
+        let (check, roll) = (RequestId(crate::random_bytes()), u64::from_le_bytes(crate::random_bytes()));
+        if let Some(ask) = self.checks.ended(view, served, check, roll) {
+            self.ask(check, ask, reach);
+        }
+    }
+
+    /// A group has answered.
+    pub fn said(&mut self, view: &View, answer: Answer, reach: &Reach) {
+        match self.checks.said(view, answer.check, answer.sampled) {
+            Some(Step::Ask(ask)) => self.ask(answer.check, ask, reach),
+            Some(Step::Over(verdict)) => {
+                match verdict {
+                    Verdict::Passed => tracing::debug!("a spot check passed"),
+                    _ => tracing::warn!(?verdict, "a spot check did not pass"),
+                }
+                for (peer, offence) in verdict.offences() {
+                    self.guard.blame(peer, offence);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn ask(&self, check: RequestId, ask: Ask, reach: &Reach) {
+        let (answers, reach) = (self.answers.clone(), reach.clone());
+        self.tasks.spawn(async move {
+            let sampled = timeout(PATIENCE, first_token(ask, reach)).await.ok().flatten();
+            // The loop being gone, nobody wants to know.
+            let _ = answers.send(Answer { check, sampled }).await;
+        });
+    }
+}
+
+/// The first token that a group gives; then it is hung up on.
+async fn first_token(ask: Ask, reach: Reach) -> Option<Sampled> {
+    let (_orders, obey) = mpsc::channel(1);
+    let (events, mut told) = mpsc::channel(8);
+    let asked = reach.decode(ask.leader, ask.open, obey, events);
+    let first = async {
+        while let Some(event) = told.recv().await {
+            match event {
+                DecodeEvent::Token { sampled, .. } => return Some(sampled),
+                DecodeEvent::End(_) | DecodeEvent::Refused(_) => return None,
+                _ => {}
+            }
+        }
+        None
+    };
+    let mut first = std::pin::pin!(first);
+    tokio::select! {
+        sampled = &mut first => sampled,
+        // A leader on this peer is asked in no time, and answers by its channel.
+        reached = asked => match reached {
+            Ok(()) => first.await,
+            Err(_) => None,
+        },
+    }
+}

@@ -1,0 +1,55 @@
+//! How many streams of each kind a peer may open: far more than an honest one needs.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use tokio::time::Instant;
+use tsnode_coordinator::allowance::{Allowance, Purse};
+use tsnode_protocol::{PeerId, stream::Opening};
+
+/// Requests, their KV and their journals: a large gateway's at their busiest.
+const WORK: Allowance = Allowance { per_second: 200.0, burst: 2000.0 };
+/// Rings are built anew a few times a second while a stage is loading, files fetched once, links probed rarely.
+const RARE: Allowance = Allowance { per_second: 20.0, burst: 200.0 };
+/// Peers remembered; those with full purses are forgotten first.
+const PEERS: usize = 4096;
+
+/// What peers have left.
+#[derive(Debug)]
+pub(super) struct Rates {
+    started: Instant,
+    /// By peer and kind of stream. Held for map operations only.
+    purses: Mutex<BTreeMap<(PeerId, u8), Purse>>,
+}
+
+impl Rates {
+    pub fn new() -> Self {
+        Self { started: Instant::now(), purses: Mutex::default() }
+    }
+
+    /// Whether a peer may open this now.
+    pub fn allow(&self, peer: PeerId, opening: &Opening) -> bool {
+        let (now, (kind, allowance)) = (self.started.elapsed(), kind(opening));
+        let mut purses = self.purses.lock().unwrap_or_else(PoisonError::into_inner);
+        if purses.len() >= PEERS {
+            purses.retain(|_, purse| !purse.is_full(now));
+        }
+        if purses.len() >= PEERS && !purses.contains_key(&(peer, kind)) {
+            return false;
+        }
+        purses.entry((peer, kind)).or_insert_with(|| Purse::new(allowance, now)).take(now).is_ok()
+    }
+}
+
+fn kind(opening: &Opening) -> (u8, Allowance) {
+    match opening {
+        Opening::Decode(_) => (0, WORK),
+        Opening::Prefill(_) => (1, WORK),
+        Opening::Kv(_) => (2, WORK),
+        Opening::Journal(_) => (3, WORK),
+        Opening::Recall(_) => (4, WORK),
+        Opening::Ring(_) => (5, RARE),
+        Opening::File { .. } => (6, RARE),
+        Opening::Probe { .. } => (7, RARE),
+        Opening::Prove(_) => (8, RARE),
+    }
+}

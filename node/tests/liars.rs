@@ -1,0 +1,80 @@
+//! Liars among real peers are found by what they say, within a bound, and nobody else is blamed for it.
+#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+
+mod common;
+
+use common::{Net, PROMPT, Wish};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tsnode_testnet::{Flaw, Network, Sight, Swarm};
+
+/// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
+/// ends before the last check has.
+const TOKEN_BOUND: usize = 16;
+/// The same for a prefill peer, which has to be found out with two decode peers.
+const KV_BOUND: usize = 48;
+const GATEWAY: usize = 5;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn liars_are_found_and_cut_off_and_nobody_else_is() {
+    let flags = ["--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=1,decode=1"];
+    let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let truth = net.tokens(GATEWAY, body(0)).await.0;
+
+    let liar = leader(&net, "prefill").await;
+    spoil(&net, &liar, Flaw::Lie { tokens: 0.0, kv: 1.0 }).await;
+    let (asked, reason) = until_cut_off(&net, &liar, "prefill").await;
+    println!("a peer that sends wrong KV is found after {asked} answers: it {reason}");
+    assert!(asked <= KV_BOUND && reason.contains("KV"), "{asked}: {reason}");
+
+    let liar = leader(&net, "decode").await;
+    spoil(&net, &liar, Flaw::Lie { tokens: 1.0, kv: 0.0 }).await;
+    let (asked, reason) = until_cut_off(&net, &liar, "decode").await;
+    println!("a peer that gives wrong tokens is found after {asked} answers: it {reason}");
+    assert!(asked <= TOKEN_BOUND && reason.contains("tokens that other groups do not get"), "{asked}: {reason}");
+
+    for _ in 0..8 {
+        assert_eq!(net.tokens(GATEWAY, body(0)).await.0, truth, "who is left tells the truth");
+    }
+    assert_eq!(sight(&net).await.cut_off.len(), 2, "nobody else is blamed");
+    net.down().await;
+}
+
+/// The `n`-th request; no two begin alike, so that no group has the KV already.
+fn body(n: usize) -> Value {
+    json!({ "prompt": format!("{n} {PROMPT}"), "max_tokens": 12, "temperature": 0, "ignore_eos": true })
+}
+
+async fn sight(net: &Net) -> Sight {
+    let gateway = net.peer(GATEWAY);
+    Swarm::of([&gateway].into_iter()).look().await.pop().flatten().unwrap()
+}
+
+/// Who leads a group of this phase, and is trusted.
+async fn leader(net: &Net, phase: &str) -> String {
+    let sight = sight(net).await;
+    let groups = sight.plan.unwrap().groups;
+    let trusted = |id: &String| !sight.cut_off.iter().any(|c| c.id == *id);
+    groups.iter().filter(|g| g.phase == phase).map(|g| g.stages[0].peer.clone()).find(trusted).unwrap()
+}
+
+async fn spoil(net: &Net, id: &str, flaw: Flaw) {
+    let peers = net.net.peers();
+    let name = peers.iter().find(|p| p.id == id).unwrap().name.clone();
+    Network::of(peers).spoil(&name, flaw).await.unwrap();
+}
+
+/// Asks until `liar` is cut off; how many answers it had a part in, and what for.
+async fn until_cut_off(net: &Net, liar: &str, part: &str) -> (usize, String) {
+    let mut asked = 0;
+    for n in 1..400 {
+        if let Some(cut) = sight(net).await.cut_off.into_iter().find(|c| c.id == liar) {
+            return (asked, cut.reason);
+        }
+        let (_, answer) = net.tokens(GATEWAY, body(n)).await;
+        asked += usize::from(answer["tsnode"][part] == liar);
+        // The check of this answer may be under way: the bound is of answers, not of time.
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    panic!("{liar} is not found after {asked} answers");
+}
