@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod doctor;
 mod join;
+mod keys;
 mod loading;
 mod owner;
 mod plan;
@@ -66,6 +67,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "submit" => submit::run(&settings, matches).await,
             "chat" => chat::run(&settings, matches).await,
             "leave" | "pause" | "resume" => owner::ask(verb, &settings, matches).await,
+            "keys" => keys::run(&settings, matches),
             "status" => show::status(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
@@ -138,6 +140,7 @@ pub fn command() -> Command {
         .subcommand(plan::command())
         .subcommand(asking("models", "Models the swarm serves", "tsnode models"))
         .subcommand(asking("invite", "What to give to someone who should join this swarm", "tsnode invite"))
+        .subcommand(keys::command())
         .subcommand(
             verb("doctor", "Check what this machine has and lacks", "tsnode doctor")
                 .args(knobs(&[

@@ -1,6 +1,7 @@
 //! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
 
 use crate::{
+    keys::KEYS_FILE,
     links::Shaping,
     node::{Membering, ModelChoice, NodeConfig},
 };
@@ -18,6 +19,9 @@ use tsnode_coordinator::{
 use tsnode_kernels::engine::Threads;
 use tsnode_protocol::{BytesPerSecond, KvDtype};
 
+/// Requests a minute of each client beyond this host, unless told otherwise.
+const REMOTE_RATE: u32 = 600;
+
 /// A setting: its name in the file (dashes become underscores), as a flag (`--name`) and as a variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
@@ -30,7 +34,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 27] = [
+pub const KNOBS: [Knob; 28] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -53,7 +57,12 @@ pub const KNOBS: [Knob; 27] = [
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
-    knob("api-key", "", "Key that HTTP clients must show"),
+    knob("api-key", "", "Key that HTTP clients must show, beside those of tsnode keys"),
+    knob(
+        "http-rate",
+        "",
+        "Requests a minute of each key, or of each address where there are none [default: 600 beyond this host, any number on it]",
+    ),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
     knob("upload-mbit", "", "Most Mbit/s to send to other peers, all together [default: what the link carries]"),
     knob("hours", "", "Hours of the day in which to lend, as 22:00-07:00 [default: all]"),
@@ -230,8 +239,9 @@ impl Settings {
             |name| self.parse::<SocketAddr>(name)?.ok_or_else(|| self.wrong(name, "an address is needed".into()));
         let http = address("http")?;
         let api_key = Some(self.text("api-key").to_owned()).filter(|k| !k.is_empty());
-        if !http.ip().is_loopback() && api_key.is_none() && !self.flag("allow-remote-http")? {
-            let why = "listening beyond this host needs --api-key, or --allow-remote-http to go without";
+        let has_keys = api_key.is_some() || self.data_dir().join(KEYS_FILE).exists();
+        if !http.ip().is_loopback() && !has_keys && !self.flag("allow-remote-http")? {
+            let why = "listening beyond this host needs keys (tsnode keys add NAME, or --api-key), or --allow-remote-http to go without";
             return Err(self.wrong("http", why.into()));
         }
         Ok(NodeConfig {
@@ -256,6 +266,7 @@ impl Settings {
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
             layout: self.parse("layout")?,
             api_key,
+            http_rate: self.http_rate(http)?,
             shaping: self.shaping()?,
             faults: self.flag("faults")?,
         })
@@ -269,6 +280,14 @@ impl Settings {
             return Err(self.wrong("tensor-parallel", format!("each rank needs a thread, and there are {count}")));
         }
         Ok(Threads { count, ranks })
+    }
+
+    fn http_rate(&self, http: SocketAddr) -> Result<Option<u32>, ConfigError> {
+        let asked = self.parse::<u32>("http-rate")?;
+        if asked == Some(0) {
+            return Err(self.wrong("http-rate", "must be above 0".into()));
+        }
+        Ok(asked.or_else(|| (!http.ip().is_loopback()).then_some(REMOTE_RATE)))
     }
 
     fn name(&self) -> String {

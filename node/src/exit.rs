@@ -62,7 +62,7 @@ impl fmt::Display for Exit {
 impl From<NodeError> for Exit {
     fn from(error: NodeError) -> Self {
         let kind = match &error {
-            NodeError::Store(_) => Kind::DataDir,
+            NodeError::Store(_) | NodeError::Keys(_) => Kind::DataDir,
             NodeError::Identity(_) => Kind::Identity,
             NodeError::Model(_) | NodeError::Text { .. } => Kind::Model,
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,

@@ -15,6 +15,7 @@ mod respond;
 mod sse;
 mod texts;
 
+pub use auth::Gatekeeper;
 pub use error::ApiError;
 pub use metrics::Metrics;
 
@@ -25,6 +26,7 @@ use axum::{
     middleware,
     routing::{get, post},
 };
+use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -48,7 +50,7 @@ pub struct ApiState {
     controls: Controls,
     texts: texts::Texts,
     metrics: Arc<Metrics>,
-    api_key: Option<Arc<str>>,
+    gatekeeper: Arc<Gatekeeper>,
 }
 
 impl ApiState {
@@ -59,10 +61,10 @@ impl ApiState {
         library: ModelLibrary,
         view: watch::Receiver<SwarmView>,
         controls: Controls,
-        api_key: Option<String>,
+        gatekeeper: Gatekeeper,
     ) -> Self {
         let texts = texts::Texts::new(library);
-        Self { gateway, view, controls, texts, metrics: Arc::new(Metrics::default()), api_key: api_key.map(Into::into) }
+        Self { gateway, view, controls, texts, metrics: Arc::new(Metrics::default()), gatekeeper: Arc::new(gatekeeper) }
     }
 
     fn view(&self) -> SwarmView {
@@ -100,7 +102,8 @@ pub fn router(state: ApiState) -> Router {
 /// # Errors
 /// When the listener fails.
 pub async fn serve(listener: TcpListener, state: ApiState, stop: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, router(state)).with_graceful_shutdown(stop.cancelled_owned()).await
+    let service = router(state).into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 #[cfg(test)]

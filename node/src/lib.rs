@@ -13,6 +13,7 @@ pub mod hardware;
 pub mod http;
 pub mod identity;
 pub mod journal;
+pub mod keys;
 pub mod library;
 pub mod links;
 pub mod memory;

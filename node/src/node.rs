@@ -10,9 +10,10 @@ use crate::{
     faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
     guard::Guard,
-    http::{self, ApiState, Controls},
+    http::{self, ApiState, Controls, Gatekeeper},
     identity::Identity,
     journal::Journal,
+    keys::KeyRing,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
     models::{FilesQuery, ModelLibrary},
@@ -191,7 +192,9 @@ impl Ground {
         let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at, self.config.split));
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
-        let state = ApiState::new(gateway, models, viewer, controls, self.config.api_key.clone());
+        let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
+        let gatekeeper = Gatekeeper::new(keys, self.config.http_rate);
+        let state = ApiState::new(gateway, models, viewer, controls, gatekeeper);
         let end = CancellationToken::new();
         let serving = tokio::spawn(http::serve(listener, state, end.clone()));
         write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;

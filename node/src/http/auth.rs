@@ -1,25 +1,92 @@
-//! The API key, where one is set.
+//! Who may ask, and how often: keys where there are some, and a rate for each of them, or for each address.
 
 use super::{ApiError, ApiState};
+use crate::keys::{KeyRing, Scope};
 use axum::{
-    extract::{Request, State},
+    extract::{ConnectInfo, Request, State},
     http::header,
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+use tsnode_coordinator::allowance::{Allowance, Purse};
 
 /// Paths that say nothing but whether the peer is alive.
 const OPEN: [&str; 3] = ["/healthz", "/health", "/readyz"];
+/// What a key for inference is good for.
+const INFERENCE: &str = "/v1/";
+/// Askers remembered; those who have asked little are forgotten first.
+const ASKERS: usize = 4096;
 
-pub(super) async fn check(State(state): State<ApiState>, request: Request, next: Next) -> Response {
-    if let Some(key) = &state.api_key
-        && !OPEN.contains(&request.uri().path())
-    {
+/// Looks at who asks.
+#[derive(Debug)]
+pub struct Gatekeeper {
+    keys: KeyRing,
+    rate: Option<Allowance>,
+    started: Instant,
+    /// Held for map operations only.
+    purses: Mutex<BTreeMap<Asker, Purse>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Asker {
+    Key(String),
+    Address(IpAddr),
+}
+
+impl Gatekeeper {
+    /// Asks for one of these keys, and lets each do so many requests a minute, if that is limited.
+    #[must_use]
+    pub fn new(keys: KeyRing, per_minute: Option<u32>) -> Self {
+        // A tenth of a minute's at once: programs ask in bunches.
+        let rate = |n: u32| Allowance { per_second: f64::from(n) / 60.0, burst: (f64::from(n) / 10.0).max(1.0) };
+        Self { keys, rate: per_minute.map(rate), started: Instant::now(), purses: Mutex::default() }
+    }
+
+    fn admit(&self, path: &str, shown: Option<&str>, from: IpAddr) -> Result<(), ApiError> {
+        let asker = match self.keys.check(shown) {
+            Ok(Some((_, Scope::Inference))) if !path.starts_with(INFERENCE) => return Err(ApiError::Forbidden),
+            Ok(Some((name, _))) => Asker::Key(name),
+            Ok(None) => Asker::Address(from),
+            Err(_) => {
+                // Whoever tries keys is held to the rate of their address.
+                self.take(Asker::Address(from))?;
+                return Err(ApiError::Unauthorised);
+            }
+        };
+        self.take(asker)
+    }
+
+    fn take(&self, asker: Asker) -> Result<(), ApiError> {
+        let Some(rate) = self.rate else { return Ok(()) };
+        let now = self.started.elapsed();
+        let mut purses = self.purses.lock().unwrap_or_else(PoisonError::into_inner);
+        if purses.len() >= ASKERS {
+            purses.retain(|_, purse| !purse.is_full(now));
+        }
+        if purses.len() >= ASKERS && !purses.contains_key(&asker) {
+            purses.pop_first();
+        }
+        let purse = purses.entry(asker).or_insert_with(|| Purse::new(rate, now));
+        purse.take(now).map_err(|retry_after| ApiError::TooOften { retry_after })
+    }
+}
+
+pub(super) async fn check(
+    State(state): State<ApiState>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let path = request.uri().path();
+    if !OPEN.contains(&path) {
         let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-        let given = given.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
-        // Hashes compare in constant time, whatever the lengths.
-        if blake3::hash(given.as_bytes()) != blake3::hash(key.as_bytes()) {
-            return ApiError::Unauthorised.into_response();
+        let shown = given.and_then(|v| v.strip_prefix("Bearer "));
+        if let Err(error) = state.gatekeeper.admit(path, shown, from.ip()) {
+            return error.into_response();
         }
     }
     next.run(request).await

@@ -39,6 +39,15 @@ pub enum ApiError {
     /// The key is missing or wrong.
     #[error("Incorrect API key provided: send it as `Authorization: Bearer …`")]
     Unauthorised,
+    /// The key is good for something else.
+    #[error("This API key may send prompts only")]
+    Forbidden,
+    /// More requests than are allowed.
+    #[error("Rate limit reached: ask again in {} s", retry_seconds(*.retry_after))]
+    TooOften {
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// No such path.
     #[error("There is nothing at {0}")]
     NotFound(String),
@@ -77,6 +86,8 @@ impl ApiError {
             Self::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Self::Unauthorised => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
+            Self::Forbidden => (StatusCode::FORBIDDEN, INVALID, Some("insufficient_permissions")),
+            Self::TooOften { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, None),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, INVALID, None),
             Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, INVALID, None),
@@ -102,12 +113,17 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.facts().0, Json(self.body())).into_response();
-        if let Self::Unserved { retry_after, .. } = &self {
-            let seconds = HeaderValue::from(retry_after.as_secs().max(1));
+        if let Self::Unserved { retry_after, .. } | Self::TooOften { retry_after } = &self {
+            let seconds = HeaderValue::from(retry_seconds(*retry_after));
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }
         response
     }
+}
+
+/// Whole seconds to wait: never too few, and at least one.
+fn retry_seconds(after: Duration) -> u64 {
+    after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0)).max(1)
 }
 
 impl From<SubmitError> for ApiError {

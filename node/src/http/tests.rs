@@ -1,8 +1,9 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
-use super::{ApiState, Controls, serve};
+use super::{ApiState, Controls, Gatekeeper, serve};
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
+    keys::{KeyRing, Scope, add},
     models::{ModelFiles, ModelLibrary},
     owner::Helm,
     text::TextModel,
@@ -83,12 +84,18 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
     }
 }
 
+/// Asks for a key, if one is given, and lets each do so many requests a minute.
+fn keys(key: Option<&str>, per_minute: Option<u32>) -> Gatekeeper {
+    let folder = tempfile::tempdir().unwrap();
+    Gatekeeper::new(KeyRing::open(folder.path(), key).unwrap(), per_minute)
+}
+
 impl Api {
     async fn up(part: Part) -> Self {
-        Self::with(part, None).await
+        Self::with(part, keys(None, None)).await
     }
 
-    async fn with(part: Part, api_key: Option<&str>) -> Self {
+    async fn with(part: Part, gatekeeper: Gatekeeper) -> Self {
         let files = files();
         let (view, watched) = watch::channel(view(vec![files.card.clone()]));
         let (gateway, submissions) = Gateway::channel();
@@ -106,8 +113,7 @@ impl Api {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
         let helm = Helm::new(watch::Sender::new(false), CancellationToken::new());
-        let state =
-            ApiState::new(gateway, library, watched, Controls { helm, faults: None }, api_key.map(str::to_owned));
+        let state = ApiState::new(gateway, library, watched, Controls { helm, faults: None }, gatekeeper);
         tokio::spawn(serve(listener, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, asked, dropped, stop }
@@ -496,7 +502,7 @@ async fn models_are_listed_found_and_missed() {
 
 #[tokio::test]
 async fn a_key_guards_everything_but_health() {
-    let api = Api::with(said(End::Stop), Some("sesame")).await;
+    let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
     let ask = |key: &str| api.client.get(format!("{}/v1/models", api.url)).bearer_auth(key).send();
     assert_eq!(ask("sesame").await.unwrap().status(), 200);
     assert_eq!(ask("sesam").await.unwrap().status(), 401);
@@ -505,6 +511,32 @@ async fn a_key_guards_everything_but_health() {
     }
     let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
     assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
+}
+
+#[tokio::test]
+async fn a_key_for_prompts_is_good_for_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = add(folder.path(), "bob", Scope::Inference).unwrap();
+    let api = Api::with(said(End::Stop), Gatekeeper::new(KeyRing::open(folder.path(), None).unwrap(), None)).await;
+    let get = |path: &str| api.client.get(format!("{}{path}", api.url)).bearer_auth(&key).send();
+    for (path, status) in [("/v1/models", 200), ("/api/swarm", 403), ("/metrics", 403), ("/", 403)] {
+        assert_eq!(get(path).await.unwrap().status(), status, "{path}");
+    }
+    let leave = api.client.post(format!("{}/api/leave", api.url)).bearer_auth(&key).json(&json!({})).send();
+    assert_eq!(leave.await.unwrap().status(), 403);
+}
+
+#[tokio::test]
+async fn who_asks_too_often_is_told_when_to_come_back() {
+    let api = Api::with(said(End::Stop), keys(None, Some(20))).await;
+    let ask = || api.get("/v1/models");
+    assert_eq!([ask().await.status(), ask().await.status()], [200, 200]);
+    let refused = ask().await;
+    assert_eq!(refused.status(), 429);
+    let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=3).contains(&wait), "{wait}");
+    assert_eq!(refused.json::<Value>().await.unwrap()["error"]["code"], "rate_limit_exceeded");
+    assert_eq!(api.get("/healthz").await.status(), 200, "whether it is alive may be asked at any time");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use crate::{
     hardware::LendError,
     identity::IdentityError,
+    keys::KeysError,
     links::{LinkError, Shaping},
     store::StoreError,
     swarm::SwarmError,
@@ -78,6 +79,8 @@ pub struct NodeConfig {
     pub layout: Option<Layout>,
     /// Key that HTTP clients must show.
     pub api_key: Option<String>,
+    /// Requests a minute of each key, or of each address where there are none; unlimited where nothing is said.
+    pub http_rate: Option<u32>,
     /// Limits on what leaves by the data plane: the owner's, and those of a slow network to pretend.
     pub shaping: Option<Shaping>,
     /// Whether its network may be broken on purpose.
@@ -90,6 +93,9 @@ pub enum NodeError {
     /// The data folder.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The keys of HTTP clients.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// The key.
     #[error(transparent)]
     Identity(#[from] IdentityError),

@@ -1,0 +1,72 @@
+//! `tsnode keys`: makes, lists and removes the keys that HTTP clients show.
+
+use super::{is_set, json as json_flag, knobs, show, verb};
+use crate::{
+    config::Settings,
+    exit::{Exit, Kind},
+    keys::{self, KeysError, Scope},
+};
+use clap::{Arg, ArgMatches, Command};
+use serde_json::json;
+
+pub(super) fn command() -> Command {
+    let name = || Arg::new("key").value_name("NAME").required(true).help("What people call it");
+    let scope = Arg::new("scope")
+        .long("scope")
+        .value_parser(["inference", "admin"])
+        .default_value("inference")
+        .help("Send prompts only, or everything");
+    let one = |verb: Command| verb.args(knobs(&["data-dir"])).arg(json_flag());
+    Command::new("keys")
+        .about("Keys that HTTP clients show; once there is one, every client needs one")
+        .subcommand_required(true)
+        .subcommand(one(verb("add", "Make a key and print it, once", "tsnode keys add bob").arg(name()).arg(scope)))
+        .subcommand(one(verb("list", "Who has keys", "tsnode keys list")))
+        .subcommand(one(verb("remove", "Refuse a key from now on", "tsnode keys remove bob").arg(name())))
+}
+
+pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let folder = settings.data_dir();
+    let name = matches.try_get_one::<String>("key").ok().flatten().map_or("", String::as_str);
+    let as_json = is_set(matches, "json");
+    match verb {
+        "add" => {
+            let admin = matches.get_one::<String>("scope").is_some_and(|s| s == "admin");
+            std::fs::create_dir_all(&folder)
+                .map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}", folder.display())))?;
+            let key = keys::add(&folder, name, if admin { Scope::Admin } else { Scope::Inference }).map_err(exit)?;
+            if as_json {
+                return show::print_json(&json!({ "name": name, "key": key }));
+            }
+            say!("{key}");
+            eprintln!("this is the only time it is shown; clients send it as: Authorization: Bearer …");
+        }
+        "remove" => {
+            keys::remove(&folder, name).map_err(exit)?;
+            if as_json {
+                return show::print_json(&json!({ "removed": name }));
+            }
+            say!("{name} is refused from now on");
+        }
+        _ => {
+            let all = keys::read(&folder).map_err(exit)?;
+            let shown: Vec<_> = all.iter().map(|k| json!({ "name": k.name, "scope": k.scope })).collect();
+            if as_json {
+                return show::print_json(&shown);
+            }
+            let mut rows = vec![vec!["KEY".to_owned(), "MAY".to_owned()]];
+            rows.extend(all.into_iter().map(|k| vec![k.name, format!("{:?}", k.scope).to_lowercase()]));
+            return show::table(&rows);
+        }
+    }
+    Ok(())
+}
+
+fn exit(error: KeysError) -> Exit {
+    let kind = match error {
+        KeysError::Io { .. } | KeysError::Broken { .. } => Kind::DataDir,
+        KeysError::Taken(_) | KeysError::Unknown(_) => Kind::Usage,
+    };
+    Exit::new(kind, error.to_string())
+}
