@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use tsnode_testnet::{
     Answers, PeerConfig, Testnet, TestnetConfig,
-    chaos::{self, Chaos, Until},
+    chaos::{self, Chaos, Deeds, Until},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,7 +25,7 @@ async fn streams_outlive_the_peers_that_serve_them() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults), only: None };
+    let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults), deeds: Deeds::Drawn };
     let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
     let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();
     println!("{} streams; pauses (median, longest, how many): {:?}", report.streams.len(), report.pauses());

@@ -9,6 +9,7 @@ use crate::{
     load::{Answers, Gateways, Load},
 };
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -17,6 +18,8 @@ use tokio::time::{Instant, sleep};
 const PATIENCE: Duration = Duration::from_secs(75);
 /// Longest time from a look at the swarm to the fault (milliseconds).
 const JITTER: u64 = 300;
+/// Between looks at a swarm to which nothing is done.
+const LOOK: Duration = Duration::from_millis(250);
 /// Streams that end before a fault, and before its end.
 const BEFORE: usize = 3;
 const WITHIN: usize = 8;
@@ -26,7 +29,7 @@ const DEEDS: u64 = 10;
 const SLOW: Flaw = Flaw::Slow { mbit: Some(4.0), ms: 40.0 };
 /// Part of the tiles that a corrupt one spoils.
 const CORRUPT: Flaw = Flaw::Corrupt { part: 0.5 };
-/// Where processes are only stopped, it is for long enough to be taken for dead.
+/// Where processes are only stopped or cut off, it is for long enough to be taken for dead.
 const STOPPED: Duration = Duration::from_secs(5);
 
 /// What to do.
@@ -38,8 +41,8 @@ pub struct Chaos {
     pub streams: usize,
     /// When it is enough.
     pub until: Until,
-    /// What is done to peers, if not now this and now that.
-    pub only: Option<Deed>,
+    /// What is done to peers.
+    pub deeds: Deeds,
 }
 
 /// When it is enough.
@@ -49,6 +52,17 @@ pub enum Until {
     Faults(usize),
     /// After this long.
     Time(Duration),
+}
+
+/// What is done to peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deeds {
+    /// Now this and now that.
+    Drawn,
+    /// Always the same.
+    Only(Deed),
+    /// Nothing: whoever is taken for dead is not.
+    Calm,
 }
 
 /// What is done to a peer.
@@ -165,12 +179,15 @@ pub async fn run(
     let known = Gateways::new(addresses(net, &fronts).into());
     let load = Load::start(chaos.streams, &known, &Arc::new(answers));
     let (mut faults, mut violations) = (Vec::new(), Vec::new());
+    if chaos.deeds == Deeds::Calm {
+        violations.extend(watch(net, chaos.until).await);
+    }
     loop {
         let enough = match chaos.until {
             Until::Faults(faults_wanted) => faults.len() >= faults_wanted,
             Until::Time(span) => started.elapsed() >= span,
         };
-        if enough || !violations.is_empty() {
+        if enough || chaos.deeds == Deeds::Calm || !violations.is_empty() {
             break;
         }
         if !load.await_more(BEFORE, PATIENCE).await {
@@ -186,11 +203,19 @@ pub async fn run(
             _ => Deed::Kill,
         };
         // A gateway that is stopped or cut off is for its clients to notice.
-        let deed = if fronts.contains(&victim) { Deed::Kill } else { chaos.only.unwrap_or(drawn) };
+        let deed = if fronts.contains(&victim) {
+            Deed::Kill
+        } else {
+            match chaos.deeds {
+                Deeds::Only(deed) => deed,
+                _ => drawn,
+            }
+        };
         sleep(Duration::from_millis(dice.roll(JITTER))).await;
         let at = started.elapsed().as_secs_f64();
         hit(net, victim, deed).await?;
-        let stopped = if chaos.only == Some(Deed::Stop) { STOPPED } else { Duration::ZERO };
+        let long = matches!(chaos.deeds, Deeds::Only(Deed::Stop | Deed::Cut));
+        let stopped = if long { STOPPED } else { Duration::ZERO };
         let (served, ()) = tokio::join!(load.await_more(WITHIN, PATIENCE), sleep(stopped));
         mend(net, victim, deed).await?;
         *known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(net, &fronts);
@@ -211,6 +236,22 @@ pub async fn run(
     let streams = seen.iter().flatten().map(|s| served(s, started)).collect();
     let peers = net.peers().iter().map(|p| p.name.clone()).collect();
     Ok(Report { seed: chaos.seed, seconds: started.elapsed().as_secs_f64(), peers, faults, streams, violations })
+}
+
+/// Looks on while nothing is done, and says who was taken for dead by whom.
+async fn watch(net: &Testnet, until: Until) -> Vec<String> {
+    let Until::Time(span) = until else { return Vec::new() };
+    let (swarm, end, peers) = (Swarm::of(net.peers().into_iter()), Instant::now() + span, net.peers());
+    let mut dead = BTreeSet::new();
+    while Instant::now() < end {
+        for (peer, sight) in peers.iter().zip(swarm.look().await) {
+            let Some(sight) = sight else { continue };
+            let missing = peers.iter().filter(|p| !sight.peers.iter().any(|s| s.id == p.id));
+            dead.extend(missing.map(|p| format!("{} took {} for dead, and it was not", peer.name, p.name)));
+        }
+        sleep(LOOK).await;
+    }
+    dead.into_iter().collect()
 }
 
 /// Peers that clients ask.

@@ -12,12 +12,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet,
-    chaos::{self, Chaos, Deed, Fault, Report, Until},
+    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Until},
 };
 
 /// What may be done to peers, by name.
-const DEEDS: [(&str, Deed); 5] =
-    [("kill", Deed::Kill), ("stop", Deed::Stop), ("cut", Deed::Cut), ("slow", Deed::Slow), ("corrupt", Deed::Corrupt)];
+const DEEDS: [(&str, Deeds); 6] = [
+    ("nothing", Deeds::Calm),
+    ("kill", Deeds::Only(Deed::Kill)),
+    ("stop", Deeds::Only(Deed::Stop)),
+    ("cut", Deeds::Only(Deed::Cut)),
+    ("slow", Deeds::Only(Deed::Slow)),
+    ("corrupt", Deeds::Only(Deed::Corrupt)),
+];
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet chaos --seed 7 --minutes 2 --svg chaos.svg";
@@ -117,11 +123,12 @@ fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
         seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
         streams: matches.get_one::<u16>("streams").copied().unwrap_or(16).into(),
         until: faults.unwrap_or(Until::Time(span)),
-        only: matches
-            .get_one::<String>("only")
-            .and_then(|deed| DEEDS.iter().find(|(name, _)| name == deed))
-            .map(|(_, deed)| *deed),
+        deeds: matches.get_one::<String>("only").map_or(Deeds::Drawn, |only| deeds(only)),
     })
+}
+
+fn deeds(name: &str) -> Deeds {
+    DEEDS.iter().find(|(known, _)| *known == name).map_or(Deeds::Drawn, |(_, deeds)| *deeds)
 }
 
 fn bar(until: Until) -> ProgressBar {
