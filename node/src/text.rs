@@ -2,6 +2,7 @@
 
 mod chat;
 mod detokenise;
+mod guarded;
 mod model;
 mod stop;
 

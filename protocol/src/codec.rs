@@ -2,7 +2,11 @@
 //!
 //! bincode is no longer maintained upstream, so this is the only module that names it beside the derives.
 
-use bincode::{Decode, Encode, config};
+use bincode::{
+    Decode, Encode, config,
+    enc::{EncoderImpl, write::SizeWriter},
+    error::EncodeError,
+};
 
 /// Version of everything this crate encodes. Peers speak only when theirs is equal.
 pub const VERSION: u16 = 4;
@@ -49,11 +53,12 @@ pub fn encode<T: Encode>(value: &T) -> Vec<u8> {
     bytes
 }
 
-/// Decodes one value of at most `LIMIT` bytes that fills `bytes` exactly.
+/// Decodes one value of at most `LIMIT` bytes that fills `bytes` exactly, and in the one way it can be encoded: nobody can
+/// make other bytes of a signed message, whose signature holds and which nobody has seen.
 ///
 /// # Errors
-/// When the bytes are too many, of another version, malformed, or followed by more.
-pub fn decode<T: Decode<()>, const LIMIT: usize>(bytes: &[u8]) -> Result<T, CodecError> {
+/// When the bytes are too many, of another version, malformed, longer than they need be, or followed by more.
+pub fn decode<T: Wire, const LIMIT: usize>(bytes: &[u8]) -> Result<T, CodecError> {
     if bytes.len() > LIMIT {
         return Err(CodecError::TooLarge { bytes: bytes.len(), limit: LIMIT });
     }
@@ -69,5 +74,47 @@ pub fn decode<T: Decode<()>, const LIMIT: usize>(bytes: &[u8]) -> Result<T, Code
     if used != body.len() {
         return Err(CodecError::Malformed(format!("{} bytes left over", body.len() - used)));
     }
+    // A number has one shortest form, and all else has only one.
+    let shortest = encoded_bytes(&value).map_err(|e| CodecError::Malformed(e.to_string()))?;
+    if shortest != used {
+        return Err(CodecError::Malformed(format!("{used} bytes where {shortest} do")));
+    }
     Ok(value)
+}
+
+/// Bytes of a value behind the version.
+fn encoded_bytes<T: Encode>(value: &T) -> Result<usize, EncodeError> {
+    let mut encoder = EncoderImpl::new(SizeWriter::default(), config::standard());
+    value.encode(&mut encoder)?;
+    Ok(encoder.into_writer().bytes_written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gossip, Heartbeat, Signed, SwarmId, Term};
+    use ed25519_dalek::SigningKey;
+
+    #[test]
+    fn a_number_is_read_in_its_shortest_form_alone() {
+        let read = |body: &[u8]| decode::<Term, 64>(&[&VERSION.to_le_bytes(), body].concat());
+        assert_eq!((read(&[5]), read(&[251, 251, 0])), (Ok(Term(5)), Ok(Term(251))));
+        for longer in [&[251, 5, 0][..], &[252, 5, 0, 0, 0], &[252, 251, 0, 0, 0]] {
+            assert!(matches!(read(longer), Err(CodecError::Malformed(_))), "{longer:?}");
+        }
+    }
+
+    /// The signature covers the sequence, not how it is written: gossip would pass the same message on again and again,
+    /// each time as news.
+    #[test]
+    fn an_envelope_cannot_be_written_otherwise() {
+        let swarm = SwarmId([7; 16]);
+        let bytes = Signed::seal(&SigningKey::from_bytes(&[1; 32]), swarm, 5, &Gossip::Heartbeat(Heartbeat::default()));
+        let bytes = bytes.to_bytes();
+        let sequence = 2 + 32;
+        assert_eq!(bytes[sequence], 5);
+        let longer = [&bytes[..sequence], &[251, 5, 0], &bytes[sequence + 1..]].concat();
+        assert!(Signed::<Gossip>::from_bytes(&bytes).is_ok_and(|signed| signed.verify(swarm).is_ok()));
+        assert!(matches!(Signed::<Gossip>::from_bytes(&longer), Err(CodecError::Malformed(_))));
+    }
 }

@@ -181,9 +181,7 @@ impl Admit {
         if self.answered as usize >= tokens || self.shared.is_some_and(|s| s.tokens as usize >= tokens) {
             return Err(CodecError::Invalid("more of a sequence than there is"));
         }
-        if self.export.as_ref().is_some_and(|e| e.targets.len() > limits::STAGES) {
-            return Err(CodecError::Invalid("too many targets"));
-        }
+        self.export.as_ref().map_or(Ok(()), |export| check_targets(&export.targets))?;
         self.sampling.check()
     }
 }
@@ -206,6 +204,17 @@ pub struct KvTarget {
     pub layers: LayerRange,
     /// Where its data plane listens.
     pub addresses: Vec<SocketAddr>,
+}
+
+/// Refuses more stages than a group has, and more addresses than a peer has.
+pub(crate) fn check_targets(targets: &[KvTarget]) -> Result<(), CodecError> {
+    if targets.len() > limits::STAGES {
+        return Err(CodecError::Invalid("too many targets"));
+    }
+    if targets.iter().any(|target| target.addresses.len() > limits::ADDRESSES) {
+        return Err(CodecError::Invalid("too many addresses"));
+    }
+    Ok(())
 }
 
 /// One iteration over a batch.

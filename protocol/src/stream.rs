@@ -12,7 +12,7 @@ use crate::{
     kv::KvHeader,
     limits,
     proof::{Code, Nonce},
-    ring::{KvTarget, RingHello},
+    ring::{KvTarget, RingHello, check_targets},
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -212,7 +212,7 @@ pub fn frame_length(header: [u8; FRAME_HEADER], limit: usize) -> Result<usize, C
 ///
 /// # Errors
 /// When it is too large, of another version or malformed.
-pub fn decode_frame<T: Decode<()>>(bytes: &[u8]) -> Result<T, CodecError> {
+pub fn decode_frame<T: codec::Wire>(bytes: &[u8]) -> Result<T, CodecError> {
     codec::decode::<T, { limits::FRAME_BYTES }>(bytes)
 }
 
@@ -250,12 +250,16 @@ impl Opening {
             }
             Self::Decode(d) => prompt(&d.prompt).and_then(|()| d.generation.check()),
             Self::Prefill(p) => {
-                if p.targets.len() > limits::STAGES {
-                    return Err(CodecError::Invalid("too many targets"));
-                }
+                check_targets(&p.targets)?;
                 prompt(&p.prompt).and_then(|()| p.generation.check())
             }
             Self::Ring(hello) if hello.stages.len() > limits::STAGES => Err(CodecError::Invalid("too many stages")),
+            Self::Ring(hello) if usize::from(hello.position) >= hello.stages.len() => {
+                Err(CodecError::Invalid("no such stage"))
+            }
+            Self::Kv(header) if header.layers.end > limits::LAYERS || header.tokens > limits::SEQUENCE_TOKENS => {
+                Err(CodecError::Invalid("KV out of range"))
+            }
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
             Self::Probe { bytes } if *bytes > 1 << 22 => Err(CodecError::Invalid("probe too large")),
             _ => Ok(()),

@@ -12,6 +12,7 @@ use tsnode_protocol::{
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{KvAnswer, KvHeader, KvPart},
+    limits,
     proof::{Code, Nonce},
     ring::{
         Admit, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, Shared, SharedWith, Step, StepEntry,
@@ -342,6 +343,21 @@ fn a_size_is_refused_before_memory_is_taken_for_it() {
     assert!(codec::decode::<Opening, LIMIT>(&claim).is_err());
     let large = vec![0; LIMIT + 1];
     assert_eq!(codec::decode::<Gossip, LIMIT>(&large), Err(CodecError::TooLarge { bytes: LIMIT + 1, limit: LIMIT }));
+}
+
+#[test]
+fn openings_are_within_what_a_group_can_be() {
+    let named = |name: &str| openings().into_iter().find(|(other, _)| *other == name).unwrap().1;
+    let refused = |opening: Opening| assert!(opening.check().is_err(), "{opening:?}");
+    let Opening::Kv(header) = named("opening kv") else { panic!("another opening") };
+    refused(Opening::Kv(KvHeader { layers: layers(0, limits::LAYERS + 1), ..header }));
+    refused(Opening::Kv(KvHeader { tokens: limits::SEQUENCE_TOKENS + 1, ..header }));
+    let Opening::Ring(hello) = named("opening ring") else { panic!("another opening") };
+    refused(Opening::Ring(RingHello { position: 2, ..hello.clone() }));
+    refused(Opening::Ring(RingHello { stages: vec![], position: 0, ..hello }));
+    let Opening::Prefill(mut prefill) = named("opening prefill") else { panic!("another opening") };
+    prefill.targets[0].addresses = vec!["10.0.0.1:7447".parse().unwrap(); limits::ADDRESSES + 1];
+    refused(Opening::Prefill(prefill));
 }
 
 proptest! {

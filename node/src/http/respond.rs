@@ -162,9 +162,7 @@ pub(super) struct Writer<'m> {
 
 impl<'m> Writer<'m> {
     pub fn new(model: &'m TextModel, wanted: &Wanted, form: Form, answer: &Answer) -> Self {
-        let ids: Vec<u32> = answer.prompt.iter().map(|t| t.0).collect();
-        let echo =
-            matches!(form, Form::Text { echo: true }).then(|| model.tokenizer().decode(&ids, true).unwrap_or_default());
+        let echo = matches!(form, Form::Text { echo: true }).then(|| model.decode(&answer.prompt));
         Self {
             model,
             detokeniser: Detokeniser::new(model.tokenizer(), true),

@@ -1,5 +1,6 @@
 //! Tokens back to text, one at a time: never half a character, and never a character twice.
 
+use super::guarded;
 use tokenizers::Tokenizer;
 use tsnode_protocol::Token;
 
@@ -35,7 +36,7 @@ impl<'t> Detokeniser<'t> {
 
     fn advance(&mut self, last: bool) -> String {
         let from = self.given.saturating_sub(CONTEXT);
-        let decode = |tokens: &[u32]| self.tokenizer.decode(tokens, self.skip_special).unwrap_or_default();
+        let decode = |tokens: &[u32]| guarded::decode(self.tokenizer, tokens, self.skip_special);
         let before = decode(&self.tokens[from..self.given]);
         let now = decode(&self.tokens[from..]);
         if !last && now.ends_with('\u{FFFD}') {

@@ -1,6 +1,6 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
-use super::{ChatMessage, ChatTemplate};
+use super::{ChatMessage, ChatTemplate, guarded};
 use crate::models::ModelFiles;
 use serde::Deserialize;
 use serde_json::Value;
@@ -71,7 +71,7 @@ impl TextModel {
     pub fn new(files: &ModelFiles) -> Result<Self, TextError> {
         let bytes = files.files.get("tokenizer.json").ok_or(TextError::Missing("tokenizer.json"))?;
         let broken = |error: String| TextError::Broken { file: "tokenizer.json", error };
-        let tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| broken(e.to_string()))?;
+        let tokenizer = guarded::read(bytes).map_err(broken)?;
         let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let vocab = files.card.shape.vocab;
         // Models pad their vocabulary, but not to twice its size.
@@ -134,14 +134,21 @@ impl TextModel {
     }
 
     fn tokens(&self, text: &str, special: bool) -> Result<Vec<Token>, TextError> {
-        let encoding = self.tokenizer.encode(text, special).map_err(|e| TextError::Input(e.to_string()))?;
-        Ok(encoding.get_ids().iter().copied().map(Token).collect())
+        let tokens = guarded::encode(&self.tokenizer, text, special).map_err(TextError::Input)?;
+        Ok(tokens.into_iter().map(Token).collect())
+    }
+
+    /// The text of some tokens, without those that are no text.
+    #[must_use]
+    pub fn decode(&self, tokens: &[Token]) -> String {
+        let ids: Vec<u32> = tokens.iter().map(|t| t.0).collect();
+        guarded::decode(&self.tokenizer, &ids, true)
     }
 
     /// A token's own text, for log-probabilities.
     #[must_use]
     pub fn token_text(&self, token: Token) -> String {
-        self.tokenizer.decode(&[token.0], false).unwrap_or_default()
+        guarded::decode(&self.tokenizer, &[token.0], false)
     }
 }
 

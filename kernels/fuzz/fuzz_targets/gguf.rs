@@ -1,0 +1,13 @@
+//! GGUF files.
+
+#![no_main]
+
+#[path = "../../tests/fuzzing/mod.rs"]
+#[allow(dead_code)] // Each target uses a part.
+mod fuzzing;
+#[path = "../../tests/gguf_writer/mod.rs"]
+mod gguf_writer;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    fuzzing::gguf(bytes);
+});

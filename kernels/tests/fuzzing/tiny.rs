@@ -1,0 +1,68 @@
+//! A model of one layer and eight tokens, as small as what is to be changed should be.
+
+use crate::gguf_writer::{Form, convert};
+use safetensors::{Dtype, tensor::TensorView};
+use std::collections::BTreeMap;
+
+pub const CONFIG: &str = r#"{"model_type":"llama","num_hidden_layers":1,"hidden_size":32,"intermediate_size":32,
+"num_attention_heads":2,"num_key_value_heads":1,"head_dim":16,"vocab_size":8,"max_position_embeddings":256,
+"rms_norm_eps":1e-5,"rope_theta":1e4,"tie_word_embeddings":true,"bos_token_id":6,"eos_token_id":7,
+"rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+"original_max_position_embeddings":64},"hidden_act":"silu","sliding_window":null}"#;
+pub const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[{"id":6,"content":"<s>"},{"id":7,"content":"</s>"}],
+"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"c":3,"abc":4,"d":5},"merges":[["a","b"],["ab","c"]]}}"#;
+const INDEX: &str = r#"{"weight_map":{"model.norm.weight":"model.safetensors"}}"#;
+
+const TENSORS: [(&str, &[usize]); 11] = [
+    ("model.embed_tokens.weight", &[8, 32]),
+    ("model.norm.weight", &[32]),
+    ("model.layers.0.input_layernorm.weight", &[32]),
+    ("model.layers.0.post_attention_layernorm.weight", &[32]),
+    ("model.layers.0.self_attn.q_proj.weight", &[32, 32]),
+    ("model.layers.0.self_attn.k_proj.weight", &[16, 32]),
+    ("model.layers.0.self_attn.v_proj.weight", &[16, 32]),
+    ("model.layers.0.self_attn.o_proj.weight", &[32, 32]),
+    ("model.layers.0.mlp.gate_proj.weight", &[32, 32]),
+    ("model.layers.0.mlp.up_proj.weight", &[32, 32]),
+    ("model.layers.0.mlp.down_proj.weight", &[32, 32]),
+];
+
+/// `model.safetensors`.
+fn weights() -> Vec<u8> {
+    let numbers = |len: usize| (0..len).flat_map(|i| half::f16::from_f32((i % 13) as f32 / 16.0 - 0.3).to_le_bytes());
+    let bytes: Vec<Vec<u8>> = TENSORS.iter().map(|(_, shape)| numbers(shape.iter().product()).collect()).collect();
+    let view = |((name, shape), bytes): (&(&'static str, &[usize]), &'static [u8])| {
+        (*name, TensorView::new(Dtype::F16, shape.to_vec(), bytes).unwrap())
+    };
+    // Kept for as long as the test runs: written once.
+    let kept = bytes.into_iter().map(|bytes| &*bytes.leak());
+    let views: BTreeMap<_, _> = TENSORS.iter().zip(kept).map(view).collect();
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// The model as [`super::folder`] reads one, without an index and with one.
+pub fn folders() -> Vec<Vec<u8>> {
+    let mistral = CONFIG.replace("llama\",\"num_h", "mistral\",\"num_h").replace("null", "16");
+    [(CONFIG, ""), (CONFIG, INDEX), (mistral.as_str(), INDEX)]
+        .map(|(config, index)| {
+            let sized = |text: &str| [&(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat();
+            [sized(config), sized(index), weights()].concat()
+        })
+        .to_vec()
+}
+
+/// The model as GGUF files: quantised, and not.
+pub fn ggufs() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    write("config.json", CONFIG.as_bytes());
+    write("tokenizer.json", TOKENIZER.as_bytes());
+    write("tokenizer_config.json", br#"{"add_bos_token":true,"chat_template":"{{ messages }}"}"#);
+    write("model.safetensors", &weights());
+    let mut pieces = convert(folder.path(), Form::F16, "default");
+    pieces
+        .count("general.alignment", 64)
+        .reals("tokenizer.ggml.scores", &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, 0.0, 0.0]);
+    pieces.flag("tokenizer.ggml.add_space_prefix", false).count("llama.attention.sliding_window", 0);
+    vec![convert(folder.path(), Form::Q8, "llama-bpe").bytes(), pieces.bytes()]
+}

@@ -1,0 +1,95 @@
+//! The `tokenizers` crate behind a fence: gateways read tokenizers of models that any peer may have announced.
+//!
+//! Some broken files make it panic, when they are read or when text meets them; that is caught here, and is an error like
+//! any other. What would take memory by a number in the file is left out or refused.
+
+use serde_json::Value;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tokenizers::Tokenizer;
+
+/// Bytes that normalizers may make of one, all in a row. SentencePiece's make three: a space is written `▁`.
+const GROWTH: usize = 64;
+
+/// Reads `tokenizer.json`.
+///
+/// # Errors
+/// When it is not of the form, or cannot be trusted with a text.
+pub fn read(bytes: &[u8]) -> Result<Tokenizer, String> {
+    let file: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    if growth(&file["normalizer"]) > GROWTH {
+        return Err(format!("its normalizers may make more than {GROWTH} bytes of one"));
+    }
+    drop(file);
+    let mut tokenizer = fenced(|| Tokenizer::from_bytes(bytes))?.map_err(|e| e.to_string())?;
+    // Both are for batches of texts as models are trained with; a padded prompt would be another prompt.
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+    Ok(tokenizer)
+}
+
+/// Tokens of a text.
+///
+/// # Errors
+/// When the tokenizer cannot.
+pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, String> {
+    let encoding = fenced(|| tokenizer.encode(text, special))?.map_err(|e| e.to_string())?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+/// The text of some tokens; none where the tokenizer cannot say.
+pub fn decode(tokenizer: &Tokenizer, tokens: &[u32], skip_special: bool) -> String {
+    fenced(|| tokenizer.decode(tokens, skip_special)).map(Result::unwrap_or_default).unwrap_or_default()
+}
+
+/// Work of the crate that may panic. It changes nothing that is used again but caches, which it looks after itself.
+fn fenced<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| "the tokenizer is broken".to_owned())
+}
+
+/// At most so many bytes come of one by what is written in a normalizer's description.
+fn growth(normalizer: &Value) -> usize {
+    let replaced = normalizer["content"].as_str().map_or(1, |content| content.len().max(1));
+    let parts = normalizer["normalizers"].as_array().into_iter().flatten();
+    parts.map(growth).fold(replaced, usize::saturating_mul)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(normalizer: &str, more: &str) -> String {
+        format!(
+            r#"{{"version":"1.0","added_tokens":[],"normalizer":{normalizer},{more}
+            "model":{{"type":"BPE","vocab":{{"a":0,"b":1,"ab":2}},"merges":["a b"]}}}}"#
+        )
+    }
+
+    #[test]
+    fn a_file_that_makes_the_crate_panic_is_refused() {
+        let cut = file(r#"{"type":"Precompiled","precompiled_charsmap":"ALQCAACEAAAAAACAAQAAgMz8AgC4BQAA"}"#, "");
+        assert!(read(cut.as_bytes()).is_err_and(|error| error.contains("broken")));
+    }
+
+    #[test]
+    fn numbers_in_a_file_ask_for_no_memory() {
+        let padding = r#""padding":{"strategy":{"Fixed":1000000000000},"direction":"Left","pad_to_multiple_of":null,
+            "pad_id":0,"pad_type_id":0,"pad_token":"a"},"#;
+        let tokenizer = read(file("null", padding).as_bytes()).unwrap();
+        assert_eq!(encode(&tokenizer, "abab", false), Ok(vec![2, 2]));
+        assert_eq!(decode(&tokenizer, &[2, 0], false), "ab a");
+    }
+
+    #[test]
+    fn normalizers_that_multiply_a_text_are_refused() {
+        let replace = |content: &str| {
+            format!(r#"{{"type":"Replace","pattern":{{"Regex":"."}},"content":{}}}"#, serde_json::json!(content))
+        };
+        let three = |content| {
+            let one = replace(content);
+            file(&format!(r#"{{"type":"Sequence","normalizers":[{one},{one},{one}]}}"#), "")
+        };
+        assert!(read(three("\u{2581}").as_bytes()).is_ok(), "27 bytes of one");
+        assert!(read(three("aaaaa").as_bytes()).is_err(), "125 of one");
+        assert!(read(file(&replace(&"a".repeat(65)), "").as_bytes()).is_err());
+    }
+}
