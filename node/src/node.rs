@@ -17,6 +17,7 @@ use crate::{
     owner::{Helm, Owner},
     prober,
     roster::Roster,
+    sequence::Sequence,
     serving::{
         compute::Compute,
         host::{Host, HostSetup},
@@ -198,6 +199,7 @@ impl Ground {
             bootstrap: self.bootstrap(),
             mdns: config.mdns,
             degree: swarm::DEGREE,
+            sequence: Sequence::new(self.store.clone()),
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
         };
         let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
