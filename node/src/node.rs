@@ -75,7 +75,7 @@ pub async fn run(
     let planes = ground.planes().await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
-    let journal = ground.journal(&links, &roster);
+    let journal = ground.journal(&links, &roster)?;
     let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), owner.moving())?;
     owner.set_devices(advert.devices.clone());
 
@@ -206,9 +206,9 @@ impl Ground {
         Ok(Planes { links, incoming, gone, data_port, swarm, events })
     }
 
-    fn journal(&self, links: &Links, roster: &Roster) -> Journal {
+    fn journal(&self, links: &Links, roster: &Roster) -> Result<Journal, StoreError> {
         let (tasks, stop) = (self.tasks.clone(), self.ends.clone());
-        Journal::new(self.identity.peer_id(), links.clone(), roster.clone(), tasks, stop)
+        Journal::open(&self.store, self.identity.peer_id(), (links.clone(), roster.clone()), tasks, stop)
     }
 
     /// Where the swarm may be found: at those who invited, and at those who were there last.
