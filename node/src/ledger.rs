@@ -45,6 +45,8 @@ impl Ledger {
     /// When it cannot be read or written, or is of another version.
     pub fn open(path: &Path, mut record: impl FnMut(&[u8])) -> Result<Self, LedgerError> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        // What a process left that was killed while it wrote anew; most often there is none.
+        let _ = fs::remove_file(beside(path, "new"));
         let mut bytes = Vec::new();
         (&file).take(FILE_BYTES).read_to_end(&mut bytes)?;
         let contents = ledger::read(&bytes)?;

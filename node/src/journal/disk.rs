@@ -107,10 +107,11 @@ impl Writer {
     /// Writes what is new, soon after `news`, until `stop`; then once more.
     pub async fn run(mut self, news: Arc<Notify>, stop: CancellationToken) {
         loop {
+            let patience = if self.again.is_some() { RETRY } else { SWEEP };
             tokio::select! {
                 () = stop.cancelled() => {}
                 // With nothing new, those that are of no use any more are forgotten.
-                heard = timeout(SWEEP, news.notified()) => if heard.is_ok() {
+                heard = timeout(patience, news.notified()) => if heard.is_ok() {
                     tokio::select! {
                         () = stop.cancelled() => {}
                         () = sleep(EVERY) => {}
