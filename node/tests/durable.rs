@@ -364,6 +364,39 @@ async fn a_disk_that_has_room_again_is_used_again() {
     assert_eq!(peer.ask(&client, 0).await, first);
 }
 
+/// Files overwritten in one place: the peer starts by itself with what is left, and keeps what it found. Its key cannot be made
+/// again: that is said, and nothing is changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damaged_files_stop_no_peer_and_a_damaged_key_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let client = reqwest::Client::new();
+    let path = |name: &str| folder.path().join(name);
+    let peer = Peer::start(folder.path(), "true").await;
+    let first = peer.ask(&client, 0).await;
+    until("the answer is journalled", || ended(folder.path()) == 1).await;
+    drop(peer);
+    for file in ["state.log", JOURNAL] {
+        let mut bytes = fs::read(path(file)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0xFF;
+        fs::write(path(file), bytes).unwrap();
+    }
+    let peer = Peer::start(folder.path(), "true").await;
+    assert_eq!(peer.ask(&client, 0).await, first);
+    until("the damage is told", || peer.said().matches("damaged: what could be read").count() == 2).await;
+    assert!(path("state.log.broken").exists() && path("journal.log.broken").exists());
+    drop(peer);
+
+    let key = fs::read(path("identity.key")).unwrap();
+    for left in [0, 31] {
+        fs::write(path("identity.key"), &key[..left]).unwrap();
+        let (code, said) = refused(folder.path(), "true");
+        assert_eq!(code, 10, "{said}");
+        assert!(said.contains("is not a key") && said.contains("restore it from a copy"), "{said}");
+        assert_eq!(fs::read(path("identity.key")).unwrap(), key[..left], "it is left alone");
+    }
+}
+
 /// Not a test of its own: the process that [`nothing_acknowledged_is_lost_to_kills_while_writing`] kills.
 #[test]
 fn writes_until_it_is_killed() {

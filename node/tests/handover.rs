@@ -74,7 +74,7 @@ async fn hang_up(net: &Net, n: usize, tally: &Tally) {
     let url = format!("{}/v1/completions", net.peer(GATEWAY).http);
     let patience = |most: u64| Duration::from_micros(drawn(n + 77, most * 1000));
     let sent = net.client.post(url).json(&body).send();
-    if n % 2 == 0 {
+    if n.is_multiple_of(2) {
         // Dropped half-way, its connection is closed.
         let early = tokio::time::timeout(patience(60), sent).await;
         tally.unrouted.fetch_add(usize::from(early.is_err()), Relaxed);

@@ -84,7 +84,7 @@ pub struct HostReport {
 enum Command {
     Adopt(Box<Plan>),
     Rest,
-    Serve { group: GroupId, request: LeaderRequest },
+    Serve { group: GroupId, request: Box<LeaderRequest> },
     Report(oneshot::Sender<HostReport>),
 }
 
@@ -143,7 +143,7 @@ impl Host {
     /// # Errors
     /// When the host has ended.
     pub async fn serve(&self, group: GroupId, request: LeaderRequest) -> Result<(), HostGone> {
-        self.commands.send(Command::Serve { group, request }).await.map_err(|_| HostGone)
+        self.commands.send(Command::Serve { group, request: Box::new(request) }).await.map_err(|_| HostGone)
     }
 
     /// What is ready, runs and waits.
@@ -201,7 +201,7 @@ impl Keeper {
         match command {
             Command::Adopt(plan) => self.adopt(|id| plan.group(id).is_some(), &plan.groups),
             Command::Rest => self.adopt(|_| false, &[]),
-            Command::Serve { group, request } => self.serve(group, request),
+            Command::Serve { group, request } => self.serve(group, *request),
             Command::Report(answer) => {
                 // An asker that has gone needs no answer.
                 let _ = answer.send(self.report().await);
