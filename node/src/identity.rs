@@ -3,6 +3,7 @@
 //! `identity.key` holds the 32 seed bytes of the key, raw, and nothing else. Whoever reads it can speak as this peer,
 //! so it is created readable by its owner only and refused when anyone else can read it.
 
+use crate::ledger::advice;
 use ed25519_dalek::SigningKey;
 use std::{
     fs::{self, File, OpenOptions},
@@ -32,7 +33,7 @@ pub struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The disk refused.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {source}{}", path.display(), advice(source))]
     Io {
         /// What was being tried.
         doing: &'static str,
@@ -143,12 +144,18 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .mode(PRIVATE)
         .open(&draft)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&draft, path));
+        .and_then(|()| fs::rename(&draft, path))
+        .and_then(|()| sync_folder(path));
     if written.is_err() {
         // The first error is the one worth reporting.
         let _ = fs::remove_file(&draft);
     }
     written
+}
+
+/// Waits until the disk has the file's name: a key that a power cut takes away is another peer.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
 #[cfg(test)]

@@ -1,29 +1,30 @@
-//! What clients got, kept here and at a buddy, so that a client whose gateway died goes on at any other peer.
+//! What clients got, kept here and at a buddy, so that a client whose gateway died goes on at any other peer, or at the same
+//! one when it is started again.
+
+mod book;
+mod disk;
 
 use crate::{
     links::{LinkError, Links, Stream},
     roster::Roster,
+    store::{Store, StoreError},
 };
-use std::collections::BTreeMap;
+use book::{Book, Key, Life};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::buddies;
 use tsnode_protocol::{
-    KvCodec, PeerId, RequestId, Sampled, TokenLogprob,
-    journal::{Fingerprint, JournalHead, JournalPart, PART_TOKENS},
+    KvCodec, PeerId, RequestId, Sampled,
+    codec::CodecError,
+    journal::{Fingerprint, JournalHead, JournalPart},
     limits,
     stream::Opening,
 };
 
-/// Journals kept, of this peer's clients and of others'; the longest untouched goes first.
-const JOURNALS: usize = 4096;
-/// Memory they may take (bytes).
-const BYTES: usize = 64 << 20;
-/// How long one is kept that nobody adds to: clients come back within seconds.
-const KEPT: Duration = Duration::from_secs(600);
-/// How often the buddy is told.
+/// How often the buddy is told, and the disk.
 const EVERY: Duration = Duration::from_millis(100);
 /// Buddies tried, should one go.
 const BUDDIES: usize = 4;
@@ -39,11 +40,20 @@ pub struct Recalled {
     pub answer: Vec<Sampled>,
 }
 
+impl Default for Recalled {
+    /// Nothing yet.
+    fn default() -> Self {
+        Self { codec: KvCodec::Raw, answer: Vec::new() }
+    }
+}
+
 /// All journals of one peer. Clones share them.
 #[derive(Clone)]
 pub struct Journal {
     /// Held for map operations only.
     book: Arc<Mutex<Book>>,
+    /// Wakes whoever writes to the disk.
+    news: Arc<Notify>,
     me: PeerId,
     links: Links,
     roster: Roster,
@@ -51,70 +61,84 @@ pub struct Journal {
     stop: CancellationToken,
 }
 
-#[derive(Default)]
-struct Book {
-    entries: BTreeMap<RequestId, Entry>,
-    bytes: usize,
-}
-
-struct Entry {
-    asked: Fingerprint,
-    said: Recalled,
-    touched: Instant,
-    over: bool,
-}
-
 impl Journal {
-    /// No journals.
-    #[must_use]
-    pub fn new(me: PeerId, links: Links, roster: Roster, tasks: TaskTracker, stop: CancellationToken) -> Self {
-        Self { book: Arc::default(), me, links, roster, tasks, stop }
+    /// Those that the store has; what is new goes there until `stop`.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn open(
+        store: &Store,
+        me: PeerId,
+        (links, roster): (Links, Roster),
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Result<Self, StoreError> {
+        let (book, writer) = disk::open(store)?;
+        let news = Arc::new(Notify::new());
+        tasks.spawn(writer.run(news.clone(), stop.clone()));
+        Ok(Self { book, news, me, links, roster, tasks, stop })
     }
 
     /// A client of this peer is served, with what it has from elsewhere; a buddy is told from now on.
     pub fn begin(&self, request: RequestId, asked: Fingerprint, said: Option<Recalled>) {
-        let said = said.unwrap_or(Recalled { codec: KvCodec::Raw, answer: Vec::new() });
-        self.book().open(request, asked, said);
+        let key = self.own(request);
+        let Some(life) = self.book().open(key, asked, said.unwrap_or_default()) else {
+            return tracing::debug!(%request, "too many gateways have a journal of that name: not journalled");
+        };
+        self.news.notify_one();
         let (journal, stop) = (self.clone(), self.stop.clone());
         self.tasks.spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = journal.copy(request) => {}
+                () = journal.copy(key, life) => {}
             }
         });
     }
 
     /// The answer's tokens rest on this.
     pub fn settled(&self, request: RequestId, codec: KvCodec) {
-        if let Some(entry) = self.book().entries.get_mut(&request) {
-            entry.said.codec = codec;
+        let (mut book, key) = (self.book(), self.own(request));
+        if let Some(life) = book.life(key) {
+            book.settled(key, life, codec);
         }
     }
 
     /// The client gets another token.
     pub fn token(&self, request: RequestId, sampled: Sampled) {
-        self.book().add(request, [sampled]);
+        let (mut book, key) = (self.book(), self.own(request));
+        if let Some(life) = book.life(key) {
+            book.add(key, life, [sampled]);
+        }
+        drop(book);
+        self.news.notify_one();
     }
 
-    /// The answer has ended, or its client has gone.
+    /// The answer has ended, nobody serves it, or its client has gone.
     pub fn end(&self, request: RequestId) {
-        if let Some(entry) = self.book().entries.get_mut(&request) {
-            entry.over = true;
+        let (mut book, key) = (self.book(), self.own(request));
+        if let Some(life) = book.life(key) {
+            book.end(key, life);
         }
     }
 
-    /// What a client got of `request`, from this peer's journals or from likely buddies'; nothing if it asks for something
-    /// else under the same name.
+    /// What a client got of just this, from this peer's journals or from likely buddies'.
     pub async fn recall(&self, request: RequestId, asked: Fingerprint) -> Option<Recalled> {
-        let here = self.book().entries.get(&request).map(|e| (e.asked, e.said.clone()));
-        let mut found: Vec<(Fingerprint, Recalled)> = here.into_iter().collect();
-        if found.is_empty() {
-            let ask = |buddy| async move { timeout(PATIENCE, self.ask(buddy, request)).await.ok()?.ok()? };
-            let answers = self.buddies(request).into_iter().take(BUDDIES).map(ask);
-            found.extend(futures::future::join_all(answers).await.into_iter().flatten());
+        let head = JournalHead { request, asked };
+        if let Some(said) = self.known(head) {
+            return Some(said);
         }
-        let same = found.into_iter().filter(|(of, said)| *of == asked && !said.answer.is_empty());
-        same.map(|(_, said)| said).max_by_key(|said| said.answer.len())
+        let ask = |buddy| async move { timeout(PATIENCE, self.ask(buddy, head)).await.ok()?.ok()? };
+        let answers = self.buddies(request).into_iter().take(BUDDIES).map(ask);
+        futures::future::join_all(answers).await.into_iter().flatten().max_by_key(|said| said.answer.len())
+    }
+
+    fn known(&self, head: JournalHead) -> Option<Recalled> {
+        let book = self.book();
+        book.best(head).and_then(|key| book.said(key))
+    }
+
+    fn own(&self, request: RequestId) -> Key {
+        Key { request, gateway: self.me }
     }
 
     fn buddies(&self, request: RequestId) -> Vec<PeerId> {
@@ -122,23 +146,23 @@ impl Journal {
     }
 
     /// Tells a buddy what is said until the answer ends; when it goes, the next gets all of it.
-    async fn copy(&self, request: RequestId) {
-        for buddy in self.buddies(request).into_iter().take(BUDDIES) {
-            match self.copy_to(buddy, request).await {
+    async fn copy(&self, key: Key, life: Life) {
+        for buddy in self.buddies(key.request).into_iter().take(BUDDIES) {
+            match self.copy_to(buddy, key, life).await {
                 Ok(()) => return,
-                Err(error) => tracing::debug!(%request, %buddy, %error, "journal goes to another buddy"),
+                Err(error) => tracing::debug!(request = %key.request, %buddy, %error, "journal goes to another buddy"),
             }
         }
     }
 
-    async fn copy_to(&self, buddy: PeerId, request: RequestId) -> Result<(), LinkError> {
-        let Some(asked) = self.book().entries.get(&request).map(|e| e.asked) else { return Ok(()) };
+    async fn copy_to(&self, buddy: PeerId, key: Key, life: Life) -> Result<(), LinkError> {
+        let Some(asked) = self.book().asked(key) else { return Ok(()) };
         let addresses = self.roster.data_addresses(buddy);
-        let head = JournalHead { request, asked };
+        let head = JournalHead { request: key.request, asked };
         let mut stream = self.links.open(buddy, &addresses, &Opening::Journal(head)).await?;
         let mut sent = 0;
         loop {
-            let next = self.book().after(request, sent);
+            let next = self.book().after(key, life, sent);
             let Some((part, over)) = next else { return stream.sender.finish() };
             if !part.tokens.is_empty() {
                 sent += part.tokens.len();
@@ -151,11 +175,14 @@ impl Journal {
         }
     }
 
-    async fn ask(&self, buddy: PeerId, request: RequestId) -> Result<Option<(Fingerprint, Recalled)>, LinkError> {
+    async fn ask(&self, buddy: PeerId, asked: JournalHead) -> Result<Option<Recalled>, LinkError> {
         let addresses = self.roster.data_addresses(buddy);
-        let mut stream = self.links.open(buddy, &addresses, &Opening::Recall(request)).await?;
-        let Some(head) = stream.receiver.recv::<JournalHead>().await? else { return Ok(None) };
-        let mut said = Recalled { codec: KvCodec::Raw, answer: Vec::new() };
+        let mut stream = self.links.open(buddy, &addresses, &Opening::Recall(asked)).await?;
+        let head = stream.receiver.recv::<JournalHead>().await?;
+        if head != Some(asked) {
+            return Ok(None);
+        }
+        let mut said = Recalled::default();
         while let Some(part) = stream.receiver.recv::<JournalPart>().await? {
             part.check()?;
             if said.answer.len() + part.tokens.len() > limits::SEQUENCE_TOKENS as usize {
@@ -164,32 +191,62 @@ impl Journal {
             said.codec = part.codec;
             said.answer.extend(part.tokens);
         }
-        Ok(Some((head.asked, said)))
+        Ok(Some(said).filter(|said| !said.answer.is_empty()))
     }
 
-    /// Another gateway's journal comes in. A new one of the same name replaces the old: its client has moved.
-    pub async fn keep(&self, head: JournalHead, mut stream: Stream) -> Result<(), LinkError> {
-        let JournalHead { request, asked } = head;
-        self.book().open(request, asked, Recalled { codec: KvCodec::Raw, answer: Vec::new() });
+    /// Another gateway's journal comes in: `gateway` is who TLS proves it to be, and it replaces only what it wrote itself.
+    ///
+    /// # Errors
+    /// When the stream breaks, most likely because the gateway has died, or says what it may not. What came is kept.
+    pub async fn keep(&self, gateway: PeerId, head: JournalHead, mut stream: Stream) -> Result<(), LinkError> {
+        let key = Key { request: head.request, gateway };
+        let mut life = None;
+        let kept = self.keep_parts(key, head.asked, &mut stream, &mut life).await;
+        if let Some(life) = life {
+            self.book().end(key, life);
+        }
+        kept
+    }
+
+    async fn keep_parts(
+        &self,
+        key: Key,
+        asked: Fingerprint,
+        stream: &mut Stream,
+        begun: &mut Option<Life>,
+    ) -> Result<(), LinkError> {
         while let Some(part) = stream.receiver.recv::<JournalPart>().await? {
             part.check()?;
-            self.settled(request, part.codec);
-            if !self.book().add(request, part.tokens) {
-                break;
+            let mut book = self.book();
+            // Not before there is something to replace the gateway's last one with.
+            let full = CodecError::Invalid("too many gateways have a journal of that name");
+            let life = match *begun {
+                Some(life) => life,
+                None => *begun.insert(book.open(key, asked, Recalled::default()).ok_or(full)?),
+            };
+            book.settled(key, life, part.codec);
+            if !book.add(key, life, part.tokens) {
+                return Ok(());
             }
+            self.news.notify_one();
         }
-        self.end(request);
         Ok(())
     }
 
-    /// Says what is known of a request to whoever asks by its name.
-    pub async fn give(&self, request: RequestId, mut stream: Stream) -> Result<(), LinkError> {
-        let known = self.book().entries.get(&request).map(|e| e.asked);
-        if let Some(asked) = known {
-            stream.sender.send(&JournalHead { request, asked }).await?;
+    /// Says what is known of an answer to whoever asks by its name, and knows what was asked.
+    ///
+    /// # Errors
+    /// When the stream breaks.
+    pub async fn give(&self, asked: JournalHead, mut stream: Stream) -> Result<(), LinkError> {
+        let known = {
+            let book = self.book();
+            book.best(asked).and_then(|key| Some((key, book.life(key)?)))
+        };
+        if let Some((key, life)) = known {
+            stream.sender.send(&asked).await?;
             let mut sent = 0;
             loop {
-                let next = self.book().after(request, sent);
+                let next = self.book().after(key, life, sent);
                 let Some((part, _)) = next.filter(|(part, _)| !part.tokens.is_empty()) else { break };
                 sent += part.tokens.len();
                 stream.sender.send(&part).await?;
@@ -200,86 +257,5 @@ impl Journal {
 
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Book {
-    fn open(&mut self, request: RequestId, asked: Fingerprint, said: Recalled) {
-        let now = Instant::now();
-        let old = |e: &Entry| now.duration_since(e.touched) > KEPT;
-        let stale: Vec<RequestId> = self.entries.iter().filter(|(_, e)| old(e)).map(|(request, _)| *request).collect();
-        stale.into_iter().chain([request]).for_each(|request| self.remove(request));
-        self.bytes += said.answer.iter().map(size).sum::<usize>();
-        self.entries.insert(request, Entry { asked, said, touched: now, over: false });
-        self.make_room();
-    }
-
-    /// Whether there is such a journal, and room in it.
-    fn add(&mut self, request: RequestId, tokens: impl IntoIterator<Item = Sampled>) -> bool {
-        let Some(entry) = self.entries.get_mut(&request) else { return false };
-        let before = entry.said.answer.len();
-        let room = (limits::SEQUENCE_TOKENS as usize).saturating_sub(before);
-        entry.said.answer.extend(tokens.into_iter().take(room));
-        entry.touched = Instant::now();
-        self.bytes += entry.said.answer[before..].iter().map(size).sum::<usize>();
-        self.make_room();
-        true
-    }
-
-    /// What was said after the first `sent` tokens, and whether that was all.
-    fn after(&self, request: RequestId, sent: usize) -> Option<(JournalPart, bool)> {
-        let entry = self.entries.get(&request)?;
-        let tokens = entry.said.answer.iter().skip(sent).take(PART_TOKENS).cloned().collect();
-        Some((JournalPart { codec: entry.said.codec, tokens }, entry.over))
-    }
-
-    fn make_room(&mut self) {
-        while self.entries.len() > JOURNALS || self.bytes > BYTES {
-            let oldest = self.entries.iter().min_by_key(|(_, e)| e.touched).map(|(request, _)| *request);
-            let Some(oldest) = oldest else { return };
-            self.remove(oldest);
-        }
-    }
-
-    fn remove(&mut self, request: RequestId) {
-        if let Some(entry) = self.entries.remove(&request) {
-            self.bytes -= entry.said.answer.iter().map(size).sum::<usize>();
-        }
-    }
-}
-
-fn size(sampled: &Sampled) -> usize {
-    size_of::<Sampled>() + sampled.top.len() * size_of::<TokenLogprob>()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tsnode_protocol::Token;
-
-    fn tokens(ids: std::ops::Range<u32>) -> Vec<Sampled> {
-        ids.map(|id| Sampled { token: Token(id), logprob: None, top: vec![] }).collect()
-    }
-
-    #[test]
-    fn a_book_has_room_for_the_latest() {
-        let (asked, nothing) = (Fingerprint([1; 32]), || Recalled { codec: KvCodec::Raw, answer: vec![] });
-        let mut book = Book::default();
-        for n in 0..=JOURNALS as u128 {
-            book.open(RequestId(n.to_le_bytes()), asked, nothing());
-        }
-        assert_eq!(book.entries.len(), JOURNALS);
-        let last = RequestId((JOURNALS as u128).to_le_bytes());
-        assert!(book.add(last, tokens(0..3000)));
-        let (part, over) = book.after(last, 10).unwrap();
-        assert_eq!((part.tokens.len(), part.tokens[0].token, over), (PART_TOKENS, Token(10), false));
-        assert!(!book.add(RequestId([0; 16]), tokens(0..1)), "the first had to go");
-        assert_eq!(book.bytes, 3000 * size_of::<Sampled>());
-        book.open(last, asked, nothing());
-        assert_eq!(book.bytes, 0, "a new one of the same name replaces the old");
-        // A journal as large as all may be together leaves room for itself alone, if at all.
-        let many = BYTES / size_of::<Sampled>();
-        book.add(last, tokens(0..(many as u32).min(limits::SEQUENCE_TOKENS)));
-        assert!(book.bytes <= BYTES);
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     owner::Owner,
     prober,
     roster::Roster,
+    sequence::Sequence,
     serving::{
         compute::Compute,
         host::{Host, HostSetup},
@@ -81,7 +82,7 @@ pub async fn run(
     let planes = ground.planes(&guard, broken.clone()).await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
-    let journal = ground.journal(&links, &roster);
+    let journal = ground.journal(&links, &roster)?;
     let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), owner.moving())?;
     owner.set_devices(advert.devices.clone());
 
@@ -224,15 +225,16 @@ impl Ground {
             bootstrap: self.bootstrap(),
             mdns: config.mdns,
             degree: swarm::DEGREE,
+            sequence: Sequence::new(self.store.clone()),
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
         };
         let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
         Ok(Planes { links, incoming, gone, data_port, swarm, events })
     }
 
-    fn journal(&self, links: &Links, roster: &Roster) -> Journal {
+    fn journal(&self, links: &Links, roster: &Roster) -> Result<Journal, StoreError> {
         let (tasks, stop) = (self.tasks.clone(), self.ends.clone());
-        Journal::new(self.identity.peer_id(), links.clone(), roster.clone(), tasks, stop)
+        Journal::open(&self.store, self.identity.peer_id(), (links.clone(), roster.clone()), tasks, stop)
     }
 
     /// Where the swarm may be found: at those who invited, and at those who were there last.

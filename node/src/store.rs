@@ -1,39 +1,41 @@
-//! What a peer remembers: its measurements, the swarm it is in, the members it knew. In `sled`, one process at a time.
+//! What a peer remembers: its measurements, the swarm it is in, the members it knew. In a ledger, one process at a time.
 
+use crate::ledger::{Ledger, LedgerError, advice};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tsnode_protocol::{Epoch, SwarmId, Term};
 
-/// Memory for the store's cache: it holds a few kilobytes.
-const CACHE_BYTES: u64 = 1 << 20;
-/// Form of what is stored.
-const SCHEMA: &[u8] = b"1";
+/// Ledger of what is remembered: a few kilobytes.
+const STATE_FILE: &str = "state.log";
+/// Ledger of what clients got.
+const JOURNAL_FILE: &str = "journal.log";
 
 /// Why a data folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// It cannot be made, read or written.
-    #[error("{path}: {error}")]
+    #[error("{}: {error}{}", path.display(), advice(error))]
     Io {
         /// Which.
         path: PathBuf,
         /// Why.
-        error: std::io::Error,
+        error: io::Error,
     },
     /// Another process has it.
-    #[error("{path}: used by another tsnode{owner}; stop it, or give this one its own --data-dir")]
+    #[error("{}: used by another tsnode{owner}; stop it, or give this one its own --data-dir", path.display())]
     Locked {
         /// Which.
         path: PathBuf,
         /// ` (process 123)`, if it is known.
         owner: String,
     },
-    /// The database is damaged, or of another version.
-    #[error("{path}: {error}; move it away to start afresh (the identity beside it stays)")]
-    Broken {
+    /// A file in it is of another version.
+    #[error("{}: {error}; move it away to start afresh (the identity beside it stays)", path.display())]
+    Version {
         /// Which.
         path: PathBuf,
         /// What was found.
@@ -41,17 +43,25 @@ pub enum StoreError {
     },
 }
 
-/// A locked data folder and the database in it. Clones share both.
+/// A locked data folder and what is remembered in it. Clones share both.
 #[derive(Clone)]
 pub struct Store {
     folder: PathBuf,
-    database: sled::Db,
+    /// Held while the disk writes: a few notes a minute.
+    notes: Arc<Mutex<Notes>>,
     /// Held as long as any clone is.
     _lock: Arc<File>,
 }
 
+struct Notes {
+    ledger: Ledger,
+    known: BTreeMap<String, Vec<u8>>,
+    /// The disk has refused something, and does not have all of this.
+    behind: bool,
+}
+
 impl Store {
-    /// Makes the folder if need be (for its owner alone), locks it, and opens the database.
+    /// Makes the folder if need be (for its owner alone), locks it, and reads what is remembered.
     ///
     /// # Errors
     /// When it cannot be used, or another process does.
@@ -59,20 +69,22 @@ impl Store {
         let io = |error| StoreError::Io { path: folder.to_owned(), error };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         let lock = lock(folder)?;
-        let path = folder.join("state");
-        let broken = |error: String| StoreError::Broken { path: path.clone(), error };
-        let database = sled::Config::new()
-            .path(&path)
-            .cache_capacity(CACHE_BYTES)
-            .flush_every_ms(Some(5_000))
-            .open()
-            .map_err(|e| broken(e.to_string()))?;
-        match database.get("schema").map_err(|e| broken(e.to_string()))? {
-            None => drop(database.insert("schema", SCHEMA).map_err(|e| broken(e.to_string()))?),
-            Some(found) if found == SCHEMA => {}
-            Some(_) => return Err(broken("written by another version".into())),
-        }
-        Ok(Self { folder: folder.to_owned(), database, _lock: Arc::new(lock) })
+        let mut known = BTreeMap::new();
+        let ledger = open_ledger(&folder.join(STATE_FILE), |record| {
+            if let Some((key, value)) = read_note(record) {
+                known.insert(key.to_owned(), value.to_vec());
+            }
+        })?;
+        let notes = Notes { ledger, known, behind: false };
+        Ok(Self { folder: folder.to_owned(), notes: Arc::new(Mutex::new(notes)), _lock: Arc::new(lock) })
+    }
+
+    /// The ledger of what clients got, its records handed to `record`.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn open_journal(&self, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
+        open_ledger(&self.folder.join(JOURNAL_FILE), record)
     }
 
     /// The folder.
@@ -140,6 +152,17 @@ impl Store {
         self.set("endorsed", &bytes);
     }
 
+    /// All numbers of signed messages that may have been used are below this.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.get("sequence").and_then(|b| Some(u64::from_le_bytes(b.try_into().ok()?))).unwrap_or(0)
+    }
+
+    /// Remembers it, on the disk before this returns.
+    pub fn set_sequence(&self, below: u64) {
+        self.set("sequence", &below.to_le_bytes());
+    }
+
     /// Whether the owner had paused the peer.
     #[must_use]
     pub fn paused(&self) -> bool {
@@ -154,20 +177,29 @@ impl Store {
     }
 
     fn get(&self, key: &str) -> Option<Vec<u8>> {
-        match self.database.get(key) {
-            Ok(value) => value.map(|v| v.to_vec()),
-            Err(error) => {
-                tracing::warn!(key, %error, "not remembered");
-                None
-            }
-        }
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).known.get(key).cloned()
     }
 
-    /// What is remembered makes things quicker; without it a peer works all the same.
-    fn set(&self, key: &str, bytes: &[u8]) {
-        if let Err(error) = self.database.insert(key, bytes).and_then(|_| self.database.flush()) {
-            tracing::warn!(key, %error, "not remembered");
+    /// What is remembered makes things quicker; without it a peer works all the same. Until the disk takes it again, it is
+    /// remembered as long as this process runs.
+    fn set(&self, key: &str, value: &[u8]) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = notes.known.insert(key.to_owned(), value.to_vec());
+        if before.is_some_and(|b| b == value) && !notes.behind {
+            return;
         }
+        let written = notes.write(key, value);
+        match (&written, notes.behind) {
+            (Ok(()), true) => {
+                tracing::info!(folder = %self.folder.display(), "the disk takes what is remembered again")
+            }
+            (Err(error), false) => {
+                let (folder, advice) = (self.folder.display(), advice(error));
+                tracing::warn!(%folder, key, %error, "will not be remembered when this peer starts again{advice}");
+            }
+            _ => {}
+        }
+        notes.behind = written.is_err();
     }
 
     /// Writes a file of the folder whole or not at all, for its owner alone.
@@ -176,10 +208,14 @@ impl Store {
     /// When it cannot be written.
     pub fn write_file(&self, name: &str, content: &str) -> std::io::Result<()> {
         let (path, beside) = (self.folder.join(name), self.folder.join(format!(".{name}.new")));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        file.write_all(content.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(beside, path)
+        let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside);
+        let written = file.and_then(|mut file| file.write_all(content.as_bytes()).and_then(|()| file.sync_all()));
+        let placed = written.and_then(|()| fs::rename(&beside, path));
+        if placed.is_err() {
+            // The first error is the one worth reporting.
+            let _ = fs::remove_file(beside);
+        }
+        placed
     }
 
     /// Removes a file of the folder, if it is there.
@@ -187,6 +223,34 @@ impl Store {
         // Nothing to remove is as good.
         let _ = fs::remove_file(self.folder.join(name));
     }
+}
+
+impl Notes {
+    fn write(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
+        if self.behind || self.ledger.is_long() {
+            return self.ledger.rewrite(self.known.iter().map(|(key, value)| note(key, value)));
+        }
+        self.ledger.append([note(key, value)])?;
+        self.ledger.sync()
+    }
+}
+
+/// A note as its ledger has it: the length of its name, the name, the value.
+fn note(key: &str, value: &[u8]) -> Vec<u8> {
+    [&(key.len() as u16).to_le_bytes(), key.as_bytes(), value].concat()
+}
+
+fn read_note(record: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = record.split_first_chunk::<2>()?;
+    let (key, value) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    Some((str::from_utf8(key).ok()?, value))
+}
+
+fn open_ledger(path: &Path, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
+    Ledger::open(path, record).map_err(|error| match error {
+        LedgerError::Io(error) => StoreError::Io { path: path.to_owned(), error },
+        LedgerError::Version(error) => StoreError::Version { path: path.to_owned(), error: error.to_string() },
+    })
 }
 
 fn known_key(swarm: SwarmId) -> String {
@@ -222,6 +286,7 @@ fn lock(folder: &Path) -> Result<File, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -240,5 +305,44 @@ mod tests {
         assert_eq!(again.endorsed(), None);
         again.set_endorsed(Epoch(300), Term(2));
         assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));
+    }
+
+    #[test]
+    fn damage_costs_what_it_hits_and_the_peer_starts() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.set_swarm("ts1abc");
+        store.set_endorsed(Epoch(7), Term(1));
+        store.set_paused(true);
+        drop(store);
+        let path = folder.path().join(STATE_FILE);
+        let whole = fs::read(&path).unwrap();
+        for at in (0..whole.len()).step_by(3) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0xFF;
+            for content in [&damaged[..], &whole[..at]] {
+                fs::write(&path, content).unwrap();
+                let store = Store::open(folder.path()).unwrap();
+                let left = [store.swarm().is_some(), store.endorsed().is_some(), store.paused()];
+                assert!(content.len() < whole.len() || left.iter().filter(|l| **l).count() >= 2, "byte {at}: {left:?}");
+                assert!(store.swarm().is_none_or(|s| s == "ts1abc"));
+                store.set_sequence(at as u64);
+                drop(store);
+                assert_eq!(Store::open(folder.path()).unwrap().sequence(), at as u64, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ledger_of_old_notes_is_written_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        (0..20_000).for_each(|n| store.notes.lock().unwrap().ledger.append([note("sequence", &[n as u8; 8])]).unwrap());
+        let path = folder.path().join(STATE_FILE);
+        assert!(fs::metadata(&path).unwrap().len() > 600_000);
+        store.set_sequence(5);
+        assert!(fs::metadata(&path).unwrap().len() < 100);
+        drop(store);
+        assert_eq!(Store::open(folder.path()).unwrap().sequence(), 5);
     }
 }

@@ -17,7 +17,7 @@ mod transport;
 
 pub use handle::{CommandError, PublishError, SwarmHandle};
 
-use crate::identity::Identity;
+use crate::{identity::Identity, sequence::Sequence};
 use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
@@ -63,6 +63,8 @@ pub struct SwarmConfig {
     pub mdns: bool,
     /// Connections to seek; [`DEGREE`] unless there is a reason.
     pub degree: usize,
+    /// Numbers of what we say.
+    pub sequence: Sequence,
     /// Software name and version, as other peers see it.
     pub agent: String,
 }
@@ -162,7 +164,7 @@ pub async fn start(
     };
     tokio::spawn(task.run(commands, rejections, stop));
     let handle = SwarmHandle {
-        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm)),
+        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.sequence)),
         commands: ordered,
         addresses: addresses_seen,
         peers: peers_seen,

@@ -5,7 +5,9 @@
 //! ([`crate::stream::Opening::Recall`]), which answer with a [`JournalHead`] and parts, or with nothing. Nothing of a prompt is
 //! in a journal: the client says it again, and a fingerprint tells whether it is the same.
 
-use crate::{KvCodec, ModelId, RequestId, Sampled, Token, codec, codec::CodecError, limits, stream::Generation};
+use crate::{
+    KvCodec, ModelId, PeerId, RequestId, Sampled, Token, codec, codec::CodecError, limits, stream::Generation,
+};
 use bincode::{Decode, Encode};
 
 /// Tokens in one part.
@@ -58,4 +60,38 @@ impl JournalPart {
         }
         Ok(())
     }
+}
+
+/// What of a journal is in a ledger on a disk. Times are in seconds since 1970 by the writer's clock.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum Record {
+    /// A journal begins; one of the same request and gateway is replaced.
+    Begin {
+        /// Whose.
+        head: JournalHead,
+        /// The gateway whose client it is.
+        gateway: PeerId,
+        /// When.
+        at: u64,
+    },
+    /// It goes on.
+    Part {
+        /// The request.
+        request: RequestId,
+        /// The gateway.
+        gateway: PeerId,
+        /// Place of the part's first token in the answer.
+        from: u32,
+        /// The tokens.
+        part: JournalPart,
+        /// When.
+        at: u64,
+    },
+    /// It is of no use any more.
+    Forget {
+        /// The request.
+        request: RequestId,
+        /// The gateway.
+        gateway: PeerId,
+    },
 }

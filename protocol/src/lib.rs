@@ -11,6 +11,7 @@ pub mod ids;
 pub mod invite;
 pub mod journal;
 pub mod kv;
+pub mod ledger;
 pub mod limits;
 pub mod model;
 pub mod plan;

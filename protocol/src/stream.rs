@@ -44,8 +44,8 @@ pub enum Opening {
     },
     /// Gateway → buddy: what a client gets, as it gets it, in [`crate::journal::JournalPart`]s.
     Journal(JournalHead),
-    /// Anyone → likely buddies: what a client got. Answer: a [`JournalHead`] and parts, or nothing.
-    Recall(RequestId),
+    /// Anyone → likely buddies: what a client got who asked for just this. Answer: the [`JournalHead`] and parts, or nothing.
+    Recall(JournalHead),
     /// Measures the link: the answer is an empty frame for latency, then `bytes` are read for bandwidth.
     Probe {
         /// Bytes that will be sent.

@@ -173,7 +173,7 @@ impl Reach {
     ) -> Result<(), String> {
         if leader == self.me {
             let group = open.group;
-            let request = LeaderRequest::Decode { request: open, orders, events };
+            let request = LeaderRequest::Decode { gateway: self.me, request: open, orders, events };
             return self.host.serve(group, request).await.map_err(|e| e.to_string());
         }
         let addresses = self.roster.data_addresses(leader);
@@ -311,8 +311,14 @@ impl Drive {
             Action::Served(served) => desk.examiner.ended(&self.view.borrow(), served, &self.reach()),
             Action::Settled { request, codec } => self.journal.settled(request, codec),
             Action::Token { request, index, sampled } => {
-                self.journal.token(request, sampled.clone());
-                reply(desk, request, Reply::Token { index, sampled });
+                // Never more than the client is sent.
+                if reply(desk, request, Reply::Token { index, sampled: sampled.clone() }) {
+                    self.journal.token(request, sampled);
+                }
+            }
+            Action::Unserved { request, .. } => {
+                self.journal.end(request);
+                tell(action, desk);
             }
             Action::End { request, end } => {
                 self.journal.end(request);
@@ -364,14 +370,14 @@ impl Drive {
         if let Some(before) = client.prefill.replace(PrefillLine { line, end: end.clone() }) {
             before.end.cancel();
         }
-        let (heard, here) = (desk.heard.clone(), leader == self.me);
+        let (heard, me) = (desk.heard.clone(), self.me);
         let (host, links, roster) = (self.host.clone(), self.links.clone(), self.roster.clone());
         self.tasks.spawn(async move {
             let (events, mut told) = mpsc::channel(ORDERS);
             let reach = async move {
-                if here {
+                if leader == me {
                     let group = open.group;
-                    let asked = LeaderRequest::Prefill { request: open, events };
+                    let asked = LeaderRequest::Prefill { gateway: me, request: open, events };
                     return host.serve(group, asked).await.map_err(|e| e.to_string());
                 }
                 follow_prefill(leader, open, &links, &roster, events).await
@@ -436,17 +442,20 @@ fn tell(action: Action, desk: &mut Desk) {
                 let _ = answer.send(Err(SubmitError::Unserved { reason, retry_after }));
             }
         }
-        Action::Trace(trace) => reply(desk, trace.request, Reply::Trace(Box::new(trace))),
+        Action::Trace(trace) => drop(reply(desk, trace.request, Reply::Trace(Box::new(trace)))),
         _ => {}
     }
 }
 
-fn reply(desk: &mut Desk, request: RequestId, reply: Reply) {
-    let Some(client) = desk.clients.get(&request) else { return };
-    if client.replies.try_send(reply).is_err() {
+/// Whether the client is there to get it.
+fn reply(desk: &mut Desk, request: RequestId, reply: Reply) -> bool {
+    let Some(client) = desk.clients.get(&request) else { return false };
+    let sent = client.replies.try_send(reply).is_ok();
+    if !sent {
         tracing::debug!(%request, "the client does not read: request dropped");
         desk.clients.remove(&request);
     }
+    sent
 }
 
 fn finish(desk: &mut Desk, request: RequestId, end: End) {

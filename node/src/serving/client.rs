@@ -3,7 +3,7 @@
 use crate::links::{LinkError, Stream};
 use tokio::sync::mpsc;
 use tsnode_protocol::{
-    RequestId,
+    PeerId, RequestId,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
 };
 
@@ -15,6 +15,8 @@ pub const ORDERS: usize = 8;
 pub enum LeaderRequest {
     /// Take a sequence for decoding.
     Decode {
+        /// Whose client it is for, as TLS proved, or this very peer.
+        gateway: PeerId,
         /// What is asked.
         request: DecodeRequest,
         /// Orders that follow; closed means the gateway has gone.
@@ -24,6 +26,8 @@ pub enum LeaderRequest {
     },
     /// Compute a prompt and send its KV away.
     Prefill {
+        /// Whose client it is for, as TLS proved, or this very peer.
+        gateway: PeerId,
         /// What is asked.
         request: PrefillRequest,
         /// Where the leader answers; closed means the gateway has gone.
@@ -39,6 +43,13 @@ impl LeaderRequest {
             Self::Decode { request, .. } => request.request,
             Self::Prefill { request, .. } => request.request,
         }
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub fn gateway(&self) -> PeerId {
+        let (Self::Decode { gateway, .. } | Self::Prefill { gateway, .. }) = self;
+        *gateway
     }
 }
 

@@ -84,7 +84,7 @@ pub struct HostReport {
 enum Command {
     Adopt(Box<Plan>),
     Rest,
-    Serve { group: GroupId, request: LeaderRequest },
+    Serve { group: GroupId, request: Box<LeaderRequest> },
     Report(oneshot::Sender<HostReport>),
 }
 
@@ -143,7 +143,7 @@ impl Host {
     /// # Errors
     /// When the host has ended.
     pub async fn serve(&self, group: GroupId, request: LeaderRequest) -> Result<(), HostGone> {
-        self.commands.send(Command::Serve { group, request }).await.map_err(|_| HostGone)
+        self.commands.send(Command::Serve { group, request: Box::new(request) }).await.map_err(|_| HostGone)
     }
 
     /// What is ready, runs and waits.
@@ -201,7 +201,7 @@ impl Keeper {
         match command {
             Command::Adopt(plan) => self.adopt(|id| plan.group(id).is_some(), &plan.groups),
             Command::Rest => self.adopt(|_| false, &[]),
-            Command::Serve { group, request } => self.serve(group, request),
+            Command::Serve { group, request } => self.serve(group, *request),
             Command::Report(answer) => {
                 // An asker that has gone needs no answer.
                 let _ = answer.send(self.report().await);
@@ -349,13 +349,13 @@ impl Keeper {
                 let (order, orders) = mpsc::channel(ORDERS);
                 let group = request.group;
                 self.tasks.spawn(serve_decode(stream, order, told));
-                self.serve(group, LeaderRequest::Decode { request, orders, events });
+                self.serve(group, LeaderRequest::Decode { gateway: peer, request, orders, events });
             }
             Opening::Prefill(request) => {
                 let (events, told) = mpsc::channel(ORDERS);
                 let group = request.group;
                 self.tasks.spawn(serve_prefill(stream, told));
-                self.serve(group, LeaderRequest::Prefill { request, events });
+                self.serve(group, LeaderRequest::Prefill { gateway: peer, request, events });
             }
             Opening::Ring(hello) => self.ring(peer, hello, stream),
             Opening::Kv(header) => {
@@ -367,18 +367,16 @@ impl Keeper {
                 self.tasks.spawn(async move { shelf.give(model, &name, stream).await });
             }
             Opening::Journal(head) => {
-                let (journal, name) = (self.setup.journal.clone(), head.request);
+                let journal = self.setup.journal.clone();
                 self.tasks.spawn(async move {
-                    if let Err(error) = journal.keep(head, stream).await {
-                        // What came until then is kept: most likely the gateway has died.
-                        tracing::debug!(request = %name, %error, "journal ended early");
-                        journal.end(name);
+                    if let Err(error) = journal.keep(peer, head, stream).await {
+                        tracing::debug!(request = %head.request, gateway = %peer, %error, "journal ended early");
                     }
                 });
             }
-            Opening::Recall(request) => {
+            Opening::Recall(asked) => {
                 let journal = self.setup.journal.clone();
-                self.tasks.spawn(async move { drop(journal.give(request, stream).await) });
+                self.tasks.spawn(async move { drop(journal.give(asked, stream).await) });
             }
             // Answered by the links themselves.
             Opening::Prove(_) | Opening::Probe { .. } => {}

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
 use tsnode_protocol::{
-    Group, KvCodec, Load, RequestId, RingId, Token,
+    Group, KvCodec, Load, PeerId, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent},
 };
@@ -86,6 +86,14 @@ enum Client {
     Prefill(mpsc::Sender<PrefillEvent>),
 }
 
+/// A request that was taken.
+struct Served {
+    turn: Turn,
+    /// Who asked, and alone may ask for it again.
+    gateway: PeerId,
+    client: Client,
+}
+
 /// Leads the group until `stop`, or until it is retired and empty.
 pub(super) async fn run(setup: LeaderSetup) {
     let stop = setup.stop.clone();
@@ -123,7 +131,7 @@ struct Leader {
     context: StageContext,
     roster: Roster,
     batcher: Batcher,
-    clients: BTreeMap<RequestId, (Turn, Client)>,
+    clients: BTreeMap<RequestId, Served>,
     turns: u64,
     requests: mpsc::Receiver<LeaderRequest>,
     rings: mpsc::Receiver<RingStream>,
@@ -250,13 +258,21 @@ impl Leader {
             refuse(request, "the plan has changed");
             return Heard::default();
         }
+        // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its
+        // streams within seconds; until then its client, who has come back at another one, is served elsewhere, or asks again.
+        if self.clients.get(&id).is_some_and(|before| before.gateway != request.gateway()) {
+            tracing::debug!(request = %id, gateway = %request.gateway(), "runs here for another gateway: refused");
+            refuse(request, "another gateway has this request here");
+            return Heard::default();
+        }
+        let gateway = request.gateway();
         // One that comes again has been given up by its gateway, which is not heard of yet.
         let before = self.clients.remove(&id).map(|_| Event::Cancel { request: id });
         self.turns += 1;
         let turn = Turn { request: id, nth: self.turns };
         let speak = self.speak.clone();
         let (sequence, client) = match request {
-            LeaderRequest::Decode { request, mut orders, events } => {
+            LeaderRequest::Decode { request, mut orders, events, .. } => {
                 tokio::spawn(async move {
                     while let Some(order) = orders.recv().await {
                         if speak.send(Word::Order(turn, order)).await.is_err() {
@@ -270,7 +286,7 @@ impl Leader {
                 let known = Known { answered, codec };
                 (self.sequence(id, prompt, known, generation, kind), Client::Decode(events))
             }
-            LeaderRequest::Prefill { request, events } => {
+            LeaderRequest::Prefill { request, events, .. } => {
                 let watched = events.clone();
                 tokio::spawn(async move {
                     watched.closed().await;
@@ -283,7 +299,7 @@ impl Leader {
                 (self.sequence(id, request.prompt, known, request.generation, kind), Client::Prefill(events))
             }
         };
-        self.clients.insert(id, (turn, client));
+        self.clients.insert(id, Served { turn, gateway, client });
         [before, Some(Event::Submit(sequence))]
     }
 
@@ -308,7 +324,7 @@ impl Leader {
     fn hear(&mut self, word: Word) -> Option<Event> {
         let (Word::Order(turn, _) | Word::Gone(turn)) = word;
         let request = turn.request;
-        self.clients.get(&request).filter(|(of, _)| *of == turn)?;
+        self.clients.get(&request).filter(|served| served.turn == turn)?;
         Some(match word {
             Word::Order(_, DecodeOrder::Begin(first)) => Event::Begin { request, first },
             Word::Order(_, DecodeOrder::PrefillHere { first }) => Event::PrefillHere { request, first },
@@ -340,7 +356,7 @@ impl Leader {
         {
             sampled.token.0 ^= 1;
         }
-        match (self.clients.get(&request).map(|(_, client)| client), event) {
+        match (self.clients.get(&request).map(|served| &served.client), event) {
             (Some(Client::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
             (Some(Client::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
             (Some(Client::Decode(events)), ToClient::Failed(why)) => {

@@ -1,12 +1,9 @@
 //! Plan flow 2: sealing what this peer says, and judging what others say before it is passed on.
 
 use super::handle::PublishError;
+use crate::sequence::Sequence;
 use ed25519_dalek::SigningKey;
 use libp2p::gossipsub::{IdentTopic, Message, MessageId};
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
-};
 use tsnode_protocol::{Gossip, PeerId, Signed, SwarmId, Verified, envelope::EnvelopeError};
 
 /// The one topic of a swarm.
@@ -43,15 +40,12 @@ pub(super) fn judge(bytes: &[u8], swarm: SwarmId, own: PeerId) -> Result<Verifie
 pub(super) struct Sealer {
     key: SigningKey,
     swarm: SwarmId,
-    next: AtomicU64,
+    sequence: Sequence,
 }
 
 impl Sealer {
-    /// The sequence starts at the time in µs, so that it goes on growing over restarts.
-    pub(super) fn new(key: SigningKey, swarm: SwarmId) -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let start = u64::try_from(since_1970.as_micros()).unwrap_or(0);
-        Self { key, swarm, next: AtomicU64::new(start) }
+    pub(super) fn new(key: SigningKey, swarm: SwarmId, sequence: Sequence) -> Self {
+        Self { key, swarm, sequence }
     }
 
     /// The sealed message as others will read it, and its bytes.
@@ -59,8 +53,7 @@ impl Sealer {
     /// # Errors
     /// When others would refuse it.
     pub(super) fn seal(&self, message: &Gossip) -> Result<(Verified<Gossip>, Vec<u8>), PublishError> {
-        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
-        let bytes = Signed::seal(&self.key, self.swarm, sequence, message).to_bytes();
+        let bytes = Signed::seal(&self.key, self.swarm, self.sequence.draw(), message).to_bytes();
         let read = Signed::from_bytes(&bytes).map_err(EnvelopeError::from)?.verify(self.swarm)?;
         Ok((read, bytes))
     }
@@ -70,13 +63,15 @@ impl Sealer {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::store::Store;
     use tsnode_protocol::{Heartbeat, limits};
 
     const SWARM: SwarmId = SwarmId([1; 16]);
     const LISTENER: PeerId = PeerId([0; 32]);
 
     fn sealer(swarm: SwarmId) -> Sealer {
-        Sealer::new(SigningKey::from_bytes(&[2; 32]), swarm)
+        let folder = tempfile::tempdir().unwrap();
+        Sealer::new(SigningKey::from_bytes(&[2; 32]), swarm, Sequence::new(Store::open(folder.path()).unwrap()))
     }
 
     fn heartbeat() -> Gossip {

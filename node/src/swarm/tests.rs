@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::store::Store;
 use admission::Rejection;
 use futures::StreamExt as _;
 use libp2p::{gossipsub, ping, swarm::SwarmEvent as NetEvent};
@@ -28,6 +29,12 @@ impl Drop for Peer {
     }
 }
 
+/// By the clock alone: nothing is remembered.
+fn sequence() -> Sequence {
+    let folder = tempfile::tempdir().unwrap();
+    Sequence::new(Store::open(folder.path()).unwrap())
+}
+
 fn config(n: u8, secret: Secret) -> SwarmConfig {
     SwarmConfig {
         identity: Identity::from_seed(&[n; 32]),
@@ -37,6 +44,7 @@ fn config(n: u8, secret: Secret) -> SwarmConfig {
         bootstrap: Vec::new(),
         mdns: false,
         degree: DEGREE,
+        sequence: sequence(),
         agent: "tsnode/test".into(),
     }
 }
@@ -268,7 +276,8 @@ async fn lies_are_counted_and_the_swarm_goes_on() {
     assert!(reason.contains("over its limit"), "{reason}");
     liar.say(b"garbage".to_vec());
     liar.until_blamed(&mut a).await;
-    let (_, mut forged) = Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM).seal(&heartbeat()).unwrap();
+    let (_, mut forged) =
+        Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM, sequence()).seal(&heartbeat()).unwrap();
     *forged.last_mut().unwrap() ^= 1;
     liar.say(forged);
     let reason = liar.until_blamed(&mut a).await;
