@@ -111,10 +111,10 @@ impl Ring {
         assert_eq!(begun, a.tokens[..begun.len()], "what is shared is the same");
         self.settled.remove(&a.request);
         self.expected.remove(&a.request);
-        self.expected.extend(a.await_kv_ms.map(|_| a.request));
+        self.expected.extend(a.await_kv.map(|_| a.request));
         if self.packed.contains_key(&a.request) {
             assert!(begun.is_empty(), "pages that settle are nobody else's");
-            self.settled.extend(a.await_kv_ms.map(|_| a.request));
+            self.settled.extend(a.await_kv.map(|_| a.request));
         }
         let refused = self.refuses(a.room, a.most);
         if refused.is_none() {

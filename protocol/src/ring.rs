@@ -152,8 +152,8 @@ pub struct Admit {
     pub shared: Option<Shared>,
     /// How the last stage chooses.
     pub sampling: Sampling,
-    /// Set where KV comes from elsewhere: for how long a stage keeps empty pages (milliseconds).
-    pub await_kv_ms: Option<u32>,
+    /// Set where KV comes from elsewhere.
+    pub await_kv: Option<AwaitKv>,
     /// Set where KV goes elsewhere.
     pub export: Option<KvExport>,
     /// The first refusal so far, filled in on the way.
@@ -169,6 +169,15 @@ pub struct Grow {
     pub room: u32,
     /// The first refusal so far, filled in on the way.
     pub refused: Option<Refusal>,
+}
+
+/// KV that comes from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct AwaitKv {
+    /// For how long a stage keeps empty pages (milliseconds).
+    pub patience_ms: u32,
+    /// What it goes through: tiles of an earlier coming of the same request, packed otherwise, are none of this one.
+    pub codec: KvCodec,
 }
 
 impl Admit {

@@ -15,7 +15,8 @@ use tsnode_protocol::{
     limits,
     proof::{Code, Nonce},
     ring::{
-        Admit, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, Shared, SharedWith, Step, StepEntry,
+        Admit, AwaitKv, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, Shared, SharedWith, Step,
+        StepEntry,
     },
     stream::{
         DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest, ProofAnswer,
@@ -193,7 +194,7 @@ fn ring_frames() -> Vec<(&'static str, RingFrame)> {
         most: 130,
         shared: Some(Shared { with: SharedWith::Running(REQUEST), tokens: 1 }),
         sampling: generation().sampling,
-        await_kv_ms: Some(10_000),
+        await_kv: Some(AwaitKv { patience_ms: 10_000, codec: KvCodec::Int4 }),
         export: Some(KvExport { targets: vec![target()], codec: KvCodec::Raw }),
         refused: None,
     };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     KvCodec, RequestId, Seconds, Token,
-    ring::{Admit, KvExport, Shared, StepEntry},
+    ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
     stream::{End, Generation},
 };
 
@@ -226,7 +226,9 @@ impl Sequence {
             most: self.max_tokens,
             shared,
             sampling: self.generation.sampling.clone(),
-            await_kv_ms: self.awaits_kv().then_some(config.kv_patience.as_millis() as u32),
+            await_kv: self
+                .awaits_kv()
+                .then_some(AwaitKv { patience_ms: config.kv_patience.as_millis() as u32, codec: self.codec }),
             export: match &self.kind {
                 Kind::Export(export) => Some(export.clone()),
                 _ => None,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::engine::{Engine, StageKey};
 use tsnode_protocol::{
-    KvDtype, LayerRange, Manifest, RequestId, TileHeader, codec,
+    KvCodec, KvDtype, LayerRange, Manifest, RequestId, TileHeader, codec,
     kv::{KvAnswer, KvHeader, KvPart},
     limits,
     ring::RingFrame,
@@ -22,6 +22,7 @@ use tsnode_protocol::{
 pub(super) struct Expected {
     pub request: RequestId,
     pub tokens: u32,
+    pub codec: KvCodec,
     pub patience: Duration,
     pub stage: StageContext,
     pub side: Side,
@@ -224,8 +225,11 @@ fn check_header(expected: &Expected, header: &KvHeader) -> Result<(), ReceiveErr
     if header.tokens != expected.tokens {
         return mismatch(format!("{} tokens", header.tokens), format!("{} tokens", expected.tokens));
     }
+    if header.codec != expected.codec {
+        return mismatch(format!("{:?} tiles", header.codec), format!("{:?} tiles", expected.codec));
+    }
     // Packed tiles hold 16-bit scales whatever the pages hold; raw ones are the pages' own bytes.
-    if header.codec == tsnode_protocol::KvCodec::Raw && header.dtype != stage.dtype {
+    if header.codec == KvCodec::Raw && header.dtype != stage.dtype {
         let name = |d: KvDtype| format!("{d:?} pages");
         return mismatch(name(header.dtype), name(stage.dtype));
     }

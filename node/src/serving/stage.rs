@@ -20,7 +20,7 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{
     KvCodec, KvDtype, LayerRange, ModelId, ModelShape, RequestId, Sampled, Sampling, Token, limits,
-    ring::{Admit, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
+    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
@@ -209,8 +209,8 @@ impl Worker {
         self.admissions += 1;
         let admission = self.admissions;
         let (request, prompt_tokens) = (admit.request, admit.tokens.len() as u32 - admit.answered);
-        if let Some(ms) = admit.await_kv_ms {
-            self.expect_kv(request, admission, prompt_tokens, Duration::from_millis(ms.into()));
+        if let Some(kv) = admit.await_kv {
+            self.expect_kv(request, admission, prompt_tokens, kv);
         }
         let sampler = self.context.is_last().then(|| Sampler {
             sampling: admit.sampling.clone(),
@@ -268,11 +268,12 @@ impl Worker {
         self.pass(RingFrame::Grow(grow)).await
     }
 
-    fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, patience: Duration) {
+    fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, kv: AwaitKv) {
         self.context.desk.expect(Expected {
             request,
             tokens,
-            patience,
+            codec: kv.codec,
+            patience: Duration::from_millis(kv.patience_ms.into()),
             stage: self.context.clone(),
             side: self.side.clone(),
             admission,
