@@ -160,7 +160,7 @@ impl Driver {
                     Action::Remember(epoch, term) => self.store.set_endorsed(epoch, term),
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
-                        if self.host.adopt(plan).await.is_err() {
+                        if self.host.adopt(Arc::unwrap_or_clone(plan)).await.is_err() {
                             return visible;
                         }
                     }
@@ -169,6 +169,7 @@ impl Driver {
                         self.view.send_modify(|v| *v.rejected.entry(reason.to_string()).or_default() += 1);
                     }
                     Action::PeerUp(peer) => tracing::info!(%peer, "peer joined"),
+                    Action::PeerSuspect(peer) => tracing::debug!(%peer, "peer late: nothing new for it"),
                     Action::PeerDown { peer, reason } => {
                         tracing::info!(%peer, %reason, "peer gone");
                         self.data_plane.forget(peer);
@@ -206,7 +207,7 @@ impl Driver {
     fn show(&self, leaving: bool) {
         let (control, now) = (&self.control, self.started.elapsed());
         let adverts: BTreeMap<PeerId, Advert> =
-            control.members().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?))).collect();
+            control.members().filter_map(|(peer, m)| Some((*peer, (**m.advert.as_ref()?).clone()))).collect();
         let up = control.ready();
         let plan = control.plan();
         self.roster.send_if_modified(|old| {
@@ -228,7 +229,7 @@ impl Driver {
         let peer = |(peer, m): (&PeerId, &Member)| {
             Some(PeerView {
                 id: *peer,
-                advert: m.advert.clone()?,
+                advert: (**m.advert.as_ref()?).clone(),
                 load: m.heartbeat.load,
                 silent_for: now.saturating_sub(m.last_heard).as_secs_f64(),
                 plan: m.heartbeat.plan,

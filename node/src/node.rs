@@ -188,6 +188,7 @@ impl Ground {
         let data_port = links.local_addr().map_err(|e| NodeError::System(e.to_string()))?.port();
         let settings = SwarmConfig {
             identity: identity.clone(),
+            life: self.store.begin_life(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
             swarm: self.invite.swarm,
             membership: member,
             listen: config.listen,

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tsnode_protocol::{Epoch, SwarmId, Term};
+use tsnode_protocol::{Epoch, Life, SwarmId, Term};
 
 /// Memory for the store's cache: it holds a few kilobytes.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -140,6 +140,14 @@ impl Store {
         self.set("endorsed", &bytes);
     }
 
+    /// Begins this peer's next life: the one after the last, by a clock in seconds since 1970 that may have been moved.
+    pub fn begin_life(&self, unix_seconds: u64) -> Life {
+        let last = self.get("life").and_then(|b| b.try_into().ok()).map(|b| Life(u32::from_le_bytes(b)));
+        let life = Life::after(last, unix_seconds);
+        self.set("life", &life.0.to_le_bytes());
+        life
+    }
+
     fn get(&self, key: &str) -> Option<Vec<u8>> {
         match self.database.get(key) {
             Ok(value) => value.map(|v| v.to_vec()),
@@ -227,5 +235,7 @@ mod tests {
         assert_eq!(again.endorsed(), None);
         again.set_endorsed(Epoch(300), Term(2));
         assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));
+        let first = again.begin_life(1_800_000_000);
+        assert!(again.begin_life(1_799_990_000) > first);
     }
 }

@@ -33,7 +33,7 @@ use std::{
 use task::Task;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, proof::Membership};
+use tsnode_protocol::{Gossip, Life, PeerId, SwarmId, Verified, proof::Membership};
 
 /// Connections each peer seeks: as many as gossipsub's mesh can use, and all of them in a small swarm.
 pub const DEGREE: usize = 12;
@@ -48,6 +48,8 @@ const IDLE_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct SwarmConfig {
     /// Who we are.
     pub identity: Identity,
+    /// Which life of it this is.
+    pub life: Life,
     /// The swarm.
     pub swarm: SwarmId,
     /// What its members know.
@@ -151,7 +153,7 @@ pub async fn start(
     };
     tokio::spawn(task.run(commands, rejections, stop));
     let handle = SwarmHandle {
-        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm)),
+        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.life)),
         commands: ordered,
         addresses: addresses_seen,
         peers: peers_seen,

@@ -3,11 +3,8 @@
 use super::handle::PublishError;
 use ed25519_dalek::SigningKey;
 use libp2p::gossipsub::{IdentTopic, Message, MessageId};
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
-};
-use tsnode_protocol::{Gossip, PeerId, Signed, SwarmId, Verified, envelope::EnvelopeError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tsnode_protocol::{Gossip, Life, PeerId, Signed, SwarmId, Verified, envelope::EnvelopeError};
 
 /// The one topic of a swarm.
 pub(super) fn topic(swarm: SwarmId) -> IdentTopic {
@@ -47,11 +44,9 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// The sequence starts at the time in µs, so that it goes on growing over restarts.
-    pub(super) fn new(key: SigningKey, swarm: SwarmId) -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let start = u64::try_from(since_1970.as_micros()).unwrap_or(0);
-        Self { key, swarm, next: AtomicU64::new(start) }
+    /// The sequence starts with the process's life, so that it goes on growing over restarts, whatever the clock does.
+    pub(super) fn new(key: SigningKey, swarm: SwarmId, life: Life) -> Self {
+        Self { key, swarm, next: AtomicU64::new(life.sequence() + 1) }
     }
 
     /// The sealed message as others will read it, and its bytes.
@@ -60,9 +55,9 @@ impl Sealer {
     /// When others would refuse it.
     pub(super) fn seal(&self, message: &Gossip) -> Result<(Verified<Gossip>, Vec<u8>), PublishError> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
-        let bytes = Signed::seal(&self.key, self.swarm, sequence, message).to_bytes();
-        let read = Signed::from_bytes(&bytes).map_err(EnvelopeError::from)?.verify(self.swarm)?;
-        Ok((read, bytes))
+        let sealed = Verified::seal(&self.key, self.swarm, sequence, message.clone())?;
+        let bytes = sealed.proof().to_bytes();
+        Ok((sealed, bytes))
     }
 }
 
@@ -76,7 +71,7 @@ mod tests {
     const LISTENER: PeerId = PeerId([0; 32]);
 
     fn sealer(swarm: SwarmId) -> Sealer {
-        Sealer::new(SigningKey::from_bytes(&[2; 32]), swarm)
+        Sealer::new(SigningKey::from_bytes(&[2; 32]), swarm, Life(7))
     }
 
     fn heartbeat() -> Gossip {
