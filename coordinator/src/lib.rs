@@ -18,6 +18,7 @@ pub mod plot;
 pub mod policy;
 pub mod profiler;
 pub mod provisioning;
+pub mod rehearsal;
 pub mod router;
 pub mod scheduler;
 pub mod simulator;

@@ -6,6 +6,7 @@ use crate::{
     layout::Layout,
     scheduler::live::{self, Scene},
 };
+use std::fmt;
 use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Plan, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
@@ -26,6 +27,34 @@ pub struct Wish {
     pub layout: Option<Layout>,
     /// Whether groups that do both may be.
     pub split: SplitChoice,
+}
+
+/// Makes plans from views, and values them. Whoever has one view has one answer: peers must come to the same values.
+pub trait Planner: fmt::Debug + Send + Sync {
+    /// A plan for everybody.
+    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft;
+    /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
+    /// What a plan is worth.
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
+}
+
+/// The scheduler of this crate: [`plan`], [`flip`] and [`value`].
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduler;
+
+impl Planner for Scheduler {
+    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft {
+        plan(members, wish)
+    }
+
+    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+        flip(old, members, wish)
+    }
+
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+        value(plan, members, wish)
+    }
 }
 
 /// A device with a model.

@@ -1,4 +1,5 @@
-//! Lines over rates, as SVG: what is measured of several policies or systems as more requests come.
+//! Lines over rates, as SVG: what is measured of several policies or systems as more requests come, or of a swarm as it
+//! grows.
 
 use std::fmt::Write;
 
@@ -20,6 +21,8 @@ pub enum Scale {
     Share,
     /// Seconds, logarithmic, as far as the values go.
     Seconds,
+    /// Bytes a second, the same.
+    ByteRate,
 }
 
 /// A plot.
@@ -27,7 +30,9 @@ pub enum Scale {
 pub struct Plot<'a> {
     /// What it shows.
     pub title: &'a str,
-    /// Requests a second, from left to right.
+    /// What goes from left to right: requests/s, or something else.
+    pub across: &'a str,
+    /// Its values.
     pub rates: &'a [f64],
     /// What the values are.
     pub scale: Scale,
@@ -73,7 +78,7 @@ impl Plot<'_> {
         match self.scale {
             Scale::Multiples => (0.8, 100.0),
             Scale::Share => (0.0, 1.0),
-            Scale::Seconds => {
+            Scale::Seconds | Scale::ByteRate => {
                 let all = || self.series.iter().flat_map(|s| &s.1).copied().filter(|v| v.is_finite() && *v > 0.0);
                 let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
                 if high > 0.0 { (low * 0.8, (high * 1.2).max(low * 2.0)) } else { (0.1, 1.0) }
@@ -87,13 +92,17 @@ impl Plot<'_> {
                 [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0].iter().map(|t| (*t, format!("{t}x"))).collect()
             }
             Scale::Share => (0..=5).map(|k| (f64::from(k) / 5.0, format!("{} %", k * 20))).collect(),
-            Scale::Seconds => {
+            Scale::Seconds | Scale::ByteRate => {
                 let decades = (range.0.log10().floor() as i32)..=(range.1.log10().ceil() as i32);
                 let steps = decades.flat_map(|d| [1.0, 2.0, 5.0].map(|m| m * 10f64.powi(d)));
                 let inside = steps.filter(|t| (range.0..=range.1).contains(t));
-                inside
-                    .map(|t| (t, if t < 0.9995 { format!("{:.0} ms", t * 1e3) } else { format!("{t:.0} s") }))
-                    .collect()
+                let label = |t: f64| match self.scale {
+                    Scale::ByteRate if t < 999.5 => format!("{t:.0} B/s"),
+                    Scale::ByteRate => format!("{:.0} kB/s", t / 1e3),
+                    _ if t < 0.9995 => format!("{:.0} ms", t * 1e3),
+                    _ => format!("{t:.0} s"),
+                };
+                inside.map(|t| (t, label(t))).collect()
             }
         }
     }
@@ -119,9 +128,10 @@ impl Plot<'_> {
         }
         let _ = writeln!(
             out,
-            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">requests/s</text>",
+            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
             0.5 * (LEFT + WIDTH - NAMES),
-            BOTTOM + 38.0
+            BOTTOM + 38.0,
+            escaped(self.across)
         );
     }
 
@@ -165,7 +175,7 @@ mod tests {
     #[test]
     fn every_line_is_drawn_where_its_values_are() {
         let series = [("a<b".to_owned(), vec![1.0, 0.5]), ("gone".to_owned(), vec![f64::NAN, f64::INFINITY])];
-        let plot = Plot { title: "t", rates: &[1.0, 2.0], scale: Scale::Share, series: &series };
+        let plot = Plot { title: "t", across: "requests/s", rates: &[1.0, 2.0], scale: Scale::Share, series: &series };
         let svg = plot.svg();
         // At half the way right and the top, then at the right end half-way down.
         assert!(svg.contains("points=\"275.0,45.0 490.0,177.5\""), "{svg}");

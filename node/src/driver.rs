@@ -233,7 +233,7 @@ impl Driver {
                     Action::Remember(epoch, term) => self.store.set_endorsed(epoch, term),
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
-                        if self.host.adopt(plan).await.is_err() {
+                        if self.host.adopt(Arc::unwrap_or_clone(plan)).await.is_err() {
                             return visible;
                         }
                     }
@@ -245,6 +245,7 @@ impl Driver {
                         }
                     }
                     Action::PeerUp(peer) => tracing::info!(%peer, "peer joined"),
+                    Action::PeerSuspect(peer) => tracing::debug!(%peer, "peer late: nothing new for it"),
                     Action::PeerDown { peer, reason } => {
                         tracing::info!(%peer, %reason, "peer gone");
                         self.data_plane.forget(peer);
@@ -282,7 +283,7 @@ impl Driver {
     fn show(&self, leaving: bool) {
         let (control, now) = (&self.control, self.started.elapsed());
         let adverts: BTreeMap<PeerId, Advert> =
-            control.members().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?))).collect();
+            control.members().filter_map(|(peer, m)| Some((*peer, (**m.advert.as_ref()?).clone()))).collect();
         let (up, reachable) = self.served(control.ready(), &adverts);
         let (plan, barred) = (control.plan(), self.trust.barred(now));
         self.roster.send_if_modified(|old| {
@@ -304,7 +305,7 @@ impl Driver {
         let peer = |(peer, m): (&PeerId, &Member)| {
             Some(PeerView {
                 id: *peer,
-                advert: m.advert.clone()?,
+                advert: (**m.advert.as_ref()?).clone(),
                 load: m.heartbeat.load,
                 silent_for: now.saturating_sub(m.last_heard).as_secs_f64(),
                 plan: m.heartbeat.plan,

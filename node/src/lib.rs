@@ -23,7 +23,6 @@ pub mod node;
 pub mod owner;
 mod prober;
 pub mod roster;
-pub mod sequence;
 pub mod serving;
 pub mod store;
 pub mod swarm;

@@ -20,7 +20,6 @@ use crate::{
     owner::Owner,
     prober,
     roster::Roster,
-    sequence::Sequence,
     serving::{
         compute::Compute,
         host::{Host, HostSetup},
@@ -219,13 +218,13 @@ impl Ground {
         let data_port = links.local_addr().map_err(|e| NodeError::System(e.to_string()))?.port();
         let settings = SwarmConfig {
             identity: identity.clone(),
+            life: self.store.begin_life(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
             swarm: self.invite.swarm,
             membership: member,
             listen: config.listen,
             bootstrap: self.bootstrap(),
             mdns: config.mdns,
             degree: swarm::DEGREE,
-            sequence: Sequence::new(self.store.clone()),
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
         };
         let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;

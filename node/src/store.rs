@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use tsnode_protocol::{Epoch, SwarmId, Term};
+use tsnode_protocol::{Epoch, Life, SwarmId, Term};
 
 /// Ledger of what is remembered: a few kilobytes.
 const STATE_FILE: &str = "state.log";
@@ -152,15 +152,12 @@ impl Store {
         self.set("endorsed", &bytes);
     }
 
-    /// All numbers of signed messages that may have been used are below this.
-    #[must_use]
-    pub fn sequence(&self) -> u64 {
-        self.get("sequence").and_then(|b| Some(u64::from_le_bytes(b.try_into().ok()?))).unwrap_or(0)
-    }
-
-    /// Remembers it, on the disk before this returns.
-    pub fn set_sequence(&self, below: u64) {
-        self.set("sequence", &below.to_le_bytes());
+    /// Begins this peer's next life: the one after the last, by a clock in seconds since 1970 that may have been moved.
+    pub fn begin_life(&self, unix_seconds: u64) -> Life {
+        let last = self.get("life").and_then(|b| b.try_into().ok()).map(|b| Life(u32::from_le_bytes(b)));
+        let life = Life::after(last, unix_seconds);
+        self.set("life", &life.0.to_le_bytes());
+        life
     }
 
     /// Whether the owner had paused the peer.
@@ -305,6 +302,8 @@ mod tests {
         assert_eq!(again.endorsed(), None);
         again.set_endorsed(Epoch(300), Term(2));
         assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));
+        let first = again.begin_life(1_800_000_000);
+        assert!(again.begin_life(1_799_990_000) > first);
     }
 
     #[test]
@@ -326,9 +325,13 @@ mod tests {
                 let left = [store.swarm().is_some(), store.endorsed().is_some(), store.paused()];
                 assert!(content.len() < whole.len() || left.iter().filter(|l| **l).count() >= 2, "byte {at}: {left:?}");
                 assert!(store.swarm().is_none_or(|s| s == "ts1abc"));
-                store.set_sequence(at as u64);
+                store.set_endorsed(Epoch(at as u64), Term(0));
                 drop(store);
-                assert_eq!(Store::open(folder.path()).unwrap().sequence(), at as u64, "byte {at}");
+                assert_eq!(
+                    Store::open(folder.path()).unwrap().endorsed(),
+                    Some((Epoch(at as u64), Term(0))),
+                    "byte {at}"
+                );
             }
         }
     }
@@ -337,12 +340,13 @@ mod tests {
     fn a_ledger_of_old_notes_is_written_anew() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        (0..20_000).for_each(|n| store.notes.lock().unwrap().ledger.append([note("sequence", &[n as u8; 8])]).unwrap());
+        (0..20_000)
+            .for_each(|n| store.notes.lock().unwrap().ledger.append([note("endorsed", &[n as u8; 12])]).unwrap());
         let path = folder.path().join(STATE_FILE);
         assert!(fs::metadata(&path).unwrap().len() > 600_000);
-        store.set_sequence(5);
+        store.set_endorsed(Epoch(5), Term(0));
         assert!(fs::metadata(&path).unwrap().len() < 100);
         drop(store);
-        assert_eq!(Store::open(folder.path()).unwrap().sequence(), 5);
+        assert_eq!(Store::open(folder.path()).unwrap().endorsed(), Some((Epoch(5), Term(0))));
     }
 }

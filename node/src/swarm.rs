@@ -17,7 +17,7 @@ mod transport;
 
 pub use handle::{CommandError, PublishError, SwarmHandle};
 
-use crate::{identity::Identity, sequence::Sequence};
+use crate::identity::Identity;
 use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
@@ -36,7 +36,7 @@ use task::Task;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
-use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, proof::Membership};
+use tsnode_protocol::{Gossip, Life, PeerId, SwarmId, Verified, proof::Membership};
 
 /// Connections each peer seeks: as many as gossipsub's mesh can use, and all of them in a small swarm.
 pub const DEGREE: usize = 12;
@@ -51,6 +51,8 @@ const IDLE_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct SwarmConfig {
     /// Who we are.
     pub identity: Identity,
+    /// Which life of it this is.
+    pub life: Life,
     /// The swarm.
     pub swarm: SwarmId,
     /// What its members know.
@@ -63,8 +65,6 @@ pub struct SwarmConfig {
     pub mdns: bool,
     /// Connections to seek; [`DEGREE`] unless there is a reason.
     pub degree: usize,
-    /// Numbers of what we say.
-    pub sequence: Sequence,
     /// Software name and version, as other peers see it.
     pub agent: String,
 }
@@ -164,7 +164,7 @@ pub async fn start(
     };
     tokio::spawn(task.run(commands, rejections, stop));
     let handle = SwarmHandle {
-        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.sequence)),
+        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.life)),
         commands: ordered,
         addresses: addresses_seen,
         peers: peers_seen,

@@ -166,17 +166,16 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
 async fn a_clock_set_back_an_hour_makes_nobody_deaf() {
     let mut net = Net::up(Wish { peers: 2, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let folder = net.peer(1).data_dir;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
-    let ahead = now + 3_600_000_000;
     net.net.kill(1).await.unwrap();
-    // As its own clock would have it say things: numbers begin at the clock's time, in µs.
-    Store::open(&folder).unwrap().set_sequence(ahead);
+    // As it would have been with a clock an hour ahead: lives begin at the clock's time.
+    let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() + 3600;
+    let ahead = Store::open(&folder).unwrap().begin_life(ahead);
     for _ in 0..2 {
         net.net.restart(1).await.unwrap();
         net.net.await_one_mind(2).await.unwrap();
         net.net.kill(1).await.unwrap();
     }
-    assert!(Store::open(&folder).unwrap().sequence() > ahead, "it went on above what it said before");
+    assert!(Store::open(&folder).unwrap().begin_life(0) > ahead, "it went on above what it said before");
     net.net.restart(1).await.unwrap();
     net.net.await_one_mind(2).await.unwrap();
     net.down().await;
@@ -405,7 +404,8 @@ fn writes_until_it_is_killed() {
     let store = Store::open(folder).unwrap();
     println!("peer {}", Identity::load_or_create(folder).unwrap().peer_id());
     let mut journal = store.open_journal(|_| {}).unwrap();
-    for n in store.sequence() + 1.. {
+    let first = store.endorsed().map_or(1, |(Epoch(n), _)| n + 1);
+    for n in first.. {
         let request = RequestId(u128::from(n / 64).to_le_bytes());
         let head = JournalHead { request, asked: Fingerprint([1; 32]) };
         let gateway = PeerId([2; 32]);
@@ -417,10 +417,8 @@ fn writes_until_it_is_killed() {
         };
         let all = || std::iter::once(begin()).chain((n / 64 * 64..=n).map(part));
         // What was there of this answer is told again now and then, and after a start.
-        if n % 16 == 0 || n == store.sequence() + 1 { journal.rewrite(all()) } else { journal.append([part(n)]) }
-            .unwrap();
+        if n % 16 == 0 || n == first { journal.rewrite(all()) } else { journal.append([part(n)]) }.unwrap();
         store.set_endorsed(Epoch(n), Term(n as u32));
-        store.set_sequence(n);
         println!("{n}");
     }
 }
@@ -449,16 +447,12 @@ fn nothing_acknowledged_is_lost_to_kills_while_writing() {
             }
         }
         let store = Store::open(folder.path()).unwrap();
-        let (sequence, endorsed) = (store.sequence(), store.endorsed());
-        assert!(
-            sequence == last || sequence == last + 1,
-            "round {round}: {last} was written, {sequence} is remembered"
-        );
-        assert!(endorsed.is_none_or(|(Epoch(e), _)| e == sequence || e == sequence + 1), "round {round}: {endorsed:?}");
+        let kept = store.endorsed().map_or(0, |(Epoch(n), _)| n);
+        assert!(kept == last || kept == last + 1, "round {round}: {last} was written, {kept} is remembered");
         let answers = journalled(folder.path());
         let newest = answers.values().flatten().map(|t| u64::from(t.0)).max().unwrap_or(0);
-        assert!(newest == sequence || newest == sequence + 1, "round {round}: the journal ends at {newest}");
-        last = sequence;
+        assert!(newest == kept || newest == kept + 1, "round {round}: the journal ends at {newest}");
+        last = kept;
     }
     assert!(name.is_some() && last > 100, "the writers wrote: {last}");
     let strays = fs::read_dir(folder.path()).unwrap().filter(|e| {

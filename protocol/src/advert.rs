@@ -183,9 +183,11 @@ impl Advert {
 /// A peer's sign of life, and what it is doing.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Epoch the peer is in.
+    /// Epoch by the peer's own clock.
+    pub clock: Epoch,
+    /// Epoch of the plan the peer follows.
     pub epoch: Epoch,
-    /// Term the peer follows.
+    /// Term of that plan.
     pub term: Term,
     /// Plan the peer has adopted.
     pub plan: Option<PlanId>,

@@ -8,6 +8,7 @@ use crate::{
 use bincode::{Decode, Encode};
 use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// Keeps these signatures from meaning anything elsewhere.
 const DOMAIN: &[u8] = b"tsnode envelope v1\0";
@@ -33,7 +34,8 @@ impl Message for Gossip {
 pub struct Signed<T> {
     signer: PeerId,
     sequence: u64,
-    payload: Vec<u8>,
+    /// Shared, because envelopes are kept and shown to others: copies cost nothing.
+    payload: Arc<[u8]>,
     signature: [u8; 64],
     of: PhantomData<T>,
 }
@@ -63,7 +65,7 @@ impl<T: Message> Signed<T> {
     #[must_use]
     pub fn seal(key: &SigningKey, swarm: SwarmId, sequence: u64, message: &T) -> Self {
         let signer = PeerId(key.verifying_key().to_bytes());
-        let payload = codec::encode(message);
+        let payload: Arc<[u8]> = codec::encode(message).into();
         let signature = key.sign(&signed_bytes(swarm, signer, sequence, &payload)).to_bytes();
         Self { signer, sequence, payload, signature, of: PhantomData }
     }
@@ -82,6 +84,12 @@ impl<T: Message> Signed<T> {
         Ok(Verified { signer: self.signer, sequence: self.sequence, message, proof: self })
     }
 
+    /// What tells this envelope from any other.
+    #[must_use]
+    pub fn signature(&self) -> &[u8; 64] {
+        &self.signature
+    }
+
     /// For the wire.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -97,7 +105,28 @@ impl<T: Message> Signed<T> {
     }
 }
 
+impl<T: Message> Verified<T> {
+    /// Signs a message and trusts it: who holds the key need not check its own signature. Bounds are checked as others will.
+    ///
+    /// # Errors
+    /// When others would refuse the message.
+    pub fn seal(key: &SigningKey, swarm: SwarmId, sequence: u64, message: T) -> Result<Self, EnvelopeError> {
+        message.check()?;
+        let proof = Signed::seal(key, swarm, sequence, &message);
+        let (bytes, limit) = (proof.payload.len(), limits::GOSSIP_BYTES);
+        if bytes > limit {
+            return Err(CodecError::TooLarge { bytes, limit }.into());
+        }
+        Ok(Self { signer: proof.signer, sequence, message, proof })
+    }
+}
+
 impl<T> Verified<T> {
+    /// The signed form, to send or show to others.
+    pub fn proof(&self) -> &Signed<T> {
+        &self.proof
+    }
+
     /// Who said it.
     pub fn signer(&self) -> PeerId {
         self.signer
@@ -174,7 +203,7 @@ mod tests {
     #[test]
     fn envelopes_nest() {
         let inner = Signed::seal(&key(1), SWARM, 1, &heartbeat());
-        let outer = Gossip::Certificate(Certificate { plan: inner.clone(), endorsements: vec![inner] });
+        let outer = Gossip::Certificate(Certificate { plan: inner.clone(), endorsements: vec![inner] }.into());
         let read = Signed::seal(&key(2), SWARM, 1, &outer).verify(SWARM).unwrap();
         assert_eq!(read.message(), &outer);
     }

@@ -2,20 +2,21 @@
 
 use crate::{Advert, Endorsement, Heartbeat, Plan, Signed, codec::CodecError, limits};
 use bincode::{Decode, Encode};
+use std::sync::Arc;
 
-/// A message of the control plane.
+/// A message of the control plane. What is large is shared: whoever keeps it keeps no copy of it.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Gossip {
     /// What the signer is; sent when it changes, and again when a new peer appears.
-    Advert(Advert),
+    Advert(Arc<Advert>),
     /// A sign of life.
     Heartbeat(Heartbeat),
     /// A proposal by the coordinator of an epoch and term.
-    Plan(Plan),
+    Plan(Arc<Plan>),
     /// The signer's endorsement of a plan.
     Endorsement(Endorsement),
     /// Proof that a plan was adopted: for peers that came late.
-    Certificate(Certificate),
+    Certificate(Arc<Certificate>),
 }
 
 /// A plan with the endorsements that made it effective.

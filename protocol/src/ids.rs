@@ -150,6 +150,32 @@ pub struct Epoch(pub u64);
 #[serde(transparent)]
 pub struct Term(pub u32);
 
+/// Which life of a peer: each start of its process begins a later one. It is the upper half of the sequences its messages
+/// have, so that nothing it said before a restart counts after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Life(pub u32);
+
+impl Life {
+    /// The life in which a message of this sequence was said.
+    #[must_use]
+    pub fn of(sequence: u64) -> Self {
+        Self((sequence >> 32) as u32)
+    }
+
+    /// The life after `last`, by a clock that may have been moved since (seconds since 1970).
+    #[must_use]
+    pub fn after(last: Option<Self>, unix_seconds: u64) -> Self {
+        let by_clock = u32::try_from(unix_seconds).unwrap_or(u32::MAX);
+        Self(by_clock.max(last.map_or(0, |l| l.0.saturating_add(1))))
+    }
+
+    /// Where its sequences begin.
+    #[must_use]
+    pub fn sequence(self) -> u64 {
+        u64::from(self.0) << 32
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,5 +198,13 @@ mod tests {
         assert!("2".repeat(8 << 20).parse::<PeerId>().is_err());
         assert!("req-00".parse::<RequestId>().is_err());
         assert!("m-zz".parse::<ModelId>().is_err());
+    }
+
+    #[test]
+    fn a_life_follows_its_last_one_whatever_the_clock_says() {
+        let first = Life::after(None, 1_800_000_000);
+        let second = Life::after(Some(first), 1_799_996_400);
+        assert!(second > first && second.sequence() > first.sequence() + u64::from(u32::MAX) - 1);
+        assert_eq!(Life::of(second.sequence() + 17), second);
     }
 }

@@ -25,7 +25,7 @@ pub mod units;
 pub use advert::{Advert, Device, DeviceKind, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
-pub use ids::{Epoch, GroupId, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};
+pub use ids::{Epoch, GroupId, Life, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};
 pub use invite::{Invite, Secret};
 pub use kv::{KvCodec, KvDtype, Manifest, TileHeader};
 pub use model::{LayerRange, ModelCard, ModelFile, ModelShape};

@@ -66,8 +66,17 @@ fn heartbeat() -> impl Strategy<Value = Gossip> {
     });
     (any::<u64>(), any::<u32>(), vec(bytes(), 0..20), load, any::<bool>()).prop_map(
         |(epoch, term, ready, load, leaving)| {
+            let clock = Epoch(epoch);
             let ready = ready.into_iter().map(GroupId).collect();
-            Gossip::Heartbeat(Heartbeat { epoch: Epoch(epoch), term: Term(term), plan: None, ready, load, leaving })
+            Gossip::Heartbeat(Heartbeat {
+                clock,
+                epoch: Epoch(epoch),
+                term: Term(term),
+                plan: None,
+                ready,
+                load,
+                leaving,
+            })
         },
     )
 }

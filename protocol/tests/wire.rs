@@ -106,6 +106,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
     let key = SigningKey::from_bytes(&[1; 32]);
     let seal = |gossip: &Gossip| Signed::seal(&key, SWARM, 3, gossip);
     let heartbeat = Heartbeat {
+        clock: Epoch(301),
         epoch: Epoch(300),
         term: Term(2),
         plan: Some(plan().id()),
@@ -114,15 +115,15 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         leaving: true,
     };
     let certificate = Certificate {
-        plan: seal(&Gossip::Plan(plan())),
+        plan: seal(&Gossip::Plan(plan().into())),
         endorsements: vec![seal(&endorsement()), seal(&endorsement())],
     };
     vec![
-        ("gossip advert", Gossip::Advert(advert())),
+        ("gossip advert", Gossip::Advert(advert().into())),
         ("gossip heartbeat", Gossip::Heartbeat(heartbeat)),
-        ("gossip plan", Gossip::Plan(plan())),
+        ("gossip plan", Gossip::Plan(plan().into())),
         ("gossip endorsement", endorsement()),
-        ("gossip certificate", Gossip::Certificate(certificate)),
+        ("gossip certificate", Gossip::Certificate(certificate.into())),
     ]
 }
 

@@ -134,6 +134,6 @@ fn table(workload: &str, column: Column) {
     let title = format!("E2E deadline that 90 % of {workload} requests keep (× an A100), {figures}'s figures");
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/plots");
     let file = format!("{folder}/{workload}-{figures}.svg");
-    let plot = Plot { title: &title, rates: &rates, scale: Scale::Multiples, series: &series };
+    let plot = Plot { title: &title, across: "requests/s", rates: &rates, scale: Scale::Multiples, series: &series };
     std::fs::write(&file, plot.svg()).expect("docs/plots is there");
 }

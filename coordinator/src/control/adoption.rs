@@ -1,10 +1,11 @@
 //! Plan flow 5: proposals, endorsements, certificates, and the one adopted plan.
 
 use super::{Action, Control, Reject, SignedEndorsement, check};
-use crate::{Time, planner};
+use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Endorsement, Epoch, Gossip, PeerId, Plan, PlanId, Signed, Term, gossip::Certificate};
+use tsnode_protocol::{Endorsement, Epoch, Gossip, PeerId, Plan, PlanId, Signed, Term, gossip::Certificate, limits};
 
 /// Proposals kept: those of a few terms, by a few impatient ranks.
 const PROPOSALS: usize = 64;
@@ -12,49 +13,74 @@ const PROPOSALS: usize = 64;
 const CATCH_UP: Duration = Duration::from_secs(3);
 /// Between certificates sent for those who are behind.
 const CERTIFICATE_EVERY: Duration = Duration::from_secs(1);
-/// Epochs a plan may be ahead of this peer's clock.
+/// Epochs a plan may be ahead of most members'.
 const EPOCHS_AHEAD: u64 = 1;
+/// The same where somebody follows a plan of such an epoch: two hours, for clocks that are wrong by one.
+pub(super) const FAR_EPOCHS: u64 = 12;
+/// Epochs whose terms are remembered: all that are not far.
+const EPOCHS_HEARD: usize = 32;
 /// Terms a plan may be ahead of the last one heard of: nobody can use them all up.
-const TERMS_AHEAD: u32 = 1024;
+pub(super) const TERMS_AHEAD: u32 = 1024;
 
 /// The plan in force, and the proof that it is.
 #[derive(Clone, Debug)]
 pub(super) struct Adopted {
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     pub id: PlanId,
     pub peers: BTreeSet<PeerId>,
-    certificate: Certificate,
+    certificate: Arc<Certificate>,
+    endorsers: BTreeSet<PeerId>,
+}
+
+impl Adopted {
+    /// One more endorsement for those who come late: they may count more peers than who adopted it first.
+    fn add(&mut self, signer: PeerId, endorsement: Endorsement, proof: Signed<Gossip>) {
+        let fits = (endorsement.epoch, endorsement.term) == (self.plan.epoch, self.plan.term);
+        if fits && self.endorsers.insert(signer) && self.endorsers.len() <= limits::GROUPS * limits::STAGES {
+            Arc::make_mut(&mut self.certificate).endorsements.push(proof);
+        }
+    }
 }
 
 /// A plan heard of, and who has endorsed it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Proposal {
     /// Endorsements may come before the plan.
-    plan: Option<(Plan, Signed<Gossip>, PeerId)>,
+    plan: Option<Proposed>,
     endorsements: BTreeMap<PeerId, SignedEndorsement>,
     heard: Time,
     judged: bool,
 }
 
+/// What was proposed.
+#[derive(Clone, Debug)]
+struct Proposed {
+    plan: Arc<Plan>,
+    named: BTreeSet<PeerId>,
+    proof: Signed<Gossip>,
+    by: PeerId,
+}
+
 impl Control {
-    pub(super) fn hear_plan(&mut self, signer: PeerId, plan: Plan, proof: Signed<Gossip>, out: &mut Vec<Action>) {
-        let by_clock = self.epoch();
-        if plan.epoch.0 > by_clock.0 + EPOCHS_AHEAD {
-            return out.push(Action::Reject { peer: signer, reason: Reject::WrongEpoch });
+    pub(super) fn hear_plan(&mut self, by: PeerId, plan: Arc<Plan>, proof: Signed<Gossip>, out: &mut Vec<Action>) {
+        let at = (plan.epoch, plan.term);
+        if self.is_far(at) {
+            return out.push(Action::Reject { peer: by, reason: Reject::WrongEpoch });
         }
-        let last = if plan.epoch == self.highest.0 { self.highest.1.0 } else { 0 };
-        if plan.term.0 > last.saturating_add(TERMS_AHEAD) {
-            return out.push(Action::Reject { peer: signer, reason: Reject::WrongEpoch });
-        }
-        self.highest = self.highest.max((plan.epoch, plan.term));
-        if !self.is_newer(plan.epoch, plan.term) {
+        self.heard_of(at);
+        if !self.is_newer(at) {
             return;
         }
-        self.make_room();
         let (id, now) = (plan.id(), self.now);
-        let proposal = self.proposals.entry(id).or_default();
+        if let Some(member) = self.members.get_mut(&by) {
+            if member.proposed.is_some_and(|(epoch, term, other)| (epoch, term) == at && other != id) {
+                return out.push(Action::Reject { peer: by, reason: Reject::SecondPlan });
+            }
+            member.proposed = Some((at.0, at.1, id));
+        }
+        let proposal = self.proposal(id);
         proposal.heard = now;
-        proposal.plan = Some((plan, proof, signer));
+        proposal.plan = Some(Proposed { named: plan.peers(), plan, proof, by });
         self.judge(id, out);
         self.adopt_if_endorsed(id, out);
     }
@@ -66,12 +92,14 @@ impl Control {
         proof: Signed<Gossip>,
         out: &mut Vec<Action>,
     ) {
-        if !self.is_newer(endorsement.epoch, endorsement.term) {
+        if let Some(adopted) = self.adopted.as_mut().filter(|a| a.id == endorsement.plan) {
+            return adopted.add(signer, endorsement, proof);
+        }
+        if !self.is_newer((endorsement.epoch, endorsement.term)) {
             return;
         }
-        self.make_room();
         let now = self.now;
-        let proposal = self.proposals.entry(endorsement.plan).or_default();
+        let proposal = self.proposal(endorsement.plan);
         if proposal.plan.is_none() {
             proposal.heard = now;
         }
@@ -79,117 +107,164 @@ impl Control {
         self.adopt_if_endorsed(endorsement.plan, out);
     }
 
-    pub(super) fn hear_certificate(&mut self, signer: PeerId, certificate: Certificate, out: &mut Vec<Action>) {
-        let Some((plan, endorsers)) = self.read(&certificate) else {
-            return out.push(Action::Reject { peer: signer, reason: Reject::BadCertificate });
-        };
-        if plan.epoch.0 > self.epoch().0 + EPOCHS_AHEAD {
-            return out.push(Action::Reject { peer: signer, reason: Reject::WrongEpoch });
+    pub(super) fn hear_certificate(&mut self, signer: PeerId, certificate: Arc<Certificate>, out: &mut Vec<Action>) {
+        if self.adopted.as_ref().is_some_and(|a| a.certificate.plan == certificate.plan) {
+            return;
         }
-        if self.is_newer(plan.epoch, plan.term) && self.carries(&plan, &endorsers) {
-            self.adopt(plan, certificate, out);
+        let known = self.proposals.values().find(|p| p.plan.as_ref().is_some_and(|p| p.proof == certificate.plan));
+        let mut reject = |reason| out.push(Action::Reject { peer: signer, reason });
+        let Some((plan, named)) = self.read(&certificate, known) else {
+            return reject(Reject::BadCertificate);
+        };
+        if self.is_far((plan.epoch, plan.term)) {
+            return reject(Reject::WrongEpoch);
+        }
+        if !self.is_newer((plan.epoch, plan.term)) {
+            return;
+        }
+        let Some(endorsers) = self.endorsers(&plan, &certificate, known).filter(|e| is_majority(e, &named)) else {
+            return reject(Reject::BadCertificate);
+        };
+        if is_majority(&endorsers, &self.derive().electorate) {
+            self.adopt(plan, named, certificate, endorsers, out);
         }
     }
 
-    /// Whether these endorsers make the plan effective, by this peer's view of who is there.
-    fn carries(&self, plan: &Plan, endorsers: &BTreeSet<PeerId>) -> bool {
-        let (named, all) = (plan.peers(), self.electorate());
-        let majority = |of: &BTreeSet<PeerId>| 2 * endorsers.intersection(of).count() > of.len();
-        majority(&named) && majority(&all)
+    /// The plan a certificate is for, and whom it names.
+    fn read(&self, certificate: &Certificate, known: Option<&Proposal>) -> Option<(Arc<Plan>, BTreeSet<PeerId>)> {
+        if let Some(Proposed { plan, named, .. }) = known.and_then(|k| k.plan.as_ref()) {
+            return Some((plan.clone(), named.clone()));
+        }
+        match certificate.plan.clone().verify(self.config.swarm).ok()?.into_parts().0 {
+            Gossip::Plan(plan) => Some((plan.clone(), plan.peers())),
+            _ => None,
+        }
     }
 
-    /// What a certificate proves: the plan, and who endorsed it; more than half of the peers it names must have.
-    fn read(&self, certificate: &Certificate) -> Option<(Plan, BTreeSet<PeerId>)> {
-        let Gossip::Plan(plan) = certificate.plan.clone().verify(self.config.swarm).ok()?.into_parts().0 else {
-            return None;
-        };
-        let (id, named) = (plan.id(), plan.peers());
+    /// Who endorsed the plan, as a certificate proves; signatures that were checked when they came are not checked again.
+    fn endorsers(&self, plan: &Plan, of: &Certificate, known: Option<&Proposal>) -> Option<BTreeSet<PeerId>> {
+        let id = plan.id();
+        let fits = |e: &Endorsement| e.plan == id && (e.epoch, e.term) == (plan.epoch, plan.term);
+        let heard: BTreeMap<&[u8; 64], (&PeerId, &SignedEndorsement)> = known
+            .into_iter()
+            .flat_map(|k| &k.endorsements)
+            .map(|(peer, signed)| (signed.1.signature(), (peer, signed)))
+            .collect();
         let mut endorsers = BTreeSet::new();
-        for signed in &certificate.endorsements {
+        for signed in &of.endorsements {
+            if let Some((peer, (e, _))) = heard.get(signed.signature()).filter(|(_, (_, proof))| proof == signed) {
+                endorsers.extend(fits(e).then_some(**peer));
+                continue;
+            }
             let verified = signed.clone().verify(self.config.swarm).ok()?;
             let Gossip::Endorsement(e) = verified.message() else { return None };
-            if e.plan == id && (e.epoch, e.term) == (plan.epoch, plan.term) {
-                endorsers.insert(verified.signer());
-            }
+            endorsers.extend(fits(e).then_some(verified.signer()));
         }
-        (2 * endorsers.intersection(&named).count() > named.len()).then_some((plan, endorsers))
+        Some(endorsers)
     }
 
-    fn is_newer(&self, epoch: Epoch, term: Term) -> bool {
-        self.adopted.as_ref().is_none_or(|a| (epoch, term) > (a.plan.epoch, a.plan.term))
+    /// A plan of that epoch and term is on its way: the next one is above it.
+    fn heard_of(&mut self, (epoch, term): (Epoch, Term)) {
+        let last = self.heard.entry(epoch).or_insert(term);
+        *last = term.max(*last);
+        if self.heard.len() > EPOCHS_HEARD {
+            self.heard.pop_first();
+        }
     }
 
-    fn make_room(&mut self) {
-        if self.proposals.len() >= PROPOSALS
+    fn is_newer(&self, at: (Epoch, Term)) -> bool {
+        self.adopted.is_none() || at > self.followed()
+    }
+
+    /// The proposal of that name; a new one may push out the one that has waited longest.
+    fn proposal(&mut self, id: PlanId) -> &mut Proposal {
+        if !self.proposals.contains_key(&id)
+            && self.proposals.len() >= PROPOSALS
             && let Some(oldest) = self.proposals.iter().min_by_key(|(_, p)| p.heard).map(|(id, _)| *id)
         {
             self.proposals.remove(&oldest);
         }
+        self.proposals.entry(id).or_default()
     }
 
     /// Endorses a proposal, refuses it, or leaves it for later.
     fn judge(&mut self, id: PlanId, out: &mut Vec<Action>) {
         let Some(proposal) = self.proposals.get(&id).filter(|p| !p.judged) else { return };
-        let Some((plan, _, signer)) = &proposal.plan else { return };
-        let (signer, at, heard) = (*signer, (plan.epoch, plan.term), proposal.heard);
-        let mine = self.advert.as_ref().is_some_and(|a| !a.devices.is_empty());
-        let verdict = self.verdict(plan, signer);
+        let Some(Proposed { plan, by, .. }) = &proposal.plan else { return };
+        // Another one was endorsed just now: it may have its chance before votes are split.
+        if let Some(free) = self.endorsed_at.and_then(|at| self.to_come(at + self.config.patience / 2)) {
+            self.next_look = self.next_look.min(free);
+            return;
+        }
+        let (plan, by, heard) = (plan.clone(), *by, proposal.heard);
+        let verdict = self.verdict(&plan, by);
         let late = self.now >= heard + CATCH_UP;
         match verdict {
             Ok(()) => {
-                self.proposals.entry(id).or_default().judged = true;
-                if mine && !self.leaving {
-                    self.endorsed = Some(at);
-                    out.push(Action::Remember(at.0, at.1));
-                    let endorsement = Endorsement { epoch: at.0, term: at.1, plan: id };
-                    out.push(Action::Publish(Gossip::Endorsement(endorsement)));
+                self.proposal(id).judged = true;
+                if self.lends() && !self.leaving {
+                    let (epoch, term) = (plan.epoch, plan.term);
+                    self.endorsed = Some((epoch, term));
+                    self.endorsed_at = Some(self.now);
+                    self.remember((epoch, term), out);
+                    out.push(Action::Publish(Gossip::Endorsement(Endorsement { epoch, term, plan: id })));
                 }
             }
+            Err(Reject::Late) => self.refuse(id, by, Reject::Late, out),
             // Adverts and deaths travel at their own speed: the view may catch up.
-            Err(Reject::SecondPlan) if self.equivocates(id, at, signer) => {
-                self.refuse(id, signer, Reject::Equivocation, out);
-            }
-            Err(Reject::SecondPlan) => self.refuse(id, signer, Reject::SecondPlan, out),
-            Err(reason) if late => self.refuse(id, signer, reason, out),
+            Err(reason) if late => self.refuse(id, by, reason, out),
             Err(_) => {}
         }
     }
 
-    /// Whether another plan for the same term is signed by the same peer: two peers may each think it is their turn, but an
-    /// honest one never plans twice.
-    fn equivocates(&self, id: PlanId, at: (Epoch, Term), signer: PeerId) -> bool {
-        self.proposals.iter().any(|(other, proposal)| {
-            let same = |(plan, _, by): &(Plan, _, PeerId)| *by == signer && (plan.epoch, plan.term) == at;
-            *other != id && proposal.plan.as_ref().is_some_and(same)
-        })
+    /// An (epoch, term) is used up, also for this peer's next life.
+    pub(super) fn remember(&mut self, at: (Epoch, Term), out: &mut Vec<Action>) {
+        if self.remembered.is_none_or(|last| at > last) {
+            self.remembered = Some(at);
+            out.push(Action::Remember(at.0, at.1));
+        }
     }
 
     fn refuse(&mut self, id: PlanId, peer: PeerId, reason: Reject, out: &mut Vec<Action>) {
-        self.proposals.entry(id).or_default().judged = true;
+        self.proposal(id).judged = true;
         out.push(Action::Reject { peer, reason });
     }
 
-    fn verdict(&self, plan: &Plan, signer: PeerId) -> Result<(), Reject> {
+    fn verdict(&mut self, plan: &Plan, by: PeerId) -> Result<(), Reject> {
         if self.endorsed.is_some_and(|last| (plan.epoch, plan.term) <= last) {
-            return Err(Reject::SecondPlan);
+            return Err(Reject::Late);
         }
-        let ranks = self.ranks(plan.epoch);
-        let rank = ranks.iter().position(|p| *p == signer).ok_or(Reject::NotCoordinator)? as u32;
-        // A later rank may plan when those before it have let their turns pass. Clocks and views differ a little.
-        let turn = self.needed_since.map(|since| since + self.config.patience * rank);
-        let slack = self.config.patience / 2;
-        if rank > 0 && turn.is_none_or(|at| self.now + slack < at) {
-            return Err(Reject::NotCoordinator);
-        }
+        self.is_its_turn(plan.epoch, by)?;
         let members = self.planned_members();
         check::feasible(plan, &members).map_err(Reject::Infeasible)?;
         let present = self.adopted.as_ref().filter(|a| check::feasible(&a.plan, &members).is_ok());
         if let Some(present) = present {
-            let worth = |plan| planner::value(plan, &members, &self.config.wish);
+            let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
             let (new, old) = (worth(plan), worth(&present.plan));
             if new < old * (1.0 - self.config.margin) {
                 return Err(Reject::Worse);
             }
+        }
+        Ok(())
+    }
+
+    /// A later rank may plan when those before it have let their turns pass. Clocks and views differ a little.
+    fn is_its_turn(&mut self, epoch: Epoch, by: PeerId) -> Result<(), Reject> {
+        let others = self.members().filter(|(peer, m)| **peer != by && m.heartbeat.plan.is_some());
+        let latest = others.map(|(_, m)| m.heartbeat.epoch).max().unwrap_or_default();
+        // What it has endorsed in before is no news to a peer.
+        let latest = latest.max(self.endorsed.map_or(Epoch(0), |e| e.0));
+        if epoch.0 > self.epoch().0.saturating_add(EPOCHS_AHEAD) && epoch > latest {
+            return Err(Reject::WrongEpoch);
+        }
+        let place = |ranks: &[PeerId]| ranks.iter().position(|p| *p == by);
+        let here = self.derive();
+        let rank = if here.epoch == epoch { place(&here.ranks) } else { place(&self.ranks(epoch)) };
+        let rank = rank.ok_or(Reject::NotCoordinator)? as u32;
+        let turn = self.needed_since.map(|since| since + self.config.patience * rank);
+        let slack = self.config.patience / 2;
+        if rank > 0 && turn.is_none_or(|at| self.now + slack < at) {
+            return Err(Reject::NotCoordinator);
         }
         Ok(())
     }
@@ -209,30 +284,52 @@ impl Control {
     }
 
     fn adopt_if_endorsed(&mut self, id: PlanId, out: &mut Vec<Action>) {
-        let Some(Proposal { plan: Some((plan, proof, proposer)), endorsements, .. }) = self.proposals.get(&id) else {
-            return;
-        };
-        let endorsers = endorsements.keys().copied().collect();
-        if !self.is_newer(plan.epoch, plan.term) || !self.carries(plan, &endorsers) {
+        // Counting comes before comparing: a large swarm's endorsements come one by one.
+        let enough = |p: &&Proposal| p.plan.as_ref().is_some_and(|p2| 2 * p.endorsements.len() > p2.named.len());
+        if self.proposals.get(&id).filter(enough).is_none() {
             return;
         }
-        let signed = endorsements.values().map(|(_, signed)| signed.clone()).collect();
-        let certificate = Certificate { plan: proof.clone(), endorsements: signed };
-        let (plan, mine) = (plan.clone(), *proposer == self.config.me);
-        self.adopt(plan, certificate.clone(), out);
+        self.derive();
+        let (Some(proposal), Some(derived)) = (self.proposals.get(&id), &self.derived) else { return };
+        let Some(Proposed { plan, named, proof, by }) = &proposal.plan else { return };
+        let fits = |e: &Endorsement| (e.epoch, e.term) == (plan.epoch, plan.term);
+        if 2 * proposal.endorsements.len() <= derived.electorate.len() || !self.is_newer((plan.epoch, plan.term)) {
+            return;
+        }
+        let valid = || proposal.endorsements.iter().filter(|(_, (e, _))| fits(e));
+        let endorsers: BTreeSet<PeerId> = valid().map(|(peer, _)| *peer).collect();
+        if !is_majority(&endorsers, named) || !is_majority(&endorsers, &derived.electorate) {
+            return;
+        }
+        let endorsements = valid().map(|(_, (_, signed))| signed.clone()).collect();
+        let certificate = Arc::new(Certificate { plan: proof.clone(), endorsements });
+        let (plan, named, mine) = (plan.clone(), named.clone(), *by == self.config.me);
+        self.adopt(plan, named, certificate.clone(), endorsers, out);
         if mine {
             out.push(Action::Publish(Gossip::Certificate(certificate)));
         }
     }
 
-    fn adopt(&mut self, plan: Plan, certificate: Certificate, out: &mut Vec<Action>) {
-        let (epoch, term) = (plan.epoch, plan.term);
-        self.highest = self.highest.max((epoch, term));
-        self.adopted = Some(Adopted { id: plan.id(), peers: plan.peers(), plan: plan.clone(), certificate });
-        self.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|(p, _, _)| (p.epoch, p.term) > (epoch, term)));
+    fn adopt(
+        &mut self,
+        plan: Arc<Plan>,
+        peers: BTreeSet<PeerId>,
+        certificate: Arc<Certificate>,
+        endorsers: BTreeSet<PeerId>,
+        out: &mut Vec<Action>,
+    ) {
+        let at = (plan.epoch, plan.term);
+        self.heard_of(at);
+        let astray: Vec<PeerId> = self.members().filter(|(_, m)| self.is_astray(m)).map(|(peer, _)| *peer).collect();
+        for peer in astray {
+            self.members.entry(peer).and_modify(|m| m.disputes += 1);
+        }
+        self.adopted = Some(Adopted { id: plan.id(), peers, plan: plan.clone(), certificate, endorsers });
+        self.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|p| (p.plan.epoch, p.plan.term) > at));
         self.needed_since = None;
         self.proposed_at = None;
-        self.draft = None;
+        self.endorsed_at = None;
+        self.view_changed();
         // What a plan changed must show before it is judged again.
         self.changed = self.now;
         self.next_heartbeat = self.now;
@@ -243,17 +340,23 @@ impl Control {
     }
 
     /// The coordinator shows the certificate to those who have followed another plan, or none, for a while.
-    pub(super) fn convince(&mut self, ranks: &[PeerId], out: &mut Vec<Action>) {
+    pub(super) fn convince(&mut self, out: &mut Vec<Action>) {
         let Some(adopted) = &self.adopted else { return };
-        // The first rank may be who has just come: it has no certificate to show.
-        let follows = |peer: &&PeerId| self.members.get(peer).is_some_and(|m| m.heartbeat.plan == Some(adopted.id));
-        if ranks.iter().find(follows) != Some(&self.config.me) || self.now < self.next_certificate {
+        if self.now < self.next_certificate {
             return;
         }
         let behind = self.members().any(|(peer, m)| *peer != self.config.me && m.behind_since.is_some());
-        if behind {
+        // The first rank may be who has just come: it has no certificate to show.
+        let follows = |peer: &&PeerId| self.members.get(peer).is_some_and(|m| m.heartbeat.plan == Some(adopted.id));
+        let ranks = self.derived.as_ref().map_or(&[][..], |d| &d.ranks);
+        if behind && ranks.iter().find(follows) == Some(&self.config.me) {
             out.push(Action::Publish(Gossip::Certificate(adopted.certificate.clone())));
             self.next_certificate = self.now + CERTIFICATE_EVERY;
         }
     }
+}
+
+/// Whether more than half of `all` are among them.
+fn is_majority(some: &BTreeSet<PeerId>, all: &BTreeSet<PeerId>) -> bool {
+    2 * some.intersection(all).count() > all.len()
 }

@@ -1,11 +1,16 @@
 //! A peer as another knows it.
 
-use super::ControlConfig;
+use super::detector::{Health, Pulse, Sign, Silence};
 use crate::Time;
-use tsnode_protocol::{Advert, Gossip, Heartbeat};
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{Advert, Epoch, Gossip, Heartbeat, Life, PlanId, Term};
 
 /// How long messages of a peer that is gone may still come by way of others.
-const ECHO: Time = Time::from_millis(500);
+const ECHO: Time = Time::from_secs(3);
+
+/// Between two changes of one peer that hold up planning.
+const RESTLESS: Time = Time::from_secs(5);
 
 /// Kinds of messages, each with a sequence of its own: gossip may reorder between kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +38,13 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Member {
     /// Its last advert.
-    pub advert: Option<Advert>,
+    pub advert: Option<Arc<Advert>>,
     /// Its last heartbeat.
     pub heartbeat: Heartbeat,
     /// When it was last heard.
     pub last_heard: Time,
+    /// It is late: nothing new for it.
+    pub suspect: bool,
     pub(super) first_heard: Time,
     pub(super) alive: bool,
     pub(super) disconnected: bool,
@@ -45,47 +52,90 @@ pub struct Member {
     pub(super) gone_at: Option<Time>,
     /// Since when its heartbeats name another plan.
     pub(super) behind_since: Option<Time>,
+    /// The last plan it proposed, and when it was for.
+    pub(super) proposed: Option<(Epoch, Term, PlanId)>,
+    /// When its coming, going or changing last held up planning.
+    pub(super) stirred: Option<Time>,
+    /// Plans made to bring it back to the others: it gets ever fewer, since it may be lying.
+    pub(super) disputes: u32,
+    pulse: Pulse,
+    pub(super) life: Life,
     sequences: [u64; 5],
 }
 
 impl Member {
-    pub(super) fn new(now: Time) -> Self {
+    pub(super) fn new(now: Time, heartbeat: Duration) -> Self {
         Self {
             advert: None,
             heartbeat: Heartbeat::default(),
             last_heard: now,
+            suspect: false,
             first_heard: now,
             alive: false,
             disconnected: false,
             gone_at: None,
             behind_since: None,
+            proposed: None,
+            stirred: None,
+            disputes: 0,
+            pulse: Pulse::new(heartbeat),
+            life: Life::default(),
             sequences: [0; 5],
         }
     }
 
-    /// Notes a message's sequence; false if it is not above the last one of its kind.
+    /// Notes a message's sequence; false if it is not above the last one of its kind, or of a former life.
     pub(super) fn advance(&mut self, kind: Kind, sequence: u64) -> bool {
+        let life = Life::of(sequence);
         let last = &mut self.sequences[kind as usize];
-        let grows = sequence > *last;
-        *last = sequence.max(*last);
-        grows
+        if life < self.life || sequence <= *last {
+            return false;
+        }
+        *last = sequence;
+        if life > self.life {
+            self.life = life;
+            self.gone_at = None;
+            self.pulse.skip();
+        }
+        true
     }
 
     /// A message of it has come. What it said before it went may still be on its way round for a moment.
-    pub(super) fn heard(&mut self, now: Time) {
+    pub(super) fn heard(&mut self, now: Time, kind: Kind) {
         self.last_heard = now;
         self.disconnected = false;
+        self.suspect = false;
         self.gone_at = self.gone_at.filter(|at| now < *at + ECHO);
+        if kind == Kind::Heartbeat {
+            self.pulse.beat(now);
+        }
+    }
+
+    /// The listener slept so long: what this peer said meanwhile is still to be heard.
+    pub(super) fn excuse(&mut self, slept: Duration, now: Time) {
+        self.last_heard = (self.last_heard + slept).min(now);
+        self.pulse.skip();
+    }
+
+    /// What its silence means.
+    pub(super) fn sign(&self, now: Time, health: &Health, rules: &Silence) -> Sign {
+        // Who has said goodbye is not waited for.
+        let stays = !self.disconnected && !self.heartbeat.leaving;
+        self.pulse.sign(now.saturating_sub(self.last_heard), stays, health, rules)
+    }
+
+    /// Whether its change may hold up planning: not if it changes all the time.
+    pub(super) fn stirs(&mut self, now: Time) -> bool {
+        let rested = self.stirred.is_none_or(|at| now >= at + RESTLESS);
+        if rested {
+            self.stirred = Some(now);
+        }
+        rested
     }
 
     /// Whether its process is no more.
     pub(super) fn is_gone(&self) -> bool {
         self.gone_at.is_some()
-    }
-
-    /// Silence after which it is taken for dead.
-    pub(super) fn patience(&self, config: &ControlConfig) -> Time {
-        if self.disconnected { config.dead_after_disconnect } else { config.dead_after }
     }
 
     /// Whether it may coordinate.

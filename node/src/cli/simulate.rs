@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod control;
 mod policies;
 mod print;
 mod provision;
@@ -63,6 +64,7 @@ pub(super) fn command() -> Command {
         .arg(json())
         .after_long_help(policies::help())
         .subcommand(provision::command())
+        .subcommand(control::command())
         .subcommand_negates_reqs(true)
         .args_conflicts_with_subcommands(true)
 }
@@ -70,6 +72,9 @@ pub(super) fn command() -> Command {
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     if let Some(("provision", matches)) = matches.subcommand() {
         return provision::run(matches).await;
+    }
+    if let Some(("control", matches)) = matches.subcommand() {
+        return control::run(matches).await;
     }
     let job = Job::read(matches)?;
     // A signal ends the run with what there is.

@@ -1,10 +1,10 @@
 //! Plan flow 2: sealing what this peer says, and judging what others say before it is passed on.
 
 use super::handle::PublishError;
-use crate::sequence::Sequence;
 use ed25519_dalek::SigningKey;
 use libp2p::gossipsub::{IdentTopic, Message, MessageId};
-use tsnode_protocol::{Gossip, PeerId, Signed, SwarmId, Verified, envelope::EnvelopeError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tsnode_protocol::{Gossip, Life, PeerId, Signed, SwarmId, Verified, envelope::EnvelopeError};
 
 /// The one topic of a swarm.
 pub(super) fn topic(swarm: SwarmId) -> IdentTopic {
@@ -40,12 +40,13 @@ pub(super) fn judge(bytes: &[u8], swarm: SwarmId, own: PeerId) -> Result<Verifie
 pub(super) struct Sealer {
     key: SigningKey,
     swarm: SwarmId,
-    sequence: Sequence,
+    next: AtomicU64,
 }
 
 impl Sealer {
-    pub(super) fn new(key: SigningKey, swarm: SwarmId, sequence: Sequence) -> Self {
-        Self { key, swarm, sequence }
+    /// The sequence starts with the process's life, so that it goes on growing over restarts, whatever the clock does.
+    pub(super) fn new(key: SigningKey, swarm: SwarmId, life: Life) -> Self {
+        Self { key, swarm, next: AtomicU64::new(life.sequence() + 1) }
     }
 
     /// The sealed message as others will read it, and its bytes.
@@ -53,9 +54,10 @@ impl Sealer {
     /// # Errors
     /// When others would refuse it.
     pub(super) fn seal(&self, message: &Gossip) -> Result<(Verified<Gossip>, Vec<u8>), PublishError> {
-        let bytes = Signed::seal(&self.key, self.swarm, self.sequence.draw(), message).to_bytes();
-        let read = Signed::from_bytes(&bytes).map_err(EnvelopeError::from)?.verify(self.swarm)?;
-        Ok((read, bytes))
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
+        let sealed = Verified::seal(&self.key, self.swarm, sequence, message.clone())?;
+        let bytes = sealed.proof().to_bytes();
+        Ok((sealed, bytes))
     }
 }
 
@@ -63,15 +65,13 @@ impl Sealer {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::store::Store;
     use tsnode_protocol::{Heartbeat, limits};
 
     const SWARM: SwarmId = SwarmId([1; 16]);
     const LISTENER: PeerId = PeerId([0; 32]);
 
     fn sealer(swarm: SwarmId) -> Sealer {
-        let folder = tempfile::tempdir().unwrap();
-        Sealer::new(SigningKey::from_bytes(&[2; 32]), swarm, Sequence::new(Store::open(folder.path()).unwrap()))
+        Sealer::new(SigningKey::from_bytes(&[2; 32]), swarm, Life(7))
     }
 
     fn heartbeat() -> Gossip {

@@ -3,12 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::store::Store;
 use admission::Rejection;
 use futures::StreamExt as _;
 use libp2p::{gossipsub, ping, swarm::SwarmEvent as NetEvent};
 use std::time::Instant;
-use tsnode_protocol::{Advert, Heartbeat, Secret, limits};
+use tsnode_protocol::{Advert, Heartbeat, Life, Secret, limits};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
@@ -29,22 +28,16 @@ impl Drop for Peer {
     }
 }
 
-/// By the clock alone: nothing is remembered.
-fn sequence() -> Sequence {
-    let folder = tempfile::tempdir().unwrap();
-    Sequence::new(Store::open(folder.path()).unwrap())
-}
-
 fn config(n: u8, secret: Secret) -> SwarmConfig {
     SwarmConfig {
         identity: Identity::from_seed(&[n; 32]),
+        life: Life(1),
         swarm: SWARM,
         membership: Membership::new(SWARM, Some(secret)),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         bootstrap: Vec::new(),
         mdns: false,
         degree: DEGREE,
-        sequence: sequence(),
         agent: "tsnode/test".into(),
     }
 }
@@ -118,7 +111,7 @@ fn heartbeat() -> Gossip {
 }
 
 fn advert(addresses: Vec<String>) -> Gossip {
-    Gossip::Advert(Advert {
+    let advert = Advert {
         name: "story".into(),
         version: "0".into(),
         addresses,
@@ -127,7 +120,8 @@ fn advert(addresses: Vec<String>) -> Gossip {
         models: Vec::new(),
         links: Vec::new(),
         reachable: true,
-    })
+    };
+    Gossip::Advert(advert.into())
 }
 
 #[tokio::test]
@@ -277,7 +271,7 @@ async fn lies_are_counted_and_the_swarm_goes_on() {
     liar.say(b"garbage".to_vec());
     liar.until_blamed(&mut a).await;
     let (_, mut forged) =
-        Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM, sequence()).seal(&heartbeat()).unwrap();
+        Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM, Life(1)).seal(&heartbeat()).unwrap();
     *forged.last_mut().unwrap() ^= 1;
     liar.say(forged);
     let reason = liar.until_blamed(&mut a).await;

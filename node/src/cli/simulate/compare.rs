@@ -140,6 +140,6 @@ impl Sweep {
             problem.slo
         );
         let scale = if job.metric == Metric::InTime { Scale::Share } else { Scale::Seconds };
-        Plot { title: &title, rates: &rates, scale, series: &series }.svg()
+        Plot { title: &title, across: "requests/s", rates: &rates, scale, series: &series }.svg()
     }
 }

@@ -1,0 +1,148 @@
+//! What happens to a peer, what it does, and why it refuses or gives up others.
+
+use super::check::Infeasible;
+use crate::trust::Offence;
+use std::fmt;
+use std::sync::Arc;
+use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Load, PeerId, Plan, Term, Verified};
+
+/// What happens to a peer.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The time [`Control::deadline`] asked for.
+    Deadline,
+    /// A message, verified; one's own too.
+    Gossip(Verified<Gossip>),
+    /// This peer's advert is new or has changed.
+    Advertise(Advert),
+    /// What runs here.
+    Load {
+        /// Its amount.
+        load: Load,
+        /// Groups led here that take requests.
+        ready: Vec<GroupId>,
+    },
+    /// The transport has a connection to a peer.
+    Connected(PeerId),
+    /// The transport has lost its last connection to a peer.
+    Disconnected(PeerId),
+    /// A peer's own system says that its process is no more.
+    Gone(PeerId),
+    /// This peer leaves.
+    Leave,
+}
+
+/// What a peer does.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Sign, send to all, and feed back.
+    Publish(Gossip),
+    /// Write down that this epoch and term is endorsed, before anything that follows is sent.
+    Remember(Epoch, Term),
+    /// Follow this plan.
+    Adopt(Arc<Plan>),
+    /// A message was refused.
+    Reject {
+        /// Its signer.
+        peer: PeerId,
+        /// Why.
+        reason: Reject,
+    },
+    /// A peer is there.
+    PeerUp(PeerId),
+    /// A peer is late: it gets nothing new until it is heard again.
+    PeerSuspect(PeerId),
+    /// A peer is gone.
+    PeerDown {
+        /// Which.
+        peer: PeerId,
+        /// How this was noticed.
+        reason: Down,
+    },
+    /// Another peer plans now.
+    CoordinatorChanged {
+        /// Which; none while nobody is eligible.
+        coordinator: Option<PeerId>,
+        /// In which term.
+        term: Term,
+    },
+}
+
+/// Why a message was refused.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reject {
+    /// Its sequence is not above the last one's, or it is of a life before its signer's last start.
+    Replay,
+    /// More peers than are kept.
+    TooManyPeers,
+    /// A plan by a peer whose turn it is not.
+    NotCoordinator,
+    /// A second plan of one peer for an epoch and term.
+    SecondPlan,
+    /// A plan for an epoch and term in which another was endorsed, or one before it.
+    Late,
+    /// A plan that cannot be carried out.
+    Infeasible(Infeasible),
+    /// A plan worth less than the present one.
+    Worse,
+    /// An epoch far from this peer's clock, or a term far from the last.
+    WrongEpoch,
+    /// A certificate whose parts do not fit or do not suffice.
+    BadCertificate,
+}
+
+impl Reject {
+    /// What its signer did that no honest peer does, if that is why.
+    #[must_use]
+    pub fn offence(&self) -> Option<Offence> {
+        match self {
+            Self::SecondPlan => Some(Offence::SecondPlan),
+            Self::BadCertificate => Some(Offence::FalseCertificate),
+            _ => None,
+        }
+    }
+
+    /// Whether whoever said it lied, since no view of the swarm and no clock makes an honest peer say it. All else may
+    /// happen to honest peers, and is refused without blame.
+    #[must_use]
+    pub fn is_lie(&self) -> bool {
+        self.offence().is_some()
+    }
+}
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replay => f.write_str("replayed message"),
+            Self::TooManyPeers => f.write_str("too many peers"),
+            Self::NotCoordinator => f.write_str("plan out of turn"),
+            Self::SecondPlan => f.write_str("second plan for a term"),
+            Self::Late => f.write_str("plan for a term that is taken"),
+            Self::Infeasible(why) => write!(f, "infeasible plan: {why}"),
+            Self::Worse => f.write_str("plan worse than the present one"),
+            Self::WrongEpoch => f.write_str("plan of a far epoch or term"),
+            Self::BadCertificate => f.write_str("bad certificate"),
+        }
+    }
+}
+
+/// How a peer's going was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Down {
+    /// It was silent for too long.
+    Silent,
+    /// Its process is no more.
+    Gone,
+    /// It said goodbye.
+    Left,
+}
+
+impl fmt::Display for Down {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Silent => "silent for too long",
+            Self::Gone => "its process has ended",
+            Self::Left => "it left",
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! Plan flow 3: whose turn it is, whether a plan is needed, and its proposal.
+
+use super::{
+    Action, Control, Member,
+    adoption::{FAR_EPOCHS, TERMS_AHEAD},
+    check,
+};
+use crate::{Time, planner::Draft};
+use std::time::Duration;
+use tsnode_protocol::{Epoch, Gossip, Plan, Term};
+
+/// So many times as long a peer waits that is alone and has no plan.
+const ALONE: u32 = 3;
+/// How long two plans may stand side by side before a new one settles it.
+const DISPUTE: Duration = Duration::from_secs(4);
+/// Each dispute with one peer doubles the wait for the next one, so often.
+const DOUBLINGS: u32 = 6;
+
+/// Whose turn of `ranks` it is: 0 1 2 3, 2 3 4 5, 4 5 6 7 and so on, so that one at a time proposes, everybody comes to
+/// it, and each twice soon after another.
+fn whose(turn: usize, ranks: usize) -> usize {
+    let (round, place) = (turn / 4, turn % 4);
+    (2 * round + place) % ranks.max(1)
+}
+
+impl Control {
+    /// Finds out whose turn it is; proposes if it is this peer's and a plan is needed.
+    pub(super) fn lead(&mut self, out: &mut Vec<Action>) {
+        self.count_epochs();
+        let first = self.derive().ranks.first().copied();
+        if first != self.coordinator {
+            self.coordinator = first;
+            out.push(Action::CoordinatorChanged { coordinator: first, term: self.term() });
+        }
+        self.retry_proposals(out);
+        let quiet = self.changed + self.settle();
+        if self.now < quiet {
+            self.next_look = self.next_look.min(quiet);
+            return;
+        }
+        if self.advert.is_none() || self.awaits_adverts() {
+            return;
+        }
+        let disputed = self.is_disputed();
+        let settled = matches!(self.draft, Some(None));
+        let pressing = disputed || (!settled && self.derive().pressing);
+        if !pressing && (settled || first != Some(self.config.me)) {
+            self.needed_since = None;
+            self.proposed_at = None;
+            return self.convince(out);
+        }
+        if !self.is_my_turn(pressing) {
+            return;
+        }
+        // Searching is work: only whose turn it is does it.
+        if self.draft.is_none() {
+            self.draft = Some(self.wanted());
+        }
+        let again = || disputed.then(|| self.config.planner.plan(&self.planned_members(), &self.config.wish));
+        match self.draft.clone().flatten().or_else(again).filter(|d| !d.groups.is_empty()) {
+            Some(draft) => {
+                self.proposed_at = Some(self.now);
+                let plan = self.number(draft, disputed);
+                // What it proposed it must not propose again in another form, should it start anew.
+                self.remember((plan.epoch, plan.term), out);
+                out.push(Action::Publish(Gossip::Plan(plan.into())));
+            }
+            None => self.convince(out),
+        }
+    }
+
+    fn is_my_turn(&mut self, pressing: bool) -> bool {
+        let me = self.config.me;
+        let (now, patience) = (self.now, self.config.patience);
+        // Who never plans judges others' turns all the same.
+        let since = if pressing { *self.needed_since.get_or_insert(now) } else { now };
+        if self.leaving || !self.derive().ranks.contains(&me) {
+            return false;
+        }
+        if pressing {
+            let turn = ((now - since).as_millis() / patience.as_millis().max(1)) as usize;
+            let ranks = &self.derive().ranks;
+            if ranks[whose(turn, ranks.len())] != me {
+                let next = since + patience * (turn as u32 + 1);
+                self.next_look = self.next_look.min(next);
+                return false;
+            }
+        }
+        // A proposal that was endorsed here has its chance first.
+        let waits = |at: Option<Time>| at.is_some_and(|at| now < at + patience);
+        !waits(self.proposed_at) && !waits(self.endorsed_at)
+    }
+
+    /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
+    /// one of two in its term, and seconds go by until that is settled.
+    fn settle(&self) -> Duration {
+        let alone = self.lends() && self.adopted.is_none() && self.members().count() < 2;
+        if alone { self.config.settle * ALONE } else { self.config.settle }
+    }
+
+    /// Somebody follows another plan of this term or a later one, and no certificate has settled it.
+    fn is_disputed(&self) -> bool {
+        self.members().any(|(_, m)| self.is_astray(m))
+    }
+
+    pub(super) fn is_astray(&self, m: &Member) -> bool {
+        let patience = DISPUTE * 2u32.pow(m.disputes.min(DOUBLINGS));
+        let for_long = m.behind_since.is_some_and(|since| self.now > since + patience);
+        let followed = (m.heartbeat.epoch, m.heartbeat.term);
+        for_long && m.heartbeat.plan.is_some() && followed >= self.followed() && !self.is_far(followed)
+    }
+
+    /// Epoch and term of the adopted plan.
+    pub(super) fn followed(&self) -> (Epoch, Term) {
+        self.adopted.as_ref().map_or((Epoch(0), Term(0)), |a| (a.plan.epoch, a.plan.term))
+    }
+
+    /// An epoch that no honest clock can be in, or a term that so few plans cannot have used up.
+    pub(super) fn is_far(&self, (epoch, term): (Epoch, Term)) -> bool {
+        let last = self.heard.get(&epoch).map_or(0, |t| t.0);
+        epoch.0 > self.clock_epoch().max(self.epoch()).0.saturating_add(FAR_EPOCHS)
+            || term.0 > last.saturating_add(TERMS_AHEAD)
+    }
+
+    /// The draft that should replace the adopted plan, if one should.
+    fn wanted(&self) -> Option<Draft> {
+        let members = self.planned_members();
+        let (planner, wish) = (&self.config.planner, &self.config.wish);
+        let fits = |plan: &Plan| check::feasible(plan, &members).is_ok();
+        // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
+        let stands = self.adopted.as_ref().filter(|a| !fits(&a.plan));
+        if let Some(draft) = stands.and_then(|a| planner.flip(&a.plan, &members, wish)) {
+            return Some(draft);
+        }
+        let draft = planner.plan(&members, wish);
+        if draft.groups.is_empty() {
+            return None;
+        }
+        let Some(adopted) = &self.adopted else { return Some(draft) };
+        if draft.groups == adopted.plan.groups && draft.routes == adopted.plan.routes {
+            return None;
+        }
+        let idle = draft.groups.iter().flat_map(|g| &g.stages).any(|s| !adopted.peers.contains(&s.peer));
+        let better = || {
+            let next = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..(*adopted.plan).clone() };
+            let worth = |plan| planner.value(plan, &members, wish);
+            worth(&next) > worth(&adopted.plan) * (1.0 + self.config.margin)
+        };
+        (!fits(&adopted.plan) || idle || better()).then_some(draft)
+    }
+
+    /// A draft becomes a plan of the next free term, above whatever those follow with whom it is to settle a dispute.
+    fn number(&self, draft: Draft, disputed: bool) -> Plan {
+        let astray = self.members().filter(|(_, m)| disputed && self.is_astray(m));
+        let theirs = astray.map(|(_, m)| (m.heartbeat.epoch, m.heartbeat.term)).max();
+        let last = [Some(self.followed()), self.remembered, theirs].into_iter().flatten().max().unwrap_or_default();
+        let epoch = self.epoch().max(last.0);
+        let used = [(last.0 == epoch).then_some(last.1), self.heard.get(&epoch).copied()];
+        let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
+        Plan { epoch, term, parent: self.plan_id(), groups: draft.groups, routes: draft.routes, reason: draft.reason }
+    }
+}

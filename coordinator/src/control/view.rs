@@ -1,0 +1,233 @@
+//! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
+
+use super::{Action, Control, Down, Member, Members, check, detector::Sign};
+use crate::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{Advert, Epoch, GroupId, Heartbeat, Load, PeerId, PlanId, SwarmId};
+
+/// How long a peer that is heard may leave its advert unsaid before plans are made without it.
+const ADVERT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the dead are remembered, for their sequences.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// How often they are looked through.
+const CLEARING: Duration = Duration::from_secs(10);
+
+/// What follows from the members and the plan.
+#[derive(Clone, Debug)]
+pub(super) struct Derived {
+    /// The epoch that [`Derived::ranks`] are for.
+    pub epoch: Epoch,
+    /// Eligible peers in the order of their turns.
+    pub ranks: Vec<PeerId>,
+    /// Living peers with devices: those a plan is made of, and who decide on it.
+    pub electorate: BTreeSet<PeerId>,
+    /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
+    pub pressing: bool,
+}
+
+impl Control {
+    /// Everyone who is there, this peer included once it has heard itself.
+    pub fn members(&self) -> impl Iterator<Item = (&PeerId, &Member)> {
+        self.members.iter().filter(|(_, m)| m.alive)
+    }
+
+    /// Groups whose leaders say that they take requests, with the leaders' load; none that has a suspect in it.
+    #[must_use]
+    pub fn ready(&self) -> BTreeMap<GroupId, Load> {
+        let mut up = BTreeMap::new();
+        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving && !m.suspect) {
+            up.extend(member.heartbeat.ready.iter().map(|g| (*g, member.heartbeat.load)));
+        }
+        let suspect = |peer: &PeerId| self.members.get(peer).is_some_and(|m| m.suspect);
+        let groups = self.plan().map_or(&[][..], |p| &p.groups);
+        for group in groups.iter().filter(|g| g.stages.iter().any(|s| suspect(&s.peer))) {
+            up.remove(&group.id);
+        }
+        up
+    }
+
+    /// The epoch this peer is in: what most members say theirs is, or a later one that a plan has brought. A clock that is
+    /// wrong by an hour moves nobody else.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.common_epoch.unwrap_or_else(|| self.clock_epoch()).max(self.followed().0)
+    }
+
+    /// The epoch by this peer's own clock.
+
+    pub(super) fn clock_epoch(&self) -> Epoch {
+        Epoch((self.unix_start + self.now).as_secs() / self.config.epoch_length.as_secs().max(1))
+    }
+
+    /// What it is this peer looks at has changed; what follows from it is found out when it is asked for.
+    pub(super) fn view_changed(&mut self) {
+        self.draft = None;
+        self.derived = None;
+    }
+
+    /// The same, and plans wait until it is quiet.
+    fn members_changed(&mut self) {
+        self.view_changed();
+        self.changed = self.now;
+    }
+
+    pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>) {
+        let Some(member) = self.members.get_mut(&signer) else { return };
+        if member.advert.as_deref() != Some(&*advert) {
+            // A measured link is no reason to wait; a device that comes or goes is.
+            let moved = member.advert.as_ref().is_none_or(|a| a.devices != advert.devices || a.models != advert.models);
+            let moved = moved && member.stirs(self.now);
+            member.advert = Some(advert);
+            if moved {
+                self.members_changed();
+            } else {
+                self.view_changed();
+            }
+        }
+    }
+
+    pub(super) fn hear_heartbeat(&mut self, signer: PeerId, heartbeat: Heartbeat) {
+        let behind = heartbeat.plan != self.plan_id();
+        let Some(member) = self.members.get_mut(&signer) else { return };
+        let turned = heartbeat.leaving != member.heartbeat.leaving;
+        let stirs = turned && member.stirs(self.now);
+        if !behind {
+            member.behind_since = None;
+            member.disputes = 0;
+        } else if member.behind_since.is_none() {
+            member.behind_since = Some(self.now);
+        }
+        member.heartbeat = heartbeat;
+        if stirs {
+            self.members_changed();
+        } else if turned {
+            self.view_changed();
+        }
+        if behind && signer != self.config.me {
+            // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
+            self.advertise_within(Duration::from_secs(1));
+        }
+    }
+
+    /// A peer with an advert and a fresh word is there.
+    pub(super) fn revive(&mut self, peer: PeerId, out: &mut Vec<Action>) {
+        let Some(member) = self.members.get_mut(&peer) else { return };
+        if !member.alive && !member.is_gone() && member.advert.is_some() {
+            member.alive = true;
+            self.members_changed();
+            out.push(Action::PeerUp(peer));
+            if peer != self.config.me {
+                // It may have been here before, and forgotten us.
+                self.newcomer();
+            }
+        }
+    }
+
+    /// Finds out who is late, and who is no more.
+    pub(super) fn expire(&mut self, out: &mut Vec<Action>) {
+        let (now, me, rules, health) = (self.now, self.config.me, &self.config.silence, &self.health);
+        let mut lost = false;
+        for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.alive && **peer != me) {
+            let sign = member.sign(now, health, rules);
+            let left = member.heartbeat.leaving && member.disconnected;
+            if left || member.is_gone() || sign == Sign::Dead {
+                (member.alive, member.suspect) = (false, false);
+                lost = true;
+                let reason = match member.is_gone() {
+                    _ if member.heartbeat.leaving => Down::Left,
+                    true => Down::Gone,
+                    false => Down::Silent,
+                };
+                out.push(Action::PeerDown { peer: *peer, reason });
+            } else if sign == Sign::Suspect && !member.suspect {
+                member.suspect = true;
+                out.push(Action::PeerSuspect(*peer));
+            }
+        }
+        if lost {
+            self.members_changed();
+        }
+        if now >= self.next_clearing {
+            self.next_clearing = now + CLEARING;
+            self.members.retain(|_, m| m.alive || now < m.last_heard + REMEMBERED);
+        }
+    }
+
+    /// The epoch of most members' clocks, so far as this peer has heard them.
+    pub(super) fn count_epochs(&mut self) {
+        let mut epochs: Vec<Epoch> = self.members().map(|(_, m)| m.heartbeat.clock).filter(|e| *e > Epoch(0)).collect();
+        if epochs.is_empty() {
+            return self.common_epoch = None;
+        }
+        let middle = (epochs.len() - 1) / 2;
+        self.common_epoch = Some(*epochs.select_nth_unstable(middle).1);
+    }
+
+    /// What follows from the members and the plan.
+    pub(super) fn derive(&mut self) -> &Derived {
+        let epoch = self.epoch();
+        let known = self.derived.take().filter(|d| d.epoch == epoch);
+        let derived = known.unwrap_or_else(|| self.derived_anew(epoch));
+        self.derived.insert(derived)
+    }
+
+    fn derived_anew(&self, epoch: Epoch) -> Derived {
+        let members = self.planned_members();
+        let lends = |a: &Advert| !a.devices.is_empty();
+        let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
+        let pressing = match &self.adopted {
+            None => !electorate.is_empty(),
+            Some(a) => check::feasible(&a.plan, &members).is_err() || !electorate.is_subset(&a.peers),
+        };
+        Derived { epoch, ranks: self.ranks(epoch), electorate, pressing }
+    }
+
+    /// Eligible peers in the order of their turns.
+    pub(super) fn ranks(&self, epoch: Epoch) -> Vec<PeerId> {
+        let last = self.plan_id();
+        let mut ranks: Vec<([u8; 32], PeerId)> = self
+            .members()
+            .filter(|(_, m)| m.is_eligible())
+            .map(|(peer, _)| (rank_hash(self.config.swarm, epoch, last, *peer), *peer))
+            .collect();
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(_, peer)| peer).collect()
+    }
+
+    /// Adverts of those who are there to stay.
+    pub(super) fn planned_members(&self) -> Members<'_> {
+        self.members()
+            .filter(|(_, m)| !m.heartbeat.leaving)
+            .filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?)))
+            .collect()
+    }
+
+    /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
+    pub(super) fn awaits_adverts(&self) -> bool {
+        let new = |m: &Member| m.advert.is_none() && self.now < m.first_heard + ADVERT_PATIENCE;
+        self.members.values().any(new)
+    }
+
+    /// Whether this peer lends devices.
+    pub(super) fn lends(&self) -> bool {
+        self.advert.as_ref().is_some_and(|a| !a.devices.is_empty())
+    }
+
+    /// A time that is still to come.
+    pub(super) fn to_come(&self, at: Time) -> Option<Time> {
+        (at > self.now).then_some(at)
+    }
+}
+
+fn rank_hash(swarm: SwarmId, epoch: Epoch, last: Option<PlanId>, peer: PeerId) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"tsnode rank v1").update(&swarm.0).update(&epoch.0.to_le_bytes());
+    if let Some(plan) = last {
+        hasher.update(&plan.0);
+    }
+    hasher.update(&peer.0);
+    *hasher.finalize().as_bytes()
+}

@@ -1,0 +1,148 @@
+//! A story from its seed to its verdict: peers start, trouble, quiet, agreement, and some time in which it lasts.
+
+use super::{Broken, Fault, Figures, World, cast, checks::GHOST, chronicle::Note, liars::Lie, sketch::Sketch};
+use crate::{Time, planner::Scheduler};
+use std::time::Duration;
+
+/// How long agreement may take once all is quiet: silence at its longest, two terms of planning, a dispute.
+pub const AGREE: Duration = Duration::from_secs(40);
+/// How long it is then watched.
+const WATCH: Duration = Duration::from_secs(6);
+/// How often agreement is looked for.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Who plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planning {
+    /// The scheduler, as in the node.
+    Scheduler,
+    /// [`Sketch`]: a story in a hundredth of the time.
+    Sketch,
+}
+
+/// What story to tell.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// Everything that is left to chance.
+    pub seed: u64,
+    /// Peers.
+    pub peers: usize,
+    /// How long trouble lasts.
+    pub trouble: Duration,
+    /// Of which kinds.
+    pub faults: Vec<Fault>,
+    /// Who plans.
+    pub planning: Planning,
+}
+
+impl Script {
+    /// All kinds of trouble for half a minute, with sketched plans.
+    #[must_use]
+    pub fn new(seed: u64, peers: usize) -> Self {
+        Self {
+            seed,
+            peers,
+            trouble: Duration::from_secs(30),
+            faults: Fault::ALL.map(|f| f.1).to_vec(),
+            planning: Planning::Sketch,
+        }
+    }
+}
+
+/// How a story went.
+#[derive(Debug)]
+pub struct Report {
+    /// What did not hold.
+    pub broken: Option<Broken>,
+    /// What was measured.
+    pub figures: Figures,
+    /// What happened when.
+    pub lines: Vec<(Time, String)>,
+    /// How long the story was.
+    pub lasted: Time,
+}
+
+/// Tells a story.
+#[must_use]
+pub fn rehearse(script: &Script) -> Report {
+    let mut world = opening(script);
+    trouble(&mut world, script);
+    world.calm();
+    world.quiet_since = Some(world.now);
+    settle(&mut world);
+    let liars = world.liars();
+    world.checks.no_two_plans_of_a_term_share_peers(world.now, &liars);
+    if let Some(broken) = world.checks.broken.clone() {
+        world.chronicle.note(broken.at, Note::Broken(broken.to_string()));
+    }
+    Report {
+        lines: world.chronicle.lines().collect(),
+        broken: world.checks.broken,
+        figures: world.checks.figures,
+        lasted: world.now,
+    }
+}
+
+/// Peers come within a few seconds, a hundred a second at most; some of them may be liars, fewer than a third.
+fn opening(script: &Script) -> World {
+    let mut world = match script.planning {
+        Planning::Scheduler => World::planned_by(Scheduler, script.seed),
+        Planning::Sketch => World::planned_by(Sketch, script.seed),
+    };
+    world.clocks_err = script.faults.contains(&Fault::Clock);
+    let span = (script.peers as u64 * 10).max(2000);
+    for n in 0..script.peers {
+        let advert = cast::drawn(n, &mut world.dice);
+        let n = world.add(advert);
+        let at = Time::from_millis(1 + world.dice.below(span as usize) as u64);
+        world.start_at(at, n);
+    }
+    if script.faults.contains(&Fault::Lie) && script.peers > 3 && world.dice.below(2) == 0 {
+        let most = (script.peers - 1) / 3;
+        for _ in 0..1 + world.dice.below(most.min(5)) {
+            let n = 2 + world.dice.below(script.peers - 2);
+            let lie = Lie::ALL[world.dice.below(Lie::ALL.len())];
+            world.make_liar(n, lie);
+        }
+    }
+    world
+}
+
+fn trouble(world: &mut World, script: &Script) {
+    let end = world.now + script.trouble;
+    let mean = (script.trouble.as_secs_f64() / 14.0).max(0.1);
+    while world.now < end && world.checks.broken.is_none() {
+        let gap = world.dice.exponential(mean).clamp(0.05, 5.0);
+        world.wait(Duration::from_secs_f64(gap).min(end - world.now));
+        world.strike(&script.faults);
+    }
+}
+
+fn settle(world: &mut World) {
+    let quiet = world.now;
+    let why = loop {
+        if world.checks.broken.is_some() {
+            return;
+        }
+        match world.agreement() {
+            Ok(()) => break None,
+            Err(why) if world.now >= quiet + AGREE => break Some(why),
+            Err(_) => world.wait(LOOK),
+        }
+    };
+    if let Some(why) = why {
+        return world.checks.all_agree_soon_after_trouble(world.now, why);
+    }
+    world.checks.figures.agreed_after = Some((world.now - quiet).as_secs_f64());
+    let count = world.honest().count();
+    world.note(Note::Agreed(count));
+    world.wait(WATCH);
+    // A better plan may just be on its way round, or a peer that was leaving has left.
+    let end = world.now + GHOST;
+    while let Err(why) = world.agreement() {
+        if world.now >= end {
+            return world.checks.agreement_lasts(world.now, why);
+        }
+        world.wait(LOOK);
+    }
+}

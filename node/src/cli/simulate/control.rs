@@ -1,0 +1,300 @@
+//! `tsnode simulate control`: the control plane under faults, from a seed, with its invariants checked.
+
+use crate::{
+    cli::{is_set, json, plan::asked::usage, show, verb},
+    exit::{Exit, Kind},
+};
+use clap::{Arg, ArgMatches, Command};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use std::num::NonZero;
+use std::str::FromStr;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+    mpsc,
+};
+use std::time::{Duration, Instant};
+use tsnode_coordinator::rehearsal::{Fault, Planning, Report, Script, rehearse};
+
+/// Most peers of one story: memory grows with their square.
+const MOST_PEERS: usize = 2000;
+/// Where seeds take peers in turn, the fewest and most.
+const PEERS: (u64, u64) = (5, 50);
+
+pub(super) fn command() -> Command {
+    let example = "tsnode simulate control --seed 7 --peers 12\n  \
+                   tsnode simulate control --seed 0 --seeds 1000\n  \
+                   tsnode simulate control --seed 3 --peers 8 --faults crash,pause --minutes 5 --json";
+    let value = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    verb("control", "Rehearse the control plane under faults, from a seed", example)
+        .arg(value("seed", "S", "Everything that is left to chance [default: 0]"))
+        .arg(value("peers", "N", "Peers [default: 8; with --seeds, 5 to 50 in turn]"))
+        .arg(value("seeds", "COUNT", "So many stories, from --seed on; prints those that end badly and a summary"))
+        .arg(value("minutes", "M", "How long trouble lasts, of the story's own time [default: 0.5]"))
+        .arg(value(
+            "faults",
+            "A,B,…",
+            "Of loss, partition, crash, pause, disk, clock, lie, leave; or none [default: all]",
+        ))
+        .arg(value("planner", "NAME", "sketch (quick) or scheduler (the node's own) [default: sketch]"))
+        .arg(json())
+}
+
+/// What is to be told.
+#[derive(Clone)]
+struct Asked {
+    seed: u64,
+    peers: Option<usize>,
+    seeds: u64,
+    trouble: Duration,
+    faults: Vec<Fault>,
+    fault_names: Option<String>,
+    planning: Planning,
+    json: bool,
+}
+
+fn number<T: FromStr>(matches: &ArgMatches, name: &str) -> Result<Option<T>, Exit> {
+    let text = matches.get_one::<String>(name);
+    text.map(|t| t.parse().map_err(|_| usage(format!("--{name} {t}: not a number that can be used")))).transpose()
+}
+
+impl Asked {
+    fn read(matches: &ArgMatches) -> Result<Self, Exit> {
+        let peers: Option<usize> = number(matches, "peers")?;
+        if peers.is_some_and(|n| !(1..=MOST_PEERS).contains(&n)) {
+            return Err(usage(format!("--peers: from 1 to {MOST_PEERS}")));
+        }
+        let minutes: f64 = number(matches, "minutes")?.unwrap_or(0.5);
+        if !(0.0..=24.0 * 60.0).contains(&minutes) {
+            return Err(usage("--minutes: from 0 to a day's"));
+        }
+        let fault_names = matches.get_one::<String>("faults").cloned();
+        let faults = match fault_names.as_deref() {
+            None => Fault::ALL.map(|f| f.1).to_vec(),
+            Some("none") => Vec::new(),
+            Some(names) => names.split(',').map(fault).collect::<Result<_, _>>()?,
+        };
+        let planning = match matches.get_one::<String>("planner").map(String::as_str) {
+            None | Some("sketch") => Planning::Sketch,
+            Some("scheduler") => Planning::Scheduler,
+            Some(other) => return Err(usage(format!("--planner {other}: sketch or scheduler"))),
+        };
+        Ok(Self {
+            seed: number(matches, "seed")?.unwrap_or(0),
+            peers,
+            seeds: number(matches, "seeds")?.unwrap_or(1).max(1),
+            trouble: Duration::from_secs_f64(minutes * 60.0),
+            faults,
+            fault_names,
+            planning,
+            json: is_set(matches, "json"),
+        })
+    }
+
+    fn script(&self, seed: u64) -> Script {
+        let turn = PEERS.0 + seed % (PEERS.1 - PEERS.0 + 1);
+        let peers = self.peers.unwrap_or(if self.seeds > 1 { turn as usize } else { 8 });
+        Script { seed, peers, trouble: self.trouble, faults: self.faults.clone(), planning: self.planning }
+    }
+
+    /// The command that tells one of the stories again.
+    fn replay(&self, script: &Script) -> String {
+        let mut line = format!("tsnode simulate control --seed {} --peers {}", script.seed, script.peers);
+        let minutes = self.trouble.as_secs_f64() / 60.0;
+        if (minutes - 0.5).abs() > 1e-9 {
+            line.push_str(&format!(" --minutes {minutes}"));
+        }
+        if let Some(names) = &self.fault_names {
+            line.push_str(&format!(" --faults {names}"));
+        }
+        if self.planning == Planning::Scheduler {
+            line.push_str(" --planner scheduler");
+        }
+        line
+    }
+}
+
+fn fault(name: &str) -> Result<Fault, Exit> {
+    let known = Fault::ALL.iter().find(|(known, _)| *known == name.trim());
+    let names = || Fault::ALL.map(|f| f.0).join(", ");
+    known.map(|f| f.1).ok_or_else(|| usage(format!("--faults {name}: one of {}", names())))
+}
+
+pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    let asked = Asked::read(matches)?;
+    // A signal ends a series with what there is.
+    let stopped = Arc::new(AtomicBool::new(false));
+    let listener = tokio::spawn({
+        let stopped = stopped.clone();
+        async move {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                stopped.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    let done =
+        tokio::task::spawn_blocking(move || if asked.seeds > 1 { series(&asked, &stopped) } else { one(&asked) });
+    let result = done.await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    listener.abort();
+    result
+}
+
+fn one(asked: &Asked) -> Result<(), Exit> {
+    let script = asked.script(asked.seed);
+    let report = rehearse(&script);
+    if asked.json {
+        let lines: Vec<Value> =
+            report.lines.iter().map(|(at, line)| json!({ "at_s": at.as_secs_f64(), "what": line })).collect();
+        let mut document = verdict(&script, &report);
+        document["timeline"] = lines.into();
+        show::print_json(&document)?;
+    } else {
+        for (at, line) in &report.lines {
+            say!("{:8.2} s  {line}", at.as_secs_f64());
+        }
+        let figures = &report.figures;
+        let bytes: u64 = figures.said.values().map(|(_, bytes)| bytes).sum();
+        say!(
+            "\n{} peers for {:.0} s: {} plans took effect, {} messages of {:.0} kB were said, {} false deaths",
+            script.peers,
+            report.lasted.as_secs_f64(),
+            figures.plans,
+            figures.said.values().map(|(count, _)| count).sum::<u64>(),
+            bytes as f64 / 1e3,
+            figures.false_deaths
+        );
+        if let Some(after) = figures.agreed_after {
+            say!("all agreed {after:.2} s after the last fault");
+        }
+    }
+    match &report.broken {
+        None => {
+            if !asked.json {
+                say!("every invariant holds");
+            }
+            Ok(())
+        }
+        Some(broken) => Err(Exit::new(Kind::Other, format!("{broken}; again: {}", asked.replay(&script)))),
+    }
+}
+
+fn verdict(script: &Script, report: &Report) -> Value {
+    let figures = &report.figures;
+    json!({
+        "seed": script.seed,
+        "peers": script.peers,
+        "broken": report.broken.as_ref().map(|b| json!({ "sentence": b.sentence, "at_s": b.at.as_secs_f64(), "what": b.what })),
+        "lasted_s": report.lasted.as_secs_f64(),
+        "agreed_after_s": figures.agreed_after,
+        "plans": figures.plans,
+        "false_deaths": figures.false_deaths,
+        "said": figures.said,
+        "noticed_at_once_s": figures.noticed_at_once,
+        "noticed_by_silence_s": figures.noticed_by_silence,
+    })
+}
+
+/// Many stories, on all processors; the summary is the same whatever their order.
+fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
+    let style = ProgressStyle::with_template("{bar:40} {pos} of {len} stories, {eta} left");
+    let bar = ProgressBar::new(asked.seeds).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let started = Instant::now();
+    let next = AtomicU64::new(0);
+    let (send, told) = mpsc::sync_channel::<(Script, Report)>(64);
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut sum = Summary::default();
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            let (send, next) = (send.clone(), &next);
+            scope.spawn(move || {
+                while !stopped.load(Ordering::Relaxed) {
+                    let k = next.fetch_add(1, Ordering::Relaxed);
+                    if k >= asked.seeds {
+                        return;
+                    }
+                    let script = asked.script(asked.seed + k);
+                    let report = rehearse(&script);
+                    if send.send((script, report)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(send);
+        for (script, report) in told {
+            bar.inc(1);
+            if let Some(broken) = &report.broken {
+                bar.suspend(|| eprintln!("{broken}; again: {}", asked.replay(&script)));
+            }
+            sum.add(&script, report);
+        }
+    });
+    bar.finish_and_clear();
+    sum.print(asked, started.elapsed())
+}
+
+/// What came of many stories.
+#[derive(Default)]
+struct Summary {
+    told: u64,
+    broken: Vec<Value>,
+    agreed: Vec<f64>,
+    at_once: Vec<f64>,
+    by_silence: Vec<f64>,
+    false_deaths: u64,
+    plans: u64,
+}
+
+impl Summary {
+    fn add(&mut self, script: &Script, report: Report) {
+        self.told += 1;
+        if report.broken.is_some() {
+            self.broken.push(verdict(script, &report));
+        }
+        let figures = report.figures;
+        self.agreed.extend(figures.agreed_after);
+        self.at_once.extend(figures.noticed_at_once);
+        self.by_silence.extend(figures.noticed_by_silence);
+        self.false_deaths += figures.false_deaths;
+        self.plans += figures.plans;
+    }
+
+    fn print(mut self, asked: &Asked, took: Duration) -> Result<(), Exit> {
+        self.broken.sort_by_key(|b| b["seed"].as_u64());
+        let times = [
+            ("agreed", &mut self.agreed),
+            ("noticed at once", &mut self.at_once),
+            ("noticed by silence", &mut self.by_silence),
+        ];
+        let mut rows = Vec::new();
+        for (name, of) in times {
+            of.sort_by(f64::total_cmp);
+            let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied();
+            rows.push((name, of.len(), [at(0.5), at(0.99), at(1.0)]));
+        }
+        if asked.json {
+            let quantiles: Value = rows
+                .iter()
+                .map(|(name, count, at)| json!({ "what": name, "count": count, "p50_s": at[0], "p99_s": at[1], "most_s": at[2] }))
+                .collect();
+            show::print_json(&json!({
+                "stories": self.told, "broken": self.broken, "plans": self.plans, "false_deaths": self.false_deaths,
+                "times": quantiles, "took_s": took.as_secs_f64(),
+            }))?;
+        } else {
+            let (told, plans, deaths) = (self.told, self.plans, self.false_deaths);
+            say!("{told} stories in {:.0} s: {plans} plans, {deaths} false deaths", took.as_secs_f64());
+            for (name, count, at) in rows {
+                let [median, most_of, most] = at.map(|t| t.map_or_else(|| "-".into(), |t| format!("{t:.2} s")));
+                say!("{name:20} median {median}, 99 % {most_of}, at most {most}, of {count}");
+            }
+        }
+        match self.broken.len() {
+            0 => Ok(()),
+            n => Err(Exit::new(Kind::Other, format!("{n} of {} stories broke an invariant", self.told))),
+        }
+    }
+}
