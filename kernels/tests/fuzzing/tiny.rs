@@ -31,12 +31,11 @@ const TENSORS: [(&str, &[usize]); 11] = [
 fn weights() -> Vec<u8> {
     let numbers = |len: usize| (0..len).flat_map(|i| half::f16::from_f32((i % 13) as f32 / 16.0 - 0.3).to_le_bytes());
     let bytes: Vec<Vec<u8>> = TENSORS.iter().map(|(_, shape)| numbers(shape.iter().product()).collect()).collect();
-    let view = |((name, shape), bytes): (&(&'static str, &[usize]), &'static [u8])| {
-        (*name, TensorView::new(Dtype::F16, shape.to_vec(), bytes).unwrap())
-    };
-    // Kept for as long as the test runs: written once.
-    let kept = bytes.into_iter().map(|bytes| &*bytes.leak());
-    let views: BTreeMap<_, _> = TENSORS.iter().zip(kept).map(view).collect();
+    let views: BTreeMap<_, _> = TENSORS
+        .iter()
+        .zip(&bytes)
+        .map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F16, shape.to_vec(), bytes).unwrap()))
+        .collect();
     safetensors::serialize(views, None).unwrap()
 }
 
