@@ -5,7 +5,8 @@ use ed25519_dalek::SigningKey;
 use std::path::Path;
 use tsnode_protocol::{
     Gossip, Heartbeat, Invite, KvCodec, ModelId, PeerId, RequestId, Sampled, Secret, Signed, SwarmId, Token, codec,
-    journal::{Fingerprint, JournalHead, JournalPart},
+    journal::{Fingerprint, JournalHead, JournalPart, Record},
+    ledger,
     ring::RingFrame,
     stream::Opening,
 };
@@ -45,6 +46,12 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
     let head = JournalHead { request: RequestId([9; 16]), asked: Fingerprint([4; 32]) };
     let sampled = Sampled { token: Token(300), logprob: Some(-0.5), top: vec![] };
     let part = JournalPart { codec: KvCodec::Int4, tokens: vec![sampled; 3] };
+    let record =
+        Record::Part { request: head.request, gateway: PeerId([6; 32]), from: 5, part: part.clone(), at: 1 << 31 };
+    let mut ledger = ledger::HEADER.to_vec();
+    [&b"a"[..], &codec::encode(&record), b""]
+        .into_iter()
+        .for_each(|payload| ledger::push(&mut ledger, payload).unwrap());
     let heartbeat = Gossip::Heartbeat(Heartbeat::default());
     let sealed = Signed::seal(&SigningKey::from_bytes(&[2; 32]), SWARM, 70_000, &heartbeat);
     let mut all = vec![
@@ -52,8 +59,10 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
         ("journal head", codec::encode(&head)),
         ("journal part", codec::encode(&part)),
         ("opening", codec::encode(&Opening::Journal(head))),
-        ("opening", codec::encode(&Opening::Recall(head.request))),
+        ("opening", codec::encode(&Opening::Recall(head))),
         ("ring", codec::encode(&RingFrame::Settle { request: head.request, tokens: 64, codec: KvCodec::Int8 })),
+        ("record", codec::encode(&record)),
+        ("ledger", ledger),
         ("frame", vec![0, 1, 0, 0]),
         ("envelope", sealed.to_bytes()),
     ];

@@ -12,9 +12,9 @@ use tsnode_protocol::{
     Gossip, GroupId, Invite, KvCodec, LayerRange, ModelCard, ModelId, PeerId, Plan, PlanId, RequestId, RingId, Signed,
     SwarmId,
     codec::{self, Wire},
-    journal::{Fingerprint, JournalHead, JournalPart},
+    journal::{Fingerprint, JournalHead, JournalPart, Record},
     kv::{KvAnswer, KvPart},
-    limits,
+    ledger, limits,
     proof::Code,
     ring::RingFrame,
     stream::{self, DecodeEvent, DecodeOrder, Opening, PrefillEvent, ProofAnswer},
@@ -28,8 +28,8 @@ pub type Reading = (&'static str, fn(&[u8]) -> bool);
 
 /// What comes over the control plane, or out of somebody's mail.
 pub const CONTROL: [Reading; 4] = [("envelope", envelope), ("gossip", gossip), ("invite", invite), ("names", names)];
-/// What comes over a data stream.
-pub const DATA: [Reading; 11] = [
+/// What comes over a data stream, or out of a ledger on a disk.
+pub const DATA: [Reading; 13] = [
     ("opening", opening),
     ("ring", ring),
     ("kv part", kv_part),
@@ -41,6 +41,8 @@ pub const DATA: [Reading; 11] = [
     ("journal head", frame::<JournalHead>),
     ("journal part", journal_part),
     ("frame", frame_header),
+    ("record", frame::<Record>),
+    ("ledger", ledger),
 ];
 
 /// Reads all bytes but the first, in the way that one stands for. Says whether something was in them.
@@ -206,6 +208,17 @@ fn proof(bytes: &[u8]) -> bool {
 
 fn journal_part(bytes: &[u8]) -> bool {
     read::<JournalPart>(bytes).is_some_and(|part| part.check().is_ok())
+}
+
+/// All bytes are accounted for; what is whole is found again in what is written of it.
+fn ledger(bytes: &[u8]) -> bool {
+    let Ok(contents) = ledger::read(bytes) else { return false };
+    assert!(contents.end <= bytes.len() && contents.damaged <= bytes.len());
+    let mut whole = ledger::HEADER.to_vec();
+    contents.records.iter().for_each(|payload| ledger::push(&mut whole, payload).unwrap());
+    let again = ledger::read(&whole).unwrap();
+    assert_eq!((again.records, again.end, again.damaged), (contents.records.clone(), whole.len(), 0));
+    !contents.records.is_empty()
 }
 
 fn frame_header(bytes: &[u8]) -> bool {
