@@ -69,7 +69,7 @@ impl Asked {
         }
         let minutes: f64 = number(matches, "minutes")?.unwrap_or(0.5);
         if !(0.0..=24.0 * 60.0).contains(&minutes) {
-            return Err(usage("--minutes: from 0 to a day's".into()));
+            return Err(usage("--minutes: from 0 to a day's"));
         }
         let fault_names = matches.get_one::<String>("faults").cloned();
         let faults = match fault_names.as_deref() {
