@@ -271,8 +271,38 @@ fn a_dead_peer_is_noticed_within_four_seconds_where_all_is_quiet() {
     all_is_well(&world);
 }
 
+#[test]
+fn a_late_peer_gets_nothing_new_while_another_is_there() {
+    let mut world = World::planned_by(Sketch, 5);
+    for n in 0..8 {
+        let n = world.add(cast::advert(n));
+        world.start(n);
+    }
+    world.wait(seconds(6));
+    let plan = world.common_plan().unwrap().clone();
+    for group in &plan.groups {
+        let leader = world.number(group.leader().unwrap()).unwrap();
+        let theirs = plan.groups.iter().filter(|g| g.leader() == group.leader());
+        let ready = theirs.map(|g| g.id).collect();
+        world.tell(leader, Event::Load { load: Default::default(), ready });
+    }
+    world.wait(seconds(1));
+    let asked = world.number(plan.groups[0].leader().unwrap()).unwrap();
+    let late = world.number(plan.groups[1].stages.last().unwrap().peer).unwrap();
+    let ready = |world: &World| control(world, asked).ready();
+    assert_eq!(ready(&world).len(), plan.groups.len());
+    world.pause(late, Duration::from_millis(3300));
+    world.wait(Duration::from_millis(2900));
+    assert!(!ready(&world).contains_key(&plan.groups[1].id) && ready(&world).contains_key(&plan.groups[0].id));
+    world.wait(seconds(2));
+    assert_eq!(ready(&world).len(), plan.groups.len());
+    let figures = &world.checks.figures;
+    assert_eq!((figures.false_deaths, figures.excused_deaths), (0, 0));
+}
+
 /// Stories that once ended badly: seed and peers.
-const KEPT: [(u64, usize); 0] = [];
+const KEPT: [(u64, usize); 10] =
+    [(4, 9), (34, 18), (156, 23), (184, 5), (217, 38), (219, 40), (243, 18), (259, 34), (321, 50), (338, 21)];
 
 fn told(seed: u64, peers: usize, planning: Planning) {
     let report = rehearse(&Script { planning, ..Script::new(seed, peers) });

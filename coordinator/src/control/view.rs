@@ -5,7 +5,7 @@ use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, GroupId, Heartbeat, Load, PeerId, PlanId, SwarmId};
+use tsnode_protocol::{Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId, SwarmId};
 
 /// How long a peer that is heard may leave its advert unsaid before plans are made without it.
 const ADVERT_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,17 +34,21 @@ impl Control {
         self.members.iter().filter(|(_, m)| m.alive)
     }
 
-    /// Groups whose leaders say that they take requests, with the leaders' load; none that has a suspect in it.
+    /// Groups whose leaders say that they take requests, with the leaders' load. None with a suspect in it, unless no other
+    /// does the same for its model: late is better than never.
     #[must_use]
     pub fn ready(&self) -> BTreeMap<GroupId, Load> {
         let mut up = BTreeMap::new();
-        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving && !m.suspect) {
+        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
             up.extend(member.heartbeat.ready.iter().map(|g| (*g, member.heartbeat.load)));
         }
-        let suspect = |peer: &PeerId| self.members.get(peer).is_some_and(|m| m.suspect);
-        let groups = self.plan().map_or(&[][..], |p| &p.groups);
-        for group in groups.iter().filter(|g| g.stages.iter().any(|s| suspect(&s.peer))) {
-            up.remove(&group.id);
+        let suspect = |g: &&Group| g.stages.iter().any(|s| self.members.get(&s.peer).is_some_and(|m| m.suspect));
+        let here = self.plan().map_or(&[][..], |p| &p.groups).iter().filter(|g| up.contains_key(&g.id));
+        let (late, fine): (Vec<&Group>, Vec<&Group>) = here.partition(suspect);
+        for group in late {
+            if fine.iter().any(|f| (f.model, f.phase) == (group.model, group.phase)) {
+                up.remove(&group.id);
+            }
         }
         up
     }
@@ -57,7 +61,6 @@ impl Control {
     }
 
     /// The epoch by this peer's own clock.
-
     pub(super) fn clock_epoch(&self) -> Epoch {
         Epoch((self.unix_start + self.now).as_secs() / self.config.epoch_length.as_secs().max(1))
     }

@@ -1,8 +1,12 @@
 //! Time, and everything in it: processes, what is on its way between them, and what is due.
 
+mod agreement;
+mod lives;
+mod witness;
+
 use super::{
     cast,
-    checks::{Checks, EXCUSE, GHOST},
+    checks::Checks,
     chronicle::{Chronicle, Note},
     liars::{self, Lie},
     memo::Memo,
@@ -11,19 +15,17 @@ use super::{
 };
 use crate::{
     Time,
-    control::{Action, Down, Event, Reject},
+    control::{Action, Event, Reject},
     planner::{Planner, Scheduler},
     scheduler::dice::Dice,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Gossip, PeerId, Plan, PlanId, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, PeerId, PlanId, Term, Verified};
 
 /// Wall clock at the beginning (s since 1970); the seed adds up to an epoch.
 const UNIX: u64 = 1_800_000_000;
-/// Peers before and after it that one is connected to, in a swarm of more than three times as many.
-const NEIGHBOURS: usize = 4;
 /// Messages kept for liars to say again.
 const ARCHIVE: usize = 64;
 
@@ -31,7 +33,10 @@ const ARCHIVE: usize = 64;
 #[derive(Debug)]
 enum Due {
     Message(u32, Arc<Verified<Gossip>>),
-    Told(u32, Event),
+    Connects(u32, PeerId),
+    Disconnects(u32, PeerId),
+    /// A system refuses connections to that peer's process.
+    Refuses(u32, PeerId),
     Start(usize),
     /// A process that was killed while it left.
     End(usize, u64),
@@ -134,107 +139,6 @@ impl World {
         n
     }
 
-    /// It starts at that time.
-    pub fn start_at(&mut self, at: Time, n: usize) {
-        self.put(at, Due::Start(n));
-    }
-
-    /// It starts, or starts again.
-    pub fn start(&mut self, n: usize) {
-        if self.peers[n].is_running() {
-            return;
-        }
-        if self.clocks_err {
-            let wrong = self.dice.below(10) < 3;
-            self.peers[n].skew = if wrong { self.dice.below(7200) as i64 - 3600 } else { 0 };
-        }
-        let (now, unix, planner) = (self.now, self.unix + self.now, self.planner.clone());
-        self.peers[n].start(now, unix, planner);
-        self.checks.born(self.peers[n].id);
-        self.note(Note::Started(n));
-        let id = self.peers[n].id;
-        for other in self.neighbours(n) {
-            let at = now + Duration::from_millis(20 + self.dice.below(300) as u64);
-            let there = self.peers[other].id;
-            self.put(at, Due::Told(other as u32, Event::Connected(id)));
-            self.put(at, Due::Told(n as u32, Event::Connected(there)));
-        }
-        if self.peers[n].lie.is_some() {
-            self.put(now + liars::EVERY, Due::Lies(n));
-        }
-        self.run(n);
-    }
-
-    /// The process is killed: its system closes its connections, and says so to who asks.
-    pub fn kill(&mut self, n: usize) {
-        let id = self.peers[n].id;
-        for other in self.neighbours(n) {
-            let at = self.now + Duration::from_millis(5 + self.dice.below(40) as u64);
-            self.put(at, Due::Told(other as u32, Event::Disconnected(id)));
-            if self.dice.below(2) == 0 {
-                let at = at + Duration::from_millis(self.dice.below(250) as u64);
-                self.put(at, Due::Told(other as u32, Event::Gone(id)));
-            }
-        }
-        self.end(n, "is killed");
-    }
-
-    /// The whole computer is gone at once: nobody is told.
-    pub fn cut_power(&mut self, n: usize) {
-        self.end(n, "has no power");
-    }
-
-    fn end(&mut self, n: usize, how: &'static str) {
-        if let Held::Writing(epoch, term) = self.peers[n].held
-            && self.dice.below(2) == 0
-        {
-            self.peers[n].disk.endorsed = Some((epoch, term));
-        }
-        let now = self.now;
-        self.peers[n].end(now);
-        self.reschedule(n);
-        self.note(Note::Ended(n, how));
-        self.put(now + GHOST, Due::IsGone(n, now));
-    }
-
-    /// It says that it leaves, and ends soon after.
-    pub fn leave(&mut self, n: usize) {
-        if !self.peers[n].leaving {
-            self.peers[n].leaving = true;
-            self.note(Note::Trouble(format!("p{n} leaves")));
-            self.tell(n, Event::Leave);
-            let (after, life) = (Duration::from_millis(1000 + self.dice.below(3000) as u64), self.peers[n].life.0);
-            self.put(self.now + after, Due::End(n, u64::from(life)));
-        }
-    }
-
-    /// It is stopped for so long.
-    pub fn pause(&mut self, n: usize, span: Duration) {
-        self.note(Note::Paused(n, span));
-        self.peers[n].troubled = self.now;
-        self.hold(n, Held::Paused, span);
-    }
-
-    fn hold(&mut self, n: usize, held: Held, span: Duration) {
-        self.holds += 1;
-        self.peers[n].held = held;
-        self.holding.insert(n, self.holds);
-        let due = match held {
-            Held::Writing(..) => Due::Written(n, self.holds),
-            _ => Due::GoesOn(n, self.holds),
-        };
-        self.put(self.now + span, due);
-        self.reschedule(n);
-    }
-
-    /// Those a peer is connected to.
-    fn neighbours(&self, n: usize) -> Vec<usize> {
-        let (all, reach) = (self.peers.len(), NEIGHBOURS);
-        let near =
-            |other: usize| all <= 3 * reach || (other + all - n) % all <= reach || (n + all - other) % all <= reach;
-        (0..all).filter(|other| *other != n && near(*other) && self.peers[*other].is_running()).collect()
-    }
-
     /// Something happens to a peer.
     pub fn tell(&mut self, n: usize, event: Event) {
         if self.peers[n].is_running() {
@@ -291,49 +195,6 @@ impl World {
             Action::Reject { peer, reason } => self.refused(n, peer, reason),
             Action::PeerDown { peer, reason } => self.gave_up(n, peer, reason),
             Action::PeerUp(_) | Action::PeerSuspect(_) | Action::CoordinatorChanged { .. } => {}
-        }
-    }
-
-    fn refused(&mut self, n: usize, peer: PeerId, reason: Reject) {
-        let honest = self.numbers.get(&peer).is_some_and(|p| self.peers[*p].lie.is_none());
-        if honest && reason != Reject::Replay && self.peers[n].lie.is_none() {
-            *self.checks.figures.refused.entry(reason.clone()).or_default() += 1;
-            if reason.is_lie() {
-                self.checks.honest_peers_are_not_cut_off(self.now, peer, &reason);
-            }
-        }
-        self.rejected.entry(n).or_default().push(reason);
-    }
-
-    fn has_liars(&self) -> bool {
-        self.peers.iter().any(|p| p.lie.is_some())
-    }
-
-    fn gave_up(&mut self, viewer: usize, peer: PeerId, reason: Down) {
-        let Some(&other) = self.numbers.get(&peer) else { return };
-        if self.peers[viewer].lie.is_some() || self.peers[other].lie.is_some() {
-            return;
-        }
-        if !self.peers[other].is_running() {
-            let after = self.now.saturating_sub(self.peers[other].since).as_secs_f64();
-            let figures = &mut self.checks.figures;
-            match reason {
-                Down::Silent => figures.noticed_by_silence.push(after),
-                Down::Gone | Down::Left => figures.noticed_at_once.push(after),
-            }
-        } else if reason != Down::Left {
-            let recent = |at: Time| self.now < at + EXCUSE && at > Time::ZERO;
-            let excused = [viewer, other].iter().any(|n| {
-                let p = &self.peers[*n];
-                recent(p.troubled) || p.held != Held::No
-            });
-            let cut = self.net.lost > 0.0 || self.net.is_cut(other, viewer);
-            if excused || cut || recent(self.net_troubled) {
-                self.checks.figures.excused_deaths += 1;
-            } else {
-                self.checks.figures.false_deaths += 1;
-                self.checks.the_living_are_not_buried(self.now, other, viewer);
-            }
         }
     }
 
@@ -420,8 +281,10 @@ impl World {
                 }
             }
             // A system refuses connections to a process that is no more, not to one that is there again.
-            Due::Told(_, Event::Gone(id)) if self.number(id).is_some_and(|n| self.peers[n].is_running()) => {}
-            Due::Told(to, event) => self.tell(to as usize, event),
+            Due::Refuses(_, id) if self.number(id).is_some_and(|n| self.peers[n].is_running()) => {}
+            Due::Refuses(to, id) => self.tell(to as usize, Event::Gone(id)),
+            Due::Connects(to, id) => self.tell(to as usize, Event::Connected(id)),
+            Due::Disconnects(to, id) => self.tell(to as usize, Event::Disconnected(id)),
             Due::Start(n) => self.start(n),
             Due::End(n, life) if u64::from(self.peers[n].life.0) == life && self.peers[n].is_running() => self.kill(n),
             Due::Written(n, hold) if self.holding.get(&n) == Some(&hold) => {
@@ -452,25 +315,6 @@ impl World {
         }
     }
 
-    fn look_for_ghost(&mut self, n: usize, since: Time) {
-        let dead = &self.peers[n];
-        if dead.is_running() || dead.since != since {
-            return;
-        }
-        let sees = |viewer: &Process| {
-            let rested = viewer.held == Held::No && self.now >= viewer.troubled + GHOST && viewer.lie.is_none();
-            rested && viewer.control().is_some_and(|c| c.members().any(|(id, _)| *id == dead.id))
-        };
-        // A liar that says again what some had not heard keeps the dead alive for them, for as long as it has more of it.
-        let echoes = self.peers.iter().any(|p| p.lie == Some(Lie::Replay));
-        if echoes {
-            return;
-        }
-        if let Some(viewer) = self.peers.iter().position(sees) {
-            self.checks.no_ghosts(self.now, n, viewer);
-        }
-    }
-
     pub(super) fn net_troubled(&mut self) {
         self.net_troubled = self.now;
     }
@@ -482,57 +326,6 @@ impl World {
     /// Everybody who runs and does not lie.
     pub fn honest(&self) -> impl Iterator<Item = &Process> {
         self.peers.iter().filter(|p| p.is_running() && p.lie.is_none())
-    }
-
-    /// The plan that all honest peers follow.
-    ///
-    /// # Errors
-    /// Says who does not.
-    pub fn common_plan(&self) -> Result<&Plan, String> {
-        let mut plans = self.honest().map(|p| (p, p.control().and_then(|c| c.plan())));
-        let first = plans.next().and_then(|(_, plan)| plan).ok_or("a peer has no plan")?;
-        match plans.find(|(_, plan)| *plan != Some(first)) {
-            Some((p, Some(other))) => {
-                let of = |p: &Plan| format!("{:.10} (epoch {} term {})", p.id(), p.epoch.0, p.term.0);
-                Err(format!("{} follows {} and others {}", p.advert.name, of(other), of(first)))
-            }
-            Some((p, None)) => Err(format!("{} has no plan", p.advert.name)),
-            None => Ok(first),
-        }
-    }
-
-    /// Whether all honest peers follow one plan, which serves exactly the living, see each other and nobody else, and
-    /// agree who plans next.
-    ///
-    /// # Errors
-    /// Says what is not so.
-    pub fn agreement(&self) -> Result<(), String> {
-        let served = self.common_plan()?.peers();
-        let name = |id: &PeerId| self.numbers.get(id).map_or_else(|| id.short(), |n| format!("p{n}"));
-        let living: BTreeSet<PeerId> = self.honest().map(|p| p.id).collect();
-        let running: BTreeSet<PeerId> = self.peers.iter().filter(|p| p.is_running()).map(|p| p.id).collect();
-        if let Some(lost) = self.honest().filter(|p| p.lends()).find(|p| !served.contains(&p.id)) {
-            return Err(format!("the plan leaves out {}", lost.advert.name));
-        }
-        if let Some(dead) = served.difference(&running).next() {
-            return Err(format!("the plan names {}, which is gone", name(dead)));
-        }
-        let mut planners = BTreeSet::new();
-        for (peer, control) in self.honest().filter_map(|p| Some((p, p.control()?))) {
-            let seen: BTreeSet<PeerId> = control.members().map(|(id, _)| *id).collect();
-            if let Some(lost) = living.difference(&seen).next() {
-                return Err(format!("{} does not see {}", peer.advert.name, name(lost)));
-            }
-            if let Some(ghost) = seen.difference(&running).next() {
-                return Err(format!("{} sees {}, which is gone", peer.advert.name, name(ghost)));
-            }
-            planners.insert(control.coordinator());
-        }
-        // Who lies may be seen by some and not by others.
-        if planners.len() > 1 && !self.has_liars() {
-            return Err(format!("{} peers are taken for the coordinator", planners.len()));
-        }
-        Ok(())
     }
 
     /// Ids of those who lie.

@@ -36,6 +36,12 @@ pub struct Flipped {
 /// Flips phases of standing groups: single flips and exchanges of two, as long as one gains.
 #[must_use]
 pub fn reschedule(problem: &Problem, standing: &[Standing]) -> Flipped {
+    reschedule_within(problem, standing, usize::MAX)
+}
+
+/// The same with the best of so many assignments of phases: whoever waits for it serves nobody meanwhile.
+#[must_use]
+pub fn reschedule_within(problem: &Problem, standing: &[Standing], most: usize) -> Flipped {
     let mut evaluator = Evaluator::new(problem);
     let choices = phases(problem);
     let shelf: Vec<Vec<(Phase, GroupNo)>> = standing.iter().map(|s| shelve(&mut evaluator, s, choices)).collect();
@@ -46,9 +52,12 @@ pub fn reschedule(problem: &Problem, standing: &[Standing]) -> Flipped {
     let mut best: Vec<Phase> = standing.iter().map(|s| s.phase).collect();
     let before = evaluator.evaluate(&present(&best));
     let mut value = before.value;
-    loop {
+    'search: loop {
         let gained = value;
         for next in near(&best, choices) {
+            if evaluator.evaluations >= most {
+                break 'search;
+            }
             let worth = evaluator.evaluate(&present(&next)).value;
             if worth > value {
                 (value, best) = (worth, next);

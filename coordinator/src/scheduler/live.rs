@@ -39,10 +39,15 @@ const SCALE: f64 = 10.0;
 const NOISE: f64 = 0.01;
 /// Of every search: peers that plan on one view plan the same.
 const SEED: u64 = 0;
-/// Evaluations for each device of a swarm, and the most for all: planning is milliseconds.
-const EVALUATIONS: (usize, usize) = (30, 1000);
-/// Requests replayed for each of the last candidates.
-const REPLAY: Replay = Replay { seed: SEED, requests: 300 };
+/// Evaluations for each device of a region.
+const EVALUATIONS: usize = 30;
+/// The most for a swarm, times the square of a region's devices, with which an evaluation's time grows: a peer that plans
+/// says nothing else meanwhile, and must not be missed. Swarms of up to eighteen devices are searched in full.
+const WORK: usize = 200_000;
+/// Assignments of phases tried after a loss, in all regions together: some tens of milliseconds.
+const FLIPS: usize = 256;
+/// Requests replayed for each of the last candidates, in all regions together.
+const REPLAYED: usize = 300;
 /// A link nobody has measured: a gigabit a millisecond away.
 const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
 /// Between two devices of one host.
@@ -64,6 +69,8 @@ pub struct Scene {
     pub problem: Problem,
     /// Its part of the model's requests: a large swarm is planned in regions.
     share: f64,
+    /// Regions of the swarm, which share the time there is for planning.
+    regions: usize,
 }
 
 /// A plan for one model.
@@ -120,11 +127,18 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
             let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
             let problem = whole.part(&region)?;
             let (carries, _) = pace(&problem)?;
-            Some(Scene { card: card.clone(), places, problem: problem.at_rate(BUSY * carries), share: carries })
+            Some(Scene {
+                card: card.clone(),
+                places,
+                problem: problem.at_rate(BUSY * carries),
+                share: carries,
+                regions: 1,
+            })
         })
         .collect();
     let total: f64 = scenes.iter().map(|s| s.share).sum();
-    scenes.iter_mut().for_each(|s| s.share /= total);
+    let regions = scenes.len();
+    scenes.iter_mut().for_each(|s| (s.share, s.regions) = (s.share / total, regions));
     Some(scenes)
 }
 
@@ -210,9 +224,11 @@ impl Scene {
     }
 
     fn search(&self) -> Found {
-        let steps = (self.problem.cluster.devices() * EVALUATIONS.0).min(EVALUATIONS.1).div_ceil(10);
-        let effort = Effort { steps, ..Effort::default() };
-        let plan = |problem: &Problem| finals::plan(problem, SEED, effort, REPLAY, &|| false).0;
+        let devices = self.problem.cluster.devices().max(1);
+        let most = WORK / (devices * devices) / self.regions;
+        let effort = Effort { steps: (devices * EVALUATIONS).min(most).div_ceil(10).max(1), ..Effort::default() };
+        let replay = Replay { seed: SEED, requests: (REPLAYED / self.regions).max(30) };
+        let plan = |problem: &Problem| finals::plan(problem, SEED, effort, replay, &|| false).0;
         let found = plan(&self.problem);
         if found.grouping.parts.is_empty() && !self.problem.space.mixed {
             // One group alone has nobody to split with.
@@ -237,7 +253,7 @@ impl Scene {
             .map(|n| evaluator.shelved(*n))
             .map(|s| Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
             .collect();
-        let flipped = light::reschedule(&self.problem, &all);
+        let flipped = light::reschedule_within(&self.problem, &all, FLIPS / self.regions);
         if flipped.evaluation.shares.is_empty() {
             return None;
         }

@@ -1,0 +1,58 @@
+//! Whether all is as it should be.
+
+use super::World;
+use std::collections::BTreeSet;
+use tsnode_protocol::{PeerId, Plan};
+
+impl World {
+    /// The plan that all honest peers follow.
+    ///
+    /// # Errors
+    /// Says who does not.
+    pub fn common_plan(&self) -> Result<&Plan, String> {
+        let mut plans = self.honest().map(|p| (p, p.control().and_then(|c| c.plan())));
+        let first = plans.next().and_then(|(_, plan)| plan).ok_or("a peer has no plan")?;
+        match plans.find(|(_, plan)| *plan != Some(first)) {
+            Some((p, Some(other))) => {
+                let of = |p: &Plan| format!("{:.10} (epoch {} term {})", p.id(), p.epoch.0, p.term.0);
+                Err(format!("{} follows {} and others {}", p.advert.name, of(other), of(first)))
+            }
+            Some((p, None)) => Err(format!("{} has no plan", p.advert.name)),
+            None => Ok(first),
+        }
+    }
+
+    /// Whether all honest peers follow one plan, which serves exactly the living, see each other and nobody else, and
+    /// agree who plans next.
+    ///
+    /// # Errors
+    /// Says what is not so.
+    pub fn agreement(&self) -> Result<(), String> {
+        let served = self.common_plan()?.peers();
+        let name = |id: &PeerId| self.numbers.get(id).map_or_else(|| id.short(), |n| format!("p{n}"));
+        let living: BTreeSet<PeerId> = self.honest().map(|p| p.id).collect();
+        let running: BTreeSet<PeerId> = self.peers.iter().filter(|p| p.is_running()).map(|p| p.id).collect();
+        if let Some(lost) = self.honest().filter(|p| p.lends()).find(|p| !served.contains(&p.id)) {
+            return Err(format!("the plan leaves out {}", lost.advert.name));
+        }
+        if let Some(dead) = served.difference(&running).next() {
+            return Err(format!("the plan names {}, which is gone", name(dead)));
+        }
+        let mut planners = BTreeSet::new();
+        for (peer, control) in self.honest().filter_map(|p| Some((p, p.control()?))) {
+            let seen: BTreeSet<PeerId> = control.members().map(|(id, _)| *id).collect();
+            if let Some(lost) = living.difference(&seen).next() {
+                return Err(format!("{} does not see {}", peer.advert.name, name(lost)));
+            }
+            if let Some(ghost) = seen.difference(&running).next() {
+                return Err(format!("{} sees {}, which is gone", peer.advert.name, name(ghost)));
+            }
+            planners.insert(control.coordinator());
+        }
+        // Who lies may be seen by some and not by others.
+        if planners.len() > 1 && !self.has_liars() {
+            return Err(format!("{} peers are taken for the coordinator", planners.len()));
+        }
+        Ok(())
+    }
+}

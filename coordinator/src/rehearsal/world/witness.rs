@@ -1,0 +1,77 @@
+//! What peers say of each other, held against what is so.
+
+use super::World;
+use crate::{
+    Time,
+    control::{Down, Reject},
+    rehearsal::{
+        checks::{EXCUSE, GHOST},
+        liars::Lie,
+        process::{Held, Process},
+    },
+};
+use tsnode_protocol::PeerId;
+
+impl World {
+    pub(super) fn refused(&mut self, n: usize, peer: PeerId, reason: Reject) {
+        let honest = self.numbers.get(&peer).is_some_and(|p| self.peers[*p].lie.is_none());
+        if honest && reason != Reject::Replay && self.peers[n].lie.is_none() {
+            *self.checks.figures.refused.entry(reason.clone()).or_default() += 1;
+            if reason.is_lie() {
+                self.checks.honest_peers_are_not_cut_off(self.now, peer, &reason);
+            }
+        }
+        self.rejected.entry(n).or_default().push(reason);
+    }
+
+    pub(super) fn has_liars(&self) -> bool {
+        self.peers.iter().any(|p| p.lie.is_some())
+    }
+
+    pub(super) fn gave_up(&mut self, viewer: usize, peer: PeerId, reason: Down) {
+        let Some(&other) = self.numbers.get(&peer) else { return };
+        if self.peers[viewer].lie.is_some() || self.peers[other].lie.is_some() {
+            return;
+        }
+        if !self.peers[other].is_running() {
+            let after = self.now.saturating_sub(self.peers[other].since).as_secs_f64();
+            let figures = &mut self.checks.figures;
+            match reason {
+                Down::Silent => figures.noticed_by_silence.push(after),
+                Down::Gone | Down::Left => figures.noticed_at_once.push(after),
+            }
+        } else if reason != Down::Left {
+            let recent = |at: Time| self.now < at + EXCUSE && at > Time::ZERO;
+            let excused = [viewer, other].iter().any(|n| {
+                let p = &self.peers[*n];
+                recent(p.troubled) || p.held != Held::No
+            });
+            let cut = self.net.lost > 0.0 || self.net.is_cut(other, viewer);
+            if excused || cut || recent(self.net_troubled) {
+                self.checks.figures.excused_deaths += 1;
+            } else {
+                self.checks.figures.false_deaths += 1;
+                self.checks.the_living_are_not_buried(self.now, other, viewer);
+            }
+        }
+    }
+
+    pub(super) fn look_for_ghost(&mut self, n: usize, since: Time) {
+        let dead = &self.peers[n];
+        if dead.is_running() || dead.since != since {
+            return;
+        }
+        let sees = |viewer: &Process| {
+            let rested = viewer.held == Held::No && self.now >= viewer.troubled + GHOST && viewer.lie.is_none();
+            rested && viewer.control().is_some_and(|c| c.members().any(|(id, _)| *id == dead.id))
+        };
+        // A liar that says again what some had not heard keeps the dead alive for them, for as long as it has more of it.
+        let echoes = self.peers.iter().any(|p| p.lie == Some(Lie::Replay));
+        if echoes {
+            return;
+        }
+        if let Some(viewer) = self.peers.iter().position(sees) {
+            self.checks.no_ghosts(self.now, n, viewer);
+        }
+    }
+}
