@@ -234,7 +234,7 @@ impl Control {
         if self.endorsed.is_some_and(|last| (plan.epoch, plan.term) <= last) {
             return Err(Reject::Late);
         }
-        self.is_its_turn(plan.epoch, by)?;
+        self.is_its_turn(plan, by)?;
         let members = self.planned_members();
         check::feasible(plan, &members).map_err(Reject::Infeasible)?;
         let present = self.adopted.as_ref().filter(|a| check::feasible(&a.plan, &members).is_ok());
@@ -249,7 +249,8 @@ impl Control {
     }
 
     /// A later rank may plan when those before it have let their turns pass. Clocks and views differ a little.
-    fn is_its_turn(&mut self, epoch: Epoch, by: PeerId) -> Result<(), Reject> {
+    fn is_its_turn(&mut self, plan: &Plan, by: PeerId) -> Result<(), Reject> {
+        let epoch = plan.epoch;
         let others = self.members().filter(|(peer, m)| **peer != by && m.heartbeat.plan.is_some());
         let latest = others.map(|(_, m)| m.heartbeat.epoch).max().unwrap_or_default();
         // What it has endorsed in before is no news to a peer.
@@ -258,8 +259,15 @@ impl Control {
             return Err(Reject::WrongEpoch);
         }
         let place = |ranks: &[PeerId]| ranks.iter().position(|p| *p == by);
+        // Where the swarm was in parts, each part's turns follow from its own plan; one that nobody follows has none.
+        let mine = self.plan_id();
+        let followed = self.members().any(|(peer, m)| *peer != by && m.heartbeat.plan == plan.parent);
+        let last = if followed { plan.parent } else { mine };
         let here = self.derive();
-        let rank = if here.epoch == epoch { place(&here.ranks) } else { place(&self.ranks(epoch)) };
+        let rank = match (here.epoch, mine) == (epoch, last) {
+            true => place(&here.ranks),
+            false => place(&self.ranks(epoch, last)),
+        };
         let rank = rank.ok_or(Reject::NotCoordinator)? as u32;
         let turn = self.needed_since.map(|since| since + self.config.patience * rank);
         let slack = self.config.patience / 2;

@@ -185,12 +185,11 @@ impl Control {
             None => !electorate.is_empty(),
             Some(a) => check::feasible(&a.plan, &members).is_err() || !electorate.is_subset(&a.peers),
         };
-        Derived { epoch, ranks: self.ranks(epoch), electorate, pressing }
+        Derived { epoch, ranks: self.ranks(epoch, self.plan_id()), electorate, pressing }
     }
 
-    /// Eligible peers in the order of their turns.
-    pub(super) fn ranks(&self, epoch: Epoch) -> Vec<PeerId> {
-        let last = self.plan_id();
+    /// Eligible peers in the order of their turns after the plan `last`.
+    pub(super) fn ranks(&self, epoch: Epoch, last: Option<PlanId>) -> Vec<PeerId> {
         let mut ranks: Vec<([u8; 32], PeerId)> = self
             .members()
             .filter(|(_, m)| m.is_eligible())
