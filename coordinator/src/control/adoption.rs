@@ -17,6 +17,8 @@ const CERTIFICATE_EVERY: Duration = Duration::from_secs(1);
 const EPOCHS_AHEAD: u64 = 1;
 /// The same where somebody follows a plan of such an epoch: two hours, for clocks that are wrong by one.
 pub(super) const FAR_EPOCHS: u64 = 12;
+/// After so many turns without a plan that is needed, any epoch will do that is not far.
+const STUCK: u32 = 4;
 /// Epochs whose terms are remembered: all that are not far.
 const EPOCHS_HEARD: usize = 32;
 /// Terms a plan may be ahead of the last one heard of: nobody can use them all up.
@@ -255,7 +257,9 @@ impl Control {
         let latest = others.map(|(_, m)| m.heartbeat.epoch).max().unwrap_or_default();
         // What it has endorsed in before is no news to a peer.
         let latest = latest.max(self.endorsed.map_or(Epoch(0), |e| e.0));
-        if epoch.0 > self.epoch().0.saturating_add(EPOCHS_AHEAD) && epoch > latest {
+        // Some may have endorsed in an epoch that others' clocks never were in: better a late epoch than no plan.
+        let stuck = self.needed_since.is_some_and(|since| self.now > since + self.config.patience * STUCK);
+        if epoch.0 > self.epoch().0.saturating_add(EPOCHS_AHEAD) && epoch > latest && !stuck {
             return Err(Reject::WrongEpoch);
         }
         let place = |ranks: &[PeerId]| ranks.iter().position(|p| *p == by);
