@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -146,8 +146,11 @@ pub struct KeyRing {
 struct Known {
     keys: Vec<Key>,
     looked: Instant,
-    written: Option<SystemTime>,
+    file: Option<Edition>,
 }
+
+/// Tells a file from the one before it: dates alone may be the same for some milliseconds, and each is a new file.
+type Edition = (u64, SystemTime);
 
 impl KeyRing {
     /// The keys of a folder, and the one of the configuration, which may do everything.
@@ -156,7 +159,7 @@ impl KeyRing {
     /// When the folder's file is broken.
     pub fn open(folder: &Path, configured: Option<&str>) -> Result<Self, KeysError> {
         let configured = configured.map(|text| Key { name: CONFIGURED.into(), scope: Scope::Admin, hash: hash(text) });
-        let known = Known { keys: read(folder)?, looked: Instant::now(), written: written(folder) };
+        let known = Known { keys: read(folder)?, looked: Instant::now(), file: edition(folder) };
         Ok(Self { folder: folder.to_owned(), configured, known: Mutex::new(known) })
     }
 
@@ -181,11 +184,11 @@ impl KeyRing {
             return;
         }
         known.looked = Instant::now();
-        let now = written(&self.folder);
-        if now == known.written {
+        let now = edition(&self.folder);
+        if now == known.file {
             return;
         }
-        known.written = now;
+        known.file = now;
         match read(&self.folder) {
             Ok(keys) => known.keys = keys,
             // Those known before stay: a broken file must not open the door.
@@ -198,8 +201,9 @@ impl KeyRing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongKey;
 
-fn written(folder: &Path) -> Option<SystemTime> {
-    fs::metadata(folder.join(KEYS_FILE)).and_then(|m| m.modified()).ok()
+fn edition(folder: &Path) -> Option<Edition> {
+    let found = fs::metadata(folder.join(KEYS_FILE)).ok()?;
+    Some((found.ino(), found.modified().ok()?))
 }
 
 #[cfg(test)]
