@@ -40,7 +40,8 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     .await;
     assert_eq!(answers(&two, 0).await, expected, "two peers");
     assert_eq!(answers(&two, 1).await, expected, "asked at the other peer");
-    let (_, answer) = two.tokens(1, json!({ "prompt": PROMPT, "max_tokens": 4 })).await;
+    // Long enough that all KV is confirmed before the answer ends.
+    let (_, answer) = two.tokens(1, json!({ "prompt": PROMPT, "max_tokens": 64, "ignore_eos": true })).await;
     let trace = &answer["tsnode"];
     assert_ne!(trace["prefill"], trace["decode"]);
     // 2 sides, 4 layers, 4 KV heads of 32 channels, 2 bytes each, for every prompt token.

@@ -203,6 +203,7 @@ mod tests {
         for n in 0..100 {
             health.woke(seconds(56.0 + f64::from(n)), seconds(56.0 + f64::from(n)));
         }
-        assert_eq!(patience(&pulse, &health), 3.4);
+        // Its health comes back by halves: what is left of them is next to nothing.
+        assert!((3.35..3.55).contains(&patience(&pulse, &health)));
     }
 }
