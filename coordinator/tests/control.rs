@@ -301,7 +301,7 @@ fn a_late_peer_gets_nothing_new_while_another_is_there() {
 }
 
 /// Stories that once ended badly: seed and peers.
-const KEPT: [(u64, usize); 12] = [
+const KEPT: [(u64, usize); 13] = [
     (4, 9),
     (34, 18),
     (156, 23),
@@ -314,6 +314,7 @@ const KEPT: [(u64, usize); 12] = [
     (338, 21),
     (3534, 43),
     (1473, 6),
+    (7362, 7),
 ];
 
 fn told(seed: u64, peers: usize, planning: Planning) {

@@ -24,9 +24,9 @@ use tsnode_testnet::client::Reader;
 const LONG: Duration = Duration::from_secs(20);
 const JOURNAL: &str = "journal.log";
 /// Tokens of an answer.
-const TOKENS: usize = 600;
+const TOKENS: usize = 1000;
 /// Answers at once: one alone is over before anything can happen to it.
-const STREAMS: u64 = 6;
+const STREAMS: u64 = 12;
 
 fn body(seed: u64) -> Value {
     json!({ "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true })

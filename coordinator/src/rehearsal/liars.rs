@@ -91,8 +91,11 @@ impl World {
             Lie::FalseCertificate => {
                 let Some(plan) = plan else { return };
                 let mine = Plan { term: Term(term.0 + 1), reason: "mine".into(), ..plan };
+                // Of a plan for the liar alone its own word proves what it has to.
+                self.checks.endorsed_by(mine.id(), self.peers[n].id);
                 let mut seal = |gossip| self.peers[n].seal(gossip).ok().map(|v| v.proof().clone());
                 let endorsement = Endorsement { epoch, term: mine.term, plan: mine.id() };
+
                 let Some(plan) = seal(Gossip::Plan(mine.into())) else { return };
                 let endorsements = (0..4).filter_map(|_| seal(Gossip::Endorsement(endorsement))).collect();
                 self.say(n, Gossip::Certificate(Arc::new(Certificate { plan, endorsements })));
