@@ -24,9 +24,9 @@ use tsnode_testnet::client::Reader;
 const LONG: Duration = Duration::from_secs(20);
 const JOURNAL: &str = "journal.log";
 /// Tokens of an answer.
-const TOKENS: usize = 1000;
+const TOKENS: usize = 800;
 /// Answers at once: one alone is over before anything can happen to it.
-const STREAMS: u64 = 12;
+const STREAMS: u64 = 8;
 
 fn body(seed: u64) -> Value {
     json!({ "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0.8, "seed": seed, "ignore_eos": true })
@@ -148,8 +148,11 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
 
     // The gateway dies: whoever comes back elsewhere is served.
     until("they are journalled", || all_ended(2)).await;
+    // What the second gateway was told of an answer that it could not take over may be kept here, too.
+    let under_way = || journalled(&first.data_dir).values().filter(|t| (50..TOKENS).contains(&t.len())).count();
+    let before = under_way();
     let readers = all("to be gone on with");
-    until("it is being answered", || running(&first.data_dir).len() > 50).await;
+    until("they are being answered", || under_way() > before).await;
     net.net.kill(1).await.unwrap();
     let mut returns = 0;
     for (reader, (tokens, _)) in readers.into_iter().zip(&expected) {
