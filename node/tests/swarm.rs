@@ -240,8 +240,7 @@ async fn an_answer_outlives_the_peer_that_prefills_it() {
     let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let words: Vec<u32> = (0..800).map(|n| 300 + n * 7 % 3000).collect();
     let body = json!({ "prompt": words, "max_tokens": 24, "temperature": 0, "ignore_eos": true });
-    let (expected, answer) = net.tokens(3, body.clone()).await;
-    assert!(answer["tsnode"]["kv_sent_after"].as_f64().unwrap() > 1.0, "the KV takes its time: {answer}");
+    let expected = until_split(&net, &body).await;
     for signal in ["-STOP", "-KILL"] {
         let prefill = begin(&net, &body).await;
         let sights = swarm(&net).look().await;
@@ -250,6 +249,19 @@ async fn an_answer_outlives_the_peer_that_prefills_it() {
         assert_eq!(prefill.tokens().await, expected, "after {signal}");
     }
     net.down().await;
+}
+
+/// The answer, once a plan that splits phases serves it and its KV takes its time: the first plan may be another.
+async fn until_split(net: &Net, body: &Value) -> Vec<u64> {
+    let asked = Instant::now();
+    loop {
+        let (tokens, answer) = net.tokens(3, body.clone()).await;
+        if answer["tsnode"]["kv_sent_after"].as_f64().is_some_and(|after| after > 1.0) {
+            return tokens;
+        }
+        println!("not split: {}", answer["tsnode"]);
+        assert!(asked.elapsed() < Duration::from_secs(20), "no plan that splits phases");
+    }
 }
 
 /// A streamed request whose first token has come.
