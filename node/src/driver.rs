@@ -145,10 +145,12 @@ impl Driver {
 
     /// Counts an offence; says whether somebody is cut off for it.
     fn judge(&mut self, peer: PeerId, offence: Offence) -> bool {
-        let me = self.control.me();
-        let Some(cut) = self.trust.offends(self.started.elapsed(), peer, offence).filter(|_| peer != me) else {
+        if peer == self.control.me() {
+            // A peer cannot do without itself; others judge it as they must.
+            tracing::error!(%offence, "others disagree with this peer: check its memory and its model");
             return false;
-        };
+        }
+        let Some(cut) = self.trust.offends(self.started.elapsed(), peer, offence) else { return false };
         tracing::warn!(%peer, reason = %cut.reason, offences = cut.offences, "cut off");
         self.data_plane.forget(peer);
         if let Err(error) = self.swarm.ban(peer) {
