@@ -30,6 +30,7 @@ use std::time::Duration;
 use steps::{Done, Steps};
 use tsnode_protocol::{
     Load, RequestId, Sampled, Seconds, Token,
+    kv::Delivery,
     ring::{RingFrame, Step},
     stream::End,
 };
@@ -108,7 +109,9 @@ impl Batcher {
             Event::Grown { request, refused: None } => self.grown(request, &mut out),
             Event::Grown { request, refused: Some(why) } => self.not_grown(now, request, why, &mut out),
             Event::Sampled { step, tokens } => self.step_done(now, step, tokens, &mut out),
-            Event::KvArrived { request, position, failed } => self.kv_arrived(now, request, position, failed, &mut out),
+            Event::KvArrived { request, position, arrived } => {
+                self.kv_arrived(now, request, position, arrived, &mut out)
+            }
             Event::KvSent { request, position, bytes, failed } => {
                 self.kv_sent(now, request, (position, bytes, failed), &mut out);
             }
@@ -158,19 +161,20 @@ impl Batcher {
         now: Time,
         request: RequestId,
         position: u16,
-        failed: Option<String>,
+        deliveries: Result<Vec<Delivery>, String>,
         out: &mut Vec<Action>,
     ) {
         let stages = self.config.stages;
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let State::AwaitingKv { since, arrived } = &mut sequence.state else { return };
-        if let Some(reason) = failed {
-            return self.fall_back(now, request, None, Some(reason), out);
+        match deliveries {
+            Err(reason) => return self.fall_back(now, request, None, Some(reason), out),
+            Ok(deliveries) => drop(arrived.insert(position, deliveries)),
         }
-        arrived.insert(position);
         if arrived.len() == stages {
             let after = Seconds(now.saturating_sub(*since).as_secs_f64());
-            out.push(Action::KvArrived { request, after });
+            let deliveries = arrived.values().flatten().copied().collect();
+            out.push(Action::KvArrived { request, after, deliveries });
             self.start_if_ready(request, out);
         }
     }
@@ -301,11 +305,15 @@ impl Batcher {
         if sequence.exports() {
             sequence.state = State::Sending;
             self.steps.leave(request);
-            out.push(Action::First { request, sampled, after: sequence.age(now), cached: sequence.cached });
+            let (computed, cached) = (sequence.computed(now), sequence.cached);
+            out.push(Action::First { request, sampled, computed, cached });
             // A stage may have sent everything before the leader hears of the first token.
             self.finish_export(now, request, out);
         } else {
             let (token, index) = (sampled.token, sequence.generated());
+            if index == 0 {
+                out.push(Action::Computed { request, computed: sequence.computed(now) });
+            }
             out.push(Action::Token { request, index, sampled });
             self.decode_from(request, token, out);
         }
@@ -393,7 +401,7 @@ impl Batcher {
                 self.guessing.sent(step, now, answers, helps);
             }
             let sequences = &mut self.sequences;
-            let entry = |s: &steps::Share| sequences.get_mut(&s.request)?.entry(s, helps);
+            let entry = |s: &steps::Share| sequences.get_mut(&s.request)?.entry(now, s, helps);
             let entries = shares.iter().filter_map(entry).collect();
             out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
         }

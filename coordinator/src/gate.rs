@@ -3,19 +3,26 @@
 //! Splitting pays only where the link carries the KV faster than the decode side could have computed it (ThunderServe
 //! App. H; Splitwise §VI-A). The gate compares predicted times to the decode side being able to go on:
 //!
-//! - elsewhere: queue + prompt there + α + bytes/β (α and β of the link, bytes by codec);
+//! - elsewhere: queue + prompt there + α + what of packing, bytes/β and unpacking the prompt does not hide (α and β of the
+//!   link, bytes by codec; Splitwise §IV-C);
 //! - here: queue + prompt here, counted once more for every sequence it would hold up meanwhile.
+//!
+//! Prompts take what devices were measured to take, where that is known.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, ModelShape, Seconds};
+use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, LayerProfile, ModelShape, Seconds, kv::KvPace};
 
 /// What packed elements take, scales included (hundredths of a bit): `kernels::wire`, in whole blocks.
 const INT4_CENTIBITS: u64 = 426;
 const INT8_CENTIBITS: u64 = 826;
-/// Rate at which tiles are packed and unpacked, both counted once: above it, sending 16-bit elements as they are is
-/// quicker. A core's share while others compute; `tsnode bench codec` measures what it does alone.
-const CODEC_RATE: BytesPerSecond = BytesPerSecond(1.5e9);
+/// Rate at which 16-bit elements are packed, and unpacked. A core's share while others compute; `tsnode bench codec` measures
+/// what it does alone.
+const CODEC_RATE: BytesPerSecond = BytesPerSecond(2e9);
+/// The same where they are sent as they are.
+const COPY_RATE: BytesPerSecond = BytesPerSecond(5e9);
+/// What one tile more costs that leaves while others are computed: a core is taken for it.
+const TILE: Seconds = Seconds(30e-6);
 /// Sequences beyond this number do not make holding them up worse: their tokens are read slower than they come.
 const HELD_UP_AT_MOST: u32 = 8;
 
@@ -44,15 +51,69 @@ pub enum SplitChoice {
     Always,
 }
 
+/// What a group's steps over a prompt take: L tokens behind P others of it, `fixed + token·L + square·((P + L)² − P²)`
+/// seconds (Cronus Eq. 2, with attention).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PromptCost {
+    /// Whatever its length.
+    pub fixed: f64,
+    /// For each token.
+    pub token: f64,
+    /// For each pair of tokens that look at each other.
+    pub square: f64,
+}
+
+impl PromptCost {
+    /// Of so many layers on a device whose time for one is measured.
+    #[must_use]
+    pub fn measured(profile: &LayerProfile, layers: u32) -> Self {
+        let [fixed, token, square] = profile.prefill.map(|c| c * f64::from(layers));
+        Self { fixed, token, square }
+    }
+
+    /// Of so many layers at a rate: two operations a weight and token, and attention's products over the tokens before.
+    #[must_use]
+    pub fn at_rate(shape: &ModelShape, layers: u32, rate: FlopsPerSecond) -> Self {
+        let (hidden, kv) = (f64::from(shape.hidden), f64::from(shape.kv_heads * shape.head_dim));
+        let heads = f64::from(shape.heads * shape.head_dim);
+        let weights = hidden * (2.0 * heads + 2.0 * kv) + 3.0 * hidden * f64::from(shape.intermediate);
+        let each = f64::from(layers) / rate.0.max(1.0);
+        Self { fixed: 0.0, token: each * 2.0 * weights, square: each * 2.0 * heads }
+    }
+
+    /// `tokens` tokens behind `behind` others.
+    #[must_use]
+    pub fn of(&self, tokens: u32, behind: u32) -> Seconds {
+        let (new, old) = (f64::from(tokens), f64::from(behind));
+        Seconds(self.fixed + self.token * new + self.square * ((old + new).powi(2) - old.powi(2)))
+    }
+}
+
+impl std::ops::Add for PromptCost {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        let Self { fixed, token, square } = other;
+        Self { fixed: self.fixed + fixed, token: self.token + token, square: self.square + square }
+    }
+}
+
 /// One side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Side {
-    /// Rate of its slowest stage, or of the only one.
-    pub flops: FlopsPerSecond,
+    /// What all its stages take, one after the other.
+    pub cost: PromptCost,
     /// Prompt tokens waiting there.
     pub pending_tokens: u32,
     /// Sequences decoding there.
     pub running: u32,
+}
+
+impl Side {
+    /// Until a prompt that comes now is computed, of which `has` tokens are there.
+    fn time(&self, tokens: u32, has: u32) -> Seconds {
+        let has = has.min(tokens.saturating_sub(1));
+        self.cost.of(tokens - has, has) + Seconds(self.cost.token * f64::from(self.pending_tokens))
+    }
 }
 
 /// What the gate looks at.
@@ -87,6 +148,8 @@ pub struct Verdict {
     pub kv_bytes: u64,
     /// The packing that is quicker.
     pub codec: KvCodec,
+    /// When KV is sent, so that it is there soonest.
+    pub pace: KvPace,
 }
 
 impl Verdict {
@@ -104,16 +167,6 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Operations to prefill `tokens` tokens: two per weight and token, and attention's products over the tokens before.
-#[must_use]
-pub fn prefill_flops(shape: &ModelShape, tokens: u32) -> f64 {
-    let (hidden, kv) = (f64::from(shape.hidden), f64::from(shape.kv_heads * shape.head_dim));
-    let heads = f64::from(shape.heads * shape.head_dim);
-    let weights = hidden * (2.0 * heads + 2.0 * kv) + 3.0 * hidden * f64::from(shape.intermediate);
-    let n = f64::from(tokens);
-    f64::from(shape.layers) * (2.0 * weights * n + 2.0 * heads * n * n)
-}
-
 /// KV of a prompt on the wire (bytes).
 #[must_use]
 pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: u64) -> u64 {
@@ -128,30 +181,70 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
 /// Compares.
 #[must_use]
 pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
-    let send = |codec| {
-        let bytes = kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
-        let raw = kv_bytes(&case.shape, case.tokens, KvCodec::Raw, case.element_bytes);
-        let packing = if codec == KvCodec::Raw { Seconds(0.0) } else { CODEC_RATE.time_for(raw) };
-        (case.latency + case.bandwidth.time_for(bytes) + packing, bytes)
-    };
+    let computed = case.remote.time(case.tokens, case.remote_has);
     let codec = match choice {
         KvChoice::Raw => KvCodec::Raw,
         KvChoice::Int4 => KvCodec::Int4,
         KvChoice::Int8 => KvCodec::Int8,
-        KvChoice::Auto if send(KvCodec::Raw).0.0 < send(KvCodec::Int4).0.0 => KvCodec::Raw,
-        KvChoice::Auto => KvCodec::Int4,
+        KvChoice::Auto => {
+            let there = |codec| Sending::of(case, codec).best(computed).0.0;
+            if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }
+        }
     };
-    let prompt = |side: &Side, has: u32| {
-        let tokens = case.tokens.saturating_sub(has).max(1).saturating_add(side.pending_tokens);
-        side.flops.time_for(prefill_flops(&case.shape, tokens.min(case.shape.context.max(case.tokens))))
-    };
-    let (sending, kv_bytes) = send(codec);
+    let (remote, pace) = Sending::of(case, codec).best(computed);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
     Verdict {
-        remote: prompt(&case.remote, case.remote_has) + sending,
-        local: Seconds(prompt(&case.local, 0).0 * held_up),
-        kv_bytes,
+        remote,
+        local: Seconds(case.local.time(case.tokens, 0).0 * held_up),
+        kv_bytes: kv_bytes(&case.shape, case.tokens, codec, case.element_bytes),
         codec,
+        pace,
+    }
+}
+
+/// What it takes to bring a prompt's KV to the decode side, in the pieces that tiles are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Sending {
+    tiles: f64,
+    latency: Seconds,
+    pack: Seconds,
+    wire: Seconds,
+    unpack: Seconds,
+}
+
+impl Sending {
+    fn of(case: &Case, codec: KvCodec) -> Self {
+        let bytes = |codec| kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
+        let packing = if codec == KvCodec::Raw { COPY_RATE } else { CODEC_RATE }.time_for(bytes(KvCodec::Raw));
+        Self {
+            tiles: f64::from(case.shape.layers.max(1)),
+            latency: case.latency,
+            pack: packing,
+            wire: case.bandwidth.time_for(bytes(codec)),
+            unpack: packing,
+        }
+    }
+
+    /// When all of it is there, and how it is best sent. Layer by layer costs something for every tile.
+    fn best(&self, computed: Seconds) -> (Seconds, KvPace) {
+        let (whole, layers) = (self.whole(computed), self.by_layers(computed));
+        if layers.0 + self.tiles * TILE.0 < whole.0 { (layers, KvPace::Layers) } else { (whole, KvPace::Whole) }
+    }
+
+    /// Tiles follow each other through packing, wire and unpacking: the slowest counts whole, the others for one tile.
+    fn whole(&self, computed: Seconds) -> Seconds {
+        let all = self.pack + self.wire + self.unpack;
+        let slowest = self.pack.max(self.wire).max(self.unpack);
+        computed + self.latency + slowest + Seconds((all - slowest).0 / self.tiles)
+    }
+
+    /// Packing is part of computing then; what the wire carries meanwhile is hidden.
+    fn by_layers(&self, computed: Seconds) -> Seconds {
+        let computed = computed + self.pack;
+        let hidden = Seconds(computed.0 * (1.0 - 1.0 / self.tiles));
+        let last = Seconds(self.wire.0 / self.tiles);
+        let wire = (self.wire - hidden).max(last);
+        computed + self.latency + wire + Seconds(self.unpack.0 / self.tiles)
     }
 }
 
@@ -176,13 +269,17 @@ mod tests {
     }
 
     fn case(mbit: f64) -> Case {
-        let gpu = Side { flops: FlopsPerSecond(50e12), pending_tokens: 0, running: 0 };
+        let side = |flops| Side {
+            cost: PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(flops)),
+            pending_tokens: 0,
+            running: 0,
+        };
         Case {
             shape: llama3_8b(),
             tokens: 4096,
-            remote: gpu,
+            remote: side(50e12),
             remote_has: 0,
-            local: Side { flops: FlopsPerSecond(20e12), ..gpu },
+            local: side(20e12),
             latency: Seconds(0.01),
             bandwidth: BytesPerSecond(mbit * 1e6 / 8.0),
             element_bytes: 2,
@@ -193,8 +290,38 @@ mod tests {
     fn kv_is_as_large_as_the_design_says() {
         assert_eq!(kv_bytes(&llama3_8b(), 4096, KvCodec::Raw, 2), 512 << 20);
         // Two operations a weight: 8 B parameters less the embeddings are 7 B.
-        let flops = prefill_flops(&llama3_8b(), 1);
+        let flops = PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(1.0)).of(1, 0).0;
         assert!((flops / 2.0 / 6.98e9 - 1.0).abs() < 0.01, "{flops}");
+    }
+
+    #[test]
+    fn a_link_that_keeps_up_hides_all_but_the_last_layer() {
+        let case = case(2000.0);
+        let computed = case.remote.time(case.tokens, 0);
+        let sending = Sending::of(&case, KvCodec::Int4);
+        assert!(sending.wire.0 < computed.0);
+        let (there, pace) = sending.best(computed);
+        assert_eq!(pace, KvPace::Layers);
+        let late = there - computed - sending.pack - sending.latency;
+        assert!(late.0 < (sending.wire + sending.unpack).0 / 30.0, "{late:?}");
+        assert!(sending.whole(computed).0 > there.0 + sending.wire.0 * 0.5);
+    }
+
+    #[test]
+    fn a_short_prompt_leaves_in_one_piece() {
+        let short = Case { tokens: 1, ..case(10_000.0) };
+        assert_eq!(weigh(&short, KvChoice::Int4).pace, KvPace::Whole);
+        assert_eq!(weigh(&case(1000.0), KvChoice::Int4).pace, KvPace::Layers);
+    }
+
+    #[test]
+    fn what_is_there_already_is_not_computed_again() {
+        let cost = PromptCost { fixed: 1.0, token: 0.1, square: 0.01 };
+        assert!((cost.of(100, 0).0 - (1.0 + 10.0 + 100.0)).abs() < 1e-9);
+        assert!((cost.of(40, 60).0 - (1.0 + 4.0 + 100.0 - 36.0)).abs() < 1e-9);
+        let side = Side { cost, pending_tokens: 10, running: 0 };
+        assert!((side.time(100, 60).0 - (cost.of(40, 60).0 + 1.0)).abs() < 1e-9);
+        assert!((side.time(100, 100).0 - (cost.of(1, 99).0 + 1.0)).abs() < 1e-9, "the last token's logits are wanted");
     }
 
     #[test]
@@ -205,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_busy_decode_side_makes_it_pay_sooner() {
-        let mut busy = case(700.0);
+        let mut busy = case(300.0);
         assert!(!weigh(&busy, KvChoice::Int4).splits());
         busy.local.running = 4;
         assert!(weigh(&busy, KvChoice::Int4).splits());

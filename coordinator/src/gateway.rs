@@ -4,22 +4,25 @@
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
 mod request;
+mod trace;
+
+pub use trace::{Move, Parts, Trace};
 
 use crate::{
     Time,
-    gate::{self, KvChoice, SplitChoice, Verdict},
+    gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
     policy::choice::Dispatch,
     router::{Choice, Pick, Router},
     spot::Served,
 };
 use request::{Prefill, Request};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
     Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Plan,
-    RequestId, Sampled, Seconds, Token,
+    RequestId, Sampled, Seconds, Stage, Token,
+    kv::KvPace,
     ring::KvTarget,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
@@ -231,52 +234,6 @@ pub enum Action {
     },
 }
 
-/// What ran where in one request, with times and bytes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Trace {
-    /// The request.
-    pub request: RequestId,
-    /// Peer that led the prefill that was used.
-    pub prefill: PeerId,
-    /// Peer that led the decoding.
-    pub decode: PeerId,
-    /// Why prefill ran where it ran: the cost gate's numbers, or the failure that moved it.
-    pub reason: String,
-    /// Prompt tokens.
-    pub prompt_tokens: u32,
-    /// Of those, tokens that were not computed: another request had begun with them.
-    pub cached_tokens: u32,
-    /// Tokens generated.
-    pub new_tokens: u32,
-    /// What the prompt's KV went through, wherever it was computed: the answer's tokens rest on that.
-    pub codec: KvCodec,
-    /// Packing of the KV, where it crossed the network.
-    pub kv_codec: Option<KvCodec>,
-    /// KV payload that crossed the network (bytes).
-    pub kv_bytes: u64,
-    /// From submission to the first token (seconds).
-    pub ttft: f64,
-    /// From the prefill's start to the last KV confirmation (seconds), where KV crossed the network.
-    pub kv_sent_after: Option<f64>,
-    /// From submission to the end (seconds).
-    pub total: f64,
-    /// How often another group went on with it, and why.
-    pub moves: Vec<Move>,
-}
-
-/// A request goes on elsewhere.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Move {
-    /// Whom it leaves: the leader of the group that decoded it.
-    pub from: PeerId,
-    /// Why.
-    pub reason: String,
-    /// Tokens that its client had.
-    pub answered: u32,
-    /// Since submission (seconds).
-    pub at: f64,
-}
-
 /// The requests of one peer's clients.
 #[derive(Debug)]
 pub struct Gateway {
@@ -375,6 +332,7 @@ impl Gateway {
         if r.answer.is_empty() {
             r.codec = if split { verdict.map_or(KvCodec::Int4, |v| v.codec) } else { KvCodec::Raw };
         }
+        r.pace = verdict.map_or(KvPace::default(), |v| v.pace);
         r.homeless_until = None;
         r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
         r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });
@@ -420,7 +378,8 @@ impl Gateway {
                 r.refusal = Some(reason);
                 self.elsewhere(now, request, out);
             }
-            DecodeEvent::KvArrived { .. } => {}
+            DecodeEvent::KvArrived { deliveries, .. } => r.line.arrived(now, deliveries),
+            DecodeEvent::Computed(computed) => r.line.computed(computed),
             DecodeEvent::KvFailed(reason) => {
                 // The decode side computes the prompt itself; whatever the prefill side still does is of no use.
                 r.moved_home(reason);
@@ -456,6 +415,7 @@ impl Gateway {
             generation: r.generation.clone(),
             targets,
             codec: r.codec,
+            pace: r.pace,
         };
         out.push(Action::OpenPrefill { request, leader: prefill, open });
     }
@@ -467,18 +427,19 @@ impl Gateway {
         }
         r.deadline = now + self.config.progress_patience;
         match event {
-            PrefillEvent::First { sampled, cached, .. } => {
+            PrefillEvent::First { sampled, computed, cached } => {
                 if r.next_index() > 0 {
                     return;
                 }
+                r.line.computed(computed);
                 (r.cached, r.prefilled_by) = (cached, r.pick.map(|p| p.prefill));
                 let token = sampled.token;
                 r.first = Some(token);
                 self.token(now, request, 0, sampled, out);
                 out.push(Action::Order { request, order: DecodeOrder::Begin(token) });
             }
-            PrefillEvent::KvSent { bytes, after } => {
-                r.prefill = Prefill::Done { bytes, after };
+            PrefillEvent::KvSent { .. } => {
+                r.prefill = Prefill::Done;
                 out.push(Action::ClosePrefill { request });
             }
             PrefillEvent::Failed(reason) => self.prefill_failed(now, request, reason, out),
@@ -512,11 +473,8 @@ impl Gateway {
         if index == 0 {
             out.push(Action::Settled { request, codec: r.codec });
         }
-        if r.first_at.is_none() {
-            r.first_at = Some(now);
-            if let Some(routed) = r.routed {
-                self.router.prompt_done(r.model, routed.prefill, r.asked());
-            }
+        if let (true, Some(routed)) = (r.line.token(now), r.routed) {
+            self.router.prompt_done(r.model, routed.prefill, r.asked());
         }
         out.push(Action::Token { request, index, sampled });
     }
@@ -524,11 +482,12 @@ impl Gateway {
     fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
         r.refusal = Some(reason.to_owned());
+        r.line.lost(now);
         r.moves.extend(r.decode_leader.filter(|_| r.accepted).map(|from| Move {
             from,
             reason: reason.to_owned(),
             answered: r.next_index(),
-            at: now.saturating_sub(r.submitted).as_secs_f64(),
+            at: r.line.since(now),
         }));
         self.elsewhere(now, request, out);
     }
@@ -645,7 +604,7 @@ impl Gateway {
 /// A request is no longer where it was sent.
 fn left(router: &mut Router, r: &mut Request) {
     let Some(routed) = r.routed.take() else { return };
-    if r.first_at.is_none() {
+    if r.line.first.is_none() {
         router.prompt_done(r.model, routed.prefill, r.asked());
     }
     router.answer_done(r.model, routed.decode, r.asked());
@@ -663,8 +622,8 @@ fn judge(config: &GatewayConfig, view: &View, r: &Request, prefill: &Group, deco
     let case = gate::Case {
         shape,
         tokens: r.prompt.len() as u32,
-        remote: side(view, prefill),
-        local: side(view, decode),
+        remote: side(view, &shape, prefill),
+        local: side(view, &shape, decode),
         latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
         bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
         remote_has: if r.prefilled_by == Some(prefill.id) { r.prompt.len() as u32 } else { 0 },
@@ -683,17 +642,19 @@ fn shape(view: &View, model: ModelId) -> Option<ModelShape> {
     view.adverts.values().flat_map(|a| &a.models).find(|m| m.id == model).map(|m| m.shape)
 }
 
-/// A pipeline computes a prompt at the rate of its stages together, one after the other: the harmonic mean of their
-/// rates by layers; with equal stages, the rate of one.
-fn side(view: &View, group: &Group) -> gate::Side {
-    let rate = |peer: PeerId, device: u16| {
-        view.adverts.get(&peer).and_then(|a| a.devices.get(usize::from(device))).map_or(1e9, |d| d.flops.0.max(1.0))
+/// A prompt goes through a group's stages one after the other.
+fn side(view: &View, shape: &ModelShape, group: &Group) -> gate::Side {
+    let cost = |stage: &Stage| {
+        let device = view.adverts.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
+        let layers = stage.layers.len();
+        match device.and_then(|d| d.profile.as_ref()).filter(|p| p.model == group.model) {
+            Some(profile) => PromptCost::measured(profile, layers),
+            None => PromptCost::at_rate(shape, layers, device.map_or(FlopsPerSecond(1e9), |d| d.flops)),
+        }
     };
-    let layers: u32 = group.stages.iter().map(|s| s.layers.len()).sum();
-    let time: f64 = group.stages.iter().map(|s| f64::from(s.layers.len()) / rate(s.peer, s.device)).sum();
     let load = view.up.get(&group.id).copied().unwrap_or_default();
     gate::Side {
-        flops: FlopsPerSecond(f64::from(layers.max(1)) / time),
+        cost: group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add),
         pending_tokens: load.pending_tokens,
         running: load.running,
     }

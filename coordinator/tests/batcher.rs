@@ -9,6 +9,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{
     KvCodec, RequestId, Sampled, Sampling, Token,
+    kv::KvPace,
     ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
     stream::{End, Generation},
 };
@@ -30,7 +31,7 @@ fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: Kind) -> NewSequence {
 }
 
 fn export() -> Kind {
-    Kind::Export(KvExport { targets: vec![], codec: KvCodec::Int4 })
+    Kind::Export(KvExport { targets: vec![], codec: KvCodec::Int4, pace: KvPace::Layers })
 }
 
 /// Stages with pages of one token, as the batcher believes them to be. What is kept goes when its pages are wanted.
@@ -249,7 +250,7 @@ impl Story {
             *tokens = vec![Token(1); prompt];
         }
         for position in 0..self.ring.stages {
-            self.tell(Event::KvArrived { request: request(n), position, failed: None });
+            self.tell(Event::KvArrived { request: request(n), position, arrived: Ok(vec![]) });
         }
         self
     }
@@ -360,7 +361,7 @@ fn kv_that_fails_is_computed_here_and_no_token_comes_twice() {
     let mut story = Story::new(2, 100);
     story.tell(Event::Submit(new(1, 3, 3, Kind::AwaitKv))).settle();
     story.tell(Event::Begin { request: request(1), first: Token(50) });
-    story.tell(Event::KvArrived { request: request(1), position: 0, failed: Some("wrong".into()) }).settle();
+    story.tell(Event::KvArrived { request: request(1), position: 0, arrived: Err("wrong".into()) }).settle();
     assert_eq!(story.indices(1), [1, 2], "the client has token 0 already");
     assert_eq!(story.ends(1), 1);
     story.all_pages_are_free();
@@ -469,7 +470,7 @@ fn only_what_is_computed_here_is_shared() {
     let mut story = Story::new(1, 100);
     story.tell(Event::Submit(new(1, 20, 3, Kind::AwaitKv))).settle();
     story.ring.present.insert(request(1), vec![Token(1); 20]);
-    story.tell(Event::KvArrived { request: request(1), position: 0, failed: None });
+    story.tell(Event::KvArrived { request: request(1), position: 0, arrived: Ok(vec![]) });
     story.tell(Event::Begin { request: request(1), first: Token(50) }).settle();
     assert_eq!(story.ends(1), 1);
     story.tell(Event::Submit(new(2, 20, 3, Kind::Local))).settle();
@@ -637,8 +638,8 @@ fn every_request_ends_once_whatever_the_order() {
                 1 => drop(story.tell(Event::Begin { request: r, first: Token(50) })),
                 2 if dice(4) == 0 => drop(story.tell(Event::PrefillHere { request: r, first: None })),
                 3 if dice(4) == 0 => {
-                    let failed = Some("broken".into());
-                    story.tell(Event::KvArrived { request: r, position: 0, failed });
+                    let arrived = Err("broken".into());
+                    story.tell(Event::KvArrived { request: r, position: 0, arrived });
                 }
                 3 if dice(4) == 0 && kinds[n as usize] == 1 => {
                     story.kv_of(n, prompts[usize::from(n)]);

@@ -10,7 +10,8 @@ use tsnode_coordinator::{
 use tsnode_protocol::{
     Advert, Epoch, Group, KvCodec, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling,
     Seconds, Stage, Term, Token,
-    stream::{DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+    kv::Delivery,
+    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
 
 const MODEL: ModelId = ModelId([1; 16]);
@@ -105,7 +106,7 @@ impl Story {
     }
 
     fn first(&mut self) -> Vec<Action> {
-        let event = PrefillEvent::First { sampled: sampled(10), after: Seconds(0.1), cached: 0 };
+        let event = PrefillEvent::First { sampled: sampled(10), computed: Computed::default(), cached: 0 };
         self.tell(Event::Prefill { request: REQUEST, event })
     }
 }
@@ -133,13 +134,18 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
             Action::Order { request: REQUEST, order }
         ]
     );
-    let sent = PrefillEvent::KvSent { bytes: 77, after: Seconds(0.2) };
-    story.tell(Event::Prefill { request: REQUEST, event: sent });
+    // The answer may end before the prefill side says that its KV was confirmed: whoever decodes knows what came.
+    let none = Seconds(0.0);
+    let (pack, pack_tail, wire, unpack, unpack_tail) = (none, none, none, none, none);
+    let bytes = 77;
+    let delivery = Delivery { from: prefill, to: decode, bytes, tiles: 1, pack, pack_tail, wire, unpack, unpack_tail };
+    story.decode(DecodeEvent::KvArrived { after: Seconds(0.2), deliveries: vec![delivery] });
     assert_eq!(story.token(1), [Action::Token { request: REQUEST, index: 1, sampled: sampled(11) }]);
     let actions = story.decode(DecodeEvent::End(End::Length));
     assert_eq!(ends(&actions), Some(&End::Length));
     let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!("no trace") };
-    assert_eq!((trace.prefill, trace.decode, trace.kv_bytes, trace.new_tokens), (prefill, decode, 77, 2));
+    assert_eq!((trace.prefill, trace.decode, trace.kv_bytes, trace.new_tokens), (prefill, decode, bytes, 2));
+    assert_eq!((&trace.deliveries[..], trace.kv_codec), (&[delivery][..], Some(KvCodec::Int4)));
     assert_eq!(story.gateway.open_requests(), 0);
 }
 

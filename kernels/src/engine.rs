@@ -7,9 +7,11 @@ mod attend;
 mod kept;
 mod parts;
 mod shards;
+mod tap;
 mod tiles;
 
 pub use kept::{KeptKey, Prefix};
+pub use tap::{Fresh, Tap};
 
 pub(crate) use attend::{Attend, Look};
 
@@ -24,6 +26,7 @@ use kept::Kept;
 use parts::{Device, Loaded, Part};
 use shards::Shards;
 use std::collections::BTreeMap;
+use tap::{Stored, Tapped};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
 
 /// Threads that compute.
@@ -317,11 +320,26 @@ impl Engine {
         input: Input<'_>,
         output: Output<'_>,
     ) -> Result<&mut [f32], EngineError> {
+        self.forward_tapped(stage, batch, input, output, None)
+    }
+
+    /// The same, with somebody who takes KV out layer by layer.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_tapped(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        input: Input<'_>,
+        output: Output<'_>,
+        tap: Option<&mut dyn Tap>,
+    ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
         let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         parts::enter(&mut self.devices, loaded, input, &positions);
-        self.compute(stage, batch, &positions, output)?;
+        self.compute(stage, batch, &positions, output, tap)?;
         for slice in batch {
             if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
                 kv.set_len((slice.start + slice.len) as usize);
@@ -346,16 +364,22 @@ impl Engine {
         batch: &[Slice],
         positions: &[u32],
         output: Output<'_>,
+        tap: Option<&mut dyn Tap>,
     ) -> Result<(), EngineError> {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         self.hall.open();
         let (ranks, hall, sequences) = (self.devices.len(), &self.hall, &self.sequences);
         let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
-        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts);
-        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, ((device, pool), part)| {
+        let (first, scratch) = (loaded.layers.start, &mut self.wire);
+        let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, scratch });
+        // A tap is the only rank's, if there is but one.
+        let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
+        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
+        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, (((device, pool), part), tap)| {
             let (seat, layout) = (hall.seat(rank), part.layout);
             let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
-            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout };
+            let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
+            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout, tap };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             if let Output::Logits { rows } = output {
                 device.chosen.clear();

@@ -200,8 +200,12 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading } = self.host.report().await.ok()?;
-        self.view.send_if_modified(|view| std::mem::replace(&mut view.loading, loading) != loading);
+        let HostReport { ready, load, loading, kv_refused } = self.host.report().await.ok()?;
+        self.view.send_if_modified(|view| {
+            let refused = kv_refused.values().sum::<u64>() != view.kv_refused.values().sum::<u64>();
+            view.kv_refused = kv_refused.into_iter().map(|(why, n)| (why.to_owned(), n)).collect();
+            refused | (std::mem::replace(&mut view.loading, loading) != loading)
+        });
         Some(Event::Load { load, ready })
     }
 

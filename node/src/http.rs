@@ -14,6 +14,7 @@ mod request;
 mod respond;
 mod sse;
 mod texts;
+mod traces;
 
 pub use auth::Gatekeeper;
 pub use error::ApiError;
@@ -50,6 +51,7 @@ pub struct ApiState {
     controls: Controls,
     texts: texts::Texts,
     metrics: Arc<Metrics>,
+    traces: Arc<traces::Traces>,
     gatekeeper: Arc<Gatekeeper>,
 }
 
@@ -64,7 +66,15 @@ impl ApiState {
         gatekeeper: Gatekeeper,
     ) -> Self {
         let texts = texts::Texts::new(library);
-        Self { gateway, view, controls, texts, metrics: Arc::new(Metrics::default()), gatekeeper: Arc::new(gatekeeper) }
+        Self {
+            gateway,
+            view,
+            controls,
+            texts,
+            metrics: Arc::default(),
+            traces: Arc::default(),
+            gatekeeper: Arc::new(gatekeeper),
+        }
     }
 
     fn view(&self) -> SwarmView {
@@ -85,6 +95,8 @@ pub fn router(state: ApiState) -> Router {
         .route("/readyz", get(api::ready))
         .route("/metrics", get(api::metrics))
         .route("/api/swarm", get(api::swarm))
+        .route("/api/requests", get(traces::list))
+        .route("/api/requests/{id}", get(traces::show))
         .route("/api/version", get(api::version))
         .route("/api/faults", get(faults::show).post(faults::set))
         .route("/api/pause", post(owner::pause))

@@ -371,6 +371,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: Spl
         models: Vec::new(),
         cut_off: Vec::new(),
         rejected: Default::default(),
+        kv_refused: Default::default(),
         addresses: Vec::new(),
         http: Some(http),
     }

@@ -65,6 +65,9 @@ pub struct SwarmView {
     pub cut_off: Vec<CutOffView>,
     /// Messages refused, by reason.
     pub rejected: BTreeMap<String, u64>,
+    /// KV streams refused, by reason.
+    #[serde(default)]
+    pub kv_refused: BTreeMap<String, u64>,
     /// Addresses others can dial this peer at, ending in `/p2p/…`.
     pub addresses: Vec<String>,
     /// Where HTTP listens.

@@ -7,6 +7,7 @@ use common::{Net, PROMPT, Wish, owned};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Instant;
 use tsnode_testnet::PeerConfig;
 
 const NEW_TOKENS: u32 = 128;
@@ -40,12 +41,18 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     .await;
     assert_eq!(answers(&two, 0).await, expected, "two peers");
     assert_eq!(answers(&two, 1).await, expected, "asked at the other peer");
-    // Long enough that all KV is confirmed before the answer ends.
-    let (_, answer) = two.tokens(1, json!({ "prompt": PROMPT, "max_tokens": 64, "ignore_eos": true })).await;
+    let asked = Instant::now();
+    let (_, answer) = two.tokens(1, json!({ "prompt": PROMPT, "max_tokens": 4, "ignore_eos": true })).await;
+    let took = asked.elapsed().as_secs_f64();
     let trace = &answer["tsnode"];
     assert_ne!(trace["prefill"], trace["decode"]);
     // 2 sides, 4 layers, 4 KV heads of 32 channels, 2 bytes each, for every prompt token.
     assert_eq!(trace["kv_bytes"].as_u64().unwrap(), 2048 * trace["prompt_tokens"].as_u64().unwrap());
+    let parts: f64 = trace["parts"].as_object().unwrap().values().map(|p| p.as_f64().unwrap()).sum();
+    assert!((parts - trace["total"].as_f64().unwrap()).abs() < 1e-6 && parts <= took, "{parts} of {took} s: {trace}");
+    let url = format!("{}/api/requests/{}", two.peer(1).http, trace["request"].as_str().unwrap());
+    let kept: serde_json::Value = two.client.get(url).send().await.unwrap().json().await.unwrap();
+    assert_eq!(kept, *trace, "the gateway remembers it");
     two.down().await;
 
     let five = Net::up(Wish {

@@ -4,7 +4,7 @@
 //! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`KvPart::Tile`] and a frame of its payload's bytes,
 //! then a [`KvPart::End`]. The decode stage answers with one [`KvAnswer`].
 
-use crate::{LayerRange, ModelId, RequestId, codec::CodecError, limits};
+use crate::{LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +60,17 @@ impl KvCodec {
     pub fn tile_end(self, computed: u32, prompt: u32) -> u32 {
         if computed >= prompt { prompt } else { computed - computed % self.tile_step() }
     }
+}
+
+/// When a prompt's KV leaves (Splitwise §IV-C).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvPace {
+    /// All of it once the prompt is computed.
+    Whole,
+    /// A layer's while the next layer is computed.
+    #[default]
+    Layers,
 }
 
 /// What one KV stream will carry.
@@ -141,17 +152,51 @@ pub struct Manifest {
 }
 
 /// What a KV stream consists of after its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
 pub enum KvPart {
     /// A tile; its payload is the next frame.
     Tile(TileHeader),
     /// That was all.
-    End(Manifest),
+    End(Manifest, Packing),
 }
 
-/// The decode stage's answer to a KV stream.
+/// What packing a stream's tiles took at its sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+pub struct Packing {
+    /// All of it.
+    pub all: Seconds,
+    /// From the end of the prefill to the last tile: what could not be hidden behind it.
+    pub tail: Seconds,
+}
+
+/// One KV stream, as its receiver saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Delivery {
+    /// Who sent it.
+    pub from: PeerId,
+    /// Whose pages it lies in.
+    pub to: PeerId,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Tiles.
+    pub tiles: u32,
+    /// Packing, all of it, and what came after the prefill.
+    pub pack: Seconds,
+    /// Of that, after the prefill.
+    pub pack_tail: Seconds,
+    /// From the first byte to the last.
+    pub wire: Seconds,
+    /// Unpacking, all of it.
+    pub unpack: Seconds,
+    /// Of that, after the last byte.
+    pub unpack_tail: Seconds,
+}
+
+/// The decode stage's answers to a KV stream: credit as often as it likes, then one of the others.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum KvAnswer {
+    /// So many payload bytes more may be sent: that many have been unpacked. [`limits::KV_CREDIT`] may be sent unasked.
+    Credit(u64),
     /// Everything arrived, fits the manifest and lies in pages.
     Committed,
     /// Nothing of it will be used.

@@ -5,7 +5,9 @@
 
 use crate::{
     GroupId, KvCodec, LayerRange, ModelId, PeerId, RequestId, RingId, Sampled, Sampling, Stage, Token,
-    codec::CodecError, limits,
+    codec::CodecError,
+    kv::{Delivery, KvPace},
+    limits,
 };
 use bincode::{Decode, Encode};
 use std::net::SocketAddr;
@@ -85,8 +87,8 @@ pub enum RingFrame {
         request: RequestId,
         /// Place of the stage.
         position: u16,
-        /// Why it gave up.
-        failed: Option<String>,
+        /// How it came, or why the stage gave up.
+        arrived: Result<Vec<Delivery>, String>,
     },
     /// To the leader: a stage has sent all KV of its layers, or could not.
     KvSent {
@@ -202,6 +204,8 @@ pub struct KvExport {
     pub targets: Vec<KvTarget>,
     /// Packing.
     pub codec: KvCodec,
+    /// When tiles leave.
+    pub pace: KvPace,
 }
 
 /// A stage that receives KV.
@@ -262,6 +266,9 @@ impl RingFrame {
     pub fn check(&self) -> Result<(), CodecError> {
         match self {
             Self::Admit(admit) => admit.check(),
+            Self::KvArrived { arrived: Ok(deliveries), .. } if deliveries.len() > limits::STAGES => {
+                Err(CodecError::Invalid("KV in too many pieces"))
+            }
             Self::Grow(grow) if grow.room > limits::SEQUENCE_TOKENS => Err(CodecError::Invalid("sequence too long")),
             Self::Step(step) => {
                 let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();

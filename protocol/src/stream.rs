@@ -9,7 +9,7 @@ use crate::{
     GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Token,
     codec::{self, CodecError},
     journal::JournalHead,
-    kv::KvHeader,
+    kv::{Delivery, KvHeader, KvPace},
     limits,
     proof::{Code, Nonce},
     ring::{KvTarget, RingHello, check_targets},
@@ -119,7 +119,11 @@ pub enum DecodeEvent {
     KvArrived {
         /// Since the grant.
         after: Seconds,
+        /// How it came, stream by stream.
+        deliveries: Vec<Delivery>,
     },
+    /// This group has computed the prompt.
+    Computed(Computed),
     /// KV did not come or did not fit; the group prefills the prompt itself.
     KvFailed(String),
     /// The next token. Index 0 is the first one after the prompt, sent only if this group prefilled.
@@ -131,6 +135,15 @@ pub enum DecodeEvent {
     },
     /// The sequence has ended.
     End(End),
+}
+
+/// What computing a prompt took at the leader of the group that did it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+pub struct Computed {
+    /// From its coming to the first step with tokens of it.
+    pub queued: Seconds,
+    /// From there to the token that follows it.
+    pub took: Seconds,
 }
 
 /// Why a sequence ended.
@@ -160,6 +173,8 @@ pub struct PrefillRequest {
     pub targets: Vec<KvTarget>,
     /// Packing of the KV.
     pub codec: KvCodec,
+    /// When it leaves.
+    pub pace: KvPace,
 }
 
 /// Prefill leader → gateway.
@@ -169,8 +184,8 @@ pub enum PrefillEvent {
     First {
         /// The first token of the answer.
         sampled: Sampled,
-        /// From acceptance to the first token.
-        after: Seconds,
+        /// What that took.
+        computed: Computed,
         /// Tokens of the prompt that were not computed: another request had begun with them.
         cached: u32,
     },

@@ -11,7 +11,7 @@ use tsnode_protocol::{
     Signed, Stage, SwarmId, Term, TileHeader, Token, TokenLogprob,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
-    kv::{KvAnswer, KvHeader, KvPart},
+    kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
     limits,
     proof::{Code, Nonce},
     ring::{
@@ -19,7 +19,8 @@ use tsnode_protocol::{
         StepEntry,
     },
     stream::{
-        DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest, ProofAnswer,
+        Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest,
+        ProofAnswer,
     },
 };
 
@@ -165,6 +166,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         generation: generation(),
         targets: vec![target()],
         codec: KvCodec::Int4,
+        pace: KvPace::Whole,
     };
     let hello = RingHello { group, ring: RingId([8; 8]), model: ModelId([5; 16]), stages: stages(), position: 1 };
     let kv = KvHeader {
@@ -196,7 +198,7 @@ fn ring_frames() -> Vec<(&'static str, RingFrame)> {
         shared: Some(Shared { with: SharedWith::Running(REQUEST), tokens: 1 }),
         sampling: generation().sampling,
         await_kv: Some(AwaitKv { patience_ms: 10_000, codec: KvCodec::Int4 }),
-        export: Some(KvExport { targets: vec![target()], codec: KvCodec::Raw }),
+        export: Some(KvExport { targets: vec![target()], codec: KvCodec::Raw, pace: KvPace::Layers }),
         refused: None,
     };
     let entry =
@@ -211,9 +213,24 @@ fn ring_frames() -> Vec<(&'static str, RingFrame)> {
         ("ring admitted", RingFrame::Admitted { request: REQUEST, refused: Some(Refusal::Full("no pages".into())) }),
         ("ring grown", RingFrame::Grown { request: REQUEST, refused: Some(Refusal::Never("no stage".into())) }),
         ("ring sampled", RingFrame::Sampled { step: 1 << 40, tokens: vec![(REQUEST, sampled())] }),
-        ("ring kv arrived", RingFrame::KvArrived { request: REQUEST, position: 2, failed: None }),
+        ("ring kv arrived", RingFrame::KvArrived { request: REQUEST, position: 2, arrived: Ok(vec![delivery()]) }),
+        ("ring kv failed", RingFrame::KvArrived { request: REQUEST, position: 2, arrived: Err("cut".into()) }),
         ("ring kv sent", RingFrame::KvSent { request: REQUEST, position: 0, bytes: 65_536, failed: None }),
     ]
+}
+
+fn delivery() -> Delivery {
+    Delivery {
+        from: PeerId([1; 32]),
+        to: PeerId([2; 32]),
+        bytes: 1 << 33,
+        tiles: 8,
+        pack: Seconds(0.25),
+        pack_tail: Seconds(0.125),
+        wire: Seconds(2.0),
+        unpack: Seconds(0.5),
+        unpack_tail: Seconds(0.0),
+    }
 }
 
 fn tile() -> TileHeader {
@@ -228,6 +245,9 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     all.extend(ring_frames().iter().map(|(name, m)| (*name, codec::encode(m))));
     let sealed = Signed::seal(&SigningKey::from_bytes(&[1; 32]), SWARM, 3, &endorsement());
     let manifest = Manifest { tiles: 8, bytes: 1 << 33, checksum: [3; 32] };
+    let packing = Packing { all: Seconds(0.25), tail: Seconds(0.125) };
+    let computed = Computed { queued: Seconds(0.25), took: Seconds(1.5) };
+    let arrived = DecodeEvent::KvArrived { after: Seconds(0.5), deliveries: vec![delivery()] };
     let invite = Invite {
         swarm: SWARM,
         secret: Some(Secret([2; 32])),
@@ -237,21 +257,20 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("envelope", sealed.to_bytes()),
         ("proof answer", codec::encode(&ProofAnswer { nonce: Nonce([1; 32]), code: Code([2; 32]) })),
         ("kv tile", codec::encode(&KvPart::Tile(tile()))),
-        ("kv end", codec::encode(&KvPart::End(manifest))),
+        ("kv end", codec::encode(&KvPart::End(manifest, packing))),
+        ("kv credit", codec::encode(&KvAnswer::Credit(1 << 20))),
         ("kv committed", codec::encode(&KvAnswer::Committed)),
         ("kv refused", codec::encode(&KvAnswer::Refused("why".into()))),
         ("order begin", codec::encode(&DecodeOrder::Begin(Token(300)))),
         ("order prefill here", codec::encode(&DecodeOrder::PrefillHere { first: Some(Token(3)) })),
         ("decode granted", codec::encode(&DecodeEvent::Granted { cached: 500 })),
         ("decode refused", codec::encode(&DecodeEvent::Refused("full".into()))),
-        ("decode kv arrived", codec::encode(&DecodeEvent::KvArrived { after: Seconds(0.5) })),
+        ("decode kv arrived", codec::encode(&arrived)),
+        ("decode computed", codec::encode(&DecodeEvent::Computed(computed))),
         ("decode kv failed", codec::encode(&DecodeEvent::KvFailed("late".into()))),
         ("decode token", codec::encode(&DecodeEvent::Token { index: 4, sampled: sampled() })),
         ("decode end", codec::encode(&DecodeEvent::End(End::Failed("gone".into())))),
-        (
-            "prefill first",
-            codec::encode(&PrefillEvent::First { sampled: sampled(), after: Seconds(0.25), cached: 500 }),
-        ),
+        ("prefill first", codec::encode(&PrefillEvent::First { sampled: sampled(), computed, cached: 500 })),
         ("prefill kv sent", codec::encode(&PrefillEvent::KvSent { bytes: 1 << 20, after: Seconds(0.5) })),
         ("prefill failed", codec::encode(&PrefillEvent::Failed("gone".into()))),
         ("invite", codec::encode(&invite)),

@@ -3,8 +3,9 @@
 use super::NewSequence;
 use tsnode_protocol::{
     RequestId, Sampled, Seconds, Token,
+    kv::Delivery,
     ring::{Refusal, RingFrame},
-    stream::End,
+    stream::{Computed, End},
 };
 
 /// What happens to a group.
@@ -58,8 +59,8 @@ pub enum Event {
         request: RequestId,
         /// Place of the stage.
         position: u16,
-        /// Why it gave up.
-        failed: Option<String>,
+        /// How it came, or why the stage gave up.
+        arrived: Result<Vec<Delivery>, String>,
     },
     /// From the ring: a stage has sent its KV, or could not.
     KvSent {
@@ -106,6 +107,15 @@ pub enum Action {
         request: RequestId,
         /// Since the grant.
         after: Seconds,
+        /// How it came to every stage.
+        deliveries: Vec<Delivery>,
+    },
+    /// The prompt is computed here; right before the first token.
+    Computed {
+        /// The sequence.
+        request: RequestId,
+        /// What that took.
+        computed: Computed,
     },
     /// KV did not come; the prompt is computed here.
     KvFailed {
@@ -129,8 +139,8 @@ pub enum Action {
         request: RequestId,
         /// The token.
         sampled: Sampled,
-        /// Since submission.
-        after: Seconds,
+        /// What that took.
+        computed: Computed,
         /// Tokens of the prompt that were not computed here.
         cached: u32,
     },

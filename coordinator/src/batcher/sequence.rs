@@ -2,12 +2,13 @@
 
 use super::{BatcherConfig, guesses::Lookup, steps::Share};
 use crate::{Time, policy::batching::Part};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
     KvCodec, RequestId, Seconds, Token,
+    kv::Delivery,
     ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
-    stream::{End, Generation},
+    stream::{Computed, End, Generation},
 };
 
 /// The stages give up on late KV themselves; the leader does a moment later, should it not hear of it.
@@ -53,7 +54,7 @@ pub(super) enum State {
     /// The stages are asked for pages, and to begin with what is shared.
     Admitting { shared: Option<Shared> },
     /// Has pages; KV has arrived at some stages.
-    AwaitingKv { since: Time, arrived: BTreeSet<u16> },
+    AwaitingKv { since: Time, arrived: BTreeMap<u16, Vec<Delivery>> },
     /// Computes the tokens it has: `sent` of them are on their way or computed, `done` are computed.
     Prefilling { sent: u32, done: u32 },
     /// Computes its answer: the KV of all tokens but the last is there.
@@ -101,6 +102,8 @@ pub(super) struct Sequence {
     pub sent: BTreeMap<u16, u64>,
     pub submitted: Time,
     pub waits_since: Time,
+    /// When the first step with tokens of it was set off.
+    pub stepped: Option<Time>,
 }
 
 impl Sequence {
@@ -132,6 +135,7 @@ impl Sequence {
             sent: BTreeMap::new(),
             submitted: now,
             waits_since: now,
+            stepped: None,
         }
     }
 
@@ -175,6 +179,12 @@ impl Sequence {
 
     pub fn age(&self, now: Time) -> Seconds {
         Seconds(now.saturating_sub(self.submitted).as_secs_f64())
+    }
+
+    /// What computing its prompt took, which is done now.
+    pub fn computed(&self, now: Time) -> Computed {
+        let stepped = self.stepped.unwrap_or(now);
+        Computed { queued: self.age(stepped), took: Seconds(now.saturating_sub(stepped).as_secs_f64()) }
     }
 
     pub fn deadline(&self, config: &BatcherConfig) -> Option<Time> {
@@ -256,8 +266,9 @@ impl Sequence {
     }
 
     /// What of it is computed in a step, with what was guessed if that helps.
-    pub fn entry(&mut self, share: &Share, helps: bool) -> Option<StepEntry> {
+    pub fn entry(&mut self, now: Time, share: &Share, helps: bool) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
+        self.stepped.get_or_insert(now);
         match (share.part, &mut self.state) {
             (Part::Answer, State::Decoding) => {
                 let mut tokens = vec![*self.tokens.last()?];

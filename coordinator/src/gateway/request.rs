@@ -1,9 +1,9 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, Move, Trace};
+use super::{Begun, Move, Trace, trace::Timeline};
 use crate::{Time, policy::routing::Asked, router::Pick, spot::Served};
 use std::collections::BTreeSet;
-use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Seconds, Token, stream::Generation};
+use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Token, kv::KvPace, stream::Generation};
 
 /// Where the prompt is computed, and how far that is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +15,7 @@ pub(super) enum Prefill {
     /// By a prefill group, now.
     Running,
     /// A prefill group has done it, and all its KV is confirmed.
-    Done { bytes: u64, after: Seconds },
+    Done,
 }
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Request {
     pub model: ModelId,
     pub prompt: Vec<Token>,
     pub generation: Generation,
-    pub submitted: Time,
+    pub line: Timeline,
     pub deadline: Time,
     pub pick: Option<Pick>,
     /// Where the router sent it, as far as it has been told; whether prompts go elsewhere is decided after that.
@@ -33,11 +33,12 @@ pub(super) struct Request {
     pub prefill: Prefill,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: KvCodec,
+    /// When it leaves.
+    pub pace: KvPace,
     /// Why the prompt is computed where it is.
     pub reason: String,
     pub accepted: bool,
     pub first: Option<Token>,
-    pub first_at: Option<Time>,
     /// Tokens of the prompt that were not computed: another request had begun with them.
     pub cached: u32,
     /// The answer, as far as the client has it.
@@ -62,7 +63,7 @@ impl Request {
             model,
             prompt,
             generation,
-            submitted: now,
+            line: Timeline::new(now),
             deadline: now,
             pick: None,
             routed: None,
@@ -70,10 +71,10 @@ impl Request {
             decode_leader: None,
             prefill: Prefill::ByDecode,
             codec: KvCodec::Raw,
+            pace: KvPace::default(),
             reason: String::new(),
             accepted: false,
             first: None,
-            first_at: None,
             cached: 0,
             answer: Vec::new(),
             prefilled_by: None,
@@ -127,11 +128,7 @@ impl Request {
     }
 
     pub fn trace(&self, now: Time, request: RequestId) -> Option<Trace> {
-        let since = |at: Time| at.saturating_sub(self.submitted).as_secs_f64();
-        let (kv_codec, kv_bytes, kv_sent_after) = match self.prefill {
-            Prefill::Done { bytes, after } => (Some(self.codec), bytes, Some(after.0)),
-            _ => (None, 0, None),
-        };
+        let deliveries = self.line.deliveries.clone();
         Some(Trace {
             request,
             prefill: self.prefill_leader?,
@@ -142,11 +139,12 @@ impl Request {
             new_tokens: self.next_index(),
             moves: self.moves.clone(),
             codec: self.codec,
-            kv_codec,
-            kv_bytes,
-            ttft: since(self.first_at.unwrap_or(now)),
-            kv_sent_after,
-            total: since(now),
+            kv_codec: (!deliveries.is_empty()).then_some(self.codec),
+            kv_bytes: deliveries.iter().map(|d| d.bytes).sum(),
+            ttft: self.line.since(self.line.first.unwrap_or(now)),
+            total: self.line.since(now),
+            parts: self.line.parts(now),
+            deliveries,
         })
     }
 }

@@ -1,6 +1,9 @@
 //! Attention over pages: what a model's layers see of the engine.
 
-use super::{Shards, Slice, StageKey};
+use super::{
+    Shards, Slice, StageKey,
+    tap::{Step, Stored},
+};
 use crate::{
     cpu::Cpu,
     pages::{Layout, PagePool, SequenceKv, Side},
@@ -35,6 +38,7 @@ pub(crate) struct Attend<'a> {
     /// Query heads that share one of keys and values.
     pub(super) group: usize,
     pub(super) layout: Layout,
+    pub(super) tap: Option<&'a mut dyn Stored>,
 }
 
 /// A row of the batch: whose it is, and which tokens it looks at.
@@ -69,6 +73,7 @@ impl<'a> Attend<'a> {
     ) {
         let Layout { heads: kv_heads, dim, .. } = self.layout;
         self.store(layer, k, v);
+        self.tap(layer);
         let rows = self.rows(look.window);
         let pool = &*self.pool;
         let part = self.group * dim;
@@ -94,6 +99,14 @@ impl<'a> Attend<'a> {
                 }
                 row += 1;
             }
+        }
+    }
+
+    /// Whoever takes KV out is told that this layer's is there.
+    fn tap(&mut self, layer: usize) {
+        let step = Step { stage: self.stage, sequences: self.sequences };
+        if let Some(tap) = &mut self.tap {
+            tap.stored(layer, self.layout.heads, self.pool, step);
         }
     }
 

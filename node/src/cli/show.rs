@@ -55,6 +55,9 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     for (reason, count) in &view.rejected {
         say!("             {count} × {reason}");
     }
+    for (reason, count) in &view.kv_refused {
+        say!("KV refused   {count} × {reason}");
+    }
     Ok(())
 }
 

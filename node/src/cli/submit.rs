@@ -11,6 +11,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
+use tsnode_protocol::Seconds;
 
 pub(super) fn command() -> Command {
     asking("submit", "Send a prompt and print the answer", "tsnode submit \"It was a dark night\" --max-tokens 40")
@@ -161,14 +162,19 @@ pub(super) fn summary(trace: &Trace) -> String {
         Some(codec) => format!("{} bytes of KV as {}", trace.kv_bytes, format!("{codec:?}").to_lowercase()),
         None => "no KV sent".into(),
     };
+    let ms = |part: &[Seconds]| part.iter().map(|s| s.0).sum::<f64>() * 1e3;
+    let p = &trace.parts;
+    let (waited, handed_over) = (ms(&[p.queue, p.recovery]), ms(&[p.pack, p.wire, p.unpack]));
     format!(
-        "prefill on …{} ({} tokens), decode on …{} ({} tokens, {rate:.0}/s); first token after {:.0} ms, all after {:.0} ms; {kv}; {}",
+        "prefill on …{} ({} tokens), decode on …{} ({} tokens, {rate:.0}/s); first token after {:.0} ms, all after {:.0} ms: waiting {waited:.0}, prefill {:.0}, handing over {handed_over:.0}, decode {:.0}; {kv}; {}",
         trace.prefill.short(),
         trace.prompt_tokens,
         trace.decode.short(),
         trace.new_tokens,
         trace.ttft * 1e3,
         trace.total * 1e3,
+        ms(&[p.prefill]),
+        ms(&[p.decode]),
         trace.reason,
     )
 }

@@ -76,6 +76,7 @@ impl Metrics {
             ("groups_ready", "Groups that take requests", view.ready_groups.len() as i64),
             ("kv_pages_free", "KV pages free on this peer", pages.0.into()),
             ("kv_pages", "KV pages of this peer", pages.1.into()),
+            ("kv_refused", "KV streams refused since the start", view.kv_refused.values().sum::<u64>() as i64),
             ("messages_refused", "Messages refused since the start", view.rejected.values().sum::<u64>() as i64),
         ];
         for (name, help, value) in gauges {

@@ -86,6 +86,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
                 }
                 Reply::Trace(one) => {
                     state.metrics.cached(one.cached_tokens);
+                    state.traces.note(&one);
                     cached += one.cached_tokens;
                     trace = trace.or(Some(one));
                 }

@@ -64,6 +64,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             }
             Reply::Trace(one) => {
                 state.metrics.cached(one.cached_tokens);
+                state.traces.note(&one);
                 cached += one.cached_tokens;
                 trace = trace.or(Some(one));
                 continue;

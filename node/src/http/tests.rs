@@ -79,6 +79,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         models,
         cut_off: vec![],
         rejected: BTreeMap::new(),
+        kv_refused: BTreeMap::new(),
         addresses: vec![],
         http: None,
     }

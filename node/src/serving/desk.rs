@@ -4,22 +4,26 @@
 //! the reserved pages, and counted only once its manifest fits. When every layer of the stage has arrived, or the
 //! patience is over, the stage hears of it once.
 
+mod reception;
+
 use super::stage::{Admission, Beside, Side, StageContext};
-use crate::links::{FrameReceiver, LinkError, Stream};
+use crate::links::Stream;
+use reception::{ReceiveError, Reception};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::engine::{Engine, StageKey};
 use tsnode_protocol::{
-    KvCodec, KvDtype, LayerRange, Manifest, RequestId, TileHeader, codec,
-    kv::{KvAnswer, KvHeader, KvPart},
-    limits,
+    KvCodec, LayerRange, PeerId, RequestId,
+    kv::{Delivery, KvAnswer, KvHeader},
     ring::RingFrame,
 };
 
 /// A sequence that waits for KV at one stage.
 pub(super) struct Expected {
+    /// This peer.
+    pub me: PeerId,
     pub request: RequestId,
     pub tokens: u32,
     pub codec: KvCodec,
@@ -35,6 +39,7 @@ struct Pending {
     expected: Arc<Expected>,
     /// Layers that lie in pages, each counted once.
     arrived: Vec<u32>,
+    deliveries: Vec<Delivery>,
     /// Ends patience and reception when the sequence is released.
     end: CancellationToken,
 }
@@ -43,26 +48,8 @@ struct Pending {
 #[derive(Clone, Default)]
 pub(super) struct Desk {
     pending: Arc<Mutex<BTreeMap<(RequestId, StageKey), Pending>>>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum ReceiveError {
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    #[error("no sequence of that name waits for KV here")]
-    Unexpected,
-    #[error("KV of {theirs} where {ours} was expected")]
-    Mismatch { theirs: String, ours: String },
-    #[error("a tile outside what the stream announced")]
-    Stray,
-    #[error("the stream ended without its manifest")]
-    Cut,
-    #[error("manifest does not fit: {announced:?} announced, {tiles} tiles and {bytes} bytes arrived")]
-    Manifest { announced: Manifest, tiles: u32, bytes: u64 },
-    #[error("tile could not be unpacked: {0}")]
-    Unpack(String),
-    #[error("layer {layer} lacks {missing} tokens")]
-    Incomplete { layer: u32, missing: u32 },
+    /// KV streams refused, by why.
+    refused: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 impl Desk {
@@ -76,7 +63,8 @@ impl Desk {
         let end = expected.ring.child_token();
         let key = (expected.request, expected.stage.key);
         let (patience, admission, tasks) = (expected.patience, expected.admission, expected.stage.tasks.clone());
-        let pending = Pending { expected: Arc::new(expected), arrived: Vec::new(), end: end.clone() };
+        let pending =
+            Pending { expected: Arc::new(expected), arrived: Vec::new(), deliveries: Vec::new(), end: end.clone() };
         self.lock().insert(key, pending);
         let desk = self.clone();
         tasks.spawn(async move {
@@ -111,9 +99,15 @@ impl Desk {
         let Some(pending) = self.leave(key, admission) else { return };
         pending.end.cancel();
         let position = pending.expected.stage.position;
-        let frame = RingFrame::KvArrived { request: key.0, position, failed };
+        let arrived = failed.map_or(Ok(pending.deliveries), Err);
+        let frame = RingFrame::KvArrived { request: key.0, position, arrived };
         // A ring that has ended no longer listens.
         let _ = pending.expected.side.send(Beside { admission, frame }).await;
+    }
+
+    /// KV streams refused since the start, by why.
+    pub fn refused(&self) -> BTreeMap<&'static str, u64> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn find(&self, header: &KvHeader) -> Option<((RequestId, StageKey), Arc<Expected>, CancellationToken)> {
@@ -125,14 +119,14 @@ impl Desk {
     }
 
     /// Takes one KV stream in and answers it.
-    pub async fn receive(&self, header: KvHeader, stream: Stream) {
+    pub async fn receive(&self, from: PeerId, header: KvHeader, stream: Stream) {
         let Stream { mut sender, receiver } = stream;
         let answer = match self.find(&header) {
             None => Err(ReceiveError::Unexpected),
             Some((key, expected, end)) => {
                 let taken = tokio::select! {
                     () = end.cancelled() => Err(ReceiveError::Unexpected),
-                    taken = take_in(&expected, &header, receiver) => taken,
+                    taken = Reception::new(&expected, &header, receiver).take_in(from, &mut sender) => taken,
                 };
                 self.conclude(key, &expected, header.layers, taken).await
             }
@@ -140,7 +134,8 @@ impl Desk {
         let answer = match answer {
             Ok(()) => KvAnswer::Committed,
             Err(error) => {
-                tracing::warn!(request = %header.request, %error, "KV refused");
+                tracing::warn!(request = %header.request, %from, %error, "KV refused");
+                *self.refused.lock().unwrap_or_else(PoisonError::into_inner).entry(error.kind()).or_default() += 1;
                 KvAnswer::Refused(error.to_string())
             }
         };
@@ -155,16 +150,20 @@ impl Desk {
         key: (RequestId, StageKey),
         expected: &Expected,
         layers: LayerRange,
-        taken: Result<(), ReceiveError>,
+        taken: Result<Delivery, ReceiveError>,
     ) -> Result<(), ReceiveError> {
-        if let Err(error) = taken {
-            self.settle(key, expected.admission, Some(error.to_string())).await;
-            return Err(error);
-        }
+        let delivery = match taken {
+            Ok(delivery) => delivery,
+            Err(error) => {
+                self.settle(key, expected.admission, Some(error.to_string())).await;
+                return Err(error);
+            }
+        };
         let whole = {
             let mut pending = self.lock();
             let entry = pending.get_mut(&key).filter(|p| p.expected.admission == expected.admission);
             let entry = entry.ok_or(ReceiveError::Unexpected)?;
+            entry.deliveries.push(delivery);
             entry.arrived.extend(layers.iter());
             entry.arrived.sort_unstable();
             entry.arrived.dedup();
@@ -185,83 +184,5 @@ impl Desk {
     }
 }
 
-/// Unpacks every tile of the stream, and holds them against header and manifest.
-async fn take_in(expected: &Expected, header: &KvHeader, mut stream: FrameReceiver) -> Result<(), ReceiveError> {
-    check_header(expected, header)?;
-    let mut checksum = blake3::Hasher::new();
-    let (mut tiles, mut bytes) = (0u32, 0u64);
-    let mut tokens: BTreeMap<u32, u32> = header.layers.iter().map(|layer| (layer, 0)).collect();
-    loop {
-        match stream.recv::<KvPart>().await?.ok_or(ReceiveError::Cut)? {
-            KvPart::Tile(tile) => {
-                tile.check().map_err(LinkError::from)?;
-                accept_order(expected, &tile, &mut tokens)?;
-                let payload = stream.recv_bytes(limits::TILE_BYTES).await?.ok_or(ReceiveError::Cut)?;
-                if payload.len() != tile.bytes as usize {
-                    return Err(ReceiveError::Stray);
-                }
-                checksum.update(&codec::encode(&tile)).update(&payload);
-                tiles += 1;
-                bytes += payload.len() as u64;
-                unpack(expected, header, tile, payload).await?;
-            }
-            KvPart::End(announced) => {
-                let ours = Manifest { tiles, bytes, checksum: *checksum.finalize().as_bytes() };
-                if announced != ours {
-                    return Err(ReceiveError::Manifest { announced, tiles, bytes });
-                }
-                return all_there(&tokens, expected.tokens);
-            }
-        }
-    }
-}
-
-fn check_header(expected: &Expected, header: &KvHeader) -> Result<(), ReceiveError> {
-    let mismatch = |theirs: String, ours: String| Err(ReceiveError::Mismatch { theirs, ours });
-    let stage = &expected.stage;
-    if header.model != stage.model {
-        return mismatch(header.model.to_string(), stage.model.to_string());
-    }
-    if header.tokens != expected.tokens {
-        return mismatch(format!("{} tokens", header.tokens), format!("{} tokens", expected.tokens));
-    }
-    if header.codec != expected.codec {
-        return mismatch(format!("{:?} tiles", header.codec), format!("{:?} tiles", expected.codec));
-    }
-    // Packed tiles hold 16-bit scales whatever the pages hold; raw ones are the pages' own bytes.
-    if header.codec == KvCodec::Raw && header.dtype != stage.dtype {
-        let name = |d: KvDtype| format!("{d:?} pages");
-        return mismatch(name(header.dtype), name(stage.dtype));
-    }
-    Ok(())
-}
-
-/// Tiles of a layer come in token order, each token once, with all KV heads.
-fn accept_order(expected: &Expected, tile: &TileHeader, tokens: &mut BTreeMap<u32, u32>) -> Result<(), ReceiveError> {
-    let have = tokens.get_mut(&tile.layer).ok_or(ReceiveError::Stray)?;
-    let heads = expected.stage.shape.kv_heads;
-    if tile.token_start != *have || tile.token_end > expected.tokens || tile.head_start != 0 || tile.head_end != heads {
-        return Err(ReceiveError::Stray);
-    }
-    *have = tile.token_end;
-    Ok(())
-}
-
-async fn unpack(
-    expected: &Expected,
-    header: &KvHeader,
-    tile: TileHeader,
-    payload: Vec<u8>,
-) -> Result<(), ReceiveError> {
-    let (key, request, packing) = (expected.stage.key, expected.request, header.codec);
-    let job = move |engine: &mut Engine| engine.import(key, request, &tile, packing, &payload);
-    let done = expected.stage.compute.call(job).await.map_err(|e| ReceiveError::Unpack(e.to_string()))?;
-    done.map_err(|e| ReceiveError::Unpack(e.to_string()))
-}
-
-fn all_there(tokens: &BTreeMap<u32, u32>, wanted: u32) -> Result<(), ReceiveError> {
-    match tokens.iter().find(|(_, have)| **have != wanted) {
-        Some((layer, have)) => Err(ReceiveError::Incomplete { layer: *layer, missing: wanted - have }),
-        None => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests;

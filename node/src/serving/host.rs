@@ -79,6 +79,8 @@ pub struct HostReport {
     pub load: Load,
     /// How far the stage is that is being loaded.
     pub loading: Option<Progress>,
+    /// KV streams refused since the start, by why.
+    pub kv_refused: BTreeMap<&'static str, u64>,
 }
 
 enum Command {
@@ -262,6 +264,7 @@ impl Keeper {
             compute,
             links: self.setup.links.clone(),
             desk: self.desk.clone(),
+            me: self.setup.me,
             key,
             model: group.model,
             shape: source.card().shape,
@@ -313,7 +316,8 @@ impl Keeper {
     }
 
     async fn report(&self) -> HostReport {
-        let mut report = HostReport { loading: *self.far.borrow(), ..HostReport::default() };
+        let mut report =
+            HostReport { loading: *self.far.borrow(), kv_refused: self.desk.refused(), ..HostReport::default() };
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();
             if ready {
@@ -360,7 +364,7 @@ impl Keeper {
             Opening::Ring(hello) => self.ring(peer, hello, stream),
             Opening::Kv(header) => {
                 let desk = self.desk.clone();
-                self.tasks.spawn(async move { desk.receive(header, stream).await });
+                self.tasks.spawn(async move { desk.receive(peer, header, stream).await });
             }
             Opening::File { model, name } => {
                 let shelf = self.setup.shelf.clone();

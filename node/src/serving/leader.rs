@@ -292,7 +292,7 @@ impl Leader {
                     watched.closed().await;
                     let _ = speak.send(Word::Gone(turn)).await;
                 });
-                let export = KvExport { targets: request.targets, codec: request.codec };
+                let export = KvExport { targets: request.targets, codec: request.codec, pace: request.pace };
                 let kind = Kind::Export(export);
                 // What is packed are copies: here the prompt's KV stays as it is.
                 let known = Known { answered: Vec::new(), codec: KvCodec::Raw };
@@ -406,13 +406,16 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
         Action::Ring(_) => return None,
         Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
         Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
-        Action::KvArrived { request, after } => (request, ToClient::Decode(DecodeEvent::KvArrived { after }), false),
+        Action::KvArrived { request, after, deliveries } => {
+            (request, ToClient::Decode(DecodeEvent::KvArrived { after, deliveries }), false)
+        }
+        Action::Computed { request, computed } => (request, ToClient::Decode(DecodeEvent::Computed(computed)), false),
         Action::KvFailed { request, reason } => (request, ToClient::Decode(DecodeEvent::KvFailed(reason)), false),
         Action::Token { request, index, sampled } => {
             (request, ToClient::Decode(DecodeEvent::Token { index, sampled }), false)
         }
-        Action::First { request, sampled, after, cached } => {
-            (request, ToClient::Prefill(PrefillEvent::First { sampled, after, cached }), false)
+        Action::First { request, sampled, computed, cached } => {
+            (request, ToClient::Prefill(PrefillEvent::First { sampled, computed, cached }), false)
         }
         Action::KvSent { request, bytes, after } => {
             (request, ToClient::Prefill(PrefillEvent::KvSent { bytes, after }), true)
@@ -427,7 +430,7 @@ fn from_ring(frame: RingFrame) -> Option<Event> {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
         RingFrame::Grown { request, refused } => Event::Grown { request, refused },
         RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens },
-        RingFrame::KvArrived { request, position, failed } => Event::KvArrived { request, position, failed },
+        RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
         // What a leader says is not for a leader to hear.
         RingFrame::Admit(_)

@@ -6,7 +6,7 @@
 use super::{
     compute::{Compute, ComputeError},
     desk::{Desk, Expected},
-    export::{self, Exporter},
+    export::{self, Exporter, Taps},
 };
 use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use tsnode_kernels::{
     pages::PagesError,
 };
 use tsnode_protocol::{
-    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, RequestId, Sampled, Sampling, Token, limits,
+    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, RequestId, Sampled, Sampling, Token, limits,
     ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
@@ -68,6 +68,8 @@ pub(super) struct StageContext {
     pub compute: Compute,
     pub links: Links,
     pub desk: Desk,
+    /// This peer.
+    pub me: PeerId,
     pub key: StageKey,
     pub model: ModelId,
     pub shape: ModelShape,
@@ -228,7 +230,7 @@ impl Worker {
             )
         });
         if let (Some(export), Some(shared)) = (&export, admit.shared) {
-            export.has(shared.tokens).await;
+            export.computed(shared.tokens);
         }
         self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens });
         Ok(None)
@@ -270,6 +272,7 @@ impl Worker {
 
     fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, kv: AwaitKv) {
         self.context.desk.expect(Expected {
+            me: self.context.me,
             request,
             tokens,
             codec: kv.codec,
@@ -291,19 +294,20 @@ impl Worker {
         }
         if self.context.is_last() {
             let (step, tokens) = self.compute_and_sample(step, hidden).await?;
-            self.export_prompts(&step.entries).await;
+            self.export_prompts(&step.entries);
             return self.pass(RingFrame::Sampled { step: step.step, tokens }).await;
         }
         let (mut step, hidden) = self.compute_hidden(step, hidden).await?;
         step.rows = rows as u32;
         let entries = step.entries.clone();
         self.pass_with(RingFrame::Step(step), &hidden).await?;
-        self.export_prompts(&entries).await;
+        self.export_prompts(&entries);
         Ok(())
     }
 
     async fn compute_hidden(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Vec<f32>), StageError> {
         let (key, first) = (self.context.key, self.context.is_first());
+        let mut taps = self.taps(&step.entries);
         let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
             let input = if first {
@@ -312,8 +316,10 @@ impl Worker {
             } else {
                 Input::Hidden(&hidden)
             };
-            let out = forget_guesses(engine, key, &step)
-                .and_then(|()| engine.forward(key, &slices(&step), input, Output::Hidden).map(|rows| rows.to_vec()));
+            let out = forget_guesses(engine, key, &step).and_then(|()| {
+                let rows = engine.forward_tapped(key, &slices(&step), input, Output::Hidden, taps.as_tap());
+                rows.map(|rows| rows.to_vec())
+            });
             (step, out)
         };
         let (step, out) = self.context.compute.call(run).await?;
@@ -333,6 +339,7 @@ impl Worker {
             let sampler = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take());
             samplers.extend(sampler.map(|s| (entry.request, s)));
         }
+        let mut taps = self.taps(&step.entries);
         let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
             let input = if first {
@@ -342,8 +349,9 @@ impl Worker {
                 Input::Hidden(&hidden)
             };
             let rows = sampled_rows(&step);
+            let output = Output::Logits { rows: &rows };
             let logits = forget_guesses(engine, key, &step)
-                .and_then(|()| engine.forward(key, &slices(&step), input, Output::Logits { rows: &rows }));
+                .and_then(|()| engine.forward_tapped(key, &slices(&step), input, output, taps.as_tap()));
             let chosen = logits.map(|logits| choose(&step, logits, vocab, &mut samplers));
             let chosen = chosen.map_err(|e| e.to_string());
             (step, samplers, chosen)
@@ -366,12 +374,24 @@ impl Worker {
         }
     }
 
-    async fn export_prompts(&mut self, entries: &[StepEntry]) {
-        for entry in entries.iter().filter(|e| e.prompt) {
-            if let Some(export) = self.sequences.get(&entry.request).and_then(|s| s.export.as_ref()) {
-                export.computed(entry.start..entry.start + entry.tokens.len() as u32).await;
-            }
-        }
+    /// Whoever takes KV out while a step is computed.
+    fn taps(&self, entries: &[StepEntry]) -> Taps {
+        let mut taps = Taps::default();
+        self.exported(entries).for_each(|(export, end)| export.tap(end, &mut taps));
+        taps
+    }
+
+    /// What is computed can leave.
+    fn export_prompts(&self, entries: &[StepEntry]) {
+        self.exported(entries).for_each(|(export, end)| export.computed(end));
+    }
+
+    /// Exports of a step's prompts, and where each prompt's part of the step ends.
+    fn exported(&self, entries: &[StepEntry]) -> impl Iterator<Item = (&Exporter, u32)> {
+        entries.iter().filter(|e| e.prompt).filter_map(|entry| {
+            let export = self.sequences.get(&entry.request)?.export.as_ref()?;
+            Some((export, entry.start + entry.tokens.len() as u32))
+        })
     }
 
     /// Leaves a prompt's KV as if it had come from another group.

@@ -197,7 +197,7 @@ fn kv_part(bytes: &[u8]) -> bool {
             }
             true
         }
-        Some(KvPart::End(_)) => true,
+        Some(KvPart::End(..)) => true,
         _ => false,
     }
 }

@@ -1,0 +1,75 @@
+//! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
+
+use super::{Shards, StageKey};
+use crate::{
+    cpu::Simd,
+    pages::PagePool,
+    wire::{self, Tile},
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use tsnode_protocol::{KvCodec, RequestId};
+
+/// Whoever wants a layer's KV before the next layer is computed.
+///
+/// It is called on the thread that computes, which waits for it. Where several ranks hold a stage it is not called: no rank
+/// has all heads.
+pub trait Tap: Send {
+    /// Keys and values of the step's tokens are stored in this layer, counted over the model.
+    fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>);
+}
+
+/// The KV of one layer, in the middle of a step.
+pub struct Fresh<'a> {
+    pub(super) pool: &'a PagePool,
+    pub(super) sequences: &'a BTreeMap<(StageKey, RequestId), Shards>,
+    pub(super) stage: StageKey,
+    /// Counted over the stage.
+    pub(super) layer: usize,
+    pub(super) heads: usize,
+    pub(super) scratch: &'a mut wire::Scratch,
+}
+
+impl Fresh<'_> {
+    /// Packs tokens of a sequence, those before the step or in it, straight from their pages. `payload` becomes as long as
+    /// the tile; what memory it has is used again. Whether the sequence is there and has room for so many.
+    pub fn export(&mut self, request: RequestId, tokens: Range<u32>, codec: KvCodec, payload: &mut Vec<u8>) -> bool {
+        let Some(kv) = self.sequences.get(&(self.stage, request)).map(|kv| kv.of(0)) else { return false };
+        let tokens = tokens.start as usize..tokens.end as usize;
+        if tokens.end > kv.room() || !tokens.start.is_multiple_of(codec.tile_step() as usize) {
+            return false;
+        }
+        let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
+        wire::export(Simd::detect(), codec, kv, self.pool, &tile, self.scratch, payload);
+        true
+    }
+}
+
+/// What attention tells of the keys and values it has stored.
+pub(super) trait Stored {
+    /// In this layer of the stage, of the pool's heads.
+    fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>);
+}
+
+/// Whose step it is.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a> {
+    pub stage: StageKey,
+    pub sequences: &'a BTreeMap<(StageKey, RequestId), Shards>,
+}
+
+/// A tap, and what it needs.
+pub(super) struct Tapped<'a> {
+    pub tap: &'a mut dyn Tap,
+    /// Where the stage's layers begin.
+    pub first: u32,
+    pub scratch: &'a mut wire::Scratch,
+}
+
+impl Stored for Tapped<'_> {
+    fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>) {
+        let Step { stage, sequences } = step;
+        let mut fresh = Fresh { pool, sequences, stage, layer, heads, scratch: self.scratch };
+        self.tap.layer(self.first + layer as u32, &mut fresh);
+    }
+}

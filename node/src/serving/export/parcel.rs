@@ -1,0 +1,92 @@
+//! Prompt flow 6: the KV stream to one decode stage. Nothing is sent beyond what the receiver gives credit for.
+
+use super::{ExportError, packer::Tile};
+use crate::links::{FrameReceiver, FrameSender, LinkError, Stream};
+use crate::serving::stage::StageContext;
+use std::time::Duration;
+use tokio::time::timeout;
+use tsnode_protocol::{
+    LayerRange, Manifest, PeerId, codec,
+    kv::{KvAnswer, KvHeader, KvPart, Packing},
+    limits,
+    ring::KvTarget,
+    stream::Opening,
+};
+
+/// How long a decode stage may take to unpack something, and to confirm all of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The KV stream to one target.
+pub(super) struct Parcel {
+    target: PeerId,
+    pub layers: LayerRange,
+    sender: FrameSender,
+    receiver: FrameReceiver,
+    tiles: u32,
+    bytes: u64,
+    /// Sent, and not known to be unpacked.
+    owed: u64,
+    checksum: blake3::Hasher,
+}
+
+impl Parcel {
+    /// Opens the stream; the header says what will come.
+    pub async fn open(context: &StageContext, target: &KvTarget, header: KvHeader) -> Result<Self, ExportError> {
+        let opened = context.links.open(target.peer, &target.addresses, &Opening::Kv(header)).await;
+        let Stream { sender, receiver } = opened.map_err(|e| ExportError::Link(target.peer, e))?;
+        let (target, layers, checksum) = (target.peer, header.layers, blake3::Hasher::new());
+        Ok(Self { target, layers, sender, receiver, tiles: 0, bytes: 0, owed: 0, checksum })
+    }
+
+    /// Sends a tile once there is credit for it; of one that is spoilt on purpose, something else than its checksum is of.
+    pub async fn tile(&mut self, tile: &Tile, spoilt: Option<&[u8]>) -> Result<(), ExportError> {
+        let bytes = tile.payload.len() as u64;
+        while self.owed > 0 && self.owed + bytes > limits::KV_CREDIT {
+            match self.answer().await? {
+                KvAnswer::Credit(credit) => self.owed = self.owed.saturating_sub(credit),
+                KvAnswer::Refused(why) => return Err(ExportError::Refused(self.target, why)),
+                KvAnswer::Committed => return Err(ExportError::Unconfirmed(self.target)),
+            }
+        }
+        self.tiles += 1;
+        self.bytes += bytes;
+        self.owed += bytes;
+        self.checksum.update(&codec::encode(&tile.header)).update(&tile.payload);
+        let link = |e| ExportError::Link(self.target, e);
+        self.sender.send(&KvPart::Tile(tile.header)).await.map_err(link)?;
+        self.sender.send_bytes(spoilt.unwrap_or(&tile.payload), limits::TILE_BYTES).await.map_err(link)
+    }
+
+    /// Ends the stream with what the receiver holds it against.
+    pub async fn close(&mut self, packing: Packing) -> Result<(), ExportError> {
+        let manifest =
+            Manifest { tiles: self.tiles, bytes: self.bytes, checksum: *self.checksum.finalize().as_bytes() };
+        let link = |e| ExportError::Link(self.target, e);
+        self.sender.send(&KvPart::End(manifest, packing)).await.map_err(link)?;
+        self.sender.finish().map_err(link)
+    }
+
+    /// Bytes that now lie in the target's pages.
+    pub async fn confirmed(mut self) -> Result<u64, ExportError> {
+        loop {
+            match self.answer().await? {
+                KvAnswer::Credit(_) => {}
+                KvAnswer::Committed => return Ok(self.bytes),
+                KvAnswer::Refused(why) => return Err(ExportError::Refused(self.target, why)),
+            }
+        }
+    }
+
+    async fn answer(&mut self) -> Result<KvAnswer, ExportError> {
+        let answer = timeout(PATIENCE, self.receiver.recv::<KvAnswer>()).await;
+        match answer.map_err(|_| ExportError::Unconfirmed(self.target))? {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(ExportError::Unconfirmed(self.target)),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    fn lost(&self, error: LinkError) -> ExportError {
+        ExportError::Link(self.target, error)
+    }
+}
