@@ -6,7 +6,7 @@
 mod request;
 mod trace;
 
-pub use trace::{Move, Parts, Trace};
+pub use trace::{Move, Parts, Predicted, Trace};
 
 use crate::{
     Time,
@@ -48,6 +48,8 @@ pub struct GatewayConfig {
     pub homeless_patience: Duration,
     /// Packing of KV.
     pub kv: KvChoice,
+    /// When KV leaves, where it is not as pays.
+    pub pace: Option<KvPace>,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
     /// Bytes of a KV element in pages.
@@ -65,6 +67,7 @@ impl Default for GatewayConfig {
             retry_after: Duration::from_secs(2),
             homeless_patience: Duration::from_secs(60),
             kv: KvChoice::Auto,
+            pace: None,
             split: SplitChoice::Auto,
             element_bytes: 2,
             dispatch: Dispatch::Live,
@@ -332,7 +335,8 @@ impl Gateway {
         if r.answer.is_empty() {
             r.codec = if split { verdict.map_or(KvCodec::Int4, |v| v.codec) } else { KvCodec::Raw };
         }
-        r.pace = verdict.map_or(KvPace::default(), |v| v.pace);
+        r.pace = self.config.pace.or(verdict.map(|v| v.pace)).unwrap_or_default();
+        r.predicted = verdict.map(|v| Predicted { elsewhere: v.remote, here: v.local });
         r.homeless_until = None;
         r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
         r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });

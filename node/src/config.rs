@@ -17,7 +17,7 @@ use tsnode_coordinator::{
     gate::{KvChoice, SplitChoice},
 };
 use tsnode_kernels::engine::Threads;
-use tsnode_protocol::{BytesPerSecond, KvDtype};
+use tsnode_protocol::{BytesPerSecond, KvDtype, kv::KvPace};
 
 /// Requests a minute of each client beyond this host, unless told otherwise.
 const REMOTE_RATE: u32 = 600;
@@ -34,7 +34,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 28] = [
+pub const KNOBS: [Knob; 29] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -54,6 +54,11 @@ pub const KNOBS: [Knob; 28] = [
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw, int8 or int4"),
+    knob(
+        "kv-pace",
+        "auto",
+        "When KV leaves: layer by layer beside the prefill (layers), after it (whole), or as pays (auto)",
+    ),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
@@ -261,6 +266,10 @@ impl Settings {
             kv_codec: self.choice(
                 "kv-codec",
                 &[("auto", KvChoice::Auto), ("raw", KvChoice::Raw), ("int8", KvChoice::Int8), ("int4", KvChoice::Int4)],
+            )?,
+            kv_pace: self.choice(
+                "kv-pace",
+                &[("auto", None), ("layers", Some(KvPace::Layers)), ("whole", Some(KvPace::Whole))],
             )?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,

@@ -284,6 +284,7 @@ impl Ground {
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
+            pace: self.config.kv_pace,
             split: self.config.split,
             element_bytes: self.config.kv_dtype.bytes() as u64,
             ..GatewayConfig::default()

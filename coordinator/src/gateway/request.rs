@@ -1,6 +1,6 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, Move, Trace, trace::Timeline};
+use super::{Begun, Move, Predicted, Trace, trace::Timeline};
 use crate::{Time, policy::routing::Asked, router::Pick, spot::Served};
 use std::collections::BTreeSet;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Token, kv::KvPace, stream::Generation};
@@ -35,6 +35,8 @@ pub(super) struct Request {
     pub codec: KvCodec,
     /// When it leaves.
     pub pace: KvPace,
+    /// What the gate expected.
+    pub predicted: Option<Predicted>,
     /// Why the prompt is computed where it is.
     pub reason: String,
     pub accepted: bool,
@@ -72,6 +74,7 @@ impl Request {
             prefill: Prefill::ByDecode,
             codec: KvCodec::Raw,
             pace: KvPace::default(),
+            predicted: None,
             reason: String::new(),
             accepted: false,
             first: None,
@@ -134,6 +137,7 @@ impl Request {
             prefill: self.prefill_leader?,
             decode: self.decode_leader?,
             reason: self.reason.clone(),
+            predicted: self.predicted,
             prompt_tokens: self.prompt.len() as u32,
             cached_tokens: self.cached,
             new_tokens: self.next_index(),

@@ -15,6 +15,8 @@ pub struct Trace {
     pub decode: PeerId,
     /// Why prefill ran where it ran: the cost gate's numbers, or the failure that moved it.
     pub reason: String,
+    /// What the gate expected, where there were two ways.
+    pub predicted: Option<Predicted>,
     /// Prompt tokens.
     pub prompt_tokens: u32,
     /// Of those, tokens that were not computed: another request had begun with them.
@@ -38,6 +40,15 @@ pub struct Trace {
     pub deliveries: Vec<Delivery>,
     /// How often another group went on with it, and why.
     pub moves: Vec<Move>,
+}
+
+/// Until a prompt's KV is where it is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Predicted {
+    /// Computed elsewhere and sent.
+    pub elsewhere: Seconds,
+    /// Computed there.
+    pub here: Seconds,
 }
 
 /// A request goes on elsewhere.

@@ -2,6 +2,7 @@
 
 mod codec;
 mod engine;
+mod handover;
 
 use super::loading::Loading;
 use crate::{
@@ -23,11 +24,13 @@ pub(super) fn command() -> Command {
         .subcommand_required(true)
         .subcommand(engine::command())
         .subcommand(codec::command())
+        .subcommand(handover::command())
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
+pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
+        Some(("handover", matches)) => handover::run(matches).await,
         Some((_, matches)) => codec::run(matches),
         None => Ok(()),
     }

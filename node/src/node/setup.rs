@@ -18,7 +18,7 @@ use tsnode_coordinator::{
     lending::Hours,
 };
 use tsnode_kernels::{engine::Threads, source::SourceError};
-use tsnode_protocol::{Invite, KvDtype};
+use tsnode_protocol::{Invite, KvDtype, kv::KvPace};
 
 /// What model a peer serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,8 @@ pub struct NodeConfig {
     pub kv_dtype: KvDtype,
     /// Packing of KV on the wire.
     pub kv_codec: KvChoice,
+    /// When KV leaves, where it is not as pays.
+    pub kv_pace: Option<KvPace>,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
     /// Whether groups that this peer leads guess answers' next tokens.

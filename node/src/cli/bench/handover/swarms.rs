@@ -1,0 +1,96 @@
+//! Swarms of one or two peers, each in a folder that goes with it.
+
+use crate::exit::{Exit, Kind};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use tsnode_testnet::{PeerConfig, Testnet, TestnetConfig, TestnetError};
+
+/// How long a gateway may take to know its links.
+const LINKS: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Starts swarms.
+pub(super) struct Swarms {
+    executable: PathBuf,
+    model: Vec<String>,
+}
+
+/// A swarm that runs.
+pub(super) struct Kept {
+    net: Testnet,
+}
+
+impl Swarms {
+    pub fn new(model: Option<&str>) -> Result<Self, Exit> {
+        let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+        let model = model.map_or_else(Vec::new, |path| vec!["--model".into(), path.into()]);
+        Ok(Self { executable, model })
+    }
+
+    /// Peers with so many threads each: one does both phases, of two the first prefills and the second decodes.
+    pub async fn up(
+        &self,
+        name: &str,
+        threads: &[usize],
+        flags: &[&str],
+        link_mbit: Option<f64>,
+    ) -> Result<Kept, Exit> {
+        let folder = std::env::temp_dir().join(format!("tsnode-handover-{}-{name}", std::process::id()));
+        let host = |threads: &usize| {
+            let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
+            PeerConfig::Host { flags: flags.chain(self.model.iter().cloned()).collect() }
+        };
+        let layout = if threads.len() == 1 { "mixed=1" } else { "prefill=1,decode=1" };
+        let mut all = vec!["--layout", layout, "--guess", "never"];
+        all.extend(flags);
+        if !flags.contains(&"--split") {
+            all.extend(["--split", "always"]);
+        }
+        let config = TestnetConfig {
+            executable: self.executable.clone(),
+            folder,
+            peers: threads.iter().map(host).collect(),
+            link_mbit,
+            link_ms: None,
+            flags: all.into_iter().map(str::to_owned).collect(),
+        };
+        Ok(Kept { net: Testnet::up(&config).await.map_err(exit)? })
+    }
+}
+
+impl Kept {
+    /// Where the peer that decodes listens: a request to it crosses no other peer.
+    pub fn http(&self) -> String {
+        self.net.peers().last().map(|p| p.http.clone()).unwrap_or_default()
+    }
+
+    /// Waits until the peer that decodes has heard what the link to it carries.
+    pub async fn await_links(&self, client: &reqwest::Client) -> Result<(), Exit> {
+        let asked = Instant::now();
+        loop {
+            let view: serde_json::Value = match client.get(format!("{}/api/swarm", self.http())).send().await {
+                Ok(answer) => answer.json().await.unwrap_or_default(),
+                Err(_) => serde_json::Value::Null,
+            };
+            let measured = |p: &serde_json::Value| p["advert"]["links"].as_array().is_some_and(|l| !l.is_empty());
+            if view["peers"].as_array().is_some_and(|peers| peers.iter().all(measured)) {
+                return Ok(());
+            }
+            if asked.elapsed() > LINKS {
+                return Err(Exit::new(Kind::Other, format!("links are not measured after {} s", LINKS.as_secs())));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    pub async fn down(self) -> Result<(), Exit> {
+        let folder = self.net.folder().to_owned();
+        self.net.down().await.map_err(exit)?;
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", folder.display())))
+    }
+}
+
+fn exit(error: TestnetError) -> Exit {
+    Exit::new(Kind::Other, error.to_string())
+}
