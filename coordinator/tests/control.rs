@@ -206,7 +206,7 @@ fn clocks_that_are_an_hour_off_hinder_nobody() {
         (0..5).for_each(|n| world.start(n));
         world.wait(seconds(6));
         world.net.sides.clear();
-        world.wait(seconds(12));
+        world.wait(seconds(20));
         all_is_well(&world);
     }
 }

@@ -186,18 +186,16 @@ impl Simd {
     }
 
     /// See [`wire::decode`].
-    #[allow(clippy::too_many_arguments)] // A block, a row of it, and where it goes.
     pub(crate) fn decode(
         self,
         form: Form,
         codes: &[u8],
-        row: usize,
-        step: &[f32],
-        shift: &[f32],
+        first: usize,
+        scales: (&[f32], &[f32]),
         dtype: Dtype,
         out: &mut [u8],
     ) {
-        by_simd!(self, decode(form, codes, row, step, shift, dtype, out));
+        by_simd!(self, decode(form, codes, first, scales, dtype, out));
     }
 
     fn lanes(self, block: Block<'_>, acc: &mut [Lanes]) {

@@ -86,15 +86,6 @@ impl Form {
         }
     }
 
-    /// Groups that a token's row has numbers of, from the first on.
-    pub(crate) fn groups_of_row(&self, row: usize) -> std::ops::Range<usize> {
-        let each = self.dim.div_ceil(GROUP);
-        match self.side {
-            Side::Keys => 0..self.dim,
-            Side::Values => row * each..(row + 1) * each,
-        }
-    }
-
     /// Bytes before the codes.
     fn head_bytes(&self) -> usize {
         match (self.bits, self.side) {
@@ -179,11 +170,9 @@ pub(crate) fn open<'a>(simd: Simd, form: Form, packed: &'a [u8], scratch: &'a mu
 }
 
 impl Opened<'_> {
-    /// Unpacks one token's row into a page.
-    pub(crate) fn row(&self, row: usize, dtype: Dtype, out: &mut [u8]) {
-        let groups = self.form.groups_of_row(row);
-        let (step, shift) = (&self.scratch.step[groups.clone()], &self.scratch.shift[groups]);
-        self.simd.decode(self.form, self.codes, row, step, shift, dtype, out);
+    /// Unpacks the rows of tokens from the `first` on into a page, as many as there is room for.
+    pub(crate) fn rows(&self, first: usize, dtype: Dtype, out: &mut [u8]) {
+        self.simd.decode(self.form, self.codes, first, (&self.scratch.step, &self.scratch.shift), dtype, out);
     }
 }
 

@@ -74,8 +74,14 @@ fn nearest(x: f32) -> i32 {
     if (-2_147_483_648.0..2_147_483_648.0).contains(&whole) { whole as i32 } else { i32::MIN }
 }
 
-/// One row's numbers, from its groups' steps and shifts.
-pub(crate) fn decode(form: Form, codes: &[u8], row: usize, step: &[f32], shift: &[f32], dtype: Dtype, out: &mut [u8]) {
+/// The numbers of rows from the `first` on, as many as `out` has room for, from the steps and shifts of all groups.
+pub(crate) fn decode(form: Form, codes: &[u8], first: usize, scales: (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
+    for (n, out) in out.chunks_exact_mut(form.dim * dtype.bytes()).enumerate() {
+        decode_row(form, codes, first + n, scales, dtype, out);
+    }
+}
+
+fn decode_row(form: Form, codes: &[u8], row: usize, (step, shift): (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
     let dim = form.dim;
     let half = dim.div_ceil(2);
     let code = |c: usize| match form.bits {
@@ -85,7 +91,7 @@ pub(crate) fn decode(form: Form, codes: &[u8], row: usize, step: &[f32], shift: 
         Bits::Four => f32::from(codes[row / 2 * dim + c - half] >> 4),
     };
     for (c, out) in out.chunks_exact_mut(dtype.bytes()).enumerate() {
-        let group = if form.side == Side::Keys { c } else { c / GROUP };
+        let group = group(form, row, c);
         store(code(c).mul_add(step[group], shift[group]), dtype, out);
     }
 }

@@ -105,10 +105,8 @@ impl Strip {
             let block = open(simd, form, block, scratch);
             let mut row = 0;
             kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
-                for out in run.chunks_exact_mut(layout.row()) {
-                    block.row(row, layout.stored(), out);
-                    row += 1;
-                }
+                block.rows(row, layout.stored(), run);
+                row += run.len() / layout.row();
             });
         }
         rest

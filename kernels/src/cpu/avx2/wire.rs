@@ -9,6 +9,7 @@ use crate::{
     wire::{self, Bits, Form, GROUP, Rows},
 };
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Channels worked on at once: a group of values.
 const WIDE: usize = GROUP;
@@ -339,67 +340,129 @@ unsafe fn in_order(bytes: __m256i) -> __m256i {
 }
 
 /// See [`wire::decode`].
-#[allow(clippy::too_many_arguments)] // As the definition.
 pub(in super::super) fn decode(
     form: Form,
     codes: &[u8],
-    row: usize,
-    step: &[f32],
-    shift: &[f32],
+    first: usize,
+    (step, shift): (&[f32], &[f32]),
     dtype: Dtype,
     out: &mut [u8],
 ) {
-    let alone = form.bits == Bits::Four && form.tokens % 2 == 1 && row + 1 == form.tokens;
-    if alone || !form.dim.is_multiple_of(WIDE) {
-        return wire::decode(form, codes, row, step, shift, dtype, out);
+    let row = form.dim * dtype.bytes();
+    let end = first + out.len() / row;
+    assert!(end <= form.tokens && out.len().is_multiple_of(row) && codes.len() == form.code_bytes());
+    assert!(step.len() == form.groups() && shift.len() == step.len());
+    if !form.dim.is_multiple_of(WIDE) {
+        return wire::decode(form, codes, first, (step, shift), dtype, out);
     }
-    let groups = form.groups_of_row(row).len();
-    assert!(row < form.tokens && codes.len() == form.code_bytes() && out.len() == form.dim * dtype.bytes());
-    assert!(step.len() == groups && shift.len() == groups);
-    let codes = match form.bits {
-        Bits::Four => &codes[row / 2 * form.dim..][..form.dim],
-        Bits::Eight => &codes[row * form.dim..][..form.dim],
-    };
+    let alone = form.bits == Bits::Four && form.tokens % 2 == 1 && end == form.tokens && first < end;
+    let end = end - usize::from(alone);
+    let (out, last) = out.split_at_mut((end - first) * row);
     // SAFETY: `Simd::detect` chose this file only after `is_available`; the lines above are what `numbers` asks for.
     unsafe {
+        let scales = Scales { side: form.side, each: form.dim / WIDE, step: step.as_ptr(), shift: shift.as_ptr() };
         match dtype {
-            Dtype::F32 => numbers::<F32>(form, codes, row, step, shift, out),
-            Dtype::F16 => numbers::<F16>(form, codes, row, step, shift, out),
-            Dtype::Bf16 => numbers::<Bf16>(form, codes, row, step, shift, out),
+            Dtype::F32 => numbers::<F32>(form, codes, first..end, scales, out),
+            Dtype::F16 => numbers::<F16>(form, codes, first..end, scales, out),
+            Dtype::Bf16 => numbers::<Bf16>(form, codes, first..end, scales, out),
+        }
+    }
+    if alone {
+        wire::decode(form, codes, end, (step, shift), dtype, last);
+    }
+}
+
+/// Steps and shifts of a block.
+#[derive(Clone, Copy)]
+struct Scales {
+    side: Side,
+    /// Groups of a token's values.
+    each: usize,
+    step: *const f32,
+    shift: *const f32,
+}
+
+/// What 32 channels of a row are decoded with.
+type Wide = [[__m256; FOURS]; 2];
+
+impl Scales {
+    /// Of 32 channels of a row from `c` on.
+    ///
+    /// # Safety
+    /// The processor has AVX2; the block has such a row, and as many channels.
+    #[inline(always)]
+    unsafe fn of(self, row: usize, c: usize) -> Wide {
+        // SAFETY: there is a step and a shift for each channel of keys, or for each group of a row's values.
+        unsafe {
+            match self.side {
+                Side::Keys => {
+                    [self.step, self.shift].map(|at| std::array::from_fn(|i| _mm256_loadu_ps(at.add(c + 8 * i))))
+                }
+                Side::Values => {
+                    [self.step, self.shift].map(|at| [_mm256_set1_ps(*at.add(row * self.each + c / WIDE)); FOURS])
+                }
+            }
         }
     }
 }
 
+/// 32 channels at a time, down all rows: a channel's step is read once, and the codes that two rows share.
+///
 /// # Safety
-/// The processor has AVX2, FMA and F16C; `codes` are the row's `form.dim` bytes, whole groups of 32, `out` is as many
-/// numbers, and there is a step and a shift for each of the row's groups.
+/// The processor has AVX2, FMA and F16C; `codes` and `scales` are the block's, of whole groups of 32 channels; `out` has
+/// room for the rows, none of which shares its bytes with itself.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn numbers<S: Store>(form: Form, codes: &[u8], row: usize, step: &[f32], shift: &[f32], out: &mut [u8]) {
-    for c in (0..form.dim).step_by(WIDE) {
-        // SAFETY: 32 channels behind `c` exist in all of them.
+unsafe fn numbers<S: Store>(form: Form, codes: &[u8], rows: Range<usize>, scales: Scales, out: &mut [u8]) {
+    let (dim, fifteen) = (form.dim, _mm256_set1_epi8(15));
+    for c in (0..dim).step_by(WIDE) {
+        let mut row = rows.start;
+        // SAFETY: 32 channels behind `c` exist in every row of codes, scales and `out`.
         unsafe {
-            let bytes = _mm256_loadu_si256(codes.as_ptr().add(c).cast());
-            let bytes = match form.bits {
-                Bits::Eight => bytes,
-                Bits::Four => {
-                    let upper = if row % 2 == 1 { _mm256_srli_epi16::<4>(bytes) } else { bytes };
-                    _mm256_and_si256(upper, _mm256_set1_epi8(15))
+            let to = out.as_mut_ptr();
+            let at = |row: usize| to.add(((row - rows.start) * dim + c) * S::BYTES);
+            let mut wide = scales.of(row, c);
+            while row < rows.end {
+                if scales.side == Side::Values {
+                    wide = scales.of(row, c);
                 }
-            };
-            let (first, second) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
-            // Codes of four bits have no sign to extend.
-            let eights = [first, _mm_srli_si128::<8>(first), second, _mm_srli_si128::<8>(second)];
-            for (i, eight) in eights.into_iter().enumerate() {
-                let code = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
-                let (step, shift) = match form.side {
-                    Side::Keys => {
-                        let at = c + 8 * i;
-                        (_mm256_loadu_ps(step.as_ptr().add(at)), _mm256_loadu_ps(shift.as_ptr().add(at)))
+                let place = if form.bits == Bits::Four { row / 2 } else { row };
+                let bytes = _mm256_loadu_si256(codes.as_ptr().add(place * dim + c).cast());
+                if form.bits == Bits::Eight {
+                    spread::<S>(bytes, wide, at(row));
+                } else {
+                    let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), fifteen);
+                    if row % 2 == 1 {
+                        spread::<S>(upper, wide, at(row));
+                    } else {
+                        spread::<S>(_mm256_and_si256(bytes, fifteen), wide, at(row));
+                        if row + 1 < rows.end {
+                            row += 1;
+                            if scales.side == Side::Values {
+                                wide = scales.of(row, c);
+                            }
+                            spread::<S>(upper, wide, at(row));
+                        }
                     }
-                    Side::Values => (_mm256_set1_ps(step[c / WIDE]), _mm256_set1_ps(shift[c / WIDE])),
-                };
-                S::store(out.as_mut_ptr().add((c + 8 * i) * S::BYTES), _mm256_fmadd_ps(code, step, shift));
+                }
+                row += 1;
             }
+        }
+    }
+}
+
+/// 32 signed bytes as stored numbers. Codes of four bits have no sign to extend.
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C, and `out` is room for 32 numbers.
+#[inline(always)]
+unsafe fn spread<S: Store>(bytes: __m256i, [step, shift]: Wide, out: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (first, second) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+        let eights = [first, _mm_srli_si128::<8>(first), second, _mm_srli_si128::<8>(second)];
+        for i in 0..FOURS {
+            let code = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eights[i]));
+            S::store(out.add(8 * i * S::BYTES), _mm256_fmadd_ps(code, step[i], shift[i]));
         }
     }
 }

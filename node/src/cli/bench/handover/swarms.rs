@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use tsnode_testnet::{PeerConfig, Testnet, TestnetConfig, TestnetError};
 
 /// How long a gateway may take to know its links.
-const LINKS: Duration = Duration::from_secs(20);
+const LINKS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Starts swarms.
