@@ -16,8 +16,8 @@ use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, LayerProfile, Mod
 /// What packed elements take, scales included (hundredths of a bit): `kernels::wire`, in whole blocks.
 const INT4_CENTIBITS: u64 = 426;
 const INT8_CENTIBITS: u64 = 826;
-/// Rate at which 16-bit elements are packed, and unpacked. A core's share while others compute; `tsnode bench codec` measures
-/// what it does alone.
+/// Rate at which 16-bit elements are packed, and unpacked, until something is seen of it. A core's share while others compute;
+/// `tsnode bench codec` measures what it does alone.
 const CODEC_RATE: BytesPerSecond = BytesPerSecond(2e9);
 /// The same where they are sent as they are.
 const COPY_RATE: BytesPerSecond = BytesPerSecond(5e9);
@@ -135,6 +135,19 @@ pub struct Case {
     pub bandwidth: BytesPerSecond,
     /// Bytes of a 16-bit (or wider) element in pages.
     pub element_bytes: u64,
+    /// What was seen of packing and unpacking as int4, and as it is.
+    pub int4: Codec,
+    /// The same of numbers sent as they are.
+    pub raw: Codec,
+}
+
+/// How fast KV is packed on one side and unpacked on the other, where that was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Codec {
+    /// By the prefill side, of numbers as they lie in pages.
+    pub pack: Option<BytesPerSecond>,
+    /// By the decode side.
+    pub unpack: Option<BytesPerSecond>,
 }
 
 /// What the gate says, with its numbers.
@@ -215,13 +228,14 @@ struct Sending {
 impl Sending {
     fn of(case: &Case, codec: KvCodec) -> Self {
         let bytes = |codec| kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
-        let packing = if codec == KvCodec::Raw { COPY_RATE } else { CODEC_RATE }.time_for(bytes(KvCodec::Raw));
+        let (seen, unseen) = if codec == KvCodec::Raw { (case.raw, COPY_RATE) } else { (case.int4, CODEC_RATE) };
+        let time = |rate: Option<BytesPerSecond>| rate.unwrap_or(unseen).time_for(bytes(KvCodec::Raw));
         Self {
             tiles: f64::from(case.shape.layers.max(1)),
             latency: case.latency,
-            pack: packing,
+            pack: time(seen.pack),
             wire: case.bandwidth.time_for(bytes(codec)),
-            unpack: packing,
+            unpack: time(seen.unpack),
         }
     }
 
@@ -283,6 +297,8 @@ mod tests {
             latency: Seconds(0.01),
             bandwidth: BytesPerSecond(mbit * 1e6 / 8.0),
             element_bytes: 2,
+            int4: Codec::default(),
+            raw: Codec::default(),
         }
     }
 
@@ -312,6 +328,14 @@ mod tests {
         let short = Case { tokens: 1, ..case(10_000.0) };
         assert_eq!(weigh(&short, KvChoice::Int4).pace, KvPace::Whole);
         assert_eq!(weigh(&case(1000.0), KvChoice::Int4).pace, KvPace::Layers);
+    }
+
+    #[test]
+    fn a_slow_codec_is_left_out_where_the_link_can_do_without() {
+        let mut case = case(5000.0);
+        assert_eq!(weigh(&case, KvChoice::Auto).codec, KvCodec::Int4);
+        case.int4.unpack = Some(BytesPerSecond(2e8));
+        assert_eq!(weigh(&case, KvChoice::Auto).codec, KvCodec::Raw);
     }
 
     #[test]

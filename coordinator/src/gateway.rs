@@ -3,6 +3,7 @@
 //! Every submitted request ends exactly once: [`Action::Unserved`] or [`Action::End`], unless its client goes first.
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
+mod observed;
 mod request;
 mod trace;
 
@@ -15,6 +16,7 @@ use crate::{
     router::{Choice, Pick, Router},
     spot::Served,
 };
+use observed::Observed;
 use request::{Prefill, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -244,6 +246,7 @@ pub struct Gateway {
     view: View,
     requests: BTreeMap<RequestId, Request>,
     router: Router,
+    observed: Observed,
 }
 
 impl Gateway {
@@ -251,7 +254,7 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        Self { config, view: View::default(), requests: BTreeMap::new(), router }
+        Self { config, view: View::default(), requests: BTreeMap::new(), router, observed: Observed::default() }
     }
 
     /// Requests that have not ended.
@@ -272,6 +275,7 @@ impl Gateway {
         match event {
             Event::View(view) => {
                 self.view = view;
+                self.observed.retain(|peer| self.view.adverts.contains_key(peer));
                 self.leave_the_dead(now, &mut out);
                 self.house_the_homeless(now, &mut out);
             }
@@ -318,7 +322,7 @@ impl Gateway {
             let why = picked.err().map_or_else(|| "the plan is incomplete".to_owned(), |e| e.to_string());
             return self.unserved(now, request, &why, out);
         };
-        let verdict = judge(&self.config, &self.view, r, prefill, decode);
+        let verdict = judge(&self.config, &self.view, &self.observed, r, prefill, decode);
         let barred = self.view.barred.contains(&(prefill_leader, decode_leader));
         let split = prefill.id != decode.id
             && !barred
@@ -382,7 +386,12 @@ impl Gateway {
                 r.refusal = Some(reason);
                 self.elsewhere(now, request, out);
             }
-            DecodeEvent::KvArrived { deliveries, .. } => r.line.arrived(now, deliveries),
+            DecodeEvent::KvArrived { deliveries, .. } => {
+                if let Some(shape) = shape(&self.view, r.model) {
+                    self.observed.note(&deliveries, r.codec, &shape, self.config.element_bytes);
+                }
+                r.line.arrived(now, deliveries);
+            }
             DecodeEvent::Computed(computed) => r.line.computed(computed),
             DecodeEvent::KvFailed(reason) => {
                 // The decode side computes the prompt itself; whatever the prefill side still does is of no use.
@@ -619,10 +628,18 @@ fn targets(view: &View, group: &Group) -> Vec<KvTarget> {
     group.stages.iter().map(|s| KvTarget { peer: s.peer, layers: s.layers, addresses: addresses(s.peer) }).collect()
 }
 
-fn judge(config: &GatewayConfig, view: &View, r: &Request, prefill: &Group, decode: &Group) -> Option<Verdict> {
+fn judge(
+    config: &GatewayConfig,
+    view: &View,
+    observed: &Observed,
+    r: &Request,
+    prefill: &Group,
+    decode: &Group,
+) -> Option<Verdict> {
     let shape = shape(view, r.model)?;
     let (from, to) = (prefill.leader()?, decode.leader()?);
     let link = view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
+    let seen = |c| gate::Codec { pack: observed.packs(prefill, c), unpack: observed.unpacks(decode, c) };
     let case = gate::Case {
         shape,
         tokens: r.prompt.len() as u32,
@@ -632,6 +649,8 @@ fn judge(config: &GatewayConfig, view: &View, r: &Request, prefill: &Group, deco
         bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
         remote_has: if r.prefilled_by == Some(prefill.id) { r.prompt.len() as u32 } else { 0 },
         element_bytes: config.element_bytes,
+        int4: seen(KvCodec::Int4),
+        raw: seen(KvCodec::Raw),
     };
     let kv = match r.codec {
         _ if r.answer.is_empty() => config.kv,
