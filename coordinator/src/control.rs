@@ -241,9 +241,12 @@ impl Control {
         if (is_new || is_reborn) && signer != me {
             self.newcomer();
         }
+        if is_reborn && !is_new && signer != me {
+            out.push(Action::PeerMoved(signer));
+        }
         let (gossip, proof) = message.into_parts();
         match gossip {
-            Gossip::Advert(advert) => self.hear_advert(signer, advert),
+            Gossip::Advert(advert) => self.hear_advert(signer, advert, out),
             Gossip::Heartbeat(heartbeat) => self.hear_heartbeat(signer, heartbeat),
             Gossip::Plan(plan) => self.hear_plan(signer, plan, proof, out),
             Gossip::Endorsement(endorsement) => self.hear_endorsement(signer, endorsement, proof, out),

@@ -7,7 +7,7 @@ use crate::{
     scheduler::live::{self, Scene},
 };
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Plan, Route, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Phase, Plan, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +31,8 @@ pub struct Wish {
 
 /// Makes plans from views, and values them. Whoever has one view has one answer: peers must come to the same values.
 pub trait Planner: fmt::Debug + Send + Sync {
-    /// A plan for everybody.
-    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft;
+    /// A plan for everybody, made while `standing` is in force.
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft;
     /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
     fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
     /// What a plan is worth.
@@ -44,8 +44,8 @@ pub trait Planner: fmt::Debug + Send + Sync {
 pub struct Scheduler;
 
 impl Planner for Scheduler {
-    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft {
-        plan(members, wish)
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+        plan(members, wish, standing)
     }
 
     fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
@@ -58,7 +58,7 @@ impl Planner for Scheduler {
 }
 
 /// A device with a model.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     peer: PeerId,
     device: u16,
@@ -67,12 +67,13 @@ struct Place {
 /// Of a plan's reason; names of models come from peers and may be long, in any script.
 const REASON_CHARS: usize = 250;
 
-/// Plans for every model some device has; a device serves the first of its peer's models.
+/// Plans for every model some device has; a device serves the first of its peer's models. Groups that a person laid out and
+/// that stand are left alone.
 #[must_use]
-pub fn plan(members: &Members<'_>, wish: &Wish) -> Draft {
+pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
     let parts = live::scenes(members, wish.split).into_iter().map(|scene| {
         let part = match &wish.layout {
-            Some(layout) => as_laid_out(&scene, layout, members),
+            Some(layout) => as_laid_out(&scene, layout, members, standing),
             None => scene.plan(),
         };
         (scene, part)
@@ -114,16 +115,42 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     live::value(plan, members, wish.split)
 }
 
-fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>) -> live::Part {
-    let places = scene.places().iter().map(|&(peer, device)| Place { peer, device });
-    let groups = laid_out(&scene.card, places.collect(), layout, members);
+fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::Part {
+    let mut places: Vec<Place> = scene.places().iter().map(|&(peer, device)| Place { peer, device }).collect();
+    places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
+    let repaired = standing.and_then(|plan| repaired(&scene.card, &places, layout, plan));
+    let groups = repaired.unwrap_or_else(|| laid_out(&scene.card, places, layout));
     let routes = scene.routes(&groups);
     live::Part { groups, routes, reason: format!("as laid out: {layout}") }
 }
 
-/// Groups as asked for, over peers in the order of their names, as far as peers and layers suffice.
-fn laid_out(card: &ModelCard, mut places: Vec<Place>, layout: &Layout, members: &Members<'_>) -> Vec<Group> {
-    places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
+/// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
+/// something keeps it. `None` where that is not enough.
+fn repaired(card: &ModelCard, places: &[Place], layout: &Layout, plan: &Plan) -> Option<Vec<Group>> {
+    let mut old: Vec<&Group> = plan.groups.iter().filter(|g| g.model == card.id).collect();
+    let mut as_asked = |(phase, stages): &(Phase, usize)| {
+        let place = old.iter().position(|g| g.phase == *phase && g.stages.len() == *stages)?;
+        Some(old.remove(place))
+    };
+    let had: Vec<&Group> = layout.0.iter().map(&mut as_asked).collect::<Option<_>>()?;
+    let is_here = |s: &Stage| places.contains(&Place { peer: s.peer, device: s.device });
+    let stands = |g: &&Group| g.stages.iter().all(is_here);
+    let is_used = |p: &Place| {
+        had.iter().filter(|g| stands(g)).flat_map(|g| &g.stages).any(|s| (s.peer, s.device) == (p.peer, p.device))
+    };
+    let mut free = places.iter().copied().filter(|p| !is_used(p));
+    let kept_or_new = |group: &&Group| {
+        if stands(group) {
+            return Some((*group).clone());
+        }
+        let stages: Vec<Place> = free.by_ref().take(group.stages.len()).collect();
+        (stages.len() == group.stages.len()).then(|| Group::new(card.id, group.phase, even(card, &stages)))
+    };
+    had.iter().map(kept_or_new).collect()
+}
+
+/// Groups as asked for, over these places in their order, as far as they and the layers suffice.
+fn laid_out(card: &ModelCard, places: Vec<Place>, layout: &Layout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {

@@ -256,6 +256,10 @@ impl Driver {
                         tracing::info!(%peer, %reason, "peer gone");
                         self.data_plane.forget(peer);
                     }
+                    Action::PeerMoved(peer) => {
+                        tracing::debug!(%peer, "peer started anew, or moved");
+                        self.data_plane.forget(peer);
+                    }
                     Action::CoordinatorChanged { coordinator, term } => {
                         tracing::info!(coordinator = ?coordinator, term = term.0, "coordinator changed");
                     }

@@ -59,6 +59,8 @@ pub enum Action {
         /// How this was noticed.
         reason: Down,
     },
+    /// A peer has started anew, or is elsewhere now: what leads to where it was leads nowhere.
+    PeerMoved(PeerId),
     /// Another peer plans now.
     CoordinatorChanged {
         /// Which; none while nobody is eligible.

@@ -56,7 +56,8 @@ impl Control {
         if self.draft.is_none() {
             self.draft = Some(self.wanted());
         }
-        let again = || disputed.then(|| self.config.planner.plan(&self.planned_members(), &self.config.wish));
+        let planner = &self.config.planner;
+        let again = || disputed.then(|| planner.plan(&self.planned_members(), &self.config.wish, self.plan()));
         match self.draft.clone().flatten().or_else(again).filter(|d| !d.groups.is_empty()) {
             Some(draft) => {
                 self.proposed_at = Some(self.now);
@@ -132,7 +133,7 @@ impl Control {
         if let Some(draft) = stands.and_then(|a| planner.flip(&a.plan, &members, wish)) {
             return Some(draft);
         }
-        let draft = planner.plan(&members, wish);
+        let draft = planner.plan(&members, wish, self.plan());
         if draft.groups.is_empty() {
             return None;
         }

@@ -77,9 +77,14 @@ impl Control {
         self.changed = self.now;
     }
 
-    pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>) {
+    pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>, out: &mut Vec<Action>) {
+        let me = self.config.me;
         let Some(member) = self.members.get_mut(&signer) else { return };
         if member.advert.as_deref() != Some(&*advert) {
+            // Its first word after a new start may have come before its new addresses, and been answered at the old ones.
+            if signer != me && member.advert.as_ref().is_some_and(|a| has_moved(a, &advert)) {
+                out.push(Action::PeerMoved(signer));
+            }
             // A measured link is no reason to wait; a device that comes or goes is.
             let moved = member.advert.as_ref().is_none_or(|a| a.devices != advert.devices || a.models != advert.models);
             let moved = moved && member.stirs(self.now);
@@ -222,6 +227,11 @@ impl Control {
     pub(super) fn to_come(&self, at: Time) -> Option<Time> {
         (at > self.now).then_some(at)
     }
+}
+
+/// Whether a peer is nowhere any more where it was.
+fn has_moved(before: &Advert, now: &Advert) -> bool {
+    !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
 }
 
 fn rank_hash(swarm: SwarmId, epoch: Epoch, last: Option<PlanId>, peer: PeerId) -> [u8; 32] {

@@ -194,7 +194,7 @@ impl World {
             }
             Action::Reject { peer, reason } => self.refused(n, peer, reason),
             Action::PeerDown { peer, reason } => self.gave_up(n, peer, reason),
-            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::CoordinatorChanged { .. } => {}
+            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::PeerMoved(_) | Action::CoordinatorChanged { .. } => {}
         }
     }
 

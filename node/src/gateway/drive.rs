@@ -234,7 +234,7 @@ impl Drive {
 
     /// Takes a request in, or first asks whether its client was served elsewhere before.
     fn submitted(&mut self, submission: Submission, desk: &mut Desk) -> Option<Event> {
-        let Submission { prompt: Prompt { request, model, prompt, generation, comes_back }, answer } = submission;
+        let Submission { prompt: Prompt { request, model, prompt, generation, comes_back, seen }, answer } = submission;
         if desk.clients.contains_key(&request) {
             // Its client has lost the connection that it had here, and this is not known yet.
             self.step(Event::Cancel { request }, desk);
@@ -268,7 +268,7 @@ impl Drive {
         }
         let (journal, looked) = (self.journal.clone(), desk.looked.clone());
         self.tasks.spawn(async move {
-            let recalled = journal.recall(request, asked.fingerprint()).await;
+            let recalled = journal.recall(request, asked.fingerprint(), seen).await;
             // The loop being gone, nobody waits for this.
             let _ = looked.send(Looked { line, asked, recalled }).await;
         });
