@@ -12,6 +12,7 @@ mod adoption;
 mod check;
 mod config;
 pub mod detector;
+mod drafting;
 mod events;
 mod lead;
 mod member;
@@ -20,12 +21,14 @@ mod view;
 pub use check::Infeasible;
 pub use config::ControlConfig;
 pub use detector::Silence;
+pub use drafting::Question;
 pub use events::{Action, Down, Event, Reject};
 pub use member::Member;
 
-use crate::{Time, planner};
+use crate::Time;
 use adoption::{Adopted, Proposal};
 use detector::Health;
+use drafting::Drafting;
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,8 +86,7 @@ pub struct Control {
     /// Last change of who is there.
     changed: Time,
     proposed_at: Option<Time>,
-    /// What [`Control::wanted`] found, until what it looks at changes.
-    draft: Option<Option<planner::Draft>>,
+    drafting: Drafting,
 }
 
 impl Control {
@@ -119,7 +121,7 @@ impl Control {
             needed_since: None,
             changed: now,
             proposed_at: None,
-            draft: None,
+            drafting: Drafting::Idle,
         }
     }
 
@@ -176,6 +178,7 @@ impl Control {
                     self.next_look = now;
                 }
             }
+            Event::Planned(draft) => self.planned_this(draft),
             Event::Leave => {
                 self.leaving = true;
                 self.next_heartbeat = now;

@@ -97,6 +97,29 @@ fn the_coordinator_dies_and_the_next_takes_over() {
 }
 
 #[test]
+fn a_search_holds_nothing_up_and_what_it_finds_is_judged_by_what_has_happened_since() {
+    for seed in 0..8 {
+        let mut world = World::planned_by(Sketch, seed);
+        world.planning = seconds(9);
+        for n in 0..6 {
+            let n = world.add(cast::advert(n));
+            world.start(n);
+        }
+        world.wait(seconds(15));
+        all_is_well(&world);
+        // Somebody comes, a plan for all is looked for, and one of them goes meanwhile.
+        let late = world.add(cast::advert(6));
+        world.start(late);
+        world.wait(seconds(3));
+        world.kill(2);
+        world.wait(seconds(30));
+        all_is_well(&world);
+        let figures = &world.checks.figures;
+        assert_eq!((figures.false_deaths, figures.excused_deaths), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
 fn who_comes_late_follows_the_plan_in_force() {
     // A gateway: no device, so no new plan is needed for it. Of many, one that ranks first as soon as it is heard of,
     // when it has no certificate to show yet.

@@ -1,6 +1,7 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 use crate::{
+    drafter::Drafter,
     guard::Bench,
     links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
@@ -36,6 +37,8 @@ const ADDRESSES: usize = 4;
 pub struct Driver {
     /// Membership, election, adoption.
     pub control: Control,
+    /// Makes its plans.
+    pub drafter: Drafter,
     /// The control plane.
     pub swarm: SwarmHandle,
     /// What it says.
@@ -99,6 +102,7 @@ impl Driver {
                     Some(event) => self.heard(event),
                     None => break,
                 },
+                Some(draft) = self.drafter.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
                 Some((peer, offence)) = self.bench.offences.recv() => {
                     due |= self.judge(peer, offence);
@@ -233,9 +237,10 @@ impl Driver {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for action in self.control.on_event(self.started.elapsed(), event) {
-                visible |= !matches!(action, Action::Publish(_) | Action::Remember(..) | Action::Reject { .. });
+                visible |= !is_private(&action);
                 match action {
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
+                    Action::AskPlanner(question) => self.drafter.ask(question),
                     Action::Remember(epoch, term) => self.store.set_endorsed(epoch, term),
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
@@ -384,6 +389,11 @@ impl Driver {
             }
         }
     }
+}
+
+/// Whether what others see is the same after it.
+fn is_private(action: &Action) -> bool {
+    matches!(action, Action::Publish(_) | Action::AskPlanner(_) | Action::Remember(..) | Action::Reject { .. })
 }
 
 /// How far this peer is, by what it knows of the swarm.

@@ -1,7 +1,7 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
-use super::check::Infeasible;
-use crate::trust::Offence;
+use super::{check::Infeasible, drafting::Question};
+use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
 use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Load, PeerId, Plan, Term, Verified};
@@ -28,6 +28,8 @@ pub enum Event {
     Disconnected(PeerId),
     /// A peer's own system says that its process is no more.
     Gone(PeerId),
+    /// The planner's answer to the last [`Action::AskPlanner`].
+    Planned(Option<Draft>),
     /// This peer leaves.
     Leave,
 }
@@ -41,6 +43,8 @@ pub enum Action {
     Remember(Epoch, Term),
     /// Follow this plan.
     Adopt(Arc<Plan>),
+    /// Have the planner answer, without waiting for it, and say what it says. One question is open at a time.
+    AskPlanner(Arc<Question>),
     /// A message was refused.
     Reject {
         /// Its signer.

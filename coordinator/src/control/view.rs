@@ -67,7 +67,7 @@ impl Control {
 
     /// What it is this peer looks at has changed; what follows from it is found out when it is asked for.
     pub(super) fn view_changed(&mut self) {
-        self.draft = None;
+        self.drafting.view_changed();
         self.derived = None;
     }
 
@@ -188,7 +188,7 @@ impl Control {
         let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
         let pressing = match &self.adopted {
             None => !electorate.is_empty(),
-            Some(a) => check::feasible(&a.plan, &members).is_err() || !electorate.is_subset(&a.peers),
+            Some(a) => check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
         };
         Derived { epoch, ranks: self.ranks(epoch, self.plan_id()), electorate, pressing }
     }
@@ -204,12 +204,14 @@ impl Control {
         ranks.into_iter().map(|(_, peer)| peer).collect()
     }
 
-    /// Adverts of those who are there to stay.
+    /// Those who are there to stay.
+    pub(super) fn planned(&self) -> impl Iterator<Item = (&PeerId, &Member)> {
+        self.members().filter(|(_, m)| !m.heartbeat.leaving)
+    }
+
+    /// Their adverts.
     pub(super) fn planned_members(&self) -> Members<'_> {
-        self.members()
-            .filter(|(_, m)| !m.heartbeat.leaving)
-            .filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?)))
-            .collect()
+        self.planned().filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?))).collect()
     }
 
     /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
