@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Endorsement, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, PlanId, Signed, Term, Verified,
+    Advert, Endorsement, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
 };
 use view::Derived;
 
@@ -57,6 +57,8 @@ pub struct Control {
     advert: Option<Arc<Advert>>,
     load: Load,
     ready: Vec<GroupId>,
+    /// Whom this peer has cut off.
+    cut_off: Vec<PeerId>,
     leaving: bool,
     adopted: Option<Adopted>,
     proposals: BTreeMap<PlanId, Proposal>,
@@ -104,6 +106,7 @@ impl Control {
             advert: None,
             load: Load::default(),
             ready: Vec::new(),
+            cut_off: Vec::new(),
             leaving: false,
             adopted: None,
             proposals: BTreeMap::new(),
@@ -164,6 +167,11 @@ impl Control {
                 }
                 self.load = load;
                 self.ready = ready;
+            }
+            Event::CutOff(mut peers) => {
+                peers.truncate(limits::CUT_OFF);
+                self.cut_off = peers;
+                self.next_heartbeat = now;
             }
             Event::Connected(_) => self.newcomer(),
             Event::Disconnected(peer) => {
@@ -293,6 +301,7 @@ impl Control {
                 ready: self.ready.clone(),
                 load: self.load,
                 leaving: self.leaving,
+                cut_off: self.cut_off.clone(),
             })));
         }
     }

@@ -185,6 +185,25 @@ fn a_plan_out_of_turn_is_not_endorsed_and_a_false_certificate_convinces_nobody()
 }
 
 #[test]
+fn whom_most_have_cut_off_no_plan_names_and_whom_a_few_slander_stays() {
+    let mut world = World::of(6, 14);
+    world.wait(seconds(4));
+    let outlaw = world.peers[5].id;
+    for n in 0..2 {
+        world.make_liar(n, Lie::Slander);
+        world.wait(seconds(4));
+        assert_eq!(world.common_plan().unwrap().peers().len(), 6, "two of five are not most");
+    }
+    world.tell(2, Event::CutOff(vec![outlaw]));
+    world.wait(seconds(6));
+    let plan = world.common_plan().unwrap();
+    assert_eq!((plan.peers().len(), plan.peers().contains(&outlaw)), (5, false));
+    world.tell(2, Event::CutOff(vec![]));
+    world.wait(seconds(6));
+    all_is_well(&world);
+}
+
+#[test]
 fn a_second_plan_for_a_term_is_refused() {
     let mut world = World::of(3, 7);
     world.wait(seconds(4));
@@ -229,7 +248,8 @@ fn clocks_that_are_an_hour_off_hinder_nobody() {
         (0..5).for_each(|n| world.start(n));
         world.wait(seconds(6));
         world.net.sides.clear();
-        world.wait(seconds(12));
+        // Two terms may pass until it is somebody's turn whom all take for it.
+        world.wait(seconds(20));
         all_is_well(&world);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     drafter::Drafter,
+    faults::Faults,
     guard::Bench,
     links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
@@ -9,7 +10,7 @@ use crate::{
     roster::Adverts,
     serving::host::{Host, HostReport},
     store::Store,
-    swarm::{SwarmEvent, SwarmHandle},
+    swarm::{Ban, SwarmEvent, SwarmHandle},
     view::{CutOffView, PeerView, Readiness, SwarmView},
 };
 use libp2p::{Multiaddr, multiaddr::Protocol};
@@ -25,7 +26,7 @@ use tsnode_coordinator::{
     gateway::View,
     trust::{CutOff, Offence, Trust},
 };
-use tsnode_protocol::{Advert, Gossip, GroupId, Invite, Load, ModelCard, PeerId};
+use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Invite, Load, ModelCard, PeerId, Term};
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
@@ -59,6 +60,8 @@ pub struct Driver {
     pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
     pub data_port: u16,
+    /// What is broken here on purpose, where a testnet may.
+    pub faults: Option<watch::Receiver<Faults>>,
     /// What the gateway routes by.
     pub routes: watch::Sender<View>,
     /// The swarm this peer is in; addresses join it as they become known.
@@ -67,6 +70,12 @@ pub struct Driver {
     pub owner: Owner,
     /// What is remembered.
     pub store: Store,
+    /// How many times faster than it is this peer says it is.
+    pub boast: Option<f64>,
+    /// Whom this peer says it has cut off.
+    pub accused: Vec<PeerId>,
+    /// The highest epoch and term that the disk knows of.
+    pub remembered: Option<(Epoch, Term)>,
     /// Where others are, as it is remembered.
     pub known: Vec<String>,
     /// Who is where, for everyone who dials.
@@ -86,7 +95,7 @@ impl Driver {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.obey().await;
-        self.step(Event::Advertise(self.advert.clone())).await;
+        self.step(Event::Advertise(self.said())).await;
         loop {
             let wake = self.control.deadline().map(|at| self.started + at);
             let event = tokio::select! {
@@ -112,7 +121,7 @@ impl Driver {
                 _ = look.tick() => {
                     due = true;
                     self.forgive();
-                    if let Some(event) = self.obey().await {
+                    for event in [self.obey().await, self.lie(), self.accuse()].into_iter().flatten() {
                         self.step(event).await;
                     }
                     self.look().await
@@ -157,7 +166,7 @@ impl Driver {
         let Some(cut) = self.trust.offends(self.started.elapsed(), peer, offence) else { return false };
         tracing::warn!(%peer, reason = %cut.reason, offences = cut.offences, "cut off");
         self.data_plane.forget(peer);
-        if let Err(error) = self.swarm.ban(peer) {
+        if let Err(error) = self.swarm.ban(peer, Ban::Offence) {
             tracing::warn!(%peer, %error, "still connected");
         }
         self.tell_guards();
@@ -169,13 +178,22 @@ impl Driver {
         let forgiven = self.trust.forgive(self.started.elapsed());
         for peer in &forgiven {
             tracing::info!(%peer, "no longer cut off");
-            if let Err(error) = self.swarm.allow(*peer) {
+            if let Err(error) = self.swarm.allow(*peer, Ban::Offence) {
                 tracing::warn!(%peer, %error, "still banned");
             }
         }
         if !forgiven.is_empty() {
             self.tell_guards();
         }
+    }
+
+    /// Says whom it has cut off, when that has changed.
+    fn accuse(&mut self) -> Option<Event> {
+        let cut_off: Vec<PeerId> = self.trust.cut_off().map(|(peer, _)| peer).collect();
+        (cut_off != self.accused).then(|| {
+            self.accused.clone_from(&cut_off);
+            Event::CutOff(cut_off)
+        })
     }
 
     fn tell_guards(&self) {
@@ -200,7 +218,21 @@ impl Driver {
     fn advertise(&mut self, change: impl FnOnce(&mut Advert)) -> Option<Event> {
         let before = self.advert.clone();
         change(&mut self.advert);
-        (self.advert != before).then(|| Event::Advertise(self.advert.clone()))
+        (self.advert != before).then(|| Event::Advertise(self.said()))
+    }
+
+    /// The advert as others hear it.
+    fn said(&self) -> Advert {
+        match &self.faults {
+            Some(faults) => faults.borrow().boasted(self.advert.clone()),
+            None => self.advert.clone(),
+        }
+    }
+
+    /// Says its advert anew where a testnet has it say something else.
+    fn lie(&mut self) -> Option<Event> {
+        let boast = self.faults.as_mut()?.borrow_and_update().boast;
+        (std::mem::replace(&mut self.boast, boast) != boast).then(|| Event::Advertise(self.said()))
     }
 
     async fn look(&mut self) -> Option<Event> {
@@ -239,9 +271,16 @@ impl Driver {
             for action in self.control.on_event(self.started.elapsed(), event) {
                 visible |= !is_private(&action);
                 match action {
+                    Action::Publish(gossip) if !self.is_remembered(&gossip) => {
+                        tracing::warn!(kind = gossip.kind(), "not said: the disk could not remember it");
+                    }
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
                     Action::AskPlanner(question) => self.drafter.ask(question),
-                    Action::Remember(epoch, term) => self.store.set_endorsed(epoch, term),
+                    Action::Remember(epoch, term) => {
+                        if self.store.set_endorsed(epoch, term) {
+                            self.remembered = Some((epoch, term));
+                        }
+                    }
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         if self.host.adopt(Arc::unwrap_or_clone(plan)).await.is_err() {
@@ -292,6 +331,16 @@ impl Driver {
             self.store.set_known(self.invite.swarm, &known);
             self.known = known;
         }
+    }
+
+    /// Whether this peer, should it start again, would know that it has said this: it says nothing else for that term then.
+    fn is_remembered(&self, gossip: &Gossip) -> bool {
+        let at = match gossip {
+            Gossip::Plan(plan) => (plan.epoch, plan.term),
+            Gossip::Endorsement(endorsement) => (endorsement.epoch, endorsement.term),
+            _ => return true,
+        };
+        self.remembered.is_some_and(|last| at <= last)
     }
 
     /// Replaces the snapshots others look at, where they have changed.

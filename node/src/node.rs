@@ -89,8 +89,8 @@ pub async fn run(
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
-    if let Some(broken) = broken {
-        tasks.spawn(faults::cut(broken, planes.swarm.clone(), ends.clone()));
+    if let Some(broken) = &broken {
+        tasks.spawn(faults::cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let (routes, view) = watch::channel(View::default());
@@ -119,6 +119,10 @@ pub async fn run(
         bench,
         trust: Trust::default(),
         store: ground.store.clone(),
+        faults: broken,
+        boast: None,
+        accused: Vec::new(),
+        remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
     };

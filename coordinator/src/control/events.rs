@@ -22,6 +22,8 @@ pub enum Event {
         /// Groups led here that take requests.
         ready: Vec<GroupId>,
     },
+    /// Whom this peer has cut off now.
+    CutOff(Vec<PeerId>),
     /// The transport has a connection to a peer.
     Connected(PeerId),
     /// The transport has lost its last connection to a peer.

@@ -101,6 +101,9 @@ impl Control {
         let behind = heartbeat.plan != self.plan_id();
         let Some(member) = self.members.get_mut(&signer) else { return };
         let turned = heartbeat.leaving != member.heartbeat.leaving;
+        let accuses = heartbeat.cut_off != member.heartbeat.cut_off;
+        let outlaws = if accuses { self.outlaws() } else { BTreeSet::new() };
+        let Some(member) = self.members.get_mut(&signer) else { return };
         let stirs = turned && member.stirs(self.now);
         if !behind {
             member.behind_since = None;
@@ -113,6 +116,9 @@ impl Control {
             self.members_changed();
         } else if turned {
             self.view_changed();
+        }
+        if accuses && self.outlaws() != outlaws {
+            self.members_changed();
         }
         if behind && signer != self.config.me {
             // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
@@ -196,7 +202,7 @@ impl Control {
     /// Eligible peers in the order of their turns after the plan `last`.
     pub(super) fn ranks(&self, epoch: Epoch, last: Option<PlanId>) -> Vec<PeerId> {
         let mut ranks: Vec<([u8; 32], PeerId)> = self
-            .members()
+            .planned()
             .filter(|(_, m)| m.is_eligible())
             .map(|(peer, _)| (rank_hash(self.config.swarm, epoch, last, *peer), *peer))
             .collect();
@@ -204,9 +210,28 @@ impl Control {
         ranks.into_iter().map(|(_, peer)| peer).collect()
     }
 
-    /// Those who are there to stay.
+    /// Those who are there to stay, and whom not most have cut off.
     pub(super) fn planned(&self) -> impl Iterator<Item = (&PeerId, &Member)> {
-        self.members().filter(|(_, m)| !m.heartbeat.leaving)
+        let outlaws = self.outlaws();
+        self.members().filter(move |(peer, m)| !m.heartbeat.leaving && !outlaws.contains(*peer))
+    }
+
+    /// Whom more than half of the other lenders have cut off, each for what it did to them: no plan is made with them, or by
+    /// them. Nobody is believed about a third party, but so many could plan without it anyway.
+    fn outlaws(&self) -> BTreeSet<PeerId> {
+        let lends = |m: &Member| m.advert.as_ref().is_some_and(|a| !a.devices.is_empty());
+        let mut votes: BTreeMap<PeerId, usize> = BTreeMap::new();
+        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.cut_off.is_empty() && lends(m)) {
+            for peer in member.heartbeat.cut_off.iter().collect::<BTreeSet<_>>() {
+                *votes.entry(*peer).or_default() += 1;
+            }
+        }
+        if votes.is_empty() {
+            return BTreeSet::new();
+        }
+        let lenders: BTreeSet<PeerId> = self.members().filter(|(_, m)| lends(m)).map(|(peer, _)| *peer).collect();
+        let others = |peer: &PeerId| lenders.len() - usize::from(lenders.contains(peer));
+        votes.into_iter().filter(|(peer, votes)| 2 * votes > others(peer)).map(|(peer, _)| peer).collect()
     }
 
     /// Their adverts.

@@ -309,6 +309,10 @@ impl Drive {
                 }
             }
             Action::Served(served) => desk.examiner.ended(&self.view.borrow(), served, &self.reach()),
+            Action::Blame { peer, offence } => {
+                tracing::debug!(%peer, %offence, "slower than its advert says");
+                self.guard.blame(peer, offence);
+            }
             Action::Settled { request, codec } => self.journal.settled(request, codec),
             Action::Token { request, index, sampled } => {
                 // Never more than the client is sent.
