@@ -179,3 +179,49 @@ fn even(card: &ModelCard, places: &[Place]) -> Vec<Stage> {
 fn stage(place: &Place, layers: LayerRange) -> Stage {
     Stage { peer: place.peer, device: place.device, layers }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A layout that cannot be read fails the test.
+    use super::*;
+    use crate::rehearsal::cast;
+    use std::collections::BTreeMap;
+    use tsnode_protocol::{Advert, Epoch, Term};
+
+    fn adverts() -> BTreeMap<PeerId, Advert> {
+        (0..6).map(|n| (PeerId([n; 32]), cast::advert(n.into()))).collect()
+    }
+
+    fn wish() -> Wish {
+        Wish { layout: Some("prefill=1,decode=1,decode=2".parse().unwrap()), split: SplitChoice::Always }
+    }
+
+    /// Numbers of each group's peers, of those that are there.
+    fn laid(there: &[u8], standing: Option<&Plan>) -> (Vec<Vec<u8>>, Plan) {
+        let all = adverts();
+        let members = all.iter().filter(|(peer, _)| there.contains(&peer.0[0])).map(|(peer, a)| (*peer, a)).collect();
+        let Draft { groups, routes, reason } = plan(&members, &wish(), standing);
+        let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
+        (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, reason })
+    }
+
+    #[test]
+    fn what_stands_of_a_layout_stays_whoever_goes_and_comes_back() {
+        let (groups, whole) = laid(&[0, 1, 2, 3, 4, 5], None);
+        assert_eq!(groups, [vec![0], vec![1], vec![2, 3]]);
+        let (groups, without) = laid(&[0, 2, 3, 4, 5], Some(&whole));
+        assert_eq!(groups, [vec![0], vec![4], vec![2, 3]]);
+        let (groups, again) = laid(&[0, 1, 2, 3, 4, 5], Some(&without));
+        assert_eq!((groups, &again.groups), (vec![vec![0], vec![4], vec![2, 3]], &without.groups));
+        // A member that is left over of a lost group has its part in the next.
+        assert_eq!(laid(&[0, 1, 3, 4, 5], Some(&again)).0, [vec![0], vec![4], vec![1, 3]]);
+    }
+
+    #[test]
+    fn a_layout_that_cannot_be_whole_is_laid_out_by_name() {
+        let (_, whole) = laid(&[0, 1, 2, 3], None);
+        let (groups, part) = laid(&[1, 2, 3], Some(&whole));
+        assert_eq!(groups, [vec![1], vec![2]]);
+        assert_eq!(laid(&[0, 1, 2, 3], Some(&part)).0, [vec![0], vec![1], vec![2, 3]]);
+    }
+}

@@ -157,3 +157,24 @@ pub(super) fn listen(data_plane: SocketAddr) -> Option<TcpListener> {
 
 /// Peers whose process is gone.
 pub type Gone = mpsc::Receiver<PeerId>;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A socket that cannot be had fails the test.
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_whose_listener_closes_after_its_connections_is_gone_all_the_same() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (peer, address) = (PeerId([1; 32]), listener.local_addr().unwrap());
+        let dying = async move {
+            let (mut line, _) = listener.accept().await.unwrap();
+            line.write_all(&peer.0).await.unwrap();
+            drop(line);
+            // Let in once more, and dropped without a word.
+            listener.accept().await.unwrap();
+        };
+        let (refused, ()) = tokio::join!(until_refused(peer, address), dying);
+        assert!(refused);
+    }
+}
