@@ -96,7 +96,7 @@ fn planning(most: usize) {
     for n in [10, 32, 100, 1000].into_iter().filter(|n| *n <= most) {
         let adverts: BTreeMap<PeerId, Advert> = (0..n).map(|k| (id(k), cast::advert(k))).collect();
         let members: Members<'_> = adverts.iter().map(|(id, a)| (*id, a)).collect();
-        let (draft, plan_took) = timed(|| planner::plan(&members, &wish));
+        let (draft, plan_took) = timed(|| planner::plan(&members, &wish, None));
         let plan = Plan {
             epoch: Default::default(),
             term: Default::default(),

@@ -12,6 +12,7 @@ mod adoption;
 mod check;
 mod config;
 pub mod detector;
+mod drafting;
 mod events;
 mod lead;
 mod member;
@@ -20,17 +21,19 @@ mod view;
 pub use check::Infeasible;
 pub use config::ControlConfig;
 pub use detector::Silence;
+pub use drafting::Question;
 pub use events::{Action, Down, Event, Reject};
 pub use member::Member;
 
-use crate::{Time, planner};
+use crate::Time;
 use adoption::{Adopted, Proposal};
 use detector::Health;
+use drafting::Drafting;
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Endorsement, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, PlanId, Signed, Term, Verified,
+    Advert, Endorsement, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
 };
 use view::Derived;
 
@@ -54,6 +57,8 @@ pub struct Control {
     advert: Option<Arc<Advert>>,
     load: Load,
     ready: Vec<GroupId>,
+    /// Whom this peer has cut off.
+    cut_off: Vec<PeerId>,
     leaving: bool,
     adopted: Option<Adopted>,
     proposals: BTreeMap<PlanId, Proposal>,
@@ -83,8 +88,7 @@ pub struct Control {
     /// Last change of who is there.
     changed: Time,
     proposed_at: Option<Time>,
-    /// What [`Control::wanted`] found, until what it looks at changes.
-    draft: Option<Option<planner::Draft>>,
+    drafting: Drafting,
 }
 
 impl Control {
@@ -102,6 +106,7 @@ impl Control {
             advert: None,
             load: Load::default(),
             ready: Vec::new(),
+            cut_off: Vec::new(),
             leaving: false,
             adopted: None,
             proposals: BTreeMap::new(),
@@ -119,7 +124,7 @@ impl Control {
             needed_since: None,
             changed: now,
             proposed_at: None,
-            draft: None,
+            drafting: Drafting::Idle,
         }
     }
 
@@ -163,6 +168,11 @@ impl Control {
                 self.load = load;
                 self.ready = ready;
             }
+            Event::CutOff(mut peers) => {
+                peers.truncate(limits::CUT_OFF);
+                self.cut_off = peers;
+                self.next_heartbeat = now;
+            }
             Event::Connected(_) => self.newcomer(),
             Event::Disconnected(peer) => {
                 if let Some(member) = self.members.get_mut(&peer) {
@@ -176,6 +186,7 @@ impl Control {
                     self.next_look = now;
                 }
             }
+            Event::Planned(draft) => self.planned_this(draft),
             Event::Leave => {
                 self.leaving = true;
                 self.next_heartbeat = now;
@@ -241,9 +252,12 @@ impl Control {
         if (is_new || is_reborn) && signer != me {
             self.newcomer();
         }
+        if is_reborn && !is_new && signer != me {
+            out.push(Action::PeerMoved(signer));
+        }
         let (gossip, proof) = message.into_parts();
         match gossip {
-            Gossip::Advert(advert) => self.hear_advert(signer, advert),
+            Gossip::Advert(advert) => self.hear_advert(signer, advert, out),
             Gossip::Heartbeat(heartbeat) => self.hear_heartbeat(signer, heartbeat),
             Gossip::Plan(plan) => self.hear_plan(signer, plan, proof, out),
             Gossip::Endorsement(endorsement) => self.hear_endorsement(signer, endorsement, proof, out),
@@ -287,6 +301,7 @@ impl Control {
                 ready: self.ready.clone(),
                 load: self.load,
                 leaving: self.leaving,
+                cut_off: self.cut_off.clone(),
             })));
         }
     }

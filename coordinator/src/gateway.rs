@@ -14,7 +14,9 @@ use crate::{
     gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
     policy::choice::Dispatch,
     router::{Choice, Pick, Router},
+    speeds::{Speeds, Work},
     spot::Served,
+    trust::Offence,
 };
 use observed::Observed;
 use request::{Prefill, Request};
@@ -22,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Plan,
+    Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Phase, Plan,
     RequestId, Sampled, Seconds, Stage, Token,
     kv::KvPace,
     ring::KvTarget,
@@ -226,6 +228,13 @@ pub enum Action {
         /// The packing.
         codec: KvCodec,
     },
+    /// A peer has done what it should not.
+    Blame {
+        /// Who.
+        peer: PeerId,
+        /// What.
+        offence: Offence,
+    },
     /// It ended well, all of it computed where it began; right before the end.
     Served(Served),
     /// What ran where; right before the end.
@@ -247,6 +256,7 @@ pub struct Gateway {
     requests: BTreeMap<RequestId, Request>,
     router: Router,
     observed: Observed,
+    speeds: Speeds,
 }
 
 impl Gateway {
@@ -254,7 +264,8 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        Self { config, view: View::default(), requests: BTreeMap::new(), router, observed: Observed::default() }
+        let (observed, speeds) = (Observed::default(), Speeds::default());
+        Self { config, view: View::default(), requests: BTreeMap::new(), router, observed, speeds }
     }
 
     /// Requests that have not ended.
@@ -303,12 +314,12 @@ impl Gateway {
 
     /// Picks groups not tried yet and asks the decode leader; without any, the request ends.
     fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let up = self.live_queues();
+        let (up, weights) = (self.live_queues(), self.weights());
         let Some(r) = self.requests.get_mut(&request) else { return };
         let plan = self.view.plan.as_deref();
         // Names are random: gateways begin their draws anywhere.
         let seed = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
-        let choice = Choice { plan, up: &up, tried: &r.tried };
+        let choice = Choice { plan, up: &up, tried: &r.tried, weights: &weights };
         self.router.at(Seconds(now.as_secs_f64()));
         let picked = self.router.pick(choice, r.model, r.asked(), seed);
         r.routed = picked.as_ref().ok().copied();
@@ -372,6 +383,20 @@ impl Gateway {
         self.view.up.iter().map(corrected).collect()
     }
 
+    /// Of groups that are slower than they claim.
+    fn weights(&self) -> BTreeMap<GroupId, f64> {
+        let groups = self.view.plan.iter().flat_map(|p| &p.groups);
+        let of = |id| self.speeds.weight(id, Phase::Prefill).min(self.speeds.weight(id, Phase::Decode));
+        groups.map(|g| (g.id, of(g.id))).filter(|(_, weight)| *weight < 1.0).collect()
+    }
+
+    /// How long a group took is held against what it claims.
+    fn saw(&mut self, group: Option<GroupId>, work: Work, took: Duration, out: &mut Vec<Action>) {
+        let group = group.and_then(|id| self.view.plan.as_ref()?.group(id));
+        let blame = group.and_then(|group| self.speeds.saw(&self.view, group, work, took.as_secs_f64()));
+        out.extend(blame.map(|(peer, offence)| Action::Blame { peer, offence }));
+    }
+
     fn decode(&mut self, now: Time, request: RequestId, event: DecodeEvent, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
         r.deadline = now + self.config.progress_patience;
@@ -380,7 +405,7 @@ impl Gateway {
                 if r.answer.is_empty() {
                     r.cached = cached;
                 }
-                self.granted(request, out);
+                self.granted(now, request, out);
             }
             DecodeEvent::Refused(reason) => {
                 r.refusal = Some(reason);
@@ -404,7 +429,7 @@ impl Gateway {
         }
     }
 
-    fn granted(&mut self, request: RequestId, out: &mut Vec<Action>) {
+    fn granted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
         let (Some(prefill), Some(decode), Some(pick)) = (r.prefill_leader, r.decode_leader, r.pick) else { return };
         if !std::mem::replace(&mut r.accepted, true) {
@@ -419,6 +444,7 @@ impl Gateway {
             return out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first: None } });
         }
         r.prefill = Prefill::Running;
+        r.prefill_from = now;
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let targets = decode_group.map_or_else(Vec::new, |group| targets(&self.view, group));
         let open = PrefillRequest {
@@ -448,6 +474,9 @@ impl Gateway {
                 (r.cached, r.prefilled_by) = (cached, r.pick.map(|p| p.prefill));
                 let token = sampled.token;
                 r.first = Some(token);
+                let computed = Work::Prompt { tokens: (r.prompt.len() as u32).saturating_sub(cached) };
+                let (group, took) = (r.prefilled_by, now.saturating_sub(r.prefill_from));
+                self.saw(group, computed, took, out);
                 self.token(now, request, 0, sampled, out);
                 out.push(Action::Order { request, order: DecodeOrder::Begin(token) });
             }
@@ -483,6 +512,9 @@ impl Gateway {
         }
         r.answer.push(sampled.token);
         r.tried.clear();
+        if index == 1 {
+            r.second_at = Some(now);
+        }
         if index == 0 {
             out.push(Action::Settled { request, codec: r.codec });
         }
@@ -583,6 +615,9 @@ impl Gateway {
             out.push(Action::Trace(trace));
         }
         if matches!(end, End::Stop | End::Length) {
+            if let Some((group, work, took)) = r.answered_at_once(now) {
+                self.saw(Some(group), work, took, out);
+            }
             out.extend(r.served().map(Action::Served));
         }
         out.push(Action::End { request, end });

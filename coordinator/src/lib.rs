@@ -22,6 +22,7 @@ pub mod rehearsal;
 pub mod router;
 pub mod scheduler;
 pub mod simulator;
+pub mod speeds;
 pub mod spot;
 pub mod time;
 pub mod trust;

@@ -7,7 +7,7 @@ use crate::{
     scheduler::live::{self, Scene},
 };
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Plan, Route, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Phase, Plan, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +31,8 @@ pub struct Wish {
 
 /// Makes plans from views, and values them. Whoever has one view has one answer: peers must come to the same values.
 pub trait Planner: fmt::Debug + Send + Sync {
-    /// A plan for everybody.
-    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft;
+    /// A plan for everybody, made while `standing` is in force.
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft;
     /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
     fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
     /// What a plan is worth.
@@ -44,8 +44,8 @@ pub trait Planner: fmt::Debug + Send + Sync {
 pub struct Scheduler;
 
 impl Planner for Scheduler {
-    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft {
-        plan(members, wish)
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+        plan(members, wish, standing)
     }
 
     fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
@@ -58,7 +58,7 @@ impl Planner for Scheduler {
 }
 
 /// A device with a model.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     peer: PeerId,
     device: u16,
@@ -67,12 +67,13 @@ struct Place {
 /// Of a plan's reason; names of models come from peers and may be long, in any script.
 const REASON_CHARS: usize = 250;
 
-/// Plans for every model some device has; a device serves the first of its peer's models.
+/// Plans for every model some device has; a device serves the first of its peer's models. Groups that a person laid out and
+/// that stand are left alone.
 #[must_use]
-pub fn plan(members: &Members<'_>, wish: &Wish) -> Draft {
+pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
     let parts = live::scenes(members, wish.split).into_iter().map(|scene| {
         let part = match &wish.layout {
-            Some(layout) => as_laid_out(&scene, layout, members),
+            Some(layout) => as_laid_out(&scene, layout, members, standing),
             None => scene.plan(),
         };
         (scene, part)
@@ -114,16 +115,42 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     live::value(plan, members, wish.split)
 }
 
-fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>) -> live::Part {
-    let places = scene.places().iter().map(|&(peer, device)| Place { peer, device });
-    let groups = laid_out(&scene.card, places.collect(), layout, members);
+fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::Part {
+    let mut places: Vec<Place> = scene.places().iter().map(|&(peer, device)| Place { peer, device }).collect();
+    places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
+    let repaired = standing.and_then(|plan| repaired(&scene.card, &places, layout, plan));
+    let groups = repaired.unwrap_or_else(|| laid_out(&scene.card, places, layout));
     let routes = scene.routes(&groups);
     live::Part { groups, routes, reason: format!("as laid out: {layout}") }
 }
 
-/// Groups as asked for, over peers in the order of their names, as far as peers and layers suffice.
-fn laid_out(card: &ModelCard, mut places: Vec<Place>, layout: &Layout, members: &Members<'_>) -> Vec<Group> {
-    places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
+/// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
+/// something keeps it. `None` where that is not enough.
+fn repaired(card: &ModelCard, places: &[Place], layout: &Layout, plan: &Plan) -> Option<Vec<Group>> {
+    let mut old: Vec<&Group> = plan.groups.iter().filter(|g| g.model == card.id).collect();
+    let mut as_asked = |(phase, stages): &(Phase, usize)| {
+        let place = old.iter().position(|g| g.phase == *phase && g.stages.len() == *stages)?;
+        Some(old.remove(place))
+    };
+    let had: Vec<&Group> = layout.0.iter().map(&mut as_asked).collect::<Option<_>>()?;
+    let is_here = |s: &Stage| places.contains(&Place { peer: s.peer, device: s.device });
+    let stands = |g: &&Group| g.stages.iter().all(is_here);
+    let is_used = |p: &Place| {
+        had.iter().filter(|g| stands(g)).flat_map(|g| &g.stages).any(|s| (s.peer, s.device) == (p.peer, p.device))
+    };
+    let mut free = places.iter().copied().filter(|p| !is_used(p));
+    let kept_or_new = |group: &&Group| {
+        if stands(group) {
+            return Some((*group).clone());
+        }
+        let stages: Vec<Place> = free.by_ref().take(group.stages.len()).collect();
+        (stages.len() == group.stages.len()).then(|| Group::new(card.id, group.phase, even(card, &stages)))
+    };
+    had.iter().map(kept_or_new).collect()
+}
+
+/// Groups as asked for, over these places in their order, as far as they and the layers suffice.
+fn laid_out(card: &ModelCard, places: Vec<Place>, layout: &Layout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
@@ -151,4 +178,50 @@ fn even(card: &ModelCard, places: &[Place]) -> Vec<Stage> {
 
 fn stage(place: &Place, layers: LayerRange) -> Stage {
     Stage { peer: place.peer, device: place.device, layers }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A layout that cannot be read fails the test.
+    use super::*;
+    use crate::rehearsal::cast;
+    use std::collections::BTreeMap;
+    use tsnode_protocol::{Advert, Epoch, Term};
+
+    fn adverts() -> BTreeMap<PeerId, Advert> {
+        (0..6).map(|n| (PeerId([n; 32]), cast::advert(n.into()))).collect()
+    }
+
+    fn wish() -> Wish {
+        Wish { layout: Some("prefill=1,decode=1,decode=2".parse().unwrap()), split: SplitChoice::Always }
+    }
+
+    /// Numbers of each group's peers, of those that are there.
+    fn laid(there: &[u8], standing: Option<&Plan>) -> (Vec<Vec<u8>>, Plan) {
+        let all = adverts();
+        let members = all.iter().filter(|(peer, _)| there.contains(&peer.0[0])).map(|(peer, a)| (*peer, a)).collect();
+        let Draft { groups, routes, reason } = plan(&members, &wish(), standing);
+        let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
+        (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, reason })
+    }
+
+    #[test]
+    fn what_stands_of_a_layout_stays_whoever_goes_and_comes_back() {
+        let (groups, whole) = laid(&[0, 1, 2, 3, 4, 5], None);
+        assert_eq!(groups, [vec![0], vec![1], vec![2, 3]]);
+        let (groups, without) = laid(&[0, 2, 3, 4, 5], Some(&whole));
+        assert_eq!(groups, [vec![0], vec![4], vec![2, 3]]);
+        let (groups, again) = laid(&[0, 1, 2, 3, 4, 5], Some(&without));
+        assert_eq!((groups, &again.groups), (vec![vec![0], vec![4], vec![2, 3]], &without.groups));
+        // A member that is left over of a lost group has its part in the next.
+        assert_eq!(laid(&[0, 1, 3, 4, 5], Some(&again)).0, [vec![0], vec![4], vec![1, 3]]);
+    }
+
+    #[test]
+    fn a_layout_that_cannot_be_whole_is_laid_out_by_name() {
+        let (_, whole) = laid(&[0, 1, 2, 3], None);
+        let (groups, part) = laid(&[1, 2, 3], Some(&whole));
+        assert_eq!(groups, [vec![1], vec![2]]);
+        assert_eq!(laid(&[0, 1, 2, 3], Some(&part)).0, [vec![0], vec![1], vec![2, 3]]);
+    }
 }

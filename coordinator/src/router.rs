@@ -44,6 +44,8 @@ pub struct Choice<'a> {
     pub up: &'a BTreeMap<GroupId, Load>,
     /// Decode groups not to be tried again.
     pub tried: &'a BTreeSet<GroupId>,
+    /// What shares are multiplied with of groups that are slower than they claim.
+    pub weights: &'a BTreeMap<GroupId, f64>,
 }
 
 /// Picks routes, by one policy for each model.
@@ -156,7 +158,9 @@ fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<Way<GroupId>
     let open = |r: &&Route| {
         groups.contains(&r.prefill) && r.share > 0.0 && usable(&r.decode) && choice.up.contains_key(&r.prefill)
     };
-    let way = |r: &Route| Way { prefill: r.prefill, decode: r.decode, share: r.share };
+    let weight = |id: &GroupId| choice.weights.get(id).copied().unwrap_or(1.0);
+    let share = |r: &Route| r.share * weight(&r.prefill).min(weight(&r.decode));
+    let way = |r: &Route| Way { prefill: r.prefill, decode: r.decode, share: share(r) };
     plan.routes.iter().filter(open).map(way).collect()
 }
 
@@ -195,7 +199,12 @@ mod tests {
     }
 
     fn pick(router: &mut Router, plan: Option<&Plan>, up: &BTreeMap<GroupId, Load>) -> Result<Pick, NoRoute> {
-        router.pick(Choice { plan, up, tried: &BTreeSet::new() }, MODEL, Asked::new(10, 10), 0)
+        router.pick(
+            Choice { plan, up, tried: &BTreeSet::new(), weights: &BTreeMap::new() },
+            MODEL,
+            Asked::new(10, 10),
+            0,
+        )
     }
 
     /// How often of a thousand requests each decode group is picked.
@@ -241,8 +250,12 @@ mod tests {
         assert_eq!(pick(&mut router, Some(&plan), &up), Err(NoRoute::NoneUp));
         assert_eq!(pick(&mut router, None, &up), Err(NoRoute::NoPlan));
         let none = BTreeSet::new();
-        let other =
-            router.pick(Choice { plan: Some(&plan), up: &up, tried: &none }, ModelId([2; 16]), Asked::new(1, 1), 0);
+        let other = router.pick(
+            Choice { plan: Some(&plan), up: &up, tried: &none, weights: &BTreeMap::new() },
+            ModelId([2; 16]),
+            Asked::new(1, 1),
+            0,
+        );
         assert_eq!(other, Err(NoRoute::NoGroup));
     }
 
@@ -251,7 +264,7 @@ mod tests {
         let plan = plan([0.9, 0.1]);
         let (up, mut router) = (up(&plan, [0, 0, 0]), router());
         let tried = [plan.groups[1].id].into();
-        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried };
+        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
         assert_eq!(router.pick(choice, MODEL, Asked::new(1, 1), 0).unwrap().decode, plan.groups[2].id);
     }
 

@@ -42,6 +42,11 @@ pub enum Offence {
         /// Peers in it.
         peers: u16,
     },
+    /// Its advert claims far more speed than it has.
+    FalseSpeed {
+        /// How many times further off its claim it is than others are off theirs.
+        times: u32,
+    },
     /// KV from which a decode peer, honest by itself, gets wrong tokens.
     WrongKv {
         /// Who decoded.
@@ -54,6 +59,8 @@ impl Offence {
     fn weight(self) -> f64 {
         match self {
             Self::Garbage | Self::FalseCertificate => 0.34,
+            // Every answer after the first eight says it again.
+            Self::FalseSpeed { .. } => 0.13,
             Self::Flood => 0.05,
             Self::Replay => 0.005,
             Self::SecondPlan | Self::WrongToken => 0.51,
@@ -74,6 +81,9 @@ impl fmt::Display for Offence {
             Self::FalseCertificate => f.write_str("shows certificates that prove nothing"),
             Self::WrongToken => f.write_str("answers with tokens that other groups do not get"),
             Self::WrongPipeline { .. } => f.write_str("is in pipelines whose tokens other groups do not get"),
+            Self::FalseSpeed { times } => {
+                write!(f, "claims to be faster than it is: {times} times further off than others are")
+            }
             Self::WrongKv { with } => write!(f, "sends KV that gives wrong tokens, last at …{}", with.short()),
         }
     }
@@ -208,7 +218,7 @@ mod tests {
     fn each_kind_has_its_bound() {
         let bounds = [Offence::Garbage, Offence::Flood, Offence::Replay, Offence::SecondPlan, Offence::WrongToken];
         assert_eq!(bounds.map(tolerated), [2, 20, 227, 1, 1]);
-        assert_eq!(tolerated(Offence::FalseCertificate), 2);
+        assert_eq!((tolerated(Offence::FalseCertificate), tolerated(Offence::FalseSpeed { times: 20 })), (2, 7));
     }
 
     #[test]

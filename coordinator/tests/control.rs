@@ -97,6 +97,29 @@ fn the_coordinator_dies_and_the_next_takes_over() {
 }
 
 #[test]
+fn a_search_holds_nothing_up_and_what_it_finds_is_judged_by_what_has_happened_since() {
+    for seed in 0..8 {
+        let mut world = World::planned_by(Sketch, seed);
+        world.planning = seconds(9);
+        for n in 0..6 {
+            let n = world.add(cast::advert(n));
+            world.start(n);
+        }
+        world.wait(seconds(15));
+        all_is_well(&world);
+        // Somebody comes, a plan for all is looked for, and one of them goes meanwhile.
+        let late = world.add(cast::advert(6));
+        world.start(late);
+        world.wait(seconds(3));
+        world.kill(2);
+        world.wait(seconds(30));
+        all_is_well(&world);
+        let figures = &world.checks.figures;
+        assert_eq!((figures.false_deaths, figures.excused_deaths), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
 fn who_comes_late_follows_the_plan_in_force() {
     // A gateway: no device, so no new plan is needed for it. Of many, one that ranks first as soon as it is heard of,
     // when it has no certificate to show yet.
@@ -162,6 +185,25 @@ fn a_plan_out_of_turn_is_not_endorsed_and_a_false_certificate_convinces_nobody()
 }
 
 #[test]
+fn whom_most_have_cut_off_no_plan_names_and_whom_a_few_slander_stays() {
+    let mut world = World::of(6, 14);
+    world.wait(seconds(4));
+    let outlaw = world.peers[5].id;
+    for n in 0..2 {
+        world.make_liar(n, Lie::Slander);
+        world.wait(seconds(4));
+        assert_eq!(world.common_plan().unwrap().peers().len(), 6, "two of five are not most");
+    }
+    world.tell(2, Event::CutOff(vec![outlaw]));
+    world.wait(seconds(6));
+    let plan = world.common_plan().unwrap();
+    assert_eq!((plan.peers().len(), plan.peers().contains(&outlaw)), (5, false));
+    world.tell(2, Event::CutOff(vec![]));
+    world.wait(seconds(6));
+    all_is_well(&world);
+}
+
+#[test]
 fn a_second_plan_for_a_term_is_refused() {
     let mut world = World::of(3, 7);
     world.wait(seconds(4));
@@ -206,6 +248,7 @@ fn clocks_that_are_an_hour_off_hinder_nobody() {
         (0..5).for_each(|n| world.start(n));
         world.wait(seconds(6));
         world.net.sides.clear();
+        // Two terms may pass until it is somebody's turn whom all take for it.
         world.wait(seconds(20));
         all_is_well(&world);
     }

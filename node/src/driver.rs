@@ -1,6 +1,8 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 use crate::{
+    drafter::Drafter,
+    faults::Faults,
     guard::Bench,
     links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
@@ -8,7 +10,7 @@ use crate::{
     roster::Adverts,
     serving::host::{Host, HostReport},
     store::Store,
-    swarm::{SwarmEvent, SwarmHandle},
+    swarm::{Ban, SwarmEvent, SwarmHandle},
     view::{CutOffView, PeerView, Readiness, SwarmView},
 };
 use libp2p::{Multiaddr, multiaddr::Protocol};
@@ -24,7 +26,7 @@ use tsnode_coordinator::{
     gateway::View,
     trust::{CutOff, Offence, Trust},
 };
-use tsnode_protocol::{Advert, Gossip, GroupId, Invite, Load, ModelCard, PeerId};
+use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Invite, Load, ModelCard, PeerId, Term};
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
@@ -36,6 +38,8 @@ const ADDRESSES: usize = 4;
 pub struct Driver {
     /// Membership, election, adoption.
     pub control: Control,
+    /// Makes its plans.
+    pub drafter: Drafter,
     /// The control plane.
     pub swarm: SwarmHandle,
     /// What it says.
@@ -56,6 +60,8 @@ pub struct Driver {
     pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
     pub data_port: u16,
+    /// What is broken here on purpose, where a testnet may.
+    pub faults: Option<watch::Receiver<Faults>>,
     /// What the gateway routes by.
     pub routes: watch::Sender<View>,
     /// The swarm this peer is in; addresses join it as they become known.
@@ -64,6 +70,12 @@ pub struct Driver {
     pub owner: Owner,
     /// What is remembered.
     pub store: Store,
+    /// How many times faster than it is this peer says it is.
+    pub boast: Option<f64>,
+    /// Whom this peer says it has cut off.
+    pub accused: Vec<PeerId>,
+    /// The highest epoch and term that the disk knows of.
+    pub remembered: Option<(Epoch, Term)>,
     /// Where others are, as it is remembered.
     pub known: Vec<String>,
     /// Who is where, for everyone who dials.
@@ -83,7 +95,7 @@ impl Driver {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.obey().await;
-        self.step(Event::Advertise(self.advert.clone())).await;
+        self.step(Event::Advertise(self.said())).await;
         loop {
             let wake = self.control.deadline().map(|at| self.started + at);
             let event = tokio::select! {
@@ -99,6 +111,7 @@ impl Driver {
                     Some(event) => self.heard(event),
                     None => break,
                 },
+                Some(draft) = self.drafter.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
                 Some((peer, offence)) = self.bench.offences.recv() => {
                     due |= self.judge(peer, offence);
@@ -108,7 +121,7 @@ impl Driver {
                 _ = look.tick() => {
                     due = true;
                     self.forgive();
-                    if let Some(event) = self.obey().await {
+                    for event in [self.obey().await, self.lie(), self.accuse()].into_iter().flatten() {
                         self.step(event).await;
                     }
                     self.look().await
@@ -153,7 +166,7 @@ impl Driver {
         let Some(cut) = self.trust.offends(self.started.elapsed(), peer, offence) else { return false };
         tracing::warn!(%peer, reason = %cut.reason, offences = cut.offences, "cut off");
         self.data_plane.forget(peer);
-        if let Err(error) = self.swarm.ban(peer) {
+        if let Err(error) = self.swarm.ban(peer, Ban::Offence) {
             tracing::warn!(%peer, %error, "still connected");
         }
         self.tell_guards();
@@ -165,13 +178,22 @@ impl Driver {
         let forgiven = self.trust.forgive(self.started.elapsed());
         for peer in &forgiven {
             tracing::info!(%peer, "no longer cut off");
-            if let Err(error) = self.swarm.allow(*peer) {
+            if let Err(error) = self.swarm.allow(*peer, Ban::Offence) {
                 tracing::warn!(%peer, %error, "still banned");
             }
         }
         if !forgiven.is_empty() {
             self.tell_guards();
         }
+    }
+
+    /// Says whom it has cut off, when that has changed.
+    fn accuse(&mut self) -> Option<Event> {
+        let cut_off: Vec<PeerId> = self.trust.cut_off().map(|(peer, _)| peer).collect();
+        (cut_off != self.accused).then(|| {
+            self.accused.clone_from(&cut_off);
+            Event::CutOff(cut_off)
+        })
     }
 
     fn tell_guards(&self) {
@@ -196,7 +218,21 @@ impl Driver {
     fn advertise(&mut self, change: impl FnOnce(&mut Advert)) -> Option<Event> {
         let before = self.advert.clone();
         change(&mut self.advert);
-        (self.advert != before).then(|| Event::Advertise(self.advert.clone()))
+        (self.advert != before).then(|| Event::Advertise(self.said()))
+    }
+
+    /// The advert as others hear it.
+    fn said(&self) -> Advert {
+        match &self.faults {
+            Some(faults) => faults.borrow().boasted(self.advert.clone()),
+            None => self.advert.clone(),
+        }
+    }
+
+    /// Says its advert anew where a testnet has it say something else.
+    fn lie(&mut self) -> Option<Event> {
+        let boast = self.faults.as_mut()?.borrow_and_update().boast;
+        (std::mem::replace(&mut self.boast, boast) != boast).then(|| Event::Advertise(self.said()))
     }
 
     async fn look(&mut self) -> Option<Event> {
@@ -233,10 +269,18 @@ impl Driver {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for action in self.control.on_event(self.started.elapsed(), event) {
-                visible |= !matches!(action, Action::Publish(_) | Action::Remember(..) | Action::Reject { .. });
+                visible |= !is_private(&action);
                 match action {
+                    Action::Publish(gossip) if !self.is_remembered(&gossip) => {
+                        tracing::warn!(kind = gossip.kind(), "not said: the disk could not remember it");
+                    }
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
-                    Action::Remember(epoch, term) => self.store.set_endorsed(epoch, term),
+                    Action::AskPlanner(question) => self.drafter.ask(question),
+                    Action::Remember(epoch, term) => {
+                        if self.store.set_endorsed(epoch, term) {
+                            self.remembered = Some((epoch, term));
+                        }
+                    }
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         if self.host.adopt(Arc::unwrap_or_clone(plan)).await.is_err() {
@@ -254,6 +298,10 @@ impl Driver {
                     Action::PeerSuspect(peer) => tracing::debug!(%peer, "peer late: nothing new for it"),
                     Action::PeerDown { peer, reason } => {
                         tracing::info!(%peer, %reason, "peer gone");
+                        self.data_plane.forget(peer);
+                    }
+                    Action::PeerMoved(peer) => {
+                        tracing::debug!(%peer, "peer started anew, or moved");
                         self.data_plane.forget(peer);
                     }
                     Action::CoordinatorChanged { coordinator, term } => {
@@ -283,6 +331,16 @@ impl Driver {
             self.store.set_known(self.invite.swarm, &known);
             self.known = known;
         }
+    }
+
+    /// Whether this peer, should it start again, would know that it has said this: it says nothing else for that term then.
+    fn is_remembered(&self, gossip: &Gossip) -> bool {
+        let at = match gossip {
+            Gossip::Plan(plan) => (plan.epoch, plan.term),
+            Gossip::Endorsement(endorsement) => (endorsement.epoch, endorsement.term),
+            _ => return true,
+        };
+        self.remembered.is_some_and(|last| at <= last)
     }
 
     /// Replaces the snapshots others look at, where they have changed.
@@ -380,6 +438,11 @@ impl Driver {
             }
         }
     }
+}
+
+/// Whether what others see is the same after it.
+fn is_private(action: &Action) -> bool {
+    matches!(action, Action::Publish(_) | Action::AskPlanner(_) | Action::Remember(..) | Action::Reject { .. })
 }
 
 /// How far this peer is, by what it knows of the swarm.

@@ -2,7 +2,7 @@
 
 use crate::{
     links::Shaping,
-    swarm::{CommandError, SwarmHandle},
+    swarm::{Ban, CommandError, SwarmHandle},
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{BytesPerSecond, PeerId};
+use tsnode_protocol::{Advert, BytesPerSecond, PeerId};
 
 /// Everything that is broken at a peer; nothing by default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,6 +28,8 @@ pub struct Faults {
     pub lie: f64,
     /// Part of the KV tiles sent from here that hold something else than was computed.
     pub false_kv: f64,
+    /// How many times faster its advert says it is than it was measured.
+    pub boast: Option<f64>,
 }
 
 impl Faults {
@@ -39,12 +41,28 @@ impl Faults {
         if !self.mbit.is_none_or(|mbit| mbit.is_finite() && mbit > 0.0) {
             return Err("mbit must be above 0");
         }
+        if !self.boast.is_none_or(|boast| boast.is_finite() && boast > 0.0) {
+            return Err("boast must be above 0");
+        }
         if !(0.0..=60_000.0).contains(&self.ms) {
             return Err("ms must be from 0 to 60000");
         }
         let is_part = |x: f64| (0.0..=1.0).contains(&x);
         let parts = [self.corrupt, self.lie, self.false_kv];
         if parts.into_iter().all(is_part) { Ok(()) } else { Err("corrupt, lie and false_kv must be from 0 to 1") }
+    }
+
+    /// An advert as it is said.
+    #[must_use]
+    pub fn boasted(&self, mut advert: Advert) -> Advert {
+        let Some(times) = self.boast else { return advert };
+        for device in &mut advert.devices {
+            (device.flops.0, device.bandwidth.0) = (device.flops.0 * times, device.bandwidth.0 * times);
+            if let Some(profile) = &mut device.profile {
+                profile.prefill.iter_mut().chain(&mut profile.decode).for_each(|seconds| *seconds /= times);
+            }
+        }
+        advert
     }
 
     /// Whether datagrams to there vanish.
@@ -77,8 +95,9 @@ pub async fn cut(mut faults: watch::Receiver<Faults>, swarm: SwarmHandle, stop: 
             changed = faults.changed() => if changed.is_err() { return },
         }
         let wanted: BTreeSet<PeerId> = faults.borrow_and_update().cut.keys().copied().collect();
-        let ordered = wanted.difference(&cut).try_for_each(|peer| swarm.ban(*peer));
-        let ordered = ordered.and_then(|()| cut.difference(&wanted).try_for_each(|peer| swarm.allow(*peer)));
+        let ordered = wanted.difference(&cut).try_for_each(|peer| swarm.ban(*peer, Ban::Fault));
+        let ordered =
+            ordered.and_then(|()| cut.difference(&wanted).try_for_each(|peer| swarm.allow(*peer, Ban::Fault)));
         match ordered {
             Ok(()) => cut = wanted,
             // Orders are few: a task that far behind has other troubles, and the next wish sets it right.

@@ -29,6 +29,8 @@ pub struct Prompt {
     pub generation: Generation,
     /// Its client may have been served before, here or by another gateway: it goes on from there.
     pub comes_back: bool,
+    /// Tokens of its answer that the client says it has.
+    pub seen: usize,
 }
 
 /// A request that a prefill and a decode group have taken.

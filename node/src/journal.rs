@@ -10,6 +10,7 @@ use crate::{
     store::{Store, StoreError},
 };
 use book::{Book, Key, Life};
+use futures::stream::{FuturesUnordered, StreamExt as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -28,8 +29,10 @@ use tsnode_protocol::{
 const EVERY: Duration = Duration::from_millis(100);
 /// Buddies tried, should one go.
 const BUDDIES: usize = 4;
-/// How long likely buddies may take to say what they know.
+/// How long likely buddies may take to say what they know of an answer that a client has begun to read.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same where the client has nothing yet: little is lost if it begins anew.
+const HASTE: Duration = Duration::from_millis(250);
 
 /// An answer as far as a client may have it.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,15 +124,30 @@ impl Journal {
         }
     }
 
-    /// What a client got of just this, from this peer's journals or from likely buddies'.
-    pub async fn recall(&self, request: RequestId, asked: Fingerprint) -> Option<Recalled> {
+    /// What a client got of just this, from this peer's journals or from likely buddies'. Who says as much as the client has
+    /// already `seen` says enough.
+    pub async fn recall(&self, request: RequestId, asked: Fingerprint, seen: usize) -> Option<Recalled> {
         let head = JournalHead { request, asked };
-        if let Some(said) = self.known(head) {
-            return Some(said);
+        let suffices = |said: &Recalled| said.answer.len() >= seen.max(1);
+        let mut best = self.known(head);
+        if best.as_ref().is_some_and(suffices) {
+            return best;
         }
-        let ask = |buddy| async move { timeout(PATIENCE, self.ask(buddy, head)).await.ok()?.ok()? };
-        let answers = self.buddies(request).into_iter().take(BUDDIES).map(ask);
-        futures::future::join_all(answers).await.into_iter().flatten().max_by_key(|said| said.answer.len())
+        let ask = |buddy| async move { self.ask(buddy, head).await.ok()? };
+        let buddies = self.buddies(request).into_iter().take(BUDDIES);
+        let mut answers: FuturesUnordered<_> = buddies.map(ask).collect();
+        let asking = async {
+            while let Some(said) = answers.next().await {
+                best = [best.take(), said].into_iter().flatten().max_by_key(|said| said.answer.len());
+                if best.as_ref().is_some_and(suffices) {
+                    return;
+                }
+            }
+        };
+        if timeout(if seen > 0 { PATIENCE } else { HASTE }, asking).await.is_err() {
+            tracing::debug!(%request, "not all buddies said what they know");
+        }
+        best
     }
 
     fn known(&self, head: JournalHead) -> Option<Recalled> {

@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod drafter;
 pub mod driver;
 pub mod exit;
 pub mod faults;

@@ -137,7 +137,26 @@ impl Incoming {
     }
 }
 
-type Dial = Shared<BoxFuture<'static, Result<quinn::Connection, LinkError>>>;
+type Dialled = Shared<BoxFuture<'static, Result<quinn::Connection, LinkError>>>;
+
+/// A connection, or the attempt at one.
+#[derive(Clone)]
+struct Dial {
+    dialled: Dialled,
+    /// Ends an attempt.
+    cancel: CancellationToken,
+}
+
+impl Dial {
+    /// Whether it leads nowhere any more.
+    fn is_over(&self) -> bool {
+        match self.dialled.peek() {
+            Some(Ok(connection)) => connection.close_reason().is_some(),
+            Some(Err(_)) => true,
+            None => self.cancel.is_cancelled(),
+        }
+    }
+}
 
 /// The data plane.
 #[derive(Clone)]
@@ -224,18 +243,26 @@ impl Links {
         }
         let dial = {
             let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
-            let over = |d: &Dial| match d.peek() {
-                Some(Ok(connection)) => connection.close_reason().is_some(),
-                Some(Err(_)) => true,
-                None => false,
-            };
-            if dials.get(&peer).is_some_and(over) {
+            if dials.get(&peer).is_some_and(Dial::is_over) {
                 dials.remove(&peer);
             }
-            let new = || self.clone().dial(peer, addresses.to_vec()).boxed().shared();
-            dials.entry(peer).or_insert_with(new).clone()
+            dials.entry(peer).or_insert_with(|| self.attempt(peer, addresses.to_vec())).clone()
         };
-        dial.await
+        dial.dialled.await
+    }
+
+    fn attempt(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> Dial {
+        let cancel = CancellationToken::new();
+        let (links, cancelled) = (self.clone(), cancel.clone());
+        let dialled = async move {
+            tokio::select! {
+                dialled = links.dial(peer, addresses) => dialled,
+                () = cancelled.cancelled() => {
+                    Err(LinkError::Unreachable { peer, error: "it is gone, or elsewhere now".into() })
+                }
+            }
+        };
+        Dial { dialled: dialled.boxed().shared(), cancel }
     }
 
     /// Tries one address after the other.
@@ -307,10 +334,13 @@ impl Links {
         part > 0.0 && Faults::hits(part, self.inner.spoilt.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Hangs up on a peer that is gone: what waits for it fails now, and a restarted one is dialled afresh.
+    /// Hangs up on a peer that is gone or has moved: what waits for it fails now, and the next dial looks where it is then.
     pub fn forget(&self, peer: PeerId) {
         let dial = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
-        if let Some(Ok(connection)) = dial.as_ref().and_then(Dial::peek) {
+        if let Some(dial) = &dial {
+            dial.cancel.cancel();
+        }
+        if let Some(Ok(connection)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
             connection.close(CODE_BYE.into(), b"gone");
         }
         self.inner.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);

@@ -6,6 +6,7 @@ mod setup;
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
+    drafter::Drafter,
     driver::Driver,
     faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
@@ -30,6 +31,7 @@ use crate::{
 };
 use libp2p::Multiaddr;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -41,7 +43,7 @@ use tsnode_coordinator::{
     control::{Control, ControlConfig},
     gate::SplitChoice,
     gateway::{Gateway as Machine, GatewayConfig, View},
-    planner::Wish,
+    planner::{Scheduler, Wish},
     trust::Trust,
 };
 use tsnode_kernels::engine::{Engine, EngineConfig};
@@ -77,6 +79,7 @@ pub async fn run(
     let front = ground.front(Controls { helm, faults }).await?;
     watcher(front.view.subscribe());
     let lent = lent::Lent::find(&ground.config, &ground.store)?;
+    let drafter = Drafter::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = Guard::channel();
     let planes = ground.planes(&guard, broken.clone()).await?;
     let (roster_writer, roster) = Roster::channel();
@@ -86,8 +89,8 @@ pub async fn run(
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
-    if let Some(broken) = broken {
-        tasks.spawn(faults::cut(broken, planes.swarm.clone(), ends.clone()));
+    if let Some(broken) = &broken {
+        tasks.spawn(faults::cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let (routes, view) = watch::channel(View::default());
@@ -99,6 +102,7 @@ pub async fn run(
 
     let driver = Driver {
         control: ground.control(),
+        drafter,
         swarm: planes.swarm,
         events: planes.events,
         host: host.clone(),
@@ -115,6 +119,10 @@ pub async fn run(
         bench,
         trust: Trust::default(),
         store: ground.store.clone(),
+        faults: broken,
+        boast: None,
+        accused: Vec::new(),
+        remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
     };

@@ -146,10 +146,11 @@ impl Store {
         Some((Epoch(u64::from_le_bytes(*epoch)), Term(u32::from_le_bytes(term.try_into().ok()?))))
     }
 
-    /// Remembers it, on the disk before this returns.
-    pub fn set_endorsed(&self, epoch: Epoch, term: Term) {
+    /// Remembers it, on the disk before this returns; whether the disk has taken it.
+    #[must_use]
+    pub fn set_endorsed(&self, epoch: Epoch, term: Term) -> bool {
         let bytes = [&epoch.0.to_le_bytes()[..], &term.0.to_le_bytes()].concat();
-        self.set("endorsed", &bytes);
+        self.set("endorsed", &bytes)
     }
 
     /// Begins this peer's next life: the one after the last, by a clock in seconds since 1970 that may have been moved.
@@ -179,11 +180,12 @@ impl Store {
 
     /// What is remembered makes things quicker; without it a peer works all the same. Until the disk takes it again, it is
     /// remembered as long as this process runs.
-    fn set(&self, key: &str, value: &[u8]) {
+    /// Whether the disk has it now.
+    fn set(&self, key: &str, value: &[u8]) -> bool {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let before = notes.known.insert(key.to_owned(), value.to_vec());
         if before.is_some_and(|b| b == value) && !notes.behind {
-            return;
+            return true;
         }
         let written = notes.write(key, value);
         match (&written, notes.behind) {
@@ -197,6 +199,7 @@ impl Store {
             _ => {}
         }
         notes.behind = written.is_err();
+        written.is_ok()
     }
 
     /// Writes a file of the folder whole or not at all, for its owner alone.
@@ -300,7 +303,7 @@ mod tests {
         again.set_known(here, &["/ip4/10.0.0.1/tcp/1".into(), "/ip4/10.0.0.2/tcp/1".into()]);
         assert_eq!((again.known(here).len(), again.known(there).len()), (2, 0));
         assert_eq!(again.endorsed(), None);
-        again.set_endorsed(Epoch(300), Term(2));
+        assert!(again.set_endorsed(Epoch(300), Term(2)));
         assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));
         let first = again.begin_life(1_800_000_000);
         assert!(again.begin_life(1_799_990_000) > first);
@@ -311,7 +314,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         store.set_swarm("ts1abc");
-        store.set_endorsed(Epoch(7), Term(1));
+        assert!(store.set_endorsed(Epoch(7), Term(1)));
         store.set_paused(true);
         drop(store);
         let path = folder.path().join(STATE_FILE);
@@ -325,7 +328,7 @@ mod tests {
                 let left = [store.swarm().is_some(), store.endorsed().is_some(), store.paused()];
                 assert!(content.len() < whole.len() || left.iter().filter(|l| **l).count() >= 2, "byte {at}: {left:?}");
                 assert!(store.swarm().is_none_or(|s| s == "ts1abc"));
-                store.set_endorsed(Epoch(at as u64), Term(0));
+                assert!(store.set_endorsed(Epoch(at as u64), Term(0)));
                 drop(store);
                 assert_eq!(
                     Store::open(folder.path()).unwrap().endorsed(),
@@ -344,7 +347,7 @@ mod tests {
             .for_each(|n| store.notes.lock().unwrap().ledger.append([note("endorsed", &[n as u8; 12])]).unwrap());
         let path = folder.path().join(STATE_FILE);
         assert!(fs::metadata(&path).unwrap().len() > 600_000);
-        store.set_endorsed(Epoch(5), Term(0));
+        assert!(store.set_endorsed(Epoch(5), Term(0)));
         assert!(fs::metadata(&path).unwrap().len() < 100);
         drop(store);
         assert_eq!(Store::open(folder.path()).unwrap().endorsed(), Some((Epoch(5), Term(0))));

@@ -15,7 +15,7 @@ mod task;
 mod tests;
 mod transport;
 
-pub use handle::{CommandError, PublishError, SwarmHandle};
+pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
 
 use crate::identity::Identity;
 use admission::Door;
@@ -160,6 +160,7 @@ pub async fn start(
         connected: BTreeSet::new(),
         hearing: BTreeSet::new(),
         listening: BTreeSet::new(),
+        bans: BTreeSet::new(),
         heard: Heard::new(),
     };
     tokio::spawn(task.run(commands, rejections, stop));

@@ -421,7 +421,7 @@ fn writes_until_it_is_killed() {
         let all = || std::iter::once(begin()).chain((n / 64 * 64..=n).map(part));
         // What was there of this answer is told again now and then, and after a start.
         if n % 16 == 0 || n == first { journal.rewrite(all()) } else { journal.append([part(n)]) }.unwrap();
-        store.set_endorsed(Epoch(n), Term(n as u32));
+        assert!(store.set_endorsed(Epoch(n), Term(n as u32)));
         println!("{n}");
     }
 }

@@ -13,6 +13,8 @@ use tsnode_testnet::{Flaw, Network, Sight, Swarm};
 const TOKEN_BOUND: usize = 16;
 /// The same for a prefill peer, which has to be found out with two decode peers.
 const KV_BOUND: usize = 48;
+/// Answers by a leader whose claims are false, once enough is known of others: eight that are looked at, and eight more.
+const SPEED_BOUND: usize = 24;
 const GATEWAY: usize = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,6 +39,26 @@ async fn liars_are_found_and_cut_off_and_nobody_else_is() {
         assert_eq!(net.tokens(GATEWAY, body(0)).await.0, truth, "who is left tells the truth");
     }
     assert_eq!(sight(&net).await.cut_off.len(), 2, "nobody else is blamed");
+    net.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_boaster_is_found_and_cut_off_and_nobody_else_is() {
+    let flags = ["--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=1,decode=1"];
+    let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let liar = at_work(&net, "decode").await;
+    spoil(&net, &liar, Flaw::Boast { times: 500.0 }).await;
+    // Others must be known as well: only then do its answers tell.
+    for n in 1000..1048 {
+        net.tokens(GATEWAY, body(n)).await;
+    }
+    let (asked, reason) = until_cut_off(&net, &liar, "decode").await;
+    println!("a boaster is found after {asked} more answers: it {reason}");
+    assert!(asked <= SPEED_BOUND && reason.contains("faster than it is"), "{asked}: {reason}");
+    for n in 2000..2024 {
+        net.tokens(GATEWAY, body(n)).await;
+    }
+    assert_eq!(sight(&net).await.cut_off.len(), 1, "nobody else is blamed");
     net.down().await;
 }
 

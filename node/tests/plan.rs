@@ -49,7 +49,7 @@ async fn the_plan_is_the_schedulers(net: &Net) {
     let adopted = view.plan.unwrap();
     let members = view.peers.iter().map(|p| (p.id, &p.advert)).collect();
     let wish = Wish { layout: None, split: SplitChoice::Always };
-    let draft = planner::plan(&members, &wish);
+    let draft = planner::plan(&members, &wish, None);
     let again = tsnode_protocol::Plan { groups: draft.groups, routes: draft.routes, ..adopted.clone() };
     let (new, old) = (planner::value(&again, &members, &wish), planner::value(&adopted, &members, &wish));
     println!("the same groups: {}", again.groups == adopted.groups);

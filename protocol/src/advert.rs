@@ -197,6 +197,9 @@ pub struct Heartbeat {
     pub load: Load,
     /// Set when the peer is about to leave: give it nothing new.
     pub leaving: bool,
+    /// Whom it has nothing to do with, for what they did to it.
+    #[serde(default)]
+    pub cut_off: Vec<PeerId>,
 }
 
 /// What waits and runs on a peer.
@@ -222,6 +225,9 @@ impl Heartbeat {
     pub fn check(&self) -> Result<(), CodecError> {
         if self.ready.len() > limits::GROUPS {
             return Err(CodecError::Invalid("too many groups"));
+        }
+        if self.cut_off.len() > limits::CUT_OFF {
+            return Err(CodecError::Invalid("too many peers cut off"));
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
 pub const MODEL_FILE_BYTES: usize = 64 * 1024 * 1024;
 /// Devices in one advert.
 pub const DEVICES: usize = 64;
+/// Peers that one peer says it has cut off.
+pub const CUT_OFF: usize = 64;
 /// Models in one advert.
 pub const MODELS: usize = 64;
 /// Links in one advert.

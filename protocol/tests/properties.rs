@@ -67,6 +67,7 @@ fn heartbeat() -> impl Strategy<Value = Gossip> {
     (any::<u64>(), any::<u32>(), vec(bytes(), 0..20), load, any::<bool>()).prop_map(
         |(epoch, term, ready, load, leaving)| {
             let clock = Epoch(epoch);
+            let cut_off = vec![PeerId([leaving.into(); 32])];
             let ready = ready.into_iter().map(GroupId).collect();
             Gossip::Heartbeat(Heartbeat {
                 clock,
@@ -76,6 +77,7 @@ fn heartbeat() -> impl Strategy<Value = Gossip> {
                 ready,
                 load,
                 leaving,
+                cut_off,
             })
         },
     )

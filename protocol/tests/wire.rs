@@ -114,6 +114,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         ready: vec![plan().groups[0].id],
         load: Load::default(),
         leaving: true,
+        cut_off: vec![PeerId([4; 32])],
     };
     let certificate = Certificate {
         plan: seal(&Gossip::Plan(plan().into())),

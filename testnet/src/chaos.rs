@@ -105,6 +105,10 @@ pub struct Served {
     pub to: f64,
     /// Its longest pause.
     pub pause: f64,
+    /// When that began.
+    pub paused: f64,
+    /// What peers call it.
+    pub request: String,
     /// Why another group went on with it, each time.
     pub moves: Vec<String>,
     /// Why its prompt was computed where it was, in the end.
@@ -328,6 +332,8 @@ fn served(seen: &Seen, started: Instant) -> Served {
         from: since(seen.asked),
         to: since(seen.ended),
         pause: seen.pause.as_secs_f64(),
+        paused: since(seen.paused),
+        request: seen.request.clone(),
         moves: seen.moves.clone(),
         reason: seen.reason.clone(),
         returns: seen.returns,

@@ -20,8 +20,12 @@ pub struct Seen {
     pub codec: String,
     /// The longest time without a token, from when it asked on.
     pub pause: Duration,
+    /// When that began.
+    pub paused: Instant,
     /// Why it went on at another group, each time.
     pub moves: Vec<String>,
+    /// What peers call it.
+    pub request: String,
     /// How often the client came back, because its gateway had gone.
     pub returns: usize,
     /// Why its prompt was computed where it was, in the end.
@@ -93,7 +97,9 @@ impl Reader {
             tokens: Vec::new(),
             codec: String::new(),
             pause: Duration::ZERO,
+            paused: now,
             moves: Vec::new(),
+            request: String::new(),
             returns: 0,
             reason: String::new(),
         };
@@ -163,15 +169,17 @@ impl Reader {
             self.failed = Some(error["message"].as_str().unwrap_or("without a word").to_owned());
         } else if let Some(trace) = data.get("tsnode") {
             self.seen.codec = trace["codec"].as_str().unwrap_or_default().to_owned();
+            self.seen.request = trace["request"].as_str().unwrap_or_default().to_owned();
             self.seen.reason = trace["reason"].as_str().unwrap_or_default().to_owned();
             let moves = trace["moves"].as_array().into_iter().flatten();
             self.seen.moves.extend(moves.filter_map(|m| Some(m["reason"].as_str()?.to_owned())));
         } else {
             let ids = data["choices"][0]["token_ids"].as_array().into_iter().flatten();
             self.seen.tokens.extend(ids.filter_map(Value::as_u64));
-            let waited = self.last_token.unwrap_or(self.seen.asked).elapsed();
-            self.seen.pause = self.seen.pause.max(waited);
-            self.last_token = Some(Instant::now());
+            let before = self.last_token.replace(Instant::now()).unwrap_or(self.seen.asked);
+            if before.elapsed() > self.seen.pause {
+                (self.seen.pause, self.seen.paused) = (before.elapsed(), before);
+            }
         }
     }
 }

@@ -24,6 +24,11 @@ pub enum Flaw {
         /// Part of the KV tiles it sends that hold something else than was computed.
         kv: f64,
     },
+    /// Its advert says that it is faster than it was measured.
+    Boast {
+        /// How many times.
+        times: f64,
+    },
     /// Of the KV tiles it sends, this part has a bit flipped.
     Corrupt {
         /// From 0 to 1.
@@ -85,6 +90,7 @@ impl<'p> Network<'p> {
         self.change(peer, |faults| match flaw {
             Flaw::Slow { mbit, ms } => (faults["mbit"], faults["ms"]) = (json!(mbit), json!(ms)),
             Flaw::Lie { tokens, kv } => (faults["lie"], faults["false_kv"]) = (json!(tokens), json!(kv)),
+            Flaw::Boast { times } => faults["boast"] = json!(times),
             Flaw::Corrupt { part } => faults["corrupt"] = json!(part),
         })
         .await

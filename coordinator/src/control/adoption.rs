@@ -238,8 +238,8 @@ impl Control {
         }
         self.is_its_turn(plan, by)?;
         let members = self.planned_members();
-        check::feasible(plan, &members).map_err(Reject::Infeasible)?;
-        let present = self.adopted.as_ref().filter(|a| check::feasible(&a.plan, &members).is_ok());
+        check::feasible(&plan.groups, &members).map_err(Reject::Infeasible)?;
+        let present = self.adopted.as_ref().filter(|a| check::feasible(&a.plan.groups, &members).is_ok());
         if let Some(present) = present {
             let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
             let (new, old) = (worth(plan), worth(&present.plan));

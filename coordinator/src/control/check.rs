@@ -3,7 +3,7 @@
 use super::Members;
 use std::collections::BTreeMap;
 use std::fmt;
-use tsnode_protocol::{PeerId, Plan};
+use tsnode_protocol::{Group, PeerId};
 
 /// Why a plan cannot be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,12 +39,12 @@ impl fmt::Display for Infeasible {
 }
 
 /// Checks that every stage has its peer, device, model and memory, and every group all layers.
-pub(super) fn feasible(plan: &Plan, members: &Members<'_>) -> Result<(), Infeasible> {
-    if plan.groups.is_empty() {
+pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), Infeasible> {
+    if groups.is_empty() {
         return Err(Infeasible::Empty);
     }
     let mut used = BTreeMap::new();
-    for group in &plan.groups {
+    for group in groups {
         let mut end = 0;
         let mut layers = 0;
         for stage in &group.stages {

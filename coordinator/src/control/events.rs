@@ -1,7 +1,7 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
-use super::check::Infeasible;
-use crate::trust::Offence;
+use super::{check::Infeasible, drafting::Question};
+use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
 use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Load, PeerId, Plan, Term, Verified};
@@ -22,12 +22,16 @@ pub enum Event {
         /// Groups led here that take requests.
         ready: Vec<GroupId>,
     },
+    /// Whom this peer has cut off now.
+    CutOff(Vec<PeerId>),
     /// The transport has a connection to a peer.
     Connected(PeerId),
     /// The transport has lost its last connection to a peer.
     Disconnected(PeerId),
     /// A peer's own system says that its process is no more.
     Gone(PeerId),
+    /// The planner's answer to the last [`Action::AskPlanner`].
+    Planned(Option<Draft>),
     /// This peer leaves.
     Leave,
 }
@@ -41,6 +45,8 @@ pub enum Action {
     Remember(Epoch, Term),
     /// Follow this plan.
     Adopt(Arc<Plan>),
+    /// Have the planner answer, without waiting for it, and say what it says. One question is open at a time.
+    AskPlanner(Arc<Question>),
     /// A message was refused.
     Reject {
         /// Its signer.
@@ -59,6 +65,8 @@ pub enum Action {
         /// How this was noticed.
         reason: Down,
     },
+    /// A peer has started anew, or is elsewhere now: what leads to where it was leads nowhere.
+    PeerMoved(PeerId),
     /// Another peer plans now.
     CoordinatorChanged {
         /// Which; none while nobody is eligible.

@@ -3,7 +3,6 @@
 use super::{
     Action, Control, Member,
     adoption::{FAR_EPOCHS, TERMS_AHEAD},
-    check,
 };
 use crate::{Time, planner::Draft};
 use std::time::Duration;
@@ -42,22 +41,23 @@ impl Control {
             return;
         }
         let disputed = self.is_disputed();
-        let settled = matches!(self.draft, Some(None));
+        let settled = self.drafting.is_settled();
         let pressing = disputed || (!settled && self.derive().pressing);
         if !pressing && (settled || first != Some(self.config.me)) {
             self.needed_since = None;
             self.proposed_at = None;
             return self.convince(out);
         }
-        if !self.is_my_turn(pressing) {
+        if pressing {
+            // Who never plans judges others' turns all the same.
+            self.needed_since.get_or_insert(self.now);
+        }
+        // Searching is work: only whose turn it is does it, and may propose what it finds though its turn is over then.
+        let due = self.drafting.is_due();
+        if !self.may_propose() || !(due || self.is_my_turn(pressing)) || self.others_have_a_chance() {
             return;
         }
-        // Searching is work: only whose turn it is does it.
-        if self.draft.is_none() {
-            self.draft = Some(self.wanted());
-        }
-        let again = || disputed.then(|| self.config.planner.plan(&self.planned_members(), &self.config.wish));
-        match self.draft.clone().flatten().or_else(again).filter(|d| !d.groups.is_empty()) {
+        match self.draft(disputed, out) {
             Some(draft) => {
                 self.proposed_at = Some(self.now);
                 let plan = self.number(draft, disputed);
@@ -69,26 +69,31 @@ impl Control {
         }
     }
 
-    fn is_my_turn(&mut self, pressing: bool) -> bool {
+    fn may_propose(&mut self) -> bool {
         let me = self.config.me;
-        let (now, patience) = (self.now, self.config.patience);
-        // Who never plans judges others' turns all the same.
-        let since = if pressing { *self.needed_since.get_or_insert(now) } else { now };
-        if self.leaving || !self.derive().ranks.contains(&me) {
-            return false;
+        !self.leaving && self.derive().ranks.contains(&me)
+    }
+
+    fn is_my_turn(&mut self, pressing: bool) -> bool {
+        let (me, now, patience) = (self.config.me, self.now, self.config.patience);
+        if !pressing {
+            return true;
         }
-        if pressing {
-            let turn = ((now - since).as_millis() / patience.as_millis().max(1)) as usize;
-            let ranks = &self.derive().ranks;
-            if ranks[whose(turn, ranks.len())] != me {
-                let next = since + patience * (turn as u32 + 1);
-                self.next_look = self.next_look.min(next);
-                return false;
-            }
+        let since = self.needed_since.unwrap_or(now);
+        let turn = ((now - since).as_millis() / patience.as_millis().max(1)) as usize;
+        let ranks = &self.derive().ranks;
+        let mine = ranks.get(whose(turn, ranks.len())) == Some(&me);
+        if !mine {
+            let next = since + patience * (turn as u32 + 1);
+            self.next_look = self.next_look.min(next);
         }
-        // A proposal that was endorsed here has its chance first.
-        let waits = |at: Option<Time>| at.is_some_and(|at| now < at + patience);
-        !waits(self.proposed_at) && !waits(self.endorsed_at)
+        mine
+    }
+
+    /// A proposal that was endorsed here, or made here, has its chance first.
+    fn others_have_a_chance(&self) -> bool {
+        let waits = |at: Option<Time>| at.is_some_and(|at| self.now < at + self.config.patience);
+        waits(self.proposed_at) || waits(self.endorsed_at)
     }
 
     /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
@@ -120,33 +125,6 @@ impl Control {
         let last = self.heard.get(&epoch).map_or(0, |t| t.0);
         epoch.0 > self.clock_epoch().max(self.epoch()).0.saturating_add(FAR_EPOCHS)
             || term.0 > last.saturating_add(TERMS_AHEAD)
-    }
-
-    /// The draft that should replace the adopted plan, if one should.
-    fn wanted(&self) -> Option<Draft> {
-        let members = self.planned_members();
-        let (planner, wish) = (&self.config.planner, &self.config.wish);
-        let fits = |plan: &Plan| check::feasible(plan, &members).is_ok();
-        // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        let stands = self.adopted.as_ref().filter(|a| !fits(&a.plan));
-        if let Some(draft) = stands.and_then(|a| planner.flip(&a.plan, &members, wish)) {
-            return Some(draft);
-        }
-        let draft = planner.plan(&members, wish);
-        if draft.groups.is_empty() {
-            return None;
-        }
-        let Some(adopted) = &self.adopted else { return Some(draft) };
-        if draft.groups == adopted.plan.groups && draft.routes == adopted.plan.routes {
-            return None;
-        }
-        let idle = draft.groups.iter().flat_map(|g| &g.stages).any(|s| !adopted.peers.contains(&s.peer));
-        let better = || {
-            let next = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..(*adopted.plan).clone() };
-            let worth = |plan| planner.value(plan, &members, wish);
-            worth(&next) > worth(&adopted.plan) * (1.0 + self.config.margin)
-        };
-        (!fits(&adopted.plan) || idle || better()).then_some(draft)
     }
 
     /// A draft becomes a plan of the next free term, above whatever those follow with whom it is to settle a dispute.

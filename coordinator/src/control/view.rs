@@ -67,7 +67,7 @@ impl Control {
 
     /// What it is this peer looks at has changed; what follows from it is found out when it is asked for.
     pub(super) fn view_changed(&mut self) {
-        self.draft = None;
+        self.drafting.view_changed();
         self.derived = None;
     }
 
@@ -77,9 +77,14 @@ impl Control {
         self.changed = self.now;
     }
 
-    pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>) {
+    pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>, out: &mut Vec<Action>) {
+        let me = self.config.me;
         let Some(member) = self.members.get_mut(&signer) else { return };
         if member.advert.as_deref() != Some(&*advert) {
+            // Its first word after a new start may have come before its new addresses, and been answered at the old ones.
+            if signer != me && member.advert.as_ref().is_some_and(|a| has_moved(a, &advert)) {
+                out.push(Action::PeerMoved(signer));
+            }
             // A measured link is no reason to wait; a device that comes or goes is.
             let moved = member.advert.as_ref().is_none_or(|a| a.devices != advert.devices || a.models != advert.models);
             let moved = moved && member.stirs(self.now);
@@ -96,6 +101,9 @@ impl Control {
         let behind = heartbeat.plan != self.plan_id();
         let Some(member) = self.members.get_mut(&signer) else { return };
         let turned = heartbeat.leaving != member.heartbeat.leaving;
+        let accuses = heartbeat.cut_off != member.heartbeat.cut_off;
+        let outlaws = if accuses { self.outlaws() } else { BTreeSet::new() };
+        let Some(member) = self.members.get_mut(&signer) else { return };
         let stirs = turned && member.stirs(self.now);
         if !behind {
             member.behind_since = None;
@@ -108,6 +116,9 @@ impl Control {
             self.members_changed();
         } else if turned {
             self.view_changed();
+        }
+        if accuses && self.outlaws() != outlaws {
+            self.members_changed();
         }
         if behind && signer != self.config.me {
             // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
@@ -183,7 +194,7 @@ impl Control {
         let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
         let pressing = match &self.adopted {
             None => !electorate.is_empty(),
-            Some(a) => check::feasible(&a.plan, &members).is_err() || !electorate.is_subset(&a.peers),
+            Some(a) => check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
         };
         Derived { epoch, ranks: self.ranks(epoch, self.plan_id()), electorate, pressing }
     }
@@ -191,7 +202,7 @@ impl Control {
     /// Eligible peers in the order of their turns after the plan `last`.
     pub(super) fn ranks(&self, epoch: Epoch, last: Option<PlanId>) -> Vec<PeerId> {
         let mut ranks: Vec<([u8; 32], PeerId)> = self
-            .members()
+            .planned()
             .filter(|(_, m)| m.is_eligible())
             .map(|(peer, _)| (rank_hash(self.config.swarm, epoch, last, *peer), *peer))
             .collect();
@@ -199,12 +210,33 @@ impl Control {
         ranks.into_iter().map(|(_, peer)| peer).collect()
     }
 
-    /// Adverts of those who are there to stay.
+    /// Those who are there to stay, and whom not most have cut off.
+    pub(super) fn planned(&self) -> impl Iterator<Item = (&PeerId, &Member)> {
+        let outlaws = self.outlaws();
+        self.members().filter(move |(peer, m)| !m.heartbeat.leaving && !outlaws.contains(*peer))
+    }
+
+    /// Whom more than half of the other lenders have cut off, each for what it did to them: no plan is made with them, or by
+    /// them. Nobody is believed about a third party, but so many could plan without it anyway.
+    fn outlaws(&self) -> BTreeSet<PeerId> {
+        let lends = |m: &Member| m.advert.as_ref().is_some_and(|a| !a.devices.is_empty());
+        let mut votes: BTreeMap<PeerId, usize> = BTreeMap::new();
+        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.cut_off.is_empty() && lends(m)) {
+            for peer in member.heartbeat.cut_off.iter().collect::<BTreeSet<_>>() {
+                *votes.entry(*peer).or_default() += 1;
+            }
+        }
+        if votes.is_empty() {
+            return BTreeSet::new();
+        }
+        let lenders: BTreeSet<PeerId> = self.members().filter(|(_, m)| lends(m)).map(|(peer, _)| *peer).collect();
+        let others = |peer: &PeerId| lenders.len() - usize::from(lenders.contains(peer));
+        votes.into_iter().filter(|(peer, votes)| 2 * votes > others(peer)).map(|(peer, _)| peer).collect()
+    }
+
+    /// Their adverts.
     pub(super) fn planned_members(&self) -> Members<'_> {
-        self.members()
-            .filter(|(_, m)| !m.heartbeat.leaving)
-            .filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?)))
-            .collect()
+        self.planned().filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?))).collect()
     }
 
     /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
@@ -222,6 +254,11 @@ impl Control {
     pub(super) fn to_come(&self, at: Time) -> Option<Time> {
         (at > self.now).then_some(at)
     }
+}
+
+/// Whether a peer is nowhere any more where it was.
+fn has_moved(before: &Advert, now: &Advert) -> bool {
+    !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
 }
 
 fn rank_hash(swarm: SwarmId, epoch: Epoch, last: Option<PlanId>, peer: PeerId) -> [u8; 32] {

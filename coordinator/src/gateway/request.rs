@@ -1,8 +1,9 @@
 //! A request as its gateway holds it.
 
 use super::{Begun, Move, Predicted, Trace, trace::Timeline};
-use crate::{Time, policy::routing::Asked, router::Pick, spot::Served};
+use crate::{Time, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Token, kv::KvPace, stream::Generation};
 
 /// Where the prompt is computed, and how far that is.
@@ -41,6 +42,10 @@ pub(super) struct Request {
     pub reason: String,
     pub accepted: bool,
     pub first: Option<Token>,
+    /// When its second token came: the first may have been another group's.
+    pub second_at: Option<Time>,
+    /// When a prefill group was asked for the prompt.
+    pub prefill_from: Time,
     /// Tokens of the prompt that were not computed: another request had begun with them.
     pub cached: u32,
     /// The answer, as far as the client has it.
@@ -78,6 +83,8 @@ impl Request {
             reason: String::new(),
             accepted: false,
             first: None,
+            second_at: None,
+            prefill_from: now,
             cached: 0,
             answer: Vec::new(),
             prefilled_by: None,
@@ -112,6 +119,16 @@ impl Request {
         self.prefill = Prefill::ByDecode;
         self.prefill_leader = self.decode_leader;
         self.reason = reason;
+    }
+
+    /// How long one group took for the answer from its second token on, if it did all of it.
+    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, Work, Duration)> {
+        if self.resumed || !self.moves.is_empty() {
+            return None;
+        }
+        let tokens = self.next_index().checked_sub(2)?;
+        let context = self.prompt.len() as u32 + self.next_index() / 2;
+        Some((self.pick?.decode, Work::Answer { tokens, context }, now.saturating_sub(self.second_at?)))
     }
 
     /// What was answered, if one group did it from the first token on.

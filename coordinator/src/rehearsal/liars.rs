@@ -3,7 +3,9 @@
 use super::world::World;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Endorsement, Epoch, Gossip, Heartbeat, Plan, PlanId, Term, Verified, gossip::Certificate};
+use tsnode_protocol::{
+    Endorsement, Epoch, Gossip, Heartbeat, Plan, PlanId, Term, Verified, gossip::Certificate, limits,
+};
 
 /// Ways of lying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +32,13 @@ pub enum Lie {
     Endorses,
     /// Never plans when it has the turn.
     Mute,
+    /// Says that it has cut off everybody.
+    Slander,
 }
 
 impl Lie {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::SecondPlan,
         Self::OutOfTurn,
         Self::FalseCertificate,
@@ -46,6 +50,7 @@ impl Lie {
         Self::Boast,
         Self::Endorses,
         Self::Mute,
+        Self::Slander,
     ];
 }
 
@@ -69,6 +74,10 @@ impl World {
                 vec![(Gossip::Plan(plan.into()), None)]
             }
             (Lie::Mute, Gossip::Plan(_)) => vec![],
+            (Lie::Slander, Gossip::Heartbeat(said)) => {
+                let cut_off = self.peers.iter().map(|p| p.id).take(limits::CUT_OFF).collect();
+                vec![(Gossip::Heartbeat(Heartbeat { cut_off, ..said }), None)]
+            }
             (_, gossip) => vec![(gossip, None)],
         }
     }
@@ -135,7 +144,7 @@ impl World {
                     self.say(n, Gossip::Endorsement(Endorsement { epoch, term, plan }));
                 }
             }
-            Lie::SecondPlan | Lie::Infeasible | Lie::Mute => {}
+            Lie::SecondPlan | Lie::Infeasible | Lie::Mute | Lie::Slander => {}
         }
     }
 

@@ -48,9 +48,11 @@ fn view(members: &Members<'_>, plan: Option<&Plan>) -> Key {
 }
 
 impl<P: Planner> Planner for Memo<P> {
-    fn plan(&self, members: &Members<'_>, wish: &Wish) -> Draft {
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
         let mut answers = self.answers();
-        answers.plans.entry(view(members, None)).or_insert_with(|| self.planner.plan(members, wish)).clone()
+        // What stands counts for what a person has laid out alone.
+        let key = view(members, standing.filter(|_| wish.layout.is_some()));
+        answers.plans.entry(key).or_insert_with(|| self.planner.plan(members, wish, standing)).clone()
     }
 
     fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {

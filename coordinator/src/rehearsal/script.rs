@@ -11,6 +11,10 @@ const WATCH: Duration = Duration::from_secs(6);
 /// How often agreement is looked for.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Of so many stories one has planners as slow as those of some hundred devices.
+const SLOW_PLANNERS: u64 = 4;
+const SLOW: Duration = Duration::from_secs(4);
+
 /// Who plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planning {
@@ -89,6 +93,9 @@ fn opening(script: &Script) -> World {
         Planning::Scheduler => World::planned_by(Scheduler, script.seed),
         Planning::Sketch => World::planned_by(Sketch, script.seed),
     };
+    if script.seed.is_multiple_of(SLOW_PLANNERS) {
+        world.planning = SLOW;
+    }
     world.clocks_err = script.faults.contains(&Fault::Clock);
     let span = (script.peers as u64 * 10).max(2000);
     for n in 0..script.peers {

@@ -13,7 +13,7 @@ use tsnode_protocol::{Advert, Group, LayerRange, PeerId, Phase, Plan, Route, Sta
 pub struct Sketch;
 
 impl Planner for Sketch {
-    fn plan(&self, members: &Members<'_>, _: &Wish) -> Draft {
+    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
         let mut lenders = members.iter().filter(|(_, a)| lends(a)).peekable();
         let mut groups = Vec::new();
         while let Some((first, advert)) = lenders.next() {

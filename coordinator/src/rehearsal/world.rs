@@ -16,16 +16,18 @@ use super::{
 use crate::{
     Time,
     control::{Action, Event, Reject},
-    planner::{Planner, Scheduler},
+    planner::{Draft, Planner, Scheduler},
     scheduler::dice::Dice,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Gossip, PeerId, PlanId, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, Life, PeerId, PlanId, Term, Verified};
 
 /// Wall clock at the beginning (s since 1970); the seed adds up to an epoch.
 const UNIX: u64 = 1_800_000_000;
+/// How long planners of a small swarm take at most.
+const PLANNING: Duration = Duration::from_millis(50);
 /// Messages kept for liars to say again.
 const ARCHIVE: usize = 64;
 
@@ -41,6 +43,8 @@ enum Due {
     /// A process that was killed while it left.
     End(usize, u64),
     Written(usize, u64),
+    /// A process's planner has its answer.
+    Planned(usize, Life, Option<Draft>),
     GoesOn(usize, u64),
     IsGone(usize, Time),
     Lies(usize),
@@ -57,6 +61,9 @@ pub struct World {
     pub net: Net,
     /// Where chance comes from.
     pub dice: Dice,
+    /// How long planners take at most.
+    pub planning: Duration,
+    pace: Dice,
     /// What must hold.
     pub checks: Checks,
     /// What happened.
@@ -100,6 +107,8 @@ impl World {
             peers: Vec::new(),
             net: Net::default(),
             dice,
+            planning: PLANNING,
+            pace: Dice::new(seed ^ 0x70_6c_61_6e),
             checks: Checks::default(),
             chronicle: Chronicle::default(),
             archive: Vec::new(),
@@ -192,9 +201,14 @@ impl World {
                     self.checks.a_plan_takes_effect_by_majority_and_terms_rise(self.now, id, &plan);
                 }
             }
+            Action::AskPlanner(question) => {
+                let draft = question.answer(&*self.planner);
+                let late = self.planning.mul_f64(self.pace.unit());
+                self.put(self.now + late, Due::Planned(n, self.peers[n].life, draft));
+            }
             Action::Reject { peer, reason } => self.refused(n, peer, reason),
             Action::PeerDown { peer, reason } => self.gave_up(n, peer, reason),
-            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::CoordinatorChanged { .. } => {}
+            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::PeerMoved(_) | Action::CoordinatorChanged { .. } => {}
         }
     }
 
@@ -300,6 +314,7 @@ impl World {
                 self.note(Note::WentOn(n));
                 self.run(n);
             }
+            Due::Planned(n, life, draft) if self.peers[n].life == life => self.tell(n, Event::Planned(draft)),
             Due::IsGone(n, since) => self.look_for_ghost(n, since),
             Due::Lies(n) => {
                 if let Some(lie) =
@@ -311,7 +326,7 @@ impl World {
                     self.put(self.now + again, Due::Lies(n));
                 }
             }
-            Due::End(..) | Due::Written(..) | Due::GoesOn(..) => {}
+            Due::End(..) | Due::Written(..) | Due::GoesOn(..) | Due::Planned(..) => {}
         }
     }
 

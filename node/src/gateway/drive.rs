@@ -234,7 +234,7 @@ impl Drive {
 
     /// Takes a request in, or first asks whether its client was served elsewhere before.
     fn submitted(&mut self, submission: Submission, desk: &mut Desk) -> Option<Event> {
-        let Submission { prompt: Prompt { request, model, prompt, generation, comes_back }, answer } = submission;
+        let Submission { prompt: Prompt { request, model, prompt, generation, comes_back, seen }, answer } = submission;
         if desk.clients.contains_key(&request) {
             // Its client has lost the connection that it had here, and this is not known yet.
             self.step(Event::Cancel { request }, desk);
@@ -268,7 +268,7 @@ impl Drive {
         }
         let (journal, looked) = (self.journal.clone(), desk.looked.clone());
         self.tasks.spawn(async move {
-            let recalled = journal.recall(request, asked.fingerprint()).await;
+            let recalled = journal.recall(request, asked.fingerprint(), seen).await;
             // The loop being gone, nobody waits for this.
             let _ = looked.send(Looked { line, asked, recalled }).await;
         });
@@ -309,6 +309,10 @@ impl Drive {
                 }
             }
             Action::Served(served) => desk.examiner.ended(&self.view.borrow(), served, &self.reach()),
+            Action::Blame { peer, offence } => {
+                tracing::debug!(%peer, %offence, "slower than its advert says");
+                self.guard.blame(peer, offence);
+            }
             Action::Settled { request, codec } => self.journal.settled(request, codec),
             Action::Token { request, index, sampled } => {
                 // Never more than the client is sent.

@@ -92,7 +92,8 @@ pub(super) async fn submit(
     let mut answers = Vec::new();
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
         let (id, model) = (wanted.naming.answer(i), model.card().id);
-        let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back };
+        let seen = wanted.naming.seen(i);
+        let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back, seen };
         let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved())?;
         state.metrics.accepted(prompt.len());
         answers.push(Answer { prompt, accepted });

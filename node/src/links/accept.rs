@@ -41,6 +41,7 @@ pub(super) async fn run(links: Links, streams: mpsc::Sender<IncomingStream>, sto
                 return;
             }
             connection.set_max_concurrent_bi_streams(STREAMS.into());
+            links.watch(peer, from, &connection);
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = serve(peer, &links, &connection, &streams) => {}

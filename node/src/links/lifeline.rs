@@ -1,5 +1,5 @@
-//! Tells a peer that has died from one that is slow, at once: beside each data connection its dialer holds an idle TCP
-//! connection to the port number after it.
+//! Tells a peer that has died from one that is slow, at once: beside each data connection both ends hold an idle TCP
+//! connection to the port number after the other's.
 //!
 //! When a process ends, however it ends, its system closes its TCP connections and refuses new ones; UDP just falls
 //! silent. A broken lifeline is therefore tried again, and only a refusal by the far end's system counts: where nothing
@@ -24,6 +24,8 @@ const HELD: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after one that broke and could be had again.
 const PAUSE: Duration = Duration::from_millis(500);
+/// Pause after one that broke again while it was had: a system that ends a process closes one socket after the other.
+const BREATH: Duration = Duration::from_millis(20);
 /// How long a dial goes on where lifelines are refused: a handshake over a slow link takes two round trips.
 const HOPELESS: Duration = Duration::from_millis(1500);
 /// After so many of those the far end does not want it.
@@ -62,7 +64,8 @@ pub(super) async fn hold(listener: TcpListener, me: PeerId, stop: CancellationTo
 
 impl Links {
     /// Watches the far end of a data connection for as long as that lives; closes it, and says so, should the far end's
-    /// system refuse to know the process any more.
+    /// system refuse to know the process any more. Data planes dial from where they listen, so that either end knows where
+    /// the other's lifelines are, unless there is an address translation between them.
     pub(super) fn watch(&self, peer: PeerId, address: SocketAddr, connection: &quinn::Connection) {
         let (links, connection) = (self.clone(), connection.clone());
         tokio::spawn(async move {
@@ -86,13 +89,30 @@ async fn until_refused(peer: PeerId, address: SocketAddr) -> bool {
     let Ok(mut line) = dial(peer, address).await else { return false };
     for _ in 0..TRIES {
         let _ = line.read(&mut [0]).await;
-        match dial(peer, address).await {
+        match dial_again(peer, address).await {
             Ok(again) => line = again,
             Err(error) => return error.kind() == ErrorKind::ConnectionRefused,
         }
         sleep(PAUSE).await;
     }
     false
+}
+
+/// Another lifeline where one has broken. One that breaks before it is had says nothing: the listener of a process that is
+/// being ended may be closed after the connections.
+async fn dial_again(peer: PeerId, address: SocketAddr) -> Result<TcpStream, Error> {
+    for _ in 1..TRIES {
+        match dial(peer, address).await {
+            Err(error) if is_broken(error.kind()) => sleep(BREATH).await,
+            said => return said,
+        }
+    }
+    dial(peer, address).await
+}
+
+fn is_broken(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 /// Resolves when a dial that has not succeeded by then will not: the far end's system refuses lifelines, as it does when a
@@ -137,3 +157,24 @@ pub(super) fn listen(data_plane: SocketAddr) -> Option<TcpListener> {
 
 /// Peers whose process is gone.
 pub type Gone = mpsc::Receiver<PeerId>;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A socket that cannot be had fails the test.
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_whose_listener_closes_after_its_connections_is_gone_all_the_same() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (peer, address) = (PeerId([1; 32]), listener.local_addr().unwrap());
+        let dying = async move {
+            let (mut line, _) = listener.accept().await.unwrap();
+            line.write_all(&peer.0).await.unwrap();
+            drop(line);
+            // Let in once more, and dropped without a word.
+            listener.accept().await.unwrap();
+        };
+        let (refused, ()) = tokio::join!(until_refused(peer, address), dying);
+        assert!(refused);
+    }
+}

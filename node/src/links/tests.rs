@@ -104,6 +104,40 @@ async fn a_peer_that_ends_is_noticed_at_once() {
     assert!(matches!(receiver.recv::<Opening>().await, Err(LinkError::Lost(_))));
 }
 
+#[tokio::test]
+async fn who_was_dialled_notices_the_end_of_who_dialled() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let (_here, there) = pair(&a, &mut b).await;
+    // The lifeline has been had, as above.
+    assert!(timeout(Duration::from_millis(500), b.gone.recv()).await.is_err(), "it lives");
+    let id = a.id;
+    drop(a);
+    assert_eq!(timeout(Duration::from_secs(3), b.gone.recv()).await.unwrap(), Some(id));
+    drop(there);
+}
+
+/// An attempt at where a peer was ends as soon as it is known to be elsewhere.
+#[tokio::test]
+async fn nobody_waits_for_a_peer_that_has_moved() {
+    let a = end(1, None);
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (id, addresses) = (Identity::from_seed(&[5; 32]).peer_id(), [silent.local_addr().unwrap()]);
+    let moved = async {
+        loop {
+            a.links.forget(id);
+            tokio::task::yield_now().await;
+        }
+    };
+    let opened = async {
+        tokio::select! {
+            opened = a.links.open(id, &addresses, &file()) => opened.err(),
+            () = moved => None,
+        }
+    };
+    let error = timeout(Duration::from_secs(1), opened).await.unwrap();
+    assert!(matches!(error, Some(LinkError::Unreachable { .. })), "{error:?}");
+}
+
 /// A peer that has started again elsewhere is not waited for where it was.
 #[tokio::test]
 async fn a_dial_to_where_nobody_is_any_more_is_given_up() {

@@ -110,6 +110,10 @@ pub(super) async fn run(setup: LeaderSetup) {
             Ended::Broken(why) => {
                 tracing::warn!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
+                // The plan goes on without this group, and nothing runs here any more.
+                if leader.retire.is_cancelled() {
+                    return;
+                }
             }
         }
         tokio::select! {
@@ -226,8 +230,15 @@ impl Leader {
             stages: self.group.stages.clone(),
             position: 0,
         };
-        let Stream { sender, receiver: onward } = open_onward(&self.group, &self.context, &self.roster, &hello).await?;
-        let closing = timeout(RING_PATIENCE, self.come_round(hello.ring)).await;
+        let Stream { sender, receiver: mut onward } =
+            open_onward(&self.group, &self.context, &self.roster, &hello).await?;
+        let retire = self.retire.clone();
+        let closing = tokio::select! {
+            closing = timeout(RING_PATIENCE, self.come_round(hello.ring)) => closing,
+            // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
+            _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
+            () = retire.cancelled() => return Err(StageError::Protocol("the plan has changed".into())),
+        };
         let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
         // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
         let work = tokio::spawn(Worker::run(self.context.clone(), Downstream::Stream(sender), arrived));

@@ -1,7 +1,8 @@
 //! Whom to connect to, and when to try again: addresses and times come in, attempts come out.
 //!
 //! A lonely peer tries its bootstrap addresses; a peer with few neighbours tries those it has heard of, in an order
-//! of its own, so that a thousand peers do not all choose the same twelve.
+//! of its own, so that a thousand peers do not all choose the same twelve. However many it has, it tries one of those it has
+//! not heard of for a while now and then: a swarm that fell into parts may have closed up on either side.
 //!
 //! The first attempt of two is made over TCP alone where there is a TCP address: when a process dies its host's
 //! kernel says so at once on TCP, while a QUIC connection is only missed after its idle limit.
@@ -21,6 +22,11 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// Peers remembered; more than a thousand-peer swarm ever needs.
 const KNOWN_MAX: usize = 1024;
+
+/// Between two attempts to reach somebody who is not heard of.
+const PROBE_EVERY: Duration = Duration::from_secs(20);
+/// Who has said nothing for so long, to anybody in reach, is on no side that we are on.
+const UNHEARD: Duration = Duration::from_secs(20);
 
 /// One attempt to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,12 +61,15 @@ pub(super) struct Dialer {
     bootstrap_retry: Retry,
     known: BTreeMap<PeerId, Known>,
     banned: BTreeSet<PeerId>,
+    probed: Option<Instant>,
 }
 
 #[derive(Default)]
 struct Known {
     addresses: Vec<Multiaddr>,
     retry: Retry,
+    /// When something that it said last came, from whomever.
+    heard: Option<Instant>,
     /// Its place in this peer's order of choice.
     rank: [u8; 8],
 }
@@ -94,7 +103,36 @@ impl Dialer {
             bootstrap_retry: Retry::default(),
             known: BTreeMap::new(),
             banned: BTreeSet::new(),
+            probed: None,
         }
+    }
+
+    /// Something came that `peer` has said.
+    pub(super) fn heard(&mut self, peer: PeerId, now: Instant) {
+        if let Some(known) = self.known.get_mut(&peer) {
+            known.heard = Some(now);
+        }
+    }
+
+    /// Now and then one attempt at a peer that is remembered and not heard of, the least tried first.
+    pub(super) fn probe(&mut self, now: Instant, connected: &BTreeSet<PeerId>) -> Option<Attempt> {
+        let last = *self.probed.get_or_insert(now);
+        if now < last + PROBE_EVERY {
+            return None;
+        }
+        self.probed = Some(now);
+        let absent = |peer: &PeerId, known: &Known| {
+            !connected.contains(peer)
+                && !self.banned.contains(peer)
+                && !known.addresses.is_empty()
+                && known.retry.is_due(now)
+                && known.heard.is_none_or(|at| now >= at + UNHEARD)
+        };
+        let candidates = self.known.iter_mut().filter(|(peer, known)| absent(peer, known));
+        let (peer, known) = candidates.min_by_key(|(_, known)| (known.retry.attempts, known.rank))?;
+        let addresses = preferred(&known.addresses, known.retry.attempts);
+        known.retry.count(now);
+        Some(Attempt::Peer { peer: *peer, addresses })
     }
 
     /// `peer` says, or others say, that it is found at `addresses`.
@@ -294,6 +332,25 @@ mod tests {
         let now = Instant::now();
         assert_eq!(dialer.due(now, &[peer(8), peer(9)].into()).len(), 1);
         assert_eq!(dialer.due(now, &[peer(7), peer(8), peer(9)].into()), []);
+    }
+
+    #[test]
+    fn however_many_neighbours_there_are_somebody_unheard_of_is_tried_now_and_then() {
+        let mut dialer = Dialer::new(peer(0), 2, &[]);
+        (1..=5).for_each(|n| dialer.learn(peer(n), [tcp(n.into())]));
+        let (start, connected) = (Instant::now(), [peer(1), peer(2)].into());
+        let mut tried = Vec::new();
+        for second in 0..90 {
+            let now = start + Duration::from_secs(second);
+            // One that is heard of through others is on our side.
+            dialer.heard(peer(3), now);
+            assert_eq!(dialer.due(now, &connected), []);
+            tried.extend(dialer.probe(now, &connected).map(|attempt| (second, attempt)));
+        }
+        let seconds: Vec<u64> = tried.iter().map(|(second, _)| *second).collect();
+        assert_eq!(seconds, [20, 40, 60, 80]);
+        let to_either = |n| tried.iter().filter(|(_, attempt)| *attempt == to(n, &[tcp(n.into())])).count();
+        assert_eq!((to_either(3), to_either(4), to_either(5)), (0, 2, 2));
     }
 
     #[test]

@@ -22,9 +22,18 @@ pub(super) enum Command {
     /// Close all connections with a peer.
     Disconnect(PeerId),
     /// Close them, and allow no new ones.
-    Ban(PeerId),
-    /// Allow them again.
-    Allow(PeerId),
+    Ban(PeerId, Ban),
+    /// Allow them again, should nothing else keep the peer away.
+    Allow(PeerId, Ban),
+}
+
+/// Why a peer is kept away. Each reason is lifted by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ban {
+    /// It is cut off for what it did.
+    Offence,
+    /// A testnet has cut the network between it and us.
+    Fault,
 }
 
 /// The task cannot take an order.
@@ -91,16 +100,16 @@ impl SwarmHandle {
     ///
     /// # Errors
     /// When the task cannot take the order.
-    pub fn ban(&self, peer: PeerId) -> Result<(), CommandError> {
-        self.order(Command::Ban(peer))
+    pub fn ban(&self, peer: PeerId, why: Ban) -> Result<(), CommandError> {
+        self.order(Command::Ban(peer, why))
     }
 
-    /// Lifts a ban: `peer` may connect, and is dialled, again.
+    /// Lifts a ban: `peer` may connect, and is dialled, again, unless it is banned for another reason, too.
     ///
     /// # Errors
     /// When the task cannot take the order.
-    pub fn allow(&self, peer: PeerId) -> Result<(), CommandError> {
-        self.order(Command::Allow(peer))
+    pub fn allow(&self, peer: PeerId, why: Ban) -> Result<(), CommandError> {
+        self.order(Command::Allow(peer, why))
     }
 
     /// Where other peers can reach this one: multiaddrs ending in `/p2p/<peer id>`, best first.

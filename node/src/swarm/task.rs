@@ -6,7 +6,7 @@ use super::{
     behaviour::{Behaviour, BehaviourEvent},
     dialer::{Attempt, Dialer},
     gossip::{self, Refusal},
-    handle::Command,
+    handle::{Ban, Command},
     heard::{Excess, Heard},
     outbox::Outbox,
     to_libp2p_id, to_own_id,
@@ -56,6 +56,8 @@ pub(super) struct Task {
     /// Those of them that hear our gossip: the ones announced as connected.
     pub(super) hearing: BTreeSet<PeerId>,
     pub(super) listening: BTreeSet<Multiaddr>,
+    /// Who is kept away, and why; as many as whoever orders it remembers.
+    pub(super) bans: BTreeSet<(PeerId, Ban)>,
     /// What everybody said last.
     pub(super) heard: Heard,
 }
@@ -95,13 +97,18 @@ impl Task {
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),
             Command::Disconnect(peer) => self.disconnect(peer),
-            Command::Allow(peer) => {
+            Command::Allow(peer, why) => {
+                self.bans.remove(&(peer, why));
+                if [Ban::Offence, Ban::Fault].iter().any(|other| self.bans.contains(&(peer, *other))) {
+                    return;
+                }
                 self.dialer.allow(peer);
                 if let Some(id) = to_libp2p_id(peer) {
                     self.net.behaviour_mut().blocked.unblock_peer(id);
                 }
             }
-            Command::Ban(peer) => {
+            Command::Ban(peer, why) => {
+                self.bans.insert((peer, why));
                 self.dialer.ban(peer);
                 if let Some(id) = to_libp2p_id(peer) {
                     self.net.behaviour_mut().blocked.block_peer(id);
@@ -127,7 +134,9 @@ impl Task {
     }
 
     fn dial_due(&mut self) {
-        for attempt in self.dialer.due(Instant::now(), &self.connected) {
+        let now = Instant::now();
+        for attempt in self.dialer.due(now, &self.connected).into_iter().chain(self.dialer.probe(now, &self.connected))
+        {
             self.attempt(attempt);
         }
     }
@@ -261,6 +270,7 @@ impl Task {
                     self.on_excess(from, message.signer(), excess);
                     return gossipsub::MessageAcceptance::Ignore;
                 }
+                self.dialer.heard(message.signer(), Instant::now());
                 self.learn_from_advert(&message);
                 self.outbox.push(SwarmEvent::Gossip(message));
                 gossipsub::MessageAcceptance::Accept

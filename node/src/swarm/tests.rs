@@ -185,8 +185,8 @@ async fn who_proves_nothing_is_answered_nothing() {
 #[tokio::test]
 async fn gossip_passes_along_a_line() {
     let (mut a, mut b, mut c) = (member(1).await, member(2).await, member(3).await);
-    a.handle.ban(c.id).unwrap();
-    c.handle.ban(a.id).unwrap();
+    a.handle.ban(c.id, Ban::Fault).unwrap();
+    c.handle.ban(a.id, Ban::Fault).unwrap();
     meet(&mut a, &mut b, "/tcp/").await;
     meet(&mut b, &mut c, "/quic-v1/").await;
     let said = a.handle.publish(&heartbeat()).unwrap();
@@ -320,11 +320,22 @@ async fn last_words_are_heard() {
 async fn the_banned_stay_away() {
     let (mut a, mut b) = (member(1).await, member(2).await);
     meet(&mut a, &mut b, "/tcp/").await;
-    a.handle.ban(b.id).unwrap();
+    a.handle.ban(b.id, Ban::Offence).unwrap();
     let id = a.id;
     b.until(|event| *event == SwarmEvent::Disconnected(id)).await;
     a.until(|event| matches!(event, SwarmEvent::Disconnected(_))).await;
     assert_eq!(a.handle.peers(), []);
+    // A network that is whole again is no pardon; when that comes they meet again.
+    a.handle.ban(b.id, Ban::Fault).unwrap();
+    a.handle.allow(b.id, Ban::Fault).unwrap();
+    b.handle.dial(a.address("/tcp/")).unwrap();
+    assert!(
+        tokio::time::timeout(Duration::from_millis(500), a.until(|e| matches!(e, SwarmEvent::Connected(_))))
+            .await
+            .is_err()
+    );
+    a.handle.allow(b.id, Ban::Offence).unwrap();
+    meet(&mut a, &mut b, "/tcp/").await;
 }
 
 #[tokio::test]

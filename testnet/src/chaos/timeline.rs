@@ -117,7 +117,16 @@ mod tests {
             |deed, peer: &str| Fault { deed, peer: peer.into(), role: "decode leader".into(), at: 1.0, until: 2.0 };
         let stream = |moves: usize, returns| {
             let moves = vec!["lost".to_owned(); moves];
-            Served { from: 0.0, to: 3.0, pause: 0.5, moves, reason: String::new(), returns }
+            Served {
+                from: 0.0,
+                to: 3.0,
+                pause: 0.5,
+                paused: 1.0,
+                request: String::new(),
+                moves,
+                reason: String::new(),
+                returns,
+            }
         };
         let report = Report {
             seed: 7,

@@ -31,6 +31,10 @@ pub(super) fn commands() -> [Command; 5] {
         fault("lie", "Let a peer answer wrongly, as a liar would")
             .arg(number("tokens", "Part of the tokens it gives that are wrong").default_value("1"))
             .arg(number("kv", "Part of the KV it sends that is wrong, with right checksums").default_value("0"))
+            .arg(
+                number("speed", "How many times faster than it is its advert says; nothing else is a lie then")
+                    .conflicts_with_all(["tokens", "kv"]),
+            )
             .arg(dir()),
         fault("corrupt", "Flip bits in the KV that a peer sends")
             .arg(number("part", "Part of its tiles, from 0 to 1").default_value("0.5"))
@@ -57,10 +61,13 @@ pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
             let slow = || Flaw::Slow { mbit: number("mbit"), ms: number("ms").unwrap_or(0.0) };
             let corrupt = || Flaw::Corrupt { part: number("part").unwrap_or(0.5) };
             let lie = || Flaw::Lie { tokens: number("tokens").unwrap_or(1.0), kv: number("kv").unwrap_or(0.0) };
-            let flaw = match fault {
-                "slow" => slow(),
-                "lie" => lie(),
-                _ => corrupt(),
+            let flaw = match (fault, number("speed")) {
+                ("lie", Some(times)) => Flaw::Boast { times },
+                (fault, _) => match fault {
+                    "slow" => slow(),
+                    "lie" => lie(),
+                    _ => corrupt(),
+                },
             };
             network.spoil(asked_peer(matches), flaw).await.map_err(exit)?;
             format!("{} is broken until: tsnode testnet heal", asked_peer(matches))

@@ -1,0 +1,151 @@
+//! Plan flow 4: what the planner is asked, and whether its answer still fits when it comes. Searching takes seconds in a
+//! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
+
+use super::{Action, Control, Infeasible, Members, check};
+use crate::planner::{Draft, Planner, Wish};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tsnode_protocol::{Advert, PeerId, Plan};
+
+/// What the planner is asked: the swarm as it was then.
+#[derive(Clone, Debug)]
+pub struct Question {
+    members: BTreeMap<PeerId, Arc<Advert>>,
+    standing: Option<Arc<Plan>>,
+    wish: Wish,
+    margin: f64,
+    /// A plan is wanted even if what stands is as good: another one is to be settled.
+    disputed: bool,
+}
+
+impl Question {
+    /// The draft that should replace the plan in force, if one should. This is the search: it may take seconds.
+    #[must_use]
+    pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
+        let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
+        let wish = &self.wish;
+        let standing = self.standing.as_deref();
+        let fits = |plan: &Plan| check::feasible(&plan.groups, &members).is_ok();
+        // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
+        let broken = standing.filter(|plan| !fits(plan));
+        if let Some(draft) = broken.and_then(|plan| planner.flip(plan, &members, wish)) {
+            return Some(draft);
+        }
+        let draft = planner.plan(&members, wish, standing);
+        if draft.groups.is_empty() {
+            return None;
+        }
+        let Some(standing) = standing.filter(|_| !self.disputed) else { return Some(draft) };
+        if draft.groups == standing.groups && draft.routes == standing.routes {
+            return None;
+        }
+        let used = standing.peers();
+        let idle = draft.groups.iter().flat_map(|g| &g.stages).any(|s| !used.contains(&s.peer));
+        let better = || {
+            let next = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..standing.clone() };
+            let worth = |plan| planner.value(plan, &members, wish);
+            worth(&next) > worth(standing) * (1.0 + self.margin)
+        };
+        (!fits(standing) || idle || better()).then_some(draft)
+    }
+
+    /// Whether the same devices are there for the same models; links are measured anew all the time.
+    fn is_of(&self, now: &Members<'_>) -> bool {
+        let lends = |a: &Advert| !a.devices.is_empty();
+        let then = self.members.iter().map(|(peer, a)| (peer, &**a)).filter(|(_, a)| lends(a));
+        let now = now.iter().map(|(peer, a)| (peer, *a)).filter(|(_, a)| lends(a));
+        then.map(|(peer, a)| (peer, &a.devices, &a.models)).eq(now.map(|(peer, a)| (peer, &a.devices, &a.models)))
+    }
+}
+
+/// How far this peer is with a plan of its own.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Drafting {
+    /// The planner was not asked since the view changed.
+    #[default]
+    Idle,
+    /// It is at work; its turn had come when it was asked.
+    Asked(Arc<Question>),
+    /// What it found for this view: none where what stands is as good.
+    Found {
+        draft: Option<Draft>,
+        /// To settle a dispute.
+        disputed: bool,
+        /// The turn in which it was asked is not used up.
+        due: bool,
+    },
+}
+
+impl Drafting {
+    /// What it looks at has changed. A search that is under way is let come to its end.
+    pub(super) fn view_changed(&mut self) {
+        if matches!(self, Self::Found { .. }) {
+            *self = Self::Idle;
+        }
+    }
+
+    /// Whether nothing better than what stands was found.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self, Self::Found { draft: None, .. })
+    }
+
+    /// Whether an answer waits to be proposed.
+    pub(super) fn is_due(&self) -> bool {
+        matches!(self, Self::Found { draft: Some(_), due: true, .. })
+    }
+}
+
+impl Control {
+    /// What there is to propose. Asks the planner where that is not known.
+    pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<Draft> {
+        match &mut self.drafting {
+            Drafting::Asked(_) => return None,
+            Drafting::Found { draft: None, disputed: false, .. } if disputed => {}
+            Drafting::Found { draft, due, .. } => {
+                *due = false;
+                return draft.clone();
+            }
+            Drafting::Idle => {}
+        }
+        let question = Arc::new(self.question(disputed));
+        self.drafting = Drafting::Asked(question.clone());
+        out.push(Action::AskPlanner(question));
+        None
+    }
+
+    fn question(&self, disputed: bool) -> Question {
+        let planned = self.planned().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?)));
+        Question {
+            members: planned.collect(),
+            standing: self.adopted.as_ref().map(|a| a.plan.clone()),
+            wish: self.config.wish.clone(),
+            margin: self.config.margin,
+            disputed,
+        }
+    }
+
+    /// The planner's answer. The swarm may be another by now.
+    pub(super) fn planned_this(&mut self, draft: Option<Draft>) {
+        let Drafting::Asked(question) = std::mem::take(&mut self.drafting) else { return };
+        self.next_look = self.now;
+        if self.still_answers(&question, draft.as_ref()) {
+            self.drafting = Drafting::Found { draft, disputed: question.disputed, due: true };
+        }
+    }
+
+    /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
+    /// for leaving newcomers out.
+    fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
+        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
+            return false;
+        }
+        let members = self.planned_members();
+        let same_devices = question.is_of(&members);
+        let feasible = |groups: &[_]| -> Result<(), Infeasible> { check::feasible(groups, &members) };
+        let stands = self.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
+        match draft {
+            Some(draft) => feasible(&draft.groups).is_ok() && (same_devices || !stands),
+            None => same_devices && stands == question.standing.is_some(),
+        }
+    }
+}
