@@ -210,6 +210,7 @@ impl Ground {
                 membership: member.clone(),
                 listen: SocketAddr::new(config.listen.ip(), next_port(config.listen.port())),
                 shaping: config.shaping,
+                datagram: None,
                 guard: guard.clone(),
                 faults,
             },

@@ -23,7 +23,7 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
     let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
     let (guard, bench) = Guard::channel();
-    let config = LinksConfig { identity, membership, listen, shaping, guard, faults: None };
+    let config = LinksConfig { identity, membership, listen, shaping, datagram: None, guard, faults: None };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
     End { links, incoming, gone, bench, address, id, _stop: stop.drop_guard() }
@@ -120,8 +120,8 @@ async fn a_dial_to_where_nobody_is_any_more_is_given_up() {
 #[tokio::test]
 async fn nonsense_is_refused_and_the_next_stream_is_served() {
     let (a, mut b) = (end(1, None), end(1, None));
-    let connection = a.links.connection(b.id, &[b.address]).await.unwrap();
-    let (mut sender, _receiver) = connection.open_bi().await.unwrap();
+    let road = a.links.road(b.id, &[b.address]).await.unwrap();
+    let (mut sender, _receiver) = road.connection.open_bi().await.unwrap();
     sender.write_all(&[9; 64]).await.unwrap();
     let (_, there) = pair(&a, &mut b).await;
     assert_eq!(there.opening, file());
@@ -186,7 +186,27 @@ async fn takes_its_time(shaping: Shaping) {
     assert_eq!(got.unwrap().len(), 2_000_000);
     // 0.32 s at full rate; slow start and the queue's losses take their part.
     assert!((0.3..2.0).contains(&took), "{took} s");
-    let link = a.links.probe(b.id, &[b.address]).await.unwrap();
+    let link = a.links.probe(b.id, &[b.address]).await.unwrap().link;
     assert!((0.009..0.05).contains(&link.latency.0), "{link:?}");
     assert!(link.bandwidth.0 < 7e6, "{link:?}");
+}
+
+/// A link as wide as both of these, one way.
+fn link(mbit: f64, latency: u64) -> Option<Shaping> {
+    let bandwidth = Some(BytesPerSecond(mbit * 125e3));
+    Some(Shaping { bandwidth, upload: None, latency: Duration::from_millis(latency) })
+}
+
+/// From the first probe on, for less than a hundredth of what the link carries in a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_tells_a_links_bandwidth_whatever_it_is() {
+    for (mbit, latency) in [(10.0, 5), (100.0, 2), (100.0, 40), (1000.0, 40)] {
+        let (a, b) = (end(1, link(mbit, latency)), end(1, link(mbit, latency)));
+        let probed = a.links.probe(b.id, &[b.address]).await.unwrap();
+        let found = probed.link.bandwidth.0 / 125e3;
+        eprintln!("{mbit} {latency}: {found:.1} {:.2} ms {} bytes", probed.link.latency.0 * 1e3, probed.bytes);
+        assert!((found / mbit - 1.0).abs() < 0.15, "{found} Mbit/s of {mbit} and {latency} ms");
+        assert!(((latency as f64)..(latency as f64 + 10.0)).contains(&(probed.link.latency.0 * 1e3)), "{probed:?}");
+        assert!((probed.bytes as f64) < 0.01 * 60.0 * mbit * 125e3, "{probed:?}");
+    }
 }
