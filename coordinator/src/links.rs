@@ -14,14 +14,18 @@ use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds};
 /// How long a train should take on the link: threads and timers are late by a millisecond or two, a router's queue holds
 /// a few times as much.
 pub const TRAIN: Duration = Duration::from_millis(40);
-/// One that took half of that says enough.
-const ENOUGH: f64 = 0.5;
-/// The first train (bytes): 26 ms at 10 Mbit/s.
-pub const FIRST_TRAIN: u64 = 32 * 1024;
+/// One that took that part of it says enough.
+const ENOUGH: f64 = 0.75;
+/// The first train (bytes): 13 ms at 10 Mbit/s.
+pub const FIRST_TRAIN: u64 = 16 * 1024;
+/// What a link is taken to carry before anything is known: the first train then leaves at once.
+pub const FIRST_GUESS: BytesPerSecond = BytesPerSecond(12.5e6);
+/// The next train after one that came at once, which told nothing.
+const AT_ONCE: u64 = 16;
 /// The longest (bytes): 6.7 ms at 10 Gbit/s.
 pub const LONGEST_TRAIN: u64 = 8 << 20;
 /// Trains in one probe.
-pub const TRAINS: usize = 4;
+pub const TRAINS: usize = 5;
 /// The part of a peer's upload that probes of all its links may take.
 const PART: f64 = 0.005;
 /// Weight of a new probe.
@@ -122,7 +126,10 @@ pub fn carried(arrivals: &[(Duration, u64)]) -> Option<BytesPerSecond> {
 
 /// How long the train after one of `sent` bytes, carried at `rate`, must be; `None` where that one was long enough.
 #[must_use]
-pub fn next_train(sent: u64, rate: BytesPerSecond) -> Option<u64> {
+pub fn next_train(sent: u64, rate: Option<BytesPerSecond>) -> Option<u64> {
+    let Some(rate) = rate else {
+        return (sent < LONGEST_TRAIN).then(|| LONGEST_TRAIN.min(sent * AT_ONCE));
+    };
     let wanted = rate.0 * TRAIN.as_secs_f64();
     let enough = sent >= LONGEST_TRAIN || sent as f64 >= wanted * ENOUGH;
     (!enough).then(|| (wanted as u64).clamp(FIRST_TRAIN, LONGEST_TRAIN))
@@ -172,19 +179,20 @@ mod tests {
 
     #[test]
     fn trains_are_as_long_as_the_link_is_fast() {
-        assert_eq!(next_train(FIRST_TRAIN, BytesPerSecond(10.0 * MBIT)), None);
-        let next = next_train(FIRST_TRAIN, BytesPerSecond(1000.0 * MBIT));
-        assert_eq!(next, Some(5_000_000));
-        assert_eq!(next_train(5_000_000, BytesPerSecond(1200.0 * MBIT)), None);
-        assert_eq!(next_train(FIRST_TRAIN, BytesPerSecond(1e12)), Some(LONGEST_TRAIN));
-        assert_eq!(next_train(LONGEST_TRAIN, BytesPerSecond(1e12)), None);
+        let next = |sent, mbit: f64| next_train(sent, Some(BytesPerSecond(mbit * MBIT)));
+        assert_eq!(next(FIRST_TRAIN, 10.0), Some(50_000));
+        assert_eq!((next(50_000, 10.0), next(FIRST_TRAIN, 1.0)), (None, None));
+        assert_eq!(next(FIRST_TRAIN, 1000.0), Some(5_000_000));
+        assert_eq!(next(5_000_000, 1200.0), None);
+        assert_eq!((next(FIRST_TRAIN, 1e6), next(LONGEST_TRAIN, 1e6)), (Some(LONGEST_TRAIN), None));
+        assert_eq!((next_train(FIRST_TRAIN, None), next_train(LONGEST_TRAIN, None)), (Some(16 * FIRST_TRAIN), None));
     }
 
     #[test]
     fn probes_take_less_than_a_hundredth_of_the_upload() {
         for mbit in [10.0, 100.0, 1000.0] {
             let rate = BytesPerSecond(mbit * MBIT);
-            let bytes = FIRST_TRAIN + next_train(FIRST_TRAIN, rate).unwrap_or(0);
+            let bytes = FIRST_TRAIN + next_train(FIRST_TRAIN, Some(rate)).unwrap_or(0);
             let took = bytes as f64 / rate.0;
             assert!(took / (took + pause_after(bytes, rate).as_secs_f64()) < 0.01, "{mbit}");
         }

@@ -6,7 +6,7 @@ use super::{LinkError, Links, Stream};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
-use tsnode_coordinator::links::{FIRST_TRAIN, LONGEST_TRAIN, TRAINS, carried, next_train, train_window};
+use tsnode_coordinator::links::{FIRST_GUESS, FIRST_TRAIN, LONGEST_TRAIN, TRAINS, carried, next_train, train_window};
 use tsnode_protocol::stream::{Opening, PROBE_BYTES, TrainSeen};
 use tsnode_protocol::{BytesPerSecond, Link, PeerId, Seconds};
 
@@ -71,19 +71,20 @@ async fn ping(stream: &mut Stream) -> Result<Duration, LinkError> {
 /// Sends trains until one is long enough; says how many bytes they were, and how fast the last was carried.
 async fn trains(stream: &mut Stream, road: &Tuning, round_trip: Duration) -> Result<(u64, BytesPerSecond), LinkError> {
     let (mut sent, mut bytes) = (0, FIRST_TRAIN);
-    let mut rate = BytesPerSecond(bytes as f64 / round_trip.as_secs_f64().max(1e-6));
+    let mut found = None;
     for _ in 0..TRAINS {
-        let window = train_window(bytes, rate, Seconds(round_trip.as_secs_f64()));
+        let window = train_window(bytes, found.unwrap_or(FIRST_GUESS), Seconds(round_trip.as_secs_f64()));
         road.meter.set_floor(window);
         let seen = train(stream, bytes).await;
         road.meter.set_floor(0);
         sent += bytes;
-        rate = seen?.rate.ok_or_else(|| LinkError::Lost("a probe told nothing".into()))?;
-        match next_train(bytes, rate) {
+        found = seen?.rate;
+        match next_train(bytes, found) {
             Some(next) => bytes = next,
             None => break,
         }
     }
+    let rate = found.ok_or_else(|| LinkError::Lost("a probe told nothing".into()))?;
     Ok((sent, rate))
 }
 
