@@ -14,6 +14,7 @@ mod prove;
 mod rates;
 mod shaping;
 mod tls;
+pub mod trial;
 mod tuning;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
@@ -202,7 +203,8 @@ impl Links {
         };
         let links = Self { inner: Arc::new(inner) };
         let (sender, streams) = mpsc::channel(INCOMING);
-        tokio::spawn(accept::run(links.clone(), servers, sender, stop));
+        tokio::spawn(accept::run(links.clone(), servers, sender, stop.clone()));
+        tokio::spawn(known::watch(links.clone(), stop));
         Ok((links, Incoming { streams }, goners))
     }
 

@@ -373,6 +373,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: Spl
         cut_off: Vec::new(),
         rejected: Default::default(),
         kv_refused: Default::default(),
+        link_ages: Default::default(),
         addresses: Vec::new(),
         http: Some(http),
     }

@@ -244,7 +244,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     all.extend(openings().iter().map(|(name, m)| (*name, codec::encode(m))));
     all.extend(ring_frames().iter().map(|(name, m)| (*name, codec::encode(m))));
     let sealed = Signed::seal(&SigningKey::from_bytes(&[1; 32]), SWARM, 3, &endorsement());
-    let manifest = Manifest { tiles: 8, bytes: 1 << 33, checksum: [3; 32] };
+    let manifest = Manifest { tiles: 8, bytes: 1 << 33, checksum: 3 };
     let packing = Packing { all: Seconds(0.25), tail: Seconds(0.125) };
     let computed = Computed { queued: Seconds(0.25), took: Seconds(1.5) };
     let arrived = DecodeEvent::KvArrived { after: Seconds(0.5), deliveries: vec![delivery()] };

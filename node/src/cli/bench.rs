@@ -1,7 +1,8 @@
-//! `tsnode bench`: what this machine does with a model.
+//! `tsnode bench`: what this machine does with a model, and with a link.
 
 mod codec;
 mod engine;
+mod link;
 
 use super::loading::Loading;
 use crate::{
@@ -23,12 +24,14 @@ pub(super) fn command() -> Command {
         .subcommand_required(true)
         .subcommand(engine::command())
         .subcommand(codec::command())
+        .subcommand(link::command())
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
+pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
-        Some((_, matches)) => codec::run(matches),
+        Some(("codec", matches)) => codec::run(matches),
+        Some((_, matches)) => link::run(matches).await,
         None => Ok(()),
     }
 }

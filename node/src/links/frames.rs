@@ -104,6 +104,13 @@ impl FrameSender {
         Ok(())
     }
 
+    /// Announces more than it sends.
+    #[cfg(test)]
+    pub(super) async fn claim(&mut self, announced: usize, bytes: &[u8]) -> Result<(), LinkError> {
+        let header = frame_header(announced, announced)?;
+        self.write(Bytes::from([&header, bytes].concat())).await
+    }
+
     async fn write(&mut self, piece: Bytes) -> Result<(), LinkError> {
         let mut left = [piece];
         while !left[0].is_empty() {
@@ -233,6 +240,12 @@ impl FrameReceiver {
             let room = room.max(self.frame.capacity().min(length));
             self.frame.resize(room, 0);
         }
+    }
+
+    /// Bytes held for the frame that is coming.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        self.frame.capacity()
     }
 
     /// Lets a frame of at most `limit` pass by without keeping it; `false` at a clean end.

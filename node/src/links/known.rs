@@ -1,12 +1,16 @@
 //! What is known of the links from here: what probes found, and what the meters of all connections have shown since.
 
-use super::tuning::Tuning;
+use super::{Links, tuning::Tuning};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::links::{Estimate, Evidence};
 use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
+
+/// How often the meters are read: windows follow a link within that time.
+const LOOK: Duration = Duration::from_millis(300);
 
 /// A link from here, and how old the knowledge of its bandwidth is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,6 +19,20 @@ pub struct Measured {
     pub link: Link,
     /// Since its bandwidth was last shown.
     pub age: Duration,
+}
+
+/// Takes in what traffic shows until `stop`.
+pub(super) async fn watch(links: Links, stop: CancellationToken) {
+    let looks = async {
+        loop {
+            sleep(LOOK).await;
+            links.inner.known.gather();
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = looks => {}
+    }
 }
 
 /// Links by peer.

@@ -46,6 +46,7 @@ impl Links {
             if known.wants_probe(peer) {
                 let (bytes, rate) = trains(&mut stream, &road, took).await?;
                 known.probed(peer, rate);
+                road.hurry(rate);
                 sent = bytes;
             }
         }
