@@ -20,7 +20,7 @@ use tsnode_protocol::{
     },
     stream::{
         Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest,
-        ProofAnswer,
+        ProofAnswer, TrainSeen,
     },
 };
 
@@ -273,6 +273,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("prefill first", codec::encode(&PrefillEvent::First { sampled: sampled(), computed, cached: 500 })),
         ("prefill kv sent", codec::encode(&PrefillEvent::KvSent { bytes: 1 << 20, after: Seconds(0.5) })),
         ("prefill failed", codec::encode(&PrefillEvent::Failed("gone".into()))),
+        ("train seen", codec::encode(&TrainSeen { rate: Some(BytesPerSecond(1.25e8)) })),
         ("invite", codec::encode(&invite)),
     ]);
     all
@@ -312,6 +313,7 @@ fn read_as_everything(bytes: &[u8]) -> bool {
     let others = [
         read::<ProofAnswer>(bytes),
         read::<KvAnswer>(bytes),
+        read::<TrainSeen>(bytes),
         read::<DecodeOrder>(bytes),
         read::<DecodeEvent>(bytes),
         read::<PrefillEvent>(bytes),

@@ -98,7 +98,9 @@ impl Tuning {
 
     /// Lets the first bytes of a new connection leave as fast as the link was known to carry them.
     pub fn hurry(&self, bandwidth: BytesPerSecond) {
-        self.meter.set_floor((bandwidth.0 * self.connection.rtt().as_secs_f64() * FIRST_BURST) as u64);
+        let burst = bandwidth.0 * self.connection.rtt().as_secs_f64() * FIRST_BURST;
+        // The far end timed the probe: what it claims must not make us flood the way to it.
+        self.meter.set_floor((burst as u64).min(SEND_WINDOWS.0));
     }
 
     /// Widens the send window until the guard is dropped.
