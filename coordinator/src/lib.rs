@@ -12,6 +12,7 @@ pub mod gate;
 pub mod gateway;
 pub mod layout;
 pub mod lending;
+pub mod links;
 pub mod placement;
 pub mod planner;
 pub mod plot;

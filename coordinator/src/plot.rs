@@ -1,6 +1,8 @@
 //! Lines over rates, as SVG: what is measured of several policies or systems as more requests come, or of a swarm as it
 //! grows.
 
+pub mod heat;
+
 use std::fmt::Write;
 
 const WIDTH: f64 = 640.0;

@@ -11,6 +11,7 @@ mod chat;
 mod doctor;
 mod join;
 mod keys;
+mod links;
 mod loading;
 mod owner;
 mod plan;
@@ -93,7 +94,7 @@ fn completions(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
-    // `config show`, `testnet up` and `bench codec` have their flags one level down.
+    // `config show`, `testnet up` and `bench link` have their flags one level down.
     let deepest = matches.subcommand().map_or(matches, |(_, m)| m);
     let mut flags = BTreeMap::new();
     for knob in KNOBS {
@@ -135,7 +136,16 @@ pub fn command() -> Command {
         .subcommand(asking("resume", "Lend this machine again", "tsnode resume"))
         .subcommand(asking("status", "What this peer and its swarm are doing", "tsnode status --json"))
         .subcommand(
-            asking("peers", "Who is in the swarm", "tsnode peers --links").arg(switch("links", "Show measured links")),
+            asking("peers", "Who is in the swarm", "tsnode peers --links")
+                .arg(switch("links", "Show measured links"))
+                .arg(
+                    Arg::new("picture")
+                        .long("picture")
+                        .value_name("FILE")
+                        .requires("links")
+                        .value_parser(clap::value_parser!(PathBuf))
+                        .help("Draw them to FILE (SVG) instead"),
+                ),
         )
         .subcommand(plan::command())
         .subcommand(asking("models", "Models the swarm serves", "tsnode models"))

@@ -389,6 +389,7 @@ impl Driver {
             seconds_left: cut.until.saturating_sub(now).as_secs_f64(),
         };
         let cut_off = self.trust.cut_off().map(cut_off).collect();
+        let ages = self.data_plane.measured().into_iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
         let (readiness, lending) = (readiness(control, &up, leaving), self.owner.lending());
         self.view.send_modify(|view| {
             view.readiness = readiness;
@@ -402,6 +403,7 @@ impl Driver {
             }
             view.ready_groups = up.keys().copied().collect();
             view.peers = control.members().filter_map(peer).collect();
+            view.link_ages = ages;
             view.cut_off = cut_off;
             view.models = models.into_values().collect();
             view.addresses.clone_from(&self.invite.addresses);

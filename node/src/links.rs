@@ -5,23 +5,34 @@
 
 mod accept;
 mod frames;
+mod known;
 mod lifeline;
+mod meter;
+mod priority;
 mod probe;
 mod prove;
 mod rates;
 mod shaping;
+mod tls;
+pub mod trial;
+mod tuning;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
+pub use known::Measured;
 pub use lifeline::Gone;
+pub use probe::Probed;
 pub use shaping::Shaping;
 
 use crate::{faults::Faults, guard::Guard, identity::Identity};
+use accept::Servers;
 use futures::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use known::Known;
+use priority::Kind;
 use rates::Rates;
+use rustls::pki_types::CertificateDer;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +41,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{Link, PeerId, codec::CodecError, proof::Membership, stream};
+use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
+use tuning::Tuning;
 
 /// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
 const INCOMING: usize = 256;
@@ -41,9 +53,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection without a word for that long is dead. Streams keep it awake.
 const IDLE: Duration = Duration::from_secs(4);
 const KEEP_ALIVE: Duration = Duration::from_millis(1300);
-/// Bytes on their way in one stream, and in one connection: 100 Mbit/s over 300 ms fill the first.
-const STREAM_WINDOW: u32 = 4 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Socket buffers: the usual 208 KiB lose packets at rates a LAN has.
 const SOCKET_BUFFER: usize = 4 << 20;
 /// Streams a proven peer may have open at once.
@@ -108,6 +117,8 @@ pub struct LinksConfig {
     pub listen: SocketAddr,
     /// Limits on what leaves.
     pub shaping: Option<Shaping>,
+    /// The largest datagrams tried, where it is not left to the addresses.
+    pub datagram: Option<u16>,
     /// Who is kept out.
     pub guard: Guard,
     /// What is broken on purpose, where a testnet may.
@@ -137,7 +148,7 @@ impl Incoming {
     }
 }
 
-type Dialled = Shared<BoxFuture<'static, Result<quinn::Connection, LinkError>>>;
+type Dialled = Shared<BoxFuture<'static, Result<Arc<Tuning>, LinkError>>>;
 
 /// A connection, or the attempt at one.
 #[derive(Clone)]
@@ -151,7 +162,7 @@ impl Dial {
     /// Whether it leads nowhere any more.
     fn is_over(&self) -> bool {
         match self.dialled.peek() {
-            Some(Ok(connection)) => connection.close_reason().is_some(),
+            Some(Ok(road)) => road.connection.close_reason().is_some(),
             Some(Err(_)) => true,
             None => self.cancel.is_cancelled(),
         }
@@ -171,7 +182,8 @@ struct Inner {
     membership: Membership,
     /// One connection per peer, or the attempt at one. Held for map operations only.
     dials: Mutex<BTreeMap<PeerId, Dial>>,
-    measured: Mutex<BTreeMap<PeerId, Link>>,
+    known: Known,
+    datagrams: Datagrams,
     gone: mpsc::Sender<PeerId>,
     guard: Guard,
     rates: Rates,
@@ -186,7 +198,9 @@ impl Links {
     /// # Errors
     /// When the address is taken or certificates cannot be made.
     pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming, Gone), LinkError> {
-        let (endpoint, lifelines) = with_lifelines(&config, &stop)?;
+        let datagrams = Datagrams { set: config.datagram, shaped: config.shaping.is_some() };
+        let servers = Servers::new(&config.identity)?;
+        let (endpoint, lifelines) = with_lifelines(&config, &servers, &stop)?;
         let me = config.identity.peer_id();
         let (gone, goners) = mpsc::channel(GONE);
         if let Some(listener) = lifelines {
@@ -198,7 +212,8 @@ impl Links {
             me,
             membership: config.membership,
             dials: Mutex::default(),
-            measured: Mutex::default(),
+            known: Known::new(),
+            datagrams,
             gone,
             guard: config.guard,
             rates: Rates::new(),
@@ -207,7 +222,8 @@ impl Links {
         };
         let links = Self { inner: Arc::new(inner) };
         let (sender, streams) = mpsc::channel(INCOMING);
-        tokio::spawn(accept::run(links.clone(), sender, stop));
+        tokio::spawn(accept::run(links.clone(), servers, sender, stop.clone()));
+        tokio::spawn(known::watch(links.clone(), stop));
         Ok((links, Incoming { streams }, goners))
     }
 
@@ -229,15 +245,15 @@ impl Links {
         addresses: &[SocketAddr],
         opening: &stream::Opening,
     ) -> Result<Stream, LinkError> {
-        let connection = self.connection(peer, addresses).await?;
-        let opened = timeout(PATIENCE, connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
-        let (sender, receiver) = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
-        let mut stream = Stream::new(sender, receiver);
+        let road = self.road(peer, addresses).await?;
+        let opened = timeout(PATIENCE, road.connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
+        let halves = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
+        let mut stream = Stream::new(halves, Kind::of(opening), &road);
         stream.sender.send(opening).await?;
         Ok(stream)
     }
 
-    async fn connection(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<quinn::Connection, LinkError> {
+    async fn road(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Tuning>, LinkError> {
         if self.inner.guard.keeps_out(peer) {
             return Err(LinkError::CutOff(peer));
         }
@@ -266,18 +282,18 @@ impl Links {
     }
 
     /// Tries one address after the other.
-    async fn dial(self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<quinn::Connection, LinkError> {
-        let config = self.client_config(peer)?;
+    async fn dial(self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
+        let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
         let mut last = LinkError::NoAddress(peer);
         for address in addresses {
             let dialled = tokio::select! {
-                dialled = timeout(PATIENCE, self.dial_one(&config, peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
+                dialled = timeout(PATIENCE, self.dial_one(tls.clone(), peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
                 () = lifeline::hopeless(address) => {
                     Err(LinkError::Unreachable { peer, error: format!("nobody listens at {address}") })
                 }
             };
             match dialled {
-                Ok(connection) => return Ok(connection),
+                Ok(road) => return Ok(road),
                 Err(error) => last = error,
             }
         }
@@ -286,32 +302,21 @@ impl Links {
 
     async fn dial_one(
         &self,
-        config: &quinn::ClientConfig,
+        tls: Arc<quinn::crypto::rustls::QuicClientConfig>,
         peer: PeerId,
         address: SocketAddr,
-    ) -> Result<quinn::Connection, LinkError> {
+    ) -> Result<Arc<Tuning>, LinkError> {
         let unreachable = |error: String| LinkError::Unreachable { peer, error };
-        let connecting = self.inner.endpoint.connect_with(config.clone(), address, "tsnode");
+        let mut config = quinn::ClientConfig::new(tls);
+        config.transport_config(Arc::new(tuning::transport(STREAMS, self.inner.datagrams.to(address))));
+        let connecting = self.inner.endpoint.connect_with(config, address, "tsnode");
         let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
-        let connection = connecting.await.map_err(|e| unreachable(e.to_string()))?;
-        prove::as_dialer(&connection, &self.inner.membership, self.inner.me, peer).await?;
+        let road = Tuning::new(connecting.await.map_err(|e| unreachable(e.to_string()))?);
+        prove::as_dialer(&road, &self.inner.membership, self.inner.me, peer).await?;
         tracing::debug!(%peer, %address, "data connection opened");
-        self.watch(peer, address, &connection);
-        Ok(connection)
-    }
-
-    fn client_config(&self, peer: PeerId) -> Result<quinn::ClientConfig, LinkError> {
-        let certificate = |e: &dyn std::fmt::Display| LinkError::Certificate(e.to_string());
-        let expected = libp2p::PeerId::from_bytes(&peer.to_libp2p_bytes()).map_err(|e| certificate(&e))?;
-        let mut tls = libp2p_tls::make_client_config(&self.inner.identity.libp2p_keypair(), Some(expected))
-            .map_err(|e| certificate(&e))?;
-        tls.alpn_protocols = vec![stream::ALPN.to_vec()];
-        // A set SSLKEYLOGFILE must not make a peer write its session keys down.
-        tls.key_log = Arc::new(rustls::NoKeyLog);
-        let tls = QuicClientConfig::try_from(tls).map_err(|e| certificate(&e))?;
-        let mut config = quinn::ClientConfig::new(Arc::new(tls));
-        config.transport_config(transport(STREAMS));
-        Ok(config)
+        self.inner.known.join(peer, &road);
+        self.watch(peer, address, &road.connection);
+        Ok(road)
     }
 
     /// Whether the next KV tile is to have a bit flipped: evenly as many as wished.
@@ -340,16 +345,17 @@ impl Links {
         if let Some(dial) = &dial {
             dial.cancel.cancel();
         }
-        if let Some(Ok(connection)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
-            connection.close(CODE_BYE.into(), b"gone");
+        if let Some(Ok(road)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
+            road.connection.close(CODE_BYE.into(), b"gone");
         }
-        self.inner.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+        self.inner.known.forget(peer);
     }
 
-    /// What is known of links from here.
+    /// What is known of links from here, by probes and by what traffic has shown.
     #[must_use]
-    pub fn measured(&self) -> Vec<Link> {
-        self.inner.measured.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect()
+    pub fn measured(&self) -> Vec<Measured> {
+        self.inner.known.gather();
+        self.inner.known.links()
     }
 
     /// Says goodbye to everyone.
@@ -361,27 +367,21 @@ impl Links {
 /// The data plane's socket, and the listener beside it; where any port will do, one whose neighbour is free.
 fn with_lifelines(
     config: &LinksConfig,
+    servers: &Servers,
     stop: &CancellationToken,
 ) -> Result<(quinn::Endpoint, Option<tokio::net::TcpListener>), LinkError> {
     for _ in 1..PORTS_TRIED {
-        let endpoint = endpoint(config, stop)?;
+        let endpoint = endpoint(config, servers, stop)?;
         let lifelines = endpoint.local_addr().ok().and_then(lifeline::listen);
         if lifelines.is_some() || config.listen.port() != 0 {
             return Ok((endpoint, lifelines));
         }
     }
-    Ok((endpoint(config, stop)?, None))
+    Ok((endpoint(config, servers, stop)?, None))
 }
 
-fn endpoint(config: &LinksConfig, stop: &CancellationToken) -> Result<quinn::Endpoint, LinkError> {
-    let certificate = |e: &dyn std::fmt::Display| LinkError::Certificate(e.to_string());
-    let mut tls = libp2p_tls::make_server_config(&config.identity.libp2p_keypair()).map_err(|e| certificate(&e))?;
-    tls.alpn_protocols = vec![stream::ALPN.to_vec()];
-    tls.key_log = Arc::new(rustls::NoKeyLog);
-    let tls = QuicServerConfig::try_from(tls).map_err(|e| certificate(&e))?;
-    let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls));
-    // One stream until the far end has proven itself.
-    server.transport_config(transport(1));
+fn endpoint(config: &LinksConfig, servers: &Servers, stop: &CancellationToken) -> Result<quinn::Endpoint, LinkError> {
+    let server = Some(quinn::ServerConfig::clone(&servers.far));
     let bind = |error: std::io::Error| LinkError::Bind {
         address: config.listen,
         in_use: error.kind() == std::io::ErrorKind::AddrInUse,
@@ -389,14 +389,31 @@ fn endpoint(config: &LinksConfig, stop: &CancellationToken) -> Result<quinn::End
     };
     let socket = socket(config.listen).map_err(bind)?;
     let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
-    let settings = quinn::EndpointConfig::default();
+    let mut settings = quinn::EndpointConfig::default();
+    // The largest that may come; the constant is within what the setting allows.
+    let _ = settings.max_udp_payload_size(tuning::LARGEST);
     match config.shaping.or_else(|| config.faults.as_ref().map(|_| Shaping::default())) {
-        None => quinn::Endpoint::new(settings, Some(server), socket, runtime).map_err(bind),
+        None => quinn::Endpoint::new(settings, server, socket, runtime).map_err(bind),
         Some(shaping) => {
             let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
             let shaped = shaping::Shaped::start(socket, shaping, config.faults.clone(), stop.clone());
-            quinn::Endpoint::new_with_abstract_socket(settings, Some(server), shaped, runtime).map_err(bind)
+            quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
         }
+    }
+}
+
+/// How large datagrams may be.
+#[derive(Clone, Copy, Debug)]
+struct Datagrams {
+    set: Option<u16>,
+    shaped: bool,
+}
+
+impl Datagrams {
+    /// On the way to there. A link that is pretended is one over Ethernet.
+    fn to(self, address: SocketAddr) -> u16 {
+        let usual = if self.shaped { tuning::ETHERNET } else { tuning::datagram(address) };
+        self.set.unwrap_or(usual).min(tuning::LARGEST)
     }
 }
 
@@ -418,23 +435,13 @@ fn socket(listen: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
-fn transport(streams: u32) -> Arc<quinn::TransportConfig> {
-    let mut config = quinn::TransportConfig::default();
-    config
-        .max_concurrent_bidi_streams(streams.into())
-        .max_concurrent_uni_streams(0u8.into())
-        .stream_receive_window(STREAM_WINDOW.into())
-        .receive_window(CONNECTION_WINDOW.into())
-        .send_window(u64::from(CONNECTION_WINDOW))
-        .keep_alive_interval(Some(KEEP_ALIVE))
-        .max_idle_timeout(IDLE.try_into().ok());
-    Arc::new(config)
-}
-
 /// Who is at the far end, as the TLS handshake proved.
 fn peer_of(connection: &quinn::Connection) -> Option<PeerId> {
     let identity = connection.peer_identity()?;
-    let certificates = identity.downcast_ref::<Vec<rustls::pki_types::CertificateDer<'static>>>()?;
+    peer_of_certificates(identity.downcast_ref::<Vec<CertificateDer<'static>>>()?)
+}
+
+fn peer_of_certificates(certificates: &[CertificateDer<'_>]) -> Option<PeerId> {
     let parsed = libp2p_tls::certificate::parse(certificates.first()?).ok()?;
     PeerId::from_libp2p_bytes(&parsed.peer_id().to_bytes())
 }

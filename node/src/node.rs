@@ -218,6 +218,7 @@ impl Ground {
                 membership: member.clone(),
                 listen: SocketAddr::new(config.listen.ip(), next_port(config.listen.port())),
                 shaping: config.shaping,
+                datagram: None,
                 guard: guard.clone(),
                 faults,
             },
@@ -381,6 +382,7 @@ fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: Spl
         cut_off: Vec::new(),
         rejected: Default::default(),
         kv_refused: Default::default(),
+        link_ages: Default::default(),
         addresses: Vec::new(),
         http: Some(http),
     }

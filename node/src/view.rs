@@ -68,6 +68,9 @@ pub struct SwarmView {
     /// KV streams refused, by reason.
     #[serde(default)]
     pub kv_refused: BTreeMap<String, u64>,
+    /// Since the bandwidths of links from here were last shown (seconds).
+    #[serde(default)]
+    pub link_ages: BTreeMap<PeerId, f64>,
     /// Addresses others can dial this peer at, ending in `/p2p/…`.
     pub addresses: Vec<String>,
     /// Where HTTP listens.

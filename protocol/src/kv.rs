@@ -141,14 +141,14 @@ impl TileHeader {
 }
 
 /// Closes a KV stream: nothing is decoded from unless it fits what arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Manifest {
     /// Tiles sent.
     pub tiles: u32,
     /// Payload bytes sent.
     pub bytes: u64,
-    /// BLAKE3 over header frame and payload of each tile, in the order sent.
-    pub checksum: [u8; 32],
+    /// [`crate::checksum`] over header frame and payload of each tile, in the order sent.
+    pub checksum: u64,
 }
 
 /// What a KV stream consists of after its header.

@@ -4,6 +4,7 @@
 //! outside is bounded in [`limits`] before anything is allocated for it.
 
 pub mod advert;
+pub mod checksum;
 pub mod codec;
 pub mod envelope;
 pub mod gossip;

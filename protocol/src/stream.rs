@@ -6,7 +6,7 @@
 
 use crate::RequestId;
 use crate::{
-    GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Token,
+    BytesPerSecond, GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Token,
     codec::{self, CodecError},
     journal::JournalHead,
     kv::{Delivery, KvHeader, KvPace},
@@ -46,11 +46,21 @@ pub enum Opening {
     Journal(JournalHead),
     /// Anyone → likely buddies: what a client got who asked for just this. Answer: the [`JournalHead`] and parts, or nothing.
     Recall(JournalHead),
-    /// Measures the link: the answer is an empty frame for latency, then `bytes` are read for bandwidth.
+    /// Measures the link: frames of nothing but zeros, each answered by a [`TrainSeen`].
     Probe {
-        /// Bytes that will be sent.
+        /// Bytes that will be sent at most, in all frames together.
         bytes: u32,
     },
+}
+
+/// The most bytes one probe may send.
+pub const PROBE_BYTES: u32 = 1 << 25;
+
+/// How a frame of a probe arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+pub struct TrainSeen {
+    /// How fast; nothing where too little arrived to tell.
+    pub rate: Option<BytesPerSecond>,
 }
 
 /// The listener's half of the proof.
@@ -276,7 +286,7 @@ impl Opening {
                 Err(CodecError::Invalid("KV out of range"))
             }
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
-            Self::Probe { bytes } if *bytes > 1 << 22 => Err(CodecError::Invalid("probe too large")),
+            Self::Probe { bytes } if *bytes > PROBE_BYTES => Err(CodecError::Invalid("probe too large")),
             _ => Ok(()),
         }
     }

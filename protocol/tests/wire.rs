@@ -20,7 +20,7 @@ use tsnode_protocol::{
     },
     stream::{
         Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest,
-        ProofAnswer,
+        ProofAnswer, TrainSeen,
     },
 };
 
@@ -245,7 +245,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     all.extend(openings().iter().map(|(name, m)| (*name, codec::encode(m))));
     all.extend(ring_frames().iter().map(|(name, m)| (*name, codec::encode(m))));
     let sealed = Signed::seal(&SigningKey::from_bytes(&[1; 32]), SWARM, 3, &endorsement());
-    let manifest = Manifest { tiles: 8, bytes: 1 << 33, checksum: [3; 32] };
+    let manifest = Manifest { tiles: 8, bytes: 1 << 33, checksum: 3 };
     let packing = Packing { all: Seconds(0.25), tail: Seconds(0.125) };
     let computed = Computed { queued: Seconds(0.25), took: Seconds(1.5) };
     let arrived = DecodeEvent::KvArrived { after: Seconds(0.5), deliveries: vec![delivery()] };
@@ -274,6 +274,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("prefill first", codec::encode(&PrefillEvent::First { sampled: sampled(), computed, cached: 500 })),
         ("prefill kv sent", codec::encode(&PrefillEvent::KvSent { bytes: 1 << 20, after: Seconds(0.5) })),
         ("prefill failed", codec::encode(&PrefillEvent::Failed("gone".into()))),
+        ("train seen", codec::encode(&TrainSeen { rate: Some(BytesPerSecond(1.25e8)) })),
         ("invite", codec::encode(&invite)),
     ]);
     all
@@ -313,6 +314,7 @@ fn read_as_everything(bytes: &[u8]) -> bool {
     let others = [
         read::<ProofAnswer>(bytes),
         read::<KvAnswer>(bytes),
+        read::<TrainSeen>(bytes),
         read::<DecodeOrder>(bytes),
         read::<DecodeEvent>(bytes),
         read::<PrefillEvent>(bytes),

@@ -1,8 +1,9 @@
-//! `tsnode bench`: what this machine does with a model.
+//! `tsnode bench`: what this machine does with a model, and with a link.
 
 mod codec;
 mod engine;
 mod handover;
+mod link;
 
 use super::loading::Loading;
 use crate::{
@@ -25,13 +26,15 @@ pub(super) fn command() -> Command {
         .subcommand(engine::command())
         .subcommand(codec::command())
         .subcommand(handover::command())
+        .subcommand(link::command())
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
         Some(("handover", matches)) => handover::run(matches).await,
-        Some((_, matches)) => codec::run(matches),
+        Some(("codec", matches)) => codec::run(matches),
+        Some((_, matches)) => link::run(matches).await,
         None => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Verbs that print what a peer knows: `status`, `peers`, `models`, `invite`, `config show`, `version`.
 
-use super::{ask::Peer, is_set};
+use super::{ask::Peer, is_set, links};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -63,24 +63,11 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
 
 pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
+    if is_set(matches, "links") {
+        return links::show(&view, matches);
+    }
     if is_set(matches, "json") {
         return print_json(&view.peers);
-    }
-    let names = names(&view);
-    if is_set(matches, "links") {
-        let mut rows = vec![["FROM", "TO", "LATENCY", "BANDWIDTH", "PATH"].map(String::from).to_vec()];
-        for peer in &view.peers {
-            for link in &peer.advert.links {
-                rows.push(vec![
-                    name(&names, peer.id),
-                    name(&names, link.to),
-                    format!("{:.2} ms", link.latency.0 * 1e3),
-                    format!("{:.0} Mbit/s", link.bandwidth.0 * 8e-6),
-                    format!("{:?}", link.path).to_lowercase(),
-                ]);
-            }
-        }
-        return table(&rows);
     }
     let mut rows =
         vec![["PEER", "ID", "DEVICES", "GFLOP/S", "OFF BY", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];

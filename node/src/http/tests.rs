@@ -80,6 +80,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         cut_off: vec![],
         rejected: BTreeMap::new(),
         kv_refused: BTreeMap::new(),
+        link_ages: BTreeMap::new(),
         addresses: vec![],
         http: None,
     }

@@ -1,15 +1,24 @@
 //! Streams cut into frames.
+//!
+//! Payloads are moved, not copied, on their way out, and copied once on their way in: from QUIC's packets into memory that
+//! the receiver uses again.
 
 use super::LinkError;
-use bytes::{Buf, BytesMut};
+use super::priority::Kind;
+use super::tuning::Tuning;
+use bytes::Bytes;
+use std::sync::Arc;
 use tsnode_protocol::{
     codec,
     limits::FRAME_BYTES,
     stream::{FRAME_HEADER, decode_frame, frame_header, frame_length},
 };
 
-/// Bytes taken from QUIC at a time.
-const CHUNK: usize = 64 * 1024;
+/// Bytes given to QUIC at a time. It frees what was acknowledged piece by piece, so larger ones hold its window up, and it
+/// looks for what to send among all, so smaller ones make it look longer.
+const PIECE: usize = 64 * 1024;
+/// Memory taken for a frame before any of it has come; it grows with what comes.
+const FIRST: usize = 64 * 1024;
 
 /// Both directions of a stream.
 #[derive(Debug)]
@@ -21,11 +30,16 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(sender: quinn::SendStream, receiver: quinn::RecvStream) -> Self {
-        Self {
-            sender: FrameSender { stream: sender, finished: false },
-            receiver: FrameReceiver { stream: receiver, buffer: BytesMut::new(), ended: false },
-        }
+    pub(super) fn new(
+        (sender, receiver): (quinn::SendStream, quinn::RecvStream),
+        kind: Kind,
+        tuning: &Arc<Tuning>,
+    ) -> Self {
+        let mut sender = FrameSender { stream: sender, kind, tuning: tuning.clone(), finished: false };
+        sender.become_kind(kind);
+        let receiver =
+            FrameReceiver { stream: receiver, header: [0; FRAME_HEADER], known: 0, frame: Vec::new(), filled: 0 };
+        Self { sender, receiver }
     }
 }
 
@@ -33,10 +47,26 @@ impl Stream {
 #[derive(Debug)]
 pub struct FrameSender {
     stream: quinn::SendStream,
+    kind: Kind,
+    tuning: Arc<Tuning>,
     finished: bool,
 }
 
 impl FrameSender {
+    /// What the stream turned out to be for.
+    pub(super) fn become_kind(&mut self, kind: Kind) {
+        self.kind = kind;
+        self.set_urgency(0);
+    }
+
+    /// What waits on this stream goes before what waits on streams of the same kind that are less urgent. Kinds keep their
+    /// order: tokens before activations before KV before files and probes, whatever their urgency. What QUIC has begun
+    /// to send may still go at the old urgency.
+    pub fn set_urgency(&self, urgency: u8) {
+        // A stream that has ended has nothing to hurry.
+        let _ = self.stream.set_priority(self.kind.priority(urgency));
+    }
+
     /// Sends a message.
     ///
     /// # Errors
@@ -46,14 +76,57 @@ impl FrameSender {
         self.send_bytes(&bytes, FRAME_BYTES).await
     }
 
-    /// Sends bytes as one frame of at most `limit`.
+    /// Sends bytes as one frame of at most `limit`; they are copied.
     ///
     /// # Errors
     /// When they are too many, or the far end no longer reads.
     pub async fn send_bytes(&mut self, bytes: &[u8], limit: usize) -> Result<(), LinkError> {
         let header = frame_header(bytes.len(), limit)?;
-        self.stream.write_all(&header).await.map_err(|e| LinkError::Lost(e.to_string()))?;
-        self.stream.write_all(bytes).await.map_err(|e| LinkError::Lost(e.to_string()))
+        let (first, rest) = bytes.split_at(bytes.len().min(PIECE));
+        self.write(Bytes::from([&header, first].concat())).await?;
+        for piece in rest.chunks(PIECE) {
+            self.write(Bytes::copy_from_slice(piece)).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends bytes as one frame of at most `limit`; they are not copied, and their memory is held until the far end has
+    /// them.
+    ///
+    /// # Errors
+    /// When they are too many, or the far end no longer reads.
+    pub async fn send_payload(&mut self, mut bytes: Bytes, limit: usize) -> Result<(), LinkError> {
+        let header = frame_header(bytes.len(), limit)?;
+        self.write(Bytes::copy_from_slice(&header)).await?;
+        while !bytes.is_empty() {
+            self.write(bytes.split_to(bytes.len().min(PIECE))).await?;
+        }
+        Ok(())
+    }
+
+    /// Announces more than it sends.
+    #[cfg(test)]
+    pub(super) async fn claim(&mut self, announced: usize, bytes: &[u8]) -> Result<(), LinkError> {
+        let header = frame_header(announced, announced)?;
+        self.write(Bytes::from([&header, bytes].concat())).await
+    }
+
+    async fn write(&mut self, piece: Bytes) -> Result<(), LinkError> {
+        let mut left = [piece];
+        while !left[0].is_empty() {
+            let (tuning, ahead) = (self.tuning.clone(), self.kind.ahead());
+            let mut writing = std::pin::pin!(self.stream.write_chunks(&mut left));
+            let written = std::future::poll_fn(|cx| {
+                if ahead == 0 {
+                    return writing.as_mut().poll(cx);
+                }
+                // The window is wider for the moment of this call only: see `Kind::ahead`.
+                let _wider = tuning.widen(ahead);
+                writing.as_mut().poll(cx)
+            });
+            written.await.map_err(|e| LinkError::Lost(e.to_string()))?;
+        }
+        Ok(())
     }
 
     /// That was all.
@@ -89,8 +162,12 @@ impl Drop for FrameSender {
 #[derive(Debug)]
 pub struct FrameReceiver {
     stream: quinn::RecvStream,
-    buffer: BytesMut,
-    ended: bool,
+    header: [u8; FRAME_HEADER],
+    /// How much of the header has come.
+    known: usize,
+    /// The frame that is coming; what lies beyond `filled` is old.
+    frame: Vec<u8>,
+    filled: usize,
 }
 
 impl FrameReceiver {
@@ -99,10 +176,11 @@ impl FrameReceiver {
     /// # Errors
     /// When the stream breaks, or what comes is no such message.
     pub async fn recv<T: codec::Wire>(&mut self) -> Result<Option<T>, LinkError> {
-        match self.recv_bytes(FRAME_BYTES).await? {
-            Some(bytes) => Ok(Some(decode_frame(&bytes)?)),
-            None => Ok(None),
+        if !self.fill(FRAME_BYTES).await? {
+            return Ok(None);
         }
+        self.next();
+        Ok(Some(decode_frame(&self.frame)?))
     }
 
     /// The next frame's bytes, at most `limit`; `None` at a clean end. Memory is taken as bytes come, not as they are
@@ -111,29 +189,96 @@ impl FrameReceiver {
     /// # Errors
     /// When the stream breaks, ends inside a frame, or announces more than `limit`.
     pub async fn recv_bytes(&mut self, limit: usize) -> Result<Option<Vec<u8>>, LinkError> {
-        loop {
-            if let Some(frame) = self.whole_frame(limit)? {
-                return Ok(Some(frame));
-            }
-            if self.ended {
-                let cut = || Err(LinkError::Lost("the stream ended inside a frame".into()));
-                return if self.buffer.is_empty() { Ok(None) } else { cut() };
-            }
-            match self.stream.read_chunk(CHUNK, true).await {
-                Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk.bytes),
-                Ok(None) => self.ended = true,
+        if !self.fill(limit).await? {
+            return Ok(None);
+        }
+        self.next();
+        // Memory that held a far larger frame is kept for the next such.
+        let fits = self.frame.capacity() / 2 <= self.frame.len();
+        Ok(Some(if fits { std::mem::take(&mut self.frame) } else { self.frame.clone() }))
+    }
+
+    /// The same, into `bytes`, whose memory is used for a later frame: a caller that brings the same one again and again
+    /// takes memory twice in all. `false` at a clean end.
+    ///
+    /// # Errors
+    /// When the stream breaks, ends inside a frame, or announces more than `limit`.
+    pub async fn recv_payload(&mut self, limit: usize, bytes: &mut Vec<u8>) -> Result<bool, LinkError> {
+        let whole = self.fill(limit).await?;
+        if whole {
+            self.next();
+            std::mem::swap(&mut self.frame, bytes);
+        }
+        Ok(whole)
+    }
+
+    /// Goes on until the next frame is whole; false at a clean end.
+    async fn fill(&mut self, limit: usize) -> Result<bool, LinkError> {
+        let Some(length) = self.length(limit).await? else { return Ok(false) };
+        while self.filled < length {
+            self.make_room(length);
+            match self.stream.read(&mut self.frame[self.filled..]).await {
+                Ok(Some(read)) => self.filled += read,
+                Ok(None) => return Err(cut()),
                 Err(error) => return Err(LinkError::Lost(error.to_string())),
             }
         }
+        self.frame.truncate(length);
+        Ok(true)
     }
 
-    fn whole_frame(&mut self, limit: usize) -> Result<Option<Vec<u8>>, LinkError> {
-        let Some(header) = self.buffer.first_chunk::<FRAME_HEADER>() else { return Ok(None) };
-        let length = frame_length(*header, limit)?;
-        if self.buffer.len() < FRAME_HEADER + length {
-            return Ok(None);
-        }
-        self.buffer.advance(FRAME_HEADER);
-        Ok(Some(self.buffer.split_to(length).to_vec()))
+    /// The frame is given away; another may come.
+    fn next(&mut self) {
+        (self.known, self.filled) = (0, 0);
     }
+
+    /// Makes the frame's memory no longer than the frame, and longer than what has come of it.
+    fn make_room(&mut self, length: usize) {
+        let room = length.min((2 * self.filled).max(FIRST));
+        if self.frame.len() < room || self.frame.len() > length {
+            // What was there before is written over: only new memory is cleared.
+            let room = room.max(self.frame.capacity().min(length));
+            self.frame.resize(room, 0);
+        }
+    }
+
+    /// Bytes held for the frame that is coming.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        self.frame.capacity()
+    }
+
+    /// Lets a frame of at most `limit` pass by without keeping it; `false` at a clean end.
+    ///
+    /// # Errors
+    /// When the stream breaks, ends inside a frame, or announces more than `limit`.
+    pub(super) async fn pass(&mut self, limit: usize) -> Result<bool, LinkError> {
+        let Some(length) = self.length(limit).await? else { return Ok(false) };
+        while self.filled < length {
+            match self.stream.read_chunk(length - self.filled, true).await {
+                Ok(Some(chunk)) => self.filled += chunk.bytes.len(),
+                Ok(None) => return Err(cut()),
+                Err(error) => return Err(LinkError::Lost(error.to_string())),
+            }
+        }
+        self.next();
+        Ok(true)
+    }
+
+    /// The length of the next frame, once that has come.
+    pub(super) async fn length(&mut self, limit: usize) -> Result<Option<usize>, LinkError> {
+        while self.known < FRAME_HEADER {
+            match self.stream.read(&mut self.header[self.known..]).await {
+                Ok(Some(read)) => self.known += read,
+                Ok(None) if self.known == 0 => return Ok(None),
+                Ok(None) => return Err(cut()),
+                Err(error) => return Err(LinkError::Lost(error.to_string())),
+            }
+        }
+        Ok(Some(frame_length(self.header, limit)?))
+    }
+}
+
+fn cut() -> LinkError {
+    LinkError::Lost("the stream ended inside a frame".into())
 }

@@ -1,57 +1,132 @@
-//! Measures links by small real transfers.
+//! Measures links by small real transfers: round trips for latency, trains of packets for bandwidth
+//! ([`tsnode_coordinator::links`]). The far end times the trains, since it alone sees them arrive.
 
+use super::tuning::Tuning;
 use super::{LinkError, Links, Stream};
 use std::net::SocketAddr;
-use std::sync::PoisonError;
-use std::time::Instant;
-use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, stream::Opening};
+use std::time::{Duration, Instant};
+use tokio::time::{MissedTickBehavior, interval};
+use tsnode_coordinator::links::{FIRST_GUESS, FIRST_TRAIN, LONGEST_TRAIN, TRAINS, carried, next_train, train_window};
+use tsnode_protocol::stream::{Opening, PROBE_BYTES, TrainSeen};
+use tsnode_protocol::{BytesPerSecond, Link, PeerId, Seconds};
 
-/// Bytes sent for bandwidth: 20 ms at 100 Mbit/s.
-const PROBE_BYTES: u32 = 256 * 1024;
-/// Weight of a new measurement.
-const NEW: f64 = 0.5;
+/// Round trips of which the shortest counts: the others waited for a thread.
+const PINGS: usize = 4;
+/// How often a train is looked at while it arrives.
+const LOOK: Duration = Duration::from_millis(1);
+/// Looks at one train; a slower one is told from its beginning.
+const LOOKS: usize = 4096;
+
+/// What a probe has taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Probed {
+    /// The link, with all that is known of it.
+    pub link: Link,
+    /// Bytes of its trains; none where traffic had told enough.
+    pub bytes: u64,
+}
 
 impl Links {
-    /// Measures the link to `peer`: latency by a round trip, bandwidth by a transfer of 256 KiB.
+    /// Measures the link to `peer`. Where traffic has just told its bandwidth, only round trips are tried; where the
+    /// connection is busy, nothing is, since a queue is not the link.
     ///
     /// # Errors
     /// When the peer is not reached.
-    pub async fn probe(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Link, LinkError> {
+    pub async fn probe(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Probed, LinkError> {
+        let known = &self.inner.known;
         // The connection must be there before the clock starts.
-        self.connection(peer, addresses).await?;
-        let started = Instant::now();
-        let mut stream = self.open(peer, addresses, &Opening::Probe { bytes: PROBE_BYTES }).await?;
-        let gone = || LinkError::Lost("the probe was not answered".into());
-        stream.receiver.recv_bytes(0).await?.ok_or_else(gone)?;
-        let round_trip = started.elapsed().as_secs_f64();
-        let sent = Instant::now();
-        stream.sender.send_bytes(&vec![0; PROBE_BYTES as usize], PROBE_BYTES as usize).await?;
-        stream.receiver.recv_bytes(0).await?.ok_or_else(gone)?;
+        let road = self.road(peer, addresses).await?;
+        known.gather();
+        let opening = Opening::Probe { bytes: PROBE_BYTES };
+        let mut stream = self.open(peer, addresses, &opening).await?;
+        let mut sent = 0;
+        if !road.meter.is_busy() {
+            let took = ping(&mut stream).await?;
+            known.round_trip(peer, Seconds(took.as_secs_f64()));
+            if known.wants_probe(peer) {
+                let (bytes, rate) = trains(&mut stream, &road, took).await?;
+                known.probed(peer, rate);
+                road.hurry(rate);
+                sent = bytes;
+            }
+        }
         stream.sender.finish()?;
-        let carried = (sent.elapsed().as_secs_f64() - round_trip / 2.0).max(1e-6);
-        let new = Link {
-            to: peer,
-            latency: Seconds(round_trip / 2.0),
-            bandwidth: BytesPerSecond(f64::from(PROBE_BYTES) / carried),
-            path: PathKind::Direct,
-        };
-        Ok(self.note(new))
-    }
-
-    fn note(&self, new: Link) -> Link {
-        let mut measured = self.inner.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = measured.entry(new.to).or_insert(new);
-        entry.latency = Seconds(entry.latency.0 * (1.0 - NEW) + new.latency.0 * NEW);
-        entry.bandwidth = BytesPerSecond(entry.bandwidth.0 * (1.0 - NEW) + new.bandwidth.0 * NEW);
-        *entry
+        known.gather();
+        let link = known.links().into_iter().find(|l| l.link.to == peer);
+        let link = link.ok_or_else(|| LinkError::Lost("it was too busy to be measured".into()))?;
+        Ok(Probed { link: link.link, bytes: sent })
     }
 }
 
-/// The far end: answers at once, reads, answers again.
-pub(super) async fn answer(mut stream: Stream, bytes: u32) -> Result<(), LinkError> {
-    stream.sender.send_bytes(&[], 0).await?;
-    if stream.receiver.recv_bytes(bytes as usize).await?.is_some() {
-        stream.sender.send_bytes(&[], 0).await?;
+/// The shortest of a few round trips.
+async fn ping(stream: &mut Stream) -> Result<Duration, LinkError> {
+    let mut shortest = Duration::MAX;
+    for _ in 0..PINGS {
+        let sent = Instant::now();
+        train(stream, 0).await?;
+        shortest = shortest.min(sent.elapsed());
+    }
+    Ok(shortest)
+}
+
+/// Sends trains until one is long enough; says how many bytes they were, and how fast the last was carried.
+async fn trains(stream: &mut Stream, road: &Tuning, round_trip: Duration) -> Result<(u64, BytesPerSecond), LinkError> {
+    let (mut sent, mut bytes) = (0, FIRST_TRAIN);
+    let mut found = None;
+    for _ in 0..TRAINS {
+        let window = train_window(bytes, found.unwrap_or(FIRST_GUESS), Seconds(round_trip.as_secs_f64()));
+        road.meter.set_floor(window);
+        let seen = train(stream, bytes).await;
+        road.meter.set_floor(0);
+        sent += bytes;
+        found = seen?.rate;
+        match next_train(bytes, found) {
+            Some(next) => bytes = next,
+            None => break,
+        }
+    }
+    let rate = found.ok_or_else(|| LinkError::Lost("a probe told nothing".into()))?;
+    Ok((sent, rate))
+}
+
+async fn train(stream: &mut Stream, bytes: u64) -> Result<TrainSeen, LinkError> {
+    let payload = bytes::Bytes::from(vec![0; bytes as usize]);
+    stream.sender.send_payload(payload, LONGEST_TRAIN as usize).await?;
+    let seen = stream.receiver.recv::<TrainSeen>().await?;
+    seen.ok_or_else(|| LinkError::Lost("the probe was not answered".into()))
+}
+
+/// The far end: takes trains of `bytes` in all, and says of each how fast it came.
+pub(super) async fn answer(mut stream: Stream, road: &Tuning, bytes: u32) -> Result<(), LinkError> {
+    let mut left = u64::from(bytes);
+    while let Some(length) = stream.receiver.length(LONGEST_TRAIN.min(left) as usize).await? {
+        left -= length as u64;
+        let rate = watch(&mut stream, road).await?;
+        stream.sender.send(&TrainSeen { rate }).await?;
     }
     stream.sender.finish()
+}
+
+/// Lets a train pass, and looks at what the whole connection has received meanwhile: packets count when they come, not
+/// when those lost before them have come again.
+async fn watch(stream: &mut Stream, road: &Tuning) -> Result<Option<BytesPerSecond>, LinkError> {
+    let received = || road.connection.stats().udp_rx.bytes;
+    let started = Instant::now();
+    let mut arrivals = vec![(Duration::ZERO, received())];
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let passing = stream.receiver.pass(LONGEST_TRAIN as usize);
+    tokio::pin!(passing);
+    loop {
+        tokio::select! {
+            passed = &mut passing => {
+                passed?;
+                arrivals.push((started.elapsed(), received()));
+                return Ok(carried(&arrivals));
+            }
+            _ = look.tick() => if arrivals.len() < LOOKS {
+                arrivals.push((started.elapsed(), received()));
+            }
+        }
+    }
 }

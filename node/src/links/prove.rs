@@ -1,6 +1,9 @@
 //! The first stream of a connection: both ends prove that they are of the same swarm.
 
+use super::priority::Kind;
+use super::tuning::Tuning;
 use super::{CODE_REFUSED, LinkError, PATIENCE, Stream};
+use std::sync::Arc;
 use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId,
@@ -10,13 +13,13 @@ use tsnode_protocol::{
 
 /// The dialer's half.
 pub(super) async fn as_dialer(
-    connection: &quinn::Connection,
+    road: &Arc<Tuning>,
     membership: &Membership,
     me: PeerId,
     peer: PeerId,
 ) -> Result<(), LinkError> {
-    let (sender, receiver) = connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
-    let mut stream = Stream::new(sender, receiver);
+    let halves = road.connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
+    let mut stream = Stream::new(halves, Kind::Words, road);
     let nonce = Nonce(crate::random_bytes());
     stream.sender.send(&Opening::Prove(nonce)).await?;
     // A listener of another swarm hangs up here.
@@ -24,7 +27,7 @@ pub(super) async fn as_dialer(
     let answer: ProofAnswer = stream.receiver.recv().await.ok().flatten().ok_or_else(stranger)?;
     let ends = Ends { dialer: me, listener: peer, dialer_nonce: nonce, listener_nonce: answer.nonce };
     if !membership.accepts(Side::Listener, &ends, answer.code) {
-        connection.close(CODE_REFUSED.into(), b"not of this swarm");
+        road.connection.close(CODE_REFUSED.into(), b"not of this swarm");
         return Err(stranger());
     }
     stream.sender.send(&membership.code(Side::Dialer, &ends)).await?;
@@ -38,26 +41,21 @@ pub(super) async fn as_dialer(
 
 /// The listener's half; closes the connection of a stranger.
 pub(super) async fn as_listener(
-    connection: &quinn::Connection,
+    road: &Arc<Tuning>,
     membership: &Membership,
     me: PeerId,
     peer: PeerId,
 ) -> Result<(), LinkError> {
-    let proven = timeout(PATIENCE, listen(connection, membership, me, peer)).await.unwrap_or(Err(LinkError::TimedOut));
+    let proven = timeout(PATIENCE, listen(road, membership, me, peer)).await.unwrap_or(Err(LinkError::TimedOut));
     if proven.is_err() {
-        connection.close(CODE_REFUSED.into(), b"not of this swarm");
+        road.connection.close(CODE_REFUSED.into(), b"not of this swarm");
     }
     proven
 }
 
-async fn listen(
-    connection: &quinn::Connection,
-    membership: &Membership,
-    me: PeerId,
-    peer: PeerId,
-) -> Result<(), LinkError> {
-    let (sender, receiver) = connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
-    let mut stream = Stream::new(sender, receiver);
+async fn listen(road: &Arc<Tuning>, membership: &Membership, me: PeerId, peer: PeerId) -> Result<(), LinkError> {
+    let halves = road.connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
+    let mut stream = Stream::new(halves, Kind::Words, road);
     let stranger = || LinkError::NotAMember(peer.to_string());
     let Some(Opening::Prove(dialer_nonce)) = stream.receiver.recv().await? else { return Err(stranger()) };
     let nonce = Nonce(crate::random_bytes());

@@ -4,7 +4,10 @@ use super::*;
 use crate::guard::{Bench, Guard};
 use std::time::Instant;
 use tsnode_coordinator::trust::Offence;
-use tsnode_protocol::{BytesPerSecond, ModelId, Secret, SwarmId, limits, stream::Opening};
+use tsnode_protocol::journal::{Fingerprint, JournalHead};
+use tsnode_protocol::kv::KvHeader;
+use tsnode_protocol::{BytesPerSecond, KvCodec, KvDtype, LayerRange, ModelId, RequestId, Secret, SwarmId};
+use tsnode_protocol::{limits, stream::Opening};
 
 struct End {
     links: Links,
@@ -23,7 +26,7 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
     let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
     let (guard, bench) = Guard::channel();
-    let config = LinksConfig { identity, membership, listen, shaping, guard, faults: None };
+    let config = LinksConfig { identity, membership, listen, shaping, datagram: None, guard, faults: None };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
     End { links, incoming, gone, bench, address, id, _stop: stop.drop_guard() }
@@ -128,9 +131,10 @@ async fn nobody_waits_for_a_peer_that_has_moved() {
             tokio::task::yield_now().await;
         }
     };
+    let opening = file();
     let opened = async {
         tokio::select! {
-            opened = a.links.open(id, &addresses, &file()) => opened.err(),
+            opened = a.links.open(id, &addresses, &opening) => opened.err(),
             () = moved => None,
         }
     };
@@ -154,8 +158,8 @@ async fn a_dial_to_where_nobody_is_any_more_is_given_up() {
 #[tokio::test]
 async fn nonsense_is_refused_and_the_next_stream_is_served() {
     let (a, mut b) = (end(1, None), end(1, None));
-    let connection = a.links.connection(b.id, &[b.address]).await.unwrap();
-    let (mut sender, _receiver) = connection.open_bi().await.unwrap();
+    let road = a.links.road(b.id, &[b.address]).await.unwrap();
+    let (mut sender, _receiver) = road.connection.open_bi().await.unwrap();
     sender.write_all(&[9; 64]).await.unwrap();
     let (_, there) = pair(&a, &mut b).await;
     assert_eq!(there.opening, file());
@@ -220,7 +224,139 @@ async fn takes_its_time(shaping: Shaping) {
     assert_eq!(got.unwrap().len(), 2_000_000);
     // 0.32 s at full rate; slow start and the queue's losses take their part.
     assert!((0.3..2.0).contains(&took), "{took} s");
-    let link = a.links.probe(b.id, &[b.address]).await.unwrap();
+    let link = a.links.probe(b.id, &[b.address]).await.unwrap().link;
     assert!((0.009..0.05).contains(&link.latency.0), "{link:?}");
     assert!(link.bandwidth.0 < 7e6, "{link:?}");
+}
+
+/// A link of that rate, and that latency one way (milliseconds).
+fn link(mbit: f64, latency: u64) -> Option<Shaping> {
+    let bandwidth = Some(BytesPerSecond(mbit * 125e3));
+    Some(Shaping { bandwidth, upload: None, latency: Duration::from_millis(latency) })
+}
+
+/// From the first probe on, for less than a hundredth of what the link carries in a minute. (`tsnode bench link` shows the
+/// same of faster links, which want a core to themselves.)
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_tells_a_links_bandwidth_whatever_it_is() {
+    for (mbit, latency) in [(10.0, 5), (100.0, 2), (100.0, 40)] {
+        let (a, b) = (end(1, link(mbit, latency)), end(1, link(mbit, latency)));
+        let probed = a.links.probe(b.id, &[b.address]).await.unwrap();
+        let found = probed.link.bandwidth.0 / 125e3;
+        assert!((found / mbit - 1.0).abs() < 0.15, "{found} Mbit/s of {mbit} and {latency} ms");
+        assert!(probed.link.latency.0 * 1e3 >= latency as f64, "{probed:?}");
+        assert!((probed.bytes as f64) < 0.01 * 60.0 * mbit * 125e3, "{probed:?}");
+    }
+}
+
+fn kv() -> Opening {
+    Opening::Kv(KvHeader {
+        request: RequestId([1; 16]),
+        model: ModelId([1; 16]),
+        dtype: KvDtype::F16,
+        codec: KvCodec::Raw,
+        layers: LayerRange { start: 0, end: 1 },
+        tokens: 1,
+    })
+}
+
+fn recall() -> Opening {
+    Opening::Recall(JournalHead { request: RequestId([1; 16]), asked: Fingerprint([0; 32]) })
+}
+
+async fn opened(a: &End, b: &mut End, opening: &Opening) -> (Stream, IncomingStream) {
+    let stream = a.links.open(b.id, &[b.address], opening).await.unwrap();
+    (stream, timeout(PATIENCE, b.incoming.next()).await.unwrap().unwrap())
+}
+
+/// Four seconds of KV wait to be acknowledged, which is all that may; a word need not wait until some are.
+#[tokio::test]
+async fn kv_that_fills_the_window_does_not_keep_a_word_from_passing() {
+    let (a, mut b) = (end(1, link(16.0, 1)), end(1, link(16.0, 1)));
+    let (mut words, mut heard) = opened(&a, &mut b, &recall()).await;
+    let (mut here, _there) = opened(&a, &mut b, &kv()).await;
+    let tile = bytes::Bytes::from(vec![0; limits::TILE_BYTES]);
+    let fill = here.sender.send_payload(tile, limits::TILE_BYTES);
+    tokio::pin!(fill);
+    assert!(timeout(Duration::from_millis(300), &mut fill).await.is_err(), "the window holds half of it");
+    assert!(futures::poll!(&mut fill).is_pending());
+    assert!(words.sender.send(&kv()).now_or_never().is_some_and(|sent| sent.is_ok()), "it need not wait");
+    let word = timeout(PATIENCE, heard.stream.receiver.recv::<Opening>()).await.unwrap();
+    assert_eq!(word.unwrap(), Some(kv()));
+}
+
+/// A second of KV waits for a link of 16 Mbit/s when a word is said: it does not wait behind that.
+#[tokio::test]
+async fn a_word_overtakes_kv_that_waits_for_the_link() {
+    let (a, mut b) = (end(1, link(16.0, 1)), end(1, link(16.0, 1)));
+    let (mut words, mut heard) = opened(&a, &mut b, &recall()).await;
+    let (mut here, mut there) = opened(&a, &mut b, &kv()).await;
+    here.sender.send_payload(bytes::Bytes::from(vec![0; 2_000_000]), limits::TILE_BYTES).await.unwrap();
+    words.sender.send(&kv()).await.unwrap();
+    let tile = async { there.stream.receiver.recv_bytes(limits::TILE_BYTES).await.unwrap() };
+    tokio::pin!(tile);
+    tokio::select! {
+        biased;
+        word = heard.stream.receiver.recv::<Opening>() => assert_eq!(word.unwrap(), Some(kv())),
+        _ = &mut tile => panic!("the word came after the KV"),
+    }
+    assert_eq!(timeout(PATIENCE, tile).await.unwrap().unwrap().len(), 2_000_000);
+}
+
+/// What is said first on a stream of that kind decides at both ends.
+#[tokio::test]
+async fn a_more_urgent_stream_of_kv_overtakes_another() {
+    let (a, mut b) = (end(1, link(16.0, 1)), end(1, link(16.0, 1)));
+    let (mut first, mut first_there) = opened(&a, &mut b, &kv()).await;
+    let (mut second, mut second_there) = opened(&a, &mut b, &kv()).await;
+    second.sender.set_urgency(9);
+    let tile = || bytes::Bytes::from(vec![0; 1_000_000]);
+    first.sender.send_payload(tile(), limits::TILE_BYTES).await.unwrap();
+    second.sender.send_payload(tile(), limits::TILE_BYTES).await.unwrap();
+    tokio::select! {
+        biased;
+        urgent = second_there.stream.receiver.recv_bytes(limits::TILE_BYTES) => assert_eq!(urgent.unwrap().unwrap().len(), 1_000_000),
+        _ = first_there.stream.receiver.recv_bytes(limits::TILE_BYTES) => panic!("the urgent one came later"),
+    }
+}
+
+/// A length is a claim: memory follows what comes.
+#[tokio::test]
+async fn payloads_use_the_memory_they_are_given_and_take_no_more_than_comes() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let (mut here, mut there) = pair(&a, &mut b).await;
+    let (mut payload, mut places) = (Vec::new(), std::collections::BTreeSet::new());
+    for k in 0..6u8 {
+        here.sender.send_payload(bytes::Bytes::from(vec![k; 300_000]), limits::TILE_BYTES).await.unwrap();
+        here.sender.send(&file()).await.unwrap();
+        assert!(there.stream.receiver.recv_payload(limits::TILE_BYTES, &mut payload).await.unwrap());
+        assert_eq!(payload, vec![k; 300_000]);
+        assert_eq!(there.stream.receiver.recv::<Opening>().await.unwrap(), Some(file()));
+        places.insert(payload.as_ptr() as usize);
+    }
+    assert!(places.len() <= 3, "two buffers take turns: {places:?}");
+    // 16 MiB announced, a thousand bytes sent.
+    let receive = there.stream.receiver.recv_payload(limits::TILE_BYTES, &mut payload);
+    here.sender.claim(limits::TILE_BYTES, &[1; 1000]).await.unwrap();
+    assert!(timeout(Duration::from_millis(200), receive).await.is_err());
+    assert!(there.stream.receiver.memory() < 1 << 20, "{}", there.stream.receiver.memory());
+    here.sender.finish().unwrap();
+    let cut = timeout(PATIENCE, there.stream.receiver.recv_payload(limits::TILE_BYTES, &mut payload)).await.unwrap();
+    assert!(matches!(cut, Err(LinkError::Lost(_))), "{cut:?}");
+}
+
+/// Traffic alone tells what the link carries, once it has filled it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traffic_tells_a_links_bandwidth_without_a_probe() {
+    let (a, mut b) = (end(1, link(40.0, 2)), end(1, link(40.0, 2)));
+    let (mut here, mut there) = opened(&a, &mut b, &kv()).await;
+    let send = here.sender.send_payload(bytes::Bytes::from(vec![0; 8_000_000]), limits::TILE_BYTES);
+    let receive = there.stream.receiver.recv_bytes(limits::TILE_BYTES);
+    let (sent, received) = tokio::join!(send, receive);
+    assert!(sent.is_ok() && received.unwrap().unwrap().len() == 8_000_000);
+    let before = Instant::now();
+    let probed = a.links.probe(b.id, &[b.address]).await.unwrap();
+    let found = probed.link.bandwidth.0 / 125e3;
+    assert_eq!(probed.bytes, 0, "there was nothing to probe: {:?}", before.elapsed());
+    assert!((found / 40.0 - 1.0).abs() < 0.15, "{found} Mbit/s of 40");
 }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tsnode_kernels::engine::Engine;
 use tsnode_protocol::{
-    KvCodec, KvDtype, Manifest, PeerId, Seconds, TileHeader, codec,
+    KvCodec, KvDtype, Manifest, PeerId, Seconds, TileHeader,
+    checksum::Checksum,
+    codec,
     kv::{Delivery, KvAnswer, KvHeader, KvPart, Packing},
     limits,
 };
@@ -59,7 +61,7 @@ pub(super) struct Reception<'a> {
     expected: &'a Expected,
     header: &'a KvHeader,
     stream: FrameReceiver,
-    checksum: blake3::Hasher,
+    checksum: Checksum,
     tiles: u32,
     bytes: u64,
     /// Tokens that each layer has.
@@ -78,7 +80,7 @@ impl<'a> Reception<'a> {
             expected,
             header,
             stream,
-            checksum: blake3::Hasher::new(),
+            checksum: Checksum::default(),
             tiles: 0,
             bytes: 0,
             tokens: header.layers.iter().map(|layer| (layer, 0)).collect(),
@@ -141,7 +143,7 @@ impl<'a> Reception<'a> {
 
     fn check_manifest(&self, announced: Manifest) -> Result<(), ReceiveError> {
         let (tiles, bytes) = (self.tiles, self.bytes);
-        if announced != (Manifest { tiles, bytes, checksum: *self.checksum.finalize().as_bytes() }) {
+        if announced != (Manifest { tiles, bytes, checksum: self.checksum.finish() }) {
             return Err(ReceiveError::Manifest { announced, tiles, bytes });
         }
         let wanted = self.expected.tokens;

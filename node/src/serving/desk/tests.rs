@@ -13,7 +13,9 @@ use tsnode_kernels::{
     source::ModelSource,
 };
 use tsnode_protocol::{
-    KvDtype, Manifest, ModelId, SwarmId, TileHeader, Token, codec,
+    KvDtype, Manifest, ModelId, SwarmId, TileHeader, Token,
+    checksum::Checksum,
+    codec,
     kv::{KvPart, Packing},
     limits,
     proof::Membership,
@@ -30,7 +32,7 @@ fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
     let (me, membership) = (identity.peer_id(), Membership::new(SwarmId([1; 16]), None));
     let (guard, _) = Guard::channel();
     let listen = "127.0.0.1:0".parse().unwrap();
-    let config = LinksConfig { identity, membership, listen, shaping: None, guard, faults: None };
+    let config = LinksConfig { identity, membership, listen, shaping: None, datagram: None, guard, faults: None };
     let (links, incoming, _) = Links::bind(config, stop.clone()).unwrap();
     (me, links, incoming)
 }
@@ -183,7 +185,7 @@ struct Sent {
 impl Sent {
     async fn say(self, stream: Stream, desk: &Desk) -> KvAnswer {
         let Stream { mut sender, mut receiver } = stream;
-        let (mut checksum, mut tiles, mut bytes) = (blake3::Hasher::new(), 0, 0);
+        let (mut checksum, mut tiles, mut bytes) = (Checksum::default(), 0, 0);
         let mut flip = self.flip;
         let said = async {
             for part in self.parts {
@@ -199,7 +201,7 @@ impl Sent {
                 }
             }
             if self.end {
-                let manifest = Manifest { tiles, bytes, checksum: *checksum.finalize().as_bytes() };
+                let manifest = Manifest { tiles, bytes, checksum: checksum.finish() };
                 sender.send(&KvPart::End(manifest, Packing::default())).await?;
             }
             sender.finish()

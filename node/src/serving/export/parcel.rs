@@ -6,7 +6,9 @@ use crate::serving::stage::StageContext;
 use std::time::Duration;
 use tokio::time::timeout;
 use tsnode_protocol::{
-    LayerRange, Manifest, PeerId, codec,
+    LayerRange, Manifest, PeerId,
+    checksum::Checksum,
+    codec,
     kv::{KvAnswer, KvHeader, KvPart, Packing},
     limits,
     ring::KvTarget,
@@ -26,7 +28,7 @@ pub(super) struct Parcel {
     bytes: u64,
     /// Sent, and not known to be unpacked.
     owed: u64,
-    checksum: blake3::Hasher,
+    checksum: Checksum,
 }
 
 impl Parcel {
@@ -34,7 +36,7 @@ impl Parcel {
     pub async fn open(context: &StageContext, target: &KvTarget, header: KvHeader) -> Result<Self, ExportError> {
         let opened = context.links.open(target.peer, &target.addresses, &Opening::Kv(header)).await;
         let Stream { sender, receiver } = opened.map_err(|e| ExportError::Link(target.peer, e))?;
-        let (target, layers, checksum) = (target.peer, header.layers, blake3::Hasher::new());
+        let (target, layers, checksum) = (target.peer, header.layers, Checksum::default());
         Ok(Self { target, layers, sender, receiver, tiles: 0, bytes: 0, owed: 0, checksum })
     }
 
@@ -59,8 +61,7 @@ impl Parcel {
 
     /// Ends the stream with what the receiver holds it against.
     pub async fn close(&mut self, packing: Packing) -> Result<(), ExportError> {
-        let manifest =
-            Manifest { tiles: self.tiles, bytes: self.bytes, checksum: *self.checksum.finalize().as_bytes() };
+        let manifest = Manifest { tiles: self.tiles, bytes: self.bytes, checksum: self.checksum.finish() };
         let link = |e| ExportError::Link(self.target, e);
         self.sender.send(&KvPart::End(manifest, packing)).await.map_err(link)?;
         self.sender.finish().map_err(link)

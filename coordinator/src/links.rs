@@ -1,0 +1,236 @@
+//! What is known of a link, from rare small probes and from what real traffic shows.
+//!
+//! A probe is a few trains of packets: sent faster than the link carries them, they arrive as fast as it does, and the far
+//! end sees how fast that is ([`carried`]). The first train is small whatever the link; each next one is as long as the
+//! one before says it must be ([`next_train`]), so that a probe takes a slow link no longer than a fast one. Real
+//! traffic says more, and for nothing, but not always as much: a sender that never filled the link has shown what it
+//! carries at least ([`Evidence`]).
+
+use crate::Time;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds};
+
+/// How long a train should take on the link: threads and timers are late by a millisecond or two, a router's queue holds
+/// a few times as much.
+pub const TRAIN: Duration = Duration::from_millis(40);
+/// One that took that part of it says enough.
+const ENOUGH: f64 = 0.75;
+/// The first train (bytes): 13 ms at 10 Mbit/s.
+pub const FIRST_TRAIN: u64 = 16 * 1024;
+/// What a link is taken to carry before anything is known: the first train then leaves at once.
+pub const FIRST_GUESS: BytesPerSecond = BytesPerSecond(12.5e6);
+/// The next train after one that came at once, which told nothing.
+const AT_ONCE: u64 = 16;
+/// The longest (bytes): 6.7 ms at 10 Gbit/s.
+pub const LONGEST_TRAIN: u64 = 8 << 20;
+/// Trains in one probe.
+pub const TRAINS: usize = 5;
+/// The part of a peer's upload that probes of all its links may take.
+const PART: f64 = 0.005;
+/// Weight of a new probe.
+const PROBED: f64 = 0.7;
+/// Weight of what a tenth of a second of traffic shows: as much as a probe in half a second.
+const SEEN: f64 = 0.2;
+/// Traffic that showed a link's bandwidth this recently leaves nothing to probe.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// What was seen of a link's bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Evidence {
+    /// A train of packets was carried at this rate.
+    Probed(BytesPerSecond),
+    /// Traffic was carried at this rate while more of it waited in a queue or was lost: this is what the link carries.
+    Full(BytesPerSecond),
+    /// Traffic was carried at this rate and nothing told that more would not have been.
+    AtLeast(BytesPerSecond),
+}
+
+/// What is known of the link to one peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    latency: Option<Seconds>,
+    bandwidth: Option<BytesPerSecond>,
+    /// When the bandwidth was last shown.
+    at: Time,
+}
+
+impl Estimate {
+    /// Takes in a round trip while nothing else was under way.
+    pub fn round_trip(&mut self, took: Seconds) {
+        let new = took / 2.0;
+        self.latency = Some(self.latency.map_or(new, |old| mixed(old.0, new.0, PROBED, Seconds)));
+    }
+
+    /// Takes in what was seen of the bandwidth.
+    pub fn note(&mut self, now: Time, seen: Evidence) {
+        let (new, weight) = match (seen, self.bandwidth) {
+            (Evidence::Probed(rate), _) => (rate, PROBED),
+            (Evidence::Full(rate), _) => (rate, SEEN),
+            // What is known to carry more has shown nothing new.
+            (Evidence::AtLeast(rate), Some(known)) if rate.0 < known.0 => return,
+            (Evidence::AtLeast(rate), _) => (rate, 1.0),
+        };
+        if !(new.0.is_finite() && new.0 > 0.0) {
+            return;
+        }
+        self.bandwidth = Some(self.bandwidth.map_or(new, |old| mixed(old.0, new.0, weight, BytesPerSecond)));
+        self.at = now;
+    }
+
+    /// Whether a probe would tell more than traffic has just told.
+    #[must_use]
+    pub fn wants_probe(&self, now: Time) -> bool {
+        self.bandwidth.is_none() || now.saturating_sub(self.at) >= FRESH
+    }
+
+    /// Bandwidth β, if it is known.
+    #[must_use]
+    pub fn bandwidth(&self) -> Option<BytesPerSecond> {
+        self.bandwidth
+    }
+
+    /// Since the bandwidth was last shown.
+    #[must_use]
+    pub fn age(&self, now: Time) -> Duration {
+        now.saturating_sub(self.at)
+    }
+
+    /// As an advert states it, once both numbers are known.
+    #[must_use]
+    pub fn link(&self, to: PeerId, path: PathKind) -> Option<Link> {
+        Some(Link { to, latency: self.latency?, bandwidth: self.bandwidth?, path })
+    }
+}
+
+/// Halfway in proportion: half and double are equally far.
+fn mixed<T>(old: f64, new: f64, weight: f64, unit: fn(f64) -> T) -> T {
+    let (old, new) = (old.max(1e-9), new.max(1e-9));
+    unit((old.ln() * (1.0 - weight) + new.ln() * weight).exp())
+}
+
+/// How fast a train arrived, from when how many bytes had: the median slope over halves of it, which neither a thread that
+/// came late nor a packet that came again moves far. `None` where too little arrived to tell.
+#[must_use]
+pub fn carried(arrivals: &[(Duration, u64)]) -> Option<BytesPerSecond> {
+    let steps: Vec<&(Duration, u64)> = arrivals.chunk_by(|a, b| a.1 == b.1).map(|same| &same[0]).collect();
+    let half = steps.len().div_ceil(2).max(1);
+    let slope = |(a, b): (&&(Duration, u64), &&(Duration, u64))| {
+        let took = b.0.saturating_sub(a.0).as_secs_f64();
+        (took > 0.0).then(|| (b.1 - a.1) as f64 / took)
+    };
+    let mut slopes: Vec<f64> = steps.iter().zip(steps.get(half..)?).filter_map(slope).collect();
+    slopes.sort_by(f64::total_cmp);
+    slopes.get(slopes.len() / 2).copied().map(BytesPerSecond)
+}
+
+/// How long the train after one of `sent` bytes, carried at `rate`, must be; `None` where that one was long enough.
+#[must_use]
+pub fn next_train(sent: u64, rate: Option<BytesPerSecond>) -> Option<u64> {
+    let Some(rate) = rate else {
+        return (sent < LONGEST_TRAIN).then(|| LONGEST_TRAIN.min(sent * AT_ONCE));
+    };
+    let wanted = rate.0 * TRAIN.as_secs_f64();
+    let enough = sent >= LONGEST_TRAIN || sent as f64 >= wanted * ENOUGH;
+    (!enough).then(|| (wanted as u64).clamp(FIRST_TRAIN, LONGEST_TRAIN))
+}
+
+/// What may be in flight at once so that a train of `bytes` leaves several times as fast as a link of that bandwidth and
+/// round trip carries it.
+#[must_use]
+pub fn train_window(bytes: u64, bandwidth: BytesPerSecond, round_trip: Seconds) -> u64 {
+    const FASTER: f64 = 4.0;
+    bytes.max((bandwidth.0 * round_trip.0 * FASTER) as u64).saturating_mul(2)
+}
+
+/// How long to leave all links alone after a probe of `bytes` over one of that bandwidth.
+#[must_use]
+pub fn pause_after(bytes: u64, bandwidth: BytesPerSecond) -> Duration {
+    Duration::try_from_secs_f64(bytes as f64 / bandwidth.0 / PART).unwrap_or(FRESH).min(FRESH)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test that has nothing to look at has failed.
+    use super::*;
+
+    const MBIT: f64 = 125_000.0;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn train(rate: f64, steps: u64) -> Vec<(Duration, u64)> {
+        (0..=steps).map(|k| (ms(k), (rate * 1e-3 * k as f64) as u64)).collect()
+    }
+
+    #[test]
+    fn a_train_tells_the_rate_though_a_thread_was_late_and_a_packet_came_again() {
+        let rate = 100.0 * MBIT;
+        let mut arrivals = train(rate, 40);
+        assert!((carried(&arrivals).unwrap().0 / rate - 1.0).abs() < 0.01);
+        // Read 5 ms late in the middle; the last packets a round trip later.
+        arrivals.retain(|(at, _)| !(ms(15)..ms(20)).contains(at));
+        arrivals.last_mut().unwrap().0 += ms(60);
+        assert!((carried(&arrivals).unwrap().0 / rate - 1.0).abs() < 0.1, "{:?}", carried(&arrivals));
+        assert_eq!((carried(&[]), carried(&arrivals[..1])), (None, None));
+        assert_eq!(carried(&[(ms(1), 5), (ms(1), 9)]), None, "at once is no rate");
+    }
+
+    #[test]
+    fn trains_are_as_long_as_the_link_is_fast() {
+        let next = |sent, mbit: f64| next_train(sent, Some(BytesPerSecond(mbit * MBIT)));
+        assert_eq!(next(FIRST_TRAIN, 10.0), Some(50_000));
+        assert_eq!((next(50_000, 10.0), next(FIRST_TRAIN, 1.0)), (None, None));
+        assert_eq!(next(FIRST_TRAIN, 1000.0), Some(5_000_000));
+        assert_eq!(next(5_000_000, 1200.0), None);
+        assert_eq!((next(FIRST_TRAIN, 1e6), next(LONGEST_TRAIN, 1e6)), (Some(LONGEST_TRAIN), None));
+        assert_eq!((next_train(FIRST_TRAIN, None), next_train(LONGEST_TRAIN, None)), (Some(16 * FIRST_TRAIN), None));
+    }
+
+    #[test]
+    fn probes_take_less_than_a_hundredth_of_the_upload() {
+        for mbit in [10.0, 100.0, 1000.0] {
+            let rate = BytesPerSecond(mbit * MBIT);
+            let bytes = FIRST_TRAIN + next_train(FIRST_TRAIN, Some(rate)).unwrap_or(0);
+            let took = bytes as f64 / rate.0;
+            assert!(took / (took + pause_after(bytes, rate).as_secs_f64()) < 0.01, "{mbit}");
+        }
+    }
+
+    #[test]
+    fn traffic_that_never_filled_the_link_only_raises_what_is_known() {
+        let mut link = Estimate::default();
+        link.note(ms(0), Evidence::AtLeast(BytesPerSecond(5.0)));
+        assert_eq!(link.bandwidth(), Some(BytesPerSecond(5.0)));
+        link.note(ms(1), Evidence::Probed(BytesPerSecond(100.0)));
+        let probed = link.bandwidth().unwrap();
+        link.note(ms(2), Evidence::AtLeast(BytesPerSecond(7.0)));
+        assert_eq!((link.bandwidth(), link.age(ms(11))), (Some(probed), ms(10)));
+        link.note(ms(3), Evidence::AtLeast(BytesPerSecond(1000.0)));
+        assert!((link.bandwidth().unwrap().0 - 1000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_link_that_becomes_slower_is_believed_within_seconds() {
+        let mut link = Estimate::default();
+        link.note(ms(0), Evidence::Probed(BytesPerSecond(1000.0)));
+        for k in 1..=20 {
+            link.note(ms(100 * k), Evidence::Full(BytesPerSecond(100.0)));
+        }
+        assert!((link.bandwidth().unwrap().0 / 100.0 - 1.0).abs() < 0.05, "{link:?}");
+        assert!(!link.wants_probe(ms(3000)) && link.wants_probe(ms(100_000)));
+        link.note(ms(4000), Evidence::Full(BytesPerSecond(f64::NAN)));
+        assert!(link.bandwidth().unwrap().0.is_finite());
+    }
+
+    #[test]
+    fn a_link_is_stated_once_latency_and_bandwidth_are_known() {
+        let (mut link, to) = (Estimate::default(), PeerId([1; 32]));
+        link.note(ms(0), Evidence::Probed(BytesPerSecond(10.0)));
+        assert_eq!(link.link(to, PathKind::Direct), None);
+        link.round_trip(Seconds(0.02));
+        let stated = link.link(to, PathKind::Direct).unwrap();
+        assert!((stated.latency.0 - 0.01).abs() < 1e-9 && (stated.bandwidth.0 - 10.0).abs() < 1e-9);
+    }
+}
