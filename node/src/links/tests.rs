@@ -128,9 +128,10 @@ async fn nobody_waits_for_a_peer_that_has_moved() {
             tokio::task::yield_now().await;
         }
     };
+    let opening = file();
     let opened = async {
         tokio::select! {
-            opened = a.links.open(id, &addresses, &file()) => opened.err(),
+            opened = a.links.open(id, &addresses, &opening) => opened.err(),
             () = moved => None,
         }
     };
