@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn busy_hosts_and_busy_moments_are_no_lies() {
         // Everybody is five times slower than measured, one four times slower than that, and every other answer stands still.
-        let took = |round: usize, n: usize| if round % 2 == 0 { 60.0 } else { [0.5, 2.0, 0.6, 0.4][n] };
+        let took = |round: usize, n: usize| if round.is_multiple_of(2) { 60.0 } else { [0.5, 2.0, 0.6, 0.4][n] };
         let (speeds, found) = blamed(&[1.0; 4], took);
         assert_eq!(found, []);
         let groups = view(&[1.0; 4]).plan.unwrap().groups.clone();
