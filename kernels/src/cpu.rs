@@ -18,6 +18,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod dense;
 mod packed;
 pub mod plain;
@@ -29,11 +31,14 @@ use crate::{
     quant::Blocks,
     wire::{Form, Rows},
 };
-use dense::{Block, Cut};
+use dense::{Block, Cut, Outputs};
 use half::{bf16, f16};
 pub use packed::Packed;
-use quantised::{Octet, Part};
-use rounded::Rounded;
+use quantised::{Part, Wide};
+use rounded::{Filled, Rounded};
+use packed::Layout;
+use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use team::Team;
 
@@ -43,6 +48,9 @@ pub const LANES: usize = 8;
 type Lanes = [f32; LANES];
 /// Multiply-adds below which handing work to other threads costs more than it saves.
 const PARALLEL_FROM: usize = 1 << 16;
+/// Rounded rows from which tiles are faster, also on their first use of weights.
+#[cfg(target_arch = "x86_64")]
+const TILES_FROM: usize = 9;
 /// Numbers below which simple work on each is not shared.
 const SHARE_FROM: usize = 1 << 14;
 
@@ -138,6 +146,12 @@ pub enum Simd {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512 with its extensions for bytes and words, short vectors and whole-number products (VNNI).
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// The same, and tiles of bytes (AMX).
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 /// Calls the definition or a fast version of it.
@@ -147,6 +161,8 @@ macro_rules! by_simd {
             Simd::Plain => plain::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => avx2::$what($($arg),*),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 | Simd::Amx => avx512::$what($($arg),*),
         }
     };
 }
@@ -155,11 +171,21 @@ impl Simd {
     /// The best this processor has.
     #[must_use]
     pub fn detect() -> Self {
+        static BEST: OnceLock<Simd> = OnceLock::new();
+        *BEST.get_or_init(|| Self::all().last().copied().unwrap_or(Self::Plain))
+    }
+
+    /// All that this processor has, the fastest last.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
-            return Self::Avx2;
+            let wider = avx512::is_available();
+            let tiles = wider && avx512::tiles::is_available();
+            let more = [(Self::Avx512, wider), (Self::Amx, tiles)].into_iter().filter(|(_, has)| *has);
+            return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
         }
-        Self::Plain
+        vec![Self::Plain]
     }
 
     /// See [`wire::low_high`].
@@ -208,12 +234,29 @@ impl Simd {
         by_simd!(self, reduce_all(acc, sums));
     }
 
-    fn round(self, x: &[f32], out: &mut [i8]) -> f32 {
-        by_simd!(self, round(x, out))
+    fn round(self, layout: Layout, x: &[f32], out: Filled<'_>) {
+        by_simd!(self, round(layout, x, out));
     }
 
-    fn octet(self, w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut [Octet]) {
-        by_simd!(self, octet(w, octet, x, part, out));
+    fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+        by_simd!(self, wide(w, panel, x, part, out));
+    }
+
+    /// Whether products of so many rounded rows are faster by [`Self::tiles`].
+    fn has_tiles_for(self, rows: usize) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => rows >= TILES_FROM,
+            _ => false,
+        }
+    }
+
+    /// Products of many rounded rows with some panels, by tiles; by nothing if there are none.
+    fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Amx {
+            avx512::tiles::panels(x, w, panels, out);
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 mod packed;
 mod wire;
 
-use super::{Dtype, LANES, Lanes, Matrix, dense::Block, plain};
-pub(super) use packed::octet;
+use super::{Dtype, LANES, Lanes, Matrix, dense::Block, packed::Layout, plain, rounded::Filled};
+pub(super) use packed::wide;
 use std::arch::x86_64::*;
 pub(super) use wire::{choose, decode, encode, low_high};
 
@@ -368,13 +368,13 @@ pub(super) fn multiply_only(count: usize) -> f32 {
 }
 
 /// See [`super::rounded::round`].
-pub(super) fn round(x: &[f32], out: &mut [i8]) -> f32 {
+pub(super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn fast(x: &[f32], out: &mut [i8]) -> f32 {
-        plain::round(x, out)
+    unsafe fn fast(layout: Layout, x: &[f32], out: Filled<'_>) {
+        plain::round(layout, x, out);
     }
     // SAFETY: as in `softmax`.
-    unsafe { fast(x, out) }
+    unsafe { fast(layout, x, out) }
 }
 
 pub(super) fn softmax(x: &mut [f32]) {

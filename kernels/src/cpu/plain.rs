@@ -1,7 +1,7 @@
 //! The definition: what every fast version must give, to the bit.
 
 use super::{LANES, Lanes, Matrix, dense::Block};
-pub(super) use super::{quantised::octet, rounded::round};
+pub(super) use super::{quantised::wide, rounded::round};
 pub(super) use crate::wire::{choose, decode, encode, low_high};
 
 /// Adds the lanes of a dot product: halves first, so that vector instructions can do it the same way.
