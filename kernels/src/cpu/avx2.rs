@@ -110,7 +110,7 @@ unsafe fn outputs<S: Stored, const R: usize, const C: usize>(block: Block<'_>, a
 /// As for [`all`]; rows `r..r + R` and outputs `o..o + C` exist.
 #[inline(always)]
 unsafe fn tile<S: Stored, const R: usize, const C: usize>(block: Block<'_>, acc: &mut [Lanes], r: usize, o: usize) {
-    let Block { x, w, from, len } = block;
+    let Block { x, w, from, len, .. } = block;
     // SAFETY: loads read eight numbers at `k + 8 <= len` behind `from` of rows and outputs that exist.
     unsafe {
         let at = |i: usize, j: usize| (r + i) * w.rows + o + j;
@@ -343,6 +343,28 @@ unsafe fn mix<S: Stored, const R: usize, const C: usize>(
             for (j, sum) in sums.iter().enumerate() {
                 _mm256_storeu_ps(out.as_mut_ptr().add(place(i, j)), *sum);
             }
+        }
+    }
+}
+
+/// See [`plain::widen`].
+pub(super) fn widen(w: Matrix<'_>, out: &mut [f32]) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn fast<S: Stored>(bytes: &[u8], out: &mut [f32]) {
+        for (bytes, out) in bytes.chunks_exact(LANES * S::BYTES).zip(out.as_chunks_mut::<LANES>().0) {
+            // SAFETY: eight numbers each.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), S::load(bytes.as_ptr())) };
+        }
+    }
+    if !w.cols.is_multiple_of(LANES) {
+        return plain::widen(w, out);
+    }
+    // SAFETY: as in `softmax`.
+    unsafe {
+        match w.dtype {
+            Dtype::F32 => fast::<F32>(w.bytes, out),
+            Dtype::F16 => fast::<F16>(w.bytes, out),
+            Dtype::Bf16 => fast::<Bf16>(w.bytes, out),
         }
     }
 }

@@ -2,19 +2,26 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `chunk.rs` | attention of many rows of a prompt |
+//! | `dense.rs` | dense products of several rows |
+//! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
 //! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
 //! | `rounded.rs` | rounding rows to 8 bits |
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
+pub(super) mod chunk;
+mod dense;
+mod exp;
 mod packed;
 mod rounded;
 pub(super) mod tiles;
 
-pub(super) use super::avx2::{
-    choose, decode, encode, lanes, low_high, reduce_all, scores, silu_mul, softmax, weighted_rows,
-};
+pub(super) use super::avx2::{choose, decode, encode, low_high, reduce_all, scores, weighted_rows, widen};
 use super::plain;
+use std::arch::x86_64::*;
+pub(super) use dense::lanes;
+pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 
@@ -40,16 +47,13 @@ pub(super) fn sum(numbers: &[u64]) -> u64 {
 /// `count` multiply-adds in chains enough to keep every unit busy.
 pub(super) fn multiply_only(count: usize) -> f32 {
     #[target_feature(enable = "avx512f")]
-    unsafe fn fast(count: usize) -> f32 {
-        let mut chains = [[1.0f32; 16]; 12];
+    fn fast(count: usize) -> f32 {
+        let (factor, more) = (_mm512_set1_ps(0.999), _mm512_set1_ps(0.001));
+        let mut chains = [_mm512_set1_ps(1.0); 12];
         for _ in 0..count / (12 * 16) {
-            for chain in &mut chains {
-                for lane in chain {
-                    *lane = lane.mul_add(0.999, 0.001);
-                }
-            }
+            chains = chains.map(|chain| _mm512_fmadd_ps(chain, factor, more));
         }
-        chains.into_iter().flatten().sum()
+        chains.into_iter().map(|chain| _mm512_reduce_add_ps(chain)).sum()
     }
     // SAFETY: as in `sum`.
     unsafe { fast(count) }

@@ -15,7 +15,7 @@
 //! | both | `[16 columns][output][4]` bytes: two upper bits of columns four apart | 6 bits |
 //! | both | `[4 columns][output][4]` bytes | 8 bits |
 
-use super::{dense::Cut, team::Team};
+use super::{dense::Cut, memory::Memory, team::Team};
 use crate::quant::{Blocks, QuantType, large::Large, small::Small};
 use half::f16;
 
@@ -118,27 +118,16 @@ impl Layout {
 
     /// Column `k` of output `j` among a block's quants, shifted.
     pub fn get(self, quants: &[u8], j: usize, k: usize) -> u8 {
-        self.pieces(j, k).into_iter().fold(0, |q, Piece { at, down, mask, up }| q | ((quants[at] >> down) & mask) << up)
-    }
-
-    fn put(self, quants: &mut [u8], j: usize, k: usize, q: u8) {
-        for Piece { at, down, mask, up } in self.pieces(j, k) {
-            quants[at] |= ((q >> up) & mask) << down;
-        }
-    }
-
-    fn pieces(self, j: usize, k: usize) -> [Piece; 2] {
         // Columns in 64 bytes, and bits of each.
-        let piece = |from: usize, columns: usize, bits: usize, up: u8| {
-            let at = from + k / columns * FOUR + 4 * j + k % 4;
-            Piece { at, down: (k % columns / 4 * bits) as u8, mask: ((1u16 << bits) - 1) as u8, up }
+        let piece = |from: usize, columns: usize, bits: usize| {
+            let byte = quants[from + k / columns * FOUR + 4 * j + k % 4];
+            byte >> (k % columns / 4 * bits) & ((1u16 << bits) - 1) as u8
         };
-        let none = Piece { at: 0, down: 0, mask: 0, up: 0 };
         match self.bits {
-            Bits::Four => [piece(0, 8, 4, 0), none],
-            Bits::Five => [piece(0, 8, 4, 0), piece(self.upper(), 32, 1, 4)],
-            Bits::Six => [piece(0, 8, 4, 0), piece(self.upper(), 16, 2, 4)],
-            Bits::Eight => [piece(0, 4, 8, 0), none],
+            Bits::Four => piece(0, 8, 4),
+            Bits::Five => piece(0, 8, 4) | piece(self.upper(), 32, 1) << 4,
+            Bits::Six => piece(0, 8, 4) | piece(self.upper(), 16, 2) << 4,
+            Bits::Eight => piece(0, 4, 8),
         }
     }
 }
@@ -164,21 +153,13 @@ macro_rules! by_kind {
 #[cfg(target_arch = "x86_64")]
 pub(super) use by_kind;
 
-/// Some bits of a quant: which byte, how far up they lie there and in the quant.
-struct Piece {
-    at: usize,
-    down: u8,
-    mask: u8,
-    up: u8,
-}
-
 /// A quantised matrix laid out for products.
 pub struct Packed {
     pub(super) kind: QuantType,
     pub(super) layout: Layout,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    pub(super) bytes: Vec<u8>,
+    bytes: Memory,
 }
 
 impl Packed {
@@ -187,7 +168,7 @@ impl Packed {
         let kind = blocks.kind();
         let layout = Layout::of(kind);
         let panel = panel(layout, &blocks);
-        let mut bytes = vec![0; Self::size(&blocks)];
+        let mut bytes = Memory::zeroed(Self::size(&blocks));
         let parts = Cut::new(&mut bytes, panel.max(1));
         team.share(parts.len(), |i| {
             // SAFETY: each part is handed out once.
@@ -275,8 +256,25 @@ fn put_half(out: &mut [u8], j: usize, value: f32) {
     out[2 * j..2 * j + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
+/// Writes the quants of one output, each of its bytes whole.
 fn put_quants(layout: Layout, quants: &[i8], j: usize, out: &mut [u8]) {
-    for (k, q) in quants.iter().enumerate() {
-        layout.put(out, j, k, (*q as u8).wrapping_add(layout.shift));
+    let q = |k: usize| (quants[k] as u8).wrapping_add(layout.shift);
+    let mut lines = out.chunks_exact_mut(FOUR).map(|line| &mut line[4 * j..4 * j + 4]);
+    if layout.bits == Bits::Eight {
+        for (k, line) in (0..layout.numbers).step_by(4).zip(lines) {
+            line.copy_from_slice(&[q(k), q(k + 1), q(k + 2), q(k + 3)]);
+        }
+        return;
+    }
+    for (k, line) in (0..layout.numbers).step_by(8).zip(&mut lines) {
+        for (c, out) in (k..).zip(line) {
+            *out = q(c) & 15 | q(c + 4) << 4;
+        }
+    }
+    let (columns, bits) = if layout.bits == Bits::Five { (32, 1) } else { (16, 2) };
+    for (k, line) in (0..layout.numbers).step_by(columns).zip(lines) {
+        for (c, out) in (k..).zip(line) {
+            *out = (0..columns / 4).fold(0, |byte, four| byte | (q(c + 4 * four) >> 4) << (four * bits));
+        }
     }
 }
