@@ -37,10 +37,10 @@ use crate::{
 pub(crate) use dense::Outputs;
 use dense::{Block, Cut};
 use half::{bf16, f16};
+use packed::Layout;
 pub use packed::Packed;
 use quantised::{Part, Wide};
 use rounded::{Filled, Rounded};
-use packed::Layout;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -388,7 +388,12 @@ impl Cpu {
         if self.has_chunks(dim) {
             return avx512::chunk::mix(p, stride, values, dim, out);
         }
-        self.weighted_rows(p, stride, Matrix::new(bytemuck::cast_slice(values), Dtype::F32, values.len() / dim, dim), out);
+        self.weighted_rows(
+            p,
+            stride,
+            Matrix::new(bytemuck::cast_slice(values), Dtype::F32, values.len() / dim, dim),
+            out,
+        );
     }
 
     /// Runs `work(0)` to `work(parts - 1)`, shared among the threads when it is worth it.

@@ -19,11 +19,11 @@ pub(super) mod tiles;
 
 pub(super) use super::avx2::{choose, decode, encode, low_high, reduce_all, scores, weighted_rows, widen};
 use super::plain;
-use std::arch::x86_64::*;
 pub(super) use dense::lanes;
 pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;
+use std::arch::x86_64::*;
 
 pub(super) fn is_available() -> bool {
     super::avx2::is_available()

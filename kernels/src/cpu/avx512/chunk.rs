@@ -77,35 +77,57 @@ unsafe fn tile<const Q: usize, const C: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        // One lane of every dot product.
-        let lane = |j: usize| {
-            let mut sums = [[_mm512_setzero_ps(); C]; Q];
-            let mut channel = j;
-            while channel < dim {
-                let keys: [__m512; C] =
-                    std::array::from_fn(|c| _mm512_loadu_ps(keys.add(c * dim * KEYS + channel * KEYS)));
-                for (sums, q) in sums.iter_mut().zip(q) {
-                    let q = _mm512_set1_ps(*q.add(channel));
-                    for (sum, key) in sums.iter_mut().zip(keys) {
-                        *sum = _mm512_fmadd_ps(q, key, *sum);
-                    }
-                }
-                channel += LANES;
-            }
-            sums
-        };
-        let add = |a: [[__m512; C]; Q], b: [[__m512; C]; Q]| -> [[__m512; C]; Q] {
-            std::array::from_fn(|i| std::array::from_fn(|c| _mm512_add_ps(a[i][c], b[i][c])))
-        };
+        let lane = Lane { q, dim, keys };
         // The tree of `plain::reduce`.
-        let left = add(add(lane(0), lane(4)), add(lane(2), lane(6)));
-        let sums = add(left, add(add(lane(1), lane(5)), add(lane(3), lane(7))));
+        let left = add(add(lane.sums::<C>(0), lane.sums(4)), add(lane.sums(2), lane.sums(6)));
+        let sums = add(left, add(add(lane.sums(1), lane.sums(5)), add(lane.sums(3), lane.sums(7))));
         for (i, sums) in sums.iter().enumerate() {
             for (c, sum) in sums.iter().enumerate() {
                 _mm512_storeu_ps(out.add(i * stride + c * KEYS), _mm512_mul_ps(*sum, _mm512_set1_ps(scale)));
             }
         }
     }
+}
+
+/// Rows of queries and the keys they meet.
+#[derive(Clone, Copy)]
+struct Lane<const Q: usize> {
+    q: [*const f32; Q],
+    dim: usize,
+    keys: *const f32,
+}
+
+impl<const Q: usize> Lane<Q> {
+    /// Lane `j` of every dot product.
+    ///
+    /// # Safety
+    /// As for [`tile`].
+    #[inline(always)]
+    unsafe fn sums<const C: usize>(self, j: usize) -> [[__m512; C]; Q] {
+        // SAFETY: the caller's promise; channels from `j` on, eight apart.
+        unsafe {
+            let mut sums = [[_mm512_setzero_ps(); C]; Q];
+            for channel in (j..self.dim).step_by(LANES) {
+                let at = self.keys.add(channel * KEYS);
+                let keys: [__m512; C] = std::array::from_fn(|c| _mm512_loadu_ps(at.add(c * self.dim * KEYS)));
+                for (sums, q) in sums.iter_mut().zip(self.q) {
+                    let q = _mm512_set1_ps(*q.add(channel));
+                    for (sum, key) in sums.iter_mut().zip(keys) {
+                        *sum = _mm512_fmadd_ps(q, key, *sum);
+                    }
+                }
+            }
+            sums
+        }
+    }
+}
+
+/// # Safety
+/// The processor has AVX-512 (F).
+#[inline(always)]
+unsafe fn add<const Q: usize, const C: usize>(a: [[__m512; C]; Q], b: [[__m512; C]; Q]) -> [[__m512; C]; Q] {
+    // SAFETY: registers only.
+    std::array::from_fn(|i| std::array::from_fn(|c| unsafe { _mm512_add_ps(a[i][c], b[i][c]) }))
 }
 
 /// `out[i][d] += p[i * stride + t] · values[t][d]` in the order of `t`, for rows of `dim` channels, a multiple of sixteen.

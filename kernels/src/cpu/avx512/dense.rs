@@ -46,7 +46,8 @@ impl Stored for Bf16 {
         }
         // SAFETY: the caller promises 16 readable bytes; the load needs no alignment.
         unsafe {
-            let (low, high) = ([number(0), number(1), number(2), number(3)], [number(4), number(5), number(6), number(7)]);
+            let (low, high) =
+                ([number(0), number(1), number(2), number(3)], [number(4), number(5), number(6), number(7)]);
             #[rustfmt::skip]
             let places = _mm512_setr_epi32(
                 low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3],

@@ -3,11 +3,16 @@
 use super::super::{LANES, plain};
 use std::arch::x86_64::*;
 
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn all(v: f32) -> __m512 {
+    _mm512_set1_ps(v)
+}
+
 /// See [`plain::exp`]: the same operations in the same order.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp(x: __m512) -> __m512 {
-    let all = |v: f32| _mm512_set1_ps(v);
     // What is not a number is the second operand, and stays.
     let clamped = _mm512_min_ps(all(88.3), _mm512_max_ps(all(-87.3), x));
     let n = _mm512_fmadd_ps(clamped, all(std::f32::consts::LOG2_E), all(0.5));

@@ -380,9 +380,8 @@ unsafe fn large<const KIND: usize, const T: usize>(rows: Rows<'_>, w: Unpacked<'
             let steps = if layout.least { _mm512_loadu_ps(w.steps[b].as_ptr()) } else { scales };
             for (i, sums) in sums.iter_mut().enumerate() {
                 let block = rows.block(layout, i, b);
-                let [low, high] = [0, 1].map(|digit| {
-                    _mm512_loadu_si512(products[i / TILE_ROWS][digit][i % TILE_ROWS].as_ptr().cast())
-                });
+                let [low, high] = [0, 1]
+                    .map(|digit| _mm512_loadu_si512(products[i / TILE_ROWS][digit][i % TILE_ROWS].as_ptr().cast()));
                 let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32::<8>(high)));
                 let scale = _mm512_set1_ps(*rows.x.scales.as_ptr().add(block));
                 let mut acc = _mm512_loadu_ps(sums.as_ptr());

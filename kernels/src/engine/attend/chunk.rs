@@ -153,3 +153,60 @@ fn mix(
         some(i..i + 1, common.end.max(seen.start)..seen.end);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cpu::{Outputs, Simd},
+        pages::{Layout, PAGE_BYTES},
+    };
+    use tsnode_protocol::KvDtype;
+
+    /// Heads of keys and values; the second is looked at.
+    const KV_HEADS: usize = 2;
+
+    fn number(i: usize) -> f32 {
+        ((i * 7919 + 13) % 1009) as f32 / 500.0 - 1.0
+    }
+
+    /// Bits of `len` rows from position `start` on: as a chunk, and row by row.
+    fn both(cpu: &Cpu, dim: usize, group: usize, start: usize, len: usize, look: Look) -> [Vec<u32>; 2] {
+        let layout = Layout { heads: KV_HEADS, dim, dtype: KvDtype::F16, tokens: 24 };
+        let mut pool = PagePool::new(16 * PAGE_BYTES);
+        let kv = SequenceKv::reserve(&mut pool, layout, 1, start + len).unwrap();
+        for token in 0..start + len {
+            for (side, more) in [(Side::Keys, 0), (Side::Values, 5)] {
+                let values: Vec<f32> = (0..dim).map(|d| number(token * dim + d + more)).collect();
+                kv.write(&mut pool, 0, side, 1, token, &values);
+            }
+        }
+        let part = group * dim;
+        let q: Vec<f32> = (0..len * KV_HEADS * part).map(|i| number(3 * i)).collect();
+        let at = |start| Place { layer: 0, head: 1, start, window: look.window };
+        let mut chunk = vec![0.0; q.len()];
+        let out = Outputs::new(&mut chunk, len, KV_HEADS * part);
+        attend(cpu, &kv, &pool, at(start), Rows { q: &q, out: &out, first: 0, len, kv_heads: KV_HEADS, group }, look);
+        let mut single = vec![0.0; q.len()];
+        for row in 0..len {
+            let place = (row * KV_HEADS + 1) * part..(row * KV_HEADS + 2) * part;
+            super::super::mix(cpu, &kv, &pool, at(start + row), &q[place.clone()], look, &mut single[place]);
+        }
+        [chunk, single].map(|rows| rows.iter().map(|x| x.to_bits()).collect())
+    }
+
+    #[test]
+    fn a_chunk_gives_the_bits_of_its_rows() {
+        for simd in Simd::all() {
+            let cpu = Cpu::new(simd, 1).unwrap();
+            for (dim, group) in [(16, 1), (64, 3), (80, 4), (24, 2), (32, 40)] {
+                for (start, len) in [(0, 1), (0, 9), (5, 21), (50, 40)] {
+                    for (window, cap) in [(None, None), (Some(1), None), (Some(11), Some(2.0)), (Some(64), None)] {
+                        let [chunk, single] = both(&cpu, dim, group, start, len, Look { scale: 0.3, cap, window });
+                        assert!(chunk == single, "{simd:?} {dim} {group} {start} {len} {window:?}");
+                    }
+                }
+            }
+        }
+    }
+}
