@@ -7,8 +7,10 @@ use super::{LANES, Lanes, Matrix, SHARE_FROM, Simd, plain, team::Team};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-/// Columns of a panel: four rows of them fit a first-level cache.
+/// Columns of a panel: sixteen rows of them fit a first-level cache.
 const DEPTH: usize = 512;
+/// Numbers of rows that fit it: few rows take more columns at a time, so that weights are read as they lie in memory.
+const NEAR: usize = 16 * DEPTH;
 /// Rows that pass a panel before their lanes are added up.
 const ROWS: usize = 256;
 /// Outputs of a panel for many rows.
@@ -207,8 +209,9 @@ fn panel(simd: Simd, x: &[f32], pairs: &[f32], w: Matrix<'_>, out: &Outputs<'_>,
             lanes.resize(rows * w.rows, [0.0; LANES]);
             sums.resize(rows * w.rows, 0.0);
             let whole = w.cols - w.cols % LANES;
-            for from in (0..whole).step_by(DEPTH) {
-                simd.lanes(Block { x, w, pairs, from, len: DEPTH.min(whole - from) }, lanes);
+            let depth = (NEAR / rows).max(DEPTH) / LANES * LANES;
+            for from in (0..whole).step_by(depth) {
+                simd.lanes(Block { x, w, pairs, from, len: depth.min(whole - from) }, lanes);
             }
             if whole < w.cols {
                 plain::last_lanes(x, w, lanes);

@@ -8,6 +8,9 @@ use super::super::{
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
+/// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.
+const AHEAD: usize = 3072;
+
 /// See [`super::super::quantised::wide`].
 pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
     assert!(part.first + out.len() <= x.rows && part.from <= part.to && x.fits(w));
@@ -51,6 +54,9 @@ unsafe fn group<const KIND: usize, const R: usize>(bytes: &[u8], x: &Rounded, pa
     unsafe {
         let mut acc: [__m512; R] = std::array::from_fn(|i| _mm512_loadu_ps(out[r + i].as_ptr()));
         for (b, block) in (part.from..).zip(bytes.chunks_exact(layout.block())) {
+            for line in (0..layout.block()).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
+            }
             let rows = std::array::from_fn(|i| RowBlock::new(layout, x, (part.first + r + i) * per_row + b));
             add_block::<KIND, R>(block.as_ptr(), &rows, &mut acc);
         }
