@@ -1,6 +1,6 @@
-//! Arithmetic on the processor: one definition in plain Rust, and a fast version of it for AVX2.
+//! Arithmetic on the processor: one definition in plain Rust, and fast versions of it.
 //!
-//! Both give the same bits. A dot product runs in eight lanes (element `k` belongs to lane `k mod 8`), each lane a chain
+//! All give the same bits. A dot product runs in eight lanes (element `k` belongs to lane `k mod 8`), each lane a chain
 //! of fused multiply-adds in the order of `k`, and the lanes are added by one fixed tree ([`plain::reduce`]). How many
 //! rows or outputs are worked on at a time changes nothing of that.
 //!
@@ -8,17 +8,22 @@
 //! |---|---|
 //! | `plain.rs` | the definition |
 //! | `avx2.rs` | the same for AVX2, FMA and F16C |
+//! | `avx512.rs` | the same for AVX-512 with VNNI, and with tiles (AMX) |
 //! | `dense.rs` | products in blocks that stay in caches |
 //! | `packed.rs` | quantised matrices, laid out for products |
 //! | `rounded.rs` | rows rounded to 8 bits, what quantised matrices are multiplied by |
 //! | `quantised.rs` | products of the two |
+//! | `memory.rs` | memory for large matrices |
 //! | `team.rs` | the threads |
 //!
 //! KV packed for links is defined in `wire/`, and is fast in `avx2/wire.rs`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod dense;
+mod memory;
 mod packed;
 pub mod plain;
 mod quantised;
@@ -29,20 +34,29 @@ use crate::{
     quant::Blocks,
     wire::{Form, Rows},
 };
+pub(crate) use dense::Outputs;
 use dense::{Block, Cut};
 use half::{bf16, f16};
+use packed::Layout;
 pub use packed::Packed;
-use quantised::{Octet, Part};
-use rounded::Rounded;
+use quantised::{Part, Wide};
+use rounded::{Filled, Rounded};
+use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use team::Team;
 
 /// Lanes of a dot product.
 pub const LANES: usize = 8;
+/// Keys that lie side by side for attention of many rows.
+pub(crate) const KEYS: usize = 16;
 /// A dot product under way.
 type Lanes = [f32; LANES];
 /// Multiply-adds below which handing work to other threads costs more than it saves.
 const PARALLEL_FROM: usize = 1 << 16;
+/// Rounded rows from which tiles are faster, also on their first use of weights.
+#[cfg(target_arch = "x86_64")]
+const TILES_FROM: usize = 9;
 /// Numbers below which simple work on each is not shared.
 const SHARE_FROM: usize = 1 << 14;
 
@@ -138,6 +152,12 @@ pub enum Simd {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512 with its extensions for bytes and words, short vectors and whole-number products (VNNI).
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// The same, and tiles of bytes (AMX).
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 /// Calls the definition or a fast version of it.
@@ -147,6 +167,8 @@ macro_rules! by_simd {
             Simd::Plain => plain::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => avx2::$what($($arg),*),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 | Simd::Amx => avx512::$what($($arg),*),
         }
     };
 }
@@ -155,11 +177,21 @@ impl Simd {
     /// The best this processor has.
     #[must_use]
     pub fn detect() -> Self {
+        static BEST: OnceLock<Simd> = OnceLock::new();
+        *BEST.get_or_init(|| Self::all().last().copied().unwrap_or(Self::Plain))
+    }
+
+    /// All that this processor has, the fastest last.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
-            return Self::Avx2;
+            let wider = avx512::is_available();
+            let tiles = wider && avx512::tiles::is_available();
+            let more = [(Self::Avx512, wider), (Self::Amx, tiles)].into_iter().filter(|(_, has)| *has);
+            return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
         }
-        Self::Plain
+        vec![Self::Plain]
     }
 
     /// See [`wire::low_high`].
@@ -206,12 +238,37 @@ impl Simd {
         by_simd!(self, reduce_all(acc, sums));
     }
 
-    fn round(self, x: &[f32], out: &mut [i8]) -> f32 {
-        by_simd!(self, round(x, out))
+    fn round(self, layout: Layout, x: &[f32], out: Filled<'_>) {
+        by_simd!(self, round(layout, x, out));
     }
 
-    fn octet(self, w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut [Octet]) {
-        by_simd!(self, octet(w, octet, x, part, out));
+    fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+        by_simd!(self, wide(w, panel, x, part, out));
+    }
+
+    /// Whether products of several rows read them in pairs.
+    fn has_pairs(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Self::Avx512 | Self::Amx);
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
+    /// Whether products of so many rounded rows are faster by [`Self::tiles`].
+    fn has_tiles_for(self, rows: usize) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => rows >= TILES_FROM,
+            _ => false,
+        }
+    }
+
+    /// Products of many rounded rows with some panels, by tiles; by nothing if there are none.
+    fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Amx {
+            avx512::tiles::panels(x, w, panels, out);
+        }
     }
 }
 
@@ -285,6 +342,61 @@ impl Cpu {
     /// than `v` has rows.
     pub fn weighted_rows(&self, p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
         by_simd!(self.simd, weighted_rows(p, stride, v, out));
+    }
+
+    /// Whether attention of many rows has a version of its own for heads of `dim` channels.
+    pub(crate) fn has_chunks(&self, dim: usize) -> bool {
+        self.simd.has_pairs() && dim.is_multiple_of(KEYS)
+    }
+
+    /// All numbers of a matrix, widened.
+    pub(crate) fn widen(&self, w: Matrix<'_>, out: &mut [f32]) {
+        by_simd!(self.simd, widen(w, out));
+    }
+
+    /// Lays sixteen keys of `dim` channels side by side: `[channel][key]`.
+    pub(crate) fn beside(&self, keys: &[f32], dim: usize, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_chunks(dim) {
+            return avx512::chunk::beside(keys, dim, out);
+        }
+        plain::beside(keys, dim, out);
+    }
+
+    /// `out[i * stride + t] = scale · (q[i] · key[t])`, of keys laid out by [`Self::beside`].
+    pub(crate) fn chunk_scores(
+        &self,
+        q: &[&[f32]],
+        dim: usize,
+        keys: &[f32],
+        scale: f32,
+        stride: usize,
+        out: &mut [f32],
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_chunks(dim) {
+            return avx512::chunk::scores(q, dim, keys, scale, stride, out);
+        }
+        plain::chunk_scores(q, dim, keys, scale, stride, out);
+    }
+
+    /// `out[i][d] += p[i * stride + t] · values[t][d]`, in the order of `t`.
+    pub(crate) fn chunk_mix(&self, p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_chunks(dim) {
+            return avx512::chunk::mix(p, stride, values, dim, out);
+        }
+        self.weighted_rows(
+            p,
+            stride,
+            Matrix::new(bytemuck::cast_slice(values), Dtype::F32, values.len() / dim, dim),
+            out,
+        );
+    }
+
+    /// Runs `work(0)` to `work(parts - 1)`, shared among the threads when it is worth it.
+    pub(crate) fn share(&self, parts: usize, multiply_adds: usize, work: impl Fn(usize) + Sync) {
+        if multiply_adds < PARALLEL_FROM { (0..parts).for_each(work) } else { self.team.share(parts, work) }
     }
 
     /// Softmax in place.
@@ -406,9 +518,10 @@ mod tests {
             .collect()
     }
 
-    fn both() -> Option<[Cpu; 2]> {
-        let fast = Simd::detect();
-        (fast != Simd::Plain).then(|| [Simd::Plain, fast].map(|s| Cpu::new(s, 1).unwrap()))
+    /// The definition with every faster version.
+    fn pairs() -> Vec<[Cpu; 2]> {
+        let fast = Simd::all().into_iter().filter(|simd| *simd != Simd::Plain);
+        fast.map(|simd| [Simd::Plain, simd].map(|simd| Cpu::new(simd, 1).unwrap())).collect()
     }
 
     fn bits(x: &[f32]) -> Vec<u32> {
@@ -419,39 +532,81 @@ mod tests {
         /// Plain and fast agree to the bit, for every number of rows, outputs and columns, and every storage.
         #[test]
         fn fast_is_plain(
-            rows in 1usize..9, outs in 1usize..21, cols in 1usize..140, stride in 1usize..6, seed in any::<u64>(),
+            rows in 1usize..40, outs in 1usize..21, cols in 1usize..140, stride in 1usize..6, seed in any::<u64>(),
         ) {
-            let Some([plain, fast]) = both() else { return Ok(()) };
-            let mut n = seed;
-            let mut next = || { n = n.wrapping_mul(6364136223846793005).wrapping_add(1); (n >> 40) as f32 / 8e6 - 1.0 };
-            let x: Vec<f32> = (0..rows * cols).map(|_| next()).collect();
-            let w: Vec<f32> = (0..outs * cols).map(|_| next()).collect();
-            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-                let w = stored(&w, dtype);
-                let w = Matrix::new(&w, dtype, outs, cols);
-                let (mut a, mut b) = (vec![0.0; rows * outs], vec![0.0; rows * outs]);
-                plain.linear(&x, w, &mut a);
-                fast.linear(&x, w, &mut b);
+            for [plain, fast] in pairs() {
+                let mut n = seed;
+                let mut next = || { n = n.wrapping_mul(6364136223846793005).wrapping_add(1); (n >> 40) as f32 / 8e6 - 1.0 };
+                let x: Vec<f32> = (0..rows * cols).map(|_| next()).collect();
+                let w: Vec<f32> = (0..outs * cols).map(|_| next()).collect();
+                for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+                    let w = stored(&w, dtype);
+                    let w = Matrix::new(&w, dtype, outs, cols);
+                    let (mut a, mut b) = (vec![0.0; rows * outs], vec![0.0; rows * outs]);
+                    plain.linear(&x, w, &mut a);
+                    fast.linear(&x, w, &mut b);
+                    prop_assert_eq!(bits(&a), bits(&b));
+                    let (mut a, mut b) = (vec![0.0; rows * (outs + 1)], vec![0.0; rows * (outs + 1)]);
+                    plain.scores(&x, w, outs + 1, &mut a);
+                    fast.scores(&x, w, outs + 1, &mut b);
+                    prop_assert_eq!(bits(&a), bits(&b));
+                    let p: Vec<f32> = (0..outs).map(|_| next()).collect();
+                    let heads = outs / stride.min(outs);
+                    let (mut a, mut b) = (vec![0.5; heads * cols], vec![0.5; heads * cols]);
+                    let v = w.slice(0, stride.min(outs));
+                    plain.weighted_rows(&p, stride.min(outs), v, &mut a);
+                    fast.weighted_rows(&p, stride.min(outs), v, &mut b);
+                    prop_assert_eq!(bits(&a), bits(&b));
+                    let (mut a, mut b) = (vec![0.0; outs * cols], vec![0.0; outs * cols]);
+                    plain.widen(w, &mut a);
+                    fast.widen(w, &mut b);
+                    prop_assert_eq!(bits(&a), bits(&b));
+                }
+                let (mut a, mut b) = (x.clone(), x.clone());
+                plain.softmax(&mut a);
+                fast.softmax(&mut b);
                 prop_assert_eq!(bits(&a), bits(&b));
-                let (mut a, mut b) = (vec![0.0; rows * (outs + 1)], vec![0.0; rows * (outs + 1)]);
-                plain.scores(&x, w, outs + 1, &mut a);
-                fast.scores(&x, w, outs + 1, &mut b);
-                prop_assert_eq!(bits(&a), bits(&b));
-                let p: Vec<f32> = (0..outs).map(|_| next()).collect();
-                let heads = outs / stride.min(outs);
-                let (mut a, mut b) = (vec![0.5; heads * cols], vec![0.5; heads * cols]);
-                let v = w.slice(0, stride.min(outs));
-                plain.weighted_rows(&p, stride.min(outs), v, &mut a);
-                fast.weighted_rows(&p, stride.min(outs), v, &mut b);
+                // Gates from far below what has a power of e to far above.
+                a.iter_mut().zip(&x).for_each(|(a, x)| *a = x * 120.0);
+                b.copy_from_slice(&a);
+                plain.silu_mul(&mut a, &x);
+                fast.silu_mul(&mut b, &x);
                 prop_assert_eq!(bits(&a), bits(&b));
             }
-            let (mut a, mut b) = (x.clone(), x.clone());
-            plain.softmax(&mut a);
-            fast.softmax(&mut b);
-            prop_assert_eq!(bits(&a), bits(&b));
-            plain.silu_mul(&mut a, &x);
-            fast.silu_mul(&mut b, &x);
-            prop_assert_eq!(bits(&a), bits(&b));
+        }
+
+        /// What attention of many rows is made of gives the definition's bits, which are those of single rows.
+        #[test]
+        fn many_rows_attend_as_single_ones_do(
+            rows in 1usize..14, groups in 1usize..4, wide in 1usize..6, seed in any::<u64>(),
+        ) {
+            let (dim, tokens) = (16 * wide, KEYS * groups);
+            let mut n = seed;
+            let mut next = || { n = n.wrapping_mul(6364136223846793005).wrapping_add(1); (n >> 40) as f32 / 8e6 - 1.0 };
+            let x: Vec<f32> = (0..rows * dim).map(|_| next()).collect();
+            let w: Vec<f32> = (0..tokens * dim).map(|_| next()).collect();
+            let bytes = stored(&w, Dtype::F32);
+            let matrix = Matrix::new(&bytes, Dtype::F32, tokens, dim);
+            let q: Vec<&[f32]> = x.chunks_exact(dim).collect();
+            for [plain, fast] in pairs() {
+                let stride = tokens + 16;
+                let mut a = vec![0.0; rows * stride];
+                plain.scores(&x, matrix, stride, &mut a);
+                a.iter_mut().for_each(|a| *a *= 0.125);
+                let mut beside = vec![0.0; tokens * dim];
+                for (keys, out) in w.chunks_exact(KEYS * dim).zip(beside.chunks_exact_mut(KEYS * dim)) {
+                    fast.beside(keys, dim, out);
+                }
+                for cpu in [&plain, &fast] {
+                    let mut b = vec![0.0; rows * stride];
+                    cpu.chunk_scores(&q, dim, &beside, 0.125, stride, &mut b);
+                    prop_assert_eq!(bits(&a), bits(&b));
+                }
+                let (mut c, mut d) = (x.clone(), x.clone());
+                plain.weighted_rows(&a, stride, matrix, &mut c);
+                fast.chunk_mix(&a, stride, &w, dim, &mut d);
+                prop_assert_eq!(bits(&c), bits(&d));
+            }
         }
     }
 

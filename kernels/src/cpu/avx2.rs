@@ -4,8 +4,8 @@
 mod packed;
 mod wire;
 
-use super::{Dtype, LANES, Lanes, Matrix, dense::Block, plain};
-pub(super) use packed::octet;
+use super::{Dtype, LANES, Lanes, Matrix, dense::Block, packed::Layout, plain, rounded::Filled};
+pub(super) use packed::wide;
 use std::arch::x86_64::*;
 pub(super) use wire::{choose, decode, encode, low_high};
 
@@ -110,7 +110,7 @@ unsafe fn outputs<S: Stored, const R: usize, const C: usize>(block: Block<'_>, a
 /// As for [`all`]; rows `r..r + R` and outputs `o..o + C` exist.
 #[inline(always)]
 unsafe fn tile<S: Stored, const R: usize, const C: usize>(block: Block<'_>, acc: &mut [Lanes], r: usize, o: usize) {
-    let Block { x, w, from, len } = block;
+    let Block { x, w, from, len, .. } = block;
     // SAFETY: loads read eight numbers at `k + 8 <= len` behind `from` of rows and outputs that exist.
     unsafe {
         let at = |i: usize, j: usize| (r + i) * w.rows + o + j;
@@ -347,6 +347,28 @@ unsafe fn mix<S: Stored, const R: usize, const C: usize>(
     }
 }
 
+/// See [`plain::widen`].
+pub(super) fn widen(w: Matrix<'_>, out: &mut [f32]) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn fast<S: Stored>(bytes: &[u8], out: &mut [f32]) {
+        for (bytes, out) in bytes.chunks_exact(LANES * S::BYTES).zip(out.as_chunks_mut::<LANES>().0) {
+            // SAFETY: eight numbers each.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), S::load(bytes.as_ptr())) };
+        }
+    }
+    if !w.cols.is_multiple_of(LANES) {
+        return plain::widen(w, out);
+    }
+    // SAFETY: as in `softmax`.
+    unsafe {
+        match w.dtype {
+            Dtype::F32 => fast::<F32>(w.bytes, out),
+            Dtype::F16 => fast::<F16>(w.bytes, out),
+            Dtype::Bf16 => fast::<Bf16>(w.bytes, out),
+        }
+    }
+}
+
 /// See [`plain::sum`].
 pub(super) fn sum(numbers: &[u64]) -> u64 {
     #[target_feature(enable = "avx2")]
@@ -368,13 +390,13 @@ pub(super) fn multiply_only(count: usize) -> f32 {
 }
 
 /// See [`super::rounded::round`].
-pub(super) fn round(x: &[f32], out: &mut [i8]) -> f32 {
+pub(super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn fast(x: &[f32], out: &mut [i8]) -> f32 {
-        plain::round(x, out)
+    unsafe fn fast(layout: Layout, x: &[f32], out: Filled<'_>) {
+        plain::round(layout, x, out);
     }
     // SAFETY: as in `softmax`.
-    unsafe { fast(x, out) }
+    unsafe { fast(layout, x, out) }
 }
 
 pub(super) fn softmax(x: &mut [f32]) {

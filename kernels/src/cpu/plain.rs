@@ -1,7 +1,7 @@
 //! The definition: what every fast version must give, to the bit.
 
-use super::{LANES, Lanes, Matrix, dense::Block};
-pub(super) use super::{quantised::octet, rounded::round};
+use super::{KEYS, LANES, Lanes, Matrix, dense::Block};
+pub(super) use super::{quantised::wide, rounded::round};
 pub(super) use crate::wire::{choose, decode, encode, low_high};
 
 /// Adds the lanes of a dot product: halves first, so that vector instructions can do it the same way.
@@ -14,7 +14,7 @@ pub fn reduce(lanes: [f32; LANES]) -> f32 {
 
 /// Goes on with the lanes of every row and output, over the block's columns. `acc` is `[row][output]`.
 pub(super) fn lanes(block: Block<'_>, acc: &mut [Lanes]) {
-    let Block { x, w, from, len } = block;
+    let Block { x, w, from, len, .. } = block;
     for (x, acc) in x.chunks_exact(w.cols).zip(acc.chunks_exact_mut(w.rows)) {
         for (o, lanes) in acc.iter_mut().enumerate() {
             for (k, x) in x[from..from + len].iter().enumerate() {
@@ -66,6 +66,36 @@ pub(super) fn weighted_rows(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [
             for (d, out) in out.iter_mut().enumerate() {
                 *out = p.mul_add(v.dtype.get(v.bytes, t * v.cols + d), *out);
             }
+        }
+    }
+}
+
+/// All numbers of a matrix, widened.
+pub(super) fn widen(w: Matrix<'_>, out: &mut [f32]) {
+    for (i, out) in out.iter_mut().enumerate().take(w.rows * w.cols) {
+        *out = w.dtype.get(w.bytes, i);
+    }
+}
+
+/// Lays sixteen keys of `dim` channels, one after the other, side by side: `[channel][key]`.
+pub(super) fn beside(keys: &[f32], dim: usize, out: &mut [f32]) {
+    for (key, numbers) in keys.chunks_exact(dim).enumerate() {
+        for (channel, number) in numbers.iter().enumerate() {
+            out[channel * KEYS + key] = *number;
+        }
+    }
+}
+
+/// [`scores`] times `scale`, of keys laid out by [`beside`]: `out[i * stride + t] = scale · (q[i] · key[t])`.
+pub(super) fn chunk_scores(q: &[&[f32]], dim: usize, keys: &[f32], scale: f32, stride: usize, out: &mut [f32]) {
+    for (q, out) in q.iter().zip(out.chunks_mut(stride)) {
+        for (t, out) in out.iter_mut().enumerate().take(keys.len() / dim) {
+            let mut lanes = [0.0; LANES];
+            for (k, q) in q.iter().enumerate() {
+                let lane = &mut lanes[k % LANES];
+                *lane = q.mul_add(keys[(t / KEYS * dim + k) * KEYS + t % KEYS], *lane);
+            }
+            *out = reduce(lanes) * scale;
         }
     }
 }

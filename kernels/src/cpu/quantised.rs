@@ -3,66 +3,77 @@
 use super::{
     Simd,
     dense::Outputs,
-    packed::{Layout, OCTET, Packed},
+    packed::{HALVES, Layout, Packed, WIDE},
     rounded::Rounded,
     team::Team,
 };
 use half::f16;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// Bytes of rounded rows that stay in a second-level cache while all outputs pass.
 const ROWS_BYTES: usize = 192 << 10;
-/// Columns that pass at a time: those of four rows and eight outputs fit a first-level cache together.
+/// Columns that pass at a time: those of four rows and sixteen outputs fit a first-level cache together.
 const DEPTH: usize = 1024;
 /// Parts for each thread, so that one that is held up does not hold up all.
 const PARTS_PER_THREAD: usize = 4;
 
-/// One number for each of eight outputs.
-pub(super) type Octet = [f32; OCTET];
+/// One number for each of sixteen outputs.
+pub(super) type Wide = [f32; WIDE];
 
 thread_local! {
     static ROUNDED: RefCell<Rounded> = RefCell::default();
-    static SUMS: RefCell<Vec<Octet>> = const { RefCell::new(Vec::new()) };
+    static SUMS: RefCell<Vec<Wide>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `out[r][o] = x[r] · w[o]`, the rows rounded first; shared among the team.
 pub(super) fn product(simd: Simd, team: &Team, x: &[f32], w: &Packed, out: &mut [f32]) {
     ROUNDED.with_borrow_mut(|rounded| {
-        rounded.fill(w.layout, w.cols, x, |x, q| simd.round(x, q));
-        let outputs = Outputs::new(out, rounded.rows(), w.rows);
-        let octets = w.rows.div_ceil(OCTET);
-        let share = octets.div_ceil(team.threads() * PARTS_PER_THREAD).max(1);
+        rounded.fill(simd, team, w.layout, w.cols, x);
+        let outputs = Outputs::new(out, rounded.rows, w.rows);
+        let panels = w.rows.div_ceil(WIDE);
+        let share = panels.div_ceil(team.threads() * PARTS_PER_THREAD).max(1);
         let rounded = &*rounded;
-        team.share(octets.div_ceil(share), |part| {
-            octets_of(simd, rounded, w, part * share..octets.min((part + 1) * share), &outputs);
+        team.share(panels.div_ceil(share), |part| {
+            let panels = part * share..panels.min((part + 1) * share);
+            if simd.has_tiles_for(rounded.rows) {
+                simd.tiles(rounded, w, panels, &outputs);
+            } else {
+                panels_of(simd, rounded, w, panels, &outputs);
+            }
         });
     });
 }
 
-fn octets_of(simd: Simd, x: &Rounded, w: &Packed, octets: std::ops::Range<usize>, out: &Outputs<'_>) {
-    let rows_at_once = (ROWS_BYTES / (2 * w.cols)).clamp(4, 256);
+fn panels_of(simd: Simd, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
+    let rows_at_once = (ROWS_BYTES / w.cols).clamp(4, 256);
+    let blocks = w.cols / w.layout.numbers;
+    let at_once = DEPTH / w.layout.numbers;
     SUMS.with_borrow_mut(|sums| {
-        for first in (0..x.rows()).step_by(rows_at_once) {
-            let rows = first..x.rows().min(first + rows_at_once);
-            for octet in octets.clone() {
+        for first in (0..x.rows).step_by(rows_at_once) {
+            let rows = first..x.rows.min(first + rows_at_once);
+            for panel in panels.clone() {
                 sums.clear();
-                sums.resize(rows.len(), [0.0; OCTET]);
-                let blocks = w.cols / w.layout.numbers();
-                let at_once = DEPTH / w.layout.numbers();
+                sums.resize(rows.len(), [0.0; WIDE]);
                 for from in (0..blocks).step_by(at_once) {
-                    simd.octet(w, octet, x, Part { first: rows.start, from, to: blocks.min(from + at_once) }, sums);
+                    simd.wide(w, panel, x, Part { first: rows.start, from, to: blocks.min(from + at_once) }, sums);
                 }
-                let width = OCTET.min(w.rows - octet * OCTET);
-                for (row, sums) in rows.clone().zip(sums.iter()) {
-                    // SAFETY: every part has octets of its own.
-                    #[allow(unsafe_code)]
-                    unsafe {
-                        out.put(row, octet * OCTET, &sums[..width]);
-                    }
-                }
+                put(w, panel, rows.start, sums, out);
             }
         }
     });
+}
+
+/// Writes a panel's sums of the rows from `first` on.
+pub(super) fn put(w: &Packed, panel: usize, first: usize, sums: &[Wide], out: &Outputs<'_>) {
+    let width = WIDE.min(w.rows - panel * WIDE);
+    for (row, sums) in (first..).zip(sums) {
+        // SAFETY: every part of `product` has panels of its own.
+        #[allow(unsafe_code)]
+        unsafe {
+            out.put(row, panel * WIDE, &sums[..width]);
+        }
+    }
 }
 
 /// Which rows and columns are multiplied.
@@ -76,15 +87,16 @@ pub(super) struct Part {
     pub to: usize,
 }
 
-/// The definition: goes on with eight outputs of some rows. Whole numbers within a block, then one fused multiply-add
+/// The definition: goes on with sixteen outputs of some rows. Whole numbers within a block, then one fused multiply-add
 /// a block for scales and one for least values, in the order of blocks.
-pub(super) fn octet(w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut [Octet]) {
+pub(super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
     let layout = w.layout;
-    let (numbers, per_row) = (layout.numbers(), w.cols / layout.numbers());
+    let (numbers, per_row) = (layout.numbers, w.cols / layout.numbers);
+    let blocks = w.panel(panel, part.from, part.to);
     for (row, out) in (part.first..).zip(out) {
-        for (b, block) in w.octet(octet).chunks_exact(layout.block()).enumerate().take(part.to).skip(part.from) {
+        for (b, block) in (part.from..).zip(blocks.chunks_exact(layout.block())) {
             let q = &x.bytes[row * w.cols + b * numbers..][..numbers];
-            let parts = numbers / layout.part();
+            let parts = layout.parts();
             let sums = &x.sums[(row * per_row + b) * parts..][..parts];
             let scale = x.scales[row * per_row + b];
             for (j, out) in out.iter_mut().enumerate() {
@@ -96,60 +108,33 @@ pub(super) fn octet(w: &Packed, octet: usize, x: &Rounded, part: Part, out: &mut
 
 fn add_block(layout: Layout, block: &[u8], j: usize, x: &[i8], sums: &[i16], scale: f32, acc: f32) -> f32 {
     let half = |at: usize| f16::from_le_bytes([block[at + 2 * j], block[at + 2 * j + 1]]).to_f32();
-    let parts = sums.len();
+    let quants = &block[layout.header()..];
     let whole = |part: usize| -> i32 {
-        let columns = part * layout.part()..(part + 1) * layout.part();
-        columns.map(|k| quant(layout, block, j, k) * i32::from(x[k])).sum()
-    };
-    let sum_of_parts = |worth: &dyn Fn(usize) -> i32, of: &dyn Fn(usize) -> i32| -> f32 {
-        (0..parts).map(|p| worth(p) * of(p)).sum::<i32>() as f32
+        let quant = |k| i32::from(layout.get(quants, j, k)) - i32::from(layout.shift);
+        (part * layout.part..(part + 1) * layout.part).map(|k| quant(k) * i32::from(x[k])).sum()
     };
     let sum = |p: usize| i32::from(sums[p]);
-    match layout {
-        Layout::Four => ((whole(0) - 8 * sum(0)) as f32).mul_add(half(0) * scale, acc),
-        Layout::Eight { least } => {
-            let acc = (whole(0) as f32).mul_add(half(0) * scale, acc);
-            if least { (sum(0) as f32).mul_add(half(16) * scale, acc) } else { acc }
-        }
-        Layout::EightParts { .. } | Layout::FourParts => {
-            let part_scale = |p: usize| i32::from(block[32 + p * OCTET + j] as i8);
-            let acc = sum_of_parts(&part_scale, &whole).mul_add(half(0) * scale, acc);
-            if layout == (Layout::EightParts { least: false }) {
-                return acc;
-            }
-            let least = |p: usize| i32::from(block[32 + parts * OCTET + p / 2 * 16 + 2 * j + p % 2]);
-            (-sum_of_parts(&least, &sum)).mul_add(half(16) * scale, acc)
-        }
+    if !layout.is_large() {
+        let acc = (whole(0) as f32).mul_add(half(0) * scale, acc);
+        return if layout.least { (sum(0) as f32).mul_add(half(HALVES) * scale, acc) } else { acc };
     }
-}
-
-fn quant(layout: Layout, block: &[u8], j: usize, k: usize) -> i32 {
-    let (at, upper) = layout.place(j, k);
-    let byte = block[layout.header() + at];
-    match (layout.is_four(), upper) {
-        (true, true) => i32::from(byte >> 4),
-        (true, false) => i32::from(byte & 15),
-        (false, _) => i32::from(byte as i8),
+    let part_scale = |p: usize| i32::from(block[layout.part_scales() + p * WIDE + j] as i8);
+    let all = (0..layout.parts()).map(|p| part_scale(p) * whole(p)).sum::<i32>();
+    let acc = (all as f32).mul_add(half(0) * scale, acc);
+    if !layout.least {
+        return acc;
     }
+    let least = |p: usize| i32::from(block[layout.part_least() + p / 2 * HALVES + 2 * j + p % 2]);
+    let below = (0..layout.parts()).map(|p| least(p) * sum(p)).sum::<i32>();
+    (-(below as f32)).mul_add(half(HALVES) * scale, acc)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Cpu;
+    use super::super::{Cpu, rounded::Filled};
     use super::*;
     use crate::quant::{Blocks, QuantType};
     use proptest::prelude::*;
-
-    /// Where a block's numbers of half precision lie.
-    fn halves(kind: QuantType) -> &'static [usize] {
-        match kind {
-            QuantType::Q4_0 | QuantType::Q5_0 | QuantType::Q8_0 => &[0],
-            QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q4K | QuantType::Q5K => &[0, 2],
-            QuantType::Q2K => &[80, 82],
-            QuantType::Q3K => &[108],
-            QuantType::Q6K => &[208],
-        }
-    }
 
     struct Draw(u64);
 
@@ -167,7 +152,7 @@ mod tests {
         fn blocks(&mut self, kind: QuantType, count: usize) -> Vec<u8> {
             let mut bytes: Vec<u8> = (0..count * kind.bytes()).map(|_| self.next() as u8).collect();
             for block in bytes.chunks_exact_mut(kind.bytes()) {
-                for at in halves(kind) {
+                for at in kind.scales() {
                     block[*at..at + 2].copy_from_slice(&f16::from_f32(self.number()).to_le_bytes());
                 }
             }
@@ -181,24 +166,29 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// The fast version gives the definition's bits, whatever the threads and however many rows come together; and
-        /// both are what multiplying widened numbers gives, but for the rows' rounding.
+        /// Every fast version gives the definition's bits, whatever the threads and however many rows come together; and
+        /// all are what multiplying widened numbers gives, but for the rows' rounding.
         #[test]
-        fn packed_products_are_products(rows in 1usize..8, outs in 1usize..20, blocks in 1usize..4, seed in any::<u64>()) {
-            let (plain, fast) = (Cpu::new(Simd::Plain, 1).unwrap(), Cpu::new(Simd::detect(), 2).unwrap());
+        fn packed_products_are_products(rows in 1usize..40, outs in 1usize..40, blocks in 1usize..4, seed in any::<u64>()) {
+            let plain = Cpu::new(Simd::Plain, 1).unwrap();
             for kind in QuantType::ALL {
                 let mut draw = Draw(seed);
                 let cols = blocks * kind.numbers();
                 let bytes = draw.blocks(kind, outs * blocks);
                 let stored = Blocks::new(&bytes, kind, outs, cols);
                 let x: Vec<f32> = (0..rows * cols).map(|_| draw.number()).collect();
-                let (mut a, mut b) = (vec![0.0; rows * outs], vec![0.0; rows * outs]);
+                let mut a = vec![0.0; rows * outs];
                 plain.quantised(&x, &plain.pack(stored), &mut a);
-                fast.quantised(&x, &fast.pack(stored), &mut b);
-                prop_assert_eq!(bits(&a), bits(&b), "{:?}", kind);
-                let mut alone = vec![0.0; outs];
-                fast.quantised(&x[(rows - 1) * cols..], &fast.pack(stored), &mut alone);
-                prop_assert_eq!(bits(&a[(rows - 1) * outs..]), bits(&alone));
+                for simd in Simd::all() {
+                    let fast = Cpu::new(simd, 2).unwrap();
+                    let packed = fast.pack(stored);
+                    let mut b = vec![0.0; rows * outs];
+                    fast.quantised(&x, &packed, &mut b);
+                    prop_assert_eq!(bits(&a), bits(&b), "{:?} {:?}", kind, simd);
+                    let mut alone = vec![0.0; outs];
+                    fast.quantised(&x[(rows - 1) * cols..], &packed, &mut alone);
+                    prop_assert_eq!(bits(&a[(rows - 1) * outs..]), bits(&alone), "{:?} {:?}", kind, simd);
+                }
                 let mut row = vec![0.0; cols];
                 for o in 0..outs {
                     stored.widen_row(o, &mut row);
@@ -214,12 +204,47 @@ mod tests {
         }
     }
 
+    /// More columns, rows and panels than any version takes at a time.
     #[test]
-    fn what_is_not_a_number_stays_harmless() {
-        let mut q = [1; 32];
-        let x = [f32::NAN, f32::INFINITY, 1.0, -1.0];
-        assert_eq!(super::super::rounded::round(&x, &mut q[..4]), f32::INFINITY);
-        assert_eq!(q[..4], [0; 4]);
-        assert_eq!((super::super::rounded::round(&[0.0; 32], &mut q), q), (0.0, [0; 32]));
+    fn large_products_are_the_same_everywhere() {
+        for (kind, rows, outs, cols) in [(QuantType::Q8_0, 530, 9 * 16 + 3, 64), (QuantType::Q6K, 33, 17, 2048 + 512)] {
+            let mut draw = Draw(7);
+            let bytes = draw.blocks(kind, outs * cols / kind.numbers());
+            let stored = Blocks::new(&bytes, kind, outs, cols);
+            let x: Vec<f32> = (0..rows * cols).map(|_| draw.number()).collect();
+            let results = Simd::all().into_iter().map(|simd| {
+                let cpu = Cpu::new(simd, 1).unwrap();
+                let mut out = vec![0.0; rows * outs];
+                cpu.quantised(&x, &cpu.pack(stored), &mut out);
+                bits(&out)
+            });
+            let results: Vec<Vec<u32>> = results.collect();
+            assert!(results.iter().all(|r| *r == results[0]), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn every_version_rounds_alike_and_what_is_not_a_number_stays_harmless() {
+        let mut draw = Draw(3);
+        let mut x: Vec<f32> = (0..512).map(|_| draw.number()).collect();
+        (x[0], x[40], x[41], x[70]) = (f32::NAN, f32::INFINITY, -1.0, f32::NEG_INFINITY);
+        // Halves between whole steps, numbers next to zero, and nothing.
+        x[96..128].iter_mut().enumerate().for_each(|(i, x)| *x = (127.0 - 0.5 * i as f32) / 8.0);
+        x[128..160].iter_mut().for_each(|x| *x *= 1e-40);
+        x[160..192].fill(0.0);
+        for kind in QuantType::ALL {
+            let layout = Layout::of(kind);
+            let round = |simd: Simd| {
+                let (mut bytes, mut scales, mut sums, mut shifts) = (vec![1; 512], [1.0; 16], [1; 32], [1; 32]);
+                let (scales, sums, shifts) = (&mut scales[..], &mut sums[..], &mut shifts[..]);
+                simd.round(layout, &x, Filled { bytes: &mut bytes, scales, sums, shifts });
+                (bytes, bits(scales), sums.to_vec(), shifts.to_vec())
+            };
+            let plain = round(Simd::Plain);
+            assert!(plain.0.iter().all(|q| *q > -128) && plain.0[0] == 0 && plain.0[40] == 0);
+            for simd in Simd::all() {
+                assert_eq!(round(simd), plain, "{kind:?} {simd:?}");
+            }
+        }
     }
 }

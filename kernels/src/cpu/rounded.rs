@@ -3,49 +3,102 @@
 //! Each block of a row has a scale of its own, so a row's rounding knows nothing of its neighbours. Sums of products
 //! are then whole numbers, exact in any order.
 
-use super::packed::Layout;
+use super::{
+    SHARE_FROM, Simd,
+    dense::Cut,
+    packed::{Layout, Packed},
+    team::Team,
+};
+
+/// Rows that tiles take at a time: memory is there for whole tiles of them, what lies past the last row means nothing.
+pub(super) const TILE_ROWS: usize = 16;
 
 /// Rows of rounded numbers, memory kept from step to step.
 #[derive(Default)]
 pub(super) struct Rounded {
+    pub rows: usize,
     pub cols: usize,
-    /// Numbers as bytes, for weights of four bits.
     pub bytes: Vec<i8>,
-    /// Numbers as 16 bits, for weights of eight.
-    pub words: Vec<i16>,
     /// Of each block, what one is worth.
     pub scales: Vec<f32>,
     /// Of each part, the sum of its numbers: at most 32 · 127.
     pub sums: Vec<i16>,
+    /// Of each part, what the weights' shift adds to its products, negative.
+    pub shifts: Vec<i32>,
+}
+
+/// Some rows of [`Rounded`], to be filled.
+pub(super) struct Filled<'a> {
+    pub bytes: &'a mut [i8],
+    pub scales: &'a mut [f32],
+    pub sums: &'a mut [i16],
+    pub shifts: &'a mut [i32],
 }
 
 impl Rounded {
     /// Rounds rows of `cols` numbers for products with `layout`.
-    pub fn fill(&mut self, layout: Layout, cols: usize, x: &[f32], round: impl Fn(&[f32], &mut [i8]) -> f32) {
-        let (numbers, part) = (layout.numbers(), layout.part());
-        self.cols = cols;
-        self.bytes.resize(x.len(), 0);
-        self.scales.clear();
-        self.sums.clear();
-        for (x, q) in x.chunks_exact(numbers).zip(self.bytes.chunks_exact_mut(numbers)) {
-            self.scales.push(round(x, q));
-        }
-        self.sums.extend(self.bytes.chunks_exact(part).map(|q| q.iter().map(|q| i16::from(*q)).sum::<i16>()));
-        if !layout.is_four() {
-            self.words.clear();
-            self.words.extend(self.bytes.iter().map(|q| i16::from(*q)));
-        }
+    pub fn fill(&mut self, simd: Simd, team: &Team, layout: Layout, cols: usize, x: &[f32]) {
+        (self.rows, self.cols) = (x.len() / cols, cols);
+        let (blocks, parts) = (cols / layout.numbers, cols / layout.part);
+        let room = self.rows.next_multiple_of(TILE_ROWS);
+        self.bytes.resize(room * cols, 0);
+        self.scales.resize(room * blocks, 0.0);
+        self.sums.resize(room * parts, 0);
+        self.shifts.resize(room * parts, 0);
+        let each = if x.len() < SHARE_FROM { self.rows } else { TILE_ROWS };
+        let bytes = Cut::new(&mut self.bytes, each * cols);
+        let scales = Cut::new(&mut self.scales, each * blocks);
+        let (sums, shifts) = (Cut::new(&mut self.sums, each * parts), Cut::new(&mut self.shifts, each * parts));
+        team.share(self.rows.div_ceil(each), |i| {
+            // SAFETY: each part is handed out once.
+            #[allow(unsafe_code)]
+            let filled = unsafe {
+                Filled { bytes: bytes.part(i), scales: scales.part(i), sums: sums.part(i), shifts: shifts.part(i) }
+            };
+            let from = i * each * cols;
+            simd.round(layout, &x[from..x.len().min(from + each * cols)], filled);
+        });
     }
 
-    /// Rows.
-    pub fn rows(&self) -> usize {
-        self.bytes.len() / self.cols.max(1)
+    /// Whether it holds all that products with `w` read: what fast versions rely on.
+    pub fn fits(&self, w: &Packed) -> bool {
+        let (room, parts) = (self.rows.next_multiple_of(TILE_ROWS), w.cols / w.layout.part);
+        self.cols == w.cols
+            && self.bytes.len() == room * w.cols
+            && self.scales.len() == room * w.blocks()
+            && [self.sums.len(), self.shifts.len()] == [room * parts; 2]
+    }
+}
+
+impl Filled<'_> {
+    /// Whether there is room for all that rounding `x` gives.
+    pub fn fits(&self, layout: Layout, x: &[f32]) -> bool {
+        let parts = x.len() / layout.part;
+        x.len().is_multiple_of(layout.numbers)
+            && self.bytes.len() >= x.len()
+            && self.scales.len() >= x.len() / layout.numbers
+            && self.sums.len() >= parts
+            && self.shifts.len() >= parts
+    }
+}
+
+/// The definition: rounds whole blocks, and adds up their parts.
+#[inline(always)]
+pub(super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
+    let Filled { bytes, scales, sums, shifts } = out;
+    for ((x, q), scale) in x.chunks_exact(layout.numbers).zip(bytes.chunks_exact_mut(layout.numbers)).zip(scales) {
+        *scale = round_block(x, q);
+    }
+    let parts = bytes.chunks_exact(layout.part).take(x.len() / layout.part);
+    for ((q, sum), shift) in parts.zip(sums).zip(shifts) {
+        *sum = q.iter().map(|q| i16::from(*q)).sum();
+        *shift = -i32::from(layout.shift) * i32::from(*sum);
     }
 }
 
 /// Rounds a block to the nearest of 255 steps and returns the step.
 #[inline(always)]
-pub(super) fn round(x: &[f32], out: &mut [i8]) -> f32 {
+pub(super) fn round_block(x: &[f32], out: &mut [i8]) -> f32 {
     let mut tops = [0.0f32; super::LANES];
     for x in x.chunks(super::LANES) {
         for (top, x) in tops.iter_mut().zip(x) {
@@ -53,11 +106,10 @@ pub(super) fn round(x: &[f32], out: &mut [i8]) -> f32 {
         }
     }
     let top = tops.into_iter().fold(0.0, f32::max);
-    let step = top / 127.0;
     let steps = if top > 0.0 { 127.0 / top } else { 0.0 };
     for (out, x) in out.iter_mut().zip(x) {
-        // What is not a number becomes 0, infinities the ends: `as` saturates.
-        *out = (x * steps).round_ties_even() as i8;
+        // What is not a number becomes 0. Steps of numbers next to zero are infinite: those become the ends.
+        *out = (x * steps).clamp(-127.0, 127.0).round_ties_even() as i8;
     }
-    step
+    top / 127.0
 }

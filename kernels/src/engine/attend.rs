@@ -1,11 +1,13 @@
 //! Attention over pages: what a model's layers see of the engine.
 
+mod chunk;
+
 use super::{
     Shards, Slice, StageKey,
     tap::{Step, Stored},
 };
 use crate::{
-    cpu::Cpu,
+    cpu::{Cpu, Outputs},
     pages::{Layout, PagePool, SequenceKv, Side},
     ranks::Gather,
     tanh,
@@ -41,10 +43,17 @@ pub(crate) struct Attend<'a> {
     pub(super) tap: Option<&'a mut dyn Stored>,
 }
 
-/// A row of the batch: whose it is, and which tokens it looks at.
-struct Row<'a> {
+/// Rows of a prompt that are worked on together.
+const CHUNK: usize = 128;
+/// Rows of a prompt from which that is faster.
+const CHUNK_FROM: usize = 8;
+
+/// Consecutive rows of a sequence: whose they are, the first one's place in the batch and position.
+struct Run<'a> {
     kv: &'a SequenceKv,
-    tokens: Range<usize>,
+    row: usize,
+    start: usize,
+    len: usize,
 }
 
 impl<'a> Attend<'a> {
@@ -74,15 +83,27 @@ impl<'a> Attend<'a> {
         let Layout { heads: kv_heads, dim, .. } = self.layout;
         self.store(layer, k, v);
         self.tap(layer);
-        let rows = self.rows(look.window);
         let pool = &*self.pool;
         let part = self.group * dim;
-        let work: usize = rows.iter().map(|r| r.tokens.len() * kv_heads * part * 2).sum();
-        cpu.for_each_part(out, part, work, |i, out| {
-            let (row, head) = (i / kv_heads, i % kv_heads);
-            let Row { kv, tokens } = &rows[row];
-            let q = &q[(row * kv_heads + head) * part..][..part];
-            mix(cpu, kv, pool, Place { layer, head, tokens: tokens.clone() }, q, look, out);
+        let (runs, work) = self.runs(cpu.has_chunks(dim), look.window);
+        let out = Outputs::new(out, self.positions.len(), kv_heads * part);
+        cpu.share(runs.len() * kv_heads, work * kv_heads * part * 2, |i| {
+            let (run, head) = (&runs[i / kv_heads], i % kv_heads);
+            let at = Place { layer, head, start: run.start, window: look.window };
+            if run.len > 1 {
+                let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, group: self.group };
+                return chunk::attend(cpu, run.kv, pool, at, rows, look);
+            }
+            let q = &q[(run.row * kv_heads + head) * part..][..part];
+            MIXED.with_borrow_mut(|mixed| {
+                mixed.resize(part, 0.0);
+                mix(cpu, run.kv, pool, at, q, look, mixed);
+                // SAFETY: every row and head is in one run, and each run is handed out once for each head.
+                #[allow(unsafe_code)]
+                unsafe {
+                    out.put(run.row, head * part, mixed);
+                }
+            });
         });
     }
 
@@ -110,15 +131,22 @@ impl<'a> Attend<'a> {
         }
     }
 
-    fn rows(&self, window: Option<usize>) -> Vec<Row<'_>> {
-        let seen = |end: usize| window.map_or(0, |w| end.saturating_sub(w))..end;
-        let mut rows = Vec::with_capacity(self.positions.len());
+    /// Rows of the batch, those of prompts together if they may be, and tokens they look at in all.
+    fn runs(&self, together: bool, window: Option<usize>) -> (Vec<Run<'_>>, usize) {
+        let (mut runs, mut row, mut work) = (Vec::with_capacity(self.batch.len()), 0, 0);
         for slice in self.batch {
             // `Engine::check` has seen every sequence of the batch.
             let Some(kv) = self.kv(slice) else { continue };
-            rows.extend((slice.start..slice.start + slice.len).map(|p| Row { kv, tokens: seen(p as usize + 1) }));
+            let (start, len) = (slice.start as usize, slice.len as usize);
+            let each = if together && len >= CHUNK_FROM { CHUNK } else { 1 };
+            for from in (0..len).step_by(each) {
+                let len = each.min(len - from);
+                work += len * (start + from + len).min(window.unwrap_or(usize::MAX));
+                runs.push(Run { kv, row: row + from, start: start + from, len });
+            }
+            row += len;
         }
-        rows
+        (runs, work)
     }
 
     fn kv(&self, slice: &Slice) -> Option<&'a SequenceKv> {
@@ -126,26 +154,51 @@ impl<'a> Attend<'a> {
     }
 }
 
-/// Where attention looks.
+/// Where attention looks from.
+#[derive(Clone, Copy)]
 struct Place {
     layer: usize,
     head: usize,
-    tokens: Range<usize>,
+    /// Position of the first row.
+    start: usize,
+    window: Option<usize>,
+}
+
+impl Place {
+    /// Tokens that row number `row` sees.
+    fn tokens(self, row: usize) -> Range<usize> {
+        let end = self.start + row + 1;
+        self.window.map_or(0, |w| end.saturating_sub(w))..end
+    }
+}
+
+/// Rows of queries `[row][kv_head][head of the group][channel]`, and where what they mix goes in the same order.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    q: &'a [f32],
+    out: &'a Outputs<'a>,
+    first: usize,
+    len: usize,
+    kv_heads: usize,
+    group: usize,
 }
 
 thread_local! {
     /// Scores of one row's query heads, kept from step to step.
     static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// What they mix.
+    static MIXED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Attention of the query heads that share one KV head, for one row. Scores, sums and mixing run in token order.
+/// Attention of the query heads that share one KV head, for the first row. Scores, sums and mixing run in token order.
 fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: Look, out: &mut [f32]) {
     let group = q.len() / kv.layout().dim;
-    let context = at.tokens.len();
+    let tokens = at.tokens(0);
+    let context = tokens.len();
     SCORES.with_borrow_mut(|scores| {
         scores.resize(group * context, 0.0);
         let mut done = 0;
-        for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, at.tokens.clone()) {
+        for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, tokens.clone()) {
             cpu.scores(q, keys, context, &mut scores[done..]);
             done += keys.rows();
         }
@@ -156,7 +209,7 @@ fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: 
         scores.chunks_exact_mut(context).for_each(|p| cpu.softmax(p));
         out.fill(0.0);
         let mut from = 0;
-        for values in kv.blocks(pool, at.layer, Side::Values, at.head, at.tokens.clone()) {
+        for values in kv.blocks(pool, at.layer, Side::Values, at.head, tokens.clone()) {
             cpu.weighted_rows(&scores[from..], context, values, out);
             from += values.rows();
         }

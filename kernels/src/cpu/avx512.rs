@@ -1,0 +1,60 @@
+//! AVX-512: two eight-lane sums, or sixteen outputs, to a register; each sum in the order `plain` defines.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `chunk.rs` | attention of many rows of a prompt |
+//! | `dense.rs` | dense products of several rows |
+//! | `exp.rs` | softmax and gates |
+//! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
+//! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
+//! | `rounded.rs` | rounding rows to 8 bits |
+#![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
+
+pub(super) mod chunk;
+mod dense;
+mod exp;
+mod packed;
+mod rounded;
+pub(super) mod tiles;
+
+pub(super) use super::avx2::{choose, decode, encode, low_high, reduce_all, scores, weighted_rows, widen};
+use super::plain;
+pub(super) use dense::lanes;
+pub(super) use exp::{silu_mul, softmax};
+pub(super) use packed::wide;
+pub(super) use rounded::round;
+use std::arch::x86_64::*;
+
+pub(super) fn is_available() -> bool {
+    super::avx2::is_available()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// See [`plain::sum`].
+pub(super) fn sum(numbers: &[u64]) -> u64 {
+    #[target_feature(enable = "avx512f")]
+    unsafe fn fast(numbers: &[u64]) -> u64 {
+        plain::sum(numbers)
+    }
+    // SAFETY: `Simd::detect` chose this file only after `is_available`. The code is plain Rust, compiled for AVX-512.
+    unsafe { fast(numbers) }
+}
+
+/// `count` multiply-adds in chains enough to keep every unit busy.
+pub(super) fn multiply_only(count: usize) -> f32 {
+    #[target_feature(enable = "avx512f")]
+    fn fast(count: usize) -> f32 {
+        let (factor, more) = (_mm512_set1_ps(0.999), _mm512_set1_ps(0.001));
+        let mut chains = [_mm512_set1_ps(1.0); 12];
+        for _ in 0..count / (12 * 16) {
+            chains = chains.map(|chain| _mm512_fmadd_ps(chain, factor, more));
+        }
+        chains.into_iter().map(|chain| _mm512_reduce_add_ps(chain)).sum()
+    }
+    // SAFETY: as in `sum`.
+    unsafe { fast(count) }
+}
