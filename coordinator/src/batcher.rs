@@ -35,6 +35,9 @@ use tsnode_protocol::{
     stream::End,
 };
 
+/// How long pages wait for KV from elsewhere, unless told otherwise.
+pub const KV_PATIENCE: Duration = Duration::from_secs(15);
+
 /// How a group batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatcherConfig {
@@ -66,7 +69,7 @@ impl Default for BatcherConfig {
             max_running: 256,
             max_waiting: 1024,
             admission_patience: Duration::from_secs(30),
-            kv_patience: Duration::from_secs(15),
+            kv_patience: KV_PATIENCE,
             growth: 256,
             max_kept: 64,
             guesses: Guesses::default(),

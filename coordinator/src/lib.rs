@@ -27,5 +27,6 @@ pub mod speeds;
 pub mod spot;
 pub mod time;
 pub mod trust;
+pub mod urgency;
 
 pub use time::Time;

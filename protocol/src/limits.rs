@@ -6,9 +6,9 @@ pub const GOSSIP_BYTES: usize = 256 * 1024;
 pub const FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// One KV tile with its header (bytes).
 pub const TILE_BYTES: usize = 16 * 1024 * 1024;
-/// KV payload that a stage may send before the receiver has unpacked any of it (bytes): a second at 64 Mbit/s, and what a link of
-/// 1 Gbit/s holds in 64 ms.
-pub const KV_CREDIT: u64 = 8 * 1024 * 1024;
+/// KV payload that a stage may send before the receiver has unpacked any of it (bytes): what a link of 1 Gbit/s holds in
+/// 128 ms.
+pub const KV_CREDIT: u64 = 16 * 1024 * 1024;
 /// The activations of one step between two stages (bytes): 2,048 rows of 16,384 f32 values.
 pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
 /// A tokenizer or configuration file sent to a gateway without the model (bytes).

@@ -11,11 +11,12 @@ pub(super) use packer::Taps;
 
 use super::stage::{Admission, Beside, Side, StageContext};
 use crate::links::LinkError;
+use bytes::Bytes;
 use packer::{Packer, Tile, Wanted};
 use parcel::Parcel;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tsnode_kernels::engine::Engine;
+use tsnode_kernels::{engine::Engine, wire::tile_bytes};
 use tsnode_protocol::{
     LayerRange, PeerId, RequestId,
     kv::{KvHeader, KvPace},
@@ -151,7 +152,10 @@ impl Export {
             let layers = target.layers.intersection(self.context.layers);
             if !layers.is_empty() {
                 let header = KvHeader { request, model, dtype, codec, layers, tokens };
-                parcels.push(Parcel::open(&self.context, target, header).await?);
+                let (heads, dim) = (self.wanted.heads as usize, self.context.shape.head_dim as usize);
+                let layer = tile_bytes(codec, dtype, tokens as usize, heads, dim) as u64;
+                let left = layer * u64::from(layers.len());
+                parcels.push(Parcel::open(&self.context, target, header, left).await?);
             }
         }
         Ok(parcels)
@@ -168,11 +172,11 @@ impl Export {
     async fn send(&self, mut tile: Tile, parcels: &mut [Parcel]) -> Result<(), ExportError> {
         let links = &self.context.links;
         if links.falsifies_tile() {
-            tile.payload.iter_mut().for_each(|byte| *byte = byte.rotate_left(3));
+            tile.payload = tile.payload.iter().map(|byte| byte.rotate_left(3)).collect();
         }
         let spoilt = links.spoils_tile().then(|| spoil(&tile.payload));
         for parcel in parcels.iter_mut().filter(|p| p.layers.contains(tile.header.layer)) {
-            parcel.tile(&tile, spoilt.as_deref()).await?;
+            parcel.tile(&tile, spoilt.clone()).await?;
         }
         Ok(())
     }
@@ -191,10 +195,10 @@ impl Export {
 }
 
 /// With one bit flipped.
-fn spoil(payload: &[u8]) -> Vec<u8> {
+fn spoil(payload: &[u8]) -> Bytes {
     let mut spoilt = payload.to_vec();
     if let Some(byte) = spoilt.get_mut(payload.len() / 2) {
         *byte ^= 1;
     }
-    spoilt
+    spoilt.into()
 }

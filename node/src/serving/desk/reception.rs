@@ -68,6 +68,8 @@ pub(super) struct Reception<'a> {
     tokens: BTreeMap<u32, u32>,
     /// Of `bytes`, those that the sender has its credit back for.
     credited: u64,
+    /// A tile's memory, used again for the next.
+    payload: Vec<u8>,
     began: Instant,
     unpack: Duration,
     last_unpack: Duration,
@@ -85,6 +87,7 @@ impl<'a> Reception<'a> {
             bytes: 0,
             tokens: header.layers.iter().map(|layer| (layer, 0)).collect(),
             credited: 0,
+            payload: Vec::new(),
             began: Instant::now(),
             unpack: Duration::ZERO,
             last_unpack: Duration::ZERO,
@@ -112,7 +115,10 @@ impl<'a> Reception<'a> {
         if owed > 0 && owed + u64::from(tile.bytes) > limits::KV_CREDIT {
             return Err(ReceiveError::Credit { owed: owed + u64::from(tile.bytes) });
         }
-        let payload = self.stream.recv_bytes(limits::TILE_BYTES).await?.ok_or(ReceiveError::Cut)?;
+        let mut payload = std::mem::take(&mut self.payload);
+        if !self.stream.recv_payload(limits::TILE_BYTES, &mut payload).await? {
+            return Err(ReceiveError::Cut);
+        }
         if payload.len() != tile.bytes as usize {
             return Err(ReceiveError::Stray);
         }
@@ -120,7 +126,7 @@ impl<'a> Reception<'a> {
         self.tiles += 1;
         self.bytes += payload.len() as u64;
         let began = Instant::now();
-        unpack(self.expected, self.header, tile, payload).await?;
+        self.payload = unpack(self.expected, self.header, tile, payload).await?;
         self.last_unpack = began.elapsed();
         self.unpack += self.last_unpack;
         if self.bytes - self.credited >= CREDIT_PIECE {
@@ -194,9 +200,9 @@ async fn unpack(
     header: &KvHeader,
     tile: TileHeader,
     payload: Vec<u8>,
-) -> Result<(), ReceiveError> {
+) -> Result<Vec<u8>, ReceiveError> {
     let (key, request, packing) = (expected.stage.key, expected.request, header.codec);
-    let job = move |engine: &mut Engine| engine.import(key, request, &tile, packing, &payload);
+    let job = move |engine: &mut Engine| engine.import(key, request, &tile, packing, &payload).map(|()| payload);
     let done = expected.stage.compute.call(job).await.map_err(|e| ReceiveError::Unpack(e.to_string()))?;
     done.map_err(|e| ReceiveError::Unpack(e.to_string()))
 }

@@ -1,5 +1,6 @@
 //! Packs a sequence's KV into tiles, on the compute thread: in the middle of a step, or between steps what was left then.
 
+use bytes::Bytes;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ const PIECE: u32 = 512;
 /// A packed tile on its way to the network.
 pub(super) struct Tile {
     pub header: TileHeader,
-    pub payload: Vec<u8>,
+    pub payload: Bytes,
 }
 
 /// What is to be packed.
@@ -119,7 +120,7 @@ impl Progress {
             self.spent += took;
             self.late += if late { took } else { Duration::ZERO };
             self.next[place] = end;
-            room.send(Tile { header, payload });
+            room.send(Tile { header, payload: payload.into() });
         }
         Ok(())
     }

@@ -3,8 +3,10 @@
 use super::{ExportError, packer::Tile};
 use crate::links::{FrameReceiver, FrameSender, LinkError, Stream};
 use crate::serving::stage::StageContext;
-use std::time::Duration;
+use bytes::Bytes;
+use std::time::{Duration, Instant};
 use tokio::time::timeout;
+use tsnode_coordinator::{batcher::KV_PATIENCE, urgency};
 use tsnode_protocol::{
     LayerRange, Manifest, PeerId,
     checksum::Checksum,
@@ -28,20 +30,39 @@ pub(super) struct Parcel {
     bytes: u64,
     /// Sent, and not known to be unpacked.
     owed: u64,
+    /// Not sent yet, as far as is foreseen.
+    left: u64,
+    opened: Instant,
     checksum: Checksum,
 }
 
 impl Parcel {
-    /// Opens the stream; the header says what will come.
-    pub async fn open(context: &StageContext, target: &KvTarget, header: KvHeader) -> Result<Self, ExportError> {
+    /// Opens the stream; the header says what will come, which is so many bytes.
+    pub async fn open(
+        context: &StageContext,
+        target: &KvTarget,
+        header: KvHeader,
+        left: u64,
+    ) -> Result<Self, ExportError> {
         let opened = context.links.open(target.peer, &target.addresses, &Opening::Kv(header)).await;
         let Stream { sender, receiver } = opened.map_err(|e| ExportError::Link(target.peer, e))?;
         let (target, layers, checksum) = (target.peer, header.layers, Checksum::default());
-        Ok(Self { target, layers, sender, receiver, tiles: 0, bytes: 0, owed: 0, checksum })
+        Ok(Self {
+            target,
+            layers,
+            sender,
+            receiver,
+            tiles: 0,
+            bytes: 0,
+            owed: 0,
+            left,
+            opened: Instant::now(),
+            checksum,
+        })
     }
 
     /// Sends a tile once there is credit for it; of one that is spoilt on purpose, something else than its checksum is of.
-    pub async fn tile(&mut self, tile: &Tile, spoilt: Option<&[u8]>) -> Result<(), ExportError> {
+    pub async fn tile(&mut self, tile: &Tile, spoilt: Option<Bytes>) -> Result<(), ExportError> {
         let bytes = tile.payload.len() as u64;
         while self.owed > 0 && self.owed + bytes > limits::KV_CREDIT {
             match self.answer().await? {
@@ -54,9 +75,12 @@ impl Parcel {
         self.bytes += bytes;
         self.owed += bytes;
         self.checksum.update(&codec::encode(&tile.header)).update(&tile.payload);
+        self.left = self.left.saturating_sub(bytes);
+        self.sender.set_urgency(urgency::of_kv(self.left, self.opened.elapsed(), KV_PATIENCE));
         let link = |e| ExportError::Link(self.target, e);
         self.sender.send(&KvPart::Tile(tile.header)).await.map_err(link)?;
-        self.sender.send_bytes(spoilt.unwrap_or(&tile.payload), limits::TILE_BYTES).await.map_err(link)
+        let payload = spoilt.unwrap_or_else(|| tile.payload.clone());
+        self.sender.send_payload(payload, limits::TILE_BYTES).await.map_err(link)
     }
 
     /// Ends the stream with what the receiver holds it against.
