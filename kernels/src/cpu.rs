@@ -611,6 +611,16 @@ mod tests {
     }
 
     #[test]
+    fn a_dense_product_of_no_rows_is_none() {
+        for cpu in Simd::all().into_iter().map(|simd| Cpu::new(simd, 2).unwrap()) {
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+                let w = stored(&[1.0; 12], dtype);
+                cpu.linear(&[], Matrix::new(&w, dtype, 3, 4), &mut []);
+            }
+        }
+    }
+
+    #[test]
     fn a_row_does_not_know_its_neighbours_nor_the_threads() {
         let (rows, outs, cols) = (7, 640, 512);
         let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();

@@ -28,6 +28,10 @@ thread_local! {
 
 /// `out[r][o] = x[r] · w[o]`, the rows rounded first; shared among the team.
 pub(super) fn product(simd: Simd, team: &Team, x: &[f32], w: &Packed, out: &mut [f32]) {
+    if x.is_empty() {
+        // A step in the middle of a prompt asks for no logits.
+        return;
+    }
     ROUNDED.with_borrow_mut(|rounded| {
         rounded.fill(simd, team, w.layout, w.cols, x);
         let outputs = Outputs::new(out, rounded.rows, w.rows);
@@ -200,6 +204,17 @@ mod tests {
                         prop_assert!((found - exact).abs() <= most, "{kind:?}: {found} for {exact} within {most}");
                     }
                 }
+            }
+        }
+    }
+
+    /// A step in the middle of a prompt asks for the logits of no row.
+    #[test]
+    fn no_rows_are_no_work() {
+        for kind in QuantType::ALL {
+            let bytes = Draw(1).blocks(kind, 20);
+            for cpu in Simd::all().into_iter().map(|simd| Cpu::new(simd, 2).unwrap()) {
+                cpu.quantised(&[], &cpu.pack(Blocks::new(&bytes, kind, 20, kind.numbers())), &mut []);
             }
         }
     }
