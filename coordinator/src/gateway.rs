@@ -26,7 +26,8 @@ use std::time::Duration;
 use tsnode_protocol::{
     Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Phase, Plan,
     RequestId, Sampled, Seconds, Stage, Token,
-    kv::KvPace,
+    kv::{Delivery, KvPace},
+    limits,
     ring::KvTarget,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
@@ -411,7 +412,10 @@ impl Gateway {
                 r.refusal = Some(reason);
                 self.elsewhere(now, request, out);
             }
-            DecodeEvent::KvArrived { deliveries, .. } => {
+            DecodeEvent::KvArrived { mut deliveries, .. } => {
+                let plan = self.view.plan.as_deref();
+                deliveries.retain(|d| r.pick.is_some_and(|pick| is_between(plan, pick, d)));
+                deliveries.truncate(2 * limits::STAGES);
                 if let Some(shape) = shape(&self.view, r.model) {
                     self.observed.note(&deliveries, r.codec, &shape, self.config.element_bytes);
                 }
@@ -647,6 +651,15 @@ impl Gateway {
             }
         }
     }
+}
+
+/// Whether a delivery is from a stage of the group that prefills to one of the group that decodes: a leader may say anything.
+fn is_between(plan: Option<&Plan>, pick: Pick, delivery: &Delivery) -> bool {
+    let has = |group, peer| {
+        let group = plan.and_then(|plan| plan.group(group));
+        group.is_some_and(|group| group.stages.iter().any(|stage| stage.peer == peer))
+    };
+    has(pick.prefill, delivery.from) && has(pick.decode, delivery.to)
 }
 
 /// A request is no longer where it was sent.

@@ -139,7 +139,12 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     let (pack, pack_tail, wire, unpack, unpack_tail) = (none, none, none, none, none);
     let bytes = 77;
     let delivery = Delivery { from: prefill, to: decode, bytes, tiles: 1, pack, pack_tail, wire, unpack, unpack_tail };
-    story.decode(DecodeEvent::KvArrived { after: Seconds(0.2), deliveries: vec![delivery] });
+    // A leader may speak of others' work, and say it over and over.
+    let stranger = Delivery { from: PeerId([99; 32]), ..delivery };
+    story.decode(DecodeEvent::KvArrived { after: Seconds(0.2), deliveries: vec![stranger, delivery] });
+    for _ in 0..100 {
+        story.decode(DecodeEvent::KvArrived { after: Seconds(0.2), deliveries: vec![stranger; 1000] });
+    }
     assert_eq!(story.token(1), [Action::Token { request: REQUEST, index: 1, sampled: sampled(11) }]);
     let actions = story.decode(DecodeEvent::End(End::Length));
     assert_eq!(ends(&actions), Some(&End::Length));

@@ -92,6 +92,9 @@ impl Parts {
     }
 }
 
+/// Deliveries remembered of a request, over all its moves.
+const DELIVERIES: usize = 1024;
+
 /// When what happened to a request.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
@@ -124,7 +127,8 @@ impl Timeline {
     pub fn arrived(&mut self, now: Time, deliveries: Vec<Delivery>) {
         let times = |d: &Delivery| [d.pack, d.pack_tail, d.wire, d.unpack, d.unpack_tail];
         self.arrived.get_or_insert(now);
-        self.deliveries.extend(deliveries.into_iter().filter(|d| times(d).iter().all(|t| t.is_plausible())));
+        let plausible = deliveries.into_iter().filter(|d| times(d).iter().all(|t| t.is_plausible()));
+        self.deliveries.extend(plausible.take(DELIVERIES - self.deliveries.len()));
     }
 
     /// Its client gets a token; whether it is the first.
@@ -239,6 +243,8 @@ mod tests {
         line.token(at(100));
         line.arrived(at(200), vec![Delivery { wire: Seconds(-1.0), ..delivery() }, delivery()]);
         assert_eq!(line.deliveries.len(), 1);
+        (0..100).for_each(|_| line.arrived(at(200), vec![delivery(); 100]));
+        assert_eq!(line.deliveries.len(), DELIVERIES);
         line.computed(Computed { queued: Seconds(0.0), took: Seconds(0.05) });
         let parts = line.parts(at(300));
         assert!(close(parts.prefill, 0.0) && close(parts.queue, 0.1) && close(parts.sum(), 0.3), "{parts:?}");
