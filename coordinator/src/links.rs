@@ -213,7 +213,10 @@ mod tests {
         assert_eq!(next(5_000_000, 1200.0), None);
         assert_eq!((next(64 * FIRST_TRAIN, 1e6), next(LONGEST_TRAIN, 1e6)), (Some(LONGEST_TRAIN), None));
         assert_eq!((next_train(FIRST_TRAIN, None), next_train(LONGEST_TRAIN, None)), (Some(8 * FIRST_TRAIN), None));
-        assert!(FIRST_TRAIN * LONGER.pow(TRAINS as u32 - 2) >= LONGEST_TRAIN, "one is left to look at the longest twice");
+        assert!(
+            FIRST_TRAIN * LONGER.pow(TRAINS as u32 - 2) >= LONGEST_TRAIN,
+            "one is left to look at the longest twice"
+        );
     }
 
     #[test]
