@@ -71,6 +71,9 @@ fn gossip(peers: usize) -> Row {
     world.wait(IDLE);
     let figures = &world.checks.figures;
     let bytes: u64 = figures.said.values().map(|(_, b)| b).sum();
+    for (kind, (messages, bytes)) in &figures.said {
+        println!("  {kind}: {messages} messages, {bytes} bytes");
+    }
     let of_each = |bytes: f64| bytes / peers as f64 / IDLE.as_secs_f64();
     let (said, heard) = (of_each(bytes as f64), of_each(figures.heard_bytes as f64));
     world.cut_power(peers / 2);

@@ -16,7 +16,9 @@ mod drafting;
 mod events;
 mod lead;
 mod member;
+mod missing;
 mod view;
+mod voice;
 
 pub use check::Infeasible;
 pub use config::ControlConfig;
@@ -29,13 +31,15 @@ use crate::Time;
 use adoption::{Adopted, Proposal};
 use detector::Health;
 use drafting::Drafting;
+use member::Way;
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Endorsement, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
+    Advert, Endorsement, Epoch, Gossip, GroupId, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
 };
 use view::Derived;
+use voice::Voice;
 
 /// Adverts of peers that count, by id.
 pub type Members<'a> = BTreeMap<PeerId, &'a Advert>;
@@ -83,6 +87,9 @@ pub struct Control {
     /// Adverts are repeated quickly until then: newcomers may miss the first.
     adverts_until: Time,
     next_certificate: Time,
+    voice: Voice,
+    /// When this peer says the roll next, if that is for it to say.
+    next_roll: Option<Time>,
     /// Since when the adopted plan no longer fits.
     needed_since: Option<Time>,
     /// Last change of who is there.
@@ -121,6 +128,8 @@ impl Control {
             next_advert: None,
             adverts_until: now,
             next_certificate: now,
+            voice: Voice::default(),
+            next_roll: None,
             needed_since: None,
             changed: now,
             proposed_at: None,
@@ -137,6 +146,7 @@ impl Control {
             self.next_look = now + LOOK;
             self.expire(&mut out);
             self.lead(&mut out);
+            self.call_roll(&mut out);
         }
         self.speak(&mut out);
         out
@@ -148,6 +158,7 @@ impl Control {
         self.now = now;
         if let Some(slept) = self.health.woke(due, now) {
             self.members.values_mut().for_each(|m| m.excuse(slept, now));
+            self.voice.slept(now);
         }
     }
 
@@ -155,23 +166,19 @@ impl Control {
         let now = self.now;
         match event {
             Event::Deadline => {}
-            Event::Gossip(message) => self.hear(message, out),
+            Event::Gossip(message) => self.hear_word(message, Way::ToAll, out),
+            Event::Pulse { from, words } => self.hear_pulse(from, words, out),
             Event::Advertise(advert) => {
                 self.advert = Some(Arc::new(advert));
                 self.next_advert = Some(now);
             }
             Event::Load { load, ready } => {
-                if ready != self.ready {
-                    // Gateways route by this: it does not wait for the next heartbeat.
-                    self.next_heartbeat = now;
-                }
                 self.load = load;
                 self.ready = ready;
             }
             Event::CutOff(mut peers) => {
                 peers.truncate(limits::CUT_OFF);
                 self.cut_off = peers;
-                self.next_heartbeat = now;
             }
             Event::Connected(_) => self.newcomer(),
             Event::Disconnected(peer) => {
@@ -189,7 +196,6 @@ impl Control {
             Event::Planned(draft) => self.planned_this(draft),
             Event::Leave => {
                 self.leaving = true;
-                self.next_heartbeat = now;
             }
         }
     }
@@ -198,7 +204,8 @@ impl Control {
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         let speaks = self.advert.as_ref().map(|_| self.next_heartbeat);
-        [Some(self.next_look), speaks, self.next_advert].into_iter().flatten().min()
+        let answers = self.voice.deadline().filter(|_| self.advert.is_some());
+        [Some(self.next_look), speaks, self.next_advert, answers].into_iter().flatten().min()
     }
 
     /// The term of the adopted plan.
@@ -231,7 +238,7 @@ impl Control {
         self.adopted.as_ref().map(|a| a.id)
     }
 
-    fn hear(&mut self, message: Verified<Gossip>, out: &mut Vec<Action>) {
+    fn hear_word(&mut self, message: Verified<Gossip>, way: Way, out: &mut Vec<Action>) {
         let (signer, sequence) = (message.signer(), message.sequence());
         let kind = member::Kind::of(message.message());
         let (now, me) = (self.now, self.config.me);
@@ -247,7 +254,7 @@ impl Control {
         if !member.advance(kind, sequence) {
             return out.push(Action::Reject { peer: signer, reason: Reject::Replay });
         }
-        member.heard(now, kind);
+        member.heard(now, kind, way);
         let (is_reborn, was_alive) = (member.life != life, member.alive);
         if (is_new || is_reborn) && signer != me {
             self.newcomer();
@@ -262,6 +269,8 @@ impl Control {
             Gossip::Plan(plan) => self.hear_plan(signer, plan, proof, out),
             Gossip::Endorsement(endorsement) => self.hear_endorsement(signer, endorsement, proof, out),
             Gossip::Certificate(certificate) => self.hear_certificate(signer, certificate, out),
+            Gossip::Call(call) => self.hear_call(signer, &call, out),
+            Gossip::RollCall(roll) => self.hear_roll(signer, &roll, out),
         }
         if !was_alive {
             self.revive(signer, out);
@@ -288,22 +297,18 @@ impl Control {
             && let Some(advert) = self.advert.clone()
         {
             let again = self.now + Duration::from_secs(1).max(self.advert_spacing());
-            self.next_advert = Some(if again <= self.adverts_until { again } else { self.now + ADVERT_EVERY });
+            self.next_advert = Some(if again <= self.adverts_until { again } else { self.now + self.advert_rest() });
+            // What it follows and how it is goes with what it is.
+            self.voice.advertised = Some(self.now);
+            self.voice.answer(self.now);
             out.push(Action::Publish(Gossip::Advert(advert)));
         }
-        if self.advert.is_some() && self.next_heartbeat <= self.now {
-            self.next_heartbeat = self.now + self.config.heartbeat;
-            out.push(Action::Publish(Gossip::Heartbeat(Heartbeat {
-                clock: self.clock_epoch(),
-                epoch: self.followed().0,
-                term: self.term(),
-                plan: self.plan_id(),
-                ready: self.ready.clone(),
-                load: self.load,
-                leaving: self.leaving,
-                cut_off: self.cut_off.clone(),
-            })));
-        }
+        self.beat(out);
+    }
+
+    /// Between adverts when nobody is new: what is heard of them does not grow with the swarm.
+    fn advert_rest(&self) -> Duration {
+        ADVERT_EVERY.max(ADVERT_REST_SHARE * u32::try_from(self.members.len()).unwrap_or(u32::MAX))
     }
 }
 
@@ -311,3 +316,5 @@ impl Control {
 const ADVERT_EVERY: Duration = Duration::from_secs(60);
 /// Of the time, what one peer's adverts take up while they are repeated: a hundred adverts a second from all.
 const ADVERT_SHARE: Duration = Duration::from_millis(10);
+/// The same where nobody is new: two adverts a second from all.
+const ADVERT_REST_SHARE: Duration = Duration::from_millis(500);

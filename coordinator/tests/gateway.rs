@@ -42,6 +42,7 @@ fn advert() -> Advert {
         models: vec![],
         links: vec![],
         reachable: true,
+        invites: vec![],
     }
 }
 

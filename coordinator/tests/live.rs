@@ -46,6 +46,7 @@ fn advert(speed: f64) -> Advert {
         models: vec![card()],
         links: vec![],
         reachable: true,
+        invites: vec![],
     }
 }
 

@@ -9,6 +9,7 @@ mod ask;
 mod bench;
 mod chat;
 mod doctor;
+mod invite;
 mod join;
 mod keys;
 mod links;
@@ -73,7 +74,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
             "models" => show::models(&settings, matches).await,
-            "invite" => show::invite(&settings, matches),
+            "invite" => invite::run(&settings, matches),
             "doctor" => doctor::run(&settings, matches),
             "config" => show::config(&settings, matches),
             "bench" => bench::run(matches).await,
@@ -149,7 +150,7 @@ pub fn command() -> Command {
         )
         .subcommand(plan::command())
         .subcommand(asking("models", "Models the swarm serves", "tsnode models"))
-        .subcommand(asking("invite", "What to give to someone who should join this swarm", "tsnode invite"))
+        .subcommand(invite::command())
         .subcommand(keys::command())
         .subcommand(
             verb("doctor", "Check what this machine has and lacks", "tsnode doctor")

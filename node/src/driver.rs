@@ -4,9 +4,11 @@ use crate::{
     drafter::Drafter,
     faults::Faults,
     guard::Bench,
+    invites::Invites,
     links::{Gone, Links},
     node::{HTTP_FILE, INVITE_FILE},
     owner::{Owner, Turn},
+    pulses::{Pulse, Teller},
     roster::Adverts,
     serving::host::{Host, HostReport},
     store::Store,
@@ -26,10 +28,14 @@ use tsnode_coordinator::{
     gateway::View,
     trust::{CutOff, Offence, Trust},
 };
-use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Invite, Load, ModelCard, PeerId, Term};
+use tsnode_protocol::{
+    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, PeerId, Signed, Term, Verified,
+};
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
+/// How often it is said who is there: well within the time after which somebody who is not heard of is looked for.
+const PRESENT: Duration = Duration::from_secs(5);
 /// Peers whose addresses are remembered, and how many of each.
 const KNOWN: usize = 32;
 const ADDRESSES: usize = 4;
@@ -50,6 +56,10 @@ pub struct Driver {
     pub data_plane: Links,
     /// Whose process it found gone.
     pub gone: Gone,
+    /// Heartbeats that came straight here.
+    pub pulses: mpsc::Receiver<Pulse>,
+    /// Sends such.
+    pub teller: Teller,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
     /// Changes to the advert by others of this peer's tasks: measured links.
@@ -66,6 +76,8 @@ pub struct Driver {
     pub routes: watch::Sender<View>,
     /// The swarm this peer is in; addresses join it as they become known.
     pub invite: Invite,
+    /// What newcomers may come with.
+    pub invites: Invites,
     /// What the owner of this machine wants.
     pub owner: Owner,
     /// What is remembered.
@@ -93,6 +105,8 @@ impl Driver {
         let mut leaving = false;
         let mut due = false;
         let mut look = interval(LOOK);
+        let mut present = interval(PRESENT);
+        present.set_missed_tick_behavior(MissedTickBehavior::Delay);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.obey().await;
         self.step(Event::Advertise(self.said())).await;
@@ -113,15 +127,20 @@ impl Driver {
                 },
                 Some(draft) = self.drafter.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
+                Some((from, words)) = self.pulses.recv() => Some(Event::Pulse { from, words }),
                 Some((peer, offence)) = self.bench.offences.recv() => {
                     due |= self.judge(peer, offence);
                     None
                 }
                 Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
+                _ = present.tick() => {
+                    self.vouch();
+                    None
+                }
                 _ = look.tick() => {
                     due = true;
                     self.forgive();
-                    for event in [self.obey().await, self.lie(), self.accuse()].into_iter().flatten() {
+                    for event in [self.obey().await, self.invite(), self.lie(), self.accuse()].into_iter().flatten() {
                         self.step(event).await;
                     }
                     self.look().await
@@ -207,7 +226,6 @@ impl Driver {
         if let Err(error) = self.store.write_file(INVITE_FILE, &format!("{text}\n")) {
             tracing::warn!(%error, "invite not written");
         }
-        self.store.set_swarm(&text);
         let data = data_addresses(&addresses, self.data_port);
         self.advertise(|advert| {
             advert.addresses = addresses;
@@ -227,6 +245,12 @@ impl Driver {
             Some(faults) => faults.borrow().boasted(self.advert.clone()),
             None => self.advert.clone(),
         }
+    }
+
+    /// Says which invites are out, when that has changed.
+    fn invite(&mut self) -> Option<Event> {
+        let notices = self.invites.notices();
+        self.advertise(|advert| advert.invites = notices)
     }
 
     /// Says its advert anew where a testnet has it say something else.
@@ -275,6 +299,7 @@ impl Driver {
                         tracing::warn!(kind = gossip.kind(), "not said: the disk could not remember it");
                     }
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
+                    Action::Pulse { to, own, heard } => events.extend(self.pulse(&to, own, &heard)),
                     Action::AskPlanner(question) => self.drafter.ask(question),
                     Action::Remember(epoch, term) => {
                         if self.store.set_endorsed(epoch, term) {
@@ -348,6 +373,8 @@ impl Driver {
         let (control, now) = (&self.control, self.started.elapsed());
         let adverts: BTreeMap<PeerId, Advert> =
             control.members().filter_map(|(peer, m)| Some((*peer, (**m.advert.as_ref()?).clone()))).collect();
+        let me = control.me();
+        self.invites.heard(adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, a)| (*peer, &a.invites[..])));
         let (up, reachable) = self.served(control.ready(), &adverts);
         let (plan, barred) = (control.plan(), self.trust.barred(now));
         self.roster.send_if_modified(|old| {
@@ -430,6 +457,28 @@ impl Driver {
         (up, Arc::new(reachable))
     }
 
+    /// Sends heartbeats to a few peers, its own among them, and hears that like they do.
+    fn pulse(&self, to: &[PeerId], own: Option<Heartbeat>, heard: &[Verified<Gossip>]) -> Option<Event> {
+        let own = own.map(|own| self.swarm.seal(&Gossip::Heartbeat(own))).transpose();
+        let own = own.inspect_err(|error| tracing::warn!(%error, "no heartbeat")).ok()?;
+        let words: Vec<Signed<Gossip>> = own.iter().chain(heard).map(|word| word.proof().clone()).collect();
+        let roster = self.roster.borrow().clone();
+        for peer in to.iter().filter(|_| !words.is_empty()) {
+            if let Some(advert) = roster.get(peer) {
+                self.teller.tell(*peer, advert.data_addresses.clone(), words.clone());
+            }
+        }
+        Some(Event::Pulse { from: self.control.me(), words: vec![own?] })
+    }
+
+    /// Tells those who look for peers whom nobody needs to look for.
+    fn vouch(&self) {
+        let there = self.control.members().map(|(peer, _)| *peer).collect();
+        if let Err(error) = self.swarm.present(there) {
+            tracing::debug!(%error, "not said who is there");
+        }
+    }
+
     /// Says it to the swarm, and hears it like everybody else.
     fn publish(&self, gossip: &Gossip) -> Option<Event> {
         match self.swarm.publish(gossip) {
@@ -444,7 +493,14 @@ impl Driver {
 
 /// Whether what others see is the same after it.
 fn is_private(action: &Action) -> bool {
-    matches!(action, Action::Publish(_) | Action::AskPlanner(_) | Action::Remember(..) | Action::Reject { .. })
+    matches!(
+        action,
+        Action::Publish(_)
+            | Action::Pulse { .. }
+            | Action::AskPlanner(_)
+            | Action::Remember(..)
+            | Action::Reject { .. }
+    )
 }
 
 /// How far this peer is, by what it knows of the swarm.

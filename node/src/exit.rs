@@ -1,6 +1,6 @@
 //! How the process ends: one code for each kind of trouble, the same in every version.
 
-use crate::node::NodeError;
+use crate::{node::NodeError, swarm::RedeemError};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -62,11 +62,13 @@ impl fmt::Display for Exit {
 impl From<NodeError> for Exit {
     fn from(error: NodeError) -> Self {
         let kind = match &error {
-            NodeError::Store(_) | NodeError::Keys(_) => Kind::DataDir,
+            NodeError::Store(_) | NodeError::Keys(_) | NodeError::Invites(_) => Kind::DataDir,
             NodeError::Identity(_) => Kind::Identity,
             NodeError::Model(_) | NodeError::Text { .. } => Kind::Model,
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
             NodeError::Lend(_) => Kind::Config,
+            NodeError::Redeem(RedeemError::Unreachable(_)) => Kind::Unreachable,
+            NodeError::Redeem(_) => Kind::Request,
             NodeError::Listen { .. } | NodeError::System(_) => Kind::Other,
         };
         let hint = match &error {

@@ -23,7 +23,7 @@ pub use lifeline::Gone;
 pub use probe::Probed;
 pub use shaping::Shaping;
 
-use crate::{faults::Faults, guard::Guard, identity::Identity};
+use crate::{faults::Faults, guard::Guard, identity::Identity, pulses::Inbox};
 use accept::Servers;
 use futures::{
     FutureExt,
@@ -123,6 +123,8 @@ pub struct LinksConfig {
     pub guard: Guard,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
+    /// Where heartbeats go that come here; they are dropped otherwise.
+    pub pulses: Option<Inbox>,
 }
 
 /// A stream that another peer opened.
@@ -188,6 +190,7 @@ struct Inner {
     guard: Guard,
     rates: Rates,
     faults: Option<watch::Receiver<Faults>>,
+    pulses: Option<Inbox>,
     /// Tiles and tokens sent while some are to be spoilt.
     spoilt: AtomicU64,
 }
@@ -218,6 +221,7 @@ impl Links {
             guard: config.guard,
             rates: Rates::new(),
             faults: config.faults,
+            pulses: config.pulses,
             spoilt: AtomicU64::new(0),
         };
         let links = Self { inner: Arc::new(inner) };

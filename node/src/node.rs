@@ -13,6 +13,7 @@ use crate::{
     guard::Guard,
     http::{self, ApiState, Controls, Gatekeeper},
     identity::Identity,
+    invites::{self, Invites},
     journal::Journal,
     keys::KeyRing,
     library,
@@ -20,17 +21,19 @@ use crate::{
     models::{FilesQuery, ModelLibrary},
     owner::Owner,
     prober,
+    pulses::{Inbox, Teller},
     roster::Roster,
     serving::{
         compute::Compute,
         host::{Host, HostSetup},
     },
-    store::{Store, StoreError},
-    swarm::{self, SwarmConfig, SwarmEvent, SwarmHandle},
+    store::{Belonging, Store, StoreError},
+    swarm::{self, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
     view::{Readiness, SwarmView},
 };
 use libp2p::Multiaddr;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
@@ -47,7 +50,7 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_kernels::engine::{Engine, EngineConfig};
-use tsnode_protocol::{Epoch, Invite, Secret, SwarmId, Term, proof::Membership};
+use tsnode_protocol::{Epoch, Invite, Secret, SwarmId, Term, Ticket, proof::Membership};
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
 pub const HTTP_FILE: &str = "http.addr";
@@ -71,7 +74,7 @@ pub async fn run(
     stop: CancellationToken,
     watcher: impl FnOnce(watch::Receiver<SwarmView>),
 ) -> Result<(), NodeError> {
-    let ground = Ground::take(config)?;
+    let ground = Ground::take(config).await?;
     // HTTP opens first: until the peer is useful it says how far it is.
     let (helm, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
     let faults = ground.config.faults.then(watch::Sender::<Faults>::default);
@@ -81,7 +84,8 @@ pub async fn run(
     let lent = lent::Lent::find(&ground.config, &ground.store)?;
     let drafter = Drafter::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = Guard::channel();
-    let planes = ground.planes(&guard, broken.clone()).await?;
+    let (inbox, pulses) = Inbox::channel(ground.invite.swarm);
+    let planes = ground.planes(&guard, broken.clone(), inbox).await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let journal = ground.journal(&links, &roster)?;
@@ -108,6 +112,8 @@ pub async fn run(
         host: host.clone(),
         data_plane: links.clone(),
         gone: planes.gone,
+        pulses,
+        teller: Teller::new(links.clone(), tasks.clone()),
         advert,
         data_port: planes.data_port,
         links: link_changes,
@@ -115,6 +121,7 @@ pub async fn run(
         routes,
         view: front.view,
         invite: ground.invite.clone(),
+        invites: ground.invites.clone(),
         owner,
         bench,
         trust: Trust::default(),
@@ -143,7 +150,9 @@ struct Ground {
     config: NodeConfig,
     store: Store,
     identity: Identity,
+    belonging: Belonging,
     invite: Invite,
+    invites: Invites,
     /// The process's zero.
     started: Instant,
     /// Owner of all tasks but HTTP's.
@@ -181,12 +190,14 @@ struct Ways<'w> {
 }
 
 impl Ground {
-    fn take(config: NodeConfig) -> Result<Self, NodeError> {
+    async fn take(config: NodeConfig) -> Result<Self, NodeError> {
         let started = Instant::now();
         let store = Store::open(&config.data_dir)?;
         let identity = Identity::load_or_create(&config.data_dir)?;
-        let invite = membership(&config, &store);
-        Ok(Self { config, store, identity, invite, started, tasks: TaskTracker::new(), ends: CancellationToken::new() })
+        let (belonging, invite) = belonging(&config, &store, &identity).await?;
+        let invites = Invites::new(&config.data_dir, belonging.swarm, belonging.secret);
+        let (tasks, ends) = (TaskTracker::new(), CancellationToken::new());
+        Ok(Self { config, store, identity, belonging, invite, invites, started, tasks, ends })
     }
 
     async fn front(&self, controls: Controls) -> Result<Front, NodeError> {
@@ -197,7 +208,7 @@ impl Ground {
             error: e.to_string(),
         })?;
         let at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
-        let (view, viewer) = watch::channel(first_view(&self.identity, &self.invite, at, self.config.split));
+        let (view, viewer) = watch::channel(first_view(&self.identity, &self.belonging, at, self.config.split));
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
         let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
@@ -209,9 +220,14 @@ impl Ground {
         Ok(Front { view, submissions, queries, serving, end })
     }
 
-    async fn planes(&self, guard: &Guard, faults: Option<watch::Receiver<Faults>>) -> Result<Planes, NodeError> {
+    async fn planes(
+        &self,
+        guard: &Guard,
+        faults: Option<watch::Receiver<Faults>>,
+        inbox: Inbox,
+    ) -> Result<Planes, NodeError> {
         let Self { config, identity, .. } = self;
-        let member = Membership::of(&self.invite);
+        let member = Membership::new(self.belonging.swarm, self.belonging.secret);
         let (links, incoming, gone) = Links::bind(
             LinksConfig {
                 identity: identity.clone(),
@@ -221,6 +237,7 @@ impl Ground {
                 datagram: None,
                 guard: guard.clone(),
                 faults,
+                pulses: Some(inbox),
             },
             self.ends.clone(),
         )?;
@@ -230,6 +247,7 @@ impl Ground {
             life: self.store.begin_life(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
             swarm: self.invite.swarm,
             membership: member,
+            invites: self.invites.clone(),
             listen: config.listen,
             bootstrap: self.bootstrap(),
             mdns: config.mdns,
@@ -342,31 +360,65 @@ async fn drained(host: Host, open: watch::Receiver<usize>) {
     }
 }
 
-/// The invite to the swarm this peer is in, without addresses of its own yet.
-fn membership(config: &NodeConfig, store: &Store) -> Invite {
+/// The swarm this peer is in, and the ticket it came with, if any: that of an invite is redeemed where this peer is no
+/// member yet.
+async fn belonging(config: &NodeConfig, store: &Store, identity: &Identity) -> Result<(Belonging, Invite), NodeError> {
+    let remembered = store.swarm();
+    let place = |swarm: SwarmId, ticket| Invite { swarm, ticket, addresses: Vec::new() };
     match &config.membering {
-        Membering::Invited(invite) => invite.clone(),
-        Membering::NewPrivate => Invite {
-            swarm: SwarmId(crate::random_bytes()),
-            secret: Some(Secret(crate::random_bytes())),
-            addresses: Vec::new(),
-        },
-        Membering::Usual => store.swarm().and_then(|text| text.parse().ok()).unwrap_or_else(local_swarm),
+        Membering::Invited(invite) => {
+            let known = remembered.filter(|b| b.swarm == invite.swarm);
+            let secret = match (known, &invite.ticket) {
+                (Some(known), _) => known.secret,
+                (None, None) => None,
+                (None, Some(ticket)) => Some(redeemed(identity, invite, ticket).await?),
+            };
+            let belonging = Belonging { swarm: invite.swarm, secret };
+            store.set_swarm(&belonging);
+            Ok((belonging, invite.clone()))
+        }
+        Membering::NewPrivate => {
+            let belonging =
+                Belonging { swarm: SwarmId(crate::random_bytes()), secret: Some(Secret(crate::random_bytes())) };
+            store.set_swarm(&belonging);
+            Ok((belonging, place(belonging.swarm, standing(&config.data_dir)?)))
+        }
+        Membering::Usual => {
+            let belonging = remembered.unwrap_or_else(local_swarm);
+            let ticket = if belonging.secret.is_some() { standing(&config.data_dir)? } else { None };
+            Ok((belonging, place(belonging.swarm, ticket)))
+        }
     }
 }
 
-/// The open swarm that peers of one network find each other in.
-fn local_swarm() -> Invite {
-    let mut id = [0; 16];
-    id.copy_from_slice(&blake3::derive_key("tsnode 2026 open local swarm", b"")[..16]);
-    Invite { swarm: SwarmId(id), secret: None, addresses: Vec::new() }
+/// An invite that is good, made here: one that is out for any number, or a new one, for the file that others may be given.
+fn standing(folder: &Path) -> Result<Option<Ticket>, NodeError> {
+    let now = invites::unix_now();
+    let open = invites::read(folder)?.into_iter().find(|made| made.is_good(now) && made.uses.is_none());
+    let made = open.map_or_else(|| invites::make(folder, invites::LASTS, None), Ok)?;
+    Ok(made.ticket())
 }
 
-fn first_view(identity: &Identity, invite: &Invite, http: SocketAddr, split: SplitChoice) -> SwarmView {
+async fn redeemed(identity: &Identity, invite: &Invite, ticket: &Ticket) -> Result<Secret, NodeError> {
+    let now = invites::unix_now();
+    if ticket.expires <= now {
+        return Err(RedeemError::Expired { ago: invites::span(now - ticket.expires) }.into());
+    }
+    Ok(swarm::redeem(identity, invite, ticket).await?)
+}
+
+/// The open swarm that peers of one network find each other in.
+fn local_swarm() -> Belonging {
+    let mut id = [0; 16];
+    id.copy_from_slice(&blake3::derive_key("tsnode 2026 open local swarm", b"")[..16]);
+    Belonging { swarm: SwarmId(id), secret: None }
+}
+
+fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, split: SplitChoice) -> SwarmView {
     SwarmView {
         me: identity.peer_id(),
-        swarm: invite.swarm,
-        private: invite.secret.is_some(),
+        swarm: belonging.swarm,
+        private: belonging.secret.is_some(),
         readiness: Readiness::Probing,
         lending: Default::default(),
         loading: None,

@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use tsnode_protocol::{Epoch, Life, SwarmId, Term};
+use tsnode_protocol::{Epoch, Life, Secret, SwarmId, Term};
 
 /// Ledger of what is remembered: a few kilobytes.
 const STATE_FILE: &str = "state.log";
@@ -41,6 +41,32 @@ pub enum StoreError {
         /// What was found.
         error: String,
     },
+}
+
+/// A swarm, and what its members know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Belonging {
+    /// Which.
+    pub swarm: SwarmId,
+    /// Its secret; none of an open one.
+    pub secret: Option<Secret>,
+}
+
+impl Belonging {
+    /// The same in every version.
+    fn text(&self) -> String {
+        let secret = self.secret.map_or_else(|| "open".to_owned(), |s| data_encoding::HEXLOWER.encode(&s.0));
+        format!("{} {secret}", self.swarm)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (swarm, secret) = text.split_once(' ')?;
+        let secret = match secret {
+            "open" => None,
+            hex => Some(Secret(data_encoding::HEXLOWER.decode(hex.as_bytes()).ok()?.try_into().ok()?)),
+        };
+        Some(Self { swarm: swarm.parse().ok()?, secret })
+    }
 }
 
 /// A locked data folder and what is remembered in it. Clones share both.
@@ -115,15 +141,20 @@ impl Store {
         self.set("profile", bytes);
     }
 
-    /// The swarm this peer was in last, as an invite.
+    /// The swarm this peer was in last.
     #[must_use]
-    pub fn swarm(&self) -> Option<String> {
-        self.get("swarm").and_then(|b| String::from_utf8(b).ok())
+    pub fn swarm(&self) -> Option<Belonging> {
+        let text = self.get("swarm").and_then(|b| String::from_utf8(b).ok())?;
+        let belonging = Belonging::parse(&text);
+        if belonging.is_none() {
+            tracing::warn!("the swarm this peer was in was remembered by another version: join it anew, by an invite");
+        }
+        belonging
     }
 
     /// Remembers the swarm.
-    pub fn set_swarm(&self, invite: &str) {
-        self.set("swarm", invite.as_bytes());
+    pub fn set_swarm(&self, swarm: &Belonging) {
+        self.set("swarm", swarm.text().as_bytes());
     }
 
     /// Where members of `swarm` were seen last, as multiaddresses with their ids.
@@ -289,16 +320,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    fn belonging() -> Belonging {
+        Belonging { swarm: SwarmId([3; 16]), secret: Some(Secret([4; 32])) }
+    }
+
     #[test]
     fn one_process_at_a_time_and_what_is_set_stays() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        store.set_swarm("ts1abc");
+        store.set_swarm(&belonging());
         let second = Store::open(folder.path()).err().unwrap().to_string();
         assert!(second.contains(&std::process::id().to_string()), "{second}");
         drop(store);
         let again = Store::open(folder.path()).unwrap();
-        assert_eq!(again.swarm().as_deref(), Some("ts1abc"));
+        assert_eq!(again.swarm(), Some(belonging()));
         let (here, there) = (SwarmId([1; 16]), SwarmId([2; 16]));
         again.set_known(here, &["/ip4/10.0.0.1/tcp/1".into(), "/ip4/10.0.0.2/tcp/1".into()]);
         assert_eq!((again.known(here).len(), again.known(there).len()), (2, 0));
@@ -313,7 +348,7 @@ mod tests {
     fn damage_costs_what_it_hits_and_the_peer_starts() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        store.set_swarm("ts1abc");
+        store.set_swarm(&belonging());
         assert!(store.set_endorsed(Epoch(7), Term(1)));
         store.set_paused(true);
         drop(store);
@@ -327,7 +362,7 @@ mod tests {
                 let store = Store::open(folder.path()).unwrap();
                 let left = [store.swarm().is_some(), store.endorsed().is_some(), store.paused()];
                 assert!(content.len() < whole.len() || left.iter().filter(|l| **l).count() >= 2, "byte {at}: {left:?}");
-                assert!(store.swarm().is_none_or(|s| s == "ts1abc"));
+                assert!(store.swarm().is_none_or(|s| s == belonging()));
                 assert!(store.set_endorsed(Epoch(at as u64), Term(0)));
                 drop(store);
                 assert_eq!(

@@ -10,14 +10,16 @@ mod gossip;
 mod handle;
 mod heard;
 mod outbox;
+mod redeem;
 mod task;
 #[cfg(test)]
 mod tests;
 mod transport;
 
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
+pub use redeem::{RedeemError, redeem};
 
-use crate::identity::Identity;
+use crate::{identity::Identity, invites::Invites};
 use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
@@ -57,6 +59,8 @@ pub struct SwarmConfig {
     pub swarm: SwarmId,
     /// What its members know.
     pub membership: Membership,
+    /// What newcomers may come with.
+    pub invites: Invites,
     /// TCP and UDP address to listen on, both at the same port; port 0 takes any free one for each.
     pub listen: SocketAddr,
     /// Addresses of members, from the invite and from earlier runs.
@@ -135,7 +139,8 @@ pub async fn start(
     let own = config.identity.peer_id();
     let keypair = config.identity.libp2p_keypair();
     let (rejected, rejections) = mpsc::channel(REJECTIONS);
-    let door = Door { own, membership: config.membership.clone(), rejections: rejected };
+    let door =
+        Door { own, membership: config.membership.clone(), invites: config.invites.clone(), rejections: rejected };
     let mut net = Swarm::new(
         transport::admitted(&keypair, door)?,
         Behaviour::new(&config)?,

@@ -101,7 +101,8 @@ pub struct PeerView {
     pub advert: Advert,
     /// Its last load.
     pub load: Load,
-    /// Since its last sign of life (seconds).
+    /// Since this peer last heard anything of it (seconds): most heartbeats go to its group's leader and to those who listen
+    /// for all.
     pub silent_for: f64,
     /// The plan it follows.
     pub plan: Option<PlanId>,

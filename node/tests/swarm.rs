@@ -7,7 +7,11 @@ use common::{Net, PROMPT, Wish};
 use futures::StreamExt;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
+use tsnode_protocol::{Invite, InviteId};
 use tsnode_testnet::{Sight, Swarm};
 
 const LONG: Duration = Duration::from_secs(15);
@@ -304,4 +308,98 @@ impl Begun {
             .map(|t| t.as_u64().unwrap())
             .collect()
     }
+}
+
+/// Runs `tsnode` to its end; its output, and what it complained about.
+async fn tsnode(arguments: &[&str], folder: &Path) -> (bool, String, String) {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    let ran = command.args(arguments).arg("--data-dir").arg(folder).output().await.unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
+}
+
+/// A newcomer with an invite, which stays until it is dropped.
+fn newcomer(invite: &str, folder: &Path) -> tokio::process::Child {
+    let flags = ["join", "--no-model", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--invite"];
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    command.args(flags).arg(invite).arg("--data-dir").arg(folder).kill_on_drop(true);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Its end, which comes by itself, and its last line.
+async fn turned_away(invite: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = tokio::time::timeout(LONG, newcomer(invite, folder.path()).wait_with_output()).await;
+    let ended = ended.expect("it goes on").unwrap();
+    assert!(!ended.status.success());
+    String::from_utf8_lossy(&ended.stderr).lines().last().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
+    let net = Net::up(Wish { peers: 1, gateways: 1, flags: &[], model_flags: &[] }).await;
+    let (founder, member) = (net.peer(0).data_dir, net.peer(1).data_dir);
+    let seen = |count: usize| {
+        move |sights: &[Option<Sight>]| match &sights[0] {
+            Some(sight) if sight.peers.len() == count => Ok(()),
+            sight => Err(format!("{:?} peers, not {count}", sight.as_ref().map(|s| s.peers.len()))),
+        }
+    };
+    let make = async |extra: &[&str], folder: &Path| {
+        let (ok, text, error) = tsnode(&[&["invite", "--json"], extra].concat(), folder).await;
+        assert!(ok, "{error}");
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let text = |made: &Value| made["invite"].as_str().unwrap().to_owned();
+
+    // For one: the first who comes stays, also over a restart, and the second is told to ask for another.
+    let once = make(&["--uses", "1"], &founder).await;
+    let home = tempfile::tempdir().unwrap();
+    // A running peer looks at the file once a second.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    for _ in 0..2 {
+        let first = newcomer(&text(&once), home.path());
+        swarm(&net).await_that(LONG, seen(3)).await.unwrap();
+        drop(first);
+        swarm(&net).await_that(LONG, seen(2)).await.unwrap();
+    }
+    let refusal = turned_away(&text(&once)).await;
+    assert!(refusal.contains("not accepted") && refusal.contains("ask for a new one"), "{refusal}");
+
+    // A wrong secret, and an invite nobody made, end with the same words.
+    let mut wrong: Invite = text(&once).parse().unwrap();
+    wrong.ticket.as_mut().unwrap().secret.0[0] ^= 1;
+    assert_eq!(turned_away(&wrong.to_string()).await, refusal);
+    wrong.ticket.as_mut().unwrap().id = InviteId([7; 8]);
+    assert_eq!(turned_away(&wrong.to_string()).await, refusal);
+
+    // Made by one member and good at another, which has heard of it; not when it is taken back.
+    let made = make(&["--expires", "1h"], &founder).await;
+    let mut elsewhere: Invite = text(&made).parse().unwrap();
+    elsewhere.addresses = fs::read_to_string(member.join("invite")).unwrap().parse::<Invite>().unwrap().addresses;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let other = tempfile::tempdir().unwrap();
+    let second = newcomer(&elsewhere.to_string(), other.path());
+    swarm(&net).await_that(LONG, seen(3)).await.unwrap();
+    let (ok, _, error) = tsnode(&["invite", "revoke", made["id"].as_str().unwrap()], &founder).await;
+    assert!(ok, "{error}");
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    for at in [text(&made), elsewhere.to_string()] {
+        assert_eq!(turned_away(&at).await, refusal);
+    }
+    swarm(&net).await_that(LONG, seen(3)).await.expect("who is in stays in");
+    drop(second);
+
+    // Over by the newcomer's clock, it says so itself; by the member's, it is refused.
+    let short = make(&["--expires", "1s"], &founder).await;
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    let over = turned_away(&text(&short)).await;
+    assert!(over.contains("expired") && over.contains("ask for a new one"), "{over}");
+    let mut bent: Invite = text(&short).parse().unwrap();
+    bent.ticket.as_mut().unwrap().expires += 3600;
+    assert_eq!(turned_away(&bent.to_string()).await, refusal);
+
+    let (_, list, _) = tsnode(&["invite", "list"], &founder).await;
+    assert!(["used up", "revoked", "good", "1 of 1"].iter().all(|word| list.contains(word)), "{list}");
+    net.down().await;
 }

@@ -1,7 +1,7 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term,
+    BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term, TicketNotice,
     codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
@@ -27,6 +27,9 @@ pub struct Advert {
     pub links: Vec<Link>,
     /// Whether other peers can open connections to this one.
     pub reachable: bool,
+    /// Invites it has out: whoever comes with one that is not counted may be let in by any member.
+    #[serde(skip)]
+    pub invites: Vec<TicketNotice>,
 }
 
 /// One accelerator, or a share of a CPU.
@@ -160,6 +163,7 @@ impl Advert {
             || self.devices.len() > limits::DEVICES
             || self.models.len() > limits::MODELS
             || self.links.len() > limits::LINKS
+            || self.invites.len() > limits::INVITES
         {
             return Err(CodecError::Invalid("too many entries"));
         }

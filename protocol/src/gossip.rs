@@ -1,6 +1,6 @@
 //! What is gossiped: one enum, so that one signature, one sequence and one size limit cover all of it.
 
-use crate::{Advert, Endorsement, Heartbeat, Plan, Signed, codec::CodecError, limits};
+use crate::{Advert, Call, Endorsement, Heartbeat, Plan, RollCall, Signed, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use std::sync::Arc;
 
@@ -17,6 +17,10 @@ pub enum Gossip {
     Endorsement(Endorsement),
     /// Proof that a plan was adopted: for peers that came late.
     Certificate(Arc<Certificate>),
+    /// Peers that are to speak up.
+    Call(Call),
+    /// Who is there.
+    RollCall(RollCall),
 }
 
 /// A plan with the endorsements that made it effective.
@@ -43,6 +47,8 @@ impl Gossip {
                 Err(CodecError::Invalid("too many endorsements"))
             }
             Self::Certificate(_) => Ok(()),
+            Self::Call(call) => call.check(),
+            Self::RollCall(roll) => roll.check(),
         }
     }
 
@@ -55,6 +61,8 @@ impl Gossip {
             Self::Plan(_) => "plan",
             Self::Endorsement(_) => "endorsement",
             Self::Certificate(_) => "certificate",
+            Self::Call(_) => "call",
+            Self::RollCall(_) => "roll call",
         }
     }
 }

@@ -136,6 +136,10 @@ hex_id!(
     PlanId, 16, "p-"
 );
 hex_id!(
+    /// An invite, as its issuer and other members name it.
+    InviteId, 8, "i-"
+);
+hex_id!(
     /// One life of a group's ring of streams; a leader draws a new one whenever it builds the ring again.
     RingId, 8, "ring-"
 );

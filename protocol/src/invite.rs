@@ -1,7 +1,7 @@
 //! Invites (`ts1…`): all a machine elsewhere needs to join a swarm.
 
 use crate::{
-    SwarmId,
+    InviteId, SwarmId,
     codec::{self, CodecError},
     limits,
 };
@@ -18,13 +18,56 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Swarm id, secret, and where to find members.
+/// What lets a newcomer into a private swarm, for a while: for it a member gives the swarm's secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Ticket {
+    /// Its name, by which members know it.
+    pub id: InviteId,
+    /// What only who has it knows.
+    pub secret: Secret,
+    /// When it ends (seconds since 1970).
+    pub expires: u64,
+}
+
+impl Ticket {
+    /// What members know of it: who knows this can tell who has the ticket, and cannot make the ticket of it.
+    #[must_use]
+    pub fn key(&self, swarm: SwarmId) -> TicketKey {
+        let material = [&swarm.0[..], &self.id.0, &self.secret.0].concat();
+        TicketKey(blake3::derive_key("tsnode 2026 invite ticket", &material))
+    }
+}
+
+/// A ticket's hash.
+#[derive(Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub struct TicketKey(pub [u8; 32]);
+
+impl fmt::Debug for TicketKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TicketKey(…)")
+    }
+}
+
+/// A ticket as its issuer tells other members of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct TicketNotice {
+    /// Its name.
+    pub id: InviteId,
+    /// Its hash.
+    pub key: TicketKey,
+    /// When it ends (seconds since 1970).
+    pub expires: u64,
+    /// Whether the issuer counts who comes with it, so that nobody else may let them in.
+    pub counted: bool,
+}
+
+/// Swarm id, ticket, and where to find members.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Invite {
     /// The swarm.
     pub swarm: SwarmId,
-    /// Its secret; none for an open swarm.
-    pub secret: Option<Secret>,
+    /// What lets in; none for an open swarm.
+    pub ticket: Option<Ticket>,
     /// Multiaddrs of members, each ending in `/p2p/<peer id>`.
     pub addresses: Vec<String>,
 }
@@ -41,7 +84,13 @@ pub enum InviteError {
     /// The check at its end does not fit: mistyped or cut.
     #[error("its checksum does not fit: it was mistyped or cut short")]
     Checksum,
-    /// The content is not an invite of this version.
+    /// It was made by another version, whose invites were something else.
+    #[error("it was made by another version of tsnode (protocol {theirs}): ask for a new one")]
+    Version {
+        /// The version it was made by.
+        theirs: u16,
+    },
+    /// The content is not an invite.
     #[error(transparent)]
     Codec(#[from] CodecError),
 }
@@ -72,7 +121,10 @@ impl FromStr for Invite {
         if blake3::hash(content).as_bytes()[..CHECK] != *check {
             return Err(InviteError::Checksum);
         }
-        let invite = codec::decode::<Self, { 2 * limits::ADDRESSES * limits::TEXT_BYTES }>(content)?;
+        let invite = match codec::decode::<Self, { 2 * limits::ADDRESSES * limits::TEXT_BYTES }>(content) {
+            Err(CodecError::Version { theirs }) => return Err(InviteError::Version { theirs }),
+            decoded => decoded?,
+        };
         if invite.addresses.len() > limits::ADDRESSES || invite.addresses.iter().any(|a| a.len() > limits::TEXT_BYTES) {
             return Err(CodecError::Invalid("too many addresses or too long").into());
         }
@@ -87,7 +139,7 @@ mod tests {
     fn invite() -> Invite {
         Invite {
             swarm: SwarmId([3; 16]),
-            secret: Some(Secret([5; 32])),
+            ticket: Some(Ticket { id: InviteId([4; 8]), secret: Secret([5; 32]), expires: 1_800_000_000 }),
             addresses: vec!["/ip4/192.0.2.1/udp/7447/quic-v1/p2p/12D3KooW".into()],
         }
     }
@@ -98,6 +150,18 @@ mod tests {
         assert!(text.starts_with("ts1"));
         assert_eq!(text.parse(), Ok(invite()));
         assert_eq!(format!("  {text}\n").parse(), Ok(invite()));
+    }
+
+    #[test]
+    fn one_of_another_version_says_so() {
+        let mut bytes = codec::encode(&invite());
+        bytes[0] = 6;
+        let check = blake3::hash(&bytes);
+        bytes.extend_from_slice(&check.as_bytes()[..CHECK]);
+        let text = format!("ts1{}", data_encoding::BASE32_NOPAD.encode(&bytes).to_lowercase());
+        let error = text.parse::<Invite>().unwrap_err();
+        assert_eq!(error, InviteError::Version { theirs: 6 });
+        assert!(error.to_string().contains("ask for a new one"));
     }
 
     #[test]

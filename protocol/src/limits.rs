@@ -13,6 +13,12 @@ pub const KV_CREDIT: u64 = 16 * 1024 * 1024;
 pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
 /// A tokenizer or configuration file sent to a gateway without the model (bytes).
 pub const MODEL_FILE_BYTES: usize = 64 * 1024 * 1024;
+/// Peers in one swarm, as far as any of them keeps count.
+pub const PEERS: usize = 4096;
+/// Heartbeats that a group's leader passes on in one piece: its group's.
+pub const PULSES: usize = 256;
+/// Invites that one peer has out.
+pub const INVITES: usize = 64;
 /// Devices in one advert.
 pub const DEVICES: usize = 64;
 /// Peers that one peer says it has cut off.

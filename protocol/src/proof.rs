@@ -3,7 +3,7 @@
 //! The transport has already proven both peer ids; the codes are keyed with the secret and bound to both ids, both
 //! nonces and the side that speaks, so a code heard on one connection is worth nothing on another.
 
-use crate::{Invite, PeerId, Secret, SwarmId};
+use crate::{PeerId, Secret, SwarmId, TicketKey};
 use bincode::{Decode, Encode};
 
 /// Which side opened the connection.
@@ -53,10 +53,10 @@ impl Membership {
         Self { key: blake3::derive_key("tsnode 2026 membership proof", &material) }
     }
 
-    /// For the swarm of an invite.
+    /// For who comes with a ticket, and whoever lets it in.
     #[must_use]
-    pub fn of(invite: &Invite) -> Self {
-        Self::new(invite.swarm, invite.secret)
+    pub fn by_ticket(key: TicketKey) -> Self {
+        Self { key: blake3::derive_key("tsnode 2026 ticket proof", &key.0) }
     }
 
     /// What `side` must show on the connection between `ends`.

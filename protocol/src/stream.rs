@@ -6,7 +6,7 @@
 
 use crate::RequestId;
 use crate::{
-    BytesPerSecond, GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Token,
+    BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Signed, Token,
     codec::{self, CodecError},
     journal::JournalHead,
     kv::{Delivery, KvHeader, KvPace},
@@ -51,6 +51,9 @@ pub enum Opening {
         /// Bytes that will be sent at most, in all frames together.
         bytes: u32,
     },
+    /// Member of a group → its leader; leader, or whoever has no group → those who listen: signed heartbeats, the sender's
+    /// own and those that it leads. No answer.
+    Pulse(Vec<Signed<Gossip>>),
 }
 
 /// The most bytes one probe may send.
@@ -286,6 +289,9 @@ impl Opening {
                 Err(CodecError::Invalid("KV out of range"))
             }
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
+            Self::Pulse(words) if !(1..=limits::PULSES).contains(&words.len()) => {
+                Err(CodecError::Invalid("no heartbeats, or too many"))
+            }
             Self::Probe { bytes } if *bytes > PROBE_BYTES => Err(CodecError::Invalid("probe too large")),
             _ => Ok(()),
         }

@@ -5,8 +5,8 @@
 use ed25519_dalek::SigningKey;
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use tsnode_protocol::{
-    Epoch, Gossip, Group, GroupId, Heartbeat, Invite, LayerRange, Load, ModelId, PeerId, Phase, Plan, PlanId, Route,
-    Secret, Signed, Stage, SwarmId, Term, TileHeader, codec, limits,
+    Epoch, Gossip, Group, GroupId, Heartbeat, Invite, InviteId, LayerRange, Load, ModelId, PeerId, Phase, Plan, PlanId,
+    Route, Secret, Signed, Stage, SwarmId, Term, Ticket, TileHeader, codec, limits,
 };
 
 fn bytes<const N: usize>() -> impl Strategy<Value = [u8; N]> {
@@ -15,9 +15,11 @@ fn bytes<const N: usize>() -> impl Strategy<Value = [u8; N]> {
 
 fn invite() -> impl Strategy<Value = Invite> {
     let address = "[a-z0-9/.:é]{0,200}".prop_filter("too long", |text| text.len() <= limits::TEXT_BYTES);
-    (bytes(), option::of(bytes()), vec(address, 0..=limits::ADDRESSES)).prop_map(|(swarm, secret, addresses)| Invite {
+    let ticket = (bytes(), bytes(), any::<u64>());
+    let ticket = ticket.prop_map(|(id, secret, expires)| Ticket { id: InviteId(id), secret: Secret(secret), expires });
+    (bytes(), option::of(ticket), vec(address, 0..=limits::ADDRESSES)).prop_map(|(swarm, ticket, addresses)| Invite {
         swarm: SwarmId(swarm),
-        secret: secret.map(Secret),
+        ticket,
         addresses,
     })
 }

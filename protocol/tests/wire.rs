@@ -5,10 +5,11 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Endorsement, Epoch, FlopsPerSecond, Gossip, Group, Heartbeat, Invite,
-    KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, ModelCard, ModelFile, ModelId,
-    ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret,
-    Signed, Stage, SwarmId, Term, TileHeader, Token, TokenLogprob,
+    Advert, BytesPerSecond, Call, Device, DeviceKind, Endorsement, Epoch, FlopsPerSecond, Gossip, Group, Heartbeat,
+    Invite, InviteId, KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, Missed, ModelCard,
+    ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, RollCall, Route, Sampled,
+    Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, Token,
+    TokenLogprob,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -18,6 +19,7 @@ use tsnode_protocol::{
         Admit, AwaitKv, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, Shared, SharedWith, Step,
         StepEntry,
     },
+    rollcall::{PeerTag, Present},
     stream::{
         Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest,
         ProofAnswer, TrainSeen,
@@ -83,6 +85,7 @@ fn advert() -> Advert {
         models: vec![ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] }],
         links: vec![link],
         reachable: true,
+        invites: vec![TicketNotice { id: InviteId([4; 8]), key: TicketKey([5; 32]), expires: 1 << 31, counted: true }],
     }
 }
 
@@ -101,6 +104,10 @@ fn plan() -> Plan {
 
 fn endorsement() -> Gossip {
     Gossip::Endorsement(Endorsement { epoch: Epoch(300), term: Term(2), plan: plan().id() })
+}
+
+fn present(said: Option<u64>) -> Present {
+    Present { peer: PeerTag([5; 8]), said }
 }
 
 fn gossip() -> Vec<(&'static str, Gossip)> {
@@ -125,6 +132,8 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         ("gossip heartbeat", Gossip::Heartbeat(heartbeat)),
         ("gossip plan", Gossip::Plan(plan().into())),
         ("gossip endorsement", endorsement()),
+        ("gossip call", Gossip::Call(Call { peers: vec![Missed { peer: PeerTag([3; 8]), last: 1 << 62 }] })),
+        ("gossip roll call", Gossip::RollCall(RollCall { present: vec![present(Some(1 << 62)), present(None)] })),
         ("gossip certificate", Gossip::Certificate(certificate.into())),
     ]
 }
@@ -185,6 +194,10 @@ fn openings() -> Vec<(&'static str, Opening)> {
         ("opening ring", Opening::Ring(hello)),
         ("opening kv", Opening::Kv(kv)),
         ("opening file", Opening::File { model: ModelId([5; 16]), name: "tokenizer.json".into() }),
+        (
+            "opening pulse",
+            Opening::Pulse(vec![Signed::seal(&SigningKey::from_bytes(&[1; 32]), SWARM, 3, &endorsement())]),
+        ),
         ("opening probe", Opening::Probe { bytes: 65_536 }),
     ]
 }
@@ -251,7 +264,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let arrived = DecodeEvent::KvArrived { after: Seconds(0.5), deliveries: vec![delivery()] };
     let invite = Invite {
         swarm: SWARM,
-        secret: Some(Secret([2; 32])),
+        ticket: Some(Ticket { id: InviteId([4; 8]), secret: Secret([2; 32]), expires: 1_800_000_000 }),
         addresses: vec!["/ip4/10.0.0.1/udp/7446/quic-v1".into()],
     };
     all.extend([

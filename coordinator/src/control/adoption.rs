@@ -344,7 +344,6 @@ impl Control {
         self.view_changed();
         // What a plan changed must show before it is judged again.
         self.changed = self.now;
-        self.next_heartbeat = self.now;
         for member in self.members.values_mut() {
             member.behind_since = None;
         }

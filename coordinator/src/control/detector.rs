@@ -48,7 +48,7 @@ impl Default for Silence {
             least: Duration::from_millis(3500),
             most: Duration::from_secs(10),
             disconnected: Duration::from_millis(1500),
-            suspect: 0.6,
+            suspect: 0.48,
         }
     }
 }
@@ -111,7 +111,7 @@ impl Pulse {
         let (least, most) = (rules.least.as_secs_f64(), rules.most.as_secs_f64());
         let grace = STRAIN * health.strain;
         let dead = (self.mean + DEAD * self.deviation).clamp(least, most.max(least)) + grace;
-        let suspect = (self.mean + SUSPECT * self.deviation).max(least * rules.suspect) + grace;
+        let suspect = (self.mean + SUSPECT * self.deviation).clamp(least * rules.suspect.min(1.0), least) + grace;
         let dead = if stays { dead } else { dead.min(rules.disconnected.as_secs_f64() + grace) };
         (suspect.min(dead), dead)
     }
@@ -126,6 +126,12 @@ pub struct Health {
 }
 
 impl Health {
+    /// How much longer others may take to be heard here.
+    #[must_use]
+    pub fn grace(&self) -> Duration {
+        Duration::from_secs_f64(STRAIN * self.strain)
+    }
+
     /// The listener wanted to wake at `due` and woke `now`. Says how long it slept, if it did: what others said in that
     /// while is still to be heard.
     pub fn woke(&mut self, due: Time, now: Time) -> Option<Duration> {

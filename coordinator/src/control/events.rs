@@ -4,7 +4,7 @@ use super::{check::Infeasible, drafting::Question};
 use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
-use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Load, PeerId, Plan, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, Term, Verified};
 
 /// What happens to a peer.
 #[derive(Clone, Debug)]
@@ -13,6 +13,13 @@ pub enum Event {
     Deadline,
     /// A message, verified; one's own too.
     Gossip(Verified<Gossip>),
+    /// Heartbeats for this peer and a few others; one's own, where it was not said to all.
+    Pulse {
+        /// Who sent them.
+        from: PeerId,
+        /// Its own, and those it passes on, verified.
+        words: Vec<Verified<Gossip>>,
+    },
     /// This peer's advert is new or has changed.
     Advertise(Advert),
     /// What runs here.
@@ -41,6 +48,15 @@ pub enum Event {
 pub enum Action {
     /// Sign, send to all, and feed back.
     Publish(Gossip),
+    /// Send straight to these peers, and feed one's own back as [`Event::Pulse`].
+    Pulse {
+        /// Whom.
+        to: Vec<PeerId>,
+        /// This peer's heartbeat, to be signed.
+        own: Option<Heartbeat>,
+        /// Others', to be passed on.
+        heard: Vec<Verified<Gossip>>,
+    },
     /// Write down that this epoch and term is endorsed, before anything that follows is sent.
     Remember(Epoch, Term),
     /// Follow this plan.

@@ -20,6 +20,8 @@ pub(super) enum Kind {
     Plan,
     Endorsement,
     Certificate,
+    Call,
+    RollCall,
 }
 
 impl Kind {
@@ -30,8 +32,19 @@ impl Kind {
             Gossip::Plan(_) => Self::Plan,
             Gossip::Endorsement(_) => Self::Endorsement,
             Gossip::Certificate(_) => Self::Certificate,
+            Gossip::Call(_) => Self::Call,
+            Gossip::RollCall(_) => Self::RollCall,
         }
     }
+}
+
+/// How a message came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To everybody.
+    ToAll,
+    /// To this peer, and a few others.
+    Straight,
 }
 
 /// A peer as another knows it.
@@ -58,9 +71,23 @@ pub struct Member {
     pub(super) stirred: Option<Time>,
     /// Plans made to bring it back to the others: it gets ever fewer, since it may be lying.
     pub(super) disputes: u32,
+    /// Since when it is called and has not answered.
+    pub(super) called: Option<Time>,
+    /// When somebody last called it.
+    pub(super) call_heard: Option<Time>,
+    /// Since when it seems late to this peer.
+    pub(super) late_since: Option<Time>,
+    /// Since when it is for this peer to hear it all the time.
+    pub(super) watched_since: Option<Time>,
+    /// What this peer's next roll says of it.
+    pub(super) listed: Option<u64>,
+    /// When another's roll last had it.
+    pub(super) rolled: Time,
+    /// The last heartbeat that it said to all.
+    for_all: u64,
     pulse: Pulse,
     pub(super) life: Life,
-    sequences: [u64; 5],
+    sequences: [u64; 7],
 }
 
 impl Member {
@@ -78,9 +105,16 @@ impl Member {
             proposed: None,
             stirred: None,
             disputes: 0,
+            called: None,
+            call_heard: None,
+            late_since: None,
+            watched_since: None,
+            listed: None,
+            rolled: Time::ZERO,
+            for_all: 0,
             pulse: Pulse::new(heartbeat),
             life: Life::default(),
-            sequences: [0; 5],
+            sequences: [0; 7],
         }
     }
 
@@ -100,20 +134,49 @@ impl Member {
         true
     }
 
+    /// Whether a heartbeat of that sequence is later than the last.
+    pub(super) fn is_news(&self, sequence: u64) -> bool {
+        Life::of(sequence) >= self.life && sequence > self.sequences[Kind::Heartbeat as usize]
+    }
+
+    /// The highest sequence it was heard with.
+    pub(super) fn last(&self) -> u64 {
+        self.sequences.into_iter().max().unwrap_or_default()
+    }
+
+    /// How much of what all were to know of it this peer has heard: it only grows.
+    pub(super) fn said(&self) -> u64 {
+        self.sequences[Kind::Advert as usize].wrapping_add(self.for_all)
+    }
+
+    /// From now on it is to be heard all the time, or no longer.
+    pub(super) fn watch(&mut self, watched: bool, now: Time) {
+        if watched != self.watched_since.is_some() {
+            self.watched_since = watched.then_some(now);
+            self.late_since = None;
+            self.pulse.skip();
+        }
+    }
+
     /// A message of it has come. What it said before it went may still be on its way round for a moment.
-    pub(super) fn heard(&mut self, now: Time, kind: Kind) {
+    pub(super) fn heard(&mut self, now: Time, kind: Kind, way: Way) {
         self.last_heard = now;
         self.disconnected = false;
         self.suspect = false;
+        (self.called, self.late_since) = (None, None);
         self.gone_at = self.gone_at.filter(|at| now < *at + ECHO);
         if kind == Kind::Heartbeat {
             self.pulse.beat(now);
+            if way == Way::ToAll {
+                self.for_all = self.sequences[kind as usize];
+            }
         }
     }
 
     /// The listener slept so long: what this peer said meanwhile is still to be heard.
     pub(super) fn excuse(&mut self, slept: Duration, now: Time) {
         self.last_heard = (self.last_heard + slept).min(now);
+        self.called = self.called.map(|at| (at + slept).min(now));
         self.pulse.skip();
     }
 
@@ -121,7 +184,8 @@ impl Member {
     pub(super) fn sign(&self, now: Time, health: &Health, rules: &Silence) -> Sign {
         // Who has said goodbye is not waited for.
         let stays = !self.disconnected && !self.heartbeat.leaving;
-        self.pulse.sign(now.saturating_sub(self.last_heard), stays, health, rules)
+        let since = self.last_heard.max(self.watched_since.unwrap_or_default());
+        self.pulse.sign(now.saturating_sub(since), stays, health, rules)
     }
 
     /// Whether its change may hold up planning: not if it changes all the time.

@@ -1,11 +1,14 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
-use super::{Action, Control, Down, Member, Members, check, detector::Sign};
+use super::{Action, Control, Down, Member, Members, check, detector::Sign, missing::ANSWER, voice::LISTENERS};
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId, SwarmId};
+use tsnode_protocol::{
+    Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId, SwarmId,
+    rollcall::{Missed, PeerTag},
+};
 
 /// How long a peer that is heard may leave its advert unsaid before plans are made without it.
 const ADVERT_PATIENCE: Duration = Duration::from_secs(5);
@@ -22,6 +25,8 @@ pub(super) struct Derived {
     pub epoch: Epoch,
     /// Eligible peers in the order of their turns.
     pub ranks: Vec<PeerId>,
+    /// Those who listen for all.
+    pub listeners: Vec<PeerId>,
     /// Living peers with devices: those a plan is made of, and who decide on it.
     pub electorate: BTreeSet<PeerId>,
     /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
@@ -142,14 +147,27 @@ impl Control {
 
     /// Finds out who is late, and who is no more.
     pub(super) fn expire(&mut self, out: &mut Vec<Action>) {
-        let (now, me, rules, health) = (self.now, self.config.me, &self.config.silence, &self.health);
-        let mut lost = false;
+        let (now, me, defer, listens) = (self.now, self.config.me, self.defer(), self.listens());
+        let (rules, health, listeners) = (&self.config.silence, &self.health, &self.voice.listeners);
+        let answer = ANSWER + health.grace();
+        let (mut lost, mut bereft, mut missed) = (false, 0, Vec::new());
         for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.alive && **peer != me) {
-            let sign = member.sign(now, health, rules);
-            let left = member.heartbeat.leaving && member.disconnected;
-            if left || member.is_gone() || sign == Sign::Dead {
-                (member.alive, member.suspect) = (false, false);
+            let leaves = member.heartbeat.leaving;
+            let watched = listens || leaves || member.disconnected || listeners.contains(peer);
+            member.watch(watched, now);
+            let sign = if watched { member.sign(now, health, rules) } else { Sign::Fine };
+            let left = leaves && (member.disconnected || sign == Sign::Dead);
+            if !left && member.is_to_be_called(sign, now, defer) {
+                missed.push(Missed { peer: PeerTag::of(*peer), last: member.last() });
+                member.call_heard = Some(now);
+            }
+            // Whom this peer should hear itself it knows: that one may be late as often as it is.
+            let patience = if watched && sign != Sign::Dead { 2 * answer } else { answer };
+            let unanswered = member.called.is_some_and(|at| now >= at + patience);
+            if left || member.is_gone() || unanswered {
+                (member.alive, member.suspect, member.called) = (false, false, None);
                 lost = true;
+                bereft += usize::from(!leaves && listeners.contains(peer));
                 let reason = match member.is_gone() {
                     _ if member.heartbeat.leaving => Down::Left,
                     true => Down::Gone,
@@ -160,6 +178,13 @@ impl Control {
                 member.suspect = true;
                 out.push(Action::PeerSuspect(*peer));
             }
+        }
+        if bereft > 0 {
+            self.listeners_lost(bereft, defer);
+        }
+        missed.extend(self.muster(!missed.is_empty()));
+        if !missed.is_empty() {
+            self.call(missed, out);
         }
         if lost {
             self.members_changed();
@@ -196,7 +221,21 @@ impl Control {
             None => !electorate.is_empty(),
             Some(a) => check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
         };
-        Derived { epoch, ranks: self.ranks(epoch, self.plan_id()), electorate, pressing }
+        let ranks = self.ranks(epoch, self.plan_id());
+        let listeners = self.listeners(ranks.first().copied());
+        Derived { epoch, ranks, listeners, electorate, pressing }
+    }
+
+    /// The coordinator, and the first of ranks that follow from the epoch alone: these are the same for all, whatever plan
+    /// each follows. Where few may plan, others are beside them.
+    fn listeners(&self, coordinator: Option<PeerId>) -> Vec<PeerId> {
+        let epoch = self.common_epoch.unwrap_or_else(|| self.clock_epoch());
+        let rest = self.planned().filter(|(_, m)| !m.is_eligible()).map(|(peer, _)| *peer);
+        let mut rest: Vec<_> = rest.map(|p| (rank_hash(self.config.swarm, epoch, None, p), p)).collect();
+        rest.sort_unstable();
+        let deputies = self.ranks(epoch, None).into_iter().chain(rest.into_iter().map(|(_, peer)| peer));
+        let others = deputies.filter(|peer| Some(*peer) != coordinator);
+        coordinator.into_iter().chain(others).take(LISTENERS).collect()
     }
 
     /// Eligible peers in the order of their turns after the plan `last`.

@@ -48,6 +48,7 @@ pub fn advert(n: usize) -> Advert {
         models: vec![card()],
         links: vec![],
         reachable: true,
+        invites: vec![],
     }
 }
 

@@ -45,7 +45,9 @@ pub struct Figures {
     pub agreed_after: Option<f64>,
     /// Messages and bytes said, by kind.
     pub said: BTreeMap<&'static str, (u64, u64)>,
-    /// Bytes that arrived.
+    /// Bytes of heartbeats that came straight to each peer.
+    pub straight: BTreeMap<usize, u64>,
+    /// Bytes that arrived of what was for all.
     pub heard_bytes: u64,
     /// Messages that arrived.
     pub heard: u64,

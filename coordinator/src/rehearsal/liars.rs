@@ -1,10 +1,13 @@
 //! What liars say: each runs the machine that everybody runs, and lies in one way on top of it.
 
-use super::world::World;
+use super::{process::Process, world::World};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Endorsement, Epoch, Gossip, Heartbeat, Plan, PlanId, Term, Verified, gossip::Certificate, limits,
+    Call, Endorsement, Epoch, Gossip, Heartbeat, Plan, PlanId, RollCall, Term, Verified,
+    gossip::Certificate,
+    limits,
+    rollcall::{Missed, PeerTag, Present},
 };
 
 /// Ways of lying.
@@ -34,11 +37,15 @@ pub enum Lie {
     Mute,
     /// Says that it has cut off everybody.
     Slander,
+    /// Listens and leads, and tells nobody what it hears: misses nobody, passes no heartbeat on, has everybody on its roll.
+    Deaf,
+    /// Calls everybody, all the time, and has nobody on its roll.
+    Caller,
 }
 
 impl Lie {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::SecondPlan,
         Self::OutOfTurn,
         Self::FalseCertificate,
@@ -51,6 +58,8 @@ impl Lie {
         Self::Endorses,
         Self::Mute,
         Self::Slander,
+        Self::Deaf,
+        Self::Caller,
     ];
 }
 
@@ -77,6 +86,12 @@ impl World {
             (Lie::Slander, Gossip::Heartbeat(said)) => {
                 let cut_off = self.peers.iter().map(|p| p.id).take(limits::CUT_OFF).collect();
                 vec![(Gossip::Heartbeat(Heartbeat { cut_off, ..said }), None)]
+            }
+            (Lie::Deaf, Gossip::Call(_)) => vec![],
+            (Lie::Deaf | Lie::Caller, Gossip::RollCall(_)) => {
+                let listed = |p: &Process| Present { peer: PeerTag::of(p.id), said: Some(0) };
+                let all = self.peers.iter().filter(|_| lie == Lie::Deaf);
+                vec![(Gossip::RollCall(RollCall { present: all.map(listed).collect() }), None)]
             }
             (_, gossip) => vec![(gossip, None)],
         }
@@ -144,7 +159,11 @@ impl World {
                     self.say(n, Gossip::Endorsement(Endorsement { epoch, term, plan }));
                 }
             }
-            Lie::SecondPlan | Lie::Infeasible | Lie::Mute | Lie::Slander => {}
+            Lie::Caller => {
+                let peers = self.peers.iter().map(|p| Missed { peer: PeerTag::of(p.id), last: u64::MAX }).collect();
+                self.say(n, Gossip::Call(Call { peers }));
+            }
+            Lie::SecondPlan | Lie::Infeasible | Lie::Mute | Lie::Slander | Lie::Deaf => {}
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Gossip, Life, PeerId, PlanId, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, Heartbeat, Life, PeerId, PlanId, Term, Verified};
 
 /// Wall clock at the beginning (s since 1970); the seed adds up to an epoch.
 const UNIX: u64 = 1_800_000_000;
@@ -35,6 +35,8 @@ const ARCHIVE: usize = 64;
 #[derive(Debug)]
 enum Due {
     Message(u32, Arc<Verified<Gossip>>),
+    /// Heartbeats that one peer sent to a few.
+    Pulse(u32, PeerId, Arc<Vec<Verified<Gossip>>>),
     Connects(u32, PeerId),
     Disconnects(u32, PeerId),
     /// A system refuses connections to that peer's process.
@@ -188,6 +190,7 @@ impl World {
                 None => self.publish(n, gossip, None),
                 Some(lie) => self.twisted(lie, gossip).into_iter().for_each(|(g, half)| self.publish(n, g, half)),
             },
+            Action::Pulse { to, own, heard } => self.pulse(n, &to, own, heard),
             Action::Remember(epoch, term) => match self.peers[n].disk.latency {
                 Duration::ZERO => self.peers[n].disk.endorsed = Some((epoch, term)),
                 latency => {
@@ -235,6 +238,32 @@ impl World {
         }
         self.peers[n].hear_self(message.clone());
         self.spread(n, &message, half);
+    }
+
+    /// Sends heartbeats to a few peers.
+    fn pulse(&mut self, n: usize, to: &[PeerId], own: Option<Heartbeat>, mut heard: Vec<Verified<Gossip>>) {
+        let id = self.peers[n].id;
+        if self.peers[n].lie == Some(Lie::Deaf) {
+            heard.clear();
+        }
+        if let Some(own) = own.and_then(|own| self.peers[n].seal(Gossip::Heartbeat(own)).ok()) {
+            self.peers[n].pulse_self(own.clone());
+            heard.insert(0, own);
+        }
+        let bytes: u64 = heard.iter().map(|word| word.proof().to_bytes().len() as u64).sum();
+        let words = Arc::new(heard);
+        for to in to.iter().filter_map(|to| self.number(*to)).collect::<Vec<_>>() {
+            let said = self.checks.figures.said.entry("pulse").or_default();
+            (said.0, said.1) = (said.0 + 1, said.1 + bytes);
+            if !self.peers[to].is_running() {
+                continue;
+            }
+            for late in self.net.deliveries(n, to, &mut self.dice).into_iter().flatten() {
+                let straight = self.checks.figures.straight.entry(to).or_default();
+                *straight += bytes;
+                self.put(self.now + late, Due::Pulse(to as u32, id, words.clone()));
+            }
+        }
     }
 
     /// Sends a message to everybody, or to every second peer.
@@ -293,6 +322,9 @@ impl World {
                     let message = Arc::unwrap_or_clone(message);
                     self.tell(to, Event::Gossip(message));
                 }
+            }
+            Due::Pulse(to, from, words) => {
+                self.tell(to as usize, Event::Pulse { from, words: Arc::unwrap_or_clone(words) });
             }
             // A system refuses connections to a process that is no more, not to one that is there again.
             Due::Refuses(_, id) if self.number(id).is_some_and(|n| self.peers[n].is_running()) => {}
@@ -365,6 +397,7 @@ impl World {
     pub fn forget_bytes(&mut self) {
         let figures = &mut self.checks.figures;
         figures.said.clear();
+        figures.straight.clear();
         (figures.heard, figures.heard_bytes) = (0, 0);
     }
 }

@@ -4,7 +4,6 @@ use super::{ask::Peer, is_set, links};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
-    node::INVITE_FILE,
     view::SwarmView,
 };
 use clap::ArgMatches;
@@ -124,21 +123,6 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
         ]);
     }
     table(&rows)
-}
-
-pub(super) fn invite(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    // The secret never crosses HTTP: it is read where its owner alone can read.
-    let path = settings.data_dir().join(INVITE_FILE);
-    let text = std::fs::read_to_string(&path);
-    let text = text.map_err(|e| {
-        let next = "start a peer with: tsnode join, or name its folder with --data-dir";
-        Exit::new(Kind::DataDir, format!("{}: {e}; {next}", path.display()))
-    })?;
-    if is_set(matches, "json") {
-        return print_json(&json!({ "invite": text.trim() }));
-    }
-    say!("{}", text.trim());
-    Ok(())
 }
 
 pub(super) fn config(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {

@@ -130,6 +130,11 @@ async fn welcome(
                 tracing::debug!(%peer, %error, "probe ended");
             }
         }
+        Opening::Pulse(words) => {
+            if let Some(inbox) = &links.inner.pulses {
+                inbox.take(peer, words, &links.inner.guard);
+            }
+        }
         opening => {
             // The peer is shutting down when nobody takes streams any more.
             let _ = streams.send(IncomingStream { peer, opening, stream }).await;

@@ -51,5 +51,6 @@ fn kind(opening: &Opening) -> (u8, Allowance) {
         Opening::File { .. } => (6, RARE),
         Opening::Probe { .. } => (7, RARE),
         Opening::Prove(_) => (8, RARE),
+        Opening::Pulse(_) => (9, RARE),
     }
 }

@@ -26,7 +26,8 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
     let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
     let (guard, bench) = Guard::channel();
-    let config = LinksConfig { identity, membership, listen, shaping, datagram: None, guard, faults: None };
+    let config =
+        LinksConfig { identity, membership, listen, shaping, datagram: None, guard, faults: None, pulses: None };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
     End { links, incoming, gone, bench, address, id, _stop: stop.drop_guard() }

@@ -82,5 +82,6 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
         models: source.map(|s| s.card().clone()).into_iter().collect(),
         links: Vec::new(),
         reachable: true,
+        invites: vec![],
     })
 }

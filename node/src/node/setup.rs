@@ -3,10 +3,11 @@
 use crate::{
     hardware::LendError,
     identity::IdentityError,
+    invites::InvitesError,
     keys::KeysError,
     links::{LinkError, Shaping},
     store::StoreError,
-    swarm::SwarmError,
+    swarm::{RedeemError, SwarmError},
     text::TextError,
 };
 use std::net::SocketAddr;
@@ -124,6 +125,12 @@ pub enum NodeError {
         /// Whether another program has it.
         in_use: bool,
     },
+    /// Invites made here.
+    #[error(transparent)]
+    Invites(#[from] InvitesError),
+    /// The invite to come with.
+    #[error(transparent)]
+    Redeem(#[from] RedeemError),
     /// What the host is asked to lend.
     #[error(transparent)]
     Lend(#[from] LendError),

@@ -10,7 +10,8 @@
 //! listener → dialer   ADMITTED
 //! ```
 
-use super::{SwarmEvent, to_own_id};
+use super::{SwarmEvent, redeem, to_own_id};
+use crate::invites::Invites;
 use futures::{AsyncReadExt as _, AsyncWriteExt as _};
 use libp2p::core::muxing::{StreamMuxer, StreamMuxerBox, StreamMuxerExt as _, SubstreamBox};
 use std::{future::Future, io, pin::pin, task::Poll, time::Duration};
@@ -25,7 +26,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// What tsnode connections begin with.
 const MAGIC: [u8; 6] = *b"tsnode";
 /// Magic, version, nonce (bytes).
-const HELLO_BYTES: usize = MAGIC.len() + 2 + 32;
+pub(super) const HELLO_BYTES: usize = MAGIC.len() + 2 + 32;
 /// The listener's last word.
 const ADMITTED: u8 = 1;
 
@@ -79,6 +80,12 @@ pub(super) enum AdmissionError {
     /// Its code is wrong.
     #[error("is of another swarm or does not know this swarm's secret")]
     Stranger,
+    /// It came with an invite that is unknown, expired, revoked or used up, or with a wrong one.
+    #[error("came with an invite that is not good")]
+    Uninvited,
+    /// It came with an invite and has the secret now: it will come again as a member.
+    #[error("was let in, and is to come again")]
+    Redeemed,
     /// We could not draw a nonce.
     #[error("cannot draw a nonce: {0}")]
     Random(String),
@@ -88,7 +95,8 @@ impl AdmissionError {
     fn verdict(&self) -> Verdict {
         match self {
             Self::ForeignId(_) | Self::Foreign | Self::Version { .. } | Self::Stranger => Verdict::Stranger,
-            Self::Silent | Self::Left(_) | Self::Random(_) => Verdict::Unfinished,
+            // Who had no good invite may come with another.
+            Self::Silent | Self::Left(_) | Self::Random(_) | Self::Uninvited | Self::Redeemed => Verdict::Unfinished,
         }
     }
 }
@@ -100,6 +108,8 @@ pub(super) struct Door {
     pub(super) own: PeerId,
     /// What both sides must know.
     pub(super) membership: Membership,
+    /// What newcomers may come with.
+    pub(super) invites: Invites,
     /// Receives every rejection; when it is full the rejection is only logged, as its sender may be a flood.
     pub(super) rejections: mpsc::Sender<Rejection>,
 }
@@ -153,7 +163,12 @@ impl Door {
     }
 
     async fn answer(&self, dialer: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
-        let dialer_nonce = read_hello(&mut stream).await?;
+        let magic: [u8; 6] = receive(&mut stream).await?;
+        if magic == redeem::MAGIC {
+            let over = redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
+            return Err(over);
+        }
+        let dialer_nonce = read_hello_after(magic, &mut stream).await?;
         let listener_nonce = draw_nonce()?;
         let ends = Ends { dialer, listener: self.own, dialer_nonce, listener_nonce };
         let mut reply = hello(listener_nonce).to_vec();
@@ -171,6 +186,9 @@ impl Door {
     }
 
     fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {
+        if matches!(error, AdmissionError::Redeemed) {
+            return;
+        }
         let rejection = Rejection { peer, reason: error.to_string(), verdict: error.verdict() };
         if let Err(unsent) = self.rejections.try_send(rejection) {
             tracing::debug!(rejection = ?unsent.into_inner(), "rejections come faster than they are counted");
@@ -179,7 +197,7 @@ impl Door {
 }
 
 /// The stream the exchange runs on: the dialer opens it, the listener takes the first that is opened.
-async fn first_stream(muxer: &mut StreamMuxerBox, side: Side) -> io::Result<SubstreamBox> {
+pub(super) async fn first_stream(muxer: &mut StreamMuxerBox, side: Side) -> io::Result<SubstreamBox> {
     std::future::poll_fn(|cx| {
         let stream = match side {
             Side::Dialer => muxer.poll_outbound_unpin(cx),
@@ -197,7 +215,7 @@ async fn first_stream(muxer: &mut StreamMuxerBox, side: Side) -> io::Result<Subs
 }
 
 /// Awaits `work` on a stream of `muxer`; streams stand still unless somebody drives their connection.
-async fn driving<M, T>(muxer: &mut M, work: impl Future<Output = T>) -> Result<T, M::Error>
+pub(super) async fn driving<M, T>(muxer: &mut M, work: impl Future<Output = T>) -> Result<T, M::Error>
 where
     M: StreamMuxer + Unpin,
 {
@@ -219,7 +237,7 @@ where
     .await
 }
 
-fn draw_nonce() -> Result<Nonce, AdmissionError> {
+pub(super) fn draw_nonce() -> Result<Nonce, AdmissionError> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| AdmissionError::Random(e.to_string()))?;
     Ok(Nonce(nonce))
@@ -235,6 +253,10 @@ fn hello(nonce: Nonce) -> [u8; HELLO_BYTES] {
 
 async fn read_hello(stream: &mut SubstreamBox) -> Result<Nonce, AdmissionError> {
     let magic: [u8; 6] = receive(stream).await?;
+    read_hello_after(magic, stream).await
+}
+
+async fn read_hello_after(magic: [u8; 6], stream: &mut SubstreamBox) -> Result<Nonce, AdmissionError> {
     if magic != MAGIC {
         return Err(AdmissionError::Foreign);
     }
@@ -245,12 +267,12 @@ async fn read_hello(stream: &mut SubstreamBox) -> Result<Nonce, AdmissionError> 
     Ok(Nonce(receive(stream).await?))
 }
 
-async fn send(stream: &mut SubstreamBox, bytes: &[u8]) -> io::Result<()> {
+pub(super) async fn send(stream: &mut SubstreamBox, bytes: &[u8]) -> io::Result<()> {
     stream.write_all(bytes).await?;
     stream.flush().await
 }
 
-async fn receive<const N: usize>(stream: &mut SubstreamBox) -> io::Result<[u8; N]> {
+pub(super) async fn receive<const N: usize>(stream: &mut SubstreamBox) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).await?;
     Ok(bytes)

@@ -247,14 +247,14 @@ fn group_by_peer(addresses: &[Multiaddr], own: PeerId) -> Vec<Attempt> {
     by_peer.into_iter().map(|(peer, addresses)| Attempt::Peer { peer, addresses }).chain(anybody).collect()
 }
 
-fn peer_of(address: &Multiaddr) -> Option<PeerId> {
+pub(super) fn peer_of(address: &Multiaddr) -> Option<PeerId> {
     match address.iter().last() {
         Some(Protocol::P2p(peer)) => PeerId::from_libp2p_bytes(&peer.to_bytes()),
         _ => None,
     }
 }
 
-fn without_peer(mut address: Multiaddr) -> Multiaddr {
+pub(super) fn without_peer(mut address: Multiaddr) -> Multiaddr {
     if matches!(address.iter().last(), Some(Protocol::P2p(_))) {
         address.pop();
     }

@@ -23,6 +23,8 @@ pub(super) enum Command {
     Disconnect(PeerId),
     /// Close them, and allow no new ones.
     Ban(PeerId, Ban),
+    /// These peers are heard of, if not by gossip.
+    Present(Vec<PeerId>),
     /// Allow them again, should nothing else keep the peer away.
     Allow(PeerId, Ban),
 }
@@ -78,6 +80,22 @@ impl SwarmHandle {
         let (verified, bytes) = self.sealer.seal(message)?;
         self.order(Command::Publish(bytes))?;
         Ok(verified)
+    }
+
+    /// Signs `message` with the next sequence number, for those it is sent to otherwise.
+    ///
+    /// # Errors
+    /// When others would refuse the message.
+    pub fn seal(&self, message: &Gossip) -> Result<Verified<Gossip>, PublishError> {
+        Ok(self.sealer.seal(message)?.0)
+    }
+
+    /// These peers are there, though they may be silent to all: there is no need to look for them.
+    ///
+    /// # Errors
+    /// When the task cannot take the order.
+    pub fn present(&self, peers: Vec<PeerId>) -> Result<(), CommandError> {
+        self.order(Command::Present(peers))
     }
 
     /// Connects to an address; a failure is only logged.

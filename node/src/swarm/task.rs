@@ -97,6 +97,7 @@ impl Task {
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),
             Command::Disconnect(peer) => self.disconnect(peer),
+            Command::Present(peers) => peers.into_iter().for_each(|peer| self.dialer.heard(peer, Instant::now())),
             Command::Allow(peer, why) => {
                 self.bans.remove(&(peer, why));
                 if [Ban::Offence, Ban::Fault].iter().any(|other| self.bans.contains(&(peer, *other))) {

@@ -28,11 +28,16 @@ impl Drop for Peer {
     }
 }
 
+fn no_invites() -> Invites {
+    Invites::new(std::path::Path::new("/nowhere"), SWARM, None)
+}
+
 fn config(n: u8, secret: Secret) -> SwarmConfig {
     SwarmConfig {
         identity: Identity::from_seed(&[n; 32]),
         life: Life(1),
         swarm: SWARM,
+        invites: no_invites(),
         membership: Membership::new(SWARM, Some(secret)),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         bootstrap: Vec::new(),
@@ -120,6 +125,7 @@ fn advert(addresses: Vec<String>) -> Gossip {
         models: Vec::new(),
         links: Vec::new(),
         reachable: true,
+        invites: vec![],
     };
     Gossip::Advert(advert.into())
 }
@@ -216,7 +222,12 @@ impl Liar {
         let identity = Identity::from_seed(&[66; 32]);
         let keypair = identity.libp2p_keypair();
         let (rejections, _) = mpsc::channel::<Rejection>(1);
-        let door = Door { own: identity.peer_id(), membership: Membership::new(SWARM, Some(SECRET)), rejections };
+        let door = Door {
+            own: identity.peer_id(),
+            membership: Membership::new(SWARM, Some(SECRET)),
+            invites: no_invites(),
+            rejections,
+        };
         let config = gossipsub::ConfigBuilder::default()
             .validation_mode(gossipsub::ValidationMode::Anonymous)
             .max_transmit_size(8 * limits::GOSSIP_BYTES)

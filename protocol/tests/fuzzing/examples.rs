@@ -4,7 +4,8 @@ use crate::fuzzing::{CONTROL, DATA, SWARM, addressed};
 use ed25519_dalek::SigningKey;
 use std::path::Path;
 use tsnode_protocol::{
-    Gossip, Heartbeat, Invite, KvCodec, ModelId, PeerId, RequestId, Sampled, Secret, Signed, SwarmId, Token, codec,
+    Gossip, Heartbeat, Invite, InviteId, KvCodec, ModelId, PeerId, RequestId, Sampled, Secret, Signed, SwarmId, Ticket,
+    Token, codec,
     journal::{Fingerprint, JournalHead, JournalPart, Record},
     ledger,
     ring::RingFrame,
@@ -41,7 +42,11 @@ fn committed() -> Vec<(&'static str, Vec<u8>)> {
 
 fn written() -> Vec<(&'static str, Vec<u8>)> {
     let address = "/ip4/192.0.2.1/udp/7447/quic-v1/p2p/12D3KooW".to_owned();
-    let invite = Invite { swarm: SwarmId([3; 16]), secret: Some(Secret([5; 32])), addresses: vec![address] };
+    let invite = Invite {
+        swarm: SwarmId([3; 16]),
+        ticket: Some(Ticket { id: InviteId([4; 8]), secret: Secret([5; 32]), expires: 1_800_000_000 }),
+        addresses: vec![address],
+    };
     let names = [PeerId([7; 32]).to_string(), RequestId([9; 16]).to_string(), ModelId([1; 16]).to_string()];
     let head = JournalHead { request: RequestId([9; 16]), asked: Fingerprint([4; 32]) };
     let sampled = Sampled { token: Token(300), logprob: Some(-0.5), top: vec![] };

@@ -122,6 +122,11 @@ fn understand(message: &Gossip) {
                 let _ = signed.clone().verify(SWARM).map(|verified| verified.message().kind());
             }
         }
+        Gossip::Call(call) => {
+            assert!((1..=limits::PEERS).contains(&call.peers.len()));
+            assert!(call.peers.iter().all(|missed| missed.peer.range().start() <= missed.peer.range().end()));
+        }
+        Gossip::RollCall(roll) => assert!(roll.present.len() <= limits::PEERS),
         Gossip::Heartbeat(_) | Gossip::Endorsement(_) => {}
     }
 }

@@ -1,0 +1,206 @@
+//! Plan flow 1: what a peer says of itself, how often, and to whom.
+//!
+//! Heartbeats go to the leader of one's group, and from there to those who listen: the first few by rank, of whom the first
+//! is the coordinator. Who has no group tells them itself. To all goes what is news, what somebody misses, and every
+//! heartbeat of the listeners: so what anybody says and hears does not grow with the swarm.
+
+use super::{Action, Control};
+use crate::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tsnode_protocol::{Gossip, Heartbeat, PeerId, Verified, limits};
+
+/// Those who listen. More than one, so that none of them can hide a death, and that a partition or a crash seldom takes all;
+/// few, since all of them are heard by everybody.
+pub(super) const LISTENERS: usize = 3;
+/// After a word to all, before an answer to who misses one.
+const BREATH: Duration = Duration::from_millis(300);
+/// After a sleep, what comes so soon has waited.
+const STALE: Duration = Duration::from_secs(1);
+/// Calls that are so close are of one silence.
+const EPISODE: Duration = Duration::from_millis(1500);
+/// Who is missed twice in this time, though it speaks, is not heard where it should be.
+const MISSED_AGAIN: Duration = Duration::from_secs(6);
+/// How long it then tells all.
+const LOUD: Duration = Duration::from_secs(10);
+/// And how long it does without its leader, which may be why.
+const DIRECT: Duration = Duration::from_secs(60);
+/// Adverts are not said again for a call that comes so soon after one.
+const ADVERT_FRESH: Duration = Duration::from_secs(5);
+/// Of the time, what one peer's word of its load takes up: fifty a second from all.
+const LOAD_SHARE: Duration = Duration::from_millis(20);
+
+/// How a peer speaks.
+#[derive(Debug, Default)]
+pub(super) struct Voice {
+    /// Those who listen, by this peer's view.
+    pub listeners: Vec<PeerId>,
+    /// Since when this peer is one of them.
+    pub listens_since: Option<Time>,
+    /// When one of them was last given up.
+    pub listener_lost: Option<Time>,
+    /// When everybody is to be called, since several were.
+    pub muster_at: Option<Time>,
+    /// What was last said to all, and when.
+    said: Option<(Heartbeat, Time)>,
+    /// When the last advert was said.
+    pub advertised: Option<Time>,
+    /// Somebody misses this peer: when it answers.
+    answer_at: Option<Time>,
+    /// When it was first missed, of late.
+    called: Option<Time>,
+    loud_until: Time,
+    direct_until: Time,
+    /// What is heard until then may be old.
+    stale_until: Time,
+    /// Heartbeats to pass on.
+    heard: BTreeMap<PeerId, Verified<Gossip>>,
+}
+
+impl Voice {
+    /// When it wants to speak beside its rhythm.
+    pub fn deadline(&self) -> Option<Time> {
+        self.answer_at
+    }
+
+    /// This peer was not run for a while: what waited for it meanwhile is no sign of life.
+    pub fn slept(&mut self, now: Time) {
+        self.heard.clear();
+        self.stale_until = now + STALE;
+    }
+
+    /// Everybody is to hear of this peer now.
+    pub fn answer(&mut self, now: Time) {
+        let at = self.said.as_ref().map_or(now, |(_, said)| now.max(*said + BREATH));
+        self.answer_at = Some(self.answer_at.map_or(at, |set| set.min(at)));
+    }
+}
+
+impl Control {
+    /// Says what is due to whom it is due.
+    pub(super) fn beat(&mut self, out: &mut Vec<Action>) {
+        if self.advert.is_none() {
+            return;
+        }
+        let (now, due) = (self.now, self.next_heartbeat <= self.now);
+        let answers = self.voice.answer_at.is_some_and(|at| at <= now);
+        let to_all = answers || self.has_news() || (due && (self.is_loud() || self.load_is_news()));
+        if !to_all && !due {
+            return;
+        }
+        self.next_heartbeat = now + self.config.heartbeat;
+        let heartbeat = self.heartbeat();
+        let heard: Vec<Verified<Gossip>> = std::mem::take(&mut self.voice.heard).into_values().collect();
+        if to_all {
+            self.voice.answer_at = None;
+            self.voice.said = Some((heartbeat.clone(), now));
+            out.push(Action::Publish(Gossip::Heartbeat(heartbeat.clone())));
+        }
+        let to = self.homes();
+        let own = (!to_all).then_some(heartbeat);
+        if !to.is_empty() && (own.is_some() || !heard.is_empty()) {
+            out.push(Action::Pulse { to, own, heard });
+        }
+    }
+
+    fn heartbeat(&self) -> Heartbeat {
+        Heartbeat {
+            clock: self.clock_epoch(),
+            epoch: self.followed().0,
+            term: self.term(),
+            plan: self.plan_id(),
+            ready: self.ready.clone(),
+            load: self.load,
+            leaving: self.leaving,
+            cut_off: self.cut_off.clone(),
+        }
+    }
+
+    /// Whether something is so that others do not know, and act by.
+    fn has_news(&self) -> bool {
+        self.voice.said.as_ref().is_none_or(|(said, _)| {
+            (said.plan, said.term, said.clock, said.leaving)
+                != (self.plan_id(), self.term(), self.clock_epoch(), self.leaving)
+                || said.ready != self.ready
+                || said.cut_off != self.cut_off
+        })
+    }
+
+    /// Whether gateways should hear how much is to do here: the seldomer the larger the swarm.
+    fn load_is_news(&self) -> bool {
+        let spacing = LOAD_SHARE * u32::try_from(self.members.len()).unwrap_or(u32::MAX);
+        let changed = |(said, at): &(Heartbeat, Time)| said.load != self.load && self.now >= *at + spacing;
+        self.voice.said.as_ref().is_some_and(changed)
+    }
+
+    /// Whether every heartbeat is for all: of those who listen, of who is about to go, of who is not heard otherwise.
+    fn is_loud(&self) -> bool {
+        let listeners = &self.voice.listeners;
+        let knows_nobody = !listeners.iter().any(|l| *l != self.config.me);
+        knows_nobody || self.listens() || self.leaving || self.now < self.voice.loud_until
+    }
+
+    /// Whether this peer listens for all, by its own view.
+    pub(super) fn listens(&self) -> bool {
+        self.voice.listeners.contains(&self.config.me)
+    }
+
+    /// Who hears every heartbeat of this peer.
+    fn homes(&self) -> Vec<PeerId> {
+        if let Some(leader) = self.my_leader().filter(|_| self.now >= self.voice.direct_until) {
+            return vec![leader];
+        }
+        self.voice.listeners.iter().copied().filter(|l| *l != self.config.me).collect()
+    }
+
+    /// The leader of this peer's group, where that is another and there.
+    fn my_leader(&self) -> Option<PeerId> {
+        let (groups, me) = (&self.plan()?.groups, self.config.me);
+        if groups.iter().any(|g| g.leader() == Some(me)) {
+            return None;
+        }
+        let group = groups.iter().find(|g| g.stages.iter().any(|s| s.peer == me))?;
+        group.leader().filter(|l| self.members.get(l).is_some_and(|m| m.alive && !m.suspect && !m.disconnected))
+    }
+
+    fn leads(&self, peer: PeerId) -> bool {
+        let mine = |g: &&tsnode_protocol::Group| g.leader() == Some(self.config.me);
+        self.plan().is_some_and(|p| p.groups.iter().filter(mine).any(|g| g.stages.iter().any(|s| s.peer == peer)))
+    }
+
+    /// Heartbeats that `from` said to this peer, or passed on.
+    pub(super) fn hear_pulse(&mut self, from: PeerId, words: Vec<Verified<Gossip>>, out: &mut Vec<Action>) {
+        for word in words.into_iter().take(limits::PULSES) {
+            let (signer, is_own) = (word.signer(), from == self.config.me);
+            let is_heartbeat = matches!(word.message(), Gossip::Heartbeat(_));
+            // What came by another way already is no replay.
+            let is_news = self.members.get(&signer).is_none_or(|m| m.is_news(word.sequence()));
+            if !is_heartbeat || !is_news || (signer == self.config.me) != is_own {
+                continue;
+            }
+            let is_fresh = self.now >= self.voice.stale_until;
+            if signer == from && !is_own && is_fresh && self.leads(signer) && self.voice.heard.len() < limits::PULSES {
+                self.voice.heard.insert(signer, word.clone());
+            }
+            self.hear_word(word, super::member::Way::Straight, out);
+        }
+    }
+
+    /// Somebody misses this peer.
+    pub(super) fn called(&mut self) {
+        let now = self.now;
+        match self.voice.called {
+            Some(at) if now < at + EPISODE => {}
+            Some(at) if now < at + MISSED_AGAIN => {
+                self.voice.loud_until = now + LOUD;
+                self.voice.called = Some(now);
+            }
+            _ => self.voice.called = Some(now),
+        }
+        self.voice.direct_until = now + DIRECT;
+        self.voice.answer(now);
+        if self.voice.advertised.is_none_or(|at| now >= at + ADVERT_FRESH) {
+            self.advertise_within(Duration::from_millis(200));
+        }
+    }
+}

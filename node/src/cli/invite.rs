@@ -1,0 +1,146 @@
+//! `tsnode invite`: makes, lists and takes back invites to the swarm that this machine's peer is in.
+
+use super::{asking, is_set, json as json_flag, knobs, show, verb};
+use crate::{
+    config::Settings,
+    exit::{Exit, Kind},
+    invites::{self, InvitesError, span, unix_now},
+    node::INVITE_FILE,
+};
+use clap::{Arg, ArgMatches, Command};
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+use tsnode_protocol::{Invite, InviteId};
+
+/// The longest an invite may last (days).
+const LONGEST: u64 = 3650;
+
+pub(super) fn command() -> Command {
+    let expires = Arg::new("expires")
+        .long("expires")
+        .value_name("TIME")
+        .value_parser(lasting)
+        .help("How long it is good, as 30m, 12h or 7d [default: 7d]");
+    let uses = Arg::new("uses")
+        .long("uses")
+        .value_name("N")
+        .value_parser(clap::value_parser!(u32).range(1..=i64::from(invites::USES)))
+        .help("How many may come with it [default: any number]; only this peer lets them in then");
+    let id = Arg::new("id").value_name("ID").required(true).value_parser(clap::value_parser!(InviteId));
+    let one = |verb: Command| verb.args(knobs(&["data-dir"])).arg(json_flag());
+    asking(
+        "invite",
+        "Make an invite: what to give to someone who should join this swarm",
+        "tsnode invite --expires 12h --uses 1",
+    )
+    .arg(expires)
+    .arg(uses)
+    .subcommand(one(verb("list", "Invites made here, and who came with them", "tsnode invite list")))
+    .subcommand(
+        one(verb("revoke", "Let nobody in with an invite from now on", "tsnode invite revoke i-0123456789abcdef"))
+            .arg(id.help("Its name, as tsnode invite list shows it")),
+    )
+}
+
+fn lasting(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("no time of up to {LONGEST} days, as 30m, 12h or 7d: {text:?}");
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    let count: u64 = text[..text.len() - unit.len_utf8()].parse().map_err(|_| wrong())?;
+    let lasts = count.checked_mul(seconds).filter(|s| (1..=LONGEST * 86_400).contains(s));
+    lasts.map(Duration::from_secs).ok_or_else(wrong)
+}
+
+pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let folder = settings.data_dir();
+    match matches.subcommand() {
+        Some(("list", matches)) => list(&folder, is_set(matches, "json")),
+        Some((_, matches)) => {
+            let Some(id) = matches.get_one::<InviteId>("id") else { return Ok(()) };
+            invites::revoke(&folder, *id).map_err(exit)?;
+            if is_set(matches, "json") {
+                return show::print_json(&json!({ "revoked": id }));
+            }
+            say!("nobody is let in with {id} any more; who came with it stays");
+            Ok(())
+        }
+        None => make(&folder, matches),
+    }
+}
+
+fn make(folder: &Path, matches: &ArgMatches) -> Result<(), Exit> {
+    let mut invite = current(folder)?;
+    // An open swarm asks for nothing: where it is is all there is to say.
+    if invite.ticket.is_some() {
+        let lasts = matches.get_one::<Duration>("expires").copied().unwrap_or(invites::LASTS);
+        let made = invites::make(folder, lasts, matches.get_one::<u32>("uses").copied()).map_err(exit)?;
+        invite.ticket = made.ticket();
+    }
+    if is_set(matches, "json") {
+        let (id, expires) = (invite.ticket.map(|t| t.id), invite.ticket.map(|t| t.expires));
+        return show::print_json(&json!({ "invite": invite.to_string(), "id": id, "expires": expires }));
+    }
+    say!("{invite}");
+    Ok(())
+}
+
+/// The swarm and where this machine's peer is, as that has written it down.
+fn current(folder: &Path) -> Result<Invite, Exit> {
+    // Secrets never cross HTTP: they are read where their owner alone can read.
+    let path = folder.join(INVITE_FILE);
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        let next = "start a peer with: tsnode join, or name its folder with --data-dir";
+        Exit::new(Kind::DataDir, format!("{}: {e}; {next}", path.display()))
+    })?;
+    text.parse().map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}", path.display())))
+}
+
+fn list(folder: &Path, as_json: bool) -> Result<(), Exit> {
+    let (all, used, now) = (invites::read(folder).map_err(exit)?, invites::used(folder).map_err(exit)?, unix_now());
+    let came = |id: &InviteId| used.get(id).map_or(0, |who| who.len());
+    let state = |made: &invites::Made| match made.uses {
+        _ if made.revoked => "revoked",
+        _ if made.expires <= now => "expired",
+        Some(uses) if came(&made.id) >= uses as usize => "used up",
+        _ => "good",
+    };
+    if as_json {
+        let one = |m: &invites::Made| json!({ "id": m.id, "state": state(m), "expires": m.expires, "uses": m.uses, "used": came(&m.id) });
+        return show::print_json(&all.iter().map(one).collect::<Vec<_>>());
+    }
+    let mut rows = vec![["INVITE", "STATE", "LEFT", "USED"].map(String::from).to_vec()];
+    rows.extend(all.iter().map(|made| {
+        let used = made.uses.map_or("not counted".into(), |uses| format!("{} of {uses}", came(&made.id)));
+        vec![made.id.to_string(), state(made).into(), span(made.expires.saturating_sub(now)), used]
+    }));
+    show::table(&rows)
+}
+
+fn exit(error: InvitesError) -> Exit {
+    let kind = match error {
+        InvitesError::Io { .. } | InvitesError::Broken { .. } => Kind::DataDir,
+        InvitesError::TooMany | InvitesError::Unknown(_) => Kind::Usage,
+    };
+    Exit::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        assert_eq!(lasting("30m"), Ok(Duration::from_secs(1800)));
+        assert_eq!(lasting("7d"), Ok(Duration::from_secs(7 * 86_400)));
+        for wrong in ["", "7", "d", "0h", "-1d", "99999d", "7é"] {
+            assert!(lasting(wrong).is_err(), "{wrong}");
+        }
+    }
+}
