@@ -15,6 +15,8 @@ pub use tap::{Fresh, Tap};
 
 pub(crate) use attend::{Attend, Look};
 
+use attend::Run;
+
 use crate::{
     cpu::{Cpu, Simd, Team},
     pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
@@ -157,6 +159,9 @@ pub enum EngineError {
     Pages(#[from] PagesError),
 }
 
+/// What a rank computes with, its pages, its part of a stage, and who takes KV out.
+type Place<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
+
 /// Stages, pages and sequences of one host.
 pub struct Engine {
     /// A thread for each rank, the caller's for one.
@@ -172,6 +177,9 @@ pub struct Engine {
     next_key: u64,
     wire: wire::Scratch,
     out: Vec<f32>,
+    /// Of the batch at hand: positions of all rows, and whose slices have been seen. Kept from step to step.
+    positions: Vec<u32>,
+    seen: Vec<RequestId>,
 }
 
 impl Engine {
@@ -200,6 +208,8 @@ impl Engine {
             next_key: 0,
             wire: wire::Scratch::default(),
             out: Vec::new(),
+            positions: Vec::new(),
+            seen: Vec::new(),
         })
     }
 
@@ -336,10 +346,11 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
-        let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
+        self.positions.clear();
+        self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        parts::enter(&mut self.devices, loaded, input, &positions);
-        self.compute(stage, batch, &positions, output, tap)?;
+        parts::enter(&mut self.devices, loaded, input, &self.positions);
+        self.compute(stage, batch, output, tap)?;
         for slice in batch {
             if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
                 kv.set_len((slice.start + slice.len) as usize);
@@ -362,24 +373,26 @@ impl Engine {
         &mut self,
         stage: StageKey,
         batch: &[Slice],
-        positions: &[u32],
         output: Output<'_>,
         tap: Option<&mut dyn Tap>,
     ) -> Result<(), EngineError> {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         self.hall.open();
-        let (ranks, hall, sequences) = (self.devices.len(), &self.hall, &self.sequences);
+        let (ranks, hall, sequences, positions) = (self.devices.len(), &self.hall, &self.sequences, &self.positions);
         let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
         let (first, scratch) = (loaded.layers.start, &mut self.wire);
         let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, scratch });
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
-        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
-        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, (((device, pool), part), tap)| {
+        let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
+        let compute = |rank: usize, (((device, pool), part), tap): &mut Place<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
             let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
             let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
-            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout, tap };
+            // `check` has seen every sequence of the batch.
+            let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
+            let runs = Run::all(batch, kvs, device.cpu.has_chunks(layout.dim));
+            let mut attend = Attend { pool, sequences, stage, positions, others, group, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             if let Output::Logits { rows } = output {
                 device.chosen.clear();
@@ -387,11 +400,21 @@ impl Engine {
                 device.logits.resize(rows.len() * part.vocab.len(), 0.0);
                 part.stage.logits(&device.cpu, &device.chosen, &mut device.logits);
             }
-        });
+        };
+        match places.next() {
+            Some(mut only) if ranks == 1 => compute(0, &mut only),
+            first => self.team.share_each(&mut first.into_iter().chain(places).collect::<Vec<_>>(), compute),
+        }
         Ok(())
     }
 
-    fn check(&self, stage: StageKey, batch: &[Slice], input: Input<'_>, out: Output<'_>) -> Result<(), EngineError> {
+    fn check(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        input: Input<'_>,
+        out: Output<'_>,
+    ) -> Result<(), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let rows: usize = batch.iter().map(|s| s.len as usize).sum();
         let size = |what, found, expected| Err(EngineError::Size { what, found, expected });
@@ -414,14 +437,17 @@ impl Engine {
         {
             return size("row", *stray, rows.saturating_sub(1));
         }
-        let mut seen = std::collections::BTreeSet::new();
+        self.seen.clear();
+        self.seen.extend(batch.iter().map(|slice| slice.request));
+        self.seen.sort_unstable();
+        let twice = self.seen.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
         for slice in batch {
             let kv = self.sequence(stage, slice.request)?;
             let end = slice.start.saturating_add(slice.len);
             let fits = slice.start as usize == kv.len()
                 && end as usize <= kv.room()
                 && end <= loaded.shape.context
-                && seen.insert(slice.request);
+                && twice != Some(slice.request);
             if !fits {
                 let (present, room) = (kv.len(), kv.room());
                 return Err(EngineError::Position { request: slice.request, start: slice.start, end, present, room });
