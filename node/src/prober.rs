@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::links::pause_after;
 use tsnode_protocol::{Link, PeerId};
@@ -48,7 +48,9 @@ struct Prober {
 impl Prober {
     async fn run(mut self, me: PeerId, roster: Roster) {
         sleep(FIRST).await;
+        let mut turns = self.links.turns();
         loop {
+            turns.mark_unchanged();
             let others = roster.others(me);
             self.measured.retain(|peer| others.iter().any(|(other, _)| other == peer));
             for (peer, addresses) in others {
@@ -58,7 +60,8 @@ impl Prober {
                 }
                 sleep(pause.max(PAUSE)).await;
             }
-            sleep(EVERY).await;
+            // A link that has taken another way is another link.
+            let _ = timeout(EVERY, turns.changed()).await;
         }
     }
 

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::guard::{Bench, Guard};
+use futures::FutureExt;
 use std::time::Instant;
+use tokio::time::timeout;
 use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::journal::{Fingerprint, JournalHead};
 use tsnode_protocol::kv::KvHeader;
@@ -26,7 +28,8 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
     let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
     let (guard, bench) = Guard::channel();
-    let config = LinksConfig { identity, membership, listen, shaping, datagram: None, guard, faults: None };
+    let config =
+        LinksConfig { identity, membership, listen, shaping, datagram: None, guard, faults: None, carriage: None };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
     End { links, incoming, gone, bench, address, id, _stop: stop.drop_guard() }

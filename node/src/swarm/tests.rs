@@ -39,6 +39,9 @@ fn config(n: u8, secret: Secret) -> SwarmConfig {
         mdns: false,
         degree: DEGREE,
         agent: "tsnode/test".into(),
+        relay: true,
+        porter: crate::carrier::channel().1,
+        faults: None,
     }
 }
 
@@ -225,8 +228,9 @@ impl Liar {
             .unwrap();
         let mut behaviour = gossipsub::Behaviour::new(gossipsub::MessageAuthenticity::Anonymous, config).unwrap();
         behaviour.subscribe(&gossip::topic(SWARM)).unwrap();
+        let (circuits, _) = libp2p::relay::client::new(keypair.public().to_peer_id());
         let mut net = Swarm::new(
-            transport::admitted(&keypair, door).unwrap(),
+            transport::admitted(&keypair, door, circuits).unwrap(),
             behaviour,
             keypair.public().to_peer_id(),
             libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),
