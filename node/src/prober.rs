@@ -14,6 +14,8 @@ use tsnode_protocol::{Link, PeerId};
 const FIRST: Duration = Duration::from_secs(3);
 /// Between rounds.
 const EVERY: Duration = Duration::from_secs(60);
+/// After one in which a peer was not reached: it may be about to find a way.
+const AGAIN: Duration = Duration::from_secs(10);
 /// Between two probes of a round, at least.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A number that has moved by less than this part is no news.
@@ -53,15 +55,19 @@ impl Prober {
             turns.mark_unchanged();
             let others = roster.others(me);
             self.measured.retain(|peer| others.iter().any(|(other, _)| other == peer));
+            let mut wait = EVERY;
             for (peer, addresses) in others {
                 let pause = self.probe(peer, &addresses).await;
+                if !self.measured.contains(&peer) {
+                    wait = AGAIN;
+                }
                 if !self.tell().await {
                     return;
                 }
                 sleep(pause.max(PAUSE)).await;
             }
             // A link that has taken another way is another link.
-            let _ = timeout(EVERY, turns.changed()).await;
+            let _ = timeout(wait, turns.changed()).await;
         }
     }
 

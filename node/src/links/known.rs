@@ -76,6 +76,12 @@ impl Known {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How a link goes.
+    #[cfg(test)]
+    pub fn path(&self, peer: PeerId) -> Option<PathKind> {
+        self.lock().get(&peer).map(|known| known.ways.path())
+    }
+
     /// Changes whenever a link takes another way.
     pub fn turns(&self) -> watch::Receiver<u64> {
         self.turns.subscribe()

@@ -28,9 +28,9 @@ const DUPLICATES_FOR: Duration = Duration::from_secs(120);
 const BLAME_FOR: Duration = Duration::from_secs(600);
 
 /// How often reachability is asked after while little is known of it, and once much is.
-const REACH_EVERY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(15 * 60));
+const REACH_EVERY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5 * 60));
 /// Before it is first asked after, and before the same peer is asked again.
-const REACH_FIRST: Duration = Duration::from_secs(2);
+const REACH_FIRST: Duration = Duration::from_secs(1);
 /// How long an answer may take: the far end dials back.
 const REACH_LIMIT: Duration = Duration::from_secs(20);
 /// Equal answers that make one sure; a different one must come as often to change it.
@@ -59,7 +59,7 @@ pub(super) struct Behaviour {
     mdns: Toggle<mdns::tokio::Behaviour>,
     pub(super) gossipsub: gossipsub::Behaviour,
     pub(super) autonat: autonat::v1::Behaviour,
-    relay: Toggle<relay::Behaviour>,
+    pub(super) relay: Toggle<relay::Behaviour>,
     circuits: relay::client::Behaviour,
     dcutr: dcutr::Behaviour,
     pub(super) carry: carry::Behaviour,

@@ -133,6 +133,11 @@ impl Task {
             own.iter().for_each(|address| self.net.remove_external_address(address));
             self.seek_places();
         }
+        // A circuit's address would do for libp2p.
+        let status = if reachable { relay::Status::Enable } else { relay::Status::Disable };
+        if let Some(relay) = self.net.behaviour_mut().relay.as_mut() {
+            relay.set_status(Some(status));
+        }
         self.outbox.push(SwarmEvent::Reachable(reachable));
     }
 
