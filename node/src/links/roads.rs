@@ -189,6 +189,9 @@ impl Links {
         let looking = async {
             for failures in 0.. {
                 sleep(retry_after(failures)).await;
+                if failures > 0 && !self.uses(peer, &road) {
+                    return;
+                }
                 match self.meet(peer, &road).await {
                     Ok(straight) => return self.prefer(peer, straight),
                     Err(error) => tracing::debug!(%peer, %error, "no straight way yet"),
@@ -263,6 +266,13 @@ impl Links {
             let _ = dialled.clone().now_or_never();
             dials.insert(peer, Dial { dialled, cancel: CancellationToken::new(), addresses });
         }
+    }
+
+    /// Whether new streams take this way.
+    fn uses(&self, peer: PeerId, road: &Arc<Tuning>) -> bool {
+        let dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = dials.get(&peer).and_then(|dial| dial.dialled.peek()?.as_ref().ok());
+        used.is_some_and(|used| Arc::ptr_eq(used, road))
     }
 
     fn addresses_of(&self, peer: PeerId) -> Vec<SocketAddr> {
