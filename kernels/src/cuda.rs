@@ -13,6 +13,7 @@
 //! | `ops.rs` | operations: which kernel, how many blocks |
 //! | `stage.rs` | a stage's layers as operations |
 //! | `step.rs` | what a card is told of a step |
+//! | `probe.rs`, `nvml.rs` | what a card can do, measured and by its own word |
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
 
@@ -23,7 +24,9 @@ mod driver;
 mod emulator;
 mod libraries;
 mod machine;
+mod nvml;
 mod ops;
+mod probe;
 mod stage;
 mod step;
 #[cfg(test)]
@@ -35,8 +38,10 @@ pub(crate) use choose::Choice;
 pub(crate) use machine::Queue;
 pub(crate) use tiles::CardTile;
 pub use libraries::{Libraries, Library};
+pub use driver::usable;
 pub use machine::CardError;
-pub use driver::usable as usable_ordinals;
+pub use nvml::CardFacts;
+pub use probe::CardSpeeds;
 
 use crate::{
     engine::{Slice, StageKey},
@@ -73,6 +78,21 @@ pub struct Card {
     seen: Vec<(Recording, Option<Recorded>)>,
     renewals: usize,
     machine: Arc<dyn Machine>,
+}
+
+/// What a card is by its own word.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CardInfo {
+    /// Vendor's name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Processors.
+    pub processors: usize,
+    /// Memory (bytes).
+    pub memory_bytes: u64,
+    /// What the management library says.
+    pub facts: CardFacts,
 }
 
 /// What a recorded run was of: the same launches with the same arguments.
@@ -134,6 +154,12 @@ impl Card {
             renewals: 0,
             machine,
         }
+    }
+
+    /// What the card is by the driver and the management library.
+    #[must_use]
+    pub fn about(&self) -> CardInfo {
+        self.machine.about()
     }
 
     /// Memory for pages (bytes) if weights take so much: what is free, less headroom.

@@ -9,14 +9,16 @@ mod blas;
 mod staging;
 
 use super::{
+    CardInfo,
     libraries::Libraries,
     machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
+    nvml,
 };
 use blas::Blas;
 use cudarc::driver::{DriverError, result, sys};
 use staging::Staging;
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -147,6 +149,15 @@ impl DriverCard {
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("turning to a card"))
     }
 
+    /// The card's place on the bus.
+    fn bus(&self) -> Option<CString> {
+        let mut text = [0u8; 32];
+        // SAFETY: see above; the text ends inside what there is room for.
+        let answer = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.device) };
+        answer.result().ok()?;
+        CStr::from_bytes_until_nul(&text).ok().map(CStr::to_owned)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // What is in there is whole between any two calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,6 +209,18 @@ fn load(module: &'static str) -> Result<sys::CUmodule, CardError> {
 impl Machine for DriverCard {
     fn processors(&self) -> usize {
         self.processors
+    }
+
+    fn about(&self) -> CardInfo {
+        // SAFETY: see above.
+        let memory = unsafe { result::device::total_mem(self.device) }.unwrap_or(0);
+        CardInfo {
+            name: result::device::get_name(self.device).unwrap_or_default(),
+            capability: capability(self.device).unwrap_or_default(),
+            processors: self.processors,
+            memory_bytes: memory as u64,
+            facts: self.bus().map(|bus| nvml::facts(&bus)).unwrap_or_default(),
+        }
     }
 
     fn free_bytes(&self) -> Result<usize, CardError> {

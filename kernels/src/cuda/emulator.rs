@@ -1,6 +1,7 @@
 //! The emulator as a machine: kernels compiled by the host's C++ compiler, run block by block on the processor
 //! (`emulator/emulator.cpp`). For tests only.
 
+use super::CardInfo;
 use super::machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -52,7 +53,7 @@ impl Emulator {
 }
 
 fn compile(here: &Path, library: &Path) -> Result<(), String> {
-    let options = ["-std=c++17", "-O1", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"];
+    let options = ["-std=c++17", "-O2", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"];
     let done = Command::new("g++")
         .args(options)
         .arg("-I")
@@ -72,6 +73,10 @@ fn compile(here: &Path, library: &Path) -> Result<(), String> {
 impl Machine for Emulator {
     fn processors(&self) -> usize {
         2
+    }
+
+    fn about(&self) -> CardInfo {
+        CardInfo { name: "emulator".into(), ..CardInfo::default() }
     }
 
     fn free_bytes(&self) -> Result<usize, CardError> {

@@ -1,6 +1,7 @@
 //! What computing on a card needs of it: memory, copies, launches. A card is one machine; in tests the emulator is another,
 //! so that all that stands above is run where there is no card.
 
+use super::CardInfo;
 use std::fmt;
 use std::sync::Arc;
 
@@ -123,6 +124,8 @@ pub(crate) enum Queue {
 pub(crate) trait Machine: Send + Sync + fmt::Debug {
     /// Processors: how many blocks keep all of it busy follows from that.
     fn processors(&self) -> usize;
+    /// What it is.
+    fn about(&self) -> CardInfo;
     /// Memory that nobody has (bytes).
     fn free_bytes(&self) -> Result<usize, CardError>;
     /// Memory of so many bytes, whatever is in it; [`Memory`] is how to get and give it.

@@ -301,6 +301,11 @@ impl Ops {
         self.run("few", kernel, [blocks(w.rows, 8 / split), 1, 1], 256, &args)
     }
 
+    /// A product of many rows that are stored as it reads them, into rows without a gap.
+    pub fn product_of_many(&mut self, x: u64, rows: usize, w: &Matrix, out: u64) -> Result<(), CardError> {
+        self.many(x, rows, w, Out { at: out, stride: w.rows })
+    }
+
     fn many(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
         if matches!(w.form, Form::F16 | Form::Bf16) {
             let brain = w.form == Form::Bf16;

@@ -37,6 +37,12 @@ impl Engine {
         Ok(engine)
     }
 
+    /// Whether it computes on a card.
+    #[must_use]
+    pub fn is_on_card(&self) -> bool {
+        self.card.is_some()
+    }
+
     /// Computes a batch and chooses tokens of some rows, on a card without having their logits come here.
     ///
     /// # Errors

@@ -44,13 +44,15 @@ fn greedy(engine: &mut Engine, stage: StageKey, len: usize, count: usize) -> (Ve
 #[test]
 fn greedy_tokens_of_reference_models_are_the_processors() {
     let names =
-        ["llama-gqa", "llama3-rope", "qwen2-bias", "mistral-window", "qwen3-norms", "gemma2-caps", "gemma3-local", "phi3-longrope"];
+        ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen3-norms", "gemma2-caps", "gemma3-local", "phi3-longrope"];
     for machine in machines() {
         for name in names {
             for (len, dtype) in [(5, KvDtype::F32), (14, KvDtype::F16)] {
                 let found = both(&machine, &source(name), dtype).map(|(mut e, stage)| greedy(&mut e, stage, len, 6));
                 let [(cpu, wanted), (card, tokens)] = found;
-                assert!(apart(&cpu, &card) < 1e-3, "{name}: {}", apart(&cpu, &card));
+                // Rows of few stay in single precision; those of many are rounded to the 16 bits of the weights.
+                let most = if len <= 8 { 1e-3 } else { 0.02 };
+                assert!(apart(&cpu, &card) < most, "{name}, {len}: {}", apart(&cpu, &card));
                 assert_eq!(tokens, wanted, "{name}");
             }
         }
@@ -58,14 +60,17 @@ fn greedy_tokens_of_reference_models_are_the_processors() {
 }
 
 #[test]
-fn a_family_without_kernels_is_refused_in_words() {
+fn a_model_without_kernels_is_refused_in_words() {
     for machine in machines() {
-        let source = source("opt-relu");
-        let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
-        let card = crate::cuda::Card::on(machine.clone());
-        let mut engine = Engine::on_card(card, 1 << 20, KvDtype::F16).unwrap();
-        let refusal = engine.load(source.load_stage(range).unwrap()).unwrap_err();
-        assert!(refusal.to_string().contains("not supported"), "{refusal}");
+        // The second has heads of 20 channels; eight are read at a time.
+        for name in ["opt-relu", "mistral-window"] {
+            let source = source(name);
+            let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
+            let card = crate::cuda::Card::on(machine.clone());
+            let mut engine = Engine::on_card(card, 1 << 20, KvDtype::F16).unwrap();
+            let refusal = engine.load(source.load_stage(range).unwrap()).unwrap_err();
+            assert!(refusal.to_string().contains("not supported"), "{refusal}");
+        }
     }
 }
 
