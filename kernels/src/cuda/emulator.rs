@@ -4,7 +4,7 @@
 use super::CardInfo;
 use super::machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded};
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -31,7 +31,7 @@ impl Emulator {
         if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
             return Err("the emulator is written for x86-64 and Linux".into());
         }
-        let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
+        let here = super::tests::here().join("src/cuda");
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
         let library = folder.path().join("emulator.so");
         compile(&here, &library)?;

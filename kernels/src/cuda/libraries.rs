@@ -70,12 +70,20 @@ fn folders() -> Vec<PathBuf> {
     let prefixes = [
         variable("VIRTUAL_ENV"),
         variable("CONDA_PREFIX"),
+        python(),
         variable("HOME").map(|home| home.join(".local")),
         Some(PathBuf::from("/usr/local")),
         Some(PathBuf::from("/usr")),
     ];
     let packages = prefixes.into_iter().flatten().flat_map(|prefix| python_packages(&prefix));
     toolkits.chain(packages.flat_map(|folder| wheels(&folder.join("nvidia")))).collect()
+}
+
+/// Where the Python is that would be run.
+fn python() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let folder = std::env::split_paths(&path).find(|folder| folder.join("python3").exists())?;
+    folder.parent().map(Path::to_owned)
 }
 
 /// `lib/python3.*/site-packages` and Debian's `dist-packages` under a prefix.

@@ -65,7 +65,7 @@ fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), CardError> {
 }
 
 /// Seconds of one of `count` at once, in the best run.
-fn best(
+pub(super) fn best(
     machine: &Arc<dyn Machine>,
     count: usize,
     mut work: impl FnMut() -> Result<(), CardError>,

@@ -13,6 +13,7 @@ use super::{
     emulator::Emulator,
     machine::{Machine, Memory, Queue},
 };
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Every machine that kernels can be run on here.
@@ -27,6 +28,11 @@ pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
         Err(_) => eprintln!("skipped on a card: TSNODE_TEST_CARD says no number"),
     }
     found
+}
+
+/// The crate's folder: where a test binary is run on another machine, that machine's.
+pub(super) fn here() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
 }
 
 /// Numbers of a linear congruential generator.

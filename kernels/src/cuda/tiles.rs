@@ -2,7 +2,8 @@
 
 use super::{
     Card,
-    machine::{Arg, CardError, Launch, Queue},
+    machine::{Arg, CardError, Launch, Memory, Queue},
+    probe::best,
     stage::kv_kind,
 };
 use crate::{
@@ -91,6 +92,28 @@ impl Card {
         let [at, table, packed] = self.tile_memory(Queue::Compute, &blocks, tile.pages, bytes)?;
         self.machine.upload(Queue::Compute, packed, payload)?;
         self.run_tiles(Queue::Compute, "unpack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed))
+    }
+
+    /// Seconds of packing all of some tiles, and of unpacking them, in the best run.
+    pub(crate) fn packing_seconds(&mut self, tiles: &[CardTile<'_>], runs: usize) -> Result<(f64, f64), CardError> {
+        let mut told = Vec::with_capacity(tiles.len());
+        let mut memory = Vec::with_capacity(tiles.len());
+        for tile in tiles {
+            let (blocks, bytes) = tile.blocks();
+            let at = Memory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
+            let table = Memory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
+            let packed = Memory::take(&self.machine, bytes)?;
+            told.push((blocks.len(), tile.args(at.at(), self.pool(), table.at(), packed.at())));
+            memory.extend([at, table, packed]);
+        }
+        let seconds = |kernel| {
+            let all = || told.iter().try_for_each(|(blocks, args)| self.run_tiles(Queue::Compute, kernel, *blocks, args));
+            best(&self.machine, runs, all)
+        };
+        let both = (seconds("pack_tiles")?, seconds("unpack_tiles")?);
+        // Nothing uses the memory any more: measuring waits.
+        drop(memory);
+        Ok(both)
     }
 
     /// Memory with the blocks and the pages in it, and room for what is packed.

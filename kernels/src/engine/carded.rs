@@ -143,6 +143,31 @@ impl Engine {
         Ok(tokens)
     }
 
+    /// Packs and unpacks a sequence's reserved pages on a card, whatever is in them: their bytes, and seconds of each.
+    ///
+    /// # Errors
+    /// When the engine is on no card, or the sequence is not there.
+    pub(crate) fn packing_on_card(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tokens: u32,
+        codec: KvCodec,
+        runs: usize,
+    ) -> Result<(u64, f64, f64), EngineError> {
+        let kv = self.sequence(stage, request)?.of(0);
+        let (layers, _) = self.extent(stage)?;
+        let layout = kv.layout();
+        let pages: Vec<Vec<u32>> = (0..layers.len() as usize).map(|layer| kv.pages_of(layer).collect()).collect();
+        let card = self.card.as_mut().ok_or_else(|| CardError::Missing("no card".into()))?;
+        let (heads, tokens) = (0..layout.heads, 0..tokens as usize);
+        let tile = |pages| CardTile { pages, layout, heads: heads.clone(), tokens: tokens.clone(), codec };
+        let tiles: Vec<CardTile<'_>> = pages.iter().map(|pages| tile(pages.as_slice())).collect();
+        let bytes = 2 * layout.heads * tokens.len() * layout.row() * pages.len();
+        let (pack, unpack) = card.packing_seconds(&tiles, runs)?;
+        Ok((bytes as u64, pack, unpack))
+    }
+
     /// [`Engine::export`] from a card.
     pub(super) fn export_from_card(
         &mut self,

@@ -55,7 +55,7 @@ impl Shape {
             tensors.extend(matrices.map(|(n, o, i)| (format!("model.layers.{layer}.{n}.weight"), vec![o, i])));
         }
         std::fs::write(folder.join("model.safetensors"), safetensors(&tensors)).unwrap();
-        let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference/llama-gqa");
+        let reference = super::here().join("models/reference/llama-gqa");
         for file in ["tokenizer.json", "tokenizer_config.json"] {
             std::fs::copy(reference.join(file), folder.join(file)).unwrap();
         }
@@ -90,7 +90,8 @@ pub(super) fn both(
     let engines = [Engine::new(config).unwrap(), Engine::on_card(Card::on(machine.clone()), POOL, dtype).unwrap()];
     engines.map(|mut engine| {
         let range = LayerRange { start: 0, end: source.card().shape.layers };
-        let stage = engine.load(source.load_stage(range).unwrap()).unwrap();
+        let model = if engine.is_on_card() { source.load_stage_for_card(range, 1) } else { source.load_stage(range) };
+        let stage = engine.load(model.unwrap()).unwrap();
         (engine, stage)
     })
 }

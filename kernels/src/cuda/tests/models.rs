@@ -8,14 +8,13 @@ use crate::{
     engine::{Engine, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap},
     source::ModelSource,
 };
-use std::path::PathBuf;
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
 
 const REQUEST: RequestId = RequestId([1; 16]);
 const OTHER: RequestId = RequestId([2; 16]);
 
 fn source(name: &str) -> ModelSource {
-    ModelSource::open(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name)).unwrap()
+    ModelSource::open(&super::here().join("models/reference").join(name)).unwrap()
 }
 
 fn prompt(len: usize) -> Vec<Token> {
