@@ -7,7 +7,7 @@
 
 Models are made first, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B: in bfloat16 as
 Hugging Face stores them, and in Q4_0 as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
-static cache, decoding through a CUDA graph; vLLM where it is installed. Needs PyTorch; the peer needs transformers.
+static cache, decoding through a CUDA graph. Needs numpy; the peer needs PyTorch and transformers.
 Nothing outlasts --minutes: what there is no time for is left out, and said.
 """
 
@@ -162,9 +162,23 @@ def norms(s):
         yield f"model.layers.{i}.post_attention_layernorm", f"blk.{i}.ffn_norm"
 
 
+class Pool:
+    """Random bytes, of which matrices take what they need from random places on: drawing billions of numbers takes minutes."""
+
+    def __init__(self, data, unit, random):
+        self.data, self.unit, self.random = data, unit, random
+
+    def write(self, out, count):
+        at = int(self.random.integers(len(self.data) // self.unit)) * self.unit
+        while count > 0:
+            part = self.data[at : at + count]
+            out.write(part.data)
+            count, at = count - len(part), 0
+
+
 def dense(path, s):
     """A folder as Hugging Face has it, matrices in bfloat16."""
-    import torch
+    import numpy
 
     path.mkdir(exist_ok=True)
     config = dict(
@@ -180,28 +194,26 @@ def dense(path, s):
     entries += [(f"{name}.weight", [s["hidden"]]) for name, _ in norms(s)]
     header, at = {}, 0
     for name, shape in entries:
-        size = 2
-        for n in shape:
-            size *= n
-        header[name] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + size])
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(where).manual_seed(0)
+        count = 2 * int(numpy.prod(shape))
+        header[name] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + count])
+        at += count
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    random = numpy.random.default_rng(0)
+    numbers = random.standard_normal(1 << 24, dtype=numpy.float32) * 0.02
+    pool = Pool((numbers.view(numpy.uint32) >> 16).astype(numpy.uint16).view(numpy.uint8), 2, random)
     with open(path / "model.safetensors", "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
+        out.write(struct.pack("<Q", len(head)) + head)
         for _, shape in entries:
             if len(shape) == 1:
-                numbers = torch.ones(shape, dtype=torch.bfloat16)
+                out.write(numpy.full(shape, 0x3F80, dtype=numpy.uint16).data)
             else:
-                numbers = (torch.randn(shape, generator=generator, device=where) * 0.02).to(torch.bfloat16)
-            out.write(numbers.view(torch.uint8).cpu().numpy().data)
+                pool.write(out, 2 * shape[0] * shape[1])
 
 
 def blocks(path, s):
     """A GGUF file, matrices in Q4_0 of random quants."""
-    import torch
+    import numpy
 
     kinds = [(f"{name}.weight", [outs, ins], 2) for _, name, outs, ins in matrices(s)]
     kinds += [(f"{name}.weight", [s["hidden"]], 0) for _, name in norms(s)]
@@ -222,19 +234,19 @@ def blocks(path, s):
         head += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
         head += struct.pack("<IQ", kind, at)
         at += -(-size(shape, kind) // 32) * 32
-    generator = torch.Generator().manual_seed(0)
+    random = numpy.random.default_rng(0)
+    rows = random.integers(0, 256, (1 << 20, 18), dtype=numpy.uint8)
+    # A scale of 0.004: numbers of a standard deviation of about 0.02.
+    rows[:, :2] = numpy.array([0.004], dtype=numpy.float16).view(numpy.uint8)
+    pool = Pool(rows.flatten(), 18, random)
     with open(path, "wb") as out:
         out.write(head + b"\0" * (-len(head) % 32))
         for _, shape, kind in kinds:
             if kind == 0:
-                data = torch.ones(shape, dtype=torch.float32).view(torch.uint8)
+                out.write(numpy.ones(shape, dtype=numpy.float32).data)
             else:
-                rows = torch.randint(0, 256, (shape[0] * shape[1] // 32, 18), dtype=torch.uint8, generator=generator)
-                # A scale of 0.004: numbers of a standard deviation of about 0.02.
-                rows[:, :2] = torch.tensor([0.004], dtype=torch.float16).view(torch.uint8)
-                data = rows.flatten()
-            out.write(data.numpy().data)
-            out.write(b"\0" * (-data.numel() % 32))
+                pool.write(out, size(shape, kind))
+            out.write(b"\0" * (-size(shape, kind) % 32))
 
 
 def size(shape, kind):

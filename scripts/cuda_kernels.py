@@ -44,9 +44,29 @@ def main():
             elif not kept.exists() or kept.read_text() != ptx:
                 print(f"{kept.relative_to(ROOT)} is not what {source.name} compiles to: run scripts/cuda_kernels.sh", file=sys.stderr)
                 wrong += 1
+    noted = ROOT / "ptx/sources.txt"
+    if not args.check and not wrong:
+        noted.write_text(sources())
+    elif args.check and noted.read_text() != sources():
+        print("ptx/sources.txt is of other sources: run scripts/cuda_kernels.sh", file=sys.stderr)
+        wrong += 1
     if args.check and not wrong:
         print(f"all kernels compile, NVRTC {compiler.version()}, and the PTX in the tree is theirs")
     return 1 if wrong else 0
+
+
+def sources():
+    """A hash of every source: a test without NVRTC sees by it that PTX is out of date."""
+    files = sorted((ROOT / "device").iterdir())
+    return "".join(f"{file.name} {fnv(file.read_bytes()):016x}\n" for file in files)
+
+
+def fnv(data):
+    """FNV-1a of 64 bits."""
+    hash_ = 0xCBF29CE484222325
+    for byte in data:
+        hash_ = (hash_ ^ byte) * 0x100000001B3 % (1 << 64)
+    return hash_
 
 
 class Nvrtc:

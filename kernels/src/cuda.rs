@@ -35,13 +35,13 @@ mod tiles;
 mod weights;
 
 pub(crate) use choose::Choice;
-pub(crate) use machine::Queue;
-pub(crate) use tiles::CardTile;
-pub use libraries::{Libraries, Library};
 pub use driver::usable;
+pub use libraries::{Libraries, Library};
 pub use machine::CardError;
+pub(crate) use machine::Queue;
 pub use nvml::CardFacts;
 pub use probe::CardSpeeds;
+pub(crate) use tiles::CardTile;
 
 use crate::{
     engine::{Slice, StageKey},
@@ -311,13 +311,7 @@ struct Parts<'a> {
 }
 
 /// Launches all of a step.
-fn run(
-    stage: &CardStage,
-    parts: Parts<'_>,
-    step: &Step,
-    job: &Job<'_>,
-    recording: Recording,
-) -> Result<(), CardError> {
+fn run(stage: &CardStage, parts: Parts<'_>, step: &Step, job: &Job<'_>, recording: Recording) -> Result<(), CardError> {
     let Parts { ops, work, tokens } = parts;
     if recording.embeds {
         stage.embed(ops, work, step)?;

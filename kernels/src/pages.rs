@@ -146,7 +146,13 @@ impl PagePool {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         // Taken from the end: a pool used little touches little memory.
         let free = (0..pages as u32).rev().map(Page).collect();
-        Self { memory: vec![0; pages * PAGE_BYTES], copies: None, free, owners: vec![Owners::default(); pages], spare: 0 }
+        Self {
+            memory: vec![0; pages * PAGE_BYTES],
+            copies: None,
+            free,
+            owners: vec![Owners::default(); pages],
+            spare: 0,
+        }
     }
 
     /// A pool that keeps the books of pages which lie on a card. Their bytes cannot be had here.

@@ -104,7 +104,8 @@ pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, CardError> {
     let found = usable()?;
     if !found.contains(&ordinal) {
         let known: Vec<String> = found.iter().map(ToString::to_string).collect();
-        let sentence = format!("no card cuda:{ordinal} of compute capability 8.0 or more; there are [{}]", known.join(", "));
+        let sentence =
+            format!("no card cuda:{ordinal} of compute capability 8.0 or more; there are [{}]", known.join(", "));
         return Err(CardError::Missing(sentence));
     }
     guarded(|| Ok(Arc::new(DriverCard::new(ordinal)?) as Arc<dyn Machine>))
@@ -129,7 +130,8 @@ impl DriverCard {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a card"))?;
         // SAFETY: see above.
         unsafe { result::ctx::set_current(context) }.map_err(failed("starting a card"))?;
-        let stream = || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("making a stream"));
+        let stream =
+            || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("making a stream"));
         let (compute, side) = (stream()?, stream()?);
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
@@ -140,7 +142,15 @@ impl DriverCard {
             graphs: Vec::new(),
         };
         let blas = Libraries::find().blas.found.as_ref().and_then(|_| Blas::new().ok()).map(Mutex::new);
-        Ok(Self { device, context, compute, side, processors: processors.max(1) as usize, state: Mutex::new(state), blas })
+        Ok(Self {
+            device,
+            context,
+            compute,
+            side,
+            processors: processors.max(1) as usize,
+            state: Mutex::new(state),
+            blas,
+        })
     }
 
     /// Makes the card the calling thread's.
@@ -256,7 +266,8 @@ impl Machine for DriverCard {
             }
             let staged = state.staging.put(piece);
             // SAFETY: see above; what is staged stays until the queues were waited for.
-            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }.map_err(failed("copying to a card"))?;
+            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }
+                .map_err(failed("copying to a card"))?;
             at += piece.len() as u64;
         }
         Ok(())
@@ -272,7 +283,8 @@ impl Machine for DriverCard {
         for piece in out.chunks_mut(staging::PIECE) {
             let staged = state.staging.landing(piece.len());
             // SAFETY: see above; it is waited for before the place is used again.
-            unsafe { result::memcpy_dtoh_async(staged, at, self.stream(queue)) }.map_err(failed("copying from a card"))?;
+            unsafe { result::memcpy_dtoh_async(staged, at, self.stream(queue)) }
+                .map_err(failed("copying from a card"))?;
             self.wait(queue)?;
             piece.copy_from_slice(staged);
             at += piece.len() as u64;
@@ -300,10 +312,8 @@ impl Machine for DriverCard {
         let mut places: Vec<*mut c_void> = slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
         let [x, y, z] = grid;
         // SAFETY: see above; the driver reads the arguments before it returns.
-        unsafe {
-            result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, self.stream(queue), &mut places)
-        }
-        .map_err(failed(kernel))
+        unsafe { result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, self.stream(queue), &mut places) }
+            .map_err(failed(kernel))
     }
 
     fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {

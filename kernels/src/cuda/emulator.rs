@@ -53,7 +53,8 @@ impl Emulator {
 }
 
 fn compile(here: &Path, library: &Path) -> Result<(), String> {
-    let options = ["-std=c++17", "-O2", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"];
+    let options =
+        ["-std=c++17", "-O2", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"];
     let done = Command::new("g++")
         .args(options)
         .arg("-I")

@@ -32,7 +32,11 @@ impl Libraries {
         static FOUND: OnceLock<Libraries> = OnceLock::new();
         FOUND.get_or_init(|| Self {
             driver: library("libcuda.so", "runs a card", &["libcuda.so.1", "libcuda.so"]),
-            blas: library("libcublasLt.so", "faster prompts", &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"]),
+            blas: library(
+                "libcublasLt.so",
+                "faster prompts",
+                &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            ),
             nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
         })
     }

@@ -48,7 +48,10 @@ unsafe fn ask(library: &Library, bus: &CStr) -> Option<CardFacts> {
     unsafe {
         library.get::<Begin>(b"nvmlInit_v2").ok().filter(|begin| begin() == 0)?;
         let mut handle: Handle = std::ptr::null_mut();
-        library.get::<Find>(b"nvmlDeviceGetHandleByPciBusId_v2").ok().filter(|find| find(bus.as_ptr(), &mut handle) == 0)?;
+        library
+            .get::<Find>(b"nvmlDeviceGetHandleByPciBusId_v2")
+            .ok()
+            .filter(|find| find(bus.as_ptr(), &mut handle) == 0)?;
         let number = |name: &[u8]| -> Option<u32> {
             let mut out = 0;
             library.get::<Number>(name).ok().filter(|ask| ask(handle, &mut out) == 0).map(|_| ())?;

@@ -172,8 +172,7 @@ impl Ops {
 
     /// The gated half of an MLP: `x` is `[row][gate, up]`, each `width` wide.
     pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), CardError> {
-        let args =
-            [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
+        let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
         self.run("rows", "gate", [blocks(width, 256), rows as u32, 1], 256, &args)
     }
 
@@ -223,7 +222,8 @@ impl Ops {
     }
 
     fn round(&mut self, x: u64, numbers: usize, block: usize) -> Result<(), CardError> {
-        self.rounded.fit(numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16)?;
+        self.rounded
+            .fit(numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16)?;
         let [bytes, scales, sums] = self.rounded_parts(numbers);
         let count = numbers / block;
         let args = [x.into(), whole(block), Arg::Wide(count as u64), bytes, scales, sums];
@@ -333,8 +333,7 @@ impl Ops {
         self.parts.fit(parts * rows * w.rows * 4)?;
         let between = Out { at: self.parts.at(), stride: w.rows };
         self.run("many", some_kernel(w.form), [across, down, parts as u32], 256, &product_args(x, rows, w, between))?;
-        let args =
-            [between.at.into(), whole(parts), whole(rows), whole(w.rows), out.at.into(), whole(out.stride)];
+        let args = [between.at.into(), whole(parts), whole(rows), whole(w.rows), out.at.into(), whole(out.stride)];
         self.run("many", "sum_parts", [blocks(rows * w.rows, 256).min(8192), 1, 1], 256, &args)
     }
 

@@ -54,7 +54,9 @@ impl Card {
 fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), CardError> {
     let [rows, outs, cols] = PRODUCT;
     // Zeros would take less power than numbers, and the card run faster: bytes that are small numbers of both signs.
-    let bytes: Vec<u8> = (0..2 * outs.max(rows) * cols).map(|i| if i % 2 == 0 { (i / 2 * 37) as u8 } else { 0x3c | (i as u8 & 2) << 6 }).collect();
+    let bytes: Vec<u8> = (0..2 * outs.max(rows) * cols)
+        .map(|i| if i % 2 == 0 { (i / 2 * 37) as u8 } else { 0x3c | (i as u8 & 2) << 6 })
+        .collect();
     let (x, out) = (Memory::of(machine, &bytes[..2 * rows * cols])?, Memory::take(machine, 4 * rows * outs)?);
     let w = Matrix { memory: Memory::of(machine, &bytes[..2 * outs * cols])?, form: Form::Bf16, rows: outs, cols };
     let product = Product { brain: true, rows, outs, cols, stride: outs };

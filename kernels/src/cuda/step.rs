@@ -1,6 +1,10 @@
 //! A step as a card is told of it: which rows are whose, where their pages are, which are computed as chunks.
 
-use super::{buffers::Buffer, choose::Choice, machine::{CardError, Machine, Queue}};
+use super::{
+    buffers::Buffer,
+    choose::Choice,
+    machine::{CardError, Machine, Queue},
+};
 use crate::engine::Slice;
 use std::sync::Arc;
 use tsnode_protocol::{KvDtype, Token};

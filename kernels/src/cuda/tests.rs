@@ -1,9 +1,10 @@
-//! What computes on cards against what computes on the processor, on every machine there is: the emulator, where there is a
-//! C++ compiler, and the card `TSNODE_TEST_CARD`, where that is set. Without either, tests say so and pass.
+//! What computes on cards against what computes on the processor: on the card `TSNODE_TEST_CARD`, where that is set, and in
+//! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass.
 #![allow(clippy::unwrap_used)] // A story that cannot be told fails.
 
 mod attention;
 mod choosing;
+mod compiled;
 mod models;
 mod packing;
 mod products;
@@ -16,18 +17,19 @@ use super::{
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Every machine that kernels can be run on here.
+/// Every machine that kernels are to be run on here: the card, or else the emulator.
 pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
-    let mut found = Vec::new();
+    if let Ok(ordinal) = std::env::var("TSNODE_TEST_CARD") {
+        return vec![driver::open(ordinal.parse().unwrap()).unwrap()];
+    }
+    eprintln!("skipped on a card: TSNODE_TEST_CARD says no number");
     match Emulator::get() {
-        Ok(emulator) => found.push(emulator),
-        Err(why) => eprintln!("skipped on the emulator: {why}"),
+        Ok(emulator) => vec![emulator],
+        Err(why) => {
+            eprintln!("skipped on the emulator: {why}");
+            Vec::new()
+        }
     }
-    match std::env::var("TSNODE_TEST_CARD") {
-        Ok(ordinal) => found.push(driver::open(ordinal.parse().unwrap()).unwrap()),
-        Err(_) => eprintln!("skipped on a card: TSNODE_TEST_CARD says no number"),
-    }
-    found
 }
 
 /// The crate's folder: where a test binary is run on another machine, that machine's.

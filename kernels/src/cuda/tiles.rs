@@ -107,7 +107,8 @@ impl Card {
             memory.extend([at, table, packed]);
         }
         let seconds = |kernel| {
-            let all = || told.iter().try_for_each(|(blocks, args)| self.run_tiles(Queue::Compute, kernel, *blocks, args));
+            let all =
+                || told.iter().try_for_each(|(blocks, args)| self.run_tiles(Queue::Compute, kernel, *blocks, args));
             best(&self.machine, runs, all)
         };
         let both = (seconds("pack_tiles")?, seconds("unpack_tiles")?);

@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// Bytes that go to the card at a time.
 const PIECE: usize = 8 << 20;
 
+/// Takes a tensor's next bytes, of the first plane and of the second.
+type Send<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), CardError>;
+
 /// How weights are stored on a card; the numbers are those of `device/common.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -152,11 +155,7 @@ fn check_columns(form: Form, cols: usize) -> Result<(), CardError> {
 }
 
 /// Hands on a tensor's bytes in pieces, as they lie in the first plane and in the second.
-fn lay_out(
-    view: &View<'_>,
-    form: Form,
-    send: &mut dyn FnMut(&[u8], &[u8]) -> Result<(), CardError>,
-) -> Result<(), CardError> {
+fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), CardError> {
     match view {
         View::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
         View::Quantised(blocks) if form == Form::F16 => widened(blocks, send),
@@ -166,11 +165,7 @@ fn lay_out(
 }
 
 /// Quants and scales of every block, in planes of their own.
-fn apart(
-    blocks: &Blocks<'_>,
-    form: Form,
-    send: &mut dyn FnMut(&[u8], &[u8]) -> Result<(), CardError>,
-) -> Result<(), CardError> {
+fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), CardError> {
     let size = blocks.kind().bytes();
     let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
     for piece in blocks.bytes().chunks(PIECE / size * size) {
@@ -193,10 +188,7 @@ fn apart(
 }
 
 /// Numbers in half precision.
-fn widened(
-    blocks: &Blocks<'_>,
-    send: &mut dyn FnMut(&[u8], &[u8]) -> Result<(), CardError>,
-) -> Result<(), CardError> {
+fn widened(blocks: &Blocks<'_>, send: Send<'_>) -> Result<(), CardError> {
     let (mut row, mut bytes) = (vec![0.0; blocks.cols()], Vec::with_capacity(PIECE));
     for index in 0..blocks.rows() {
         blocks.widen_row(index, &mut row);

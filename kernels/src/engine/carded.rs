@@ -1,8 +1,6 @@
 //! An engine whose stages and pages are on a card: the same sequences, books of pages and tiles, computed there.
 
-use super::{
-    Engine, EngineConfig, EngineError, Fresh, Input, Output, Part, Slice, StageKey, Tap, Threads,
-};
+use super::{Engine, EngineConfig, EngineError, Fresh, Input, Output, Part, Slice, StageKey, Tap, Threads};
 use crate::{
     cuda::{Card, CardError, CardInput, CardTile, Choice, Job, Queue},
     pages::{PagePool, SequenceKv},
@@ -88,7 +86,7 @@ impl Engine {
         input: Input<'_>,
         output: Output<'_>,
         choices: &[Choice],
-        mut tap: Option<&mut dyn Tap>,
+        tap: Option<&mut dyn Tap>,
     ) -> Result<Vec<Token>, EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
@@ -108,20 +106,9 @@ impl Engine {
         };
         let group = (shape.heads / shape.kv_heads) as usize;
         let (tables, layers_count) = (tables.as_slice(), layers.len() as usize);
-        let job = Job {
-            stage,
-            batch,
-            rows,
-            chosen,
-            choices,
-            tables,
-            most,
-            layout,
-            group,
-            marks: tap.is_some(),
-        };
+        let job = Job { stage, batch, rows, chosen, choices, tables, most, layout, group, marks: tap.is_some() };
         card.start(&job)?;
-        if let Some(tap) = tap.as_deref_mut() {
+        if let Some(tap) = tap {
             // Layers are packed on the side while later ones are computed.
             for layer in 0..layers_count {
                 card.wait_for_layer(layer)?;

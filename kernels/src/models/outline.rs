@@ -1,6 +1,12 @@
 //! A stage as data: what a device that computes whole layers itself needs to know of it.
 
-use crate::{config::Activation, engine::Look, linear::Weight, rope::{Rope, RopePairs}, weights::Tensor};
+use crate::{
+    config::Activation,
+    engine::Look,
+    linear::Weight,
+    rope::{Rope, RopePairs},
+    weights::Tensor,
+};
 
 /// A stage of a family of rotary decoders.
 pub(crate) struct Outline<'a> {

@@ -69,10 +69,16 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
 /// A library that a card is better off with.
 fn library(library: &Library) -> Finding {
     let Library { name, purpose, found } = library;
-    finding("library", State::Note, match found {
-        Some(path) => format!("{name} ({purpose}): {}", path.display()),
-        None => format!("{name} ({purpose}) was found neither by the system, nor in CUDA_HOME, nor in Python's packages"),
-    })
+    finding(
+        "library",
+        State::Note,
+        match found {
+            Some(path) => format!("{name} ({purpose}): {}", path.display()),
+            None => format!(
+                "{name} ({purpose}) was found neither by the system, nor in CUDA_HOME, nor in Python's packages"
+            ),
+        },
+    )
 }
 
 fn examine(settings: &Settings) -> Vec<Finding> {

@@ -100,13 +100,19 @@ impl Way {
         let how = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, single)?;
         // CUBLAS_OP_T.
         let turned = 1i32;
-        let (weights, x, out) = (layout(kind, cols, outs, cols)?, layout(kind, cols, rows, cols)?, layout(single, outs, rows, stride)?);
+        let (weights, x, out) =
+            (layout(kind, cols, outs, cols)?, layout(kind, cols, rows, cols)?, layout(single, outs, rows, stride)?);
         let preference = result::create_matmul_pref()?;
         // SAFETY: see the head of the file; attributes are of the types the library says.
         let found = unsafe {
             result::set_matmul_desc_attribute(how, TURN, std::ptr::from_ref(&turned).cast(), size_of_val(&turned))?;
             let space = WORKSPACE;
-            result::set_matmul_pref_attribute(preference, SPACE, std::ptr::from_ref(&space).cast(), size_of_val(&space))?;
+            result::set_matmul_pref_attribute(
+                preference,
+                SPACE,
+                std::ptr::from_ref(&space).cast(),
+                size_of_val(&space),
+            )?;
             let found = result::get_matmul_algo_heuristic(handle, how, weights, x, out, out, preference);
             result::destroy_matmul_pref(preference)?;
             found?

@@ -36,7 +36,12 @@ impl Shape {
         let mut tensors = vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden])];
         tensors.push(("model.norm.weight".to_owned(), vec![hidden]));
         for layer in 0..LAYERS {
-            let norms = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"];
+            let norms = [
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ];
             let norms = &norms[..if family.starts_with("gemma") { 4 } else { 2 }];
             let matrices = [
                 ("self_attn.q_proj", heads * dim, hidden),
@@ -49,7 +54,8 @@ impl Shape {
             ];
             if family == "qwen2" {
                 let biases = [("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)];
-                tensors.extend(biases.map(|(n, h)| (format!("model.layers.{layer}.self_attn.{n}.bias"), vec![h * dim])));
+                tensors
+                    .extend(biases.map(|(n, h)| (format!("model.layers.{layer}.self_attn.{n}.bias"), vec![h * dim])));
             }
             tensors.extend(norms.iter().map(|n| (format!("model.layers.{layer}.{n}.weight"), vec![hidden])));
             tensors.extend(matrices.map(|(n, o, i)| (format!("model.layers.{layer}.{n}.weight"), vec![o, i])));
@@ -148,7 +154,8 @@ fn engines_on_cards_give_the_processors_logits() {
             let all = [KvDtype::F16, KvDtype::Bf16, KvDtype::F32];
             // The widest heads take the longest; one kind of pages tells as much of them.
             for dtype in all.into_iter().take(if shape.dim > 64 { 1 } else { 3 }) {
-                let [cpu, card] = both(&machine, &source, dtype).map(|(mut e, stage)| story(&mut e, stage, shape.vocab));
+                let [cpu, card] =
+                    both(&machine, &source, dtype).map(|(mut e, stage)| story(&mut e, stage, shape.vocab));
                 for (i, (cpu, card)) in cpu.iter().zip(&card).enumerate() {
                     let apart = apart(cpu, card);
                     // Rows of many are rounded to half precision before products, queries of chunks to the pages' elements.

@@ -169,7 +169,9 @@ impl Report {
         say!("{model} on {card}, products of many rows by {products_by}; loaded in {load_s:.2} s");
         let (copy, flops) = (self.copy_limit / 1e9, self.flops_limit / 1e12);
         let (up, down) = (self.up_bytes_s / 1e9, self.down_bytes_s / 1e9);
-        say!("limits: copying {copy:.0} GB/s, multiplying {flops:.0} TFLOP/s (bfloat16), link {up:.1} up, {down:.1} GB/s down");
+        say!(
+            "limits: copying {copy:.0} GB/s, multiplying {flops:.0} TFLOP/s (bfloat16), link {up:.1} up, {down:.1} GB/s down"
+        );
         let [phase, batch, context, new] = ["", "batch", "context", "new"];
         let [speed, time, read, multiply] = ["tokens/s", "ms", "of copy", "of mul."];
         say!("{phase:<8}{batch:>6}{context:>9}{new:>6}{speed:>12}{time:>12}{read:>9}{multiply:>9}");
@@ -183,6 +185,8 @@ impl Report {
         if let Some(Tapped { tokens, slower, .. }) = &self.hand_over {
             say!("a prompt of {tokens} tokens whose KV leaves meanwhile: {:.1} % slower", 100.0 * slower);
         }
-        say!("of copy: weights and KV once a step, over the copying limit; of mul.: operations over the multiplying limit");
+        say!(
+            "of copy: weights and KV once a step, over the copying limit; of mul.: operations over the multiplying limit"
+        );
     }
 }
