@@ -1,6 +1,6 @@
 """The CUDA kernels on a card: every operation against the processor's, then models of random weights beside transformers.
 
-    scripts/bench_cuda.sh --build                    # here or elsewhere: the programs, into target/bench-cuda
+    scripts/bench_cuda.sh --build                    # anywhere: the programs, into target/bench-cuda/programs.tar.xz
     scripts/bench_cuda.sh                            # on the machine with the card: checks, then times, one table
     scripts/bench_cuda.sh --sanitize                 # the checks alone, under compute-sanitizer
     scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
@@ -78,19 +78,30 @@ def card():
 
 
 def check(folder, args, ends):
-    """The kernels' tests with the card as one of their machines; reference models' greedy tokens are among them."""
+    """The kernels' tests with the card as their machine, each a process: a kernel that reads where nothing is leaves the
+    process no card. Reference models' greedy tokens are among them."""
     tests = folder.resolve() / "kernel-tests"
     environment = dict(os.environ, TSNODE_TEST_CARD=str(args.device), CARGO_MANIFEST_DIR=str(ROOT / "kernels"), RUST_BACKTRACE="0")
     before = ["compute-sanitizer", "--error-exitcode", "9"] if args.sanitize else []
     if before and not shutil.which(before[0]):
         sys.exit("compute-sanitizer is not installed")
-    command = before + [str(tests), "cuda::", "--test-threads", "1", "--nocapture"]
-    print("$", " ".join(command), flush=True)
-    try:
-        return subprocess.run(command, env=environment, timeout=ends - time.monotonic()).returncode
-    except subprocess.TimeoutExpired:
-        print("the checks took longer than there was time", flush=True)
-        return 1
+    listed = subprocess.run([str(tests), "cuda::", "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
+    failed = 0
+    for name in names:
+        began = time.monotonic()
+        command = before + [str(tests), "--exact", name, "--nocapture"]
+        try:
+            done = subprocess.run(command, env=environment, timeout=max(1, min(240, ends - began)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            passed, said = done.returncode == 0, done.stdout
+        except subprocess.TimeoutExpired:
+            passed, said = False, "no time left"
+        failed += not passed
+        print(f"{'ok    ' if passed else 'FAILED'} {name} in {time.monotonic() - began:.1f} s", flush=True)
+        if not passed:
+            print(said[-3000:], flush=True)
+    print(f"{len(names) - failed} of {len(names)} checks passed", flush=True)
+    return int(failed > 0)
 
 
 def room_for_models(folder):

@@ -13,8 +13,8 @@ use std::time::Instant;
 const RUNS: usize = 5;
 /// Times a measured operation is asked for at once, so that asking takes no part.
 const AT_ONCE: usize = 8;
-/// Rows, outputs and columns of the product that tensor cores are measured by.
-const PRODUCT: [usize; 3] = [4096, 8192, 4096];
+/// Rows, outputs and columns, for each of a card's processors, of the product that tensor cores are measured by.
+const PRODUCT: [usize; 3] = [32, 64, 32];
 
 /// Ceilings of a card.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,7 +38,7 @@ impl Card {
     /// When the card has too little memory, or fails.
     pub fn speeds(&self) -> Result<CardSpeeds, CardError> {
         let machine = &self.machine;
-        let size = (machine.free_bytes()? / 8).min(1 << 29) / 4096 * 4096;
+        let size = (machine.free_bytes()? / 8).min(machine.processors() << 22) / 4096 * 4096;
         let (from, to) = (Memory::take(machine, size)?, Memory::take(machine, size)?);
         let copy = best(machine, AT_ONCE, || machine.copy(from.at(), to.at(), size))?;
         let mut bytes = vec![1u8; size.min(64 << 20)];
@@ -52,7 +52,7 @@ impl Card {
 
 /// Operations a second, and whether a library's.
 fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), CardError> {
-    let [rows, outs, cols] = PRODUCT;
+    let [rows, outs, cols] = PRODUCT.map(|each| each * machine.processors());
     // Zeros would take less power than numbers, and the card run faster: bytes that are small numbers of both signs.
     let bytes: Vec<u8> = (0..2 * outs.max(rows) * cols)
         .map(|i| if i % 2 == 0 { (i / 2 * 37) as u8 } else { 0x3c | (i as u8 & 2) << 6 })

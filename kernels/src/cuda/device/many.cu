@@ -99,10 +99,17 @@ DEVICE void product(const u16 *x, u32 rows, const Matrix &w, float *out, u32 str
     Fetched<FORM, N> fetched;
     auto fetch = [&](u32 step) {
         u32 col = step * DEPTH + x_col;
-        const u32 *at = (const u32 *)(x + (first_row + x_row) * w.cols + col);
-        for (int i = 0; i < M / 2; i++) {
+        const u16 *at = x + (first_row + x_row) * w.cols + col;
+        // Columns are a multiple of eight: pieces of four or eight lie in the row whole, or not at all.
+        for (int i = 0; i < M / 2; i += M >= 8 ? 4 : 2) {
             bool real = first_row + x_row < rows && col + i * 2 < w.cols;
-            x_words[i] = real ? at[i] : 0;
+            if constexpr (M >= 8) {
+                uint4 eight = real ? *(const uint4 *)(at + i * 2) : uint4{0, 0, 0, 0};
+                x_words[i] = eight.x, x_words[i + 1] = eight.y, x_words[i + 2] = eight.z, x_words[i + 3] = eight.w;
+            } else {
+                uint2 four = real ? *(const uint2 *)(at + i * 2) : uint2{0, 0};
+                x_words[i] = four.x, x_words[i + 1] = four.y;
+            }
         }
         fetched.read(w, first_out + w_row, step * DEPTH + w_col);
     };

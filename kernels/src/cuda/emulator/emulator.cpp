@@ -69,7 +69,12 @@ static void **arguments;
 static std::string kernel_name;
 static std::map<std::string, Call> &kernels() { static std::map<std::string, Call> all; return all; }
 
-void enlist(const char *name, Call call) { kernels()[name] = call; }
+static std::map<std::string, int> &counts() { static std::map<std::string, int> all; return all; }
+void enlist(const char *name, Call call, int arguments) {
+    kernels()[name] = call;
+    counts()[name] = arguments;
+}
+int arguments_of(const char *name) { return counts().at(name); }
 unsigned char *shared() { return (unsigned char *)(((uintptr_t)shared_memory.data() + 15) & ~(uintptr_t)15); }
 
 static void fail(const char *what) {
@@ -159,11 +164,15 @@ static void run_block(size_t shared_bytes) {
     for (Warp &warp : warps) warp = Warp{};
     for (Fiber &fiber : fibers) start(fiber);
     unsigned idle = 0;
+    // Every other block has its threads take turns from the last to the first: what needs an order gives itself away.
+    static bool backwards = false;
+    backwards = !backwards;
     while (alive > 0) {
         unsigned long before = barriers + alive;
         for (Warp &warp : warps) before += warp.turn + warp.arrived;
         before += arrived;
-        for (running = 0; running < threads; running++) {
+        for (unsigned turn = 0; turn < threads; turn++) {
+            running = backwards ? threads - 1 - turn : turn;
             if (fibers[running].done) continue;
             threadIdx = {running, 0, 0};
             tsnode_switch(&scheduler, fibers[running].stack_pointer);

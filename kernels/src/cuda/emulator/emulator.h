@@ -33,14 +33,16 @@ void copy_later(void *to, const void *from, bool real);
 void commit();
 void wait(int left);
 using Call = void (*)(void **);
-void enlist(const char *name, Call call);
+void enlist(const char *name, Call call, int arguments);
+int arguments_of(const char *name);
 
 template <auto kernel> struct Caller;
 template <class... A, void (*kernel)(A...)> struct Caller<kernel> {
     template <size_t... I> static void run(void **args, std::index_sequence<I...>) { kernel(*(A *)args[I]...); }
+    static constexpr int arguments = sizeof...(A);
     static void call(void **args) { run(args, std::index_sequence_for<A...>{}); }
 };
-struct Enlisted { Enlisted(const char *name, Call call) { enlist(name, call); } };
+struct Enlisted { Enlisted(const char *name, Call call, int arguments) { enlist(name, call, arguments); } };
 template <class T> inline T from_lane(T value, int lane) {
     T out;
     std::memcpy(&out, exchange(&value, sizeof(T)) + (lane & 31) * sizeof(T), sizeof(T));
@@ -48,7 +50,7 @@ template <class T> inline T from_lane(T value, int lane) {
 }
 }
 
-#define EXPORT(name) static emulator::Enlisted enlisted_##name(#name, emulator::Caller<name>::call);
+#define EXPORT(name) static emulator::Enlisted enlisted_##name(#name, emulator::Caller<name>::call, emulator::Caller<name>::arguments);
 
 inline void __syncthreads() { emulator::barrier(); }
 inline void __syncwarp() { char none = 0; emulator::exchange(&none, 1); }

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     engine::{Engine, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap},
     source::ModelSource,
+    speed::{self, Step},
 };
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
 
@@ -112,6 +113,27 @@ fn kv_taken_layer_by_layer_is_what_is_exported_after_and_can_be_gone_on_from() {
             engine.forward(stage, &batch, Input::Tokens(&[Token(5)]), Output::Logits { rows: &[0] }).unwrap().to_vec()
         };
         assert_eq!(next(REQUEST), next(OTHER));
+    }
+}
+
+#[test]
+fn what_a_card_can_do_is_measured() {
+    for machine in machines() {
+        let speeds = crate::cuda::Card::on(machine.clone()).speeds().unwrap();
+        let all = [speeds.copy, speeds.multiply, speeds.up, speeds.down];
+        assert!(all.iter().all(|speed| speed.is_finite() && *speed > 0.0), "{speeds:?}");
+        let source = source("llama-gqa");
+        let [_, (mut engine, stage)] = both(&machine, &source, KvDtype::F16);
+        let free = engine.pages();
+        let packing = speed::measure_packing(&mut engine, stage, 70, KvCodec::Int4).unwrap();
+        assert_eq!(packing.bytes as usize, 70 * 2 * 2 * 16 * 2 * 3);
+        let hand_over = speed::measure_hand_over(&mut engine, stage, &source, 64, KvCodec::Int4).unwrap();
+        assert!(hand_over.plain > 0.0 && hand_over.tapped > 0.0);
+        let step = Step { batch: 2, context: 20, new: 1 };
+        // Often enough that the step is recorded and run again.
+        let time = std::time::Duration::from_millis(300);
+        assert!(speed::measure(&mut engine, stage, &source, KvDtype::F16, step, time).unwrap().seconds > 0.0);
+        assert_eq!(engine.pages(), free);
     }
 }
 
