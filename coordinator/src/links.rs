@@ -20,8 +20,12 @@ const ENOUGH: f64 = 0.75;
 pub const FIRST_TRAIN: u64 = 16 * 1024;
 /// What a link is taken to carry before anything is known: the first train then leaves at once.
 pub const FIRST_GUESS: BytesPerSecond = BytesPerSecond(12.5e6);
-/// The next train after one that came at once, which told nothing.
-const AT_ONCE: u64 = 16;
+/// How much longer a train may be than the one before: what a short one tells may be far too much.
+const LONGER: u64 = 8;
+/// What arrived within this time tells nothing: the thread that looks may be late by as much.
+const AT_ONCE: Duration = Duration::from_millis(3);
+/// Looks at a train that count, at most: each shows another so-many-th of its bytes.
+const SHARES: u64 = 64;
 /// The longest (bytes): 6.7 ms at 10 Gbit/s.
 pub const LONGEST_TRAIN: u64 = 8 << 20;
 /// Trains in one probe.
@@ -110,10 +114,21 @@ fn mixed<T>(old: f64, new: f64, weight: f64, unit: fn(f64) -> T) -> T {
 }
 
 /// How fast a train arrived, from when how many bytes had: the median slope over halves of it, which neither a thread that
-/// came late nor a packet that came again moves far. `None` where too little arrived to tell.
+/// came late nor packets that came again move far. Looks count by what had come since the one before: a lost tail comes
+/// again slowly, and must not outvote the train. `None` where too little arrived, or too quickly, to tell.
 #[must_use]
 pub fn carried(arrivals: &[(Duration, u64)]) -> Option<BytesPerSecond> {
-    let steps: Vec<&(Duration, u64)> = arrivals.chunk_by(|a, b| a.1 == b.1).map(|same| &same[0]).collect();
+    let (first, last) = (arrivals.first()?, arrivals.last()?);
+    if last.0.saturating_sub(first.0) < AT_ONCE {
+        return None;
+    }
+    let share = (last.1.saturating_sub(first.1) / SHARES).max(1);
+    let mut steps = vec![first];
+    for look in arrivals {
+        if steps.last().is_none_or(|step| look.1.saturating_sub(step.1) >= share) {
+            steps.push(look);
+        }
+    }
     let half = steps.len().div_ceil(2).max(1);
     let slope = |(a, b): (&&(Duration, u64), &&(Duration, u64))| {
         let took = b.0.saturating_sub(a.0).as_secs_f64();
@@ -127,12 +142,13 @@ pub fn carried(arrivals: &[(Duration, u64)]) -> Option<BytesPerSecond> {
 /// How long the train after one of `sent` bytes, carried at `rate`, must be; `None` where that one was long enough.
 #[must_use]
 pub fn next_train(sent: u64, rate: Option<BytesPerSecond>) -> Option<u64> {
+    let longest = LONGEST_TRAIN.min(sent.saturating_mul(LONGER));
     let Some(rate) = rate else {
-        return (sent < LONGEST_TRAIN).then(|| LONGEST_TRAIN.min(sent * AT_ONCE));
+        return (sent < LONGEST_TRAIN).then_some(longest);
     };
     let wanted = rate.0 * TRAIN.as_secs_f64();
     let enough = sent >= LONGEST_TRAIN || sent as f64 >= wanted * ENOUGH;
-    (!enough).then(|| (wanted as u64).clamp(FIRST_TRAIN, LONGEST_TRAIN))
+    (!enough).then(|| (wanted as u64).clamp(FIRST_TRAIN, longest.max(FIRST_TRAIN)))
 }
 
 /// What may be in flight at once so that a train of `bytes` leaves several times as fast as a link of that bandwidth and
@@ -174,7 +190,17 @@ mod tests {
         arrivals.last_mut().unwrap().0 += ms(60);
         assert!((carried(&arrivals).unwrap().0 / rate - 1.0).abs() < 0.1, "{:?}", carried(&arrivals));
         assert_eq!((carried(&[]), carried(&arrivals[..1])), (None, None));
-        assert_eq!(carried(&[(ms(1), 5), (ms(1), 9)]), None, "at once is no rate");
+        assert_eq!(carried(&[(ms(1), 5), (ms(2), 9)]), None, "at once is no rate");
+    }
+
+    #[test]
+    fn a_tail_that_was_lost_and_comes_again_slowly_does_not_outvote_the_train() {
+        let rate = 1000.0 * MBIT;
+        let mut arrivals = train(rate, 60);
+        let (at, bytes) = *arrivals.last().unwrap();
+        // Two seconds for a seventh of it.
+        arrivals.extend((1..2000).map(|k| (at + ms(k), bytes + k * 600)));
+        assert!((carried(&arrivals).unwrap().0 / rate - 1.0).abs() < 0.05, "{:?}", carried(&arrivals));
     }
 
     #[test]
@@ -182,10 +208,15 @@ mod tests {
         let next = |sent, mbit: f64| next_train(sent, Some(BytesPerSecond(mbit * MBIT)));
         assert_eq!(next(FIRST_TRAIN, 10.0), Some(50_000));
         assert_eq!((next(50_000, 10.0), next(FIRST_TRAIN, 1.0)), (None, None));
-        assert_eq!(next(FIRST_TRAIN, 1000.0), Some(5_000_000));
+        assert_eq!(next(FIRST_TRAIN, 1000.0), Some(8 * FIRST_TRAIN), "what a short one told is believed by and by");
+        assert_eq!(next(64 * FIRST_TRAIN, 1000.0), Some(5_000_000));
         assert_eq!(next(5_000_000, 1200.0), None);
-        assert_eq!((next(FIRST_TRAIN, 1e6), next(LONGEST_TRAIN, 1e6)), (Some(LONGEST_TRAIN), None));
-        assert_eq!((next_train(FIRST_TRAIN, None), next_train(LONGEST_TRAIN, None)), (Some(16 * FIRST_TRAIN), None));
+        assert_eq!((next(64 * FIRST_TRAIN, 1e6), next(LONGEST_TRAIN, 1e6)), (Some(LONGEST_TRAIN), None));
+        assert_eq!((next_train(FIRST_TRAIN, None), next_train(LONGEST_TRAIN, None)), (Some(8 * FIRST_TRAIN), None));
+        assert!(
+            FIRST_TRAIN * LONGER.pow(TRAINS as u32 - 2) >= LONGEST_TRAIN,
+            "one is left to look at the longest twice"
+        );
     }
 
     #[test]

@@ -165,7 +165,7 @@ pub struct FrameReceiver {
     header: [u8; FRAME_HEADER],
     /// How much of the header has come.
     known: usize,
-    /// The frame that is coming; what lies beyond `filled` is old.
+    /// The frame that is coming; what lies beyond `filled` is old, and may be longer than the frame.
     frame: Vec<u8>,
     filled: usize,
 }
@@ -176,11 +176,9 @@ impl FrameReceiver {
     /// # Errors
     /// When the stream breaks, or what comes is no such message.
     pub async fn recv<T: codec::Wire>(&mut self) -> Result<Option<T>, LinkError> {
-        if !self.fill(FRAME_BYTES).await? {
-            return Ok(None);
-        }
+        let Some(length) = self.fill(FRAME_BYTES).await? else { return Ok(None) };
         self.next();
-        Ok(Some(decode_frame(&self.frame)?))
+        Ok(Some(decode_frame(&self.frame[..length])?))
     }
 
     /// The next frame's bytes, at most `limit`; `None` at a clean end. Memory is taken as bytes come, not as they are
@@ -189,10 +187,9 @@ impl FrameReceiver {
     /// # Errors
     /// When the stream breaks, ends inside a frame, or announces more than `limit`.
     pub async fn recv_bytes(&mut self, limit: usize) -> Result<Option<Vec<u8>>, LinkError> {
-        if !self.fill(limit).await? {
-            return Ok(None);
-        }
+        let Some(length) = self.fill(limit).await? else { return Ok(None) };
         self.next();
+        self.frame.truncate(length);
         // Memory that held a far larger frame is kept for the next such.
         let fits = self.frame.capacity() / 2 <= self.frame.len();
         Ok(Some(if fits { std::mem::take(&mut self.frame) } else { self.frame.clone() }))
@@ -204,27 +201,25 @@ impl FrameReceiver {
     /// # Errors
     /// When the stream breaks, ends inside a frame, or announces more than `limit`.
     pub async fn recv_payload(&mut self, limit: usize, bytes: &mut Vec<u8>) -> Result<bool, LinkError> {
-        let whole = self.fill(limit).await?;
-        if whole {
-            self.next();
-            std::mem::swap(&mut self.frame, bytes);
-        }
-        Ok(whole)
+        let Some(length) = self.fill(limit).await? else { return Ok(false) };
+        self.next();
+        self.frame.truncate(length);
+        std::mem::swap(&mut self.frame, bytes);
+        Ok(true)
     }
 
-    /// Goes on until the next frame is whole; false at a clean end.
-    async fn fill(&mut self, limit: usize) -> Result<bool, LinkError> {
-        let Some(length) = self.length(limit).await? else { return Ok(false) };
+    /// Goes on until the next frame is whole, and says how long it is; `None` at a clean end.
+    async fn fill(&mut self, limit: usize) -> Result<Option<usize>, LinkError> {
+        let Some(length) = self.length(limit).await? else { return Ok(None) };
         while self.filled < length {
-            self.make_room(length);
-            match self.stream.read(&mut self.frame[self.filled..]).await {
+            let room = self.make_room(length);
+            match self.stream.read(&mut self.frame[self.filled..room]).await {
                 Ok(Some(read)) => self.filled += read,
                 Ok(None) => return Err(cut()),
                 Err(error) => return Err(LinkError::Lost(error.to_string())),
             }
         }
-        self.frame.truncate(length);
-        Ok(true)
+        Ok(Some(length))
     }
 
     /// The frame is given away; another may come.
@@ -232,14 +227,15 @@ impl FrameReceiver {
         (self.known, self.filled) = (0, 0);
     }
 
-    /// Makes the frame's memory no longer than the frame, and longer than what has come of it.
-    fn make_room(&mut self, length: usize) {
-        let room = length.min((2 * self.filled).max(FIRST));
-        if self.frame.len() < room || self.frame.len() > length {
-            // What was there before is written over: only new memory is cleared.
-            let room = room.max(self.frame.capacity().min(length));
+    /// Makes the frame's memory longer than what has come of it, and says to where this frame may fill it. Memory that a
+    /// longer frame left is not cut: it would have to be cleared for the next such.
+    fn make_room(&mut self, length: usize) -> usize {
+        let wanted = length.min((2 * self.filled).max(FIRST));
+        if self.frame.len() < wanted {
+            let room = wanted.max(self.frame.capacity().min(length));
             self.frame.resize(room, 0);
         }
+        self.frame.len().min(length)
     }
 
     /// Bytes held for the frame that is coming.

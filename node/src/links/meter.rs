@@ -2,7 +2,8 @@
 //!
 //! It stands where congestion control does, since only there acknowledgements are seen: everything but one thing is left to
 //! Cubic. A link whose bandwidth is known, or is to be probed, need not be felt out from ten packets on: a floor under
-//! the window says what may be in flight at once, until something is lost.
+//! the window says what may be in flight at once, until something is lost. Cubic then goes on from what was in flight, since
+//! its own window never had a reason to grow: from ten packets it would feel its way up for many seconds.
 
 use quinn::congestion::{Controller, ControllerFactory, CubicConfig};
 use quinn_proto::RttEstimator;
@@ -35,8 +36,33 @@ pub(super) struct Meter {
 struct Run {
     began: Option<Instant>,
     bytes: u64,
-    full: bool,
+    queue: Queue,
+    /// Whether something was lost.
+    lost: bool,
     found: Vec<Evidence>,
+}
+
+/// Whether what was acknowledged had waited in the link's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Queue {
+    #[default]
+    Unseen,
+    /// All of it.
+    Stood,
+    /// Some of it: at times the link had nothing to carry.
+    CameAndWent,
+    /// None of it.
+    Empty,
+}
+
+impl Queue {
+    fn and(self, waited: bool) -> Self {
+        match (self, waited) {
+            (Self::Unseen | Self::Stood, true) => Self::Stood,
+            (Self::Unseen | Self::Empty, false) => Self::Empty,
+            _ => Self::CameAndWent,
+        }
+    }
 }
 
 impl Meter {
@@ -72,7 +98,7 @@ impl Run {
             self.began = None;
         }
         self.bytes += bytes;
-        self.full |= rtt.get() > rtt.min().mul_f64(QUEUED) + QUEUED_AT_LEAST;
+        self.queue = self.queue.and(rtt.get() > rtt.min().mul_f64(QUEUED) + QUEUED_AT_LEAST);
     }
 
     /// At the end of an acknowledgement, where what was acknowledged by now is known.
@@ -86,12 +112,17 @@ impl Run {
         if self.found.len() == KEPT {
             self.found.remove(0);
         }
-        self.found.push(if self.full { Evidence::Full(rate) } else { Evidence::AtLeast(rate) });
+        self.found.push(if self.is_full() { Evidence::Full(rate) } else { Evidence::AtLeast(rate) });
         self.begin(now);
     }
 
+    /// Whether the link carried all it can: its queue was never empty, or it has none to speak of and lost what was too much.
+    fn is_full(&self) -> bool {
+        self.queue == Queue::Stood || (self.lost && self.queue == Queue::Empty)
+    }
+
     fn begin(&mut self, now: Instant) {
-        (self.began, self.bytes, self.full) = (Some(now), 0, false);
+        (self.began, self.bytes, self.queue, self.lost) = (Some(now), 0, Queue::Unseen, false);
     }
 }
 
@@ -102,21 +133,38 @@ pub(super) struct Metered;
 impl ControllerFactory for Metered {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
         let cubic = Arc::new(CubicConfig::default()).build(now, mtu);
-        Box::new(Watching { cubic, meter: Arc::default(), idle: true, rtt: Duration::ZERO })
+        Box::new(Watching { cubic, meter: Arc::default(), mtu, flying: 0, idle: true, rtt: Duration::ZERO })
     }
 }
 
 struct Watching {
     cubic: Box<dyn Controller>,
     meter: Arc<Meter>,
+    mtu: u16,
+    /// Bytes on their way, about.
+    flying: u64,
     /// Whether the last acknowledgement found the sender with nothing to send.
     idle: bool,
     rtt: Duration,
 }
 
+impl Watching {
+    /// Something was lost while the floor let more be in flight than Cubic would have: it takes over from there.
+    fn take_over(&mut self, now: Instant) {
+        let floor = self.meter.floor.swap(0, Ordering::Relaxed);
+        let window = floor.min(self.flying);
+        if window > self.cubic.window() {
+            let mut config = CubicConfig::default();
+            config.initial_window(window);
+            self.cubic = Arc::new(config).build(now, self.mtu);
+        }
+    }
+}
+
 impl Controller for Watching {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
         self.cubic.on_sent(now, bytes, last_packet_number);
+        self.flying += bytes;
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, idle: bool, rtt: &RttEstimator) {
@@ -127,19 +175,21 @@ impl Controller for Watching {
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, idle: bool, largest: Option<u64>) {
         self.cubic.on_end_acks(now, in_flight, idle, largest);
+        self.flying = in_flight;
         if !(idle || self.idle) {
             self.meter.lock().look(now, SPAN.max(2 * self.rtt));
         }
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
+        self.take_over(now);
         self.cubic.on_congestion_event(now, sent, persistent, lost);
-        self.meter.set_floor(0);
-        self.meter.lock().full = true;
+        self.meter.lock().lost = true;
     }
 
     fn on_mtu_update(&mut self, mtu: u16) {
         self.cubic.on_mtu_update(mtu);
+        self.mtu = mtu;
     }
 
     fn window(&self) -> u64 {
@@ -152,8 +202,8 @@ impl Controller for Watching {
 
     /// Of the same connection: what is found by either is found.
     fn clone_box(&self) -> Box<dyn Controller> {
-        let Self { idle, rtt, .. } = *self;
-        Box::new(Self { cubic: self.cubic.clone_box(), meter: self.meter.clone(), idle, rtt })
+        let Self { mtu, flying, idle, rtt, .. } = *self;
+        Box::new(Self { cubic: self.cubic.clone_box(), meter: self.meter.clone(), mtu, flying, idle, rtt })
     }
 
     fn initial_window(&self) -> u64 {

@@ -88,9 +88,14 @@ impl Tuning {
         self.connection.set_receive_window(RECEIVE_WINDOW.into());
     }
 
+    /// The shortest seen: what waits in a queue is not on its way, and windows that follow the queue make it longer.
+    fn round_trip(&self) -> Duration {
+        self.connection.stats().path.min_rtt
+    }
+
     /// Fits the window to the link.
     pub fn fit(&self, bandwidth: BytesPerSecond) {
-        let window = send_window(bandwidth, self.connection.rtt());
+        let window = send_window(bandwidth, self.round_trip());
         if self.window.swap(window, Ordering::Relaxed) != window {
             self.connection.set_send_window(window);
         }
@@ -98,7 +103,7 @@ impl Tuning {
 
     /// Lets the first bytes of a new connection leave as fast as the link was known to carry them.
     pub fn hurry(&self, bandwidth: BytesPerSecond) {
-        let burst = bandwidth.0 * self.connection.rtt().as_secs_f64() * FIRST_BURST;
+        let burst = bandwidth.0 * self.round_trip().as_secs_f64() * FIRST_BURST;
         // The far end timed the probe: what it claims must not make us flood the way to it.
         self.meter.set_floor((burst as u64).min(SEND_WINDOWS.0));
     }
