@@ -15,6 +15,11 @@ std::map<unsigned long long, size_t> taken;
 std::set<void *> streams, events, functions, graphs;
 thread_local bool current;
 int context;
+// What was asked for, told at the end: a test that passes by never coming here would be seen.
+struct Count {
+    unsigned long launches, recorded, replays;
+    ~Count() { fprintf(stderr, "driver: %lu kernels run, %lu recorded, %lu recordings run\n", launches, recorded, replays); }
+} count;
 
 [[noreturn]] void refuse(const char *what) {
     fprintf(stderr, "driver: %s\n", what);
@@ -145,7 +150,9 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
         unsigned grid[3] = {x, y, z}, block[3] = {bx, by, bz};
         if (!tsnode_launch(name.c_str(), grid, block, shared, places.data())) refuse("a kernel that was not emulated");
     };
-    if (Recording *recording = stream_of(stream)->recording) recording->work.push_back(run);
+    Recording *recording = stream_of(stream)->recording;
+    (recording ? count.recorded : count.launches)++;
+    if (recording) recording->work.push_back(run);
     else run();
     return 0;
 }
@@ -170,6 +177,7 @@ int cuGraphLaunch(void *graph, void *stream) {
     bound();
     not_recorded(stream);
     if (!graphs.count(graph)) refuse("a recording that is none");
+    count.replays++;
     for (auto &run : ((Recording *)graph)->work) run();
     return 0;
 }
