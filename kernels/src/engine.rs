@@ -4,26 +4,28 @@
 //! of its own, and results are those of one rank, bit for bit.
 
 mod attend;
+mod carded;
 mod kept;
 mod parts;
 mod shards;
 mod tap;
 mod tiles;
 
+pub use carded::Pick;
 pub use kept::{KeptKey, Prefix};
 pub use tap::{Fresh, Tap};
 
 pub(crate) use attend::{Attend, Look};
 
-use attend::Run;
-
 use crate::{
     cpu::{Cpu, Simd, Team},
+    cuda::{Card, CardError},
     pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
     wire::{self, PayloadError},
 };
+use attend::Run;
 use kept::Kept;
 use parts::{Device, Loaded, Part};
 use shards::Shards;
@@ -157,6 +159,9 @@ pub enum EngineError {
     /// No pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
+    /// The card does not do it, or no more.
+    #[error(transparent)]
+    Card(#[from] CardError),
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
@@ -168,6 +173,8 @@ pub struct Engine {
     team: Team,
     hall: Hall,
     devices: Vec<Device>,
+    /// What computes in place of the processor, if something does.
+    card: Option<Card>,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
@@ -200,6 +207,7 @@ impl Engine {
             team: Team::new(ranks)?,
             hall: Hall::new(ranks),
             devices: (0..ranks).map(device).collect::<Result<_, _>>()?,
+            card: None,
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),
@@ -225,8 +233,11 @@ impl Engine {
         }
         let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
-        parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu));
         let key = StageKey(self.next_key);
+        match &mut self.card {
+            Some(card) => carded::load(card, key, &parts)?,
+            None => parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu)),
+        }
         self.next_key += 1;
         self.stages.insert(key, Loaded { parts, shape, layers });
         Ok(key)
@@ -241,6 +252,9 @@ impl Engine {
             self.release(stage, request);
         }
         self.kept.drop_stage(&mut self.pools, stage);
+        if let Some(card) = &mut self.card {
+            card.unload(stage);
+        }
     }
 
     /// Reserves pages for a sequence of at most `room` tokens, by those of what is kept if there are too few.
@@ -346,16 +360,15 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
+        if self.card.is_some() {
+            return self.forward_on_card(stage, batch, input, output, tap);
+        }
         self.positions.clear();
         self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         parts::enter(&mut self.devices, loaded, input, &self.positions);
         self.compute(stage, batch, output, tap)?;
-        for slice in batch {
-            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
-                kv.set_len((slice.start + slice.len) as usize);
-            }
-        }
+        self.are_present(stage, batch);
         match output {
             // Every rank has all rows.
             Output::Hidden => Ok(&mut self.devices[0].hidden),
@@ -364,6 +377,15 @@ impl Engine {
                 let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
                 parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
                 Ok(&mut self.out)
+            }
+        }
+    }
+
+    /// A batch's tokens are present now.
+    fn are_present(&mut self, stage: StageKey, batch: &[Slice]) {
+        for slice in batch {
+            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
+                kv.set_len((slice.start + slice.len) as usize);
             }
         }
     }
