@@ -7,7 +7,7 @@ use common::{Net, PROMPT, Wish, owned};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tsnode_testnet::client::Reader;
-use tsnode_testnet::{Flaw, Network, PeerConfig, SeenPath, Sight, Swarm, Wall};
+use tsnode_testnet::{Flaw, Network, PeerConfig, SeenPath, SeenPeer, Sight, Swarm, Wall};
 
 const LONG: Duration = Duration::from_secs(60);
 /// Two gateways that anybody can call, and three hosts that nobody can.
@@ -23,7 +23,7 @@ fn swarm(net: &Net) -> Swarm {
 }
 
 /// What `gateway` sees of the hosts.
-fn hosts<'s>(sights: &'s [Option<Sight>], gateway: usize) -> Result<Vec<&'s tsnode_testnet::SeenPeer>, String> {
+fn hosts(sights: &[Option<Sight>], gateway: usize) -> Result<Vec<&SeenPeer>, String> {
     let sight = sights[gateway].as_ref().ok_or("no answer")?;
     let gateways: Vec<&str> = sights[..GATEWAYS].iter().flatten().map(|s| s.me.as_str()).collect();
     Ok(sight.peers.iter().filter(|p| p.load.total_pages > 0 && !gateways.contains(&p.id.as_str())).collect())

@@ -165,13 +165,14 @@ impl Task {
         self.seek_places();
     }
 
-    /// A listener has closed, and it may be a place with a relay.
-    pub(super) fn on_listener_closed(&mut self, listener: ListenerId, addresses: &[Multiaddr]) -> bool {
-        let Some(relay) = self.reach.relays.lose(listener) else { return false };
+    /// A listener has closed: a place with a relay, else one of this peer's own.
+    pub(super) fn on_listener_closed(&mut self, listener: ListenerId, addresses: &[Multiaddr]) {
+        let Some(relay) = self.reach.relays.lose(listener) else {
+            return tracing::error!(?addresses, "no longer listening");
+        };
         tracing::info!(%relay, "no place with this relay any more");
         self.on_no_longer_listening(addresses);
         self.seek_places();
-        true
     }
 
     /// A connection has opened.

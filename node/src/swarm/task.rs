@@ -209,9 +209,8 @@ impl Task {
             }
             NetEvent::ListenerError { error, .. } => tracing::warn!(%error, "cannot accept a connection"),
             NetEvent::ListenerClosed { reason, addresses, listener_id } => {
-                if !self.on_listener_closed(listener_id, &addresses) {
-                    tracing::error!(?reason, ?addresses, "no longer listening");
-                }
+                tracing::debug!(?reason, "a listener has closed");
+                self.on_listener_closed(listener_id, &addresses);
             }
             _ => {}
         }
