@@ -116,6 +116,16 @@ impl<'a> Matrix<'a> {
         Self { bytes, dtype, rows, cols }
     }
 
+    /// All its bytes.
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// How its numbers are stored.
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
     /// Rows.
     #[must_use]
     pub fn rows(&self) -> usize {

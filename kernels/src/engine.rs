@@ -4,12 +4,14 @@
 //! of its own, and results are those of one rank, bit for bit.
 
 mod attend;
+mod carded;
 mod kept;
 mod parts;
 mod shards;
 mod tap;
 mod tiles;
 
+pub use carded::Pick;
 pub use kept::{KeptKey, Prefix};
 pub use tap::{Fresh, Tap};
 
@@ -17,11 +19,13 @@ pub(crate) use attend::{Attend, Look};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
+    cuda::{Card, CardError},
     pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
     wire::{self, PayloadError},
 };
+use attend::Run;
 use kept::Kept;
 use parts::{Device, Loaded, Part};
 use shards::Shards;
@@ -155,7 +159,13 @@ pub enum EngineError {
     /// No pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
+    /// The card does not do it, or no more.
+    #[error(transparent)]
+    Card(#[from] CardError),
 }
+
+/// What a rank computes with, its pages, its part of a stage, and who takes KV out.
+type Place<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
 
 /// Stages, pages and sequences of one host.
 pub struct Engine {
@@ -163,6 +173,8 @@ pub struct Engine {
     team: Team,
     hall: Hall,
     devices: Vec<Device>,
+    /// What computes in place of the processor, if something does.
+    card: Option<Card>,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
@@ -172,6 +184,9 @@ pub struct Engine {
     next_key: u64,
     wire: wire::Scratch,
     out: Vec<f32>,
+    /// Of the batch at hand: positions of all rows, and whose slices have been seen. Kept from step to step.
+    positions: Vec<u32>,
+    seen: Vec<RequestId>,
 }
 
 impl Engine {
@@ -192,6 +207,7 @@ impl Engine {
             team: Team::new(ranks)?,
             hall: Hall::new(ranks),
             devices: (0..ranks).map(device).collect::<Result<_, _>>()?,
+            card: None,
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),
@@ -200,6 +216,8 @@ impl Engine {
             next_key: 0,
             wire: wire::Scratch::default(),
             out: Vec::new(),
+            positions: Vec::new(),
+            seen: Vec::new(),
         })
     }
 
@@ -215,8 +233,11 @@ impl Engine {
         }
         let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
-        parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu));
         let key = StageKey(self.next_key);
+        match &mut self.card {
+            Some(card) => carded::load(card, key, &parts)?,
+            None => parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu)),
+        }
         self.next_key += 1;
         self.stages.insert(key, Loaded { parts, shape, layers });
         Ok(key)
@@ -231,6 +252,9 @@ impl Engine {
             self.release(stage, request);
         }
         self.kept.drop_stage(&mut self.pools, stage);
+        if let Some(card) = &mut self.card {
+            card.unload(stage);
+        }
     }
 
     /// Reserves pages for a sequence of at most `room` tokens, by those of what is kept if there are too few.
@@ -336,15 +360,15 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
-        let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
-        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        parts::enter(&mut self.devices, loaded, input, &positions);
-        self.compute(stage, batch, &positions, output, tap)?;
-        for slice in batch {
-            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
-                kv.set_len((slice.start + slice.len) as usize);
-            }
+        if self.card.is_some() {
+            return self.forward_on_card(stage, batch, input, output, tap);
         }
+        self.positions.clear();
+        self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
+        let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
+        parts::enter(&mut self.devices, loaded, input, &self.positions);
+        self.compute(stage, batch, output, tap)?;
+        self.are_present(stage, batch);
         match output {
             // Every rank has all rows.
             Output::Hidden => Ok(&mut self.devices[0].hidden),
@@ -357,29 +381,40 @@ impl Engine {
         }
     }
 
+    /// A batch's tokens are present now.
+    fn are_present(&mut self, stage: StageKey, batch: &[Slice]) {
+        for slice in batch {
+            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
+                kv.set_len((slice.start + slice.len) as usize);
+            }
+        }
+    }
+
     /// Every rank computes its part of what has entered, side by side.
     fn compute(
         &mut self,
         stage: StageKey,
         batch: &[Slice],
-        positions: &[u32],
         output: Output<'_>,
         tap: Option<&mut dyn Tap>,
     ) -> Result<(), EngineError> {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         self.hall.open();
-        let (ranks, hall, sequences) = (self.devices.len(), &self.hall, &self.sequences);
+        let (ranks, hall, sequences, positions) = (self.devices.len(), &self.hall, &self.sequences, &self.positions);
         let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
         let (first, scratch) = (loaded.layers.start, &mut self.wire);
         let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, scratch });
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
-        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
-        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, (((device, pool), part), tap)| {
+        let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
+        let compute = |rank: usize, (((device, pool), part), tap): &mut Place<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
             let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
             let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
-            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout, tap };
+            // `check` has seen every sequence of the batch.
+            let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
+            let runs = Run::all(batch, kvs, device.cpu.has_chunks(layout.dim));
+            let mut attend = Attend { pool, sequences, stage, positions, others, group, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             if let Output::Logits { rows } = output {
                 device.chosen.clear();
@@ -387,11 +422,21 @@ impl Engine {
                 device.logits.resize(rows.len() * part.vocab.len(), 0.0);
                 part.stage.logits(&device.cpu, &device.chosen, &mut device.logits);
             }
-        });
+        };
+        match places.next() {
+            Some(mut only) if ranks == 1 => compute(0, &mut only),
+            first => self.team.share_each(&mut first.into_iter().chain(places).collect::<Vec<_>>(), compute),
+        }
         Ok(())
     }
 
-    fn check(&self, stage: StageKey, batch: &[Slice], input: Input<'_>, out: Output<'_>) -> Result<(), EngineError> {
+    fn check(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        input: Input<'_>,
+        out: Output<'_>,
+    ) -> Result<(), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let rows: usize = batch.iter().map(|s| s.len as usize).sum();
         let size = |what, found, expected| Err(EngineError::Size { what, found, expected });
@@ -414,14 +459,17 @@ impl Engine {
         {
             return size("row", *stray, rows.saturating_sub(1));
         }
-        let mut seen = std::collections::BTreeSet::new();
+        self.seen.clear();
+        self.seen.extend(batch.iter().map(|slice| slice.request));
+        self.seen.sort_unstable();
+        let twice = self.seen.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
         for slice in batch {
             let kv = self.sequence(stage, slice.request)?;
             let end = slice.start.saturating_add(slice.len);
             let fits = slice.start as usize == kv.len()
                 && end as usize <= kv.room()
                 && end <= loaded.shape.context
-                && seen.insert(slice.request);
+                && twice != Some(slice.request);
             if !fits {
                 let (present, room) = (kv.len(), kv.room());
                 return Err(EngineError::Position { request: slice.request, start: slice.start, end, present, room });

@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod engine;
 pub mod eval;

@@ -85,6 +85,12 @@ fn all_of(stages: &[Box<dyn Stage>]) -> (Vec<&Weight>, Vec<&Tensor>) {
     (weights, stages.iter().flat_map(|stage| stage.tables()).collect())
 }
 
+/// Looks at all of a stage's weights, and leaves them as they lie.
+pub(crate) fn look(stages: &[Box<dyn Stage>], cpu: &Cpu) -> Result<(), WeightsError> {
+    let (weights, tables) = all_of(stages);
+    tables.into_iter().chain(weights.into_iter().map(Weight::tensor)).try_for_each(|tensor| tensor.check(cpu))
+}
+
 /// Looks at all of a stage's weights and packs those that are quantised, saying after each how far it is.
 pub(crate) fn run(
     stages: &[Box<dyn Stage>],

@@ -6,9 +6,12 @@ mod gemma3;
 mod llama;
 mod mistral;
 mod opt;
+mod outline;
 mod phi3;
 mod qwen2;
 mod qwen3;
+
+pub(crate) use outline::{HeadOutline, LayerOutline, LinearOutline, NormOutline, Outline};
 
 use crate::{
     config::{ConfigError, Keys, ModelConfig},
@@ -85,7 +88,7 @@ pub(crate) trait Stage: Send {
     fn layers(&mut self, cpu: &Cpu, hidden: &mut [f32], attend: &mut Attend<'_>);
 
     /// Logits of rows of `hidden`, one row each: those of the rank's part of the vocabulary.
-    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]);
+    fn logits(&mut self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]);
 
     /// Weights of the stage as stored (bytes): of one layer, of the embedding, of the head.
     fn bytes(&self) -> StageBytes;
@@ -95,6 +98,11 @@ pub(crate) trait Stage: Send {
 
     /// All tensors that rows are taken out of.
     fn tables(&self) -> Vec<&Tensor>;
+
+    /// The stage as data, for devices that compute its layers themselves; none where a family has no such form.
+    fn outline(&self) -> Option<Outline<'_>> {
+        None
+    }
 
     /// Brings quantised weights into the order products read them in.
     fn prepare(&self, cpu: &Cpu) {

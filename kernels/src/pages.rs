@@ -129,7 +129,10 @@ pub struct PageCount {
 
 /// All KV memory of a device. The system commits a page's memory when it is first written.
 pub struct PagePool {
+    /// Empty where pages lie on a card.
     memory: Vec<u8>,
+    /// Pages to be copied on the card before anything is written there; none of a pool whose memory is here.
+    copies: Option<Vec<(u32, u32)>>,
     free: Vec<Page>,
     owners: Vec<Owners>,
     /// Pages that no running sequence owns and that are not free.
@@ -143,7 +146,31 @@ impl PagePool {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         // Taken from the end: a pool used little touches little memory.
         let free = (0..pages as u32).rev().map(Page).collect();
-        Self { memory: vec![0; pages * PAGE_BYTES], free, owners: vec![Owners::default(); pages], spare: 0 }
+        Self {
+            memory: vec![0; pages * PAGE_BYTES],
+            copies: None,
+            free,
+            owners: vec![Owners::default(); pages],
+            spare: 0,
+        }
+    }
+
+    /// A pool that keeps the books of pages which lie on a card. Their bytes cannot be had here.
+    pub(crate) fn elsewhere(bytes: usize) -> Self {
+        let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
+        let free = (0..pages as u32).rev().map(Page).collect();
+        Self { memory: Vec::new(), copies: Some(Vec::new()), free, owners: vec![Owners::default(); pages], spare: 0 }
+    }
+
+    /// Copies that are still to be made on the card, in their order.
+    pub(crate) fn take_copies(&mut self) -> Vec<(u32, u32)> {
+        self.copies.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// All memory.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.memory
     }
 
     /// Free and total.
@@ -214,6 +241,10 @@ impl PagePool {
     }
 
     fn copy(&mut self, from: Page, to: Page) {
+        if let Some(copies) = &mut self.copies {
+            copies.push((from.0, to.0));
+            return;
+        }
         let from = from.0 as usize * PAGE_BYTES;
         self.memory.copy_within(from..from + PAGE_BYTES, to.0 as usize * PAGE_BYTES);
     }

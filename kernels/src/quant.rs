@@ -125,6 +125,11 @@ impl<'a> Blocks<'a> {
         self.kind
     }
 
+    /// All blocks.
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The blocks of row `index`.
     #[must_use]
     pub fn row(&self, index: usize) -> &'a [u8] {

@@ -69,6 +69,11 @@ impl Rope {
         self
     }
 
+    /// Radians a position, and what sines and cosines are multiplied by.
+    pub(crate) fn frequencies(&self) -> (&[f32], f32) {
+        (&self.frequencies, self.amplitude)
+    }
+
     /// Cosines and sines at `position`, each `dim / 2` numbers.
     pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
         for ((f, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {

@@ -261,6 +261,18 @@ impl ModelSource {
         self.load_stage_by(Threads::together(1), layers, &mut |_| ()).map(|(stage, _)| stage)
     }
 
+    /// Some layers, for an engine on a card: every number is looked at, by so many threads, and nothing is laid out for the
+    /// processor.
+    ///
+    /// # Errors
+    /// When a number is not finite, or the system gives no threads.
+    pub fn load_stage_for_card(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
+        let stages = self.cut(layers, 1)?;
+        let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(WeightsError::Threads)?;
+        load::look(&stages, &cpu)?;
+        Ok(StageModel { stages, shape: self.card.shape, layers })
+    }
+
     /// Some layers, ready for an engine with so many ranks, by threads that end with it. Every number is looked at, the first
     /// time a stage has it. Dense weights stay where they lie; quantised ones are laid out for products, norms and biases
     /// copied. `progress` is told after each tensor.

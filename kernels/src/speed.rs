@@ -1,11 +1,11 @@
 //! How fast a model runs on this device, step by step, with the work that each step is.
 
 use crate::{
-    engine::{Engine, EngineError, Input, Output, Slice, StageKey},
+    engine::{Engine, EngineError, Fresh, Input, Output, Pick, Slice, StageKey, Tap},
     source::ModelSource,
 };
 use std::time::{Duration, Instant};
-use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader, Token};
+use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
 
 /// A step of some sequences alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,9 @@ fn run(
     let batch: Vec<Slice> =
         requests.iter().map(|&request| Slice { request, start: step.context, len: step.new }).collect();
     let rows: Vec<usize> = (1..=requests.len()).map(|n| n * step.new as usize - 1).collect();
+    let greedy = Sampling::greedy();
+    let picks: Vec<Pick<'_>> =
+        rows.iter().map(|row| Pick { row: *row, sampling: &greedy, position: step.room() }).collect();
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best == f64::INFINITY || started.elapsed() < time {
         for slice in &batch {
@@ -117,10 +120,115 @@ fn run(
         }
         let at = Instant::now();
         let input = Input::Tokens(&tokens[..step.tokens() as usize]);
-        engine.forward(stage, &batch, input, Output::Logits { rows: &rows })?;
+        if engine.is_on_card() {
+            // Tokens are chosen where the logits are, as they are when it serves.
+            engine.forward_choosing(stage, &batch, input, &picks)?;
+        } else {
+            engine.forward(stage, &batch, input, Output::Logits { rows: &rows })?;
+        }
         best = best.min(at.elapsed().as_secs_f64());
     }
     Ok(best)
+}
+
+/// How fast a card packs and unpacks a sequence's KV, where nothing leaves it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Packing {
+    /// Tokens of the sequence.
+    pub tokens: u32,
+    /// Bytes as they lie in pages.
+    pub bytes: f64,
+    /// Seconds of packing all layers.
+    pub pack: f64,
+    /// Seconds of unpacking them.
+    pub unpack: f64,
+}
+
+/// What a prompt takes while its KV stays, and while it leaves layer by layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HandOver {
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Seconds alone.
+    pub plain: f64,
+    /// Seconds with all KV packed and copied to the host meanwhile.
+    pub tapped: f64,
+}
+
+/// Runs of what is measured a few times; the best counts.
+const RUNS: usize = 5;
+
+/// Measures packing on a card.
+///
+/// # Errors
+/// When the engine is on no card, or has too few pages.
+pub fn measure_packing(
+    engine: &mut Engine,
+    stage: StageKey,
+    tokens: u32,
+    codec: KvCodec,
+) -> Result<Packing, EngineError> {
+    let request = RequestId([0; 16]);
+    engine.admit(stage, request, tokens)?;
+    let measured = engine.packing_on_card(stage, request, tokens, codec, RUNS);
+    engine.release(stage, request);
+    let (bytes, pack, unpack) = measured?;
+    Ok(Packing { tokens, bytes: bytes as f64, pack, unpack })
+}
+
+/// Takes every layer's KV, and drops it.
+struct Taker {
+    request: RequestId,
+    tokens: u32,
+    codec: KvCodec,
+    payload: Vec<u8>,
+}
+
+impl Tap for Taker {
+    fn layer(&mut self, _layer: u32, fresh: &mut Fresh<'_>) {
+        fresh.export(self.request, 0..self.tokens, self.codec, &mut self.payload);
+    }
+}
+
+/// Measures a prompt alone, and with its KV taken out meanwhile.
+///
+/// # Errors
+/// When the engine has too few pages.
+pub fn measure_hand_over(
+    engine: &mut Engine,
+    stage: StageKey,
+    source: &ModelSource,
+    tokens: u32,
+    codec: KvCodec,
+) -> Result<HandOver, EngineError> {
+    let vocab = source.card().shape.vocab;
+    let prompt: Vec<Token> = (0..tokens).map(|n| Token(n * 7 % vocab)).collect();
+    let request = RequestId([0; 16]);
+    engine.admit(stage, request, tokens)?;
+    let mut taker = Taker { request, tokens, codec, payload: Vec::new() };
+    let mut best = [f64::INFINITY; 2];
+    for run in 0..=RUNS {
+        for (taken, best) in best.iter_mut().enumerate() {
+            engine.set_len(stage, request, 0)?;
+            let batch = [Slice { request, start: 0, len: tokens }];
+            let rows = [tokens as usize - 1];
+            let (input, output) = (Input::Tokens(&prompt), Output::Logits { rows: &rows });
+            let tap = (taken == 1).then_some(&mut taker as &mut dyn Tap);
+            let at = Instant::now();
+            let done = engine.forward_tapped(stage, &batch, input, output, tap).map(|_| ());
+            if done.is_err() {
+                engine.release(stage, request);
+            }
+            done?;
+            // The first run makes what is kept.
+            if run > 0 {
+                *best = best.min(at.elapsed().as_secs_f64());
+            }
+        }
+    }
+    engine.release(stage, request);
+    let [plain, tapped] = best;
+    Ok(HandOver { tokens, plain, tapped })
 }
 
 /// Gives a sequence the KV of another, as it would come over a wire.

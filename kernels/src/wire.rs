@@ -126,6 +126,14 @@ pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, d
     heads * (side(Side::Keys) + side(Side::Values))
 }
 
+/// Bytes of one block, or of that much as it lies in pages.
+pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: usize, dim: usize) -> usize {
+    match Bits::of(codec) {
+        Some(bits) => Form { bits, side, tokens, dim }.bytes(),
+        None => tokens * dim * dtype.bytes(),
+    }
+}
+
 /// What packing and unpacking need of memory, kept from tile to tile.
 #[derive(Debug, Default)]
 pub struct Scratch {

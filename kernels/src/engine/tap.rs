@@ -1,8 +1,9 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey};
+use super::{Shards, StageKey, carded};
 use crate::{
     cpu::Simd,
+    cuda::Card,
     pages::PagePool,
     wire::{self, Tile},
 };
@@ -28,6 +29,8 @@ pub struct Fresh<'a> {
     pub(super) layer: usize,
     pub(super) heads: usize,
     pub(super) scratch: &'a mut wire::Scratch,
+    /// Where the pages are, if not here.
+    pub(super) card: Option<&'a mut Card>,
 }
 
 impl Fresh<'_> {
@@ -38,6 +41,9 @@ impl Fresh<'_> {
         let tokens = tokens.start as usize..tokens.end as usize;
         if tokens.end > kv.room() || !tokens.start.is_multiple_of(codec.tile_step() as usize) {
             return false;
+        }
+        if let Some(card) = &mut self.card {
+            return carded::export_beside(card, kv, self.layer, tokens, codec, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
         wire::export(Simd::detect(), codec, kv, self.pool, &tile, self.scratch, payload);
@@ -69,7 +75,7 @@ pub(super) struct Tapped<'a> {
 impl Stored for Tapped<'_> {
     fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>) {
         let Step { stage, sequences } = step;
-        let mut fresh = Fresh { pool, sequences, stage, layer, heads, scratch: self.scratch };
+        let mut fresh = Fresh { pool, sequences, stage, layer, heads, scratch: self.scratch, card: None };
         self.tap.layer(self.first + layer as u32, &mut fresh);
     }
 }

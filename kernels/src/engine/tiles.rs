@@ -10,10 +10,10 @@ use std::ops::Range;
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader};
 
 /// A tile's sequence, and the place of its layer in the stage.
-struct Place<'a> {
-    loaded: &'a Loaded,
-    kv: &'a Shards,
-    layer: usize,
+pub(super) struct Place<'a> {
+    pub loaded: &'a Loaded,
+    pub kv: &'a Shards,
+    pub layer: usize,
 }
 
 impl Engine {
@@ -29,6 +29,9 @@ impl Engine {
         codec: KvCodec,
         payload: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
+        if self.card.is_some() {
+            return self.export_from_card(stage, request, tile, codec, payload);
+        }
         let mut scratch = std::mem::take(&mut self.wire);
         let located = self.locate(stage, request, tile, codec).and_then(|place| {
             if tile.token_end as usize > place.kv.len() { Err(EngineError::Tile(*tile)) } else { Ok(place) }
@@ -62,6 +65,9 @@ impl Engine {
         let (found, expected) = (payload.len(), tile_bytes(loaded, self.dtype, tile, codec));
         if found != expected {
             return Err(PayloadError { found, expected }.into());
+        }
+        if self.card.is_some() {
+            return self.import_to_card(stage, request, tile, codec, payload);
         }
         // The pages are written below: of the engine, only what is not the pools may be borrowed.
         let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
@@ -107,7 +113,7 @@ impl Engine {
         Ok(())
     }
 
-    fn locate(
+    pub(super) fn locate(
         &self,
         stage: StageKey,
         request: RequestId,

@@ -2,7 +2,11 @@
 
 pub(super) mod parts;
 
-use super::{Loaded, Share, Stage, StageBytes, sized};
+use super::{
+    Loaded, Share, Stage, StageBytes,
+    outline::{HeadOutline, LayerOutline, Outline},
+    sized,
+};
 use crate::{
     config::ModelConfig,
     cpu::Cpu,
@@ -20,6 +24,9 @@ use tsnode_protocol::Token;
 pub(super) trait Layer: Send {
     /// Runs over the rows of `hidden`, in place.
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch);
+
+    /// The layer as data.
+    fn outline(&self) -> LayerOutline<'_>;
 }
 
 /// A batch at one layer of the stage.
@@ -153,11 +160,11 @@ impl<L: Layer> Stage for Decoder<L> {
         }
     }
 
-    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
+    fn logits(&mut self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
         let Some(head) = &self.head else { return };
-        let mut normed = Vec::new();
-        head.norm.forward(cpu, hidden, &mut normed);
-        head.weight.apply(cpu, &normed, out);
+        let normed = &mut self.scratch.normed;
+        head.norm.forward(cpu, hidden, normed);
+        head.weight.apply(cpu, normed, out);
         if let Some(cap) = self.config.logit_cap {
             tanh::soft_cap(out, cap);
         }
@@ -173,5 +180,16 @@ impl<L: Layer> Stage for Decoder<L> {
 
     fn tables(&self) -> Vec<&Tensor> {
         self.embed.iter().collect()
+    }
+
+    fn outline(&self) -> Option<Outline<'_>> {
+        let cap = self.config.logit_cap;
+        Some(Outline {
+            hidden: self.config.hidden,
+            embed: self.embed.as_ref().map(|table| (table, self.config.embed_scale)),
+            layers: self.layers.iter().map(Layer::outline).collect(),
+            head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), weight: &h.weight, cap }),
+            ropes: &self.ropes,
+        })
     }
 }

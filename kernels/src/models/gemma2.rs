@@ -7,6 +7,7 @@ use super::{
         self, Scratch, Step,
         parts::{Attention, Gated, Norm, Part},
     },
+    outline::LayerOutline,
 };
 use crate::{
     config::{Activation, ConfigError, Keys, ModelConfig},
@@ -76,5 +77,16 @@ impl decoder::Layer for Layer {
         self.mlp.forward(step, s);
         self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.normed);
         add(hidden, &s.normed);
+    }
+
+    fn outline(&self) -> LayerOutline<'_> {
+        LayerOutline {
+            attention_norm: self.attention_norm.outline(),
+            attention: self.attention.outline(),
+            attention_post_norm: Some(self.attention_post_norm.outline()),
+            mlp_norm: self.mlp_norm.outline(),
+            mlp: self.mlp.outline(),
+            mlp_post_norm: Some(self.mlp_post_norm.outline()),
+        }
     }
 }

@@ -6,6 +6,7 @@ use super::{
         self, Scratch, Step,
         parts::{Attention, Gated, Norm, Part},
     },
+    outline::LayerOutline,
 };
 use crate::{
     config::{Activation, ConfigError, Keys, ModelConfig},
@@ -52,5 +53,16 @@ impl decoder::Layer for Layer {
         self.mlp_norm.forward(step.cpu, hidden, &mut s.normed);
         self.mlp.forward(step, s);
         add(hidden, &s.out);
+    }
+
+    fn outline(&self) -> LayerOutline<'_> {
+        LayerOutline {
+            attention_norm: self.attention_norm.outline(),
+            attention: self.attention.outline(),
+            attention_post_norm: None,
+            mlp_norm: self.mlp_norm.outline(),
+            mlp: self.mlp.outline(),
+            mlp_post_norm: None,
+        }
     }
 }

@@ -108,6 +108,11 @@ impl SequenceKv {
         self.layers.into_iter().flatten().for_each(|page| pool.remove(page, self.owner));
     }
 
+    /// The pages of a layer, by their places in the pool.
+    pub(crate) fn pages_of(&self, layer: usize) -> impl ExactSizeIterator<Item = u32> {
+        self.layers[layer].iter().map(|page| page.0)
+    }
+
     /// Tokens present.
     #[must_use]
     pub fn len(&self) -> usize {

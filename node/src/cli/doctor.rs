@@ -13,7 +13,12 @@ use clap::ArgMatches;
 use serde::Serialize;
 use std::net::{TcpListener, UdpSocket};
 use std::time::Instant;
-use tsnode_kernels::{device::Host, profile, source::ModelSource};
+use tsnode_kernels::{
+    cuda::{Libraries, Library},
+    device::Host,
+    profile,
+    source::ModelSource,
+};
 use tsnode_protocol::{LayerProfile, Misfit};
 
 /// A mean error worth a look: public fits are off by less than half of it, so something else kept the machine busy.
@@ -61,6 +66,21 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
     }
 }
 
+/// A library that a card is better off with.
+fn library(library: &Library) -> Finding {
+    let Library { name, purpose, found } = library;
+    finding(
+        "library",
+        State::Note,
+        match found {
+            Some(path) => format!("{name} ({purpose}): {}", path.display()),
+            None => format!(
+                "{name} ({purpose}) was found neither by the system, nor in CUDA_HOME, nor in Python's packages"
+            ),
+        },
+    )
+}
+
 fn examine(settings: &Settings) -> Vec<Finding> {
     let host = Host::detect();
     let cpu = &host.cpu;
@@ -77,10 +97,15 @@ fn examine(settings: &Settings) -> Vec<Finding> {
         Ok(gpus) => {
             let names: Vec<String> =
                 gpus.iter().map(|g| format!("{} ({:.0} GiB)", g.name, gib(g.memory_bytes))).collect();
-            finding("gpu", State::Note, format!("{}; found, not used for computing by this version", names.join(", ")))
+            let use_ = "used by `tsnode bench engine --device cuda:0` alone, unproven";
+            finding("gpu", State::Note, format!("{}; {use_}", names.join(", ")))
         }
         Err(why) => finding("gpu", State::Note, format!("{why}; the processor computes")),
     });
+    if host.gpus.is_ok() {
+        let Libraries { blas, nvml, .. } = Libraries::find();
+        found.extend([blas, nvml].map(library));
+    }
     let config = match settings.node() {
         Ok(config) => config,
         Err(error) => {

@@ -28,6 +28,8 @@ impl Kind {
             | Opening::Prefill(_)
             | Opening::Journal(_)
             | Opening::Recall(_)
+            | Opening::Where
+            | Opening::Meet(_)
             | Opening::Pulse(_) => Self::Words,
             Opening::Ring(_) => Self::Activations,
             Opening::Kv(_) => Self::Kv,

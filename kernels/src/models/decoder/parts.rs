@@ -6,7 +6,11 @@ use crate::{
     cpu::Cpu,
     engine::Look,
     linear::Weight,
-    models::{add_bias, sized},
+    models::{
+        add_bias,
+        outline::{AttentionOutline, GatedOutline, LinearOutline, NormOutline},
+        sized,
+    },
     ranks::Rank,
     rope::{RopePairs, turn},
     tanh,
@@ -127,6 +131,10 @@ impl Norm {
     pub(in crate::models) fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut Vec<f32>) {
         cpu.rms_norm(x, &self.weight, self.eps, sized(out, x.len()));
     }
+
+    pub(in crate::models) fn outline(&self) -> NormOutline<'_> {
+        NormOutline { weight: &self.weight, eps: self.eps }
+    }
 }
 
 /// A rank's outputs of a matrix, and perhaps of a bias.
@@ -143,6 +151,12 @@ impl Linear {
         if let Some(bias) = &self.bias {
             add_bias(out, bias);
         }
+    }
+}
+
+impl Linear {
+    fn outline(&self) -> LinearOutline<'_> {
+        LinearOutline { weight: &self.weight, bias: self.bias.as_deref() }
     }
 }
 
@@ -223,6 +237,18 @@ impl Attention {
         step.attend.gather(rows, &mut s.out);
     }
 
+    pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
+        AttentionOutline {
+            inputs: [&self.query, &self.key, &self.value].map(Linear::outline),
+            output: self.output.outline(),
+            head_norms: self.head_norms.as_ref().map(|norms| norms.each_ref().map(Norm::outline)),
+            head_dim: self.head_dim,
+            look: self.look,
+            rope: self.rope,
+            pairs: self.pairs,
+        }
+    }
+
     /// Turns every head of every row by the row's angles.
     fn turn_rows(&self, x: &mut [f32], width: usize, angles: &Angles) {
         let half = angles.half;
@@ -266,6 +292,14 @@ impl Gated {
             down: part.linear("mlp.down_proj", part.outputs(c.hidden), c.intermediate)?,
             activation: c.activation,
         })
+    }
+
+    pub(in crate::models) fn outline(&self) -> GatedOutline<'_> {
+        GatedOutline {
+            inputs: [&self.gate, &self.up].map(Linear::outline),
+            down: self.down.outline(),
+            activation: self.activation,
+        }
     }
 
     pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {

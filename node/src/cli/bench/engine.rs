@@ -1,5 +1,7 @@
 //! `tsnode bench engine`: prompts and answers a second, beside what memory and multipliers allow.
 
+mod card;
+
 use super::{loaded, open};
 use crate::cli::{is_set, json, show::print_json, verb};
 use crate::exit::{Exit, Kind};
@@ -43,7 +45,24 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(u16).range(1..=1024))
                 .help("Ranks that share the threads, at least one for each [default: 1]"),
         )
+        .arg(
+            Arg::new("device")
+                .long("device")
+                .value_name("DEVICE")
+                .value_parser(device)
+                .help("What computes: cpu, or an NVIDIA card by its number, cuda:0 [default: cpu]"),
+        )
         .arg(json())
+}
+
+/// A card's number; none for the processor.
+fn device(text: &str) -> Result<Option<u16>, String> {
+    let number = |text: &str| text.strip_prefix("cuda:")?.parse().ok();
+    match (text, number(text)) {
+        ("cpu", _) => Ok(None),
+        (_, Some(number)) => Ok(Some(number)),
+        _ => Err("cpu or cuda:N".into()),
+    }
 }
 
 #[derive(Serialize)]
@@ -85,6 +104,9 @@ struct Line {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let source = open(matches)?;
+    if let Some(Some(ordinal)) = matches.get_one::<Option<u16>>("device") {
+        return card::run(&source, *ordinal, !is_set(matches, "json"));
+    }
     let host = Host::detect();
     let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));
     let threads = Threads { count: number("threads", host.cpu.cores), ranks: number("tensor-parallel", 1) };

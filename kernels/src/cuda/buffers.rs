@@ -1,0 +1,40 @@
+//! Memory of a card that is kept from step to step, and grows when a step needs more.
+
+use super::machine::{CardError, Machine, Memory};
+use std::sync::Arc;
+
+/// Memory kept from step to step; what is in it is lost when it grows.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    machine: Arc<dyn Machine>,
+    memory: Option<Memory>,
+    renewals: usize,
+}
+
+impl Buffer {
+    pub fn new(machine: Arc<dyn Machine>) -> Self {
+        Self { machine, memory: None, renewals: 0 }
+    }
+
+    /// Makes room for so many bytes, and returns where.
+    pub fn fit(&mut self, bytes: usize) -> Result<u64, CardError> {
+        if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            // Kernels that were asked for may still use the old memory, and its room may be what the new needs.
+            self.machine.finish()?;
+            self.memory = None;
+            self.memory = Some(Memory::take(&self.machine, bytes.next_power_of_two())?);
+            self.renewals += 1;
+        }
+        Ok(self.at())
+    }
+
+    /// Where it is; nowhere before it was needed.
+    pub fn at(&self) -> u64 {
+        self.memory.as_ref().map_or(0, Memory::at)
+    }
+
+    /// How often it was taken anew.
+    pub fn renewals(&self) -> usize {
+        self.renewals
+    }
+}

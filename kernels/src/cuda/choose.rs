@@ -1,0 +1,32 @@
+//! Tokens chosen on a card: which ways of choosing can be, and how a card is told of them.
+
+use bytemuck::{Pod, Zeroable};
+use tsnode_protocol::Sampling;
+
+/// How a row's token is chosen, as `device/choose.cu` reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub(crate) struct Choice {
+    seed: u64,
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    top_k: u32,
+    position: u32,
+    unused: u32,
+}
+const _: () = assert!(size_of::<Choice>() == 32);
+
+impl Choice {
+    /// For a row whose next token is at `position`; none where a choice needs all logits: for penalties, biases, and
+    /// probabilities that are reported.
+    pub fn of(sampling: &Sampling, position: u32) -> Option<Self> {
+        let plain = sampling.logit_bias.is_empty()
+            && sampling.repetition_penalty == 1.0
+            && sampling.frequency_penalty == 0.0
+            && sampling.presence_penalty == 0.0
+            && sampling.logprobs.is_none();
+        let Sampling { seed, temperature, top_p, min_p, top_k, .. } = *sampling;
+        plain.then_some(Self { seed, temperature, top_p, min_p, top_k, position, unused: 0 })
+    }
+}

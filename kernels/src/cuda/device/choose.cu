@@ -1,0 +1,225 @@
+// Chooses tokens from logits as `kernels/src/sampling.rs` does: the likeliest, or a draw by the counter-based generator
+// keyed by seed and position. What cuts leave are the first tokens of one order, likeliest first, of equals the first; so
+// instead of sorting, the token that a sum of weights falls on is searched for, eight bits of its logit at a time.
+//
+// Weights and sums are in double precision as on the processor, added in another order: a draw differs from the
+// processor's where it falls within about 1e-15 of the border between two tokens.
+#include "common.cuh"
+
+constexpr int THREADS = 1024;
+
+// How one row's token is chosen; the host's `Choice` lies the same way.
+struct Choice {
+    u64 seed;
+    float temperature, top_p, min_p;
+    u32 top_k, position, unused;
+};
+
+// Tokens before a place in the order: all with larger keys than `key`, and the first `ties` of those with that key.
+struct Cut {
+    u32 key, ties;
+};
+
+// Numbers in the order of their logits.
+DEVICE u32 key_of(float x) {
+    u32 bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+DEVICE float of_key(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+DEVICE float logit(const float *logits, u32 i) {
+    float x = logits[i];
+    return x == x ? x : -INFINITY;
+}
+
+struct Shared {
+    double mass[256], sums[32];
+    u32 counts[THREADS], found, key;
+    float best;
+    Cut cut;
+    double passed;
+};
+
+DEVICE double sum_over_block(double x, Shared &shared) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(ALL_LANES, x, lanes);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    double all = 0.;
+    for (int warp = 0; warp < THREADS / 32; warp++) all += shared.sums[warp];
+    return all;
+}
+
+// What a token counts: one each to cut by number, its probability relative to the likeliest otherwise.
+struct Weigh {
+    float top, temperature, min_p;
+    bool by_number;
+    DEVICE double operator()(float x) const {
+        if (by_number) return 1.;
+        double weight = exp((double)((x - top) / temperature));
+        return weight >= (double)min_p ? weight : 0.;
+    }
+};
+
+DEVICE double mass(const float *logits, u32 vocab, const Weigh &weigh, Cut cut, Shared &shared) {
+    double sum = 0.;
+    for (u32 i = threadIdx.x; i < vocab; i += THREADS)
+        if (key_of(logit(logits, i)) > cut.key) sum += weigh(logit(logits, i));
+    sum = sum_over_block(sum, shared);
+    return sum + (cut.ties ? (double)cut.ties * weigh(of_key(cut.key)) : 0.);
+}
+
+// The place behind the first token with which the sum passes `target`, or reaches it where that is enough.
+DEVICE Cut passing(const float *logits, u32 vocab, const Weigh &weigh, double target, bool reaching, Shared &shared) {
+    double passed = 0.;
+    u32 key = 0, ties = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (u32 i = threadIdx.x; i < 256; i += THREADS) {
+            shared.mass[i] = 0.;
+            shared.counts[i] = 0;
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
+            float x = logit(logits, i);
+            u32 mine = key_of(x);
+            if (shift < 24 && mine >> (shift + 8) != key >> (shift + 8)) continue;
+            atomicAdd(&shared.mass[mine >> shift & 255], weigh(x));
+            atomicAdd(&shared.counts[mine >> shift & 255], 1u);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int bin = 255, last = -1;
+            double before = passed;
+            for (; bin >= 0; bin--) {
+                if (shared.counts[bin] == 0) continue;
+                double after = before + shared.mass[bin];
+                // Where rounding has the sum end before the target, the last token that counts is it.
+                if (shared.mass[bin] > 0.) {
+                    last = bin;
+                    shared.passed = before;
+                }
+                if (after > target || (reaching && after >= target)) break;
+                before = after;
+            }
+            if (bin >= 0) {
+                last = bin;
+                shared.passed = before;
+            }
+            shared.found = last < 0 ? 255u : (u32)last;
+        }
+        __syncthreads();
+        passed = shared.passed;
+        key |= shared.found << shift;
+        ties = shared.counts[shared.found];
+        __syncthreads();
+    }
+    double each = weigh(of_key(key)), many = each > 0. ? (target - passed) / each : 0.;
+    double needed = reaching ? ceil(many) : floor(many) + 1.;
+    u32 taken = needed < 1. ? 1u : needed > (double)ties ? ties : (u32)needed;
+    return Cut{key, taken};
+}
+
+// The token at the end of a cut: the `ties`-th of those with its key.
+DEVICE u32 token_at(const float *logits, u32 vocab, Cut cut, Shared &shared) {
+    u32 each = (vocab + THREADS - 1) / THREADS, from = min(threadIdx.x * each, vocab), to = min(from + each, vocab);
+    u32 mine = 0;
+    for (u32 i = from; i < to; i++) mine += key_of(logit(logits, i)) == cut.key;
+    shared.counts[threadIdx.x] = mine;
+    __syncthreads();
+    u32 before = 0;
+    for (u32 i = 0; i < threadIdx.x; i++) before += shared.counts[i];
+    if (before < cut.ties && cut.ties <= before + mine)
+        for (u32 i = from; i < to; i++)
+            if (key_of(logit(logits, i)) == cut.key && ++before == cut.ties) shared.found = i;
+    __syncthreads();
+    return shared.found;
+}
+
+// The likeliest token, of equals the first; and its logit. Zeros of both signs are equal, as in a comparison.
+DEVICE u32 likeliest(const float *logits, u32 vocab, Shared &shared) {
+    float best = -INFINITY;
+    u32 at = vocab;
+    for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
+        float x = logit(logits, i);
+        if (x > best || (x == best && i < at)) {
+            best = x;
+            at = i;
+        }
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+        float other = __shfl_xor_sync(ALL_LANES, best, lanes);
+        u32 where = __shfl_xor_sync(ALL_LANES, at, lanes);
+        if (other > best || (other == best && where < at)) {
+            best = other;
+            at = where;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        shared.mass[threadIdx.x / 32] = (double)best;
+        shared.counts[threadIdx.x / 32] = at;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < THREADS / 32; warp++) {
+            float other = (float)shared.mass[warp];
+            u32 where = shared.counts[warp];
+            if (other > best || (other == best && where < at)) {
+                best = other;
+                at = where;
+            }
+        }
+        shared.found = at < vocab ? at : 0;
+        shared.best = best;
+    }
+    __syncthreads();
+    return shared.found;
+}
+
+// Ten rounds of Philox4x32 (Salmon et al. 2011); the first two words as a number in [0, 1).
+DEVICE double uniform(u64 seed, u32 position) {
+    u32 counter[4] = {position, 0, 0, 0}, key[2] = {(u32)seed, (u32)(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        u32 a_high = __umulhi(0xD2511F53u, counter[0]), a_low = 0xD2511F53u * counter[0];
+        u32 b_high = __umulhi(0xCD9E8D57u, counter[2]), b_low = 0xCD9E8D57u * counter[2];
+        u32 next[4] = {b_high ^ counter[1] ^ key[0], b_low, a_high ^ counter[3] ^ key[1], a_low};
+        for (int i = 0; i < 4; i++) counter[i] = next[i];
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    u64 bits = ((u64)counter[0] << 32 | counter[1]) >> 11;
+    return (double)bits / 9007199254740992.;
+}
+
+// One block a row. Greedy rows are limited by reading the logits once, from the second-level cache; draws by the double
+// precision of one processor of the card, some tens of microseconds for a vocabulary of 128 thousand.
+KERNEL(THREADS) choose(const float *logits, u32 vocab, const Choice *choices, u32 *tokens) {
+    __shared__ Shared shared;
+    const float *mine = logits + (u64)blockIdx.x * vocab;
+    Choice choice = choices[blockIdx.x];
+    u32 greedy = likeliest(mine, vocab, shared);
+    if (choice.temperature == 0.f) {
+        if (threadIdx.x == 0) tokens[blockIdx.x] = greedy;
+        return;
+    }
+    float top = shared.best;
+    __syncthreads();
+    Weigh number = {top, 1.f, 0.f, true}, weight = {top, choice.temperature, 0.f, false};
+    Cut cut = {0, 0};
+    if (choice.top_k > 0 && choice.top_k < vocab) cut = passing(mine, vocab, number, (double)choice.top_k, true, shared);
+    if (choice.top_p < 1.f) {
+        double all = mass(mine, vocab, weight, cut, shared);
+        Cut nearer = passing(mine, vocab, weight, (double)choice.top_p * all, true, shared);
+        if (nearer.key > cut.key || (nearer.key == cut.key && nearer.ties < cut.ties)) cut = nearer;
+    }
+    weight.min_p = choice.min_p;
+    double all = mass(mine, vocab, weight, cut, shared);
+    u32 token = greedy;
+    if (all > 0.) {
+        Cut end = passing(mine, vocab, weight, uniform(choice.seed, choice.position) * all, false, shared);
+        // Rounding must not carry a draw behind the cut.
+        if (end.key < cut.key || (end.key == cut.key && cut.ties && end.ties > cut.ties)) end = cut;
+        token = token_at(mine, vocab, end, shared);
+    }
+    if (threadIdx.x == 0) tokens[blockIdx.x] = token;
+}
+EXPORT(choose)

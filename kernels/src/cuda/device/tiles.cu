@@ -1,0 +1,215 @@
+// KV packed for links and unpacked into pages: the very bytes of the processor's codec (`kernels/src/wire.rs`), which says
+// how they lie. One block of threads packs or unpacks one block of up to 64 tokens.
+#include "pages.cuh"
+
+constexpr int THREADS = 256, BLOCK = 64, GROUP = 32, MOST_DIM = 256;
+// Steps from 2^-60 to 2^60 by name, mantissa bits that a step does not have, largest spread: see `wire/steps.rs`.
+constexpr int CUT = 19, LEAST = (127 - 60) << 4, MOST = (127 + 60) << 4, SPREAD = 64;
+
+// A block of a tile; the host's `TileBlock` lies the same way. `at` is where its bytes begin.
+struct TileBlock {
+    u64 at;
+    u32 side, head, token, tokens;
+};
+
+// `codec` 0 copies, 4 and 8 are bits of a code.
+struct Packing {
+    u32 codec, side, tokens, dim;
+    DEVICE u32 per_row() const { return (dim + GROUP - 1) / GROUP; }
+    DEVICE u32 groups() const { return side == 0 ? dim : tokens * per_row(); }
+    DEVICE u32 head_bytes() const { return codec == 8 ? 2 + groups() : side == 0 ? 2 + 2 * groups() : 3 + groups(); }
+    DEVICE u32 group(u32 t, u32 c) const { return side == 0 ? c : t * per_row() + c / GROUP; }
+};
+
+DEVICE int step_for(float x) {
+    int name = ((int)__float_as_uint(x) + (1 << CUT) - 1) >> CUT;
+    return min(max(name, LEAST), MOST);
+}
+DEVICE float step_of(int name) { return __uint_as_float((u32)min(max(name, LEAST), MOST) << CUT); }
+DEVICE float centred(float low, float high, float inverse) { return rintf(fmaf((low + high) * 0.5f, inverse, -7.5f)); }
+DEVICE float between(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+DEVICE bool finite_number(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+DEVICE int nearest(float x) {
+    float whole = rintf(x);
+    return whole >= -2147483648.f && whole < 2147483648.f ? (int)whole : (int)0x80000000;
+}
+
+// The step a group needs.
+DEVICE int needed(const Packing &form, float low, float high) {
+    if (form.codec == 8) return step_for(fmaxf(fmaxf(-low, high), 0.f) * (1.f / 127.f));
+    if (form.side == 0) return step_for(fmaxf((high - low) * (1.f / 15.f), fmaxf(-low, high) * (1.f / 128.f)));
+    return step_for((fmaxf(high, 0.f) - fminf(low, 0.f)) * (1.f / 15.f));
+}
+
+// Memory of a block: at most 64 x 256 / 32 groups of values, or 256 of keys.
+constexpr int GROUPS = BLOCK * MOST_DIM / GROUP;
+struct Shared {
+    float low[GROUPS], high[GROUPS];
+    int base, least;
+    const u8 *rows[BLOCK];
+};
+
+DEVICE void ranges(const Packing &form, u32 kind, Shared &shared) {
+    if (form.side == 0) {
+        for (u32 c = threadIdx.x; c < form.dim; c += THREADS) {
+            float low = INFINITY, high = -INFINITY;
+            for (u32 t = 0; t < form.tokens; t++) {
+                float x = load_as(kind, shared.rows[t], c);
+                if (finite_number(x)) {
+                    low = fminf(low, x);
+                    high = fmaxf(high, x);
+                }
+            }
+            shared.low[c] = low > high ? 0.f : low;
+            shared.high[c] = low > high ? 0.f : high;
+        }
+        return;
+    }
+    // A warp a group: its lanes read neighbours.
+    for (u32 g = threadIdx.x / 32; g < form.groups(); g += THREADS / 32) {
+        u32 c = g % form.per_row() * GROUP + threadIdx.x % 32;
+        float low = INFINITY, high = -INFINITY;
+        if (c < form.dim) {
+            float x = load_as(kind, shared.rows[g / form.per_row()], c);
+            if (finite_number(x)) low = high = x;
+        }
+        high = warp_max(high);
+        low = -warp_max(-low);
+        if (threadIdx.x % 32 == 0) {
+            shared.low[g] = low > high ? 0.f : low;
+            shared.high[g] = low > high ? 0.f : high;
+        }
+    }
+}
+
+// Writes the head, and leaves what rows are encoded with, `x · inverse - zero`, where the ranges were.
+DEVICE void choose_steps(const Packing &form, Shared &shared, u8 *head) {
+    u32 groups = form.groups();
+    if (threadIdx.x == 0) {
+        shared.base = LEAST;
+        shared.least = MOST;
+    }
+    __syncthreads();
+    bool values = form.codec == 4 && form.side == 1;
+    for (u32 g = threadIdx.x; g < groups; g += THREADS) {
+        int name = needed(form, shared.low[g], shared.high[g]);
+        atomicMax(&shared.base, name);
+        // All zeros fit any step.
+        if (values && fmaxf(shared.high[g], 0.f) - fminf(shared.low[g], 0.f) > 0.f) atomicMin(&shared.least, name);
+    }
+    __syncthreads();
+    int base = shared.base, spread = min(max((base - shared.least + 14) / 15, 1), SPREAD), part = (1 << 16) / spread + 1;
+    if (threadIdx.x == 0) {
+        head[0] = (u8)base;
+        head[1] = (u8)(base >> 8);
+        if (values) head[2] = (u8)spread;
+    }
+    for (u32 g = threadIdx.x; g < groups; g += THREADS) {
+        float low = shared.low[g], high = shared.high[g], inverse, zero = 0.f;
+        int name = needed(form, low, high);
+        if (values) {
+            int below = min(min(base - name, 15 * SPREAD) * part >> 16, 15);
+            inverse = 1.f / step_of(base - below * spread);
+            zero = between(centred(fminf(low, 0.f), fmaxf(high, 0.f), inverse), -15.f, 0.f);
+            head[3 + g] = (u8)(below | (int)-zero * 16);
+        } else {
+            int below = min(base - name, 255);
+            inverse = 1.f / step_of(base - below);
+            head[2 + g] = (u8)below;
+            if (form.codec == 4) {
+                zero = between(centred(low, high, inverse), -128.f, 127.f);
+                head[2 + groups + g] = (u8)(i8)(int)zero;
+            }
+        }
+        shared.low[g] = inverse;
+        shared.high[g] = zero;
+    }
+    __syncthreads();
+}
+
+DEVICE int code_of(const Packing &form, u32 kind, const Shared &shared, u32 t, u32 c) {
+    u32 g = form.group(t, c);
+    int code = nearest(fmaf(load_as(kind, shared.rows[t], c), shared.low[g], -shared.high[g]));
+    return form.codec == 4 ? min(max(code, 0), 15) : min(max(code, -127), 127);
+}
+
+// Limited by memory: pages are read twice, the second time from a cache.
+KERNEL(THREADS) pack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,
+                       u32 kind, u8 *out) {
+    __shared__ Shared shared;
+    TileBlock block = blocks[blockIdx.x];
+    Pool pool = {memory, table, 0, tokens, heads, dim, kind};
+    Packing form = {codec, block.side, block.tokens, dim};
+    for (u32 t = threadIdx.x; t < block.tokens; t += THREADS)
+        shared.rows[t] = place(pool, 0, block.token + t, block.side, block.head);
+    __syncthreads();
+    u8 *to = out + block.at;
+    if (codec == 0) {
+        u32 row = dim * (kind == F32 ? 4 : 2);
+        for (u32 i = threadIdx.x; i < block.tokens * row; i += THREADS) to[i] = shared.rows[i / row][i % row];
+        return;
+    }
+    ranges(form, kind, shared);
+    __syncthreads();
+    choose_steps(form, shared, to);
+    u8 *codes = to + form.head_bytes();
+    u32 pairs = block.tokens / 2, half = (dim + 1) / 2;
+    if (codec == 8) {
+        for (u32 i = threadIdx.x; i < block.tokens * dim; i += THREADS)
+            codes[i] = (u8)(i8)code_of(form, kind, shared, i / dim, i % dim);
+        return;
+    }
+    for (u32 i = threadIdx.x; i < pairs * dim; i += THREADS) {
+        u32 t = i / dim * 2, c = i % dim;
+        codes[i] = (u8)(code_of(form, kind, shared, t, c) | code_of(form, kind, shared, t + 1, c) << 4);
+    }
+    if (block.tokens % 2 == 0) return;
+    // A last token without a partner has its two halves of channels share bytes.
+    for (u32 c = threadIdx.x; c < half; c += THREADS) {
+        int more = half + c < dim ? code_of(form, kind, shared, block.tokens - 1, half + c) : 0;
+        codes[pairs * dim + c] = (u8)(code_of(form, kind, shared, block.tokens - 1, c) | more << 4);
+    }
+}
+EXPORT(pack_tiles)
+
+// Limited by memory.
+KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,
+                         u32 kind, const u8 *in) {
+    __shared__ Shared shared;
+    TileBlock block = blocks[blockIdx.x];
+    Pool pool = {memory, table, 0, tokens, heads, dim, kind};
+    Packing form = {codec, block.side, block.tokens, dim};
+    for (u32 t = threadIdx.x; t < block.tokens; t += THREADS)
+        shared.rows[t] = place(pool, 0, block.token + t, block.side, block.head);
+    const u8 *head = in + block.at;
+    if (codec == 0) {
+        __syncthreads();
+        u32 row = dim * (kind == F32 ? 4 : 2);
+        for (u32 i = threadIdx.x; i < block.tokens * row; i += THREADS) ((u8 *)shared.rows[i / row])[i % row] = head[i];
+        return;
+    }
+    u32 groups = form.groups();
+    int base = head[0] | head[1] << 8;
+    for (u32 g = threadIdx.x; g < groups; g += THREADS) {
+        bool values = codec == 4 && form.side == 1;
+        float step = values ? step_of(base - (head[3 + g] & 15) * (int)head[2]) : step_of(base - (int)head[2 + g]);
+        float shift = values ? -(float)(head[3 + g] >> 4) * step : codec == 4 ? (float)(i8)head[2 + groups + g] * step : 0.f;
+        shared.low[g] = step;
+        shared.high[g] = shift;
+    }
+    __syncthreads();
+    const u8 *codes = head + form.head_bytes();
+    u32 half = (dim + 1) / 2;
+    for (u32 i = threadIdx.x; i < block.tokens * dim; i += THREADS) {
+        u32 t = i / dim, c = i % dim, g = form.group(t, c);
+        float code;
+        if (codec == 8) code = (float)(i8)codes[i];
+        else if (t % 2 == 1) code = (float)(codes[t / 2 * dim + c] >> 4);
+        else if (t + 1 < block.tokens || c < half) code = (float)(codes[t / 2 * dim + c] & 15);
+        else code = (float)(codes[t / 2 * dim + c - half] >> 4);
+        // What is too large for half precision becomes its largest number.
+        store_row(kind, (u8 *)shared.rows[t], c, fmaf(code, shared.low[g], shared.high[g]));
+    }
+}
+EXPORT(unpack_tiles)

@@ -1,0 +1,419 @@
+//! A card, by the driver's library. Every call is the driver's own; what they have in common is said once:
+//!
+//! SAFETY of all of them: handles are those that the driver gave and that this card keeps until it is dropped; addresses
+//! are of memory that callers hold while work on it is under way ([`Memory`](super::machine::Memory) is given back only
+//! after that); arguments are those of the kernel, which the emulator's tests run with the same bytes.
+#![allow(unsafe_code)]
+
+mod blas;
+mod staging;
+
+use super::{
+    CardInfo,
+    libraries::Libraries,
+    machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
+    nvml,
+};
+use blas::Blas;
+use cudarc::driver::{DriverError, result, sys};
+use staging::Staging;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Least compute capability that the PTX is for.
+const LEAST: (i32, i32) = (8, 0);
+/// Dynamic shared memory that a kernel has without being asked for more (bytes).
+const SHARED: u32 = 48 << 10;
+
+/// What kernels compile to, by file.
+const PTX: [(&str, &str); 7] = [
+    ("attend", include_str!("ptx/attend.ptx")),
+    ("choose", include_str!("ptx/choose.ptx")),
+    ("chunk", include_str!("ptx/chunk.ptx")),
+    ("few", include_str!("ptx/few.ptx")),
+    ("many", include_str!("ptx/many.ptx")),
+    ("rows", include_str!("ptx/rows.ptx")),
+    ("tiles", include_str!("ptx/tiles.ptx")),
+];
+
+/// A card.
+#[derive(Debug)]
+struct DriverCard {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    compute: sys::CUstream,
+    side: sys::CUstream,
+    processors: usize,
+    state: Mutex<State>,
+    blas: Option<Mutex<Blas>>,
+}
+
+/// What is made once and kept.
+#[derive(Debug)]
+struct State {
+    modules: BTreeMap<&'static str, sys::CUmodule>,
+    functions: BTreeMap<&'static str, sys::CUfunction>,
+    staging: Staging,
+    marks: BTreeMap<usize, sys::CUevent>,
+    graphs: Vec<sys::CUgraphExec>,
+}
+
+// SAFETY: the driver's handles may be used from any thread whose context is the card's, which `bind` sees to; what is kept
+// beside them is behind a lock.
+unsafe impl Send for DriverCard {}
+// SAFETY: as above.
+unsafe impl Sync for DriverCard {}
+
+/// A driver's answer as an error.
+fn failed(call: &'static str) -> impl Fn(DriverError) -> CardError {
+    move |error| CardError::Failed { call, answer: error.to_string() }
+}
+
+/// Cards by number that kernels are written for.
+///
+/// # Errors
+/// When there is no driver.
+pub fn usable() -> Result<Vec<u16>, CardError> {
+    if Libraries::find().driver.found.is_none() {
+        return Err(CardError::Missing("no NVIDIA driver (libcuda.so)".into()));
+    }
+    guarded(|| {
+        result::init().map_err(failed("starting the driver"))?;
+        let count = result::device::get_count().map_err(failed("counting cards"))?;
+        let mut found = Vec::new();
+        for ordinal in 0..count.clamp(0, 64) {
+            let device = result::device::get(ordinal).map_err(failed("naming a card"))?;
+            if capability(device)? >= LEAST {
+                found.push(ordinal as u16);
+            }
+        }
+        Ok(found)
+    })
+}
+
+/// The bindings panic where a library lacks a symbol.
+fn guarded<T>(work: impl FnOnce() -> Result<T, CardError>) -> Result<T, CardError> {
+    let old = || Err(CardError::Missing("the NVIDIA driver is too old".into()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| old())
+}
+
+/// Opens a card.
+pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, CardError> {
+    let found = usable()?;
+    if !found.contains(&ordinal) {
+        let known: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let sentence =
+            format!("no card cuda:{ordinal} of compute capability 8.0 or more; there are [{}]", known.join(", "));
+        return Err(CardError::Missing(sentence));
+    }
+    guarded(|| Ok(Arc::new(DriverCard::new(ordinal)?) as Arc<dyn Machine>))
+}
+
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, CardError> {
+    // SAFETY: see above.
+    unsafe { result::device::get_attribute(device, which) }.map_err(failed("asking what a card is"))
+}
+
+fn capability(device: sys::CUdevice) -> Result<(i32, i32), CardError> {
+    use sys::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+    Ok((attribute(device, MAJOR)?, attribute(device, MINOR)?))
+}
+
+impl DriverCard {
+    fn new(ordinal: u16) -> Result<Self, CardError> {
+        let device = result::device::get(i32::from(ordinal)).map_err(failed("naming a card"))?;
+        // SAFETY: see above.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a card"))?;
+        // SAFETY: see above.
+        unsafe { result::ctx::set_current(context) }.map_err(failed("starting a card"))?;
+        let stream =
+            || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("making a stream"));
+        let (compute, side) = (stream()?, stream()?);
+        let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let state = State {
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            staging: Staging::new()?,
+            marks: BTreeMap::new(),
+            graphs: Vec::new(),
+        };
+        let blas = Libraries::find().blas.found.as_ref().and_then(|_| Blas::new().ok()).map(Mutex::new);
+        Ok(Self {
+            device,
+            context,
+            compute,
+            side,
+            processors: processors.max(1) as usize,
+            state: Mutex::new(state),
+            blas,
+        })
+    }
+
+    /// Makes the card the calling thread's.
+    fn bind(&self) -> Result<(), CardError> {
+        // SAFETY: see above.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("turning to a card"))
+    }
+
+    /// The card's place on the bus.
+    fn bus(&self) -> Option<CString> {
+        let mut text = [0u8; 32];
+        // SAFETY: see above; the text ends inside what there is room for.
+        let answer = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.device) };
+        answer.result().ok()?;
+        CStr::from_bytes_until_nul(&text).ok().map(CStr::to_owned)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // What is in there is whole between any two calls.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stream(&self, queue: Queue) -> sys::CUstream {
+        match queue {
+            Queue::Compute => self.compute,
+            Queue::Side => self.side,
+        }
+    }
+
+    /// Waits for all work of a queue.
+    fn wait(&self, queue: Queue) -> Result<(), CardError> {
+        // SAFETY: see above.
+        unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(failed("waiting for work"))
+    }
+}
+
+impl State {
+    /// A kernel, its module loaded the first time: the driver compiles the PTX for its card then, and keeps what it made.
+    fn function(&mut self, module: &'static str, kernel: &'static str) -> Result<sys::CUfunction, CardError> {
+        if let Some(function) = self.functions.get(kernel) {
+            return Ok(*function);
+        }
+        let loaded = match self.modules.get(module) {
+            Some(loaded) => *loaded,
+            None => {
+                let loaded = load(module)?;
+                self.modules.insert(module, loaded);
+                loaded
+            }
+        };
+        let name = CString::new(kernel).map_err(|_| CardError::Unsupported("a kernel without a name".into()))?;
+        // SAFETY: see above.
+        let function = unsafe { result::module::get_function(loaded, name) }.map_err(failed("finding a kernel"))?;
+        self.functions.insert(kernel, function);
+        Ok(function)
+    }
+}
+
+fn load(module: &'static str) -> Result<sys::CUmodule, CardError> {
+    let text = PTX.iter().find(|(name, _)| *name == module).map_or("", |(_, text)| *text);
+    let text = CString::new(text).map_err(|_| CardError::Unsupported("PTX that is no text".into()))?;
+    // SAFETY: text that ends with a zero.
+    unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(failed("compiling kernels"))
+}
+
+impl Machine for DriverCard {
+    fn processors(&self) -> usize {
+        self.processors
+    }
+
+    fn about(&self) -> CardInfo {
+        // SAFETY: see above.
+        let memory = unsafe { result::device::total_mem(self.device) }.unwrap_or(0);
+        CardInfo {
+            name: result::device::get_name(self.device).unwrap_or_default(),
+            capability: capability(self.device).unwrap_or_default(),
+            processors: self.processors,
+            memory_bytes: memory as u64,
+            facts: self.bus().map(|bus| nvml::facts(&bus)).unwrap_or_default(),
+        }
+    }
+
+    fn free_bytes(&self) -> Result<usize, CardError> {
+        self.bind()?;
+        Ok(result::mem_get_info().map_err(failed("asking for free memory"))?.0)
+    }
+
+    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+        self.bind()?;
+        // SAFETY: see above.
+        unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CardError::Memory { wanted: bytes },
+            _ => failed("taking memory")(error),
+        })
+    }
+
+    fn give(&self, at: u64, _bytes: usize) {
+        if self.bind().is_ok() {
+            // SAFETY: see above. Memory of a card that is lost is lost with it.
+            let _ = unsafe { result::free_sync(at) };
+        }
+    }
+
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+        self.bind()?;
+        let mut state = self.state();
+        let mut at = to;
+        for piece in bytes.chunks(staging::PIECE) {
+            if !state.staging.has_room(piece.len()) {
+                self.wait(Queue::Compute)?;
+                self.wait(Queue::Side)?;
+                state.staging.begin_again();
+            }
+            let staged = state.staging.put(piece);
+            // SAFETY: see above; what is staged stays until the queues were waited for.
+            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }
+                .map_err(failed("copying to a card"))?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+        self.bind()?;
+        if out.is_empty() {
+            return self.wait(queue);
+        }
+        let mut state = self.state();
+        let mut at = from;
+        for piece in out.chunks_mut(staging::PIECE) {
+            let staged = state.staging.landing(piece.len());
+            // SAFETY: see above; it is waited for before the place is used again.
+            unsafe { result::memcpy_dtoh_async(staged, at, self.stream(queue)) }
+                .map_err(failed("copying from a card"))?;
+            self.wait(queue)?;
+            piece.copy_from_slice(staged);
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+        self.bind()?;
+        // SAFETY: see above.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.compute) }.map_err(failed("copying on a card"))
+    }
+
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+        self.bind()?;
+        let Launch { module, kernel, grid, threads, shared } = launch;
+        let function = self.state().function(module, kernel)?;
+        if shared > SHARED {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: see above.
+            unsafe { result::function::set_function_attribute(function, which, shared as i32) }
+                .map_err(failed("asking for shared memory"))?;
+        }
+        let mut slots: Vec<u64> = args.iter().map(|arg| arg.slot()).collect();
+        let mut places: Vec<*mut c_void> = slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
+        let [x, y, z] = grid;
+        // SAFETY: see above; the driver reads the arguments before it returns.
+        unsafe { result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, self.stream(queue), &mut places) }
+            .map_err(failed(kernel))
+    }
+
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
+        let Some(blas) = &self.blas else { return Ok(false) };
+        self.bind()?;
+        blas.lock().unwrap_or_else(PoisonError::into_inner).product(product, x, w, out, self.compute)
+    }
+
+    fn mark(&self, number: usize) -> Result<(), CardError> {
+        self.bind()?;
+        let mut state = self.state();
+        let event = match state.marks.get(&number) {
+            Some(event) => *event,
+            None => {
+                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+                let event = result::event::create(flags).map_err(failed("making a mark"))?;
+                state.marks.insert(number, event);
+                event
+            }
+        };
+        // SAFETY: see above.
+        unsafe { result::event::record(event, self.compute) }.map_err(failed("marking work"))
+    }
+
+    fn wait_for(&self, number: usize) -> Result<(), CardError> {
+        self.bind()?;
+        let Some(event) = self.state().marks.get(&number).copied() else { return Ok(()) };
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: see above.
+        unsafe { result::stream::wait_event(self.side, event, flags) }.map_err(failed("waiting for a mark"))
+    }
+
+    fn finish(&self) -> Result<(), CardError> {
+        self.bind()?;
+        self.wait(Queue::Compute)?;
+        self.wait(Queue::Side)
+    }
+
+    fn record(&self) -> Result<bool, CardError> {
+        self.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: see above.
+        unsafe { result::stream::begin_capture(self.compute, mode) }.map_err(failed("recording a step"))?;
+        Ok(true)
+    }
+
+    fn recorded(&self) -> Result<Recorded, CardError> {
+        // SAFETY: see above; the recording is of no use once it was made ready to run.
+        let ready = unsafe {
+            let graph = result::stream::end_capture(self.compute).map_err(failed("recording a step"))?;
+            let ready = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            ready.map_err(failed("recording a step"))?
+        };
+        let mut state = self.state();
+        state.graphs.push(ready);
+        Ok(Recorded(state.graphs.len() - 1))
+    }
+
+    fn replay(&self, recorded: Recorded) -> Result<(), CardError> {
+        self.bind()?;
+        let Some(graph) = self.state().graphs.get(recorded.0).copied() else {
+            return Err(CardError::Unsupported("a recording that was forgotten".into()));
+        };
+        // SAFETY: see above.
+        unsafe { result::graph::launch(graph, self.compute) }.map_err(failed("running a recorded step"))
+    }
+
+    fn forget_recorded(&self) {
+        let graphs = std::mem::take(&mut self.state().graphs);
+        if graphs.is_empty() || self.finish().is_err() {
+            return;
+        }
+        for graph in graphs {
+            // SAFETY: see above; none of them runs any more.
+            let _ = unsafe { result::graph::exec_destroy(graph) };
+        }
+    }
+}
+
+impl Drop for DriverCard {
+    fn drop(&mut self) {
+        // What a lost card does not give back is lost with it.
+        let _ = self.finish();
+        self.forget_recorded();
+        self.blas = None;
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (marks, modules) = (std::mem::take(&mut state.marks), std::mem::take(&mut state.modules));
+        state.staging.give_back();
+        // SAFETY: see above; nothing runs any more.
+        unsafe {
+            for event in marks.into_values() {
+                let _ = result::event::destroy(event);
+            }
+            for module in modules.into_values() {
+                let _ = result::module::unload(module);
+            }
+            let _ = result::stream::destroy(self.compute);
+            let _ = result::stream::destroy(self.side);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}

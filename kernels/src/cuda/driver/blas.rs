@@ -1,0 +1,138 @@
+//! Products of many rows by cuBLASLt, where it is found.
+#![allow(unsafe_code)] // Handles are cuBLASLt's own and live as long as this; addresses are the caller's.
+
+use super::{CardError, Product, failed};
+use cudarc::{
+    cublaslt::{result, sys},
+    driver::{result as driver, sys as cuda},
+};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+/// Memory for the library's own use (bytes): what its documentation advises for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// The library, and how it does the products it was asked for.
+#[derive(Debug)]
+pub(super) struct Blas {
+    handle: sys::cublasLtHandle_t,
+    workspace: u64,
+    ways: BTreeMap<Product, Option<Way>>,
+}
+
+/// How one shape is multiplied.
+#[derive(Debug)]
+struct Way {
+    how: sys::cublasLtMatmulDesc_t,
+    weights: sys::cublasLtMatrixLayout_t,
+    rows: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+fn no(error: result::CublasError) -> CardError {
+    CardError::Failed { call: "cuBLASLt", answer: error.to_string() }
+}
+
+impl Blas {
+    /// With the card that is the calling thread's.
+    pub fn new() -> Result<Self, CardError> {
+        let handle = result::create_handle().map_err(no)?;
+        // SAFETY: a size.
+        let workspace = unsafe { driver::malloc_sync(WORKSPACE) }.map_err(failed("taking memory"))?;
+        Ok(Self { handle, workspace, ways: BTreeMap::new() })
+    }
+
+    /// Multiplies; `false` for a shape that the library has no way for.
+    pub fn product(
+        &mut self,
+        product: Product,
+        x: u64,
+        w: u64,
+        out: u64,
+        stream: cuda::CUstream,
+    ) -> Result<bool, CardError> {
+        if !self.ways.contains_key(&product) {
+            let way = Way::find(self.handle, product).ok();
+            self.ways.insert(product, way);
+        }
+        let Some(Some(way)) = self.ways.get(&product) else { return Ok(false) };
+        let (one, zero) = (1.0f32, 0.0f32);
+        let at = |address: u64| address as *const c_void;
+        // SAFETY: see the head of the file; the numbers are read before the call returns.
+        unsafe {
+            result::matmul(
+                self.handle,
+                way.how,
+                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(&zero).cast(),
+                at(w),
+                way.weights,
+                at(x),
+                way.rows,
+                at(out),
+                way.out,
+                out as *mut c_void,
+                way.out,
+                &way.algorithm,
+                self.workspace as *mut c_void,
+                WORKSPACE,
+                stream.cast(),
+            )
+        }
+        .map_err(no)?;
+        Ok(true)
+    }
+}
+
+impl Way {
+    /// Columns come first in the library's matrices: ours, `[row][column]`, are its turned ones. So the result, `[row][output]`
+    /// here, is a matrix of outputs × rows there: weights turned, times rows.
+    fn find(handle: sys::cublasLtHandle_t, product: Product) -> Result<Self, result::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TURN;
+        use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as SPACE;
+        let Product { brain, rows, outs, cols, stride } = product;
+        let single = sys::cudaDataType_t::CUDA_R_32F;
+        let kind = if brain { sys::cudaDataType_t::CUDA_R_16BF } else { sys::cudaDataType_t::CUDA_R_16F };
+        let layout = |kind, first: usize, second: usize, apart: usize| {
+            result::create_matrix_layout(kind, first as u64, second as u64, apart as i64)
+        };
+        let how = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, single)?;
+        // CUBLAS_OP_T.
+        let turned = 1i32;
+        let (weights, x, out) =
+            (layout(kind, cols, outs, cols)?, layout(kind, cols, rows, cols)?, layout(single, outs, rows, stride)?);
+        let preference = result::create_matmul_pref()?;
+        // SAFETY: see the head of the file; attributes are of the types the library says.
+        let found = unsafe {
+            result::set_matmul_desc_attribute(how, TURN, std::ptr::from_ref(&turned).cast(), size_of_val(&turned))?;
+            let space = WORKSPACE;
+            result::set_matmul_pref_attribute(
+                preference,
+                SPACE,
+                std::ptr::from_ref(&space).cast(),
+                size_of_val(&space),
+            )?;
+            let found = result::get_matmul_algo_heuristic(handle, how, weights, x, out, out, preference);
+            result::destroy_matmul_pref(preference)?;
+            found?
+        };
+        Ok(Self { how, weights, rows: x, out, algorithm: found.algo })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: see the head of the file; nothing runs any more.
+        unsafe {
+            for way in std::mem::take(&mut self.ways).into_values().flatten() {
+                let _ = result::destroy_matmul_desc(way.how);
+                for layout in [way.weights, way.rows, way.out] {
+                    let _ = result::destroy_matrix_layout(layout);
+                }
+            }
+            let _ = driver::free_sync(self.workspace);
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+}

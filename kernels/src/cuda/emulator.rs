@@ -1,0 +1,174 @@
+//! The emulator as a machine: kernels compiled by the host's C++ compiler, run block by block on the processor
+//! (`emulator/emulator.cpp`). For tests only.
+
+use super::CardInfo;
+use super::machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+
+type Run = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *mut *mut c_void) -> c_int;
+type Take = unsafe extern "C" fn(usize) -> *mut c_void;
+type Give = unsafe extern "C" fn(*mut c_void, usize);
+
+/// Kernels on the processor.
+#[derive(Debug)]
+pub(crate) struct Emulator {
+    library: libloading::Library,
+    /// One kernel at a time: the emulator's fibers are one set.
+    turn: Mutex<()>,
+}
+
+impl Emulator {
+    /// The emulator, compiled the first time; or why there is none.
+    pub fn get() -> Result<Arc<dyn Machine>, String> {
+        static ONE: OnceLock<Result<Arc<Emulator>, String>> = OnceLock::new();
+        ONE.get_or_init(|| Self::compile().map(Arc::new)).clone().map(|one| one as Arc<dyn Machine>)
+    }
+
+    fn compile() -> Result<Self, String> {
+        if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+            return Err("the emulator is written for x86-64 and Linux".into());
+        }
+        let here = super::tests::here().join("src/cuda");
+        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let library = folder.path().join("emulator.so");
+        compile(&here, &library)?;
+        // SAFETY: the library is ours; what it does when loaded is to list its kernels.
+        #[allow(unsafe_code)]
+        let library = unsafe { libloading::Library::new(&library) }.map_err(|e| e.to_string())?;
+        Ok(Self { library, turn: Mutex::new(()) })
+    }
+
+    fn symbol<T>(&self, name: &[u8]) -> libloading::Symbol<'_, T> {
+        // SAFETY: types are those that emulator.cpp declares.
+        #[allow(unsafe_code)]
+        unsafe { self.library.get(name) }.unwrap()
+    }
+
+    fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn compile(here: &Path, library: &Path) -> Result<(), String> {
+    let options =
+        ["-std=c++17", "-O2", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"];
+    let done = Command::new("g++")
+        .args(options)
+        .arg("-I")
+        .arg(here.join("device"))
+        .arg("-I")
+        .arg(here.join("emulator"))
+        .arg(here.join("emulator/emulator.cpp"))
+        .arg("-o")
+        .arg(library)
+        .output()
+        .map_err(|e| format!("g++ cannot be run: {e}"))?;
+    // A compiler that is there and refuses the kernels is no reason to skip a test.
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+impl Machine for Emulator {
+    fn processors(&self) -> usize {
+        2
+    }
+
+    fn about(&self) -> CardInfo {
+        CardInfo { name: "emulator".into(), ..CardInfo::default() }
+    }
+
+    fn free_bytes(&self) -> Result<usize, CardError> {
+        Ok(1 << 30)
+    }
+
+    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+        // SAFETY: it takes a size and answers with memory or nothing.
+        #[allow(unsafe_code)]
+        let at = unsafe { self.symbol::<Take>(b"tsnode_alloc")(bytes) };
+        if at.is_null() { Err(CardError::Memory { wanted: bytes }) } else { Ok(at as u64) }
+    }
+
+    fn give(&self, at: u64, bytes: usize) {
+        // SAFETY: memory of this size, taken there.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.symbol::<Give>(b"tsnode_free")(at as *mut c_void, bytes);
+        }
+    }
+
+    fn upload(&self, _: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+        // SAFETY: callers copy inside memory they took.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len());
+        }
+        Ok(())
+    }
+
+    fn download(&self, _: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::ptr::copy_nonoverlapping(from as *const u8, out.as_mut_ptr(), out.len());
+        }
+        Ok(())
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::ptr::copy(from as *const u8, to as *mut u8, bytes);
+        }
+        Ok(())
+    }
+
+    fn launch(&self, _: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+        let _turn = self.turn();
+        let Launch { kernel, grid, threads, shared, .. } = launch;
+        let mut slots: Vec<u64> = args.iter().map(|arg| arg.slot()).collect();
+        let mut places: Vec<*mut c_void> = slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
+        let name = CString::new(kernel).unwrap();
+        // SAFETY: arguments are those of the kernel; one that is wrong ends the test, which is what it is for.
+        #[allow(unsafe_code)]
+        let known = unsafe {
+            let run = self.symbol::<Run>(b"tsnode_launch");
+            run(name.as_ptr(), grid.as_ptr(), [threads, 1, 1].as_ptr(), shared, places.as_mut_ptr())
+        };
+        assert_eq!(known, 1, "no kernel {kernel}");
+        Ok(())
+    }
+
+    fn product(&self, _: Product, _: u64, _: u64, _: u64) -> Result<bool, CardError> {
+        Ok(false)
+    }
+
+    fn mark(&self, _: usize) -> Result<(), CardError> {
+        Ok(())
+    }
+
+    fn wait_for(&self, _: usize) -> Result<(), CardError> {
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), CardError> {
+        Ok(())
+    }
+
+    fn record(&self) -> Result<bool, CardError> {
+        Ok(false)
+    }
+
+    fn recorded(&self) -> Result<Recorded, CardError> {
+        Ok(Recorded(0))
+    }
+
+    fn replay(&self, _: Recorded) -> Result<(), CardError> {
+        Ok(())
+    }
+
+    fn forget_recorded(&self) {}
+}

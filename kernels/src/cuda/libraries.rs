@@ -1,0 +1,110 @@
+//! Where NVIDIA's libraries are: on the system's paths, in a toolkit, or in Python's packages.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// A library, and where it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for.
+    pub purpose: &'static str,
+    /// Where it is; none if it is nowhere.
+    pub found: Option<PathBuf>,
+}
+
+/// What a card is used by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Libraries {
+    /// Without it there is no card.
+    pub driver: Library,
+    /// Products of many rows; own kernels do without.
+    pub blas: Library,
+    /// Power, clocks and link of a card.
+    pub nvml: Library,
+}
+
+impl Libraries {
+    /// Looks for them, once.
+    #[must_use]
+    pub fn find() -> &'static Self {
+        static FOUND: OnceLock<Libraries> = OnceLock::new();
+        FOUND.get_or_init(|| Self {
+            driver: library("libcuda.so", "runs a card", &["libcuda.so.1", "libcuda.so"]),
+            blas: library(
+                "libcublasLt.so",
+                "faster prompts",
+                &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            ),
+            nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
+        })
+    }
+}
+
+fn library(name: &'static str, purpose: &'static str, files: &[&str]) -> Library {
+    let system = files.iter().map(PathBuf::from);
+    let elsewhere = folders().into_iter().flat_map(|folder| files.iter().map(move |file| folder.join(file)));
+    let found = system.chain(elsewhere.filter(|path| path.exists())).find(|path| opens(path));
+    Library { name, purpose, found }
+}
+
+/// Opens a library for good: whoever asks for it by name later gets this one.
+fn opens(path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+        // SAFETY: NVIDIA's libraries do nothing when they are loaded but set themselves up.
+        #[allow(unsafe_code)]
+        let opened = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
+        opened.map(std::mem::forget).is_ok()
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        false
+    }
+}
+
+/// Folders of toolkits, and of packages that Python has.
+fn folders() -> Vec<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let toolkits = [variable("CUDA_HOME"), variable("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))];
+    let toolkits = toolkits.into_iter().flatten().flat_map(|home| [home.join("lib64"), home.join("lib")]);
+    let prefixes = [
+        variable("VIRTUAL_ENV"),
+        variable("CONDA_PREFIX"),
+        python(),
+        variable("HOME").map(|home| home.join(".local")),
+        Some(PathBuf::from("/usr/local")),
+        Some(PathBuf::from("/usr")),
+    ];
+    let packages = prefixes.into_iter().flatten().flat_map(|prefix| python_packages(&prefix));
+    toolkits.chain(packages.flat_map(|folder| wheels(&folder.join("nvidia")))).collect()
+}
+
+/// Where the Python is that would be run.
+fn python() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let folder = std::env::split_paths(&path).find(|folder| folder.join("python3").exists())?;
+    folder.parent().map(Path::to_owned)
+}
+
+/// `lib/python3.*/site-packages` and Debian's `dist-packages` under a prefix.
+fn python_packages(prefix: &Path) -> Vec<PathBuf> {
+    let pythons = inside(&prefix.join("lib"), |name| name.starts_with("python3"));
+    pythons.into_iter().flat_map(|python| [python.join("site-packages"), python.join("dist-packages")]).collect()
+}
+
+/// `lib` of every package of NVIDIA's.
+fn wheels(folder: &Path) -> Vec<PathBuf> {
+    inside(folder, |_| true).into_iter().map(|package| package.join("lib")).collect()
+}
+
+fn inside(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let named = |entry: &std::fs::DirEntry| entry.file_name().to_str().is_some_and(&wanted);
+    let mut found: Vec<PathBuf> = entries.flatten().filter(named).map(|entry| entry.path()).collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,198 @@
+//! What computing on a card needs of it: memory, copies, launches. A card is one machine; in tests the emulator is another,
+//! so that all that stands above is run where there is no card.
+
+use super::CardInfo;
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a card did not do what it was asked for. It takes the sequences of its step with it, not the process.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CardError {
+    /// The driver or a library is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// A call failed; most failures are final for the card: lost, an uncorrectable error of its memory, a broken kernel.
+    #[error("the card fails at {call}: {answer}")]
+    Failed {
+        /// What was asked for.
+        call: &'static str,
+        /// What the driver says.
+        answer: String,
+    },
+    /// Its memory is too small.
+    #[error("the card has no memory for {wanted} bytes more")]
+    Memory {
+        /// Asked for (bytes).
+        wanted: usize,
+    },
+    /// A model that kernels are not written for.
+    #[error("on a card {0} is not supported")]
+    Unsupported(String),
+}
+
+/// A kernel's argument.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arg {
+    /// An address on the card, or a 64-bit number.
+    Wide(u64),
+    /// A 32-bit number.
+    Whole(u32),
+    /// A number in single precision.
+    Number(f32),
+}
+
+impl Arg {
+    /// Its bytes as kernels read them: arguments are little-endian like the processors of both sides.
+    pub fn slot(self) -> u64 {
+        match self {
+            Self::Wide(x) => x,
+            Self::Whole(x) => u64::from(x),
+            Self::Number(x) => u64::from(x.to_bits()),
+        }
+    }
+}
+
+impl From<u64> for Arg {
+    fn from(x: u64) -> Self {
+        Self::Wide(x)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(x: u32) -> Self {
+        Self::Whole(x)
+    }
+}
+
+impl From<f32> for Arg {
+    fn from(x: f32) -> Self {
+        Self::Number(x)
+    }
+}
+
+impl From<&Memory> for Arg {
+    fn from(x: &Memory) -> Self {
+        Self::Wide(x.at())
+    }
+}
+
+/// A kernel, by the file it is in and its name, and how many threads it is run by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    /// File of its PTX.
+    pub module: &'static str,
+    /// Its name.
+    pub kernel: &'static str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Shared memory beyond what the kernel declares (bytes).
+    pub shared: u32,
+}
+
+/// A product of many rows for whoever has a library for it: `out[r][o] = x[r] · w[o]`, 16-bit numbers, sums and result in
+/// single precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Product {
+    /// bfloat16, or half precision.
+    pub brain: bool,
+    /// Rows.
+    pub rows: usize,
+    /// Outputs.
+    pub outs: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Numbers from a row of results to the next.
+    pub stride: usize,
+}
+
+/// A recorded run of launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Recorded(pub usize);
+
+/// Which queue of work: they run side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Steps.
+    Compute,
+    /// KV that leaves and comes while steps compute.
+    Side,
+}
+
+/// Something that kernels run on. Work on a queue is done in the order in which it was asked for.
+pub(crate) trait Machine: Send + Sync + fmt::Debug {
+    /// Processors: how many blocks keep all of it busy follows from that.
+    fn processors(&self) -> usize;
+    /// What it is.
+    fn about(&self) -> CardInfo;
+    /// Memory that nobody has (bytes).
+    fn free_bytes(&self) -> Result<usize, CardError>;
+    /// Memory of so many bytes, whatever is in it; [`Memory`] is how to get and give it.
+    fn take(&self, bytes: usize) -> Result<u64, CardError>;
+    /// Gives it back once nothing uses it any more.
+    fn give(&self, at: u64, bytes: usize);
+    /// Copies to the card; `bytes` may be changed once this returns.
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError>;
+    /// Copies from the card and waits for it, and so for all that the queue was asked before.
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError>;
+    /// Copies on the card.
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError>;
+    /// Runs a kernel.
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError>;
+    /// Computes a product by a library; `false` where there is none, and nothing was done.
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError>;
+    /// Marks what the compute queue was asked so far under a number.
+    fn mark(&self, number: usize) -> Result<(), CardError>;
+    /// Has the side queue wait for a mark.
+    fn wait_for(&self, number: usize) -> Result<(), CardError>;
+    /// Waits for both queues.
+    fn finish(&self) -> Result<(), CardError>;
+    /// Begins to record launches on the compute queue instead of running them; `false` where that is not done.
+    fn record(&self) -> Result<bool, CardError>;
+    /// Ends recording.
+    fn recorded(&self) -> Result<Recorded, CardError>;
+    /// Runs what was recorded.
+    fn replay(&self, recorded: Recorded) -> Result<(), CardError>;
+    /// Forgets all that was recorded.
+    fn forget_recorded(&self);
+}
+
+/// Memory of a card, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    machine: Arc<dyn Machine>,
+    at: u64,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Memory of so many bytes, whatever is in it.
+    pub fn take(machine: &Arc<dyn Machine>, bytes: usize) -> Result<Self, CardError> {
+        let bytes = bytes.max(16);
+        Ok(Self { at: machine.take(bytes)?, machine: machine.clone(), bytes })
+    }
+
+    /// With these bytes in it.
+    pub fn of(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, CardError> {
+        let memory = Self::take(machine, bytes.len())?;
+        machine.upload(Queue::Compute, memory.at, bytes)?;
+        Ok(memory)
+    }
+
+    /// Where it is.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Its size (bytes).
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.machine.give(self.at, self.bytes);
+    }
+}

@@ -1,0 +1,382 @@
+//! Operations on a card: which kernel runs, on how many blocks, with what memory between kernels.
+
+use super::{
+    buffers::Buffer,
+    machine::{Arg, CardError, Launch, Machine, Product, Queue},
+    weights::{Form, Matrix},
+};
+use std::sync::Arc;
+
+/// Rows that are multiplied by kernels which read the weights once and the rows in single precision.
+pub(super) const FEW: usize = 8;
+/// Rows up to which a tile of 32 rows wastes less than one of 128.
+const SOME: usize = 64;
+/// Warps for each processor that keep its memory busy.
+const WARPS: usize = 16;
+
+/// How numbers of rows and pages are stored; the numbers are those of `device/common.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Single precision.
+    F32 = 0,
+    /// Half precision.
+    F16 = 1,
+    /// bfloat16.
+    Bf16 = 2,
+}
+
+/// Rows of numbers on a card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub at: u64,
+    pub kind: Kind,
+}
+
+/// Where a product's columns go: from `at` on, rows `stride` numbers apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Out {
+    pub at: u64,
+    pub stride: usize,
+}
+
+/// A machine, and memory that operations need between kernels.
+#[derive(Debug)]
+pub(crate) struct Ops {
+    pub machine: Arc<dyn Machine>,
+    rounded: Buffer,
+    narrowed: Buffer,
+    parts: Buffer,
+    /// Parts of attention: sums, and what they are worth.
+    sums: Buffer,
+    tops: Buffer,
+}
+
+/// What products of so many rows with weights of a form read.
+pub(crate) fn kind_for(form: Form, rows: usize) -> Kind {
+    match form {
+        _ if rows <= FEW => Kind::F32,
+        Form::F32 => Kind::F32,
+        Form::Bf16 => Kind::Bf16,
+        _ => Kind::F16,
+    }
+}
+
+/// What all products of a list read, or single precision where they differ.
+pub(crate) fn kind_for_all<'a>(matrices: impl Iterator<Item = &'a Matrix>, rows: usize) -> Kind {
+    let mut kinds = matrices.map(|matrix| kind_for(matrix.form, rows));
+    let first = kinds.next().unwrap_or(Kind::F32);
+    if kinds.all(|kind| kind == first) { first } else { Kind::F32 }
+}
+
+fn whole(x: usize) -> Arg {
+    Arg::Whole(x as u32)
+}
+
+fn blocks(x: usize, each: usize) -> u32 {
+    x.div_ceil(each).max(1) as u32
+}
+
+impl Ops {
+    pub fn new(machine: Arc<dyn Machine>) -> Self {
+        let buffer = || Buffer::new(machine.clone());
+        let (rounded, narrowed, parts) = (buffer(), buffer(), buffer());
+        let (sums, tops) = (buffer(), buffer());
+        Self { machine, rounded, narrowed, parts, sums, tops }
+    }
+
+    /// How often memory between kernels was taken anew: what was recorded before holds addresses of the old.
+    pub fn renewals(&self) -> usize {
+        [&self.rounded, &self.narrowed, &self.parts, &self.sums, &self.tops].iter().map(|b| b.renewals()).sum()
+    }
+
+    fn run(
+        &self,
+        module: &'static str,
+        kernel: &'static str,
+        grid: [u32; 3],
+        threads: u32,
+        args: &[Arg],
+    ) -> Result<(), CardError> {
+        let launch = Launch { module, kernel, grid, threads, shared: 0 };
+        self.machine.launch(Queue::Compute, launch, args)
+    }
+
+    /// Rows of a table by tokens at `tokens`, times `scale`.
+    pub fn embed(&self, table: &Matrix, tokens: u64, rows: usize, scale: f32, out: u64) -> Result<(), CardError> {
+        let form = Arg::Whole(table.form as u32);
+        let size = [Arg::Wide(table.rows as u64), whole(table.cols), scale.into(), out.into()];
+        let args = [[tokens.into(), (&table.memory).into(), form].as_slice(), &size].concat();
+        self.run("rows", "embed", [rows as u32, 1, 1], 256, &args)
+    }
+
+    /// `x += delta`, if there is one; `out` is the RMS norm of `x` times `weight`.
+    #[allow(clippy::too_many_arguments)] // Rows in and out, and a norm.
+    pub fn norm(
+        &self,
+        x: u64,
+        delta: Option<u64>,
+        weight: u64,
+        eps: f32,
+        rows: usize,
+        width: usize,
+        out: Rows,
+    ) -> Result<(), CardError> {
+        let args = [
+            x.into(),
+            delta.unwrap_or(0).into(),
+            weight.into(),
+            eps.into(),
+            whole(width),
+            out.at.into(),
+            Arg::Whole(out.kind as u32),
+        ];
+        self.run("rows", "norm", [rows as u32, 1, 1], 256, &args)
+    }
+
+    /// `x` plus the RMS norm of `delta` times `weight`.
+    pub fn norm_add(
+        &self,
+        delta: u64,
+        weight: u64,
+        eps: f32,
+        rows: usize,
+        width: usize,
+        x: u64,
+    ) -> Result<(), CardError> {
+        let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into()];
+        self.run("rows", "norm_add", [rows as u32, 1, 1], 256, &args)
+    }
+
+    /// `x += delta`.
+    pub fn add(&self, x: u64, delta: u64, count: usize) -> Result<(), CardError> {
+        let grid = [blocks(count, 256).min(4096), 1, 1];
+        self.run("rows", "add", grid, 256, &[x.into(), delta.into(), Arg::Wide(count as u64)])
+    }
+
+    /// Adds a bias to rows that lie `stride` numbers apart.
+    pub fn add_bias(&self, x: u64, stride: usize, bias: u64, width: usize, rows: usize) -> Result<(), CardError> {
+        let args = [x.into(), whole(stride), bias.into(), whole(width)];
+        self.run("rows", "add_bias", [rows as u32, 1, 1], 256, &args)
+    }
+
+    /// `x = cap · tanh(x / cap)`.
+    pub fn soft_cap(&self, x: u64, count: usize, cap: f32) -> Result<(), CardError> {
+        let grid = [blocks(count, 256).min(4096), 1, 1];
+        self.run("rows", "soft_cap", grid, 256, &[x.into(), Arg::Wide(count as u64), cap.into()])
+    }
+
+    /// Rows of `x` by their numbers at `chosen`.
+    pub fn gather(&self, x: u64, chosen: u64, rows: usize, width: usize, out: u64) -> Result<(), CardError> {
+        self.run("rows", "gather", [rows as u32, 1, 1], 256, &[x.into(), chosen.into(), whole(width), out.into()])
+    }
+
+    /// The gated half of an MLP: `x` is `[row][gate, up]`, each `width` wide.
+    pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), CardError> {
+        let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
+        self.run("rows", "gate", [blocks(width, 256), rows as u32, 1], 256, &args)
+    }
+
+    /// Chooses a token for every row of `logits`: [`super::choose::Choice`].
+    pub fn choose(&self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), CardError> {
+        let args = [logits.into(), whole(vocab), choices.into(), out.into()];
+        self.run("choose", "choose", [rows as u32, 1, 1], 1024, &args)
+    }
+
+    /// Products of the same rows with several matrices. `input` is of the kind that all of them read
+    /// ([`kind_for_all`]), or in single precision.
+    pub fn products(&mut self, input: Rows, rows: usize, list: &[(&Matrix, Out)]) -> Result<(), CardError> {
+        // What was rounded or narrowed for one serves the next.
+        let (mut rounded, mut narrowed) = (None, None);
+        for (w, out) in list {
+            let wanted = kind_for(w.form, rows);
+            match w.form.rounded() {
+                Some(block) if rows <= FEW => {
+                    if rounded != Some(block) {
+                        self.round(input.at, rows * w.cols, block)?;
+                        rounded = Some(block);
+                    }
+                    self.few_rounded(rows, w, *out)?;
+                }
+                _ if rows <= FEW => self.few(input.at, rows, w, *out)?,
+                _ => {
+                    let mut at = input.at;
+                    if input.kind != wanted {
+                        if narrowed != Some(wanted) {
+                            self.narrow(input.at, rows * w.cols, wanted)?;
+                            narrowed = Some(wanted);
+                        }
+                        at = self.narrowed.at();
+                    }
+                    self.many(at, rows, w, *out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the bytes, the scales and the sums of rounded rows lie.
+    fn rounded_parts(&self, numbers: usize) -> [Arg; 3] {
+        // At most one scale for every 32 numbers.
+        let scales = self.rounded.at() + numbers.next_multiple_of(16) as u64;
+        [self.rounded.at().into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]
+    }
+
+    fn round(&mut self, x: u64, numbers: usize, block: usize) -> Result<(), CardError> {
+        self.rounded
+            .fit(numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16)?;
+        let [bytes, scales, sums] = self.rounded_parts(numbers);
+        let count = numbers / block;
+        let args = [x.into(), whole(block), Arg::Wide(count as u64), bytes, scales, sums];
+        self.run("rows", "round_rows", [blocks(count, 4), 1, 1], 128, &args)
+    }
+
+    fn narrow(&mut self, x: u64, numbers: usize, kind: Kind) -> Result<(), CardError> {
+        self.narrowed.fit(numbers * 2)?;
+        let args = [x.into(), Arg::Wide(numbers as u64), self.narrowed.at().into(), Arg::Whole(kind as u32)];
+        self.run("rows", "narrow", [blocks(numbers, 256).min(4096), 1, 1], 256, &args)
+    }
+
+    /// Warps of a block of eight that share an output's columns, so that all processors have work: `outputs` is how many
+    /// are worked on by others, `most` how often the columns can be cut.
+    fn split(&self, outputs: usize, most: usize) -> usize {
+        let mut split = 1;
+        while split < 8 && split * 2 <= most && outputs * split < self.machine.processors() * WARPS {
+            split *= 2;
+        }
+        split
+    }
+
+    fn few(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
+        let kernel = match (w.form, rows) {
+            (Form::F32, 1) => "few_f32_1",
+            (Form::F32, 2..=4) => "few_f32_4",
+            (Form::F32, _) => "few_f32_8",
+            (Form::F16, 1) => "few_f16_1",
+            (Form::F16, 2..=4) => "few_f16_4",
+            (Form::F16, _) => "few_f16_8",
+            (_, 1) => "few_bf16_1",
+            (_, 2..=4) => "few_bf16_4",
+            _ => "few_bf16_8",
+        };
+        let groups = w.rows.div_ceil(2);
+        let split = self.split(groups, w.cols.div_ceil(512));
+        let args = [
+            x.into(),
+            whole(rows),
+            (&w.memory).into(),
+            Arg::Wide(w.rows as u64),
+            whole(w.cols),
+            whole(split),
+            out.at.into(),
+            whole(out.stride),
+        ];
+        self.run("few", kernel, [blocks(groups, 8 / split), 1, 1], 256, &args)
+    }
+
+    fn few_rounded(&self, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
+        let (kernel, pieces) = match (w.form, rows) {
+            (Form::Q4_0, 1) => ("few_q4_0_1", w.cols / 32),
+            (Form::Q4_0, _) => ("few_q4_0_8", w.cols / 32),
+            (Form::Q8_0, 1) => ("few_q8_0_1", w.cols / 16),
+            (Form::Q8_0, _) => ("few_q8_0_8", w.cols / 16),
+            (Form::Q4K, 1) => ("few_q4_k_1", w.cols / 32),
+            (Form::Q4K, _) => ("few_q4_k_8", w.cols / 32),
+            (_, 1) => ("few_q6_k_1", w.cols / 32),
+            _ => ("few_q6_k_8", w.cols / 32),
+        };
+        let split = self.split(w.rows, pieces.div_ceil(32));
+        let [bytes, scales, sums] = self.rounded_parts(rows * w.cols);
+        let args = [
+            bytes,
+            scales,
+            sums,
+            whole(rows),
+            (&w.memory).into(),
+            Arg::Wide(w.rows as u64),
+            whole(w.cols),
+            whole(split),
+            out.at.into(),
+            whole(out.stride),
+        ];
+        self.run("few", kernel, [blocks(w.rows, 8 / split), 1, 1], 256, &args)
+    }
+
+    /// A product of many rows that are stored as it reads them, into rows without a gap.
+    pub fn product_of_many(&mut self, x: u64, rows: usize, w: &Matrix, out: u64) -> Result<(), CardError> {
+        self.many(x, rows, w, Out { at: out, stride: w.rows })
+    }
+
+    fn many(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
+        if matches!(w.form, Form::F16 | Form::Bf16) {
+            let brain = w.form == Form::Bf16;
+            let product = Product { brain, rows, outs: w.rows, cols: w.cols, stride: out.stride };
+            if self.machine.product(product, x, w.memory.at(), out.at)? {
+                return Ok(());
+            }
+        }
+        if w.form == Form::F32 {
+            let grid = [blocks(rows, 64), blocks(w.rows, 64), 1];
+            return self.run("many", "many_f32", grid, 256, &product_args(x, rows, w, out));
+        }
+        let large = blocks(rows, 128) as usize * blocks(w.rows, 128) as usize;
+        if rows > SOME && large >= self.machine.processors() {
+            let grid = [blocks(rows, 128), blocks(w.rows, 128), 1];
+            return self.run("many", many_kernel(w.form), grid, 256, &product_args(x, rows, w, out));
+        }
+        let (across, down) = (blocks(rows, 32), blocks(w.rows, 64));
+        // Columns are cut so that all processors have two blocks, but not into less than four steps of 32.
+        let wanted = (2 * self.machine.processors()).div_ceil((across * down) as usize);
+        let parts = wanted.min(w.cols.div_ceil(32) / 4).clamp(1, 16);
+        if parts == 1 {
+            return self.run("many", some_kernel(w.form), [across, down, 1], 256, &product_args(x, rows, w, out));
+        }
+        self.parts.fit(parts * rows * w.rows * 4)?;
+        let between = Out { at: self.parts.at(), stride: w.rows };
+        self.run("many", some_kernel(w.form), [across, down, parts as u32], 256, &product_args(x, rows, w, between))?;
+        let args = [between.at.into(), whole(parts), whole(rows), whole(w.rows), out.at.into(), whole(out.stride)];
+        self.run("many", "sum_parts", [blocks(rows * w.rows, 256).min(8192), 1, 1], 256, &args)
+    }
+
+    /// Memory for `parts` parts of attention of so many rows and heads: sums, tops.
+    pub fn attention_parts(&mut self, parts: usize, heads: usize, dim: usize) -> Result<(u64, u64), CardError> {
+        if parts > 1 {
+            self.sums.fit(parts * heads * dim * 4)?;
+            self.tops.fit(parts * heads * 2 * 4)?;
+        }
+        Ok((self.sums.at(), self.tops.at()))
+    }
+
+    /// Runs one of attention's kernels.
+    pub fn attention(&self, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+        self.machine.launch(Queue::Compute, launch, args)
+    }
+}
+
+fn product_args(x: u64, rows: usize, w: &Matrix, out: Out) -> [Arg; 7] {
+    let size = [Arg::Wide(w.rows as u64), whole(w.cols)];
+    [x.into(), whole(rows), (&w.memory).into(), size[0], size[1], out.at.into(), whole(out.stride)]
+}
+
+fn many_kernel(form: Form) -> &'static str {
+    match form {
+        Form::F32 => "many_f32",
+        Form::F16 => "many_f16",
+        Form::Bf16 => "many_bf16",
+        Form::Q4_0 => "many_q4_0",
+        Form::Q8_0 => "many_q8_0",
+        Form::Q4K => "many_q4_k",
+        Form::Q6K => "many_q6_k",
+    }
+}
+
+fn some_kernel(form: Form) -> &'static str {
+    match form {
+        Form::F32 => "many_f32",
+        Form::F16 => "some_f16",
+        Form::Bf16 => "some_bf16",
+        Form::Q4_0 => "some_q4_0",
+        Form::Q8_0 => "some_q8_0",
+        Form::Q4K => "some_q4_k",
+        Form::Q6K => "some_q6_k",
+    }
+}

@@ -1,0 +1,178 @@
+//! A step as a card is told of it: which rows are whose, where their pages are, which are computed as chunks.
+
+use super::{
+    buffers::Buffer,
+    choose::Choice,
+    machine::{CardError, Machine, Queue},
+};
+use crate::engine::Slice;
+use std::sync::Arc;
+use tsnode_protocol::{KvDtype, Token};
+
+/// Rows of a prompt from which attention is computed on tensor cores.
+const CHUNK_FROM: u32 = 16;
+/// Rows and heads of a tile of queries.
+const TILE: usize = 64;
+/// Tokens of a row that are worth a block of their own.
+const PART: usize = 256;
+
+/// What a card is told of a step; all that is on the card lies in one piece.
+#[derive(Debug)]
+pub(crate) struct StepInput {
+    arena: Buffer,
+    tables: Buffer,
+    /// What the tables hold now.
+    held: Vec<u32>,
+    bytes: Vec<u8>,
+}
+
+/// Where a step's parts lie on the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub rows: usize,
+    pub tokens: u64,
+    pub positions: u64,
+    pub sequences: u64,
+    /// Rows whose attention is computed one by one.
+    pub singles: u64,
+    pub singles_count: usize,
+    /// Tiles of the others.
+    pub tiles: u64,
+    pub tiles_count: usize,
+    /// Rows that logits are wanted of; none if of all, in their order.
+    pub chosen: Option<u64>,
+    pub chosen_rows: usize,
+    pub choices: u64,
+    /// The pool's memory.
+    pub memory: u64,
+    tables: u64,
+    /// Pages of a sequence in a table, and numbers of a layer's table.
+    pub most: usize,
+    per_layer: usize,
+    /// Tokens that a row sees at most, rounded up to a power of two.
+    seen: usize,
+}
+
+/// How a step's rows are to be computed, and what for.
+pub(crate) struct Wanted<'a> {
+    pub batch: &'a [Slice],
+    /// Of the first stage.
+    pub tokens: &'a [Token],
+    /// Rows that logits are wanted of.
+    pub chosen: &'a [usize],
+    pub choices: &'a [Choice],
+    /// Pages of every layer and sequence: `[layer][sequence][page]`, `most` each.
+    pub tables: &'a [u32],
+    pub most: usize,
+    pub dtype: KvDtype,
+    /// Query heads that share one of keys and values.
+    pub group: usize,
+    pub memory: u64,
+}
+
+impl StepInput {
+    pub fn new(machine: &Arc<dyn Machine>) -> Self {
+        let (arena, tables) = (Buffer::new(machine.clone()), Buffer::new(machine.clone()));
+        Self { arena, tables, held: Vec::new(), bytes: Vec::new() }
+    }
+
+    /// See [`super::ops::Ops::renewals`].
+    pub fn renewals(&self) -> usize {
+        self.arena.renewals() + self.tables.renewals()
+    }
+
+    /// Copies a step to the card.
+    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<Step, CardError> {
+        let Wanted { batch, chosen, tables, .. } = *wanted;
+        let positions: Vec<u32> = batch.iter().flat_map(|slice| slice.start..slice.start + slice.len).collect();
+        let owner = |(i, slice): (usize, &Slice)| std::iter::repeat_n(i as u32, slice.len as usize);
+        let sequences: Vec<u32> = batch.iter().enumerate().flat_map(owner).collect();
+        let (singles, tiles) = split(wanted);
+        let rows = positions.len();
+        let all = chosen.len() == rows && chosen.iter().enumerate().all(|(i, row)| i == *row);
+        let chosen_rows: Vec<u32> = if all { Vec::new() } else { chosen.iter().map(|row| *row as u32).collect() };
+        let tokens: Vec<u32> = wanted.tokens.iter().map(|token| token.0).collect();
+
+        self.bytes.clear();
+        let places = [
+            self.put(bytemuck::cast_slice(&tokens)),
+            self.put(bytemuck::cast_slice(&positions)),
+            self.put(bytemuck::cast_slice(&sequences)),
+            self.put(bytemuck::cast_slice(&singles)),
+            self.put(bytemuck::cast_slice(tiles.as_flattened())),
+            self.put(bytemuck::cast_slice(&chosen_rows)),
+            self.put(bytemuck::cast_slice(wanted.choices)),
+        ];
+        let arena = self.arena.fit(self.bytes.len())?;
+        machine.upload(Queue::Compute, arena, &self.bytes)?;
+        if self.held != tables || self.tables.at() == 0 {
+            let at = self.tables.fit(tables.len() * 4)?;
+            machine.upload(Queue::Compute, at, bytemuck::cast_slice(tables))?;
+            self.held.clear();
+            self.held.extend_from_slice(tables);
+        }
+        let [tokens, positions_at, sequences, singles_at, tiles_at, chosen_at, choices] =
+            places.map(|place| arena + place);
+        Ok(Step {
+            rows,
+            tokens,
+            positions: positions_at,
+            sequences,
+            singles: singles_at,
+            singles_count: singles.len(),
+            tiles: tiles_at,
+            tiles_count: tiles.len(),
+            chosen: if all { None } else { Some(chosen_at) },
+            chosen_rows: chosen.len(),
+            choices,
+            memory: wanted.memory,
+            tables: self.tables.at(),
+            most: wanted.most,
+            per_layer: wanted.most * batch.len(),
+            seen: positions.iter().max().map_or(1, |last| (*last as usize + 1).next_power_of_two()),
+        })
+    }
+
+    /// Puts bytes where 16 of them can be read at a time.
+    fn put(&mut self, bytes: &[u8]) -> u64 {
+        let at = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
+        at as u64
+    }
+}
+
+/// Rows that are computed one by one, and tiles of the others: sequence, row, position, tokens.
+fn split(wanted: &Wanted<'_>) -> (Vec<u32>, Vec<[u32; 4]>) {
+    let (mut singles, mut tiles, mut row) = (Vec::new(), Vec::new(), 0);
+    let each = (TILE / wanted.group.max(1)) as u32;
+    // Tensor cores would round keys and values in single precision, and a tile must hold a row's heads.
+    let tiled = wanted.dtype != KvDtype::F32 && each > 0;
+    for (sequence, slice) in wanted.batch.iter().enumerate() {
+        if tiled && slice.len >= CHUNK_FROM {
+            for from in (0..slice.len).step_by(each as usize) {
+                tiles.push([sequence as u32, row + from, slice.start + from, each.min(slice.len - from)]);
+            }
+        } else {
+            singles.extend(row..row + slice.len);
+        }
+        row += slice.len;
+    }
+    // Those that see most first: the last blocks to start are short.
+    tiles.sort_by_key(|[_, _, position, _]| std::cmp::Reverse(*position));
+    (singles, tiles)
+}
+
+impl Step {
+    /// A layer's table of pages.
+    pub fn table(&self, layer: usize) -> u64 {
+        self.tables + (layer * self.per_layer * 4) as u64
+    }
+
+    /// Parts that a row's tokens are cut into, so that all processors have work: `across` blocks there are for each row.
+    pub fn parts_for(&self, window: Option<usize>, across: usize, processors: usize) -> usize {
+        let seen = window.map_or(self.seen, |window| self.seen.min(window));
+        let wanted = (2 * processors).div_ceil(across * self.singles_count.max(1)).next_power_of_two();
+        wanted.min(seen.div_ceil(PART)).clamp(1, 64)
+    }
+}

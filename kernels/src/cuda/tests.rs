@@ -1,0 +1,78 @@
+//! What computes on cards against what computes on the processor: on the card `TSNODE_TEST_CARD`, where that is set, and in
+//! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass.
+#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+
+mod attention;
+mod choosing;
+mod compiled;
+mod models;
+mod packing;
+mod products;
+
+use super::{
+    driver,
+    emulator::Emulator,
+    machine::{Machine, Memory, Queue},
+};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Every machine that kernels are to be run on here: the card, or else the emulator.
+pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
+    if let Ok(ordinal) = std::env::var("TSNODE_TEST_CARD") {
+        return vec![driver::open(ordinal.parse().unwrap()).unwrap()];
+    }
+    eprintln!("skipped on a card: TSNODE_TEST_CARD says no number");
+    match Emulator::get() {
+        Ok(emulator) => vec![emulator],
+        Err(why) => {
+            eprintln!("skipped on the emulator: {why}");
+            Vec::new()
+        }
+    }
+}
+
+/// The crate's folder: where a test binary is run on another machine, that machine's.
+pub(super) fn here() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
+}
+
+/// Numbers of a linear congruential generator.
+pub(super) struct Draw(pub u64);
+
+impl Draw {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        self.next() as usize % end
+    }
+
+    /// Between -1 and 1.
+    pub fn number(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+
+    pub fn numbers(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.number()).collect()
+    }
+}
+
+/// Memory with these numbers.
+pub(super) fn with(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Memory {
+    Memory::of(machine, bytemuck::cast_slice(numbers)).unwrap()
+}
+
+/// Memory for so many numbers, none of which is one.
+pub(super) fn poisoned(machine: &Arc<dyn Machine>, count: usize) -> Memory {
+    with(machine, &vec![f32::NAN; count])
+}
+
+/// Numbers that lie on a machine.
+pub(super) fn read(machine: &Arc<dyn Machine>, memory: &Memory, count: usize) -> Vec<f32> {
+    let mut out = vec![0.0f32; count];
+    machine.download(Queue::Compute, memory.at(), bytemuck::cast_slice_mut(&mut out)).unwrap();
+    out
+}

@@ -1,0 +1,57 @@
+//! Tokens chosen on a card are those that the processor chooses.
+
+use super::{Draw, machines, with};
+use crate::{
+    cuda::{
+        choose::Choice,
+        machine::{Memory, Queue},
+        ops::Ops,
+    },
+    sampling,
+};
+use tsnode_protocol::Sampling;
+
+/// Logits, some equal, some not numbers.
+fn logits(draw: &mut Draw, vocab: usize) -> Vec<f32> {
+    let mut all: Vec<f32> = draw.numbers(vocab).into_iter().map(|x| (x * 64.0).round() / 8.0).collect();
+    for _ in 0..vocab / 50 {
+        all[draw.below(vocab)] = [f32::NAN, f32::NEG_INFINITY, 0.0, -0.0][draw.below(4)];
+    }
+    all
+}
+
+fn ways(draw: &mut Draw) -> Sampling {
+    let seed = draw.next() << 32 | draw.next();
+    Sampling {
+        temperature: [0.0, 0.3, 1.0, 1.7][draw.below(4)],
+        top_k: [0, 1, 2, 40, 5000][draw.below(5)],
+        top_p: [1.0, 1.0, 0.9, 0.3, 0.0][draw.below(5)],
+        min_p: [0.0, 0.0, 0.05, 0.5][draw.below(4)],
+        seed,
+        ..Sampling::greedy()
+    }
+}
+
+#[test]
+fn every_way_of_choosing_gives_the_processors_token() {
+    for machine in machines() {
+        let mut draw = Draw(11);
+        for vocab in [3, 64, 1025, 3000] {
+            let rows = 24;
+            let all: Vec<f32> = (0..rows).flat_map(|_| logits(&mut draw, vocab)).collect();
+            let ways: Vec<Sampling> = (0..rows).map(|_| ways(&mut draw)).collect();
+            let choices: Vec<Choice> =
+                ways.iter().enumerate().map(|(i, way)| Choice::of(way, i as u32).unwrap()).collect();
+            let at = with(&machine, &all);
+            let choices = Memory::of(&machine, bytemuck::cast_slice(&choices)).unwrap();
+            let out = Memory::take(&machine, rows * 4).unwrap();
+            Ops::new(machine.clone()).choose(at.at(), rows, vocab, choices.at(), out.at()).unwrap();
+            let mut found = vec![0u32; rows];
+            machine.download(Queue::Compute, out.at(), bytemuck::cast_slice_mut(&mut found)).unwrap();
+            for (i, (way, logits)) in ways.iter().zip(all.chunks_exact(vocab)).enumerate() {
+                let wanted = sampling::sample(&mut logits.to_vec(), way, &[], &[], i as u32).token.0;
+                assert_eq!(found[i], wanted, "{vocab}, {way:?}");
+            }
+        }
+    }
+}

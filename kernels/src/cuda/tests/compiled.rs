@@ -1,0 +1,24 @@
+//! The PTX in the tree is of the sources beside it.
+
+use super::here;
+
+/// FNV-1a of 64 bits: what `scripts/cuda_kernels.py` writes down of each source.
+fn fnv(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[test]
+fn ptx_was_made_of_these_sources() {
+    let folder = here().join("src/cuda");
+    let noted = std::fs::read_to_string(folder.join("ptx/sources.txt")).unwrap();
+    let mut names: Vec<String> = std::fs::read_dir(folder.join("device"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let line =
+        |name: &String| format!("{name} {:016x}\n", fnv(&std::fs::read(folder.join("device").join(name)).unwrap()));
+    let found: String = names.iter().map(line).collect();
+    assert_eq!(found, noted, "a kernel was changed: run scripts/cuda_kernels.sh");
+}

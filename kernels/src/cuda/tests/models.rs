@@ -1,0 +1,163 @@
+//! Reference models on a card: logits and greedy tokens of the processor, beginnings shared, KV that leaves and comes.
+
+use super::{
+    attention::{apart, both},
+    machines,
+};
+use crate::{
+    engine::{Engine, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap},
+    source::ModelSource,
+    speed::{self, Step},
+};
+use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
+
+const REQUEST: RequestId = RequestId([1; 16]);
+const OTHER: RequestId = RequestId([2; 16]);
+
+fn source(name: &str) -> ModelSource {
+    ModelSource::open(&super::here().join("models/reference").join(name)).unwrap()
+}
+
+fn prompt(len: usize) -> Vec<Token> {
+    (0..len).map(|i| Token((i * 37 + 11) as u32 % 64)).collect()
+}
+
+/// Logits of a prompt's last row, and greedy tokens after it.
+fn greedy(engine: &mut Engine, stage: StageKey, len: usize, count: usize) -> (Vec<f32>, Vec<u32>) {
+    engine.admit(stage, REQUEST, (len + count) as u32).unwrap();
+    let batch = [Slice { request: REQUEST, start: 0, len: len as u32 }];
+    let output = Output::Logits { rows: &[len - 1] };
+    let logits = engine.forward(stage, &batch, Input::Tokens(&prompt(len)), output).unwrap().to_vec();
+    let mut next = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32;
+    let mut tokens = vec![next];
+    for i in 0..count {
+        let batch = [Slice { request: REQUEST, start: (len + i) as u32, len: 1 }];
+        let position = (len + i + 1) as u32;
+        let picks = [Pick { row: 0, sampling: &Sampling::greedy(), position }];
+        let chosen = engine.forward_choosing(stage, &batch, Input::Tokens(&[Token(next)]), &picks).unwrap();
+        next = chosen[0].token.0;
+        tokens.push(next);
+    }
+    (logits, tokens)
+}
+
+#[test]
+fn greedy_tokens_of_reference_models_are_the_processors() {
+    let names =
+        ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen3-norms", "gemma2-caps", "gemma3-local", "phi3-longrope"];
+    for machine in machines() {
+        for name in names {
+            for (len, dtype) in [(5, KvDtype::F32), (14, KvDtype::F16)] {
+                let found = both(&machine, &source(name), dtype).map(|(mut e, stage)| greedy(&mut e, stage, len, 6));
+                let [(cpu, wanted), (card, tokens)] = found;
+                // Rows of few stay in single precision; those of many are rounded to the 16 bits of the weights.
+                let most = if len <= 8 { 1e-3 } else { 0.02 };
+                assert!(apart(&cpu, &card) < most, "{name}, {len}: {}", apart(&cpu, &card));
+                assert_eq!(tokens, wanted, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_without_kernels_is_refused_in_words() {
+    for machine in machines() {
+        // The second has heads of 20 channels; eight are read at a time.
+        for name in ["opt-relu", "mistral-window"] {
+            let source = source(name);
+            let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
+            let card = crate::cuda::Card::on(machine.clone());
+            let mut engine = Engine::on_card(card, 1 << 20, KvDtype::F16).unwrap();
+            let refusal = engine.load(source.load_stage(range).unwrap()).unwrap_err();
+            assert!(refusal.to_string().contains("not supported"), "{refusal}");
+        }
+    }
+}
+
+/// Whoever takes a layer's KV while the step goes on.
+struct Taken(Vec<(u32, Vec<u8>)>);
+
+impl Tap for Taken {
+    fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>) {
+        let mut payload = Vec::new();
+        assert!(fresh.export(REQUEST, 0..64, KvCodec::Int4, &mut payload));
+        self.0.push((layer, payload));
+    }
+}
+
+#[test]
+fn kv_taken_layer_by_layer_is_what_is_exported_after_and_can_be_gone_on_from() {
+    for machine in machines() {
+        let source = source("llama-gqa");
+        let [_, (mut engine, stage)] = both(&machine, &source, KvDtype::F16);
+        engine.admit(stage, REQUEST, 70).unwrap();
+        let batch = [Slice { request: REQUEST, start: 0, len: 64 }];
+        let (tokens, mut taken) = (prompt(64), Taken(Vec::new()));
+        let output = Output::Logits { rows: &[63] };
+        engine.forward_tapped(stage, &batch, Input::Tokens(&tokens), output, Some(&mut taken)).unwrap();
+        let (layers, heads) = engine.extent(stage).unwrap();
+        assert_eq!(taken.0.len(), layers.len() as usize);
+        engine.admit(stage, OTHER, 70).unwrap();
+        for (layer, payload) in &taken.0 {
+            let tile =
+                TileHeader { layer: *layer, head_start: 0, head_end: heads, token_start: 0, token_end: 64, bytes: 0 };
+            let mut after = Vec::new();
+            engine.export(stage, REQUEST, &tile, KvCodec::Int4, &mut after).unwrap();
+            assert!(after == *payload, "layer {layer}");
+            engine.import(stage, OTHER, &tile, KvCodec::Int4, payload).unwrap();
+        }
+        engine.set_len(stage, OTHER, 64).unwrap();
+        engine.settle(stage, REQUEST, 0..64, KvCodec::Int4).unwrap();
+        let mut next = |request| {
+            let batch = [Slice { request, start: 64, len: 1 }];
+            engine.forward(stage, &batch, Input::Tokens(&[Token(5)]), Output::Logits { rows: &[0] }).unwrap().to_vec()
+        };
+        assert_eq!(next(REQUEST), next(OTHER));
+    }
+}
+
+#[test]
+fn what_a_card_can_do_is_measured() {
+    for machine in machines() {
+        let speeds = crate::cuda::Card::on(machine.clone()).speeds().unwrap();
+        let all = [speeds.copy, speeds.multiply, speeds.up, speeds.down];
+        assert!(all.iter().all(|speed| speed.is_finite() && *speed > 0.0), "{speeds:?}");
+        let source = source("llama-gqa");
+        let [_, (mut engine, stage)] = both(&machine, &source, KvDtype::F16);
+        let free = engine.pages();
+        let packing = speed::measure_packing(&mut engine, stage, 70, KvCodec::Int4).unwrap();
+        assert_eq!(packing.bytes as usize, 70 * 2 * 2 * 16 * 2 * 3);
+        let hand_over = speed::measure_hand_over(&mut engine, stage, &source, 64, KvCodec::Int4).unwrap();
+        assert!(hand_over.plain > 0.0 && hand_over.tapped > 0.0);
+        let step = Step { batch: 2, context: 20, new: 1 };
+        // Often enough that the step is recorded and run again.
+        let time = std::time::Duration::from_millis(300);
+        assert!(speed::measure(&mut engine, stage, &source, KvDtype::F16, step, time).unwrap().seconds > 0.0);
+        assert_eq!(engine.pages(), free);
+    }
+}
+
+#[test]
+fn a_beginning_shared_with_another_sequence_is_as_good_as_ones_own() {
+    for machine in machines() {
+        let source = source("llama-gqa");
+        let [_, (mut engine, stage)] = both(&machine, &source, KvDtype::F16);
+        let step = |engine: &mut Engine, request, start: usize, tokens: &[Token]| {
+            let batch = [Slice { request, start: start as u32, len: tokens.len() as u32 }];
+            let output = Output::Logits { rows: &[tokens.len() - 1] };
+            engine.forward(stage, &batch, Input::Tokens(tokens), output).unwrap().to_vec()
+        };
+        let tokens = prompt(12);
+        engine.admit(stage, REQUEST, 20).unwrap();
+        step(&mut engine, REQUEST, 0, &tokens[..8]);
+        engine.admit_after(stage, OTHER, 20, Prefix::Running(REQUEST), 7).unwrap();
+        // What the first goes on to write lies in the page that the second began with.
+        step(&mut engine, REQUEST, 8, &tokens[8..10]);
+        let shared = step(&mut engine, OTHER, 7, &tokens[7..9]);
+        engine.release(stage, REQUEST);
+        engine.release(stage, OTHER);
+        engine.admit(stage, REQUEST, 20).unwrap();
+        step(&mut engine, REQUEST, 0, &tokens[..7]);
+        assert_eq!(shared, step(&mut engine, REQUEST, 7, &tokens[7..9]));
+    }
+}

@@ -1,0 +1,98 @@
+//! KV packed on a card has the processor's bytes, and is unpacked to the processor's numbers.
+
+use super::{Draw, machines};
+use crate::{
+    cpu::Simd,
+    cuda::{Card, machine::Queue, tiles::CardTile},
+    pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
+    wire::{self, Scratch, Tile},
+};
+use tsnode_protocol::{KvCodec, KvDtype};
+
+/// A sequence's KV on the processor, some of it no numbers, and the same pages on a card.
+struct Story {
+    pool: PagePool,
+    kv: SequenceKv,
+    card: Card,
+}
+
+const PAGES: usize = 12;
+
+fn pages(layout: Layout, room: usize) -> usize {
+    room.div_ceil(layout.tokens)
+}
+
+impl Story {
+    fn new(machine: &std::sync::Arc<dyn crate::cuda::machine::Machine>, layout: Layout, tokens: usize) -> Self {
+        let mut pool = PagePool::new(PAGES * PAGE_BYTES);
+        let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
+        assert!(pages(layout, tokens) <= PAGES);
+        let mut draw = Draw(tokens as u64 + layout.dim as u64);
+        for token in 0..tokens {
+            for head in 0..layout.heads {
+                for side in [Side::Keys, Side::Values] {
+                    let mut row = draw.numbers(layout.dim);
+                    row.iter_mut().enumerate().for_each(|(c, x)| *x = *x * (1 << (c % 7)) as f32 + (c % 3) as f32);
+                    if draw.below(9) == 0 {
+                        row[draw.below(layout.dim)] = [f32::NAN, f32::INFINITY, 0.0, 60000.0][draw.below(4)];
+                    }
+                    if draw.below(20) == 0 {
+                        row.fill(0.0);
+                    }
+                    kv.write(&mut pool, 0, side, head, token, &row);
+                }
+            }
+        }
+        let mut card = Card::on(machine.clone());
+        card.reserve(PAGES * PAGE_BYTES).unwrap();
+        card.machine.upload(Queue::Compute, card.pool(), pool.bytes()).unwrap();
+        Self { pool, kv, card }
+    }
+
+    fn packed(&self, codec: KvCodec, tile: &Tile) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::export(Simd::detect(), codec, &self.kv, &self.pool, tile, &mut Scratch::default(), &mut out);
+        out
+    }
+}
+
+const CODECS: [KvCodec; 3] = [KvCodec::Raw, KvCodec::Int4, KvCodec::Int8];
+
+#[test]
+fn packed_bytes_and_unpacked_numbers_are_the_processors() {
+    for machine in machines() {
+        for (dim, heads, dtype, tokens) in [
+            (64, 2, KvDtype::F16, 135),
+            (128, 1, KvDtype::Bf16, 64),
+            (40, 3, KvDtype::F16, 67),
+            (8, 1, KvDtype::F32, 1),
+            (256, 2, KvDtype::F16, 100),
+        ] {
+            let row = 2 * heads * dim * dtype.bytes();
+            // Pages that end inside blocks, and less memory than a page has.
+            let layout = Layout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
+            let mut story = Story::new(&machine, layout, tokens);
+            for codec in CODECS {
+                for (heads, range) in [(0..heads, 0..tokens), (heads - 1..heads, 0..tokens.min(33))] {
+                    let tile = Tile { layer: 0, heads: heads.clone(), tokens: range.clone() };
+                    let wanted = story.packed(codec, &tile);
+                    let pages: Vec<u32> = story.kv.pages_of(0).collect();
+                    let on_card = CardTile { pages: &pages, layout, heads, tokens: range, codec };
+                    let mut found = vec![7; 3];
+                    story.card.export(Queue::Side, &on_card, &mut found).unwrap();
+                    assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens}");
+                    unpacks_alike(&mut story, codec, &tile, &on_card, &wanted);
+                }
+            }
+        }
+    }
+}
+
+fn unpacks_alike(story: &mut Story, codec: KvCodec, tile: &Tile, on_card: &CardTile<'_>, payload: &[u8]) {
+    let mut scratch = Scratch::default();
+    wire::import(Simd::detect(), codec, &story.kv, &mut story.pool, tile, &mut scratch, payload).unwrap();
+    story.card.import(on_card, payload).unwrap();
+    let mut found = vec![0; story.pool.bytes().len()];
+    story.card.machine.download(Queue::Compute, story.card.pool(), &mut found).unwrap();
+    assert!(found == story.pool.bytes(), "{codec:?} {:?}", on_card.layout);
+}

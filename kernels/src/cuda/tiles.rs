@@ -1,0 +1,141 @@
+//! KV packed for links and unpacked into pages on a card: the processor's bytes (`kernels/src/wire.rs`).
+
+use super::{
+    Card,
+    machine::{Arg, CardError, Launch, Memory, Queue},
+    probe::best,
+    stage::kv_kind,
+};
+use crate::{
+    pages::{Layout, Side},
+    wire::{BLOCK, block_bytes},
+};
+use bytemuck::{Pod, Zeroable};
+use std::ops::Range;
+use tsnode_protocol::KvCodec;
+
+/// A block of a tile, as `device/tiles.cu` reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+struct TileBlock {
+    at: u64,
+    side: u32,
+    head: u32,
+    token: u32,
+    tokens: u32,
+}
+const _: () = assert!(size_of::<TileBlock>() == 24);
+
+/// A part of one layer's KV of a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct CardTile<'a> {
+    /// The layer's pages of the sequence.
+    pub pages: &'a [u32],
+    pub layout: Layout,
+    pub heads: Range<usize>,
+    pub tokens: Range<usize>,
+    pub codec: KvCodec,
+}
+
+impl CardTile<'_> {
+    /// Its blocks in the order of their bytes, and how many bytes those are.
+    fn blocks(&self) -> (Vec<TileBlock>, usize) {
+        let (mut blocks, mut at) = (Vec::new(), 0);
+        for (number, side) in [Side::Keys, Side::Values].into_iter().enumerate() {
+            for head in self.heads.clone() {
+                for token in self.tokens.clone().step_by(BLOCK) {
+                    let tokens = BLOCK.min(self.tokens.end - token);
+                    let [head, token, count] = [head, token, tokens].map(|x| x as u32);
+                    blocks.push(TileBlock { at: at as u64, side: number as u32, head, token, tokens: count });
+                    at += block_bytes(self.codec, self.layout.dtype, side, tokens, self.layout.dim);
+                }
+            }
+        }
+        (blocks, at)
+    }
+
+    /// What both kernels are told.
+    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> [Arg; 9] {
+        let bits = match self.codec {
+            KvCodec::Raw => 0,
+            KvCodec::Int4 => 4,
+            KvCodec::Int8 => 8,
+        };
+        let Layout { heads, dim, dtype, tokens } = self.layout;
+        let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
+        let kind = Arg::Whole(kv_kind(dtype) as u32);
+        [blocks.into(), Arg::Whole(bits), pool.into(), table.into(), tokens, heads, dim, kind, packed.into()]
+    }
+}
+
+impl Card {
+    /// Packs a tile into `payload`, which becomes as long as the tile, and waits for it, but not for steps that came after
+    /// what `queue` was asked for.
+    pub(crate) fn export(&mut self, queue: Queue, tile: &CardTile<'_>, payload: &mut Vec<u8>) -> Result<(), CardError> {
+        let (blocks, bytes) = tile.blocks();
+        payload.resize(bytes, 0);
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let [at, table, packed] = self.tile_memory(queue, &blocks, tile.pages, bytes)?;
+        self.run_tiles(queue, "pack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed))?;
+        self.machine.download(queue, packed, payload)
+    }
+
+    /// Unpacks a payload of the right length into pages.
+    pub(crate) fn import(&mut self, tile: &CardTile<'_>, payload: &[u8]) -> Result<(), CardError> {
+        let (blocks, bytes) = tile.blocks();
+        debug_assert_eq!(bytes, payload.len(), "the engine checks sizes");
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let [at, table, packed] = self.tile_memory(Queue::Compute, &blocks, tile.pages, bytes)?;
+        self.machine.upload(Queue::Compute, packed, payload)?;
+        self.run_tiles(Queue::Compute, "unpack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed))
+    }
+
+    /// Seconds of packing all of some tiles, and of unpacking them, in the best run.
+    pub(crate) fn packing_seconds(&mut self, tiles: &[CardTile<'_>], runs: usize) -> Result<(f64, f64), CardError> {
+        let mut told = Vec::with_capacity(tiles.len());
+        let mut memory = Vec::with_capacity(tiles.len());
+        for tile in tiles {
+            let (blocks, bytes) = tile.blocks();
+            let at = Memory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
+            let table = Memory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
+            let packed = Memory::take(&self.machine, bytes)?;
+            told.push((blocks.len(), tile.args(at.at(), self.pool(), table.at(), packed.at())));
+            memory.extend([at, table, packed]);
+        }
+        let seconds = |kernel| {
+            let all =
+                || told.iter().try_for_each(|(blocks, args)| self.run_tiles(Queue::Compute, kernel, *blocks, args));
+            best(&self.machine, runs, all)
+        };
+        let both = (seconds("pack_tiles")?, seconds("unpack_tiles")?);
+        // Nothing uses the memory any more: measuring waits.
+        drop(memory);
+        Ok(both)
+    }
+
+    /// Memory with the blocks and the pages in it, and room for what is packed.
+    fn tile_memory(
+        &mut self,
+        queue: Queue,
+        blocks: &[TileBlock],
+        pages: &[u32],
+        bytes: usize,
+    ) -> Result<[u64; 3], CardError> {
+        let (blocks, pages) = (bytemuck::cast_slice::<_, u8>(blocks), bytemuck::cast_slice::<_, u8>(pages));
+        let first = blocks.len().next_multiple_of(16);
+        let second = first + pages.len().next_multiple_of(16);
+        let at = self.tiles.fit(second + bytes)?;
+        self.machine.upload(queue, at, blocks)?;
+        self.machine.upload(queue, at + first as u64, pages)?;
+        Ok([at, at + first as u64, at + second as u64])
+    }
+
+    fn run_tiles(&self, queue: Queue, kernel: &'static str, blocks: usize, args: &[Arg]) -> Result<(), CardError> {
+        let grid = [blocks as u32, 1, 1];
+        self.machine.launch(queue, Launch { module: "tiles", kernel, grid, threads: 256, shared: 0 }, args)
+    }
+}

@@ -1,0 +1,202 @@
+//! Weights on a card: laid out for it on the way from the file's memory map (`device/forms.cuh`).
+
+use super::machine::{CardError, Machine, Memory, Queue};
+use crate::{
+    cpu::Dtype,
+    quant::{Blocks, QuantType},
+    weights::{Tensor, View},
+};
+use half::f16;
+use std::sync::Arc;
+
+/// Bytes that go to the card at a time.
+const PIECE: usize = 8 << 20;
+
+/// Takes a tensor's next bytes, of the first plane and of the second.
+type Send<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), CardError>;
+
+/// How weights are stored on a card; the numbers are those of `device/common.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Single precision.
+    F32 = 0,
+    /// Half precision.
+    F16 = 1,
+    /// bfloat16.
+    Bf16 = 2,
+    /// [`QuantType::Q4_0`].
+    Q4_0 = 3,
+    /// [`QuantType::Q8_0`].
+    Q8_0 = 4,
+    /// [`QuantType::Q4K`].
+    Q4K = 5,
+    /// [`QuantType::Q6K`].
+    Q6K = 6,
+}
+
+impl Form {
+    /// Of a tensor. Formats that have no kernels are widened to half precision.
+    pub fn of(view: &View<'_>) -> Self {
+        match view {
+            View::Dense(matrix) => match matrix.dtype() {
+                Dtype::F32 => Self::F32,
+                Dtype::F16 => Self::F16,
+                Dtype::Bf16 => Self::Bf16,
+            },
+            View::Quantised(blocks) => match blocks.kind() {
+                QuantType::Q4_0 => Self::Q4_0,
+                QuantType::Q8_0 => Self::Q8_0,
+                QuantType::Q4K => Self::Q4K,
+                QuantType::Q6K => Self::Q6K,
+                _ => Self::F16,
+            },
+        }
+    }
+
+    /// Its name in kernels' names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q4_0 => "q4_0",
+            Self::Q8_0 => "q8_0",
+            Self::Q4K => "q4_k",
+            Self::Q6K => "q6_k",
+        }
+    }
+
+    /// Numbers of a row that are rounded to 8 bits with one scale, for products of few rows; none for dense weights.
+    pub fn rounded(self) -> Option<usize> {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+            Self::Q4_0 | Self::Q8_0 => Some(32),
+            Self::Q4K | Self::Q6K => Some(256),
+        }
+    }
+
+    /// Bytes of so many numbers: what lies in the first plane, and in the second behind it.
+    fn planes(self, numbers: usize) -> (usize, usize) {
+        match self {
+            Self::F32 => (numbers * 4, 0),
+            Self::F16 | Self::Bf16 => (numbers * 2, 0),
+            Self::Q4_0 => (numbers / 32 * 16, numbers / 32 * 2),
+            Self::Q8_0 => (numbers, numbers / 32 * 2),
+            Self::Q4K => (numbers / 256 * 144, 0),
+            Self::Q6K => (numbers / 256 * 208, numbers / 256 * 2),
+        }
+    }
+
+    /// Bytes of a matrix of so many numbers.
+    pub fn bytes(self, numbers: usize) -> usize {
+        let (first, second) = self.planes(numbers);
+        first + second
+    }
+}
+
+/// A matrix on a card, `[output][input]`: one tensor's, or several with as many inputs one below the other.
+#[derive(Debug)]
+pub(crate) struct Matrix {
+    pub memory: Memory,
+    pub form: Form,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl Matrix {
+    /// Copies tensors to the card, which all have the same form and inputs.
+    pub fn load(machine: &Arc<dyn Machine>, tensors: &[&Tensor]) -> Result<Self, CardError> {
+        let views: Vec<View<'_>> = tensors.iter().map(|tensor| tensor.view()).collect();
+        let matrix = Self::of_views(machine, &views)?;
+        tensors.iter().for_each(|tensor| tensor.forget());
+        Ok(matrix)
+    }
+
+    fn of_views(machine: &Arc<dyn Machine>, views: &[View<'_>]) -> Result<Self, CardError> {
+        let Some(first) = views.first() else { return Err(CardError::Unsupported("a matrix of nothing".into())) };
+        let (form, (_, cols)) = (Form::of(first), size(first));
+        let rows = views.iter().map(|view| size(view).0).sum::<usize>();
+        check_columns(form, cols)?;
+        let memory = Memory::take(machine, form.bytes(rows * cols))?;
+        let (mut first, mut second) = (memory.at(), memory.at() + form.planes(rows * cols).0 as u64);
+        for view in views {
+            let mut send = |a: &[u8], b: &[u8]| -> Result<(), CardError> {
+                machine.upload(Queue::Compute, first, a)?;
+                machine.upload(Queue::Compute, second, b)?;
+                (first, second) = (first + a.len() as u64, second + b.len() as u64);
+                Ok(())
+            };
+            lay_out(view, form, &mut send)?;
+        }
+        Ok(Self { memory, form, rows, cols })
+    }
+
+    /// One matrix that is no checkpoint's.
+    #[cfg(test)]
+    pub fn of_view(machine: &Arc<dyn Machine>, view: &View<'_>) -> Result<Self, CardError> {
+        Self::of_views(machine, &[*view])
+    }
+}
+
+/// Rows and columns.
+pub(crate) fn size(view: &View<'_>) -> (usize, usize) {
+    match view {
+        View::Dense(matrix) => (matrix.rows(), matrix.cols()),
+        View::Quantised(blocks) => (blocks.rows(), blocks.cols()),
+    }
+}
+
+/// Kernels read eight numbers of a row at a time.
+fn check_columns(form: Form, cols: usize) -> Result<(), CardError> {
+    if cols.is_multiple_of(8) {
+        return Ok(());
+    }
+    Err(CardError::Unsupported(format!("a matrix of {cols} columns in {}", form.name())))
+}
+
+/// Hands on a tensor's bytes in pieces, as they lie in the first plane and in the second.
+fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), CardError> {
+    match view {
+        View::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
+        View::Quantised(blocks) if form == Form::F16 => widened(blocks, send),
+        View::Quantised(blocks) if form == Form::Q4K => blocks.bytes().chunks(PIECE).try_for_each(|p| send(p, &[])),
+        View::Quantised(blocks) => apart(blocks, form, send),
+    }
+}
+
+/// Quants and scales of every block, in planes of their own.
+fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), CardError> {
+    let size = blocks.kind().bytes();
+    let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
+    for piece in blocks.bytes().chunks(PIECE / size * size) {
+        quants.clear();
+        scales.clear();
+        for block in piece.chunks_exact(size) {
+            // Only Q6_K has its scale behind its quants.
+            let (scale, rest) = if form == Form::Q6K {
+                let (rest, scale) = block.split_at(size - 2);
+                (scale, rest)
+            } else {
+                block.split_at(2)
+            };
+            quants.extend_from_slice(rest);
+            scales.extend_from_slice(scale);
+        }
+        send(&quants, &scales)?;
+    }
+    Ok(())
+}
+
+/// Numbers in half precision.
+fn widened(blocks: &Blocks<'_>, send: Send<'_>) -> Result<(), CardError> {
+    let (mut row, mut bytes) = (vec![0.0; blocks.cols()], Vec::with_capacity(PIECE));
+    for index in 0..blocks.rows() {
+        blocks.widen_row(index, &mut row);
+        bytes.extend(row.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()));
+        if bytes.len() >= PIECE || index + 1 == blocks.rows() {
+            send(&bytes, &[])?;
+            bytes.clear();
+        }
+    }
+    Ok(())
+}

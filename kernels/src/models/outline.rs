@@ -1,0 +1,77 @@
+//! A stage as data: what a device that computes whole layers itself needs to know of it.
+
+use crate::{
+    config::Activation,
+    engine::Look,
+    linear::Weight,
+    rope::{Rope, RopePairs},
+    weights::Tensor,
+};
+
+/// A stage of a family of rotary decoders.
+pub(crate) struct Outline<'a> {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Table of tokens, if the stage begins the model, and what its rows are multiplied by.
+    pub embed: Option<(&'a Tensor, f32)>,
+    /// In their order.
+    pub layers: Vec<LayerOutline<'a>>,
+    /// If the stage ends the model.
+    pub head: Option<HeadOutline<'a>>,
+    /// Those that layers turn by.
+    pub ropes: &'a [Rope],
+}
+
+/// A layer: attention behind a norm, an MLP behind a norm; some norm what comes out, too.
+pub(crate) struct LayerOutline<'a> {
+    pub attention_norm: NormOutline<'a>,
+    pub attention: AttentionOutline<'a>,
+    pub attention_post_norm: Option<NormOutline<'a>>,
+    pub mlp_norm: NormOutline<'a>,
+    pub mlp: GatedOutline<'a>,
+    pub mlp_post_norm: Option<NormOutline<'a>>,
+}
+
+/// An RMS norm.
+#[derive(Clone, Copy)]
+pub(crate) struct NormOutline<'a> {
+    pub weight: &'a [f32],
+    pub eps: f32,
+}
+
+/// A product, and perhaps a bias.
+#[derive(Clone, Copy)]
+pub(crate) struct LinearOutline<'a> {
+    pub weight: &'a Weight,
+    pub bias: Option<&'a [f32]>,
+}
+
+/// Attention.
+pub(crate) struct AttentionOutline<'a> {
+    /// Queries, keys and values.
+    pub inputs: [LinearOutline<'a>; 3],
+    pub output: LinearOutline<'a>,
+    /// Of each head's queries and keys.
+    pub head_norms: Option<[NormOutline<'a>; 2]>,
+    pub head_dim: usize,
+    pub look: Look,
+    /// Which of the stage's ropes.
+    pub rope: usize,
+    pub pairs: RopePairs,
+}
+
+/// A gated MLP.
+pub(crate) struct GatedOutline<'a> {
+    /// Gate and up.
+    pub inputs: [LinearOutline<'a>; 2],
+    pub down: LinearOutline<'a>,
+    pub activation: Activation,
+}
+
+/// What makes logits.
+pub(crate) struct HeadOutline<'a> {
+    pub norm: NormOutline<'a>,
+    pub weight: &'a Weight,
+    /// Largest size of a logit, approached smoothly.
+    pub cap: Option<f32>,
+}

@@ -1,0 +1,192 @@
+//! `tsnode bench engine --device cuda:0`: the same steps on an NVIDIA card, beside what was measured of it in the same run.
+
+use super::{EACH, KV, Line, failed};
+use crate::cli::show::print_json;
+use crate::exit::Exit;
+use serde::Serialize;
+use std::time::Instant;
+use tsnode_kernels::{
+    cuda::{Card, CardInfo, CardSpeeds},
+    device::Host,
+    engine::{Engine, StageKey},
+    probe::Limits,
+    source::ModelSource,
+    speed::{HandOver, Packing, Step, measure, measure_hand_over, measure_packing},
+};
+use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec};
+
+/// Prompts (tokens), as far as the model's context goes.
+const PROMPTS: [u32; 2] = [512, 2048];
+/// Sequences answered together, and tokens each has.
+const ANSWERS: [(u32, u32); 5] = [(1, 128), (1, 2048), (4, 128), (16, 1024), (64, 1024)];
+/// Tokens of the sequence whose KV is packed.
+const PACKED: u32 = 2048;
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    card: String,
+    driver: Option<String>,
+    compute_capability: String,
+    power_limit_w: Option<f64>,
+    clock_mhz: Option<u32>,
+    memory_clock_mhz: Option<u32>,
+    pcie_generation_lanes: Option<(u32, u32)>,
+    /// Bytes a second, read and written, of a copy on the card.
+    copy_limit: f64,
+    /// Operations a second of a product in bfloat16, and whose it was.
+    flops_limit: f64,
+    products_by: &'static str,
+    up_bytes_s: f64,
+    down_bytes_s: f64,
+    probed_s: f64,
+    load_bytes: u64,
+    load_s: f64,
+    steps: Vec<Line>,
+    packing: Option<Packed>,
+    hand_over: Option<Tapped>,
+}
+
+#[derive(Serialize)]
+struct Packed {
+    tokens: u32,
+    /// Bytes of the 16-bit side.
+    bytes: f64,
+    pack_of_copy_limit: f64,
+    unpack_of_copy_limit: f64,
+}
+
+#[derive(Serialize)]
+struct Tapped {
+    tokens: u32,
+    plain_s: f64,
+    handing_over_s: f64,
+    slower: f64,
+}
+
+pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(), Exit> {
+    let card = Card::open(ordinal).map_err(|e| failed(&e))?;
+    let about = card.about();
+    let started = Instant::now();
+    let speeds = card.speeds().map_err(|e| failed(&e))?;
+    let mut report = Report::new(source, &about, speeds, started.elapsed().as_secs_f64());
+    let (mut engine, stage) = loaded(source, card, &mut report)?;
+    if watch {
+        report.print_head();
+    }
+    let limits = Limits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
+    for step in steps(source) {
+        let measured = measure(&mut engine, stage, source, KV, step, EACH).map_err(|e| failed(&e))?;
+        let line = Line::new(step, measured, limits);
+        if watch {
+            line.print();
+        }
+        report.steps.push(line);
+    }
+    let fits = PACKED <= source.card().shape.context;
+    if fits {
+        let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
+        report.packing = Some(Packed::new(packing, speeds));
+        let hand_over = measure_hand_over(&mut engine, stage, source, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
+        report.hand_over = Some(Tapped::new(hand_over));
+    }
+    if !watch {
+        return print_json(&report);
+    }
+    report.print_tail();
+    Ok(())
+}
+
+/// An engine on the card with the whole model, and the rest of the card's memory for pages.
+fn loaded(source: &ModelSource, card: Card, report: &mut Report) -> Result<(Engine, StageKey), Exit> {
+    let started = Instant::now();
+    let threads = Host::detect().cpu.cores;
+    let model = source.load_stage_for_card(source.card().shape.all_layers(), threads).map_err(|e| failed(&e))?;
+    let shape = source.card().shape;
+    let weights = u64::from(shape.layers) * shape.layer_bytes + shape.embed_bytes + shape.head_bytes;
+    let pool = card.pool_bytes(weights).map_err(|e| failed(&e))?;
+    let wanted = steps(source).iter().map(|step| step.kv_bytes(source, KV)).max().unwrap_or(0) as usize;
+    // Pages of all steps, and as much again for what is rounded up to whole pages.
+    let mut engine = Engine::on_card(card, pool.min(2 * wanted + (1 << 30)), KV).map_err(|e| failed(&e))?;
+    report.load_bytes = weights;
+    let stage = engine.load(model).map_err(|e| failed(&e))?;
+    measure(&mut engine, stage, source, KV, Step { batch: 1, context: 0, new: 1 }, std::time::Duration::ZERO)
+        .map_err(|e| failed(&e))?;
+    report.load_s = started.elapsed().as_secs_f64();
+    Ok((engine, stage))
+}
+
+/// Steps the model's context has room for.
+fn steps(source: &ModelSource) -> Vec<Step> {
+    let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
+    let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
+    let fits = |step: &Step| step.room() <= source.card().shape.context;
+    prompts.into_iter().chain(answers).filter(fits).collect()
+}
+
+impl Packed {
+    fn new(packing: Packing, speeds: CardSpeeds) -> Self {
+        let Packing { tokens, bytes, pack, unpack } = packing;
+        let of_limit = |seconds: f64| bytes / seconds / speeds.copy;
+        Self { tokens, bytes, pack_of_copy_limit: of_limit(pack), unpack_of_copy_limit: of_limit(unpack) }
+    }
+}
+
+impl Tapped {
+    fn new(HandOver { tokens, plain, tapped }: HandOver) -> Self {
+        Self { tokens, plain_s: plain, handing_over_s: tapped, slower: tapped / plain - 1.0 }
+    }
+}
+
+impl Report {
+    fn new(source: &ModelSource, about: &CardInfo, speeds: CardSpeeds, probed_s: f64) -> Self {
+        let facts = &about.facts;
+        Self {
+            model: source.card().name.clone(),
+            card: about.name.clone(),
+            driver: facts.driver.clone(),
+            compute_capability: format!("{}.{}", about.capability.0, about.capability.1),
+            power_limit_w: facts.power_limit_mw.map(|mw| f64::from(mw) / 1e3),
+            clock_mhz: facts.clock_mhz,
+            memory_clock_mhz: facts.memory_clock_mhz,
+            pcie_generation_lanes: facts.pcie,
+            copy_limit: speeds.copy,
+            flops_limit: speeds.multiply,
+            products_by: if speeds.by_library { "cuBLASLt" } else { "own kernels" },
+            up_bytes_s: speeds.up,
+            down_bytes_s: speeds.down,
+            probed_s,
+            load_bytes: 0,
+            load_s: 0.0,
+            steps: Vec::new(),
+            packing: None,
+            hand_over: None,
+        }
+    }
+
+    fn print_head(&self) {
+        let Self { model, card, products_by, load_s, .. } = self;
+        say!("{model} on {card}, products of many rows by {products_by}; loaded in {load_s:.2} s");
+        let (copy, flops) = (self.copy_limit / 1e9, self.flops_limit / 1e12);
+        let (up, down) = (self.up_bytes_s / 1e9, self.down_bytes_s / 1e9);
+        say!(
+            "limits: copying {copy:.0} GB/s, multiplying {flops:.0} TFLOP/s (bfloat16), link {up:.1} up, {down:.1} GB/s down"
+        );
+        let [phase, batch, context, new] = ["", "batch", "context", "new"];
+        let [speed, time, read, multiply] = ["tokens/s", "ms", "of copy", "of mul."];
+        say!("{phase:<8}{batch:>6}{context:>9}{new:>6}{speed:>12}{time:>12}{read:>9}{multiply:>9}");
+    }
+
+    fn print_tail(&self) {
+        if let Some(Packed { tokens, pack_of_copy_limit, unpack_of_copy_limit, .. }) = &self.packing {
+            let (pack, unpack) = (100.0 * pack_of_copy_limit, 100.0 * unpack_of_copy_limit);
+            say!("KV of {tokens} tokens at int4: packing {pack:.0} %, unpacking {unpack:.0} % of the copying limit");
+        }
+        if let Some(Tapped { tokens, slower, .. }) = &self.hand_over {
+            say!("a prompt of {tokens} tokens whose KV leaves meanwhile: {:.1} % slower", 100.0 * slower);
+        }
+        say!(
+            "of copy: weights and KV once a step, over the copying limit; of mul.: operations over the multiplying limit"
+        );
+    }
+}

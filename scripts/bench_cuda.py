@@ -1,0 +1,360 @@
+"""The CUDA kernels on a card: every operation against the processor's, then models of random weights beside transformers.
+
+    scripts/bench_cuda.sh --build                    # anywhere: the programs, into target/bench-cuda/programs.tar.xz
+    scripts/bench_cuda.sh                            # on the machine with the card: checks, then times, one table
+    scripts/bench_cuda.sh --sanitize                 # the checks alone, under compute-sanitizer
+    scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
+
+Models are made first, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B: in bfloat16 as
+Hugging Face stores them, and in Q4_0 as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
+static cache, decoding through a CUDA graph. Needs numpy; the peer needs PyTorch and transformers.
+Nothing outlasts --minutes: what there is no time for is left out, and said.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import time
+
+SHAPES = {
+    "135m": dict(layers=30, hidden=576, mlp=1536, heads=9, kv=3, dim=64, vocab=49152, theta=100000.0, tied=True),
+    "1b": dict(layers=16, hidden=2048, mlp=8192, heads=32, kv=8, dim=64, vocab=128256, theta=500000.0, tied=True),
+    "8b": dict(layers=32, hidden=4096, mlp=14336, heads=32, kv=8, dim=128, vocab=128256, theta=500000.0, tied=False),
+}
+CONTEXT = 8192
+# Sequences, tokens they have, tokens they get: those that the peer is timed at, too.
+PEER_STEPS = [(1, 0, 2048), (1, 128, 1), (64, 1024, 1)]
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", default="target/bench-cuda", help="where the programs are")
+    parser.add_argument("--models", help="where models are made [default: /dev/shm if there is room, else the folder]")
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--formats", nargs="+", default=["bf16", "q4_0"], choices=["bf16", "q4_0"])
+    parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--out", help="all figures, as JSON")
+    args = parser.parse_args()
+    ends = time.monotonic() + 60 * args.minutes
+    folder = pathlib.Path(args.folder)
+    card()
+    failed = 0 if args.no_check else check(folder, args, ends)
+    if args.sanitize:
+        return failed
+    models = pathlib.Path(args.models or room_for_models(folder))
+    models.mkdir(parents=True, exist_ok=True)
+    rows, figures = [], []
+    for shape in args.shapes:
+        for name in args.formats:
+            if time.monotonic() > ends - 60:
+                print(f"no time left for {shape} in {name}", flush=True)
+                continue
+            path = model(models, shape, name)
+            report = ours(folder, args, path, ends)
+            peer = {} if name != "bf16" or args.no_peer or not report else theirs(path, args, ends)
+            figures.append(dict(shape=shape, format=name, report=report, peer=peer))
+            rows += table(shape, name, report, peer)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    print("\n| shape | format | step | tsnode, tokens/s | of copy | of multiply | transformers | ratio |\n|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows), flush=True)
+    if args.out:
+        pathlib.Path(args.out).write_text(json.dumps(figures, indent=1))
+    return failed
+
+
+def card():
+    asked = "name,driver_version,memory.total,power.limit,clocks.max.sm"
+    subprocess.run(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"], check=False)
+
+
+def check(folder, args, ends):
+    """The kernels' tests with the card as their machine, each a process: a kernel that reads where nothing is leaves the
+    process no card. Reference models' greedy tokens are among them."""
+    tests = folder.resolve() / "kernel-tests"
+    environment = dict(os.environ, TSNODE_TEST_CARD=str(args.device), CARGO_MANIFEST_DIR=str(ROOT / "kernels"), RUST_BACKTRACE="0")
+    before = ["compute-sanitizer", "--error-exitcode", "9"] if args.sanitize else []
+    if before and not shutil.which(before[0]):
+        sys.exit("compute-sanitizer is not installed")
+    listed = subprocess.run([str(tests), "cuda::", "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
+    failed = 0
+    for name in names:
+        began = time.monotonic()
+        command = before + [str(tests), "--exact", name, "--nocapture"]
+        try:
+            done = subprocess.run(command, env=environment, timeout=max(1, min(240, ends - began)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            passed, said = done.returncode == 0, done.stdout
+        except subprocess.TimeoutExpired:
+            passed, said = False, "no time left"
+        failed += not passed
+        print(f"{'ok    ' if passed else 'FAILED'} {name} in {time.monotonic() - began:.1f} s", flush=True)
+        if not passed:
+            print(said[-3000:], flush=True)
+    print(f"{len(names) - failed} of {len(names)} checks passed", flush=True)
+    return int(failed > 0)
+
+
+def room_for_models(folder):
+    memory = pathlib.Path("/dev/shm")
+    free = shutil.disk_usage(memory).free if memory.exists() else 0
+    return memory / "tsnode-bench-cuda" if free > 40 << 30 else folder / "models"
+
+
+def ours(folder, args, path, ends):
+    command = [str(folder / "tsnode"), "bench", "engine", "--device", f"cuda:{args.device}", "--model", str(path), "--json"]
+    print("$", " ".join(command), flush=True)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=max(1, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        print("no time left", flush=True)
+        return None
+    if done.returncode != 0:
+        print(f"tsnode ends with {done.returncode}", flush=True)
+        return None
+    report = json.loads(done.stdout)
+    known = {k: v for k, v in report.items() if k != "steps"}
+    print(json.dumps(known), flush=True)
+    return report
+
+
+def table(shape, name, report, peer):
+    rows = []
+    for line in (report or {}).get("steps", []):
+        key = (line["batch"], line["context"], line["new"])
+        step = f"prefill {key[2]}" if key[2] > 1 else f"decode {key[0]} x {key[1]}"
+        speed, other = line["tokens_per_s"], peer.get(key)
+        beside = f"{other:.0f} | {speed / other:.2f}" if other else "- | -"
+        limits = f"{100 * line['of_read_limit']:.0f} % | {100 * line['of_flops_limit']:.0f} %"
+        rows.append(f"| {shape} | {name} | {step} | {speed:.0f} | {limits} | {beside} |")
+    return rows
+
+
+def model(folder, shape, name):
+    path = folder / (f"{shape}-bf16" if name == "bf16" else f"{shape}-{name}.gguf")
+    began = time.monotonic()
+    dense(path, SHAPES[shape]) if name == "bf16" else blocks(path, SHAPES[shape])
+    print(f"made {path} in {time.monotonic() - began:.1f} s", flush=True)
+    return path
+
+
+def matrices(s):
+    """Hugging Face's name, GGUF's name, outputs, inputs."""
+    yield "model.embed_tokens", "token_embd", s["vocab"], s["hidden"]
+    if not s["tied"]:
+        yield "lm_head", "output", s["vocab"], s["hidden"]
+    wide, narrow = s["heads"] * s["dim"], s["kv"] * s["dim"]
+    for i in range(s["layers"]):
+        for part, gguf, outs, ins in [
+            ("self_attn.q_proj", "attn_q", wide, s["hidden"]),
+            ("self_attn.k_proj", "attn_k", narrow, s["hidden"]),
+            ("self_attn.v_proj", "attn_v", narrow, s["hidden"]),
+            ("self_attn.o_proj", "attn_output", s["hidden"], wide),
+            ("mlp.gate_proj", "ffn_gate", s["mlp"], s["hidden"]),
+            ("mlp.up_proj", "ffn_up", s["mlp"], s["hidden"]),
+            ("mlp.down_proj", "ffn_down", s["hidden"], s["mlp"]),
+        ]:
+            yield f"model.layers.{i}.{part}", f"blk.{i}.{gguf}", outs, ins
+
+
+def norms(s):
+    yield "model.norm", "output_norm"
+    for i in range(s["layers"]):
+        yield f"model.layers.{i}.input_layernorm", f"blk.{i}.attn_norm"
+        yield f"model.layers.{i}.post_attention_layernorm", f"blk.{i}.ffn_norm"
+
+
+class Pool:
+    """Random bytes, of which matrices take what they need from random places on: drawing billions of numbers takes minutes."""
+
+    def __init__(self, data, unit, random):
+        self.data, self.unit, self.random = data, unit, random
+
+    def write(self, out, count):
+        at = int(self.random.integers(len(self.data) // self.unit)) * self.unit
+        while count > 0:
+            part = self.data[at : at + count]
+            out.write(part.data)
+            count, at = count - len(part), 0
+
+
+def dense(path, s):
+    """A folder as Hugging Face has it, matrices in bfloat16."""
+    import numpy
+
+    path.mkdir(exist_ok=True)
+    config = dict(
+        architectures=["LlamaForCausalLM"], model_type="llama", num_hidden_layers=s["layers"], hidden_size=s["hidden"],
+        intermediate_size=s["mlp"], num_attention_heads=s["heads"], num_key_value_heads=s["kv"], head_dim=s["dim"],
+        vocab_size=s["vocab"], max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope_theta=s["theta"],
+        tie_word_embeddings=s["tied"], torch_dtype="bfloat16", hidden_act="silu",
+    )
+    (path / "config.json").write_text(json.dumps(config))
+    for name in ["tokenizer.json", "tokenizer_config.json"]:
+        shutil.copy(ROOT / "kernels/models/reference/llama-gqa" / name, path / name)
+    entries = [(f"{name}.weight", [outs, ins]) for name, _, outs, ins in matrices(s)]
+    entries += [(f"{name}.weight", [s["hidden"]]) for name, _ in norms(s)]
+    header, at = {}, 0
+    for name, shape in entries:
+        count = 2 * int(numpy.prod(shape))
+        header[name] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + count])
+        at += count
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    random = numpy.random.default_rng(0)
+    numbers = random.standard_normal(1 << 24, dtype=numpy.float32) * 0.02
+    pool = Pool((numbers.view(numpy.uint32) >> 16).astype(numpy.uint16).view(numpy.uint8), 2, random)
+    with open(path / "model.safetensors", "wb") as out:
+        out.write(struct.pack("<Q", len(head)) + head)
+        for _, shape in entries:
+            if len(shape) == 1:
+                out.write(numpy.full(shape, 0x3F80, dtype=numpy.uint16).data)
+            else:
+                pool.write(out, 2 * shape[0] * shape[1])
+
+
+def blocks(path, s):
+    """A GGUF file, matrices in Q4_0 of random quants."""
+    import numpy
+
+    kinds = [(f"{name}.weight", [outs, ins], 2) for _, name, outs, ins in matrices(s)]
+    kinds += [(f"{name}.weight", [s["hidden"]], 0) for _, name in norms(s)]
+    tokens = byte_tokens() + ["ab"] + [f"<{i}>" for i in range(s["vocab"] - 257)]
+    keys = [
+        ("general.architecture", "llama"), ("llama.block_count", s["layers"]), ("llama.context_length", CONTEXT),
+        ("llama.embedding_length", s["hidden"]), ("llama.feed_forward_length", s["mlp"]),
+        ("llama.attention.head_count", s["heads"]), ("llama.attention.head_count_kv", s["kv"]),
+        ("llama.attention.layer_norm_rms_epsilon", 1e-5), ("llama.rope.freq_base", s["theta"]),
+        ("llama.rope.dimension_count", s["dim"]), ("llama.vocab_size", s["vocab"]),
+        ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama-bpe"), ("tokenizer.ggml.tokens", tokens),
+        ("tokenizer.ggml.token_type", [1] * len(tokens)), ("tokenizer.ggml.merges", ["a b"]),
+        ("tokenizer.ggml.bos_token_id", 257), ("tokenizer.ggml.eos_token_id", 258),
+    ]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(kinds), len(keys)) + b"".join(text(k) + value(v) for k, v in keys)
+    at = 0
+    for name, shape, kind in kinds:
+        head += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+        head += struct.pack("<IQ", kind, at)
+        at += -(-size(shape, kind) // 32) * 32
+    random = numpy.random.default_rng(0)
+    rows = random.integers(0, 256, (1 << 20, 18), dtype=numpy.uint8)
+    # A scale of 0.004: numbers of a standard deviation of about 0.02.
+    rows[:, :2] = numpy.array([0.004], dtype=numpy.float16).view(numpy.uint8)
+    pool = Pool(rows.flatten(), 18, random)
+    with open(path, "wb") as out:
+        out.write(head + b"\0" * (-len(head) % 32))
+        for _, shape, kind in kinds:
+            if kind == 0:
+                out.write(numpy.ones(shape, dtype=numpy.float32).data)
+            else:
+                pool.write(out, size(shape, kind))
+            out.write(b"\0" * (-size(shape, kind) % 32))
+
+
+def size(shape, kind):
+    count = 1
+    for n in shape:
+        count *= n
+    return count * 4 if kind == 0 else count // 32 * 18
+
+
+def text(x):
+    return struct.pack("<Q", len(x.encode())) + x.encode()
+
+
+def value(v):
+    if isinstance(v, str):
+        return struct.pack("<I", 8) + text(v)
+    if isinstance(v, float):
+        return struct.pack("<If", 6, v)
+    if isinstance(v, int):
+        return struct.pack("<II", 4, v)
+    kind = 8 if isinstance(v[0], str) else 5
+    items = b"".join(text(x) if kind == 8 else struct.pack("<i", x) for x in v)
+    return struct.pack("<IIQ", 9, kind, len(v)) + items
+
+
+def byte_tokens():
+    """GPT-2's names of the 256 bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    names = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    return [names[b] for b in range(256)]
+
+
+def theirs(path, args, ends):
+    """Tokens a second of transformers; nothing where it does not run."""
+    command = [sys.executable, __file__, "--peer", str(path), str(args.device)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=max(1, min(120, ends - time.monotonic())))
+    except subprocess.TimeoutExpired:
+        print("the peer took longer than there was time", flush=True)
+        return {}
+    if done.returncode != 0:
+        print(f"the peer ends with {done.returncode}", flush=True)
+        return {}
+    return {tuple(step): speed for step, speed in json.loads(done.stdout.splitlines()[-1])}
+
+
+def peer(path, device):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    where = f"cuda:{device}"
+    torch.set_grad_enabled(False)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa").to(where).eval()
+    found = []
+    for step in PEER_STEPS:
+        try:
+            found.append((step, peer_step(torch, model, where, *step)))
+        except Exception as error:  # What a version of the library cannot do is left out of the table.
+            print(f"{step}: {error}", file=sys.stderr)
+    print(json.dumps(found))
+
+
+def peer_step(torch, model, where, batch, context, new):
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=context + new + 64)
+    tokens = torch.randint(0, model.config.vocab_size, (batch, max(new, 1)), device=where)
+    positions = torch.arange(context, context + new, device=where)
+    if context:
+        for at in range(0, context, 256):
+            some = torch.arange(at, min(at + 256, context), device=where)
+            model(tokens[:, :1].expand(batch, len(some)), past_key_values=cache, cache_position=some, use_cache=True, logits_to_keep=1)
+
+    def run():
+        return model(tokens, past_key_values=cache, cache_position=positions, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    if new == 1:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        run = graph.replay
+    best, ends = float("inf"), time.monotonic() + 2
+    while time.monotonic() < ends:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return batch * new / best
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] == "--peer":
+        peer(sys.argv[2], sys.argv[3])
+    else:
+        sys.exit(main())

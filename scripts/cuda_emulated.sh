@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs a command with the emulator in place of NVIDIA's driver (kernels/src/cuda/emulator/driver.cpp): the host's side makes all
+# its calls, where there is no card. For instance
+#   TSNODE_TEST_CARD=0 scripts/cuda_emulated.sh cargo test -p tsnode-kernels --lib cuda:: -- --test-threads 1
+#   scripts/cuda_emulated.sh target/debug/tsnode bench engine --device cuda:0
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+here=$top/target/cuda-emulated
+mkdir -p "$here"
+g++ -std=c++17 -O2 -mf16c -mfma -ffp-contract=off -fno-strict-aliasing -shared -fPIC -Wl,-soname,libcuda.so.1 \
+    -I "$top/kernels/src/cuda/device" -I "$top/kernels/src/cuda/emulator" "$top/kernels/src/cuda/emulator/driver.cpp" -o "$here/libcuda.so.1"
+ln -sf libcuda.so.1 "$here/libcuda.so"
+LD_LIBRARY_PATH=$here${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$@"

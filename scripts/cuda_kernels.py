@@ -1,0 +1,117 @@
+"""Compiles kernels/src/cuda/device/*.cu to PTX with NVRTC; needs no GPU.
+
+    scripts/cuda_kernels.sh            # writes kernels/src/cuda/ptx
+    scripts/cuda_kernels.sh --check    # compiles again, and fails where a kernel does not compile or the PTX in the tree is another
+
+PTX is kept in the tree for hosts with nothing but a driver. A driver takes no PTX newer than itself: the compiler is
+pinned to the release of the oldest driver that is supported (cuda_kernels.txt).
+"""
+
+import argparse
+import ctypes
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels/src/cuda"
+ARCHITECTURES = ["80", "90"]
+# Newer cards take the PTX of older ones, and nothing here is only for newer ones: the first is kept.
+KEPT = ARCHITECTURES[0]
+OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--nvrtc", required=True, help="libnvrtc.so.12")
+    args = parser.parse_args()
+    compiler = Nvrtc(args.nvrtc)
+    wrong = 0
+    for source in sorted((ROOT / "device").glob("*.cu")):
+        for architecture in ARCHITECTURES:
+            ptx, log = compiler.compile(source, architecture)
+            if log:
+                print(log, file=sys.stderr)
+            if ptx is None:
+                wrong += 1
+                continue
+            if architecture != KEPT:
+                continue
+            kept = ROOT / "ptx" / f"{source.stem}.ptx"
+            if not args.check:
+                kept.write_text(ptx)
+                print(f"{kept.relative_to(ROOT)}: {len(ptx)} bytes, {ptx.count('.entry')} kernels")
+            elif not kept.exists() or kept.read_text() != ptx:
+                print(f"{kept.relative_to(ROOT)} is not what {source.name} compiles to: run scripts/cuda_kernels.sh", file=sys.stderr)
+                wrong += 1
+    noted = ROOT / "ptx/sources.txt"
+    if not args.check and not wrong:
+        noted.write_text(sources())
+    elif args.check and noted.read_text() != sources():
+        print("ptx/sources.txt is of other sources: run scripts/cuda_kernels.sh", file=sys.stderr)
+        wrong += 1
+    if args.check and not wrong:
+        print(f"all kernels compile, NVRTC {compiler.version()}, and the PTX in the tree is theirs")
+    return 1 if wrong else 0
+
+
+def sources():
+    """A hash of every source: a test without NVRTC sees by it that PTX is out of date."""
+    files = sorted((ROOT / "device").iterdir())
+    return "".join(f"{file.name} {fnv(file.read_bytes()):016x}\n" for file in files)
+
+
+def fnv(data):
+    """FNV-1a of 64 bits."""
+    hash_ = 0xCBF29CE484222325
+    for byte in data:
+        hash_ = (hash_ ^ byte) * 0x100000001B3 % (1 << 64)
+    return hash_
+
+
+class Nvrtc:
+    def __init__(self, path):
+        folder = pathlib.Path(path).parent
+        for builtins in folder.glob("libnvrtc-builtins.so*"):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        self.library = ctypes.CDLL(path)
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        return f"{major.value}.{minor.value}"
+
+    def compile(self, source, architecture):
+        headers = sorted((ROOT / "device").glob("*.cuh"))
+        texts = (ctypes.c_char_p * len(headers))(*[h.read_bytes() for h in headers])
+        names = (ctypes.c_char_p * len(headers))(*[h.name.encode() for h in headers])
+        program = ctypes.c_void_p()
+        self.must(self.library.nvrtcCreateProgram(
+            ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers), texts, names))
+        options = [o.encode() for o in OPTIONS + [f"--gpu-architecture=compute_{architecture}"]]
+        failed = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        log = self.text(program, "ProgramLog").strip()
+        ptx = None if failed else tidy(self.text(program, "PTX"))
+        self.library.nvrtcDestroyProgram(ctypes.byref(program))
+        return ptx, log
+
+    def text(self, program, what):
+        size = ctypes.c_size_t()
+        self.must(getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.must(getattr(self.library, f"nvrtcGet{what}")(program, buffer))
+        return buffer.value.decode()
+
+    def must(self, result):
+        if result != 0:
+            raise SystemExit(f"NVRTC answers {result}")
+
+
+def tidy(ptx):
+    """Without comments and empty lines: they say nothing to a driver."""
+    lines = (re.sub(r"\s*//.*", "", line).rstrip() for line in ptx.splitlines())
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
