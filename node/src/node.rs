@@ -377,7 +377,8 @@ async fn belonging(config: &NodeConfig, store: &Store, identity: &Identity) -> R
     let place = |swarm: SwarmId, ticket| Invite { swarm, ticket, addresses: Vec::new() };
     match &config.membering {
         Membering::Invited(invite) => {
-            let known = remembered.filter(|b| b.swarm == invite.swarm);
+            // What cannot be read any more is what the invite is for.
+            let known = remembered.unwrap_or_default().filter(|b| b.swarm == invite.swarm);
             let secret = match (known, &invite.ticket) {
                 (Some(known), _) => known.secret,
                 (None, None) => None,
@@ -394,7 +395,7 @@ async fn belonging(config: &NodeConfig, store: &Store, identity: &Identity) -> R
             Ok((belonging, place(belonging.swarm, standing(&config.data_dir)?)))
         }
         Membering::Usual => {
-            let belonging = remembered.unwrap_or_else(local_swarm);
+            let belonging = remembered?.unwrap_or_else(local_swarm);
             let ticket = if belonging.secret.is_some() { standing(&config.data_dir)? } else { None };
             Ok((belonging, place(belonging.swarm, ticket)))
         }

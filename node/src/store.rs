@@ -41,6 +41,16 @@ pub enum StoreError {
         /// What was found.
         error: String,
     },
+    /// The swarm is remembered in words of another version.
+    #[error(
+        "{}: another version of tsnode has noted here which private swarm this peer is in, and this one cannot read it; \
+         ask a member for a new invite and join again with it: tsnode join ts1…",
+        path.display()
+    )]
+    Swarm {
+        /// The data folder.
+        path: PathBuf,
+    },
 }
 
 /// A swarm, and what its members know.
@@ -66,6 +76,15 @@ impl Belonging {
             hex => Some(Secret(data_encoding::HEXLOWER.decode(hex.as_bytes()).ok()?.try_into().ok()?)),
         };
         Some(Self { swarm: swarm.parse().ok()?, secret })
+    }
+
+    /// Until version 7 an invite was remembered: version, swarm, and a secret or none. Open swarms of those days go on, since
+    /// nobody has invites to them; a private one's members have other words now.
+    fn parse_open_invite(text: &str) -> Option<Self> {
+        let body = text.trim().strip_prefix("ts1")?.to_uppercase();
+        let bytes = data_encoding::BASE32_NOPAD.decode(body.as_bytes()).ok()?;
+        let ([_, _, swarm @ .., secret], _) = bytes.split_first_chunk::<19>()?;
+        (*secret == 0).then(|| Self { swarm: SwarmId(*swarm), secret: None })
     }
 }
 
@@ -141,15 +160,16 @@ impl Store {
         self.set("profile", bytes);
     }
 
-    /// The swarm this peer was in last.
-    #[must_use]
-    pub fn swarm(&self) -> Option<Belonging> {
-        let text = self.get("swarm").and_then(|b| String::from_utf8(b).ok())?;
-        let belonging = Belonging::parse(&text);
-        if belonging.is_none() {
-            tracing::warn!("the swarm this peer was in was remembered by another version: join it anew, by an invite");
-        }
-        belonging
+    /// The swarm this peer was in last; none where it was in none.
+    ///
+    /// # Errors
+    /// When it was a private one and is noted in words of another version: to be in any other instead is not for this peer
+    /// to choose.
+    pub fn swarm(&self) -> Result<Option<Belonging>, StoreError> {
+        let Some(text) = self.get("swarm") else { return Ok(None) };
+        let text = String::from_utf8_lossy(&text);
+        let known = Belonging::parse(&text).or_else(|| Belonging::parse_open_invite(&text));
+        known.map(Some).ok_or_else(|| StoreError::Swarm { path: self.folder.clone() })
     }
 
     /// Remembers the swarm.
@@ -333,7 +353,7 @@ mod tests {
         assert!(second.contains(&std::process::id().to_string()), "{second}");
         drop(store);
         let again = Store::open(folder.path()).unwrap();
-        assert_eq!(again.swarm(), Some(belonging()));
+        assert_eq!(again.swarm().unwrap(), Some(belonging()));
         let (here, there) = (SwarmId([1; 16]), SwarmId([2; 16]));
         again.set_known(here, &["/ip4/10.0.0.1/tcp/1".into(), "/ip4/10.0.0.2/tcp/1".into()]);
         assert_eq!((again.known(here).len(), again.known(there).len()), (2, 0));
@@ -342,6 +362,27 @@ mod tests {
         assert_eq!(again.endorsed(), Some((Epoch(300), Term(2))));
         let first = again.begin_life(1_800_000_000);
         assert!(again.begin_life(1_799_990_000) > first);
+    }
+
+    #[test]
+    fn an_open_swarm_of_an_older_version_goes_on_and_a_private_one_is_joined_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        assert_eq!(store.swarm().unwrap(), None);
+        // As version 6 wrote them: version, swarm, secret or none, addresses, checksum.
+        let invite = |secret: &[u8]| {
+            let bytes = [&[6, 0][..], &[3; 16], secret, &[0, 1, 2, 3, 4]].concat();
+            format!("ts1{}", data_encoding::BASE32_NOPAD.encode(&bytes).to_lowercase())
+        };
+        store.set("swarm", invite(&[0]).as_bytes());
+        assert_eq!(store.swarm().unwrap(), Some(Belonging { swarm: SwarmId([3; 16]), secret: None }));
+        for text in [invite(&[&[1][..], &[4; 32]].concat()), "ts1".into(), "ts1é".into(), "later words".into()] {
+            store.set("swarm", text.as_bytes());
+            let error = store.swarm().unwrap_err().to_string();
+            assert!(error.contains("tsnode join ts1…"), "{error}");
+        }
+        store.set_swarm(&belonging());
+        assert_eq!(store.swarm().unwrap(), Some(belonging()));
     }
 
     #[test]
@@ -360,9 +401,9 @@ mod tests {
             for content in [&damaged[..], &whole[..at]] {
                 fs::write(&path, content).unwrap();
                 let store = Store::open(folder.path()).unwrap();
-                let left = [store.swarm().is_some(), store.endorsed().is_some(), store.paused()];
+                let left = [store.swarm().unwrap().is_some(), store.endorsed().is_some(), store.paused()];
                 assert!(content.len() < whole.len() || left.iter().filter(|l| **l).count() >= 2, "byte {at}: {left:?}");
-                assert!(store.swarm().is_none_or(|s| s == belonging()));
+                assert!(store.swarm().unwrap().is_none_or(|s| s == belonging()));
                 assert!(store.set_endorsed(Epoch(at as u64), Term(0)));
                 drop(store);
                 assert_eq!(
