@@ -106,6 +106,13 @@ impl Pulse {
         }
     }
 
+    /// How much longer than the least it may be silent, by how regular it was: little, unless the network is uneven.
+    #[must_use]
+    pub fn unevenness(&self, rules: &Silence) -> Duration {
+        let (_, dead) = self.bounds(true, &Health::default(), rules);
+        Duration::from_secs_f64(dead).saturating_sub(rules.least)
+    }
+
     /// Silence that makes a suspect, and a death (s).
     fn bounds(&self, stays: bool, health: &Health, rules: &Silence) -> (f64, f64) {
         let (least, most) = (rules.least.as_secs_f64(), rules.most.as_secs_f64());

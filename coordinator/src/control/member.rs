@@ -166,7 +166,10 @@ impl Member {
         (self.called, self.late_since) = (None, None);
         self.gone_at = self.gone_at.filter(|at| now < *at + ECHO);
         if kind == Kind::Heartbeat {
-            self.pulse.beat(now);
+            // Of others only what is news comes here, and its gaps say nothing about the next.
+            if self.watched_since.is_some() {
+                self.pulse.beat(now);
+            }
             if way == Way::ToAll {
                 self.for_all = self.sequences[kind as usize];
             }
@@ -178,6 +181,11 @@ impl Member {
         self.last_heard = (self.last_heard + slept).min(now);
         self.called = self.called.map(|at| (at + slept).min(now));
         self.pulse.skip();
+    }
+
+    /// How much longer it may be silent than a regular peer.
+    pub(super) fn unevenness(&self, rules: &Silence) -> Duration {
+        self.pulse.unevenness(rules)
     }
 
     /// What its silence means.

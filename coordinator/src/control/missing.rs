@@ -15,7 +15,8 @@ use tsnode_protocol::{
     rollcall::{Missed, PeerTag, Present},
 };
 
-/// How long a peer that is called may take to be heard: two ways through the swarm, and a pause of a busy host.
+/// How long a peer that is called may take to be heard: two ways through the swarm, and a pause of a busy host. Longer where
+/// the network is uneven.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// Between two calls of one peer, whoever calls.
 const CALL_AGAIN: Duration = Duration::from_secs(1);
@@ -53,6 +54,16 @@ impl Control {
         }
         let spread = DEFER.1 - DEFER.0;
         Duration::from_millis(DEFER.0 + u64::from(self.config.me.0[0]) * spread / 256)
+    }
+
+    /// How much longer than usual a word may be on its way now, by those who are heard all the time: the middle one of the
+    /// listeners, so that none of them alone makes everybody slow.
+    pub(super) fn unevenness(&self) -> Duration {
+        let others = self.voice.listeners.iter().filter(|l| **l != self.config.me);
+        let heard = others.filter_map(|l| self.members.get(l)).filter(|m| m.watched_since.is_some());
+        let mut each: Vec<Duration> = heard.map(|m| m.unevenness(&self.config.silence)).collect();
+        each.sort_unstable();
+        each.get(each.len() / 2).copied().unwrap_or_default()
     }
 
     /// So many who listen were given up; where several are, more is wrong than that.

@@ -149,7 +149,7 @@ impl Control {
     pub(super) fn expire(&mut self, out: &mut Vec<Action>) {
         let (now, me, defer, listens) = (self.now, self.config.me, self.defer(), self.listens());
         let (rules, health, listeners) = (&self.config.silence, &self.health, &self.voice.listeners);
-        let answer = ANSWER + health.grace();
+        let answer = ANSWER + health.grace() + self.unevenness();
         let (mut lost, mut bereft, mut missed) = (false, 0, Vec::new());
         for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.alive && **peer != me) {
             let leaves = member.heartbeat.leaving;
