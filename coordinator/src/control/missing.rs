@@ -56,14 +56,13 @@ impl Control {
         Duration::from_millis(DEFER.0 + u64::from(self.config.me.0[0]) * spread / 256)
     }
 
-    /// How much longer than usual a word may be on its way now, by those who are heard all the time: the middle one of the
-    /// listeners, so that none of them alone makes everybody slow.
+    /// How much longer than usual who is called may take to be heard, by those who are heard all the time: two ways, each as
+    /// uneven as the worst of the listeners'. No more than twice as long in all, since one of them may be late on purpose.
     pub(super) fn unevenness(&self) -> Duration {
         let others = self.voice.listeners.iter().filter(|l| **l != self.config.me);
         let heard = others.filter_map(|l| self.members.get(l)).filter(|m| m.watched_since.is_some());
-        let mut each: Vec<Duration> = heard.map(|m| m.unevenness(&self.config.silence)).collect();
-        each.sort_unstable();
-        each.get(each.len() / 2).copied().unwrap_or_default()
+        let worst = heard.map(|m| m.unevenness(&self.config.silence)).max().unwrap_or_default();
+        ANSWER.min(2 * worst)
     }
 
     /// So many who listen were given up; where several are, more is wrong than that.
