@@ -344,7 +344,7 @@ fn a_late_peer_gets_nothing_new_while_another_is_there() {
 }
 
 /// Stories that once ended badly: seed and peers.
-const KEPT: [(u64, usize); 13] = [
+const KEPT: [(u64, usize); 17] = [
     (4, 9),
     (34, 18),
     (156, 23),
@@ -358,6 +358,10 @@ const KEPT: [(u64, usize); 13] = [
     (3534, 43),
     (1473, 6),
     (7362, 7),
+    (241, 16),
+    (223, 44),
+    (730, 45),
+    (1433, 12),
 ];
 
 fn told(seed: u64, peers: usize, planning: Planning) {

@@ -12,6 +12,9 @@ const ECHO: Time = Time::from_secs(3);
 /// Between two changes of one peer that hold up planning.
 const RESTLESS: Time = Time::from_secs(5);
 
+/// Calls of one peer that are told apart: so many later ones may overtake one.
+const CALLS: usize = 8;
+
 /// Kinds of messages, each with a sequence of its own: gossip may reorder between kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -88,6 +91,8 @@ pub struct Member {
     pulse: Pulse,
     pub(super) life: Life,
     sequences: [u64; 7],
+    /// The latest calls', in order: one that was overtaken is of other peers than the later one, and none may be lost.
+    calls: [u64; CALLS],
 }
 
 impl Member {
@@ -115,17 +120,23 @@ impl Member {
             pulse: Pulse::new(heartbeat),
             life: Life::default(),
             sequences: [0; 7],
+            calls: [0; CALLS],
         }
     }
 
-    /// Notes a message's sequence; false if it is not above the last one of its kind, or of a former life.
+    /// Notes a message's sequence; false if it is of a former life, or not above the last one of its kind: what was said later
+    /// stands for it, but where it is a call, which is refused only if it has come before.
     pub(super) fn advance(&mut self, kind: Kind, sequence: u64) -> bool {
         let life = Life::of(sequence);
-        let last = &mut self.sequences[kind as usize];
-        if life < self.life || sequence <= *last {
+        if life < self.life {
             return false;
         }
-        *last = sequence;
+        let last = &mut self.sequences[kind as usize];
+        let is_news = if kind == Kind::Call { is_new_call(&mut self.calls, sequence) } else { sequence > *last };
+        if !is_news {
+            return false;
+        }
+        *last = sequence.max(*last);
         if life > self.life {
             self.life = life;
             self.gone_at = None;
@@ -213,5 +224,30 @@ impl Member {
     /// Whether it may coordinate.
     pub(super) fn is_eligible(&self) -> bool {
         !self.heartbeat.leaving && self.advert.as_ref().is_some_and(|a| a.reachable)
+    }
+}
+
+fn is_new_call(calls: &mut [u64; CALLS], sequence: u64) -> bool {
+    let is_new = sequence > calls[0] && !calls.contains(&sequence);
+    if is_new {
+        calls[0] = sequence;
+        calls.sort_unstable();
+    }
+    is_new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_was_overtaken_is_heard_once_and_other_words_are_not() {
+        let mut member = Member::new(Time::ZERO, Duration::from_secs(1));
+        let heard = [9, 5, 9, 5, 6].map(|sequence| member.advance(Kind::Call, sequence));
+        assert_eq!(heard, [true, true, false, false, true]);
+        assert_eq!([9, 5].map(|sequence| member.advance(Kind::Heartbeat, sequence)), [true, false]);
+        assert_eq!(member.last(), 9);
+        assert!((10..20).all(|sequence| member.advance(Kind::Call, sequence)));
+        assert!(!member.advance(Kind::Call, 7), "too many have come since");
     }
 }
