@@ -9,6 +9,7 @@
 //! The machine hears its own messages like everybody else's: the node feeds back what it publishes, signed.
 
 mod adoption;
+mod calls;
 mod check;
 mod config;
 pub mod detector;
@@ -20,6 +21,7 @@ mod missing;
 mod view;
 mod voice;
 
+pub use calls::Calls;
 pub use check::Infeasible;
 pub use config::ControlConfig;
 pub use detector::Silence;

@@ -1,6 +1,9 @@
 //! A peer as another knows it.
 
-use super::detector::{Health, Pulse, Sign, Silence};
+use super::{
+    calls::Calls,
+    detector::{Health, Pulse, Sign, Silence},
+};
 use crate::Time;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +14,6 @@ const ECHO: Time = Time::from_secs(3);
 
 /// Between two changes of one peer that hold up planning.
 const RESTLESS: Time = Time::from_secs(5);
-
-/// Calls of one peer that are told apart: so many later ones may overtake one.
-const CALLS: usize = 8;
 
 /// Kinds of messages, each with a sequence of its own: gossip may reorder between kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +91,7 @@ pub struct Member {
     pulse: Pulse,
     pub(super) life: Life,
     sequences: [u64; 7],
-    /// The latest calls', in order: one that was overtaken is of other peers than the later one, and none may be lost.
-    calls: [u64; CALLS],
+    calls: Calls,
 }
 
 impl Member {
@@ -120,7 +119,7 @@ impl Member {
             pulse: Pulse::new(heartbeat),
             life: Life::default(),
             sequences: [0; 7],
-            calls: [0; CALLS],
+            calls: Calls::default(),
         }
     }
 
@@ -132,7 +131,7 @@ impl Member {
             return false;
         }
         let last = &mut self.sequences[kind as usize];
-        let is_news = if kind == Kind::Call { is_new_call(&mut self.calls, sequence) } else { sequence > *last };
+        let is_news = if kind == Kind::Call { self.calls.note(sequence) } else { sequence > *last };
         if !is_news {
             return false;
         }
@@ -225,15 +224,6 @@ impl Member {
     pub(super) fn is_eligible(&self) -> bool {
         !self.heartbeat.leaving && self.advert.as_ref().is_some_and(|a| a.reachable)
     }
-}
-
-fn is_new_call(calls: &mut [u64; CALLS], sequence: u64) -> bool {
-    let is_new = sequence > calls[0] && !calls.contains(&sequence);
-    if is_new {
-        calls[0] = sequence;
-        calls.sort_unstable();
-    }
-    is_new
 }
 
 #[cfg(test)]

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tsnode_coordinator::allowance::{Allowance, Purse};
+use tsnode_coordinator::{
+    allowance::{Allowance, Purse},
+    control::Calls,
+};
 use tsnode_protocol::{Gossip, PeerId, Verified};
 
 /// A heartbeat a second, and bursts of adverts, plans and endorsements when the swarm changes.
@@ -13,7 +16,7 @@ const SIGNERS: usize = 4096;
 /// Why a message goes no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
-    /// It is not newer than the last of its kind.
+    /// It is not newer than the last of its kind, or a call that has come before.
     Old,
     /// Its signer says too much.
     TooMuch,
@@ -30,6 +33,7 @@ pub(super) struct Heard {
 struct Signer {
     purse: Purse,
     last: BTreeMap<&'static str, u64>,
+    calls: Calls,
 }
 
 impl Heard {
@@ -49,13 +53,20 @@ impl Heard {
         if self.signers.len() >= SIGNERS && !self.signers.contains_key(&message.signer()) {
             self.signers.retain(|_, s| !s.purse.is_full(now));
         }
-        let new = || Signer { purse: Purse::new(WORDS, now), last: BTreeMap::new() };
+        let new = || Signer { purse: Purse::new(WORDS, now), last: BTreeMap::new(), calls: Calls::default() };
         let signer = self.signers.entry(message.signer()).or_insert_with(new);
-        let last = signer.last.entry(message.message().kind()).or_default();
-        if message.sequence() <= *last {
+        let (sequence, kind) = (message.sequence(), message.message().kind());
+        let is_news = match message.message() {
+            Gossip::Call(_) => signer.calls.note(sequence),
+            _ => {
+                let last = signer.last.entry(kind).or_default();
+                let before = std::mem::replace(last, sequence.max(*last));
+                sequence > before
+            }
+        };
+        if !is_news {
             return Err(Excess::Old);
         }
-        *last = message.sequence();
         signer.purse.take(now).map_err(|_| Excess::TooMuch)
     }
 }
@@ -65,12 +76,19 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use ed25519_dalek::SigningKey;
-    use tsnode_protocol::{Heartbeat, Signed, SwarmId};
+    use tsnode_protocol::{
+        Call, Heartbeat, Signed, SwarmId,
+        rollcall::{Missed, PeerTag},
+    };
 
     fn message(sequence: u64) -> Verified<Gossip> {
+        said(sequence, &Gossip::Heartbeat(Heartbeat::default()))
+    }
+
+    fn said(sequence: u64, gossip: &Gossip) -> Verified<Gossip> {
         let key = SigningKey::from_bytes(&[2; 32]);
         let swarm = SwarmId([1; 16]);
-        Signed::seal(&key, swarm, sequence, &Gossip::Heartbeat(Heartbeat::default())).verify(swarm).unwrap()
+        Signed::seal(&key, swarm, sequence, gossip).verify(swarm).unwrap()
     }
 
     #[test]
@@ -83,5 +101,14 @@ mod tests {
         assert_eq!(passed, 399);
         assert_eq!(heard.note_at(now, &message(2000)), Err(Excess::TooMuch));
         assert_eq!(heard.note_at(Duration::from_secs(1), &message(2001)), Ok(()));
+    }
+
+    #[test]
+    fn a_call_that_was_overtaken_goes_on_and_once() {
+        let (mut heard, now) = (Heard::new(), Duration::ZERO);
+        let peers = vec![Missed { peer: PeerTag::of(PeerId([3; 32])), last: 0 }];
+        let call = |sequence| said(sequence, &Gossip::Call(Call { peers: peers.clone() }));
+        let passed = [9, 5, 9, 5].map(|sequence| heard.note_at(now, &call(sequence)).is_ok());
+        assert_eq!(passed, [true, true, false, false]);
     }
 }
