@@ -13,6 +13,7 @@ pub mod gateway;
 pub mod layout;
 pub mod lending;
 pub mod links;
+pub mod paths;
 pub mod placement;
 pub mod planner;
 pub mod plot;

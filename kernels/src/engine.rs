@@ -25,6 +25,7 @@ use crate::{
     source::StageModel,
     wire::{self, PayloadError},
 };
+use attend::Run;
 use kept::Kept;
 use parts::{Device, Loaded, Part};
 use shards::Shards;
@@ -163,6 +164,9 @@ pub enum EngineError {
     Card(#[from] CardError),
 }
 
+/// What a rank computes with, its pages, its part of a stage, and who takes KV out.
+type Place<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
+
 /// Stages, pages and sequences of one host.
 pub struct Engine {
     /// A thread for each rank, the caller's for one.
@@ -180,6 +184,9 @@ pub struct Engine {
     next_key: u64,
     wire: wire::Scratch,
     out: Vec<f32>,
+    /// Of the batch at hand: positions of all rows, and whose slices have been seen. Kept from step to step.
+    positions: Vec<u32>,
+    seen: Vec<RequestId>,
 }
 
 impl Engine {
@@ -209,6 +216,8 @@ impl Engine {
             next_key: 0,
             wire: wire::Scratch::default(),
             out: Vec::new(),
+            positions: Vec::new(),
+            seen: Vec::new(),
         })
     }
 
@@ -354,10 +363,11 @@ impl Engine {
         if self.card.is_some() {
             return self.forward_on_card(stage, batch, input, output, tap);
         }
-        let positions: Vec<u32> = batch.iter().flat_map(|s| s.start..s.start + s.len).collect();
+        self.positions.clear();
+        self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        parts::enter(&mut self.devices, loaded, input, &positions);
-        self.compute(stage, batch, &positions, output, tap)?;
+        parts::enter(&mut self.devices, loaded, input, &self.positions);
+        self.compute(stage, batch, output, tap)?;
         self.are_present(stage, batch);
         match output {
             // Every rank has all rows.
@@ -385,24 +395,26 @@ impl Engine {
         &mut self,
         stage: StageKey,
         batch: &[Slice],
-        positions: &[u32],
         output: Output<'_>,
         tap: Option<&mut dyn Tap>,
     ) -> Result<(), EngineError> {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         self.hall.open();
-        let (ranks, hall, sequences) = (self.devices.len(), &self.hall, &self.sequences);
+        let (ranks, hall, sequences, positions) = (self.devices.len(), &self.hall, &self.sequences, &self.positions);
         let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
         let (first, scratch) = (loaded.layers.start, &mut self.wire);
         let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, scratch });
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
-        let places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
-        self.team.share_each(&mut places.collect::<Vec<_>>(), |rank, (((device, pool), part), tap)| {
+        let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
+        let compute = |rank: usize, (((device, pool), part), tap): &mut Place<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
             let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
             let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
-            let mut attend = Attend { pool, sequences, stage, batch, positions, rank, others, group, layout, tap };
+            // `check` has seen every sequence of the batch.
+            let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
+            let runs = Run::all(batch, kvs, device.cpu.has_chunks(layout.dim));
+            let mut attend = Attend { pool, sequences, stage, positions, others, group, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             if let Output::Logits { rows } = output {
                 device.chosen.clear();
@@ -410,11 +422,21 @@ impl Engine {
                 device.logits.resize(rows.len() * part.vocab.len(), 0.0);
                 part.stage.logits(&device.cpu, &device.chosen, &mut device.logits);
             }
-        });
+        };
+        match places.next() {
+            Some(mut only) if ranks == 1 => compute(0, &mut only),
+            first => self.team.share_each(&mut first.into_iter().chain(places).collect::<Vec<_>>(), compute),
+        }
         Ok(())
     }
 
-    fn check(&self, stage: StageKey, batch: &[Slice], input: Input<'_>, out: Output<'_>) -> Result<(), EngineError> {
+    fn check(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        input: Input<'_>,
+        out: Output<'_>,
+    ) -> Result<(), EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let rows: usize = batch.iter().map(|s| s.len as usize).sum();
         let size = |what, found, expected| Err(EngineError::Size { what, found, expected });
@@ -437,14 +459,17 @@ impl Engine {
         {
             return size("row", *stray, rows.saturating_sub(1));
         }
-        let mut seen = std::collections::BTreeSet::new();
+        self.seen.clear();
+        self.seen.extend(batch.iter().map(|slice| slice.request));
+        self.seen.sort_unstable();
+        let twice = self.seen.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
         for slice in batch {
             let kv = self.sequence(stage, slice.request)?;
             let end = slice.start.saturating_add(slice.len);
             let fits = slice.start as usize == kv.len()
                 && end as usize <= kv.room()
                 && end <= loaded.shape.context
-                && seen.insert(slice.request);
+                && twice != Some(slice.request);
             if !fits {
                 let (present, room) = (kv.len(), kv.room());
                 return Err(EngineError::Position { request: slice.request, start: slice.start, end, present, room });

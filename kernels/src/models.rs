@@ -88,7 +88,7 @@ pub(crate) trait Stage: Send {
     fn layers(&mut self, cpu: &Cpu, hidden: &mut [f32], attend: &mut Attend<'_>);
 
     /// Logits of rows of `hidden`, one row each: those of the rank's part of the vocabulary.
-    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]);
+    fn logits(&mut self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]);
 
     /// Weights of the stage as stored (bytes): of one layer, of the embedding, of the head.
     fn bytes(&self) -> StageBytes;

@@ -76,7 +76,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "invite" => show::invite(&settings, matches),
             "doctor" => doctor::run(&settings, matches),
             "config" => show::config(&settings, matches),
-            "bench" => bench::run(matches).await,
+            "bench" => bench::run(&settings, matches).await,
             "simulate" => simulate::run(matches).await,
             "testnet" => testnet::run(&settings, matches).await,
             _ => Ok(()),

@@ -1,6 +1,7 @@
 //! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
 
 use crate::{
+    faults::Wall,
     keys::KEYS_FILE,
     links::Shaping,
     node::{Membering, ModelChoice, NodeConfig},
@@ -34,7 +35,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 29] = [
+pub const KNOBS: [Knob; 31] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -69,11 +70,13 @@ pub const KNOBS: [Knob; 29] = [
         "Requests a minute of each key, or of each address where there are none [default: 600 beyond this host, any number on it]",
     ),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
+    knob("relay", "true", "Carry between peers of the swarm that do not reach each other, where this one is reachable"),
     knob("upload-mbit", "", "Most Mbit/s to send to other peers, all together [default: what the link carries]"),
     knob("hours", "", "Hours of the day in which to lend, as 22:00-07:00 [default: all]"),
     knob("shape-mbit", "", "Pretend links of this many Mbit/s"),
     knob("shape-ms", "", "Pretend links of this latency in milliseconds"),
     knob("faults", "false", "Let POST /api/faults break this peer's network on purpose: for testnets"),
+    knob("wall", "none", "With --faults: pretend a NAT (nat), or one without UDP (udp), in front of this peer"),
     knob("log", "info", "What to log, as info or tsnode=debug"),
     knob("log-format", "text", "How to log: text or json"),
 ];
@@ -277,7 +280,9 @@ impl Settings {
             api_key,
             http_rate: self.http_rate(http)?,
             shaping: self.shaping()?,
+            relay: self.flag("relay")?,
             faults: self.flag("faults")?,
+            wall: self.choice("wall", &[("none", Wall::None), ("nat", Wall::Nat), ("udp", Wall::Udp)])?,
         })
     }
 

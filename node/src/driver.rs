@@ -144,6 +144,7 @@ impl Driver {
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
             SwarmEvent::Listening(addresses) => self.listening(addresses),
+            SwarmEvent::Reachable(reachable) => self.advertise(|advert| advert.reachable = reachable),
             SwarmEvent::Offence { peer, offence } => {
                 self.judge(peer, offence);
                 None
@@ -209,6 +210,7 @@ impl Driver {
         }
         self.store.set_swarm(&text);
         let data = data_addresses(&addresses, self.data_port);
+        self.data_plane.listens_at(&data);
         self.advertise(|advert| {
             advert.addresses = addresses;
             advert.data_addresses = data;
@@ -464,6 +466,10 @@ fn readiness(control: &Control, up: &BTreeMap<GroupId, Load>, leaving: bool) -> 
 fn data_addresses(addresses: &[String], port: u16) -> Vec<SocketAddr> {
     let ip = |text: &String| {
         let address: Multiaddr = text.parse().ok()?;
+        if address.iter().any(|part| part == Protocol::P2pCircuit) {
+            // That is its relay's.
+            return None;
+        }
         address.iter().find_map(|part| match part {
             Protocol::Ip4(ip) => Some(IpAddr::V4(ip)),
             Protocol::Ip6(ip) => Some(IpAddr::V6(ip)),

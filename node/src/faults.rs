@@ -30,6 +30,21 @@ pub struct Faults {
     pub false_kv: f64,
     /// How many times faster its advert says it is than it was measured.
     pub boast: Option<f64>,
+    /// What stands between it and everybody else.
+    pub wall: Wall,
+}
+
+/// What keeps others' packets from a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wall {
+    /// Nothing.
+    #[default]
+    None,
+    /// Who was not called first does not get in: an address translation, or a firewall.
+    Nat,
+    /// Nor do UDP packets, in either direction.
+    Udp,
 }
 
 impl Faults {

@@ -6,6 +6,7 @@ mod chat;
 mod complete;
 mod error;
 mod faults;
+mod links;
 mod metrics;
 mod naming;
 mod owner;
@@ -20,7 +21,7 @@ pub use auth::Gatekeeper;
 pub use error::ApiError;
 pub use metrics::Metrics;
 
-use crate::{faults::Faults, gateway::Gateway, models::ModelLibrary, owner::Helm, view::SwarmView};
+use crate::{faults::Faults, gateway::Gateway, measure::Measurer, models::ModelLibrary, owner::Helm, view::SwarmView};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -39,6 +40,8 @@ use tsnode_protocol::limits;
 pub struct Controls {
     /// Its owner's wishes.
     pub helm: Helm,
+    /// Measures its links.
+    pub measurer: Measurer,
     /// What a testnet breaks; none where it may not.
     pub faults: Option<watch::Sender<Faults>>,
 }
@@ -99,6 +102,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/requests/{id}", get(traces::show))
         .route("/api/version", get(api::version))
         .route("/api/faults", get(faults::show).post(faults::set))
+        .route("/api/links/measure", post(links::measure))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))
         .route("/api/leave", post(owner::leave))

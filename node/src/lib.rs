@@ -2,6 +2,7 @@
 //!
 //! Decisions are made in `tsnode-coordinator`; this crate carries them out.
 
+pub mod carrier;
 pub mod cli;
 pub mod config;
 pub mod drafter;
@@ -18,6 +19,7 @@ pub mod keys;
 pub mod ledger;
 pub mod library;
 pub mod links;
+pub mod measure;
 pub mod memory;
 pub mod models;
 pub mod node;

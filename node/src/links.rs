@@ -12,26 +12,32 @@ mod priority;
 mod probe;
 mod prove;
 mod rates;
+mod roads;
 mod shaping;
 mod tls;
+mod transfer;
 pub mod trial;
 mod tuning;
+mod tunnel;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use known::Measured;
 pub use lifeline::Gone;
 pub use probe::Probed;
 pub use shaping::Shaping;
+pub use transfer::Transfer;
 
-use crate::{faults::Faults, guard::Guard, identity::Identity};
-use accept::Servers;
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Shared},
+use crate::{
+    carrier::{Carriage, Carrier},
+    faults::Faults,
+    guard::Guard,
+    identity::Identity,
 };
+use accept::Servers;
+use futures::future::{BoxFuture, Shared};
 use known::Known;
-use priority::Kind;
 use rates::Rates;
+use roads::Around;
 use rustls::pki_types::CertificateDer;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -39,10 +45,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
-use tuning::Tuning;
+use tuning::{Tuning, Way};
 
 /// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
 const INCOMING: usize = 256;
@@ -123,6 +128,8 @@ pub struct LinksConfig {
     pub guard: Guard,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
+    /// Carries what does not get through by itself, where there is a control plane.
+    pub carriage: Option<Carriage>,
 }
 
 /// A stream that another peer opened.
@@ -156,6 +163,8 @@ struct Dial {
     dialled: Dialled,
     /// Ends an attempt.
     cancel: CancellationToken,
+    /// Where the peer was last said to be.
+    addresses: Vec<SocketAddr>,
 }
 
 impl Dial {
@@ -166,6 +175,11 @@ impl Dial {
             Some(Err(_)) => true,
             None => self.cancel.is_cancelled(),
         }
+    }
+
+    /// The way it goes, once that is known.
+    fn way(&self) -> Option<Way> {
+        Some(self.dialled.peek()?.as_ref().ok()?.way)
     }
 }
 
@@ -190,6 +204,11 @@ struct Inner {
     faults: Option<watch::Receiver<Faults>>,
     /// Tiles and tokens sent while some are to be spoilt.
     spoilt: AtomicU64,
+    carrier: Option<Carrier>,
+    around: Around,
+    /// Takes streams that others open, as long as this peer takes any.
+    streams: mpsc::WeakSender<IncomingStream>,
+    stop: CancellationToken,
 }
 
 impl Links {
@@ -204,8 +223,10 @@ impl Links {
         let me = config.identity.peer_id();
         let (gone, goners) = mpsc::channel(GONE);
         if let Some(listener) = lifelines {
-            tokio::spawn(lifeline::hold(listener, me, stop.clone()));
+            tokio::spawn(lifeline::hold(listener, me, config.faults.clone(), stop.clone()));
         }
+        let (sender, streams) = mpsc::channel(INCOMING);
+        let (carrier, came) = config.carriage.unzip();
         let inner = Inner {
             endpoint,
             identity: config.identity,
@@ -219,9 +240,21 @@ impl Links {
             rates: Rates::new(),
             faults: config.faults,
             spoilt: AtomicU64::new(0),
+            carrier,
+            around: Around::default(),
+            streams: sender.downgrade(),
+            stop: stop.clone(),
         };
         let links = Self { inner: Arc::new(inner) };
-        let (sender, streams) = mpsc::channel(INCOMING);
+        if let Some(came) = came {
+            tokio::spawn(accept::run_carried(
+                links.clone(),
+                servers.carried.clone(),
+                came,
+                sender.clone(),
+                stop.clone(),
+            ));
+        }
         tokio::spawn(accept::run(links.clone(), servers, sender, stop.clone()));
         tokio::spawn(known::watch(links.clone(), stop));
         Ok((links, Incoming { streams }, goners))
@@ -246,11 +279,7 @@ impl Links {
         opening: &stream::Opening,
     ) -> Result<Stream, LinkError> {
         let road = self.road(peer, addresses).await?;
-        let opened = timeout(PATIENCE, road.connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
-        let halves = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
-        let mut stream = Stream::new(halves, Kind::of(opening), &road);
-        stream.sender.send(opening).await?;
-        Ok(stream)
+        Self::open_on(&road, opening).await
     }
 
     async fn road(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Tuning>, LinkError> {
@@ -262,61 +291,13 @@ impl Links {
             if dials.get(&peer).is_some_and(Dial::is_over) {
                 dials.remove(&peer);
             }
-            dials.entry(peer).or_insert_with(|| self.attempt(peer, addresses.to_vec())).clone()
+            let dial = dials.entry(peer).or_insert_with(|| self.attempt(peer, addresses.to_vec()));
+            if dial.addresses != addresses {
+                dial.addresses = addresses.to_vec();
+            }
+            dial.clone()
         };
         dial.dialled.await
-    }
-
-    fn attempt(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> Dial {
-        let cancel = CancellationToken::new();
-        let (links, cancelled) = (self.clone(), cancel.clone());
-        let dialled = async move {
-            tokio::select! {
-                dialled = links.dial(peer, addresses) => dialled,
-                () = cancelled.cancelled() => {
-                    Err(LinkError::Unreachable { peer, error: "it is gone, or elsewhere now".into() })
-                }
-            }
-        };
-        Dial { dialled: dialled.boxed().shared(), cancel }
-    }
-
-    /// Tries one address after the other.
-    async fn dial(self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
-        let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
-        let mut last = LinkError::NoAddress(peer);
-        for address in addresses {
-            let dialled = tokio::select! {
-                dialled = timeout(PATIENCE, self.dial_one(tls.clone(), peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
-                () = lifeline::hopeless(address) => {
-                    Err(LinkError::Unreachable { peer, error: format!("nobody listens at {address}") })
-                }
-            };
-            match dialled {
-                Ok(road) => return Ok(road),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-
-    async fn dial_one(
-        &self,
-        tls: Arc<quinn::crypto::rustls::QuicClientConfig>,
-        peer: PeerId,
-        address: SocketAddr,
-    ) -> Result<Arc<Tuning>, LinkError> {
-        let unreachable = |error: String| LinkError::Unreachable { peer, error };
-        let mut config = quinn::ClientConfig::new(tls);
-        config.transport_config(Arc::new(tuning::transport(STREAMS, self.inner.datagrams.to(address))));
-        let connecting = self.inner.endpoint.connect_with(config, address, "tsnode");
-        let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
-        let road = Tuning::new(connecting.await.map_err(|e| unreachable(e.to_string()))?);
-        prove::as_dialer(&road, &self.inner.membership, self.inner.me, peer).await?;
-        tracing::debug!(%peer, %address, "data connection opened");
-        self.inner.known.join(peer, &road);
-        self.watch(peer, address, &road.connection);
-        Ok(road)
     }
 
     /// Whether the next KV tile is to have a bit flipped: evenly as many as wished.
@@ -348,6 +329,7 @@ impl Links {
         if let Some(Ok(road)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
             road.connection.close(CODE_BYE.into(), b"gone");
         }
+        self.inner.around.forget(peer);
         self.inner.known.forget(peer);
     }
 
@@ -356,6 +338,12 @@ impl Links {
     pub fn measured(&self) -> Vec<Measured> {
         self.inner.known.gather();
         self.inner.known.links()
+    }
+
+    /// Changes whenever a link from here takes another way: direct, or over another peer.
+    #[must_use]
+    pub fn turns(&self) -> watch::Receiver<u64> {
+        self.inner.known.turns()
     }
 
     /// Says goodbye to everyone.
@@ -389,9 +377,7 @@ fn endpoint(config: &LinksConfig, servers: &Servers, stop: &CancellationToken) -
     };
     let socket = socket(config.listen).map_err(bind)?;
     let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
-    let mut settings = quinn::EndpointConfig::default();
-    // The largest that may come; the constant is within what the setting allows.
-    let _ = settings.max_udp_payload_size(tuning::LARGEST);
+    let settings = settings();
     match config.shaping.or_else(|| config.faults.as_ref().map(|_| Shaping::default())) {
         None => quinn::Endpoint::new(settings, server, socket, runtime).map_err(bind),
         Some(shaping) => {
@@ -400,6 +386,13 @@ fn endpoint(config: &LinksConfig, servers: &Servers, stop: &CancellationToken) -
             quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
         }
     }
+}
+
+fn settings() -> quinn::EndpointConfig {
+    let mut settings = quinn::EndpointConfig::default();
+    // The largest that may come; the constant is within what the setting allows.
+    let _ = settings.max_udp_payload_size(tuning::LARGEST);
+    settings
 }
 
 /// How large datagrams may be.

@@ -6,6 +6,7 @@ mod setup;
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
+    carrier,
     drafter::Drafter,
     driver::Driver,
     faults::{self, Faults},
@@ -17,6 +18,7 @@ use crate::{
     keys::KeyRing,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
+    measure::{self, Measurer},
     models::{FilesQuery, ModelLibrary},
     owner::Owner,
     prober,
@@ -74,9 +76,11 @@ pub async fn run(
     let ground = Ground::take(config)?;
     // HTTP opens first: until the peer is useful it says how far it is.
     let (helm, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
-    let faults = ground.config.faults.then(watch::Sender::<Faults>::default);
+    let wall = ground.config.wall;
+    let faults = ground.config.faults.then(|| watch::Sender::new(Faults { wall, ..Faults::default() }));
     let broken = faults.as_ref().map(watch::Sender::subscribe);
-    let front = ground.front(Controls { helm, faults }).await?;
+    let (measurer, wishes) = Measurer::channel();
+    let front = ground.front(Controls { helm, measurer, faults }).await?;
     watcher(front.view.subscribe());
     let lent = lent::Lent::find(&ground.config, &ground.store)?;
     let drafter = Drafter::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
@@ -97,6 +101,7 @@ pub async fn run(
     let (open, still_open) = watch::channel(0);
     let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
     tasks.spawn(ground.drive(&ways, view, front.submissions, open).run(ends.clone()));
+    tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
 
@@ -212,6 +217,7 @@ impl Ground {
     async fn planes(&self, guard: &Guard, faults: Option<watch::Receiver<Faults>>) -> Result<Planes, NodeError> {
         let Self { config, identity, .. } = self;
         let member = Membership::of(&self.invite);
+        let (carriage, porter) = carrier::channel();
         let (links, incoming, gone) = Links::bind(
             LinksConfig {
                 identity: identity.clone(),
@@ -220,7 +226,8 @@ impl Ground {
                 shaping: config.shaping,
                 datagram: None,
                 guard: guard.clone(),
-                faults,
+                faults: faults.clone(),
+                carriage: Some(carriage),
             },
             self.ends.clone(),
         )?;
@@ -235,6 +242,9 @@ impl Ground {
             mdns: config.mdns,
             degree: swarm::DEGREE,
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
+            relay: config.relay,
+            porter,
+            faults,
         };
         let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
         Ok(Planes { links, incoming, gone, data_port, swarm, events })

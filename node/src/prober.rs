@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::links::pause_after;
 use tsnode_protocol::{Link, PeerId};
@@ -14,6 +14,8 @@ use tsnode_protocol::{Link, PeerId};
 const FIRST: Duration = Duration::from_secs(3);
 /// Between rounds.
 const EVERY: Duration = Duration::from_secs(60);
+/// After one in which a peer was not reached: it may be about to find a way.
+const AGAIN: Duration = Duration::from_secs(10);
 /// Between two probes of a round, at least.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A number that has moved by less than this part is no news.
@@ -48,17 +50,24 @@ struct Prober {
 impl Prober {
     async fn run(mut self, me: PeerId, roster: Roster) {
         sleep(FIRST).await;
+        let mut turns = self.links.turns();
         loop {
+            turns.mark_unchanged();
             let others = roster.others(me);
             self.measured.retain(|peer| others.iter().any(|(other, _)| other == peer));
+            let mut wait = EVERY;
             for (peer, addresses) in others {
                 let pause = self.probe(peer, &addresses).await;
+                if !self.measured.contains(&peer) {
+                    wait = AGAIN;
+                }
                 if !self.tell().await {
                     return;
                 }
                 sleep(pause.max(PAUSE)).await;
             }
-            sleep(EVERY).await;
+            // A link that has taken another way is another link.
+            let _ = timeout(wait, turns.changed()).await;
         }
     }
 

@@ -5,19 +5,23 @@
 
 mod admission;
 mod behaviour;
+mod carry;
 mod dialer;
 mod gossip;
 mod handle;
 mod heard;
 mod outbox;
+mod reach;
+mod relays;
 mod task;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod wall;
 
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
 
-use crate::identity::Identity;
+use crate::{carrier::Porter, faults::Faults, identity::Identity};
 use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
@@ -25,8 +29,9 @@ use gossip::Sealer;
 use heard::Heard;
 use libp2p::{Multiaddr, Swarm, multiaddr::Protocol};
 use outbox::Outbox;
+use reach::Reach;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, TcpListener, UdpSocket},
     sync::Arc,
@@ -67,6 +72,12 @@ pub struct SwarmConfig {
     pub degree: usize,
     /// Software name and version, as other peers see it.
     pub agent: String,
+    /// Whether to carry between peers that do not reach each other.
+    pub relay: bool,
+    /// Gives streams to the data plane.
+    pub porter: Porter,
+    /// What is broken on purpose, where a testnet may.
+    pub faults: Option<watch::Receiver<Faults>>,
 }
 
 /// What happens in the swarm.
@@ -82,6 +93,8 @@ pub enum SwarmEvent {
     Disconnected(PeerId),
     /// Where others can reach us has changed: multiaddrs ending in `/p2p/<peer id>`, best first.
     Listening(Vec<String>),
+    /// Whether others can open connections to us; they are taken to be able to until several could not.
+    Reachable(bool),
     /// A peer has done what none should.
     Offence {
         /// Who.
@@ -136,9 +149,10 @@ pub async fn start(
     let keypair = config.identity.libp2p_keypair();
     let (rejected, rejections) = mpsc::channel(REJECTIONS);
     let door = Door { own, membership: config.membership.clone(), rejections: rejected };
+    let (circuits, circuits_behaviour) = libp2p::relay::client::new(keypair.public().to_peer_id());
     let mut net = Swarm::new(
-        transport::admitted(&keypair, door)?,
-        Behaviour::new(&config)?,
+        transport::admitted(&keypair, door, circuits)?,
+        Behaviour::new(&config, circuits_behaviour)?,
         keypair.public().to_peer_id(),
         libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(IDLE_LIMIT),
     );
@@ -159,11 +173,13 @@ pub async fn start(
         peers,
         connected: BTreeSet::new(),
         hearing: BTreeSet::new(),
-        listening: BTreeSet::new(),
+        reach: Reach::default(),
+        came: config.porter.came,
+        wanted: BTreeMap::new(),
         bans: BTreeSet::new(),
         heard: Heard::new(),
     };
-    tokio::spawn(task.run(commands, rejections, stop));
+    tokio::spawn(task.run(commands, rejections, config.porter.asks, stop));
     let handle = SwarmHandle {
         sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.life)),
         commands: ordered,

@@ -132,14 +132,27 @@ pub struct Link {
     pub path: PathKind,
 }
 
-/// How packets travel between two peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+/// How packets travel between two peers; the better way is the lesser.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathKind {
     /// Straight from host to host.
+    #[default]
     Direct,
     /// Over a third peer.
-    Relayed,
+    Relayed {
+        /// That peer.
+        via: PeerId,
+    },
+}
+
+impl fmt::Display for PathKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("direct"),
+            Self::Relayed { via } => write!(f, "relayed via {via}"),
+        }
+    }
 }
 
 impl Advert {

@@ -16,6 +16,7 @@ use crate::{
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// ALPN of the data plane.
 pub const ALPN: &[u8] = b"tsnode/1";
@@ -51,10 +52,45 @@ pub enum Opening {
         /// Bytes that will be sent at most, in all frames together.
         bytes: u32,
     },
+    /// Asks where this connection is seen to come from: behind an address translation only others know. Answer:
+    /// [`SeenAt`].
+    Where,
+    /// Both ends dial each other now, so that what stands between them takes either's packets for answers. The
+    /// opener's addresses; answer: [`Meeting`], the listener's.
+    Meet(Meeting),
 }
 
 /// The most bytes one probe may send.
 pub const PROBE_BYTES: u32 = 1 << 25;
+/// Addresses in one meeting: whoever is asked sends packets to all of them.
+pub const MEETING_ADDRESSES: usize = 8;
+
+/// Where a connection is seen to come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct SeenAt {
+    /// Nothing where it is not seen: it came over a third peer.
+    pub address: Option<SocketAddr>,
+}
+
+/// Where one end of a meeting may be reached (UDP).
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Meeting {
+    /// At most [`MEETING_ADDRESSES`].
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl Meeting {
+    /// Refuses one of too many addresses.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.addresses.len() > MEETING_ADDRESSES {
+            return Err(CodecError::Invalid("too many addresses to meet at"));
+        }
+        Ok(())
+    }
+}
 
 /// How a frame of a probe arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
@@ -286,6 +322,7 @@ impl Opening {
                 Err(CodecError::Invalid("KV out of range"))
             }
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
+            Self::Meet(meeting) => meeting.check(),
             Self::Probe { bytes } if *bytes > PROBE_BYTES => Err(CodecError::Invalid("probe too large")),
             _ => Ok(()),
         }

@@ -19,8 +19,8 @@ use tsnode_protocol::{
         StepEntry,
     },
     stream::{
-        Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest,
-        ProofAnswer, TrainSeen,
+        Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting, Opening,
+        PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen,
     },
 };
 
@@ -74,6 +74,7 @@ fn advert() -> Advert {
     };
     let link =
         Link { to: PeerId([2; 32]), latency: Seconds(0.01), bandwidth: BytesPerSecond(125e6), path: PathKind::Direct };
+    let relayed = Link { to: PeerId([3; 32]), path: PathKind::Relayed { via: PeerId([4; 32]) }, ..link };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),
@@ -81,7 +82,7 @@ fn advert() -> Advert {
         data_addresses: vec!["10.0.0.1:7447".parse().unwrap(), "[::1]:7447".parse().unwrap()],
         devices: vec![device],
         models: vec![ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] }],
-        links: vec![link],
+        links: vec![link, relayed],
         reachable: true,
     }
 }
@@ -186,6 +187,8 @@ fn openings() -> Vec<(&'static str, Opening)> {
         ("opening kv", Opening::Kv(kv)),
         ("opening file", Opening::File { model: ModelId([5; 16]), name: "tokenizer.json".into() }),
         ("opening probe", Opening::Probe { bytes: 65_536 }),
+        ("opening where", Opening::Where),
+        ("opening meet", Opening::Meet(Meeting { addresses: vec!["192.0.2.7:4001".parse().unwrap()] })),
     ]
 }
 
@@ -275,6 +278,8 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("prefill kv sent", codec::encode(&PrefillEvent::KvSent { bytes: 1 << 20, after: Seconds(0.5) })),
         ("prefill failed", codec::encode(&PrefillEvent::Failed("gone".into()))),
         ("train seen", codec::encode(&TrainSeen { rate: Some(BytesPerSecond(1.25e8)) })),
+        ("seen at", codec::encode(&SeenAt { address: Some("192.0.2.7:4001".parse().unwrap()) })),
+        ("meeting", codec::encode(&Meeting { addresses: vec!["192.0.2.7:4001".parse().unwrap()] })),
         ("invite", codec::encode(&invite)),
     ]);
     all
@@ -315,6 +320,8 @@ fn read_as_everything(bytes: &[u8]) -> bool {
         read::<ProofAnswer>(bytes),
         read::<KvAnswer>(bytes),
         read::<TrainSeen>(bytes),
+        read::<SeenAt>(bytes),
+        read::<Meeting>(bytes),
         read::<DecodeOrder>(bytes),
         read::<DecodeEvent>(bytes),
         read::<PrefillEvent>(bytes),
@@ -382,6 +389,8 @@ fn openings_are_within_what_a_group_can_be() {
     let Opening::Prefill(mut prefill) = named("opening prefill") else { panic!("another opening") };
     prefill.targets[0].addresses = vec!["10.0.0.1:7447".parse().unwrap(); limits::ADDRESSES + 1];
     refused(Opening::Prefill(prefill));
+    let Opening::Meet(meeting) = named("opening meet") else { panic!("another opening") };
+    refused(Opening::Meet(Meeting { addresses: vec![meeting.addresses[0]; MEETING_ADDRESSES + 1] }));
 }
 
 proptest! {

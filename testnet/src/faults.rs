@@ -34,6 +34,22 @@ pub enum Flaw {
         /// From 0 to 1.
         part: f64,
     },
+    /// Something stands in front of it.
+    Walled {
+        /// What.
+        wall: Wall,
+    },
+}
+
+/// What stands in front of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wall {
+    /// Nothing.
+    None,
+    /// An address translation: who was not called first does not get in.
+    Nat,
+    /// One that lets no UDP through either.
+    Udp,
 }
 
 /// The network between some peers.
@@ -92,6 +108,13 @@ impl<'p> Network<'p> {
             Flaw::Lie { tokens, kv } => (faults["lie"], faults["false_kv"]) = (json!(tokens), json!(kv)),
             Flaw::Boast { times } => faults["boast"] = json!(times),
             Flaw::Corrupt { part } => faults["corrupt"] = json!(part),
+            Flaw::Walled { wall } => {
+                faults["wall"] = json!(match wall {
+                    Wall::None => "none",
+                    Wall::Nat => "nat",
+                    Wall::Udp => "udp",
+                });
+            }
         })
         .await
     }

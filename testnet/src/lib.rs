@@ -11,11 +11,11 @@ mod peer;
 mod state;
 mod watch;
 
-pub use faults::{Flaw, Network};
+pub use faults::{Flaw, Network, Wall};
 pub use load::Answers;
 pub use peer::PeerInfo;
 pub use state::{STATE_FILE, State};
-pub use watch::{Sight, Swarm};
+pub use watch::{SeenPath, SeenPeer, Sight, Swarm};
 
 use peer::Process;
 use std::path::{Path, PathBuf};

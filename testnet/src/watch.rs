@@ -77,8 +77,36 @@ pub struct SeenCutOff {
 /// An advert, as far as a testnet looks.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct SeenAdvert {
+    /// Where its control plane is.
+    pub addresses: Vec<String>,
     /// Where its data plane is.
     pub data_addresses: Vec<String>,
+    /// Whether others can call it.
+    pub reachable: bool,
+    /// Links from it.
+    pub links: Vec<SeenLink>,
+}
+
+/// A link, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenLink {
+    /// To whom.
+    pub to: String,
+    /// How it goes.
+    pub path: SeenPath,
+}
+
+/// How a link goes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SeenPath {
+    /// Straight.
+    Direct,
+    /// Over another peer.
+    Relayed {
+        /// That peer.
+        via: String,
+    },
 }
 
 /// A load, as far as a testnet looks.

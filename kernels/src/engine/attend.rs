@@ -33,14 +33,14 @@ pub(crate) struct Attend<'a> {
     pub(super) pool: &'a mut PagePool,
     pub(super) sequences: &'a BTreeMap<(StageKey, RequestId), Shards>,
     pub(super) stage: StageKey,
-    pub(super) batch: &'a [Slice],
     pub(super) positions: &'a [u32],
-    pub(super) rank: usize,
     pub(super) others: &'a dyn Gather,
     /// Query heads that share one of keys and values.
     pub(super) group: usize,
     pub(super) layout: Layout,
     pub(super) tap: Option<&'a mut dyn Stored>,
+    /// Of the batch; the same for every layer.
+    pub(super) runs: Vec<Run<'a>>,
 }
 
 /// Rows of a prompt that are worked on together.
@@ -49,11 +49,32 @@ const CHUNK: usize = 128;
 const CHUNK_FROM: usize = 8;
 
 /// Consecutive rows of a sequence: whose they are, the first one's place in the batch and position.
-struct Run<'a> {
+pub(super) struct Run<'a> {
     kv: &'a SequenceKv,
     row: usize,
     start: usize,
     len: usize,
+}
+
+impl<'a> Run<'a> {
+    /// Those of a batch whose sequences are `kvs`; rows of prompts `together` if they may be.
+    pub fn all(batch: &[Slice], kvs: impl Iterator<Item = &'a SequenceKv>, together: bool) -> Vec<Self> {
+        let (mut runs, mut row) = (Vec::with_capacity(batch.len()), 0);
+        for (slice, kv) in batch.iter().zip(kvs) {
+            let (start, len) = (slice.start as usize, slice.len as usize);
+            let each = if together && len >= CHUNK_FROM { CHUNK } else { 1 };
+            for from in (0..len).step_by(each) {
+                runs.push(Self { kv, row: row + from, start: start + from, len: each.min(len - from) });
+            }
+            row += len;
+        }
+        runs
+    }
+
+    /// Tokens that its rows see, at most.
+    fn work(&self, window: Option<usize>) -> usize {
+        self.len * (self.start + self.len).min(window.unwrap_or(usize::MAX))
+    }
 }
 
 impl<'a> Attend<'a> {
@@ -85,7 +106,8 @@ impl<'a> Attend<'a> {
         self.tap(layer);
         let pool = &*self.pool;
         let part = self.group * dim;
-        let (runs, work) = self.runs(cpu.has_chunks(dim), look.window);
+        let runs = &self.runs;
+        let work: usize = runs.iter().map(|run| run.work(look.window)).sum();
         let out = Outputs::new(out, self.positions.len(), kv_heads * part);
         cpu.share(runs.len() * kv_heads, work * kv_heads * part * 2, |i| {
             let (run, head) = (&runs[i / kv_heads], i % kv_heads);
@@ -109,16 +131,13 @@ impl<'a> Attend<'a> {
 
     fn store(&mut self, layer: usize, k: &[f32], v: &[f32]) {
         let Layout { heads, dim, .. } = self.layout;
-        let mut row = 0;
-        for slice in self.batch {
-            let Some(kv) = self.kv(slice) else { continue };
-            for position in slice.start..slice.start + slice.len {
+        for Run { kv, row, start, len } in &self.runs {
+            for (row, position) in (*row..row + len).zip(*start..) {
                 for head in 0..heads {
                     let at = (row * heads + head) * dim;
-                    kv.write(self.pool, layer, Side::Keys, head, position as usize, &k[at..at + dim]);
-                    kv.write(self.pool, layer, Side::Values, head, position as usize, &v[at..at + dim]);
+                    kv.write(self.pool, layer, Side::Keys, head, position, &k[at..at + dim]);
+                    kv.write(self.pool, layer, Side::Values, head, position, &v[at..at + dim]);
                 }
-                row += 1;
             }
         }
     }
@@ -129,28 +148,6 @@ impl<'a> Attend<'a> {
         if let Some(tap) = &mut self.tap {
             tap.stored(layer, self.layout.heads, self.pool, step);
         }
-    }
-
-    /// Rows of the batch, those of prompts together if they may be, and tokens they look at in all.
-    fn runs(&self, together: bool, window: Option<usize>) -> (Vec<Run<'_>>, usize) {
-        let (mut runs, mut row, mut work) = (Vec::with_capacity(self.batch.len()), 0, 0);
-        for slice in self.batch {
-            // `Engine::check` has seen every sequence of the batch.
-            let Some(kv) = self.kv(slice) else { continue };
-            let (start, len) = (slice.start as usize, slice.len as usize);
-            let each = if together && len >= CHUNK_FROM { CHUNK } else { 1 };
-            for from in (0..len).step_by(each) {
-                let len = each.min(len - from);
-                work += len * (start + from + len).min(window.unwrap_or(usize::MAX));
-                runs.push(Run { kv, row: row + from, start: start + from, len });
-            }
-            row += len;
-        }
-        (runs, work)
-    }
-
-    fn kv(&self, slice: &Slice) -> Option<&'a SequenceKv> {
-        Some(self.sequences.get(&(self.stage, slice.request))?.of(self.rank))
     }
 }
 

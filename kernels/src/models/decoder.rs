@@ -160,11 +160,11 @@ impl<L: Layer> Stage for Decoder<L> {
         }
     }
 
-    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
+    fn logits(&mut self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
         let Some(head) = &self.head else { return };
-        let mut normed = Vec::new();
-        head.norm.forward(cpu, hidden, &mut normed);
-        head.weight.apply(cpu, &normed, out);
+        let normed = &mut self.scratch.normed;
+        head.norm.forward(cpu, hidden, normed);
+        head.weight.apply(cpu, normed, out);
         if let Some(cap) = self.config.logit_cap {
             tanh::soft_cap(out, cap);
         }

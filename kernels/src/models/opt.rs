@@ -234,11 +234,12 @@ impl Stage for Opt {
         }
     }
 
-    fn logits(&self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
+    fn logits(&mut self, cpu: &Cpu, hidden: &[f32], out: &mut [f32]) {
         let Some(head) = &self.head else { return };
-        let mut normed = vec![0.0; hidden.len()];
-        head.norm.forward(cpu, self.config.norm_eps, hidden, &mut normed);
-        head.weight.apply(cpu, &normed, out);
+        let normed = &mut self.scratch.normed;
+        normed.resize(hidden.len(), 0.0);
+        head.norm.forward(cpu, self.config.norm_eps, hidden, normed);
+        head.weight.apply(cpu, normed, out);
     }
 
     fn bytes(&self) -> StageBytes {

@@ -1,4 +1,5 @@
-//! Counts memory, for tests of what files may ask for.
+//! Counts memory, for tests of what files may ask for, and of what steps take.
+#![allow(dead_code)] // Some ask how much, some how often.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 struct Counting;
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
+static TIMES: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call goes to the system's allocator as it came; only numbers are counted beside it.
 #[allow(unsafe_code)]
@@ -15,6 +17,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
+        TIMES.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { System.alloc(layout) }
     }
@@ -38,17 +41,25 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Memory taken since it was made.
-pub struct Meter(usize);
+pub struct Meter {
+    before: usize,
+    times: usize,
+}
 
 impl Meter {
     pub fn start() -> Self {
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);
-        Self(before)
+        Self { before, times: TIMES.load(Ordering::Relaxed) }
     }
 
     /// The most that was taken at once (bytes).
     pub fn most(&self) -> usize {
-        MOST.load(Ordering::Relaxed).saturating_sub(self.0)
+        MOST.load(Ordering::Relaxed).saturating_sub(self.before)
+    }
+
+    /// How often some was taken.
+    pub fn times(&self) -> usize {
+        TIMES.load(Ordering::Relaxed) - self.times
     }
 }

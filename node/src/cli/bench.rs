@@ -7,6 +7,7 @@ mod link;
 
 use super::loading::Loading;
 use crate::{
+    config::Settings,
     exit::{Exit, Kind},
     memory::Need,
 };
@@ -29,12 +30,12 @@ pub(super) fn command() -> Command {
         .subcommand(link::command())
 }
 
-pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
         Some(("handover", matches)) => handover::run(matches).await,
         Some(("codec", matches)) => codec::run(matches),
-        Some((_, matches)) => link::run(matches).await,
+        Some((_, matches)) => link::run(settings, matches).await,
         None => Ok(()),
     }
 }

@@ -7,9 +7,10 @@ use crate::{
 };
 use clap::ArgMatches;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_coordinator::plot::heat::{Cell, Heat};
-use tsnode_protocol::{Link, PeerId};
+use tsnode_protocol::{Link, PathKind, PeerId};
 
 /// A link as it is shown.
 #[derive(Serialize)]
@@ -41,10 +42,18 @@ pub(super) fn show(view: &SwarmView, matches: &ArgMatches) -> Result<(), Exit> {
             format!("{:.2} ms", row.link.latency.0 * 1e3),
             format!("{:.0} Mbit/s", row.link.bandwidth.0 * 8e-6),
             row.age.map_or("not told".into(), |age| format!("{age:.0} s")),
-            format!("{:?}", row.link.path).to_lowercase(),
+            path(&names, row.link.path),
         ]
     }));
     table(&lines)
+}
+
+/// How a link goes, with its relay's name.
+fn path(names: &BTreeMap<PeerId, String>, path: PathKind) -> String {
+    match path {
+        PathKind::Direct => "direct".into(),
+        PathKind::Relayed { via } => format!("relayed via {}", name(names, via)),
+    }
 }
 
 fn rows(view: &SwarmView) -> Vec<Row> {
@@ -64,7 +73,7 @@ fn picture(view: &SwarmView) -> String {
     let place = |peer: PeerId| peers.iter().position(|p| *p == peer);
     let cell = |row: &Row| {
         let (latency, mbit) = (row.link.latency.0 * 1e3, row.link.bandwidth.0 * 8e-6);
-        let said = format!("{latency:.2} ms, {mbit:.0} Mbit/s, {:?}", row.link.path).to_lowercase();
+        let said = format!("{latency:.2} ms, {mbit:.0} Mbit/s, {}", path(&all, row.link.path));
         let shown = if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") };
         Some(Cell { row: place(row.from)?, column: place(row.link.to)?, value: mbit, shown, said })
     };

@@ -37,6 +37,10 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     say!("groups       {} of {groups} take requests", view.ready_groups.len());
     say!("models       {}", view.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", "));
     if let Some(own) = view.peers.iter().find(|p| p.id == view.me) {
+        if !own.advert.reachable {
+            let relays = own.advert.addresses.iter().filter(|a| a.contains("/p2p-circuit")).count();
+            say!("reached      by nobody who was not called first; others come over relays ({relays} addresses)");
+        }
         let l = own.load;
         say!(
             "here         {} running, {} waiting, {} of {} KV pages free",

@@ -4,6 +4,7 @@ use super::{ApiState, Controls, Gatekeeper, serve};
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
     keys::{KeyRing, Scope, add},
+    measure::Measurer,
     models::{ModelFiles, ModelLibrary},
     owner::Helm,
     text::TextModel,
@@ -115,7 +116,9 @@ impl Api {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
         let helm = Helm::new(watch::Sender::new(false), CancellationToken::new());
-        let state = ApiState::new(gateway, library, watched, Controls { helm, faults: None }, gatekeeper);
+        let (measurer, _) = Measurer::channel();
+        let controls = Controls { helm, measurer, faults: None };
+        let state = ApiState::new(gateway, library, watched, controls, gatekeeper);
         tokio::spawn(serve(listener, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, asked, dropped, stop }

@@ -1,16 +1,19 @@
 //! Answers: connections of other peers, and the streams they open.
 
 use super::priority::Kind;
-use super::tuning::{self, ETHERNET, LARGEST, Tuning};
-use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, Stream, peer_of, probe, prove, tls};
-use crate::identity::Identity;
+use super::tuning::{self, ETHERNET, LARGEST, Tuning, Way};
+use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, Stream, peer_of, probe, prove, tls, tunnel};
+use crate::{carrier::Carried, identity::Identity};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
-use tsnode_protocol::{PeerId, stream::Opening};
+use tsnode_protocol::{
+    PeerId,
+    stream::{Opening, SeenAt},
+};
 
 /// Connections that have not proven themselves yet; above it, newcomers are turned away.
 const UNPROVEN: usize = 64;
@@ -19,17 +22,20 @@ const UNPROVEN: usize = 64;
 pub(super) struct Servers {
     near: Arc<quinn::ServerConfig>,
     pub far: Arc<quinn::ServerConfig>,
+    /// For those whose packets the control plane carries.
+    pub carried: Arc<quinn::ServerConfig>,
 }
 
 impl Servers {
     pub fn new(identity: &Identity) -> Result<Self, LinkError> {
         let tls = Arc::new(tls::server(identity)?);
-        let server = |datagram| {
+        let server = |transport| {
             let mut config = quinn::ServerConfig::with_crypto(tls.clone());
-            config.transport_config(Arc::new(tuning::unproven(datagram)));
+            config.transport_config(Arc::new(transport));
             Arc::new(config)
         };
-        Ok(Self { near: server(LARGEST), far: server(ETHERNET) })
+        let [near, far] = [LARGEST, ETHERNET].map(|datagram| server(tuning::unproven(datagram)));
+        Ok(Self { near, far, carried: server(tuning::carried(tuning::unproven(LARGEST))) })
     }
 
     fn to(&self, links: &Links, address: SocketAddr) -> Arc<quinn::ServerConfig> {
@@ -44,7 +50,7 @@ pub(super) async fn run(
     streams: mpsc::Sender<IncomingStream>,
     stop: CancellationToken,
 ) {
-    let unproven = std::sync::Arc::new(tokio::sync::Semaphore::new(UNPROVEN));
+    let unproven = Arc::new(Semaphore::new(UNPROVEN));
     loop {
         let incoming = tokio::select! {
             () = stop.cancelled() => return,
@@ -54,39 +60,86 @@ pub(super) async fn run(
             incoming.refuse();
             continue;
         };
-        let (links, streams, stop) = (links.clone(), streams.clone(), stop.clone());
         let from = incoming.remote_address();
         // What is broken already needs no answer.
         let Ok(connecting) = incoming.accept_with(servers.to(&links, from)) else { continue };
+        let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), permit };
+        tokio::spawn(newcomer.admit(connecting, Way::Open(from)));
+    }
+}
+
+/// Accepts connections in streams of the control plane until `stop`.
+pub(super) async fn run_carried(
+    links: Links,
+    server: Arc<quinn::ServerConfig>,
+    mut came: mpsc::Receiver<Carried>,
+    streams: mpsc::Sender<IncomingStream>,
+    stop: CancellationToken,
+) {
+    let unproven = Arc::new(Semaphore::new(UNPROVEN));
+    loop {
+        let carried = tokio::select! {
+            () = stop.cancelled() => return,
+            carried = came.recv() => match carried { Some(carried) => carried, None => return },
+        };
+        let Ok(permit) = unproven.clone().try_acquire_owned() else { continue };
+        let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), permit };
+        let server = quinn::ServerConfig::clone(&server);
         tokio::spawn(async move {
-            let connected = timeout(PATIENCE, connecting).await;
-            let Ok(Ok(connection)) = connected else {
-                tracing::debug!(%from, "data connection refused: no handshake");
-                return;
-            };
-            let Some(peer) = peer_of(&connection) else { return };
-            if links.inner.guard.keeps_out(peer) {
-                return connection.close(CODE_REFUSED.into(), b"cut off");
-            }
-            let road = Tuning::new(connection);
-            let proven = prove::as_listener(&road, &links.inner.membership, links.inner.me, peer).await;
-            drop(permit);
-            if let Err(error) = proven {
-                tracing::warn!(%peer, %from, %error, "data connection refused");
-                return;
-            }
-            road.proven();
-            links.inner.known.join(peer, &road);
-            links.watch(peer, from, &road.connection);
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = serve(peer, &links, &road, &streams) => {}
-            }
+            let Carried { peer, path, stream } = carried;
+            let Ok(endpoint) = tunnel::endpoint(stream, super::settings(), Some(server)) else { return };
+            let Ok(Some(incoming)) = timeout(PATIENCE, endpoint.accept()).await else { return };
+            // One stream, one connection.
+            endpoint.set_server_config(None);
+            let Ok(connecting) = incoming.accept() else { return };
+            tracing::debug!(%peer, ?path, "data connection over the control plane");
+            newcomer.admit(connecting, Way::Carried(path)).await;
         });
     }
 }
 
-async fn serve(peer: PeerId, links: &Links, road: &Arc<Tuning>, streams: &mpsc::Sender<IncomingStream>) {
+/// A connection that has to prove itself yet, and what it is let in to.
+struct Newcomer {
+    links: Links,
+    streams: mpsc::Sender<IncomingStream>,
+    stop: CancellationToken,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Newcomer {
+    async fn admit(self, connecting: quinn::Connecting, way: Way) {
+        let Self { links, streams, stop, permit } = self;
+        let connected = timeout(PATIENCE, connecting).await;
+        let Ok(Ok(connection)) = connected else {
+            tracing::debug!(?way, "data connection refused: no handshake");
+            return;
+        };
+        let Some(peer) = peer_of(&connection) else { return };
+        if links.inner.guard.keeps_out(peer) {
+            return connection.close(CODE_REFUSED.into(), b"cut off");
+        }
+        let road = Tuning::new(connection, way);
+        let proven = prove::as_listener(&road, &links.inner.membership, links.inner.me, peer).await;
+        drop(permit);
+        if let Err(error) = proven {
+            tracing::warn!(%peer, ?way, %error, "data connection refused");
+            return;
+        }
+        road.proven();
+        links.inner.known.join(peer, &road);
+        if let Way::Open(from) = way {
+            links.inner.around.meet(peer, &road);
+            links.watch(peer, from, &road.connection);
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = serve(peer, &links, &road, &streams) => {}
+        }
+    }
+}
+
+/// Takes the streams that `peer` opens, until it has gone.
+pub(super) async fn serve(peer: PeerId, links: &Links, road: &Arc<Tuning>, streams: &mpsc::Sender<IncomingStream>) {
     while let Ok(halves) = road.connection.accept_bi().await {
         let (stream, streams) = (Stream::new(halves, Kind::Bulk, road), streams.clone());
         if links.inner.guard.keeps_out(peer) {
@@ -116,7 +169,10 @@ async fn welcome(
         Err(_) => return tracing::warn!(%peer, "stream refused: it did not say what it is for"),
     };
     if !links.inner.rates.allow(peer, &opening) {
-        links.inner.guard.blame(peer, Offence::Flood);
+        // Who does not find a way asks again and again in good faith.
+        if !matches!(opening, Opening::Meet(_)) {
+            links.inner.guard.blame(peer, Offence::Flood);
+        }
         return tracing::debug!(%peer, "stream refused: too many");
     }
     if let Err(error) = opening.check() {
@@ -128,6 +184,19 @@ async fn welcome(
         Opening::Probe { bytes } => {
             if let Err(error) = probe::answer(stream, &road, bytes).await {
                 tracing::debug!(%peer, %error, "probe ended");
+            }
+        }
+        Opening::Where => {
+            let address = match road.way {
+                Way::Open(address) => Some(address),
+                Way::Carried(_) => None,
+            };
+            // Whoever asked may be gone.
+            let _ = stream.sender.send(&SeenAt { address }).await.and_then(|()| stream.sender.finish());
+        }
+        Opening::Meet(theirs) => {
+            if let Err(error) = links.meet_back(peer, stream, theirs).await {
+                tracing::debug!(%peer, %error, "not met");
             }
         }
         opening => {

@@ -4,9 +4,11 @@ use super::{Links, tuning::Tuning};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::links::{Estimate, Evidence};
+use tsnode_coordinator::paths::Ways;
 use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
 
 /// How often the meters are read: windows follow a link within that time.
@@ -41,22 +43,48 @@ pub(super) struct Known {
     started: Instant,
     /// Held for map operations and arithmetic only.
     peers: Mutex<BTreeMap<PeerId, Peer>>,
+    /// Counts the links that have taken another way.
+    turns: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Peer {
-    estimate: Estimate,
+    ways: Ways,
     /// Connections to it and from it, as long as they live.
     roads: Vec<Weak<Tuning>>,
 }
 
+impl Peer {
+    fn live(&self) -> Vec<Arc<Tuning>> {
+        let open = |road: &Arc<Tuning>| road.connection.close_reason().is_none();
+        self.roads.iter().filter_map(Weak::upgrade).filter(open).collect()
+    }
+
+    /// The best of the ways there are; says whether that is another than before. What was last in use is, while there is none.
+    fn turn(&mut self, live: &[Arc<Tuning>]) -> bool {
+        let best = live.iter().map(|road| road.way.path()).min();
+        best.is_some_and(|path| self.ways.take(path))
+    }
+}
+
 impl Known {
     pub fn new() -> Self {
-        Self { started: Instant::now(), peers: Mutex::default() }
+        Self { started: Instant::now(), peers: Mutex::default(), turns: watch::channel(0).0 }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PeerId, Peer>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How a link goes.
+    #[cfg(test)]
+    pub fn path(&self, peer: PeerId) -> Option<PathKind> {
+        self.lock().get(&peer).map(|known| known.ways.path())
+    }
+
+    /// Changes whenever a link takes another way.
+    pub fn turns(&self) -> watch::Receiver<u64> {
+        self.turns.subscribe()
     }
 
     /// A new connection: it begins with what is known of the link.
@@ -65,49 +93,63 @@ impl Known {
         let known = peers.entry(peer).or_default();
         known.roads.retain(|road| road.strong_count() > 0);
         known.roads.push(Arc::downgrade(road));
-        if let Some(bandwidth) = known.estimate.bandwidth() {
+        let live = known.live();
+        let turned = known.turn(&live);
+        if let Some(bandwidth) = known.ways.known(road.way.path()).and_then(Estimate::bandwidth) {
             road.hurry(bandwidth);
             road.fit(bandwidth);
+        }
+        drop(peers);
+        if turned {
+            self.turns.send_modify(|turns| *turns += 1);
         }
     }
 
     /// Takes in what traffic has shown, and fits the windows to it.
     pub fn gather(&self) {
         let now = self.started.elapsed();
+        let mut turned = 0;
         for known in self.lock().values_mut() {
-            let roads: Vec<Arc<Tuning>> = known.roads.iter().filter_map(Weak::upgrade).collect();
-            for evidence in roads.iter().flat_map(|road| road.meter.take()) {
-                known.estimate.note(now, evidence);
+            let roads = known.live();
+            for road in &roads {
+                let estimate = known.ways.learn(road.way.path());
+                road.meter.take().into_iter().for_each(|evidence| estimate.note(now, evidence));
             }
-            if let Some(bandwidth) = known.estimate.bandwidth() {
-                roads.iter().for_each(|road| road.fit(bandwidth));
+            turned += u64::from(known.turn(&roads));
+            for road in &roads {
+                if let Some(bandwidth) = known.ways.known(road.way.path()).and_then(Estimate::bandwidth) {
+                    road.fit(bandwidth);
+                }
             }
+        }
+        if turned > 0 {
+            self.turns.send_modify(|turns| *turns += turned);
         }
     }
 
     /// A round trip of an idle connection.
-    pub fn round_trip(&self, peer: PeerId, took: Seconds) {
-        self.lock().entry(peer).or_default().estimate.round_trip(took);
+    pub fn round_trip(&self, peer: PeerId, path: PathKind, took: Seconds) {
+        self.lock().entry(peer).or_default().ways.learn(path).round_trip(took);
     }
 
     /// What a probe found.
-    pub fn probed(&self, peer: PeerId, rate: BytesPerSecond) {
+    pub fn probed(&self, peer: PeerId, path: PathKind, rate: BytesPerSecond) {
         let now = self.started.elapsed();
-        self.lock().entry(peer).or_default().estimate.note(now, Evidence::Probed(rate));
+        self.lock().entry(peer).or_default().ways.learn(path).note(now, Evidence::Probed(rate));
     }
 
     /// Whether a probe would tell more than traffic has told.
-    pub fn wants_probe(&self, peer: PeerId) -> bool {
+    pub fn wants_probe(&self, peer: PeerId, path: PathKind) -> bool {
         let now = self.started.elapsed();
-        self.lock().get(&peer).is_none_or(|known| known.estimate.wants_probe(now))
+        let known = self.lock().get(&peer).and_then(|known| known.ways.known(path).copied());
+        known.is_none_or(|known| known.wants_probe(now))
     }
 
     /// All links of which both latency and bandwidth are known, as many as an advert holds.
     pub fn links(&self) -> Vec<Measured> {
         let now = self.started.elapsed();
         let stated = |(peer, known): (&PeerId, &Peer)| {
-            let link = known.estimate.link(*peer, PathKind::Direct)?;
-            Some(Measured { link, age: known.estimate.age(now) })
+            Some(Measured { link: known.ways.link(*peer)?, age: known.ways.age(now)? })
         };
         self.lock().iter().filter_map(stated).take(limits::LINKS).collect()
     }

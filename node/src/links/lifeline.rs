@@ -7,13 +7,14 @@
 //! port cannot be reached. Nothing is ever read from a lifeline but who is there, and nothing else is said on it.
 
 use super::Links;
+use crate::faults::{Faults, Wall};
 use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::PeerId;
@@ -32,7 +33,12 @@ const HOPELESS: Duration = Duration::from_millis(1500);
 const TRIES: u32 = 3;
 
 /// Holds others' lifelines until `stop`.
-pub(super) async fn hold(listener: TcpListener, me: PeerId, stop: CancellationToken) {
+pub(super) async fn hold(
+    listener: TcpListener,
+    me: PeerId,
+    faults: Option<watch::Receiver<Faults>>,
+    stop: CancellationToken,
+) {
     let room = Arc::new(Semaphore::new(HELD));
     loop {
         let accepted = tokio::select! {
@@ -44,6 +50,9 @@ pub(super) async fn hold(listener: TcpListener, me: PeerId, stop: CancellationTo
             sleep(PAUSE).await;
             continue;
         };
+        if faults.as_ref().is_some_and(|faults| faults.borrow().wall != Wall::None) {
+            continue;
+        }
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
         let stop = stop.clone();
         tokio::spawn(async move {

@@ -23,9 +23,13 @@ pub(super) enum Kind {
 impl Kind {
     pub fn of(opening: &Opening) -> Self {
         match opening {
-            Opening::Prove(_) | Opening::Decode(_) | Opening::Prefill(_) | Opening::Journal(_) | Opening::Recall(_) => {
-                Self::Words
-            }
+            Opening::Prove(_)
+            | Opening::Decode(_)
+            | Opening::Prefill(_)
+            | Opening::Journal(_)
+            | Opening::Recall(_)
+            | Opening::Where
+            | Opening::Meet(_) => Self::Words,
             Opening::Ring(_) => Self::Activations,
             Opening::Kv(_) => Self::Kv,
             Opening::File { .. } | Opening::Probe { .. } => Self::Bulk,

@@ -38,14 +38,14 @@ impl Links {
         let road = self.road(peer, addresses).await?;
         known.gather();
         let opening = Opening::Probe { bytes: PROBE_BYTES };
-        let mut stream = self.open(peer, addresses, &opening).await?;
+        let (mut stream, path) = (Self::open_on(&road, &opening).await?, road.way.path());
         let mut sent = 0;
         if !road.meter.is_busy() {
             let took = ping(&mut stream).await?;
-            known.round_trip(peer, Seconds(took.as_secs_f64()));
-            if known.wants_probe(peer) {
+            known.round_trip(peer, path, Seconds(took.as_secs_f64()));
+            if known.wants_probe(peer, path) {
                 let (bytes, rate) = trains(&mut stream, &road, took).await?;
-                known.probed(peer, rate);
+                known.probed(peer, path, rate);
                 road.hurry(rate);
                 sent = bytes;
             }
@@ -59,7 +59,7 @@ impl Links {
 }
 
 /// The shortest of a few round trips.
-async fn ping(stream: &mut Stream) -> Result<Duration, LinkError> {
+pub(super) async fn ping(stream: &mut Stream) -> Result<Duration, LinkError> {
     let mut shortest = Duration::MAX;
     for _ in 0..PINGS {
         let sent = Instant::now();
@@ -90,8 +90,16 @@ async fn trains(stream: &mut Stream, road: &Tuning, round_trip: Duration) -> Res
 }
 
 async fn train(stream: &mut Stream, bytes: u64) -> Result<TrainSeen, LinkError> {
+    send(stream, bytes).await?;
+    seen(stream).await
+}
+
+pub(super) async fn send(stream: &mut Stream, bytes: u64) -> Result<(), LinkError> {
     let payload = bytes::Bytes::from(vec![0; bytes as usize]);
-    stream.sender.send_payload(payload, LONGEST_TRAIN as usize).await?;
+    stream.sender.send_payload(payload, LONGEST_TRAIN as usize).await
+}
+
+pub(super) async fn seen(stream: &mut Stream) -> Result<TrainSeen, LinkError> {
     let seen = stream.receiver.recv::<TrainSeen>().await?;
     seen.ok_or_else(|| LinkError::Lost("the probe was not answered".into()))
 }

@@ -10,6 +10,10 @@ use tsnode_protocol::{PeerId, stream::Opening};
 const WORK: Allowance = Allowance { per_second: 200.0, burst: 2000.0 };
 /// Rings are built anew a few times a second while a stage is loading, files fetched once, links probed rarely.
 const RARE: Allowance = Allowance { per_second: 20.0, burst: 200.0 };
+/// Each may bring 32 MiB: a probe a minute, and a transfer of eight times that now and then.
+const PROBES: Allowance = Allowance { per_second: 0.25, burst: 40.0 };
+/// Each makes this peer send packets to addresses that another names.
+const MEETINGS: Allowance = Allowance { per_second: 0.2, burst: 5.0 };
 /// Peers remembered; those with full purses are forgotten first.
 const PEERS: usize = 4096;
 
@@ -49,7 +53,9 @@ fn kind(opening: &Opening) -> (u8, Allowance) {
         Opening::Recall(_) => (4, WORK),
         Opening::Ring(_) => (5, RARE),
         Opening::File { .. } => (6, RARE),
-        Opening::Probe { .. } => (7, RARE),
+        Opening::Probe { .. } => (7, PROBES),
         Opening::Prove(_) => (8, RARE),
+        Opening::Where => (9, RARE),
+        Opening::Meet(_) => (10, MEETINGS),
     }
 }

@@ -3,15 +3,15 @@
 //!
 //! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
 
-use crate::faults::Faults;
+use crate::faults::{Faults, Wall};
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -27,6 +27,8 @@ const BUFFER_BYTES: f64 = 128.0 * 1024.0;
 /// QUIC gives.
 const TOGETHER: Duration = Duration::from_micros(250);
 const MOST_TOGETHER: f64 = 10.0;
+/// How long a wall that is pretended remembers who was called.
+const REMEMBERED: Duration = Duration::from_secs(30);
 /// A full datagram, about.
 const DATAGRAM: f64 = 1452.0;
 
@@ -71,9 +73,39 @@ pub(super) struct Shaped {
     queue: mpsc::Sender<Datagram>,
     shaping: Shaping,
     faults: Option<watch::Receiver<Faults>>,
+    /// Who was called, and when last: a wall lets their answers in. Held for map operations only.
+    called: Mutex<BTreeMap<SocketAddr, Instant>>,
 }
 
 impl Shaped {
+    fn wall(&self) -> Wall {
+        self.faults.as_ref().map_or(Wall::None, |faults| faults.borrow().wall)
+    }
+
+    /// A packet leaves; says whether the wall lets it.
+    fn calls(&self, to: SocketAddr) -> bool {
+        let wall = self.wall();
+        if wall == Wall::Nat {
+            let (now, mut called) = (Instant::now(), self.called.lock().unwrap_or_else(PoisonError::into_inner));
+            called.retain(|_, at| now < *at + REMEMBERED);
+            called.insert(to, now);
+        }
+        wall != Wall::Udp
+    }
+
+    /// Whether the wall lets a packet in.
+    fn lets_in(&self, from: SocketAddr) -> bool {
+        let called = || {
+            let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
+            called.get(&from).is_some_and(|at| Instant::now() < *at + REMEMBERED)
+        };
+        match self.wall() {
+            Wall::None => true,
+            Wall::Nat => called(),
+            Wall::Udp => false,
+        }
+    }
+
     /// Starts the task that delays what is sent, until `stop`.
     pub(super) fn start(
         socket: Arc<dyn AsyncUdpSocket>,
@@ -96,7 +128,7 @@ impl Shaped {
                 () = road.run(datagrams) => {}
             }
         });
-        Arc::new(Self { socket, queue, shaping, faults })
+        Arc::new(Self { socket, queue, shaping, faults, called: Mutex::default() })
     }
 }
 
@@ -117,6 +149,9 @@ impl AsyncUdpSocket for Shaped {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let Transmit { destination: to, ecn, contents, segment_size: segment, .. } = *transmit;
+        if !self.calls(to) {
+            return Ok(());
+        }
         let datagram = Datagram { to, ecn, bytes: contents.to_vec(), segment };
         // A full queue loses the datagram, as a network does.
         let _ = self.queue.try_send(datagram);
@@ -129,7 +164,12 @@ impl AsyncUdpSocket for Shaped {
         bufs: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        self.socket.poll_recv(cx, bufs, meta)
+        let came = ready!(self.socket.poll_recv(cx, bufs, meta))?;
+        for meta in meta.iter_mut().take(came).filter(|meta| !self.lets_in(meta.addr)) {
+            // Nothing came.
+            meta.len = 0;
+        }
+        Poll::Ready(Ok(came))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

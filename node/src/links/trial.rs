@@ -126,7 +126,8 @@ impl End {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         // Nobody is kept out, so nobody need hear of offences.
         let (guard, _) = Guard::channel();
-        let config = LinksConfig { identity, membership, listen, shaping, datagram, guard, faults: None };
+        let config =
+            LinksConfig { identity, membership, listen, shaping, datagram, guard, faults: None, carriage: None };
         let (links, incoming, _) = Links::bind(config, stop.clone())?;
         let address = links.local_addr().map_err(|e| LinkError::Lost(e.to_string()))?;
         Ok(Self { links, incoming, address, id, _stop: stop.drop_guard() })

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tsnode_protocol::BytesPerSecond;
+use tsnode_protocol::{BytesPerSecond, PathKind};
 
 /// Unread bytes of one stream: 1 Gbit/s over 130 ms.
 const STREAM_WINDOW: u32 = 16 << 20;
@@ -44,6 +44,12 @@ pub(super) fn transport(streams: u32, datagram: u16) -> quinn::TransportConfig {
     config
 }
 
+/// The same for one whose packets another stream carries whole: nothing about the way there is to be found out.
+pub(super) fn carried(mut config: quinn::TransportConfig) -> quinn::TransportConfig {
+    config.initial_mtu(LARGEST).mtu_discovery_config(None);
+    config
+}
+
 /// The same for one that has to prove itself yet.
 pub(super) fn unproven(datagram: u16) -> quinn::TransportConfig {
     let mut config = transport(1, datagram);
@@ -67,19 +73,39 @@ fn send_window(bandwidth: BytesPerSecond, round_trip: Duration) -> u64 {
     (on_the_way as u64).clamp(SEND_WINDOWS.0, SEND_WINDOWS.1)
 }
 
+/// How a connection's packets travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By this peer's own socket, to there.
+    Open(SocketAddr),
+    /// In a stream of the control plane, whose connection travels so.
+    Carried(PathKind),
+}
+
+impl Way {
+    /// As an advert states it. A stream of a straight connection goes straight to its far end, too.
+    pub fn path(self) -> PathKind {
+        match self {
+            Self::Open(_) => PathKind::Direct,
+            Self::Carried(path) => path,
+        }
+    }
+}
+
 /// A connection, and what it is set to.
 #[derive(Debug)]
 pub(super) struct Tuning {
     pub connection: quinn::Connection,
+    pub way: Way,
     pub meter: Arc<Meter>,
     window: AtomicU64,
 }
 
 impl Tuning {
-    pub fn new(connection: quinn::Connection) -> Arc<Self> {
+    pub fn new(connection: quinn::Connection, way: Way) -> Arc<Self> {
         // A connection of this crate is always watched; nothing is lost but figures where one is not.
         let meter = Meter::of(&connection).unwrap_or_default();
-        Arc::new(Self { connection, meter, window: AtomicU64::new(SEND_WINDOWS.0) })
+        Arc::new(Self { connection, way, meter, window: AtomicU64::new(SEND_WINDOWS.0) })
     }
 
     /// The far end has shown that it belongs here.

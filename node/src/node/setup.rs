@@ -1,6 +1,7 @@
 //! What a peer is told at its start, and why it may not start.
 
 use crate::{
+    faults::Wall,
     hardware::LendError,
     identity::IdentityError,
     keys::KeysError,
@@ -85,8 +86,12 @@ pub struct NodeConfig {
     pub http_rate: Option<u32>,
     /// Limits on what leaves by the data plane: the owner's, and those of a slow network to pretend.
     pub shaping: Option<Shaping>,
+    /// Whether to carry between others that do not reach each other.
+    pub relay: bool,
     /// Whether its network may be broken on purpose.
     pub faults: bool,
+    /// What is pretended in front of it from the start, where it may be broken.
+    pub wall: Wall,
 }
 
 /// Why a peer does not run.

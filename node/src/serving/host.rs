@@ -383,7 +383,7 @@ impl Keeper {
                 self.tasks.spawn(async move { drop(journal.give(asked, stream).await) });
             }
             // Answered by the links themselves.
-            Opening::Prove(_) | Opening::Probe { .. } => {}
+            Opening::Prove(_) | Opening::Probe { .. } | Opening::Where | Opening::Meet(_) => {}
         }
     }
 

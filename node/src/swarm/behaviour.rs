@@ -1,12 +1,12 @@
 //! The protocols spoken on admitted connections, and their settings.
 
-use super::{SwarmConfig, SwarmError, gossip};
+use super::{SwarmConfig, SwarmError, carry, gossip, wall};
 use libp2p::{
-    StreamProtocol, allow_block_list,
+    StreamProtocol, allow_block_list, autonat,
     connection_limits::{self, ConnectionLimits},
-    gossipsub, identify,
+    dcutr, gossipsub, identify,
     kad::{self, store::MemoryStore},
-    mdns, ping,
+    mdns, ping, relay,
     swarm::{NetworkBehaviour, behaviour::toggle::Toggle},
 };
 use std::{collections::HashMap, time::Duration};
@@ -27,33 +27,98 @@ const DUPLICATES_FOR: Duration = Duration::from_secs(120);
 /// An invalid message stops counting against its sender after about so long.
 const BLAME_FOR: Duration = Duration::from_secs(600);
 
-/// All protocols of the control plane. The first two only refuse connections.
+/// How often reachability is asked after while little is known of it, and once much is.
+const REACH_EVERY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5 * 60));
+/// Before it is first asked after, and before the same peer is asked again.
+const REACH_FIRST: Duration = Duration::from_secs(1);
+/// How long an answer may take: the far end dials back.
+const REACH_LIMIT: Duration = Duration::from_secs(20);
+/// Equal answers that make one sure; a different one must come as often to change it.
+const REACH_SURE: usize = 1;
+/// Requests of others for dialling back, from one and from all, in this time.
+const DIAL_BACKS: (usize, usize, Duration) = (3, 30, Duration::from_secs(10));
+/// Peers that have a place here, and circuits between them and others, of all and of one.
+const PLACES: usize = 64;
+const CIRCUITS: (usize, usize) = (64, 16);
+/// What one circuit may carry in each direction, and for how long: a few hand-overs of a long prompt's KV. Whoever
+/// needs more asks for another.
+const CIRCUIT_BYTES: u64 = 4 << 30;
+const CIRCUIT_FOR: Duration = Duration::from_secs(3600);
+/// A place must be asked for again after that.
+const PLACE_FOR: Duration = Duration::from_secs(1800);
+
+/// All protocols of the control plane. The first three only refuse connections.
 #[derive(NetworkBehaviour)]
 pub(super) struct Behaviour {
     limits: connection_limits::Behaviour,
+    wall: wall::Behaviour,
     pub(super) blocked: allow_block_list::Behaviour<allow_block_list::BlockedPeers>,
     identify: identify::Behaviour,
     ping: ping::Behaviour,
     pub(super) kad: kad::Behaviour<MemoryStore>,
     mdns: Toggle<mdns::tokio::Behaviour>,
     pub(super) gossipsub: gossipsub::Behaviour,
+    pub(super) autonat: autonat::v1::Behaviour,
+    pub(super) relay: Toggle<relay::Behaviour>,
+    circuits: relay::client::Behaviour,
+    dcutr: dcutr::Behaviour,
+    pub(super) carry: carry::Behaviour,
 }
 
 impl Behaviour {
-    pub(super) fn new(config: &SwarmConfig) -> Result<Self, SwarmError> {
+    pub(super) fn new(config: &SwarmConfig, circuits: relay::client::Behaviour) -> Result<Self, SwarmError> {
         let keypair = config.identity.libp2p_keypair();
+        let own = keypair.public().to_peer_id();
         let identify = identify::Config::new(FAMILY.into(), keypair.public())
             .with_agent_version(config.agent.clone())
             .with_push_listen_addr_updates(true);
         Ok(Self {
             limits: connection_limits::Behaviour::new(connection_limits()),
+            wall: wall::Behaviour::new(config.faults.clone()),
             blocked: allow_block_list::Behaviour::default(),
             identify: identify::Behaviour::new(identify),
             ping: ping::Behaviour::new(ping::Config::new().with_interval(PING_EVERY).with_timeout(PING_LIMIT)),
-            kad: kademlia(config.swarm, keypair.public().to_peer_id())?,
-            mdns: mdns(config.mdns, keypair.public().to_peer_id()).into(),
+            kad: kademlia(config.swarm, own)?,
+            mdns: mdns(config.mdns, own).into(),
             gossipsub: gossipsub(config.swarm)?,
+            autonat: autonat::v1::Behaviour::new(own, autonat(config.listen.ip().is_loopback())),
+            relay: config.relay.then(|| relay::Behaviour::new(own, relay())).into(),
+            circuits,
+            dcutr: dcutr::Behaviour::new(own),
+            carry: carry::Behaviour::default(),
         })
+    }
+}
+
+/// Peers of one household reach each other and say so: only those elsewhere are asked, unless all are on this host.
+fn autonat(on_one_host: bool) -> autonat::v1::Config {
+    let (throttle_clients_peer_max, throttle_clients_global_max, throttle_clients_period) = DIAL_BACKS;
+    autonat::v1::Config {
+        timeout: REACH_LIMIT,
+        boot_delay: REACH_FIRST,
+        retry_interval: REACH_EVERY.0,
+        refresh_interval: REACH_EVERY.1,
+        throttle_server_period: REACH_FIRST,
+        confidence_max: REACH_SURE,
+        throttle_clients_peer_max,
+        throttle_clients_global_max,
+        throttle_clients_period,
+        only_global_ips: !on_one_host,
+        ..autonat::v1::Config::default()
+    }
+}
+
+/// Serves while this peer is reachable, and nobody but members, as nobody else is connected.
+fn relay() -> relay::Config {
+    relay::Config {
+        max_reservations: PLACES,
+        max_reservations_per_peer: 1,
+        reservation_duration: PLACE_FOR,
+        max_circuits: CIRCUITS.0,
+        max_circuits_per_peer: CIRCUITS.1,
+        max_circuit_duration: CIRCUIT_FOR,
+        max_circuit_bytes: CIRCUIT_BYTES,
+        ..relay::Config::default()
     }
 }
 
@@ -64,7 +129,7 @@ fn connection_limits() -> ConnectionLimits {
         .with_max_pending_outgoing(Some(64))
         .with_max_established_incoming(Some(192))
         .with_max_established(Some(256))
-        .with_max_established_per_peer(Some(4))
+        .with_max_established_per_peer(Some(6))
 }
 
 /// Used to find peers only: records of others are never stored.

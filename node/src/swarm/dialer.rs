@@ -152,6 +152,11 @@ impl Dialer {
         }
     }
 
+    /// Where `peer` may be found, as far as is known.
+    pub(super) fn addresses(&self, peer: PeerId) -> Vec<Multiaddr> {
+        self.known.get(&peer).map(|known| known.addresses.clone()).unwrap_or_default()
+    }
+
     /// `peer` is connected: the next loss starts with short waits again.
     pub(super) fn connected(&mut self, peer: PeerId) {
         self.bootstrap_retry = Retry::default();
@@ -254,7 +259,8 @@ fn peer_of(address: &Multiaddr) -> Option<PeerId> {
     }
 }
 
-fn without_peer(mut address: Multiaddr) -> Multiaddr {
+/// The address without whom it leads to.
+pub(super) fn without_peer(mut address: Multiaddr) -> Multiaddr {
     if matches!(address.iter().last(), Some(Protocol::P2p(_))) {
         address.pop();
     }
@@ -268,9 +274,12 @@ fn narrowed(attempt: &Attempt, round: u32) -> Attempt {
     }
 }
 
-/// TCP alone in even rounds, if there is any; everything in odd ones.
+/// TCP alone in even rounds, if there is any; everything in odd ones, circuits over relays too.
 fn preferred(addresses: &[Multiaddr], round: u32) -> Vec<Multiaddr> {
-    let is_tcp = |address: &&Multiaddr| address.iter().any(|part| matches!(part, Protocol::Tcp(_)));
+    let is_tcp = |address: &&Multiaddr| {
+        address.iter().any(|part| matches!(part, Protocol::Tcp(_)))
+            && !address.iter().any(|p| p == Protocol::P2pCircuit)
+    };
     let tcp: Vec<_> = addresses.iter().filter(is_tcp).cloned().collect();
     if round.is_multiple_of(2) && !tcp.is_empty() { tcp } else { addresses.to_vec() }
 }

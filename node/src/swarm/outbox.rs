@@ -61,7 +61,10 @@ fn is_droppable(event: &SwarmEvent) -> bool {
     match event {
         SwarmEvent::Gossip(gossip) => matches!(gossip.message(), Gossip::Heartbeat(_)),
         SwarmEvent::Rejected { .. } | SwarmEvent::Offence { .. } => true,
-        SwarmEvent::Connected(_) | SwarmEvent::Disconnected(_) | SwarmEvent::Listening(_) => false,
+        SwarmEvent::Connected(_)
+        | SwarmEvent::Disconnected(_)
+        | SwarmEvent::Listening(_)
+        | SwarmEvent::Reachable(_) => false,
     }
 }
 

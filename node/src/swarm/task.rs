@@ -9,19 +9,19 @@ use super::{
     handle::{Ban, Command},
     heard::{Excess, Heard},
     outbox::Outbox,
+    reach::{Reach, Wanted},
     to_libp2p_id, to_own_id,
 };
+use crate::carrier::{Ask, Carried};
 use futures::StreamExt as _;
 use libp2p::{
     Multiaddr, Swarm, gossipsub, identify,
     kad::{self, store::MemoryStore},
-    mdns,
-    multiaddr::Protocol,
-    ping,
+    mdns, ping,
     swarm::{SwarmEvent as NetEvent, dial_opts::DialOpts},
 };
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -55,7 +55,12 @@ pub(super) struct Task {
     pub(super) connected: BTreeSet<PeerId>,
     /// Those of them that hear our gossip: the ones announced as connected.
     pub(super) hearing: BTreeSet<PeerId>,
-    pub(super) listening: BTreeSet<Multiaddr>,
+    /// Whether others reach us, and over whom.
+    pub(super) reach: Reach,
+    /// Takes streams that others open for the data plane.
+    pub(super) came: mpsc::Sender<Carried>,
+    /// What the data plane waits for.
+    pub(super) wanted: BTreeMap<PeerId, Wanted>,
     /// Who is kept away, and why; as many as whoever orders it remembers.
     pub(super) bans: BTreeSet<(PeerId, Ban)>,
     /// What everybody said last.
@@ -68,6 +73,7 @@ impl Task {
         mut self,
         mut commands: mpsc::Receiver<Command>,
         mut rejections: mpsc::Receiver<Rejection>,
+        mut asks: mpsc::Receiver<Ask>,
         stop: CancellationToken,
     ) {
         let mut dial = interval(DIAL_EVERY);
@@ -81,7 +87,11 @@ impl Task {
                 sent = self.outbox.flush_one(), if self.outbox.is_waiting() => if sent.is_err() { break },
                 Some(command) = commands.recv() => self.obey(command),
                 Some(rejection) = rejections.recv() => self.on_rejection(rejection),
-                _ = dial.tick() => self.dial_due(),
+                Some(ask) = asks.recv() => self.on_ask(ask),
+                _ = dial.tick() => {
+                    self.dial_due();
+                    self.seek_places();
+                }
                 _ = search.tick() => self.search(),
                 event = self.net.select_next_some(), if !self.outbox.is_waiting() => self.on_event(event),
             }
@@ -175,32 +185,32 @@ impl Task {
     fn on_event(&mut self, event: NetEvent<BehaviourEvent>) {
         match event {
             NetEvent::Behaviour(event) => self.on_protocol(event),
-            NetEvent::NewListenAddr { address, .. } => {
-                self.listening.insert(address);
-                self.announce_addresses();
-            }
-            NetEvent::ExpiredListenAddr { address, .. } => {
-                self.listening.remove(&address);
-                self.announce_addresses();
-            }
-            NetEvent::ConnectionEstablished { peer_id, endpoint, .. } => {
+            NetEvent::NewListenAddr { address, .. } => self.on_listening(address),
+            NetEvent::ExpiredListenAddr { address, .. } => self.on_no_longer_listening([&address]),
+            NetEvent::ExternalAddrConfirmed { address } => self.on_confirmed(address),
+            NetEvent::ConnectionEstablished { peer_id, endpoint, connection_id, num_established, .. } => {
                 if let Some(peer) = to_own_id(&peer_id) {
                     tracing::debug!(%peer, address = %endpoint.get_remote_address(), "connection opened");
                     self.connected.insert(peer);
                     self.dialer.connected(peer);
+                    self.on_connection(peer, connection_id, &endpoint, num_established.get() > 1);
                 }
             }
-            NetEvent::ConnectionClosed { peer_id, num_established: 0, cause, .. } => {
-                if let Some(peer) = to_own_id(&peer_id) {
+            NetEvent::ConnectionClosed { peer_id, num_established, connection_id, cause, .. } => {
+                let Some(peer) = to_own_id(&peer_id) else { return };
+                self.on_connection_closed(peer, connection_id, num_established == 0);
+                if num_established == 0 {
                     self.on_gone(peer, cause.map(|cause| cause.to_string()));
                 }
             }
-            NetEvent::OutgoingConnectionError { peer_id, error, .. } => {
+            NetEvent::OutgoingConnectionError { peer_id, error, connection_id, .. } => {
+                self.on_dial_failed(connection_id);
                 tracing::debug!(?peer_id, %error, "dialling failed");
             }
             NetEvent::ListenerError { error, .. } => tracing::warn!(%error, "cannot accept a connection"),
-            NetEvent::ListenerClosed { reason, addresses, .. } => {
-                tracing::error!(?reason, ?addresses, "no longer listening");
+            NetEvent::ListenerClosed { reason, addresses, listener_id } => {
+                tracing::debug!(?reason, "a listener has closed");
+                self.on_listener_closed(listener_id, &addresses);
             }
             _ => {}
         }
@@ -210,8 +220,16 @@ impl Task {
         match event {
             BehaviourEvent::Gossipsub(event) => self.on_gossipsub(event),
             BehaviourEvent::Identify(identify::Event::Received { peer_id, info, .. }) => {
+                if let Some(peer) = to_own_id(&peer_id) {
+                    self.on_protocols(peer, &info.protocols, &info.listen_addrs);
+                }
                 self.learn(&peer_id, info.listen_addrs);
             }
+            BehaviourEvent::Autonat(event) => self.on_autonat(event),
+            BehaviourEvent::Carry(carried) => self.on_carried(carried),
+            BehaviourEvent::Circuits(event) => tracing::debug!(?event, "circuits"),
+            BehaviourEvent::Relay(event) => tracing::debug!(?event, "relaying"),
+            BehaviourEvent::Dcutr(event) => tracing::debug!(?event, "hole punching"),
             BehaviourEvent::Mdns(mdns::Event::Discovered(found)) => {
                 for (peer, address) in found {
                     if let Some(peer) = to_own_id(&peer) {
@@ -330,12 +348,6 @@ impl Task {
         }
     }
 
-    fn announce_addresses(&mut self) {
-        let dialable = dialable(&self.listening, self.own);
-        self.addresses.send_replace(dialable.clone());
-        self.outbox.push(SwarmEvent::Listening(dialable));
-    }
-
     /// Lets last words out, then closes connections in order, so that neighbours need no timeout to notice.
     async fn say_goodbye(mut self) {
         let speak = async {
@@ -368,30 +380,4 @@ fn addresses_of(kad: &mut kad::Behaviour<MemoryStore>, id: &libp2p::PeerId) -> u
         .flat_map(|bucket| bucket.iter())
         .find(|entry| entry.node.key.preimage() == id)
         .map_or(0, |entry| entry.node.value.len())
-}
-
-/// Addresses to give to others: those of this host only come last, as only processes beside us can use them.
-fn dialable(listening: &BTreeSet<Multiaddr>, own: PeerId) -> Vec<String> {
-    let is_local = |address: &&Multiaddr| match address.iter().next() {
-        Some(Protocol::Ip4(ip)) => ip.is_loopback(),
-        Some(Protocol::Ip6(ip)) => ip.is_loopback(),
-        _ => false,
-    };
-    let mut addresses: Vec<_> = listening.iter().collect();
-    addresses.sort_by_key(is_local);
-    addresses.into_iter().take(limits::ADDRESSES).map(|address| format!("{address}/p2p/{own}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn addresses_others_can_use_come_first() {
-        let own = PeerId([0; 32]);
-        let listening = ["/ip4/127.0.0.1/tcp/7", "/ip4/192.0.2.1/tcp/7"].map(|a| a.parse().unwrap());
-        let expected = ["/ip4/192.0.2.1/tcp/7", "/ip4/127.0.0.1/tcp/7"].map(|a| format!("{a}/p2p/{own}"));
-        assert_eq!(dialable(&listening.into(), own), expected);
-    }
 }

@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::{carrier, faults::Wall};
 use admission::Rejection;
 use futures::StreamExt as _;
 use libp2p::{gossipsub, ping, swarm::SwarmEvent as NetEvent};
 use std::time::Instant;
-use tsnode_protocol::{Advert, Heartbeat, Life, Secret, limits};
+use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, limits};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
@@ -39,6 +40,9 @@ fn config(n: u8, secret: Secret) -> SwarmConfig {
         mdns: false,
         degree: DEGREE,
         agent: "tsnode/test".into(),
+        relay: true,
+        porter: crate::carrier::channel().1,
+        faults: None,
     }
 }
 
@@ -225,8 +229,9 @@ impl Liar {
             .unwrap();
         let mut behaviour = gossipsub::Behaviour::new(gossipsub::MessageAuthenticity::Anonymous, config).unwrap();
         behaviour.subscribe(&gossip::topic(SWARM)).unwrap();
+        let (circuits, _) = libp2p::relay::client::new(keypair.public().to_peer_id());
         let mut net = Swarm::new(
-            transport::admitted(&keypair, door).unwrap(),
+            transport::admitted(&keypair, door, circuits).unwrap(),
             behaviour,
             keypair.public().to_peer_id(),
             libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),
@@ -350,4 +355,39 @@ async fn an_address_in_use_is_named() {
     let listen = tcp_address(&peer.address("/tcp/"));
     let refusal = start(SwarmConfig { listen, ..config(3, SECRET) }, CancellationToken::new()).await.err().unwrap();
     assert!(matches!(refusal, SwarmError::InUse { protocol: "TCP", .. }), "{refusal}");
+}
+
+/// A peer behind a pretended address translation, with a place at `relay`; and where that is.
+async fn walled(n: u8, relay: &mut Peer, faults: &watch::Sender<Faults>) -> (Peer, Multiaddr) {
+    let mut peer = start_with(SwarmConfig { faults: Some(faults.subscribe()), ..config(n, SECRET) }).await;
+    meet(&mut peer, relay, "/tcp/").await;
+    let placed = |event: &SwarmEvent| matches!(event, SwarmEvent::Listening(all) if all.iter().any(|a| is_circuit(a)));
+    peer.until(|event| *event == SwarmEvent::Reachable(false)).await;
+    peer.until(placed).await;
+    let circuit = peer.handle.addresses().into_iter().find(|a| is_circuit(a) && a.contains("/tcp/")).unwrap();
+    (peer, circuit.parse().unwrap())
+}
+
+fn is_circuit(address: &str) -> bool {
+    address.contains("p2p-circuit")
+}
+
+#[tokio::test]
+async fn members_reach_an_unreachable_one_over_a_relay_and_strangers_do_not() {
+    let faults = watch::Sender::new(Faults { wall: Wall::Nat, ..Faults::default() });
+    let mut relay = member(1).await;
+    let (mut hidden, circuit) = walled(2, &mut relay, &faults).await;
+    let mut stranger = start_with(config(3, Secret([9; 32]))).await;
+    stranger.handle.dial(circuit.clone()).unwrap();
+    let reason = stranger.until_rejection(relay.id).await;
+    assert!(reason.contains("does not know this swarm's secret"), "{reason}");
+
+    let ((carrier, _), porter) = carrier::channel();
+    let mut friend = start_with(SwarmConfig { porter, ..config(4, SECRET) }).await;
+    friend.handle.dial(circuit).unwrap();
+    friend.until_connected(hidden.id).await;
+    hidden.until_connected(friend.id).await;
+    assert!(!hidden.handle.peers().contains(&stranger.id));
+    let carried = carrier.open(hidden.id).await.unwrap();
+    assert_eq!((carried.peer, carried.path), (hidden.id, PathKind::Relayed { via: relay.id }));
 }

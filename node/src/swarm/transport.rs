@@ -1,15 +1,16 @@
-//! The two ways to another peer, TCP with Noise and Yamux, and QUIC, with the door in front of both.
+//! The ways to another peer, TCP with Noise and Yamux, QUIC, and circuits over a relay, with the door in front of all.
 
 use super::{SwarmError, admission::Door};
 use libp2p::{
     PeerId, Transport as _,
     core::{
+        ConnectedPoint, Endpoint,
         muxing::StreamMuxerBox,
         transport::{Boxed, timeout::TransportTimeout},
         upgrade::Version,
     },
     identity::Keypair,
-    noise, quic, tcp, yamux,
+    noise, quic, relay, tcp, yamux,
 };
 use std::time::Duration;
 use tsnode_protocol::proof::Side;
@@ -26,24 +27,46 @@ const STREAMS: u32 = 128;
 /// A connection that can open streams, and whom it leads to.
 pub(super) type Connection = (PeerId, StreamMuxerBox);
 
-/// Connections on which both sides have proven ids and membership.
-pub(super) fn admitted(keypair: &Keypair, door: Door) -> Result<Boxed<Connection>, SwarmError> {
-    let admitted = plain(keypair)?.and_then(move |(peer, muxer), point| {
-        let side = if point.is_dialer() { Side::Dialer } else { Side::Listener };
-        door.admit(peer, muxer, side)
-    });
+/// Connections on which both sides have proven ids and membership: over one of the two ways, or over the circuits of a
+/// relay, which sees neither the proof nor anything else.
+pub(super) fn admitted(
+    keypair: &Keypair,
+    door: Door,
+    circuits: relay::client::Transport,
+) -> Result<Boxed<Connection>, SwarmError> {
+    let circuits = circuits.upgrade(Version::V1).authenticate(noise(keypair)?).multiplex(yamux());
+    let circuits = circuits.map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+    let all = circuits.or_transport(plain(keypair)?).map(|either, _| either.into_inner());
+    let admitted = all.and_then(move |(peer, muxer), point| door.admit(peer, muxer, side(&point)));
     Ok(TransportTimeout::new(admitted, SETUP_LIMIT).boxed())
+}
+
+/// Both ends of a hole that is punched dial; one of them has agreed to be the listener.
+fn side(point: &ConnectedPoint) -> Side {
+    match point {
+        ConnectedPoint::Dialer { role_override: Endpoint::Dialer, .. } => Side::Dialer,
+        ConnectedPoint::Dialer { role_override: Endpoint::Listener, .. } | ConnectedPoint::Listener { .. } => {
+            Side::Listener
+        }
+    }
+}
+
+fn noise(keypair: &Keypair) -> Result<noise::Config, SwarmError> {
+    noise::Config::new(keypair).map_err(|e| SwarmError::Setup(e.to_string()))
+}
+
+fn yamux() -> yamux::Config {
+    let mut yamux = yamux::Config::default();
+    yamux.set_max_num_streams(STREAMS as usize);
+    yamux
 }
 
 /// Connections on which both sides have proven their ids, and nothing more.
 pub(super) fn plain(keypair: &Keypair) -> Result<Boxed<Connection>, SwarmError> {
-    let noise = noise::Config::new(keypair).map_err(|e| SwarmError::Setup(e.to_string()))?;
-    let mut yamux = yamux::Config::default();
-    yamux.set_max_num_streams(STREAMS as usize);
     let tcp = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true))
         .upgrade(Version::V1)
-        .authenticate(noise)
-        .multiplex(yamux)
+        .authenticate(noise(keypair)?)
+        .multiplex(yamux())
         .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     let quic =
         quic::tokio::Transport::new(quic_config(keypair)).map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));

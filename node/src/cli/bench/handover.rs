@@ -40,6 +40,11 @@ pub(super) fn command() -> Command {
     )
     .arg(number("answer", "Tokens of an answer").value_parser(value_parser!(u32).range(3..)).default_value("64"))
     .arg(number("rounds", "Answers of each kind").value_parser(value_parser!(u32).range(1..)).default_value("5"))
+    .arg(
+        // Two peers on hosts of their own do not take each other's cores.
+        number("threads", "Threads of a peer [default: half of the cores, since two peers share them]")
+            .value_parser(value_parser!(u32).range(1..=1024)),
+    )
     .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(value_parser!(f64)))
     .arg(
         Arg::new("sweep")
@@ -69,6 +74,8 @@ struct Row {
 #[derive(Serialize)]
 struct Report {
     model: String,
+    /// Of each peer that is held against another.
+    threads: usize,
     link_mbit: Option<f64>,
     rows: Vec<Row>,
     sweep: Vec<Point>,
@@ -89,9 +96,11 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     let model = matches.get_one::<PathBuf>("model").map(|path| path.display().to_string());
     let link_mbit = matches.get_one::<f64>("link-mbit").copied();
-    let mut report = Report { model: name, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = matches.get_one::<u32>("threads").map_or((cores / 2).max(1), |threads| *threads as usize);
+    let mut report = Report { model: name, threads, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
     let ask = client::Ask { vocab: shape.vocab, answer, rounds };
-    report.rows = overlap(&ask, &prompts, model.as_deref(), link_mbit, watch).await?;
+    report.rows = overlap(&ask, &prompts, threads, model.as_deref(), link_mbit, watch).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
         (report.sweep, report.crossing) = gate::sweep(&ask, SWEPT, &rates, model.as_deref(), watch).await?;
@@ -102,18 +111,27 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
 async fn overlap(
     ask: &client::Ask,
     prompts: &[u32],
+    threads: usize,
     model: Option<&str>,
     link_mbit: Option<f64>,
     watch: bool,
 ) -> Result<Vec<Row>, Exit> {
     let swarms = Swarms::new(model)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let alone = swarms.up("alone", &[cores], &[], None).await?;
-    let layers = swarms.up("layers", &[cores, cores], &["--kv-pace", "layers"], link_mbit).await?;
-    let whole = swarms.up("whole", &[cores, cores], &["--kv-pace", "whole"], link_mbit).await?;
+    let alone = swarms.up("alone", &[threads], &[], None).await?;
+    let layers = swarms.up("layers", &[threads; 2], &["--kv-pace", "layers"], link_mbit).await?;
+    let whole = swarms.up("whole", &[threads; 2], &["--kv-pace", "whole"], link_mbit).await?;
     if watch {
         say!("ms, medians of {}: second token, all of {} tokens", ask.rounds, ask.answer);
-        say!("{:>7}{:>18}{:>18}{:>18}{:>22}", "prompt", "in place", "by layers", "in one piece", "by layers is over");
+        let heads = ["in place", "by layers", "in one piece"];
+        say!(
+            "{:>7}{:>18}{:>18}{:>18}{:>22}{:>14}",
+            "prompt",
+            heads[0],
+            heads[1],
+            heads[2],
+            "by layers is over",
+            "trace tells"
+        );
     }
     let mut rows = Vec::new();
     for &prompt in prompts {
@@ -144,6 +162,7 @@ impl Row {
         let ms = |t: &Times| format!("{:.1}, {:.0}", t.second * 1e3, t.all * 1e3);
         let over = format!("{:.1} % and {:.2} %", self.second_over * 1e2, self.all_over * 1e2);
         let [a, b, c] = [&self.in_place, &self.by_layers, &self.whole].map(ms);
-        say!("{:>7}{a:>18}{b:>18}{c:>18}{over:>22}", self.prompt);
+        let traced = format!("{:.1} %", self.by_layers.traced * 1e2);
+        say!("{:>7}{a:>18}{b:>18}{c:>18}{over:>22}{traced:>14}", self.prompt);
     }
 }

@@ -1,6 +1,9 @@
 //! `tsnode bench link`: what the data plane carries and costs, beside bare QUIC, TCP and TLS in the same rounds.
 
-use crate::cli::{is_set, json, show::print_json, verb};
+mod to;
+
+use crate::cli::{asking_args, is_set, show::print_json, verb};
+use crate::config::Settings;
 use crate::exit::{Exit, Kind};
 use crate::links::{
     LinkError, Shaping,
@@ -14,6 +17,9 @@ use tsnode_protocol::BytesPerSecond;
 /// UDP payloads measured: over Ethernet, and within a LAN or a host.
 const DATAGRAMS: [u16; 2] = [1452, 6500];
 const MIB: u64 = 1 << 20;
+/// What is handed over where nothing is said (MiB): on this machine, and to another peer.
+const SIZE: u64 = 1024;
+const TO_SIZE: u64 = 64;
 const GIB: f64 = (1u64 << 30) as f64;
 /// Links that are pretended: Mbit/s, and milliseconds one way.
 const SLOWER: [(f64, u64); 4] = [(100.0, 0), (1000.0, 0), (1000.0, 20), (1000.0, 40)];
@@ -24,12 +30,12 @@ pub(super) fn command() -> Command {
     let number = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     verb(
         "link",
-        "The data plane between two ends on this machine: speed and processor time",
-        "tsnode bench link --mtu 6500",
+        "The data plane between two ends on this machine, or to another peer: speed and processor time",
+        "tsnode bench link --to peer3 --size 64",
     )
+    .arg(number("to", "PEER", "Measure the link from the running peer to this one, by its name or id"))
     .arg(
-        number("size", "MIB", "What is handed over")
-            .default_value("1024")
+        number("size", "MIB", "What is handed over [default: 1024; to another peer 64, and at most 256]")
             .value_parser(value_parser!(u64).range(1..=65_536)),
     )
     .arg(
@@ -47,7 +53,7 @@ pub(super) fn command() -> Command {
             .action(ArgAction::SetTrue)
             .help("Leave out the links that are pretended to be slower"),
     )
-    .arg(json())
+    .args(asking_args())
 }
 
 #[derive(Serialize)]
@@ -89,10 +95,14 @@ struct Slower {
     measured: Slowed,
 }
 
-pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let size = matches.get_one::<u64>("size").copied();
+    if let Some(peer) = matches.get_one::<String>("to") {
+        return to::run(settings, matches, peer, size.unwrap_or(TO_SIZE)).await;
+    }
     let watch = !is_set(matches, "json");
     let number = |name| matches.get_one::<u64>(name).copied().unwrap_or(1);
-    let bytes = number("size") * MIB;
+    let bytes = size.unwrap_or(SIZE) * MIB;
     let datagrams = matches.get_one::<u16>("mtu").map_or(DATAGRAMS.to_vec(), |mtu| vec![*mtu]);
     let ways = ways(bytes, &datagrams, number("rounds") as usize).await.map_err(failed)?;
     if watch {

@@ -32,7 +32,16 @@ fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
     let (me, membership) = (identity.peer_id(), Membership::new(SwarmId([1; 16]), None));
     let (guard, _) = Guard::channel();
     let listen = "127.0.0.1:0".parse().unwrap();
-    let config = LinksConfig { identity, membership, listen, shaping: None, datagram: None, guard, faults: None };
+    let config = LinksConfig {
+        identity,
+        membership,
+        listen,
+        shaping: None,
+        datagram: None,
+        guard,
+        faults: None,
+        carriage: None,
+    };
     let (links, incoming, _) = Links::bind(config, stop.clone()).unwrap();
     (me, links, incoming)
 }

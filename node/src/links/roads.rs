@@ -1,0 +1,322 @@
+//! The ways to a peer: straight, by its calling us, through a hole punched from both sides, and in a stream of the control
+//! plane.
+//!
+//! The straight way is tried first. Where it is not there within a moment, a connection goes over the control plane
+//! ([`super::tunnel`]), and from then on both ends try to meet: over that connection they tell each other where others see their
+//! data planes come from, and dial each other at the same time, so that an address translation on either side takes the
+//! other's packets for answers. Where only one end is behind one, its own call is enough. New streams take the
+//! straight way as soon as it is there; old ones end on the way they began on.
+
+use super::tuning::{self, Tuning, Way};
+use super::{Dial, LinkError, Links, PATIENCE, STREAMS, Stream, lifeline, priority::Kind, prove, tls, tunnel};
+use crate::carrier::Carried;
+use futures::{
+    FutureExt, StreamExt,
+    stream::{FuturesUnordered, iter},
+};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::time::{interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::paths::{HEAD_START, retry_after};
+use tsnode_protocol::PeerId;
+use tsnode_protocol::stream::{MEETING_ADDRESSES, Meeting, Opening, SeenAt};
+
+/// How long both ends of a meeting try.
+const MEETING: Duration = Duration::from_secs(4);
+/// Between two calls to the same address in a meeting: the first may have been what opens the way for the second.
+const CALL: Duration = Duration::from_millis(500);
+/// Peers that are asked where this one is seen, and how long they may take.
+const ASKED: usize = 3;
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// What is needed for other ways than the straight one.
+#[derive(Debug, Default)]
+pub(super) struct Around {
+    /// Straight connections that others opened. Held for map operations only.
+    met: Mutex<BTreeMap<PeerId, Weak<Tuning>>>,
+    /// Where this peer says that its data plane listens.
+    own: Mutex<Vec<SocketAddr>>,
+}
+
+impl Around {
+    /// `peer` has opened a straight connection.
+    pub fn meet(&self, peer: PeerId, road: &Arc<Tuning>) {
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        met.retain(|_, road| road.strong_count() > 0);
+        met.insert(peer, Arc::downgrade(road));
+    }
+
+    /// The straight connection that `peer` has opened and not closed.
+    fn met(&self, peer: PeerId) -> Option<Arc<Tuning>> {
+        let road = self.met.lock().unwrap_or_else(PoisonError::into_inner).get(&peer)?.upgrade()?;
+        road.connection.close_reason().is_none().then_some(road)
+    }
+
+    /// What `peer` has opened is no way to it any more.
+    pub fn forget(&self, peer: PeerId) {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+    }
+}
+
+impl Links {
+    /// Says where this peer's data plane listens, as its advert does.
+    pub fn listens_at(&self, addresses: &[SocketAddr]) {
+        *self.inner.around.own.lock().unwrap_or_else(PoisonError::into_inner) = addresses.to_vec();
+    }
+
+    /// The attempt at a connection, by whatever way.
+    pub(super) fn attempt(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> Dial {
+        let cancel = CancellationToken::new();
+        let (links, cancelled, to) = (self.clone(), cancel.clone(), addresses.clone());
+        let dialled = async move {
+            tokio::select! {
+                dialled = links.dial(peer, to) => dialled,
+                () = cancelled.cancelled() => {
+                    Err(LinkError::Unreachable { peer, error: "it is gone, or elsewhere now".into() })
+                }
+            }
+        };
+        Dial { dialled: dialled.boxed().shared(), cancel, addresses }
+    }
+
+    /// The straight way if it is there in time, else whichever is there first.
+    async fn dial(self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
+        let mut straight = std::pin::pin!(self.straight(peer, addresses));
+        let around = self.around(peer).boxed().shared();
+        match timeout(HEAD_START, &mut straight).await {
+            Ok(Ok(road)) => Ok(road),
+            Ok(Err(error)) => around.await.ok_or(error),
+            Err(_) => tokio::select! {
+                result = &mut straight => match result {
+                    Ok(road) => Ok(road),
+                    Err(error) => around.clone().await.ok_or(error),
+                },
+                Some(road) = around.clone() => Ok(road),
+            },
+        }
+    }
+
+    /// Tries one address after the other.
+    async fn straight(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
+        let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
+        let mut last = LinkError::NoAddress(peer);
+        for address in addresses {
+            let dialled = tokio::select! {
+                dialled = timeout(PATIENCE, self.dial_one(tls.clone(), peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
+                () = lifeline::hopeless(address) => {
+                    Err(LinkError::Unreachable { peer, error: format!("nobody listens at {address}") })
+                }
+            };
+            match dialled {
+                Ok(road) => {
+                    self.settle(peer, address, &road);
+                    return Ok(road);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn dial_one(
+        &self,
+        tls: Arc<quinn::crypto::rustls::QuicClientConfig>,
+        peer: PeerId,
+        address: SocketAddr,
+    ) -> Result<Arc<Tuning>, LinkError> {
+        let mut config = quinn::ClientConfig::new(tls);
+        config.transport_config(Arc::new(tuning::transport(STREAMS, self.inner.datagrams.to(address))));
+        let connecting = self.inner.endpoint.connect_with(config, address, "tsnode");
+        self.connected(peer, connecting, Way::Open(address)).await
+    }
+
+    async fn connected(
+        &self,
+        peer: PeerId,
+        connecting: Result<quinn::Connecting, quinn::ConnectError>,
+        way: Way,
+    ) -> Result<Arc<Tuning>, LinkError> {
+        let unreachable = |error: String| LinkError::Unreachable { peer, error };
+        let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
+        let road = Tuning::new(connecting.await.map_err(|e| unreachable(e.to_string()))?, way);
+        prove::as_dialer(&road, &self.inner.membership, self.inner.me, peer).await?;
+        tracing::debug!(%peer, ?way, "data connection opened");
+        Ok(road)
+    }
+
+    /// A straight connection is to be used, from both ends.
+    fn settle(&self, peer: PeerId, address: SocketAddr, road: &Arc<Tuning>) {
+        self.inner.known.join(peer, road);
+        self.watch(peer, address, &road.connection);
+        let Some(streams) = self.inner.streams.upgrade() else { return };
+        let (links, road) = (self.clone(), road.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = links.inner.stop.cancelled() => {}
+                () = super::accept::serve(peer, &links, &road, &streams) => {}
+            }
+        });
+    }
+
+    /// Another way than calling `peer`: a connection that it has opened, or one over the control plane.
+    async fn around(&self, peer: PeerId) -> Option<Arc<Tuning>> {
+        if let Some(road) = self.inner.around.met(peer) {
+            return Some(road);
+        }
+        let carried = self.inner.carrier.as_ref()?.open(peer).await?;
+        let path = carried.path;
+        let dug = timeout(PATIENCE, self.dig(carried)).await.unwrap_or(Err(LinkError::TimedOut));
+        let road = dug.inspect_err(|error| tracing::debug!(%peer, ?path, %error, "no tunnel")).ok()?;
+        self.inner.known.join(peer, &road);
+        tokio::spawn(self.clone().improve(peer, road.clone()));
+        Some(road)
+    }
+
+    /// A connection in a stream of the control plane.
+    async fn dig(&self, carried: Carried) -> Result<Arc<Tuning>, LinkError> {
+        let Carried { peer, path, stream } = carried;
+        let mut config = quinn::ClientConfig::new(Arc::new(tls::client(&self.inner.identity, peer)?));
+        config.transport_config(Arc::new(tuning::carried(tuning::transport(STREAMS, tuning::LARGEST))));
+        let endpoint = tunnel::endpoint(stream, super::settings(), None).map_err(|e| LinkError::Lost(e.to_string()))?;
+        self.connected(peer, endpoint.connect_with(config, tunnel::FAR, "tsnode"), Way::Carried(path)).await
+    }
+
+    /// Looks for a straight way while `road` is in use, ever more rarely.
+    async fn improve(self, peer: PeerId, road: Arc<Tuning>) {
+        let looking = async {
+            for failures in 0.. {
+                sleep(retry_after(failures)).await;
+                if failures > 0 && !self.uses(peer, &road) {
+                    return;
+                }
+                match self.meet(peer, &road).await {
+                    Ok(straight) => return self.prefer(peer, straight),
+                    Err(error) => tracing::debug!(%peer, %error, "no straight way yet"),
+                }
+            }
+        };
+        tokio::select! {
+            () = self.inner.stop.cancelled() => {}
+            _ = road.connection.closed() => {}
+            () = looking => {}
+        }
+    }
+
+    /// Arranges over `road` that both ends call each other now, and does its part.
+    async fn meet(&self, peer: PeerId, road: &Arc<Tuning>) -> Result<Arc<Tuning>, LinkError> {
+        let own = Meeting { addresses: self.seen_at().await };
+        let mut stream = Self::open_on(road, &Opening::Meet(own)).await?;
+        let answer = timeout(PATIENCE, stream.receiver.recv::<Meeting>()).await.map_err(|_| LinkError::TimedOut)?;
+        let theirs = answer?.ok_or_else(|| LinkError::Lost("it does not want to meet".into()))?;
+        theirs.check()?;
+        stream.sender.finish()?;
+        self.call(peer, [self.addresses_of(peer), theirs.addresses].concat()).await
+    }
+
+    /// The far end of a meeting.
+    pub(super) async fn meet_back(&self, peer: PeerId, mut stream: Stream, theirs: Meeting) -> Result<(), LinkError> {
+        stream.sender.send(&Meeting { addresses: self.seen_at().await }).await?;
+        stream.sender.finish()?;
+        let straight = self.call(peer, theirs.addresses).await?;
+        self.prefer(peer, straight);
+        Ok(())
+    }
+
+    /// Calls `peer` at all of these again and again until it answers, or has called here.
+    async fn call(&self, peer: PeerId, mut addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
+        addresses.sort();
+        addresses.dedup();
+        let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
+        let calling = async {
+            let mut calls = FuturesUnordered::new();
+            let mut again = interval(CALL);
+            loop {
+                tokio::select! {
+                    _ = again.tick() => {
+                        if let Some(road) = self.inner.around.met(peer) {
+                            return road;
+                        }
+                        for address in addresses.iter().copied() {
+                            let call = self.dial_one(tls.clone(), peer, address);
+                            calls.push(call.map(move |called| called.map(|road| (address, road))));
+                        }
+                    }
+                    Some(Ok((address, road))) = calls.next() => {
+                        self.settle(peer, address, &road);
+                        return road;
+                    }
+                }
+            }
+        };
+        timeout(MEETING, calling).await.map_err(|_| LinkError::TimedOut)
+    }
+
+    /// New streams take this way from now on, unless they take a straight one already.
+    fn prefer(&self, peer: PeerId, road: Arc<Tuning>) {
+        let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+        let addresses = dials.get(&peer).map(|dial| dial.addresses.clone()).unwrap_or_default();
+        let straight = |dial: &Dial| !dial.is_over() && dial.way().is_some_and(|way| matches!(way, Way::Open(_)));
+        if !dials.get(&peer).is_some_and(straight) {
+            tracing::info!(%peer, "a straight way is found: new streams take it");
+            let dialled = std::future::ready(Ok(road)).boxed().shared();
+            // Looked at, so that it counts as being there.
+            let _ = dialled.clone().now_or_never();
+            dials.insert(peer, Dial { dialled, cancel: CancellationToken::new(), addresses });
+        }
+    }
+
+    /// Whether new streams take this way.
+    fn uses(&self, peer: PeerId, road: &Arc<Tuning>) -> bool {
+        let dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = dials.get(&peer).and_then(|dial| dial.dialled.peek()?.as_ref().ok());
+        used.is_some_and(|used| Arc::ptr_eq(used, road))
+    }
+
+    fn addresses_of(&self, peer: PeerId) -> Vec<SocketAddr> {
+        let dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+        dials.get(&peer).map(|dial| dial.addresses.clone()).unwrap_or_default()
+    }
+
+    /// Where this peer may be called: where others see it come from, and where it listens.
+    async fn seen_at(&self) -> Vec<SocketAddr> {
+        let roads: Vec<Arc<Tuning>> = {
+            let dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+            let straight = |dial: &Dial| match dial.dialled.peek() {
+                Some(Ok(road)) if !dial.is_over() && matches!(road.way, Way::Open(_)) => Some(road.clone()),
+                _ => None,
+            };
+            dials.values().filter_map(straight).take(ASKED).collect()
+        };
+        let ask = |road| async move { timeout(ANSWER, ask_where(&road)).await.ok()?.ok()?.address };
+        let mut seen: Vec<SocketAddr> =
+            iter(roads).map(ask).buffer_unordered(ASKED).filter_map(std::future::ready).collect().await;
+        seen.extend(self.inner.around.own.lock().unwrap_or_else(PoisonError::into_inner).iter().copied());
+        let mut distinct: Vec<SocketAddr> = Vec::new();
+        for address in seen {
+            if !distinct.contains(&address) {
+                distinct.push(address);
+            }
+        }
+        distinct.truncate(MEETING_ADDRESSES);
+        distinct
+    }
+
+    /// A stream over just this connection.
+    pub(super) async fn open_on(road: &Arc<Tuning>, opening: &Opening) -> Result<Stream, LinkError> {
+        let opened = timeout(PATIENCE, road.connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
+        let halves = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
+        let mut stream = Stream::new(halves, Kind::of(opening), road);
+        stream.sender.send(opening).await?;
+        Ok(stream)
+    }
+}
+
+async fn ask_where(road: &Arc<Tuning>) -> Result<SeenAt, LinkError> {
+    let mut stream = Links::open_on(road, &Opening::Where).await?;
+    let seen = stream.receiver.recv().await?.ok_or_else(|| LinkError::Lost("it does not say".into()))?;
+    stream.sender.finish()?;
+    Ok(seen)
+}

@@ -1,0 +1,119 @@
+//! Which peers an unreachable one keeps a place with, so that others reach it through them.
+
+use libp2p::{Multiaddr, core::transport::ListenerId, multiaddr::Protocol};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+use tsnode_protocol::PeerId;
+
+/// Places wanted: one may die.
+const WANTED: usize = 2;
+/// How long a peer that gave none is not asked again.
+const AGAIN: Duration = Duration::from_secs(30);
+/// Peers remembered as relays.
+const KNOWN: usize = 64;
+
+/// Peers that relay, and places with some of them.
+#[derive(Default)]
+pub(super) struct Relays {
+    /// Where each is reached, its id included.
+    known: BTreeMap<PeerId, Known>,
+    /// A few; their ids have no order.
+    places: Vec<(ListenerId, PeerId)>,
+}
+
+struct Known {
+    address: Multiaddr,
+    not_before: Option<Instant>,
+}
+
+impl Relays {
+    /// `peer`, reached at `address`, says that it relays, or says no longer so.
+    pub(super) fn learn(&mut self, peer: PeerId, address: Option<Multiaddr>) {
+        match address {
+            None => drop(self.known.remove(&peer)),
+            Some(address) => {
+                if let Some(known) = self.known.get_mut(&peer) {
+                    known.address = address;
+                } else if self.known.len() < KNOWN {
+                    self.known.insert(peer, Known { address, not_before: None });
+                }
+            }
+        }
+    }
+
+    /// `peer` is no longer connected.
+    pub(super) fn gone(&mut self, peer: PeerId) {
+        self.known.remove(&peer);
+    }
+
+    /// Whom to ask for places now, and where to listen for it: peers in the order of their ids, which are random.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(PeerId, Multiaddr)> {
+        let room = WANTED.saturating_sub(self.places.len());
+        let held: Vec<PeerId> = self.places.iter().map(|(_, relay)| *relay).collect();
+        let free = |peer: &PeerId, known: &Known| !held.contains(peer) && known.not_before.is_none_or(|at| at <= now);
+        let asked = self.known.iter_mut().filter(|(peer, known)| free(peer, known)).take(room);
+        asked
+            .map(|(peer, known)| {
+                known.not_before = Some(now + AGAIN);
+                (*peer, known.address.clone().with(Protocol::P2pCircuit))
+            })
+            .collect()
+    }
+
+    /// A place, or the wish for one.
+    pub(super) fn hold(&mut self, place: ListenerId, relay: PeerId) {
+        self.places.push((place, relay));
+    }
+
+    /// A place is lost; says whose it was.
+    pub(super) fn lose(&mut self, place: ListenerId) -> Option<PeerId> {
+        let at = self.places.iter().position(|(held, _)| *held == place)?;
+        Some(self.places.remove(at).1)
+    }
+
+    /// All places, to be given up.
+    pub(super) fn places(&self) -> Vec<ListenerId> {
+        self.places.iter().map(|(place, _)| *place).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // An address that cannot be read fails the test.
+    use super::*;
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    fn asked(relays: &mut Relays, now: Instant) -> Vec<PeerId> {
+        relays.due(now).into_iter().map(|(peer, _)| peer).collect()
+    }
+
+    #[test]
+    fn two_places_are_kept_and_a_lost_one_is_sought_elsewhere() {
+        let (mut relays, now) = (Relays::default(), Instant::now());
+        let address: Multiaddr = "/ip4/192.0.2.1/tcp/7".parse().unwrap();
+        (1..=3).for_each(|n| relays.learn(peer(n), Some(address.clone())));
+        let places: Vec<(ListenerId, PeerId)> =
+            asked(&mut relays, now).into_iter().map(|relay| (ListenerId::next(), relay)).collect();
+        assert_eq!(places.iter().map(|(_, relay)| *relay).collect::<Vec<_>>(), [peer(1), peer(2)]);
+        places.iter().for_each(|(place, relay)| relays.hold(*place, *relay));
+        assert_eq!(asked(&mut relays, now), []);
+        assert_eq!(relays.lose(places[0].0), Some(peer(1)));
+        assert_eq!(asked(&mut relays, now), [peer(3)], "who has just failed is asked last");
+        relays.gone(peer(3));
+        assert_eq!(asked(&mut relays, now), []);
+        assert_eq!(asked(&mut relays, now + AGAIN), [peer(1)]);
+    }
+
+    #[test]
+    fn who_no_longer_relays_is_not_asked() {
+        let (mut relays, now) = (Relays::default(), Instant::now());
+        relays.learn(peer(1), Some("/ip4/192.0.2.1/tcp/7".parse().unwrap()));
+        relays.learn(peer(1), None);
+        assert_eq!(asked(&mut relays, now), []);
+    }
+}
