@@ -73,6 +73,8 @@ def main():
 
 
 def card():
+    if not shutil.which("nvidia-smi"):
+        return print("nvidia-smi is not installed")
     asked = "name,driver_version,memory.total,power.limit,clocks.max.sm"
     subprocess.run(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"], check=False)
 
@@ -120,6 +122,7 @@ def ours(folder, args, path, ends):
         return None
     if done.returncode != 0:
         print(f"tsnode ends with {done.returncode}", flush=True)
+    if not done.stdout:
         return None
     report = json.loads(done.stdout)
     known = {k: v for k, v in report.items() if k != "steps"}

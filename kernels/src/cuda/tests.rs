@@ -5,6 +5,7 @@
 mod attention;
 mod choosing;
 mod compiled;
+mod failing;
 mod models;
 mod packing;
 mod products;

@@ -45,6 +45,8 @@ struct Report {
     steps: Vec<Line>,
     packing: Option<Packed>,
     hand_over: Option<Tapped>,
+    /// Why what is missing is missing.
+    failed: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -70,7 +72,26 @@ pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(),
     let started = Instant::now();
     let speeds = card.speeds().map_err(|e| failed(&e))?;
     let mut report = Report::new(source, &about, speeds, started.elapsed().as_secs_f64());
-    let (mut engine, stage) = loaded(source, card, &mut report)?;
+    let measured = measured(source, card, speeds, watch, &mut report);
+    // What was measured before a card failed is worth having.
+    report.failed = measured.as_ref().err().map(ToString::to_string);
+    if watch {
+        report.print_tail();
+    } else {
+        print_json(&report)?;
+    }
+    measured
+}
+
+/// Fills the report as far as the card goes.
+fn measured(
+    source: &ModelSource,
+    card: Card,
+    speeds: CardSpeeds,
+    watch: bool,
+    report: &mut Report,
+) -> Result<(), Exit> {
+    let (mut engine, stage) = loaded(source, card, report)?;
     if watch {
         report.print_head();
     }
@@ -83,17 +104,12 @@ pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(),
         }
         report.steps.push(line);
     }
-    let fits = PACKED <= source.card().shape.context;
-    if fits {
+    if PACKED <= source.card().shape.context {
         let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
         report.packing = Some(Packed::new(packing, speeds));
         let hand_over = measure_hand_over(&mut engine, stage, source, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
         report.hand_over = Some(Tapped::new(hand_over));
     }
-    if !watch {
-        return print_json(&report);
-    }
-    report.print_tail();
     Ok(())
 }
 
@@ -161,6 +177,7 @@ impl Report {
             steps: Vec::new(),
             packing: None,
             hand_over: None,
+            failed: None,
         }
     }
 
