@@ -190,7 +190,8 @@ fn whom_most_have_cut_off_no_plan_names_and_whom_a_few_slander_stays() {
     world.wait(seconds(4));
     let outlaw = world.peers[5].id;
     for n in 0..2 {
-        world.make_liar(n, Lie::Slander);
+        // True or not, it is said the same way.
+        world.tell(n, Event::CutOff(vec![outlaw]));
         world.wait(seconds(4));
         assert_eq!(world.common_plan().unwrap().peers().len(), 6, "two of five are not most");
     }
@@ -198,7 +199,7 @@ fn whom_most_have_cut_off_no_plan_names_and_whom_a_few_slander_stays() {
     world.wait(seconds(6));
     let plan = world.common_plan().unwrap();
     assert_eq!((plan.peers().len(), plan.peers().contains(&outlaw)), (5, false));
-    world.tell(2, Event::CutOff(vec![]));
+    (0..3).for_each(|n| world.tell(n, Event::CutOff(vec![])));
     world.wait(seconds(6));
     all_is_well(&world);
 }
@@ -405,6 +406,7 @@ fn gossip_grows_with_the_swarm_and_no_faster() {
     world.wait(seconds(10));
     let bytes: u64 = world.checks.figures.said.values().map(|(_, bytes)| bytes).sum();
     let rate = bytes as f64 / 10.0 / 24.0;
-    println!("{rate:.0} bytes of gossip by each of 24 idle peers a second");
-    assert!(rate < 400.0, "{rate} bytes a second");
+    println!("{rate:.0} bytes said by each of 24 idle peers a second, to all or straight to a leader");
+    // A heartbeat to a leader and from there to three who listen is said four times.
+    assert!(rate < 550.0, "{rate} bytes a second");
 }
