@@ -253,6 +253,11 @@ impl Control {
             Entry::Vacant(place) => (place.insert(Member::new(now, self.config.heartbeat)), true),
         };
         let life = member.life;
+        if let (Gossip::Heartbeat(heartbeat), Way::ToAll) = (message.message(), way)
+            && member.was_overtaken(sequence, heartbeat)
+        {
+            return;
+        }
         if !member.advance(kind, sequence) {
             return out.push(Action::Reject { peer: signer, reason: Reject::Replay });
         }
@@ -267,7 +272,7 @@ impl Control {
         let (gossip, proof) = message.into_parts();
         match gossip {
             Gossip::Advert(advert) => self.hear_advert(signer, advert, out),
-            Gossip::Heartbeat(heartbeat) => self.hear_heartbeat(signer, heartbeat),
+            Gossip::Heartbeat(heartbeat) => self.hear_heartbeat(signer, heartbeat, way),
             Gossip::Plan(plan) => self.hear_plan(signer, plan, proof, out),
             Gossip::Endorsement(endorsement) => self.hear_endorsement(signer, endorsement, proof, out),
             Gossip::Certificate(certificate) => self.hear_certificate(signer, certificate, out),

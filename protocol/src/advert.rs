@@ -235,6 +235,13 @@ pub struct Load {
 }
 
 impl Heartbeat {
+    /// Whether it says something that others act by and `before` does not: all but how much there is to do.
+    #[must_use]
+    pub fn is_news_after(&self, before: &Self) -> bool {
+        let at = |h: &Self| (h.clock, h.term, h.plan, h.leaving);
+        at(self) != at(before) || self.ready != before.ready || self.cut_off != before.cut_off
+    }
+
     /// Refuses heartbeats that list more than a plan can hold.
     ///
     /// # Errors

@@ -185,7 +185,11 @@ fn one_mind(sights: &[Option<Sight>], peers: usize) -> Result<(), String> {
             return Err("two peers follow different plans".into());
         }
         if let Some(group) = adopted.groups.iter().find(|g| !sight.ready_groups.contains(&g.id)) {
-            return Err(format!("{} group {} is not up", group.phase, group.id));
+            let leader = group.stages.first().and_then(|s| sights.iter().flatten().find(|o| o.me == s.peer));
+            let by_itself =
+                if leader.is_some_and(|l| l.ready_groups.contains(&group.id)) { "it is" } else { "it is not" };
+            let id = &group.id;
+            return Err(format!("{} does not see {} group {id} up; by its leader {by_itself}", sight.me, group.phase));
         }
     }
     Ok(())

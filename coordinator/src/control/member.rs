@@ -12,6 +12,9 @@ use tsnode_protocol::{Advert, Epoch, Gossip, Heartbeat, Life, PlanId, Term};
 /// How long messages of a peer that is gone may still come by way of others.
 const ECHO: Time = Time::from_secs(3);
 
+/// How long a word to all may be on its way, when what was said later has come straight.
+const UNTOLD: Duration = Duration::from_millis(1500);
+
 /// Between two changes of one peer that hold up planning.
 const RESTLESS: Time = Time::from_secs(5);
 
@@ -88,6 +91,10 @@ pub struct Member {
     pub(super) rolled: Time,
     /// The last heartbeat that it said to all.
     for_all: u64,
+    /// What was in it.
+    told: Option<Heartbeat>,
+    /// Since when it says a few what it has not said to all, as far as this peer has heard.
+    untold_since: Option<Time>,
     pulse: Pulse,
     pub(super) life: Life,
     sequences: [u64; 7],
@@ -116,6 +123,8 @@ impl Member {
             listed: None,
             rolled: Time::ZERO,
             for_all: 0,
+            told: None,
+            untold_since: None,
             pulse: Pulse::new(heartbeat),
             life: Life::default(),
             sequences: [0; 7],
@@ -139,9 +148,40 @@ impl Member {
         if life > self.life {
             self.life = life;
             self.gone_at = None;
+            (self.told, self.untold_since) = (None, None);
             self.pulse.skip();
         }
         true
+    }
+
+    /// A heartbeat for all, that what it said straight here later has overtaken: false if it is none.
+    pub(super) fn was_overtaken(&mut self, sequence: u64, heartbeat: &Heartbeat) -> bool {
+        let last = self.sequences[Kind::Heartbeat as usize];
+        let was = Life::of(sequence) == self.life && self.for_all < sequence && sequence < last;
+        if was {
+            self.for_all = sequence;
+            self.told = Some(heartbeat.clone());
+            self.untold_since = self.untold_since.filter(|_| self.heartbeat.is_news_after(heartbeat));
+        }
+        was
+    }
+
+    /// Its heartbeat is news to this peer, and to all where it came so.
+    pub(super) fn tells(&mut self, now: Time, heartbeat: Heartbeat, way: Way) {
+        match way {
+            Way::ToAll => (self.told, self.untold_since) = (Some(heartbeat.clone()), None),
+            // Who has said nothing to all yet, here, is new, or is to this peer: adverts will tell.
+            Way::Straight if !self.told.as_ref().is_some_and(|told| heartbeat.is_news_after(told)) => {
+                self.untold_since = None;
+            }
+            Way::Straight => _ = self.untold_since.get_or_insert(now),
+        }
+        self.heartbeat = heartbeat;
+    }
+
+    /// Whether something that all should know did not come to all, or not here.
+    pub(super) fn keeps_from_all(&self, now: Time) -> bool {
+        self.untold_since.is_some_and(|since| now >= since + UNTOLD)
     }
 
     /// Whether a heartbeat of that sequence is later than the last.
@@ -164,6 +204,8 @@ impl Member {
         if watched != self.watched_since.is_some() {
             self.watched_since = watched.then_some(now);
             self.late_since = None;
+            // Its silence was a reason only as long as it was to be heard.
+            self.suspect &= watched || self.called.is_some();
             self.pulse.skip();
         }
     }

@@ -44,6 +44,12 @@ impl Member {
         let since = *self.late_since.get_or_insert(now);
         (at_once || now >= since + defer) && self.call_heard.is_none_or(|at| now >= at + CALL_AGAIN)
     }
+
+    /// Whether it is time to have it say to all what it says to a few: where its word to all was lost on its first steps no
+    /// roll shows that.
+    pub(super) fn is_to_be_asked(&self, now: Time) -> bool {
+        self.keeps_from_all(now) && self.call_heard.is_none_or(|at| now >= at + ASK_AGAIN)
+    }
 }
 
 impl Control {

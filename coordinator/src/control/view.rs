@@ -1,6 +1,8 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
-use super::{Action, Control, Down, Member, Members, check, detector::Sign, missing::ANSWER, voice::LISTENERS};
+use super::{
+    Action, Control, Down, Member, Members, check, detector::Sign, member::Way, missing::ANSWER, voice::LISTENERS,
+};
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,7 +104,7 @@ impl Control {
         }
     }
 
-    pub(super) fn hear_heartbeat(&mut self, signer: PeerId, heartbeat: Heartbeat) {
+    pub(super) fn hear_heartbeat(&mut self, signer: PeerId, heartbeat: Heartbeat, way: Way) {
         let behind = heartbeat.plan != self.plan_id();
         let Some(member) = self.members.get_mut(&signer) else { return };
         let turned = heartbeat.leaving != member.heartbeat.leaving;
@@ -116,7 +118,7 @@ impl Control {
         } else if member.behind_since.is_none() {
             member.behind_since = Some(self.now);
         }
-        member.heartbeat = heartbeat;
+        member.tells(self.now, heartbeat, way);
         if stirs {
             self.members_changed();
         } else if turned {
@@ -157,7 +159,7 @@ impl Control {
             member.watch(watched, now);
             let sign = if watched { member.sign(now, health, rules) } else { Sign::Fine };
             let left = leaves && (member.disconnected || sign == Sign::Dead);
-            if !left && member.is_to_be_called(sign, now, defer) {
+            if !left && (member.is_to_be_called(sign, now, defer) || (listens && member.is_to_be_asked(now))) {
                 missed.push(Missed { peer: PeerTag::of(*peer), last: member.last() });
                 member.call_heard = Some(now);
             }

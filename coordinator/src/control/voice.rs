@@ -118,12 +118,7 @@ impl Control {
 
     /// Whether something is so that others do not know, and act by.
     fn has_news(&self) -> bool {
-        self.voice.said.as_ref().is_none_or(|(said, _)| {
-            (said.plan, said.term, said.clock, said.leaving)
-                != (self.plan_id(), self.term(), self.clock_epoch(), self.leaving)
-                || said.ready != self.ready
-                || said.cut_off != self.cut_off
-        })
+        self.voice.said.as_ref().is_none_or(|(said, _)| self.heartbeat().is_news_after(said))
     }
 
     /// Whether gateways should hear how much is to do here: the seldomer the larger the swarm.

@@ -10,7 +10,7 @@ use ed25519_dalek::SigningKey;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Gossip, Life, PeerId, Term, Verified, envelope::EnvelopeError};
+use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Life, PeerId, Term, Verified, envelope::EnvelopeError};
 
 /// What survives the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -116,6 +116,12 @@ impl Process {
     #[must_use]
     pub fn lends(&self) -> bool {
         !self.advert.devices.is_empty()
+    }
+
+    /// The groups of its plan that it leads.
+    pub(super) fn led(&self) -> Vec<GroupId> {
+        let groups = self.control().and_then(|c| c.plan()).map_or(&[][..], |p| &p.groups);
+        groups.iter().filter(|g| g.leader() == Some(self.id)).map(|g| g.id).collect()
     }
 
     /// Starts with what the disk has.

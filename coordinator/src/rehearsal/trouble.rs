@@ -110,12 +110,12 @@ impl World {
     /// The network and the disks are as they should be; most of those that are gone come back, liars say no more than
     /// their machine does, and whoever was stopped goes on when its time comes.
     pub(super) fn calm(&mut self) {
+        self.net_troubled();
         self.net.lost = 0.0;
         self.net.repeated = 0.0;
         self.net.delay = Duration::from_millis(40);
         self.net.sides.clear();
         self.net.lags = BTreeMap::new();
-        self.net_troubled();
         for n in 0..self.peers.len() {
             self.peers[n].disk.latency = Duration::ZERO;
             if self.peers[n].lie == Some(Lie::Sequence) {

@@ -22,12 +22,14 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Gossip, Heartbeat, Life, PeerId, PlanId, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, Heartbeat, Life, Load, PeerId, PlanId, Term, Verified};
 
 /// Wall clock at the beginning (s since 1970); the seed adds up to an epoch.
 const UNIX: u64 = 1_800_000_000;
 /// How long planners of a small swarm take at most.
 const PLANNING: Duration = Duration::from_millis(50);
+/// How long loading takes at most.
+const LOADING: Duration = Duration::from_secs(3);
 /// Messages kept for liars to say again.
 const ARCHIVE: usize = 64;
 
@@ -47,6 +49,8 @@ enum Due {
     Written(usize, u64),
     /// A process's planner has its answer.
     Planned(usize, Life, Option<Draft>),
+    /// A process has loaded what it leads.
+    Loaded(usize, Life),
     GoesOn(usize, u64),
     IsGone(usize, Time),
     Lies(usize),
@@ -80,6 +84,8 @@ pub struct World {
     /// Whether the world is to be at peace.
     pub(super) quiet_since: Option<Time>,
     net_troubled: Time,
+    /// When the network last was in parts.
+    parted: Time,
     numbers: BTreeMap<PeerId, usize>,
     due: BTreeMap<u64, Vec<Due>>,
     wakes: BTreeSet<(Time, usize)>,
@@ -119,6 +125,7 @@ impl World {
             clocks_err: false,
             quiet_since: None,
             net_troubled: Time::ZERO,
+            parted: Time::ZERO,
             numbers: BTreeMap::new(),
             due: BTreeMap::new(),
             wakes: BTreeSet::new(),
@@ -203,6 +210,8 @@ impl World {
                 if self.peers[n].lie.is_none() {
                     self.checks.a_plan_takes_effect_by_majority_and_terms_rise(self.now, id, &plan);
                 }
+                let late = LOADING.mul_f64(self.pace.unit());
+                self.put(self.now + late, Due::Loaded(n, self.peers[n].life));
             }
             Action::AskPlanner(question) => {
                 let draft = question.answer(&*self.planner);
@@ -347,6 +356,11 @@ impl World {
                 self.run(n);
             }
             Due::Planned(n, life, draft) if self.peers[n].life == life => self.tell(n, Event::Planned(draft)),
+            Due::Loaded(n, life) if self.peers[n].life == life => {
+                let (running, ready) = (self.pace.below(4) as u32, self.peers[n].led());
+                let load = Load { running, ..Load::default() };
+                self.tell(n, Event::Load { load, ready });
+            }
             Due::IsGone(n, since) => self.look_for_ghost(n, since),
             Due::Lies(n) => {
                 if let Some(lie) =
@@ -358,12 +372,15 @@ impl World {
                     self.put(self.now + again, Due::Lies(n));
                 }
             }
-            Due::End(..) | Due::Written(..) | Due::GoesOn(..) | Due::Planned(..) => {}
+            Due::End(..) | Due::Written(..) | Due::GoesOn(..) | Due::Planned(..) | Due::Loaded(..) => {}
         }
     }
 
     pub(super) fn net_troubled(&mut self) {
         self.net_troubled = self.now;
+        if !self.net.sides.is_empty() {
+            self.parted = self.now;
+        }
     }
 
     pub(super) fn note(&mut self, note: Note) {

@@ -10,13 +10,18 @@ use tsnode_protocol::{Gossip, PeerId, Verified};
 
 /// A heartbeat a second, and bursts of adverts, plans and endorsements when the swarm changes.
 const WORDS: Allowance = Allowance { per_second: 20.0, burst: 400.0 };
+/// Honest neighbours pass on what they heard a few seconds ago: gossipsub keeps five of its beats, and a newcomer asks for
+/// them after it has heard what came later. What a signer overtook longer ago than this nobody has to pass on.
+const HISTORY: Duration = Duration::from_secs(15);
 /// Signers remembered; those with nothing to answer for are forgotten first.
 const SIGNERS: usize = 4096;
 
 /// Why a message goes no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
-    /// It is not newer than the last of its kind, or a call that has come before.
+    /// It is not newer than the last of its kind, or a call that has come before; nobody is to blame.
+    Late,
+    /// The same, and its signer had said what came later for a while.
     Old,
     /// Its signer says too much.
     TooMuch,
@@ -32,8 +37,30 @@ pub(super) struct Heard {
 #[derive(Debug)]
 struct Signer {
     purse: Purse,
-    last: BTreeMap<&'static str, u64>,
+    said: BTreeMap<&'static str, Said>,
     calls: Calls,
+}
+
+/// Sequences of one kind.
+#[derive(Debug, Default)]
+struct Said {
+    last: u64,
+    /// The last one, as it was when [`HISTORY`] was last over, and the time before that.
+    settled: [u64; 2],
+    turned: Duration,
+}
+
+impl Said {
+    fn turn(&mut self, now: Duration) {
+        if now >= self.turned + HISTORY {
+            self.settled = [self.last, self.settled[0]];
+            self.turned = now;
+        }
+    }
+
+    fn excess(&self, sequence: u64) -> Excess {
+        if sequence <= self.settled[1] { Excess::Old } else { Excess::Late }
+    }
 }
 
 impl Heard {
@@ -53,20 +80,19 @@ impl Heard {
         if self.signers.len() >= SIGNERS && !self.signers.contains_key(&message.signer()) {
             self.signers.retain(|_, s| !s.purse.is_full(now));
         }
-        let new = || Signer { purse: Purse::new(WORDS, now), last: BTreeMap::new(), calls: Calls::default() };
+        let new = || Signer { purse: Purse::new(WORDS, now), said: BTreeMap::new(), calls: Calls::default() };
         let signer = self.signers.entry(message.signer()).or_insert_with(new);
         let (sequence, kind) = (message.sequence(), message.message().kind());
+        let said = signer.said.entry(kind).or_default();
+        said.turn(now);
         let is_news = match message.message() {
             Gossip::Call(_) => signer.calls.note(sequence),
-            _ => {
-                let last = signer.last.entry(kind).or_default();
-                let before = std::mem::replace(last, sequence.max(*last));
-                sequence > before
-            }
+            _ => sequence > said.last,
         };
         if !is_news {
-            return Err(Excess::Old);
+            return Err(said.excess(sequence));
         }
+        said.last = sequence.max(said.last);
         signer.purse.take(now).map_err(|_| Excess::TooMuch)
     }
 }
@@ -95,12 +121,26 @@ mod tests {
     fn what_is_old_and_what_is_too_much_goes_no_further() {
         let (mut heard, now) = (Heard::new(), Duration::ZERO);
         assert_eq!(heard.note_at(now, &message(5)), Ok(()));
-        assert_eq!(heard.note_at(now, &message(5)), Err(Excess::Old));
-        assert_eq!(heard.note_at(now, &message(4)), Err(Excess::Old));
+        assert_eq!(heard.note_at(now, &message(5)), Err(Excess::Late));
+        assert_eq!(heard.note_at(now, &message(4)), Err(Excess::Late));
         let passed = (6..1006).filter(|n| heard.note_at(now, &message(*n)).is_ok()).count();
         assert_eq!(passed, 399);
         assert_eq!(heard.note_at(now, &message(2000)), Err(Excess::TooMuch));
         assert_eq!(heard.note_at(Duration::from_secs(1), &message(2001)), Ok(()));
+    }
+
+    #[test]
+    fn who_passes_on_what_was_just_said_is_not_to_blame_and_who_digs_it_out_later_is() {
+        let mut heard = Heard::new();
+        let mut note = |second: u64, of: u64| heard.note_at(Duration::from_secs(second), &message(of));
+        // A message a second, with the second for its sequence; the listener starts after 20.
+        for second in 20..120 {
+            assert_eq!(note(second, second), Ok(()));
+            assert_eq!(note(second, second - 14), Err(Excess::Late), "after {second} s");
+            if second >= 50 {
+                assert_eq!(note(second, second - 30), Err(Excess::Old), "after {second} s");
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The queue of events towards the control machine, and what happens when it is full.
 //!
-//! Heartbeats and rejections are dropped: the first are repeated every second, the second may be a flood. Everything
-//! else waits here, and while anything waits the network is not read, so that at most the events of one network
+//! Heartbeats and rejections are dropped: what is lost of the first shows in the next roll and is asked for, the second may be
+//! a flood. Everything else waits here, and while anything waits the network is not read, so that at most the events of one network
 //! event wait and the pressure reaches the senders.
 
 use super::SwarmEvent;

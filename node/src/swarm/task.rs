@@ -312,6 +312,7 @@ impl Task {
     fn on_excess(&mut self, from: &libp2p::PeerId, signer: PeerId, excess: Excess) {
         tracing::trace!(%from, %signer, ?excess, "gossip ignored");
         match excess {
+            Excess::Late => {}
             Excess::Old => self.blame(to_own_id(from), Offence::Replay),
             Excess::TooMuch => self.blame(Some(signer), Offence::Flood),
         }

@@ -2,7 +2,7 @@
 
 use super::World;
 use std::collections::BTreeSet;
-use tsnode_protocol::{PeerId, Plan};
+use tsnode_protocol::{GroupId, PeerId, Plan};
 
 impl World {
     /// The plan that all honest peers follow.
@@ -22,8 +22,15 @@ impl World {
         }
     }
 
-    /// Whether all honest peers follow one plan, which serves exactly the living, see each other and nobody else, and
-    /// agree who plans next.
+    /// The groups of the common plan that no liar has a part in.
+    fn sound_groups(&self) -> impl Iterator<Item = GroupId> {
+        let is_honest = |id: &PeerId| self.numbers.get(id).is_some_and(|n| self.peers[*n].lie.is_none());
+        let groups = self.common_plan().map_or(&[][..], |p| &p.groups).iter();
+        groups.filter(move |g| g.stages.iter().all(|s| is_honest(&s.peer))).map(|g| g.id)
+    }
+
+    /// Whether all honest peers follow one plan, which serves exactly the living, see each other and nobody else, know
+    /// which groups are up, and agree who plans next.
     ///
     /// # Errors
     /// Says what is not so.
@@ -48,6 +55,9 @@ impl World {
                 return Err(format!("{} sees {}, which is gone", peer.advert.name, name(ghost)));
             }
             planners.insert(control.coordinator());
+            if let Some(group) = self.sound_groups().find(|g| !control.ready().contains_key(g)) {
+                return Err(format!("{} does not see that group {group} is up", peer.advert.name));
+            }
         }
         // Who lies may be seen by some and not by others.
         if planners.len() > 1 && !self.has_liars() {

@@ -1,6 +1,6 @@
 //! What peers say of each other, held against what is so.
 
-use super::World;
+use super::{Due, World};
 use crate::{
     Time,
     control::{Down, Reject},
@@ -10,6 +10,7 @@ use crate::{
         process::{Held, Process},
     },
 };
+use std::time::Duration;
 use tsnode_protocol::PeerId;
 
 impl World {
@@ -69,6 +70,12 @@ impl World {
         let echoes = self.peers.iter().any(|p| p.lie == Some(Lie::Replay));
         if echoes {
             return;
+        }
+        let parted = self.parted >= since || !self.net.sides.is_empty();
+        if parted && self.now < since + 2 * GHOST {
+            // Those who listen for all may be in another part.
+            // The agenda is in whole milliseconds.
+            return self.put(since + 2 * GHOST + Duration::from_millis(1), Due::IsGone(n, since));
         }
         if let Some(viewer) = self.peers.iter().position(sees) {
             self.checks.no_ghosts(self.now, n, viewer);
