@@ -16,7 +16,7 @@
 //! | `memory.rs` | memory for large matrices |
 //! | `team.rs` | the threads |
 //!
-//! KV packed for links is defined in `wire/`, and is fast in `avx2/wire.rs`.
+//! KV packed for links is defined in `wire/`, and is fast in `avx2/wire.rs` and `avx512/wire.rs`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

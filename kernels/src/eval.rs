@@ -1,8 +1,10 @@
 //! What int4 on the wire costs: perplexity with KV that went through the codec, against KV that did not.
 
 mod quality;
+mod reference;
 
 pub use quality::{Change, LayerError, Predicted, SideError, Subject, rouge_l};
+pub use reference::{as_reference, reference_bits};
 
 use crate::{
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},

@@ -10,14 +10,17 @@
 //! | spread | of values: what a scale counts, 1 byte | |
 //! | scales | of keys: a byte a group, steps below the base | a byte a group, steps below the base |
 //! | | of values: 4 bits a group, spreads below the base, and in the upper 4 bits its zero | |
-//! | zeros | of keys: a byte a group | |
+//! | zeros | of keys: the lower 8 of 12 bits a group, then the upper 4, two groups a byte | |
 //! | codes | 4 bits a number | a byte a number, token by token |
 //!
-//! Steps are floats of four mantissa bits, named by a whole number ([`steps`]). A number is `(zero + code) · step` with a
-//! code of 0 to 15, or `code · step` with one of -127 to 127: both products are exact, so that unpacked values depend on
+//! Steps are floats of five mantissa bits, named by a whole number ([`steps`]). A number is `(zero + code) · step` with a
+//! code of 0 to 15 and a zero that for keys counts sixteenths, or `code · step` with a code of -127 to 127: both are exact, so that unpacked values depend on
 //! nothing but the bytes. Two tokens share the bytes of their four-bit codes, the first one's in the lower halves, so that
 //! rows are packed as they lie in pages; a last token without a partner has its first and its second half of channels
-//! share bytes. Nothing is padded but the last half byte of an odd number of codes.
+//! share bytes, and so have the upper bits of keys' zeros. Nothing is padded but the last half byte of an odd number of either.
+//!
+//! A block of at most [`SHORT`] tokens has eight bits where others have four: it would spend more than another bit a number on
+//! its keys' steps, and a prompt that short is all one such block, whose few bytes no link notices.
 
 mod plain;
 pub mod speed;
@@ -37,6 +40,8 @@ use tsnode_protocol::{KvCodec, KvDtype};
 
 /// Tokens that share a key channel's step.
 pub const BLOCK: usize = 64;
+/// Tokens of a block at most that has eight bits for each number where longer ones have four.
+pub const SHORT: usize = 16;
 /// Channels that share a value token's step.
 pub const GROUP: usize = 32;
 const _: () = assert!((KvCodec::Int4.tile_step() as usize).is_multiple_of(BLOCK));
@@ -59,11 +64,12 @@ pub(crate) enum Bits {
 }
 
 impl Bits {
-    pub(crate) fn of(codec: KvCodec) -> Option<Self> {
+    /// Of a block of so many tokens.
+    pub(crate) fn of(codec: KvCodec, tokens: usize) -> Option<Self> {
         match codec {
             KvCodec::Raw => None,
-            KvCodec::Int4 => Some(Self::Four),
-            KvCodec::Int8 => Some(Self::Eight),
+            KvCodec::Int4 if tokens > SHORT => Some(Self::Four),
+            KvCodec::Int4 | KvCodec::Int8 => Some(Self::Eight),
         }
     }
 }
@@ -89,7 +95,7 @@ impl Form {
     /// Bytes before the codes.
     fn head_bytes(&self) -> usize {
         match (self.bits, self.side) {
-            (Bits::Four, Side::Keys) => 2 + 2 * self.groups(),
+            (Bits::Four, Side::Keys) => 2 + 2 * self.groups() + self.groups().div_ceil(2),
             (Bits::Four, Side::Values) => 3 + self.groups(),
             (Bits::Eight, _) => 2 + self.groups(),
         }
@@ -117,9 +123,8 @@ pub(crate) struct Rows<'a> {
 /// Bytes of a tile of `tokens` × `heads` × `dim`, keys and values.
 #[must_use]
 pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, dim: usize) -> usize {
-    let Some(bits) = Bits::of(codec) else { return 2 * heads * tokens * dim * dtype.bytes() };
     let side = |side| {
-        let of = |tokens| Form { bits, side, tokens, dim }.bytes();
+        let of = |tokens| block_bytes(codec, dtype, side, tokens, dim);
         let rest = tokens % BLOCK;
         tokens / BLOCK * of(BLOCK) + if rest == 0 { 0 } else { of(rest) }
     };
@@ -128,7 +133,7 @@ pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, d
 
 /// Bytes of one block, or of that much as it lies in pages.
 pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: usize, dim: usize) -> usize {
-    match Bits::of(codec) {
+    match Bits::of(codec, tokens) {
         Some(bits) => Form { bits, side, tokens, dim }.bytes(),
         None => tokens * dim * dtype.bytes(),
     }

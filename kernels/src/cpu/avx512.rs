@@ -8,6 +8,7 @@
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
 //! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
 //! | `rounded.rs` | rounding rows to 8 bits |
+//! | `wire.rs` | KV packed for links |
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 pub(super) mod chunk;
@@ -16,14 +17,16 @@ mod exp;
 mod packed;
 mod rounded;
 pub(super) mod tiles;
+mod wire;
 
-pub(super) use super::avx2::{choose, decode, encode, low_high, reduce_all, scores, weighted_rows, widen};
+pub(super) use super::avx2::{reduce_all, scores, weighted_rows, widen};
 use super::plain;
 pub(super) use dense::lanes;
 pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 use std::arch::x86_64::*;
+pub(super) use wire::{choose, decode, encode, low_high};
 
 pub(super) fn is_available() -> bool {
     super::avx2::is_available()

@@ -34,6 +34,8 @@ pub struct Predicted {
     pub after: f64,
     /// Share of tokens for which the likeliest is the same.
     pub same_top: f64,
+    /// How far predictions with the change are from those without: mean Kullback-Leibler divergence (natural log).
+    pub divergence: f64,
 }
 
 impl Predicted {
@@ -49,7 +51,14 @@ impl Predicted {
         let tokens: usize = parts.iter().map(|p| p.tokens).sum();
         let mean =
             |of: fn(&Self) -> f64| parts.iter().map(|p| of(p) * p.tokens as f64).sum::<f64>() / tokens.max(1) as f64;
-        Self { prefix: 0, tokens, before: mean(|p| p.before), after: mean(|p| p.after), same_top: mean(|p| p.same_top) }
+        Self {
+            prefix: 0,
+            tokens,
+            before: mean(|p| p.before),
+            after: mean(|p| p.after),
+            same_top: mean(|p| p.same_top),
+            divergence: mean(|p| p.divergence),
+        }
     }
 }
 
@@ -93,17 +102,17 @@ impl SideError {
 }
 
 impl Subject<'_> {
-    /// What the KV of `prompt` loses on its way through `codec`, layer by layer. Pages hold half precision.
+    /// What the KV of `prompt` loses by the change, layer by layer. Pages hold half precision.
     ///
     /// # Errors
     /// When the engine has too few pages.
-    pub fn errors(&mut self, prompt: &[Token], codec: KvCodec) -> Result<Vec<LayerError>, EngineError> {
+    pub fn errors(&mut self, prompt: &[Token], change: Change<'_>) -> Result<Vec<LayerError>, EngineError> {
         let request = RequestId([2; 16]);
         let len = prompt.len() as u32;
         self.engine.admit(self.stage, request, len)?;
         self.compute(request, 0, prompt, &[])?;
         let before = self.pages(request, len)?;
-        self.engine.settle(self.stage, request, 0..len, codec)?;
+        change(self.engine, request, len)?;
         let after = self.pages(request, len)?;
         self.engine.release(self.stage, request);
         let errors = before.iter().zip(&after).map(|((layer, before), (_, after))| {
@@ -141,38 +150,36 @@ impl Subject<'_> {
         for window in windows.iter().filter(|w| w.len() > prefix + 1) {
             let before = self.follow(window, prefix, &mut |_, _, _| Ok(()))?;
             let after = self.follow(window, prefix, change)?;
-            sum.tokens += before.len();
-            for ((loss, top), (lost, chosen)) in before.iter().zip(&after) {
-                sum.before += loss;
-                sum.after += lost;
-                sum.same_top += f64::from(u8::from(top == chosen));
+            let rows = before.chunks_exact(self.vocab).zip(after.chunks_exact(self.vocab));
+            for ((before, after), target) in rows.zip(&window[prefix + 1..]) {
+                let (total, changed) = (log_sum_exp(before), log_sum_exp(after));
+                let target = target.0 as usize;
+                sum.tokens += 1;
+                sum.before += f64::from(total - before[target]);
+                sum.after += f64::from(changed - after[target]);
+                sum.same_top += f64::from(u8::from(likeliest(before) == likeliest(after)));
+                let apart =
+                    |(a, b): (&f32, &f32)| f64::from((a - total).exp()) * f64::from((a - total) - (b - changed));
+                sum.divergence += before.iter().zip(after).map(apart).sum::<f64>();
             }
         }
         let n = sum.tokens.max(1) as f64;
-        Ok(Predicted { before: sum.before / n, after: sum.after / n, same_top: sum.same_top / n, ..sum })
+        let Predicted { before, after, same_top, divergence, .. } = sum;
+        let [before, after, same_top, divergence] = [before, after, same_top, divergence].map(|sum| sum / n);
+        Ok(Predicted { before, after, same_top, divergence, ..sum })
     }
 
-    /// Loss and likeliest token of each token after the prefix but the first, which the prompt's own logits predict.
-    fn follow(
-        &mut self,
-        window: &[Token],
-        prefix: usize,
-        change: Change<'_>,
-    ) -> Result<Vec<(f64, usize)>, EngineError> {
+    /// Logits after each token behind the prefix but the last.
+    fn follow(&mut self, window: &[Token], prefix: usize, change: Change<'_>) -> Result<Vec<f32>, EngineError> {
         let request = RequestId([1; 16]);
         self.engine.admit(self.stage, request, window.len() as u32)?;
         self.compute(request, 0, &window[..prefix], &[])?;
         change(self.engine, request, prefix as u32)?;
         let rest = &window[prefix..];
         let rows: Vec<usize> = (0..rest.len() - 1).collect();
-        let vocab = self.vocab;
-        let logits = self.compute(request, prefix, rest, &rows)?;
-        let judge = |(logits, target): (&[f32], &Token)| {
-            (f64::from(log_sum_exp(logits) - logits[target.0 as usize]), likeliest(logits))
-        };
-        let judged = logits.chunks_exact(vocab).zip(&rest[1..]).map(judge).collect();
+        let logits = self.compute(request, prefix, rest, &rows)?.to_vec();
         self.engine.release(self.stage, request);
-        Ok(judged)
+        Ok(logits)
     }
 
     /// The likeliest `n` tokens after each prompt, one after the other, with prompts' KV as `change` leaves it.

@@ -35,11 +35,11 @@ pub struct Load {
     pub tile: usize,
 }
 
-/// Rates of `codec`: medians of `rounds` rounds, in each of which all three are measured one after the other.
+/// Rates of `codec` by the instructions of `simd`: medians of `rounds` rounds, in each of which all three are measured one after the other.
 ///
 /// # Errors
 /// When a token's KV does not fit a page.
-pub fn measure(codec: KvCodec, load: Load, rounds: usize) -> Result<Rates, PagesError> {
+pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<Rates, PagesError> {
     let Load { heads, dim, tokens, .. } = load;
     let page = PAGE_BYTES / (2 * heads * dim * 2).max(1);
     if page == 0 {
@@ -57,7 +57,7 @@ pub fn measure(codec: KvCodec, load: Load, rounds: usize) -> Result<Rates, Pages
         .map(|start| Tile { layer: 0, heads: 0..heads, tokens: *start..tokens.min(start + load.tile) })
         .collect();
     let mut payloads: Vec<Vec<u8>> = tiles.iter().map(|_| Vec::new()).collect();
-    let (mut scratch, simd) = (Scratch::default(), Simd::detect());
+    let mut scratch = Scratch::default();
     let mut seconds = [const { Vec::new() }; 3];
     for _ in 0..rounds.max(1) {
         seconds[0].push(timed(|| to.copy_from_slice(black_box(&from))));

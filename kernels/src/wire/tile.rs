@@ -61,7 +61,7 @@ impl Strip {
     ) -> &'o mut [u8] {
         let (layout, mut rest) = (kv.layout(), out);
         for tokens in self.blocks() {
-            let Some(bits) = Bits::of(codec) else {
+            let Some(bits) = Bits::of(codec, tokens.len()) else {
                 for run in kv.runs(pool, self.layer, self.side, self.head, tokens) {
                     let (out, after) = rest.split_at_mut(run.len());
                     out.copy_from_slice(run);
@@ -91,7 +91,7 @@ impl Strip {
     ) -> &'p [u8] {
         let (layout, mut rest) = (kv.layout(), packed);
         for tokens in self.blocks() {
-            let Some(bits) = Bits::of(codec) else {
+            let Some(bits) = Bits::of(codec, tokens.len()) else {
                 kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
                     let (bytes, after) = rest.split_at(run.len());
                     run.copy_from_slice(bytes);

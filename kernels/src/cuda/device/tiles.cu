@@ -2,9 +2,9 @@
 // how they lie. One block of threads packs or unpacks one block of up to 64 tokens.
 #include "pages.cuh"
 
-constexpr int THREADS = 256, BLOCK = 64, GROUP = 32, MOST_DIM = 256;
+constexpr int THREADS = 256, BLOCK = 64, GROUP = 32, MOST_DIM = 256, SHORT = 16;
 // Steps from 2^-60 to 2^60 by name, mantissa bits that a step does not have, largest spread: see `wire/steps.rs`.
-constexpr int CUT = 19, LEAST = (127 - 60) << 4, MOST = (127 + 60) << 4, SPREAD = 64;
+constexpr int CUT = 18, LEAST = (127 - 60) << 5, MOST = (127 + 60) << 5, SPREAD = 128;
 
 // A block of a tile; the host's `TileBlock` lies the same way. `at` is where its bytes begin.
 struct TileBlock {
@@ -17,14 +17,18 @@ struct Packing {
     u32 codec, side, tokens, dim;
     DEVICE u32 per_row() const { return (dim + GROUP - 1) / GROUP; }
     DEVICE u32 groups() const { return side == 0 ? dim : tokens * per_row(); }
-    DEVICE u32 head_bytes() const { return codec == 8 ? 2 + groups() : side == 0 ? 2 + 2 * groups() : 3 + groups(); }
+    DEVICE u32 head_bytes() const { return codec == 8 ? 2 + groups() : side == 0 ? 2 + 2 * groups() + (groups() + 1) / 2 : 3 + groups(); }
     DEVICE u32 group(u32 t, u32 c) const { return side == 0 ? c : t * per_row() + c / GROUP; }
 };
+
+// Short blocks have eight bits where others have four.
+DEVICE u32 bits_of(u32 codec, u32 tokens) { return codec == 4 && tokens <= SHORT ? 8 : codec; }
 
 DEVICE int step_for(float x) {
     int name = ((int)__float_as_uint(x) + (1 << CUT) - 1) >> CUT;
     return min(max(name, LEAST), MOST);
 }
+DEVICE int step_near(float x) { return min(max(((int)__float_as_uint(x) + (1 << (CUT - 1))) >> CUT, LEAST), MOST); }
 DEVICE float step_of(int name) { return __uint_as_float((u32)min(max(name, LEAST), MOST) << CUT); }
 DEVICE float centred(float low, float high, float inverse) { return rintf(fmaf((low + high) * 0.5f, inverse, -7.5f)); }
 DEVICE float between(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
@@ -38,7 +42,7 @@ DEVICE int nearest(float x) {
 // The step a group needs.
 DEVICE int needed(const Packing &form, float low, float high) {
     if (form.codec == 8) return step_for(fmaxf(fmaxf(-low, high), 0.f) * (1.f / 127.f));
-    if (form.side == 0) return step_for(fmaxf((high - low) * (1.f / 15.f), fmaxf(-low, high) * (1.f / 128.f)));
+    if (form.side == 0) return step_near(fmaxf((high - low) * (1.f / 15.f), fmaxf(-low, high) * (1.f / 126.f)));
     return step_for((fmaxf(high, 0.f) - fminf(low, 0.f)) * (1.f / 15.f));
 }
 
@@ -99,7 +103,7 @@ DEVICE void choose_steps(const Packing &form, Shared &shared, u8 *head) {
         if (values && fmaxf(shared.high[g], 0.f) - fminf(shared.low[g], 0.f) > 0.f) atomicMin(&shared.least, name);
     }
     __syncthreads();
-    int base = shared.base, spread = min(max((base - shared.least + 14) / 15, 1), SPREAD), part = (1 << 16) / spread + 1;
+    int base = shared.base, spread = min(max((base - shared.least + 14) / 15, 1), SPREAD), part = (1 << 18) / spread + 1;
     if (threadIdx.x == 0) {
         head[0] = (u8)base;
         head[1] = (u8)(base >> 8);
@@ -109,7 +113,7 @@ DEVICE void choose_steps(const Packing &form, Shared &shared, u8 *head) {
         float low = shared.low[g], high = shared.high[g], inverse, zero = 0.f;
         int name = needed(form, low, high);
         if (values) {
-            int below = min(min(base - name, 15 * SPREAD) * part >> 16, 15);
+            int below = min(min(base - name, 15 * SPREAD) * part >> 18, 15);
             inverse = 1.f / step_of(base - below * spread);
             zero = between(centred(fminf(low, 0.f), fmaxf(high, 0.f), inverse), -15.f, 0.f);
             head[3 + g] = (u8)(below | (int)-zero * 16);
@@ -118,14 +122,31 @@ DEVICE void choose_steps(const Packing &form, Shared &shared, u8 *head) {
             inverse = 1.f / step_of(base - below);
             head[2 + g] = (u8)below;
             if (form.codec == 4) {
-                zero = between(centred(low, high, inverse), -128.f, 127.f);
-                head[2 + groups + g] = (u8)(i8)(int)zero;
+                // Sixteenths of a step.
+                float parts = rintf(fmaf((low + high) * 0.5f, inverse * 16.f, -7.5f * 16.f));
+                parts = between(parts, -2048.f, 2047.f);
+                zero = parts * (1.f / 16.f);
+                head[2 + groups + g] = (u8)(int)parts;
             }
         }
         shared.low[g] = inverse;
         shared.high[g] = zero;
     }
     __syncthreads();
+    if (form.codec == 8 || form.side == 1) return;
+    // The upper bits of two zeros share a byte.
+    u32 half = (groups + 1) / 2;
+    for (u32 g = threadIdx.x; g < half; g += THREADS) {
+        int more = half + g < groups ? (int)(shared.high[half + g] * 16.f) : 0;
+        head[2 + 2 * groups + g] = (u8)(((int)(shared.high[g] * 16.f) >> 8 & 15) | (more >> 8 & 15) << 4);
+    }
+}
+
+// A zero of keys, in sixteenths of a step.
+DEVICE float zero_parts(const u8 *zeros, u32 groups, u32 g) {
+    u32 half = (groups + 1) / 2;
+    u32 upper = g < half ? zeros[groups + g] & 15 : zeros[groups + g - half] >> 4;
+    return (float)((int)(upper << 28 | (u32)zeros[g] << 20) >> 20);
 }
 
 DEVICE int code_of(const Packing &form, u32 kind, const Shared &shared, u32 t, u32 c) {
@@ -140,7 +161,7 @@ KERNEL(THREADS) pack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const
     __shared__ Shared shared;
     TileBlock block = blocks[blockIdx.x];
     Pool pool = {memory, table, 0, tokens, heads, dim, kind};
-    Packing form = {codec, block.side, block.tokens, dim};
+    Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};
     for (u32 t = threadIdx.x; t < block.tokens; t += THREADS)
         shared.rows[t] = place(pool, 0, block.token + t, block.side, block.head);
     __syncthreads();
@@ -155,7 +176,7 @@ KERNEL(THREADS) pack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const
     choose_steps(form, shared, to);
     u8 *codes = to + form.head_bytes();
     u32 pairs = block.tokens / 2, half = (dim + 1) / 2;
-    if (codec == 8) {
+    if (form.codec == 8) {
         for (u32 i = threadIdx.x; i < block.tokens * dim; i += THREADS)
             codes[i] = (u8)(i8)code_of(form, kind, shared, i / dim, i % dim);
         return;
@@ -179,7 +200,7 @@ KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, con
     __shared__ Shared shared;
     TileBlock block = blocks[blockIdx.x];
     Pool pool = {memory, table, 0, tokens, heads, dim, kind};
-    Packing form = {codec, block.side, block.tokens, dim};
+    Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};
     for (u32 t = threadIdx.x; t < block.tokens; t += THREADS)
         shared.rows[t] = place(pool, 0, block.token + t, block.side, block.head);
     const u8 *head = in + block.at;
@@ -192,9 +213,9 @@ KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, con
     u32 groups = form.groups();
     int base = head[0] | head[1] << 8;
     for (u32 g = threadIdx.x; g < groups; g += THREADS) {
-        bool values = codec == 4 && form.side == 1;
+        bool values = form.codec == 4 && form.side == 1;
         float step = values ? step_of(base - (head[3 + g] & 15) * (int)head[2]) : step_of(base - (int)head[2 + g]);
-        float shift = values ? -(float)(head[3 + g] >> 4) * step : codec == 4 ? (float)(i8)head[2 + groups + g] * step : 0.f;
+        float shift = values ? -(float)(head[3 + g] >> 4) * step : form.codec == 4 ? zero_parts(head + 2 + groups, groups, g) * (step * (1.f / 16.f)) : 0.f;
         shared.low[g] = step;
         shared.high[g] = shift;
     }
@@ -204,7 +225,7 @@ KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, con
     for (u32 i = threadIdx.x; i < block.tokens * dim; i += THREADS) {
         u32 t = i / dim, c = i % dim, g = form.group(t, c);
         float code;
-        if (codec == 8) code = (float)(i8)codes[i];
+        if (form.codec == 8) code = (float)(i8)codes[i];
         else if (t % 2 == 1) code = (float)(codes[t / 2 * dim + c] >> 4);
         else if (t + 1 < block.tokens || c < half) code = (float)(codes[t / 2 * dim + c] & 15);
         else code = (float)(codes[t / 2 * dim + c - half] >> 4);

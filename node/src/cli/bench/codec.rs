@@ -12,9 +12,10 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tsnode_kernels::{
+    cpu::Simd,
     device::Host,
     engine::{Engine, EngineConfig, EngineError, StageKey, Threads},
-    eval::{LayerError, PROMPTS, Predicted, Subject, TEXT, rouge_l},
+    eval::{LayerError, PROMPTS, Predicted, SideError, Subject, TEXT, as_reference, reference_bits, rouge_l},
     source::ModelSource,
     speed::Step,
     wire::{
@@ -30,13 +31,20 @@ const CODECS: [KvCodec; 2] = [KvCodec::Int4, KvCodec::Int8];
 const LOADS: [Load; 2] =
     [Load { heads: 8, dim: 128, tokens: 16_384, tile: 512 }, Load { heads: 4, dim: 32, tokens: 131_072, tile: 512 }];
 const ROUNDS: usize = 21;
+/// Of the definition, which is slow.
+const ROUNDS_PLAIN: usize = 3;
 /// Prefixes handed over once before the rest is predicted (tokens).
 const PREFIXES: [usize; 4] = [100, 256, 512, 896];
+/// What quality is measured of: codecs, and a layout that four bits are compared with.
+const WAYS: [Way; 3] = [Way::Codec(KvCodec::Int4), Way::Reference, Way::Codec(KvCodec::Int8)];
 /// Tokens of a window, with the first one that is no text.
 const WINDOW: usize = 1024;
 /// Prefixes of held-out text that are continued, and tokens of a continuation.
 const HELD_OUT: usize = 256;
 const ANSWER: usize = 64;
+/// Prefixes are cut as often again, each time so many tokens later: on 64 alone ROUGE-L says little.
+const SHIFT: usize = 51;
+const CUTS: usize = 5;
 
 pub(super) fn command() -> Command {
     verb("codec", "Packing KV for a link: speed on one core, size, and quality", "tsnode bench codec --quality")
@@ -67,6 +75,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Speed {
+    instructions: String,
     codec: KvCodec,
     heads: usize,
     dim: usize,
@@ -80,9 +89,53 @@ struct Speed {
     unpack_of_copy: f64,
 }
 
+/// How prompts' KV is packed.
+#[derive(Clone, Copy)]
+enum Way {
+    Codec(KvCodec),
+    /// Groups of 32 with 16 bits for each minimum and step, after KIVI.
+    Reference,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Codec(codec) => name(codec),
+            Self::Reference => "4 bits in groups of 32, minimum and step of 16 bits",
+        }
+    }
+
+    /// Of prompts of all lengths together.
+    fn bits_per_element(self, lengths: &[usize], dim: usize) -> f64 {
+        let bits = |n: &usize| match self {
+            Self::Codec(codec) => 8 * tile_bytes(codec, KvDtype::F16, *n, 1, dim),
+            Self::Reference => reference_bits(*n, dim),
+        };
+        lengths.iter().map(bits).sum::<usize>() as f64 / (2 * dim * lengths.iter().sum::<usize>()) as f64
+    }
+}
+
+/// ROUGE-L of greedy continuations, over tokens.
+#[derive(Clone, Copy, Serialize)]
+struct Rouge {
+    mean: f64,
+    /// Standard error of the mean.
+    error: f64,
+    texts: usize,
+}
+
+impl Rouge {
+    fn of(scores: &[f64]) -> Self {
+        let n = scores.len().max(1) as f64;
+        let mean = scores.iter().sum::<f64>() / n;
+        let spread = scores.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
+        Self { mean, error: (spread / n).sqrt(), texts: scores.len() }
+    }
+}
+
 #[derive(Serialize)]
 struct Quality {
-    codec: KvCodec,
+    codec: &'static str,
     /// Of all prefixes together.
     bits_per_element: f64,
     perplexity: f64,
@@ -90,11 +143,12 @@ struct Quality {
     ratio: f64,
     same_top: f64,
     by_prefix: Vec<Predicted>,
-    /// ROUGE-L of greedy continuations, over tokens.
-    rouge_prompts: f64,
-    prompts: usize,
-    rouge_held_out: f64,
-    held_out: usize,
+    divergence: f64,
+    rouge_prompts: Rouge,
+    prompt_bits_per_element: f64,
+    rouge_held_out: Rouge,
+    /// On prefixes cut elsewhere too.
+    rouge_all_cuts: Rouge,
     layers: Vec<LayerError>,
 }
 
@@ -105,10 +159,23 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
         Report { processor: cpu.name, instructions: format!("{:?}", cpu.simd), speed: Vec::new(), quality: Vec::new() };
     if watch {
         say!("one core of {}, {}; GB/s of 16-bit numbers", report.processor, report.instructions);
-        say!("{:<7}{:>7}{:>8}{:>8}{:>8}{:>8}{:>8}", "codec", "width", "bits", "copy", "pack", "unpack", "of copy");
+        say!(
+            "{:<9}{:<7}{:>7}{:>8}{:>8}{:>8}{:>8}{:>8}",
+            "by",
+            "codec",
+            "width",
+            "bits",
+            "copy",
+            "pack",
+            "unpack",
+            "of copy"
+        );
     }
-    for (codec, load) in CODECS.into_iter().flat_map(|codec| LOADS.map(|load| (codec, load))) {
-        let speed = speed(codec, load)?;
+    // Tiles of AMX do nothing for a codec.
+    let all = Simd::all().into_iter().filter(|simd| *simd != Simd::Amx).rev();
+    let loads = || CODECS.into_iter().flat_map(|codec| LOADS.map(|load| (codec, load)));
+    for (simd, (codec, load)) in all.flat_map(|simd| loads().map(move |load| (simd, load))) {
+        let speed = speed(simd, codec, load)?;
         if watch {
             speed.print();
         }
@@ -116,8 +183,8 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     if is_set(matches, "quality") {
         let mut bench = Bench::open(matches, watch)?;
-        for codec in CODECS {
-            let quality = bench.quality(codec).map_err(|e| failed(&e))?;
+        for way in WAYS {
+            let quality = bench.quality(way).map_err(|e| failed(&e))?;
             if watch {
                 quality.print();
             }
@@ -131,9 +198,11 @@ fn failed(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(Kind::Model, error.to_string())
 }
 
-fn speed(codec: KvCodec, load: Load) -> Result<Speed, Exit> {
-    let rates = measure(codec, load, ROUNDS).map_err(|e| failed(&e))?;
+fn speed(simd: Simd, codec: KvCodec, load: Load) -> Result<Speed, Exit> {
+    let rounds = if simd == Simd::Plain { ROUNDS_PLAIN } else { ROUNDS };
+    let rates = measure(simd, codec, load, rounds).map_err(|e| failed(&e))?;
     Ok(Speed {
+        instructions: format!("{simd:?}"),
         codec,
         heads: load.heads,
         dim: load.dim,
@@ -152,7 +221,10 @@ impl Speed {
         let [copy, pack, unpack] = [self.copy, self.pack, self.unpack].map(|rate| rate / 1e9);
         let (name, dim, bits) = (name(self.codec), self.dim, self.bits_per_element);
         let [packing, unpacking] = [self.pack_of_copy, self.unpack_of_copy].map(|share| share * 100.0);
-        say!("{name:<7}{dim:>7}{bits:>8.3}{copy:>8.2}{pack:>8.2}{unpack:>8.2}{packing:>6.0} % and {unpacking:.0} %");
+        say!(
+            "{:<9}{name:<7}{dim:>7}{bits:>8.3}{copy:>8.2}{pack:>8.2}{unpack:>8.2}{packing:>6.0} % and {unpacking:.0} %",
+            self.instructions
+        );
     }
 }
 
@@ -171,9 +243,10 @@ struct Bench {
     stage: StageKey,
     windows: Vec<Vec<Token>>,
     prompts: Vec<Vec<Token>>,
-    held_out: Vec<Vec<Token>>,
-    /// Greedy continuations of both with KV as it is.
-    answers: Option<[Vec<Vec<Token>>; 2]>,
+    /// By where they are cut.
+    held_out: Vec<Vec<Vec<Token>>>,
+    /// Greedy continuations of prompts, then of each cut's prefixes, with KV as it is.
+    answers: Vec<Vec<Vec<Token>>>,
 }
 
 impl Bench {
@@ -189,62 +262,67 @@ impl Bench {
         let tokens = |text: &str| tokens(&reader, text).map_err(|e| failed(&e));
         let begun = |piece: &[Token]| [&[Token(0)], piece].concat();
         let text = tokens(&text)?;
-        let pieces = |len: usize| text.chunks(len - 1).map(begun).filter(move |w| w.len() == len).collect();
-        let (windows, held_out): (Vec<_>, Vec<_>) = (pieces(WINDOW), pieces(HELD_OUT));
+        let pieces = |from: usize, len: usize| -> Vec<_> {
+            let text = text.get(from..).unwrap_or_default();
+            text.chunks(len - 1).map(begun).filter(|w| w.len() == len).collect()
+        };
+        let windows = pieces(0, WINDOW);
+        let held_out: Vec<_> = (0..CUTS).map(|cut| pieces(cut * SHIFT, HELD_OUT)).collect();
         let prompts = PROMPTS.lines().map(|line| Ok(begun(&tokens(line)?))).collect::<Result<Vec<_>, Exit>>()?;
         if windows.is_empty() || source.card().shape.context < WINDOW as u32 {
             return Err(failed(&format!("a text and a context of at least {WINDOW} tokens are needed")));
         }
         let threads = Threads::together(std::thread::available_parallelism().map_or(1, usize::from));
         // Continuations run side by side.
-        let room = Step { batch: held_out.len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
+        let room = Step { batch: held_out[0].len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
         let kv = room.kv_bytes(&source, KvDtype::F16) * 2 + (64 << 20);
         let (model, _) = loaded(&source, threads, kv, watch)?;
         let pool_bytes = usize::try_from(kv).map_err(|e| failed(&e))?;
         let config = EngineConfig { threads, pool_bytes, kv_dtype: KvDtype::F16 };
         let mut engine = Engine::new(config).map_err(|e| failed(&e))?;
         let stage = engine.load(model).map_err(|e| failed(&e))?;
-        Ok(Self { source, engine, stage, windows, prompts, held_out, answers: None })
+        Ok(Self { source, engine, stage, windows, prompts, held_out, answers: Vec::new() })
     }
 
-    fn quality(&mut self, codec: KvCodec) -> Result<Quality, EngineError> {
+    fn quality(&mut self, way: Way) -> Result<Quality, EngineError> {
         let (stage, shape) = (self.stage, self.source.card().shape);
+        let dim = shape.head_dim as usize;
         let mut subject = Subject { engine: &mut self.engine, stage, vocab: shape.vocab as usize };
-        let mut packed =
-            |engine: &mut Engine, request: RequestId, tokens: u32| engine.settle(stage, request, 0..tokens, codec);
+        let mut packed = |engine: &mut Engine, request: RequestId, tokens: u32| match way {
+            Way::Codec(codec) => engine.settle(stage, request, 0..tokens, codec),
+            Way::Reference => as_reference(engine, stage, request, tokens, dim),
+        };
         let mut by_prefix = Vec::new();
         for prefix in PREFIXES {
             by_prefix.push(subject.predict(&self.windows, prefix, &mut packed)?);
         }
-        if self.answers.is_none() {
+        let texts = || std::iter::once(&self.prompts).chain(&self.held_out);
+        if self.answers.is_empty() {
             let mut as_it_is = |_: &mut Engine, _: RequestId, _: u32| Ok(());
-            let prompts = subject.answers(&self.prompts, ANSWER, &mut as_it_is)?;
-            self.answers = Some([prompts, subject.answers(&self.held_out, ANSWER, &mut as_it_is)?]);
+            self.answers =
+                texts().map(|texts| subject.answers(texts, ANSWER, &mut as_it_is)).collect::<Result<_, _>>()?;
         }
-        let now = [
-            subject.answers(&self.prompts, ANSWER, &mut packed)?,
-            subject.answers(&self.held_out, ANSWER, &mut packed)?,
-        ];
-        let rouge = |i: usize| {
-            let before = self.answers.iter().flat_map(|a| &a[i]);
-            before.zip(&now[i]).map(|(a, b)| rouge_l(a, b)).sum::<f64>() / now[i].len().max(1) as f64
-        };
+        let mut scores: Vec<Vec<f64>> = Vec::new();
+        for (texts, before) in texts().zip(&self.answers) {
+            let now = subject.answers(texts, ANSWER, &mut packed)?;
+            scores.push(before.iter().zip(&now).map(|(a, b)| rouge_l(a, b)).collect());
+        }
         let all = Predicted::all(&by_prefix);
-        let dim = shape.head_dim as usize;
-        let bits: usize = PREFIXES.iter().map(|n| 8 * tile_bytes(codec, KvDtype::F16, *n, 1, dim)).sum();
+        let lengths: Vec<usize> = self.prompts.iter().map(Vec::len).collect();
         Ok(Quality {
-            codec,
-            bits_per_element: bits as f64 / (2 * dim * PREFIXES.iter().sum::<usize>()) as f64,
+            codec: way.name(),
+            bits_per_element: way.bits_per_element(&PREFIXES, dim),
             perplexity: all.before.exp(),
             perplexity_packed: all.after.exp(),
             ratio: all.ratio(),
             same_top: all.same_top,
+            divergence: all.divergence,
             by_prefix,
-            rouge_prompts: rouge(0),
-            prompts: self.prompts.len(),
-            rouge_held_out: rouge(1),
-            held_out: self.held_out.len(),
-            layers: subject.errors(&self.windows[0], codec)?,
+            rouge_prompts: Rouge::of(&scores[0]),
+            prompt_bits_per_element: way.bits_per_element(&lengths, dim),
+            rouge_held_out: Rouge::of(&scores[1]),
+            rouge_all_cuts: Rouge::of(&scores[1..].concat()),
+            layers: subject.errors(&self.windows[0], &mut packed)?,
         })
     }
 }
@@ -253,24 +331,27 @@ impl Quality {
     fn print(&self) {
         let Self { perplexity, perplexity_packed, ratio, bits_per_element: bits, .. } = self;
         say!("");
-        say!("{}: {bits:.3} bits an element; prefixes handed over once, the rest predicted", name(self.codec));
+        say!("{}: {bits:.3} bits an element; prefixes handed over once, the rest predicted", self.codec);
         say!(
-            "perplexity {perplexity_packed:.4} over {perplexity:.4}: {ratio:.5}; likeliest the same {:.2} %",
-            self.same_top * 100.0
+            "perplexity {perplexity_packed:.4} over {perplexity:.4}: {ratio:.5}; likeliest the same {:.2} %; divergence {:.6}",
+            self.same_top * 100.0,
+            self.divergence
         );
         for p in &self.by_prefix {
             let (ratio, top) = (p.ratio(), p.same_top * 100.0);
-            say!("  {:>4} tokens: {ratio:.5}, {top:.2} % of {}", p.prefix, p.tokens);
+            say!("  {:>4} tokens: {ratio:.5}, {top:.2} % of {}, {:.6}", p.prefix, p.tokens, p.divergence);
         }
-        let [prompts, held_out] = [self.rouge_prompts, self.rouge_held_out];
+        let rouge = |r: &Rouge| format!("{:.3} ± {:.3} on {}", r.mean, r.error, r.texts);
         say!(
-            "ROUGE-L of {ANSWER} greedy tokens: {prompts:.3} on {} prompts, {held_out:.3} on {} prefixes of {HELD_OUT}",
-            self.prompts,
-            self.held_out
+            "ROUGE-L of {ANSWER} greedy tokens: {} prompts ({:.3} bits an element), {} prefixes of {HELD_OUT}, {} cut elsewhere too",
+            rouge(&self.rouge_prompts),
+            self.prompt_bits_per_element,
+            rouge(&self.rouge_held_out),
+            rouge(&self.rouge_all_cuts)
         );
         say!("{:<7}{:>28}{:>28}", "layer", "keys: worst, mean, relative", "values: worst, mean, relative");
         for LayerError { layer, keys, values } in &self.layers {
-            let side = |e: &tsnode_kernels::eval::SideError| format!("{:.4} {:.5} {:.4}", e.worst, e.mean, e.relative);
+            let side = |e: &SideError| format!("{:.4} {:.5} {:.4}", e.worst, e.mean, e.relative);
             say!("{layer:<7}{:>28}{:>28}", side(keys), side(values));
         }
     }
