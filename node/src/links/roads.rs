@@ -180,7 +180,8 @@ impl Links {
         let Carried { peer, path, stream } = carried;
         let mut config = quinn::ClientConfig::new(Arc::new(tls::client(&self.inner.identity, peer)?));
         config.transport_config(Arc::new(tuning::carried(tuning::transport(STREAMS, tuning::LARGEST))));
-        let endpoint = tunnel::endpoint(stream, super::settings(), None).map_err(|e| LinkError::Lost(e.to_string()))?;
+        let endpoint = tunnel::endpoint(stream, super::settings(), None, self.inner.uplink.clone())
+            .map_err(|e| LinkError::Lost(e.to_string()))?;
         self.connected(peer, endpoint.connect_with(config, tunnel::FAR, "tsnode"), Way::Carried(path)).await
     }
 
