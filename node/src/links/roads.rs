@@ -233,29 +233,34 @@ impl Links {
     /// Arranges over `road` that both ends call each other now, and does its part.
     async fn meet(&self, peer: PeerId, road: &Arc<Tuning>) -> Result<Arc<Tuning>, LinkError> {
         let own = Meeting { addresses: self.seen_at().await };
+        let told = !own.addresses.is_empty();
         let mut stream = Self::open_on(road, &Opening::Meet(own)).await?;
         let answer = timeout(PATIENCE, stream.receiver.recv::<Meeting>()).await.map_err(|_| LinkError::TimedOut)?;
         let theirs = answer?.ok_or_else(|| LinkError::Lost("it does not want to meet".into()))?;
         theirs.check()?;
         stream.sender.finish()?;
-        self.call(peer, [self.addresses_of(peer), theirs.addresses].concat()).await
+        self.call(peer, [self.addresses_of(peer), theirs.addresses].concat(), told).await
     }
 
     /// The far end of a meeting.
     pub(super) async fn meet_back(&self, peer: PeerId, mut stream: Stream, theirs: Meeting) -> Result<(), LinkError> {
-        stream.sender.send(&Meeting { addresses: self.seen_at().await }).await?;
+        let own = Meeting { addresses: self.seen_at().await };
+        stream.sender.send(&own).await?;
         stream.sender.finish()?;
-        let straight = self.call(peer, theirs.addresses).await?;
+        let straight = self.call(peer, theirs.addresses, !own.addresses.is_empty()).await?;
         self.prefer(peer, straight);
         Ok(())
     }
 
     /// Calls `peer` at all of these again and again until it answers, or has called here. Where both calls get through, both ends
-    /// keep that of the lower id; where only the other does, they keep that.
-    async fn call(&self, peer: PeerId, mut addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
+    /// keep that of the lower id; where only the other does, they keep that. `told` says whether the far end knows where to call.
+    async fn call(&self, peer: PeerId, mut addresses: Vec<SocketAddr>, told: bool) -> Result<Arc<Tuning>, LinkError> {
         addresses.sort();
         addresses.dedup();
         let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
+        let first = self.inner.me < peer;
+        let hopeful = if first { !addresses.is_empty() } else { told };
+        let grace = if hopeful { GRACE } else { Duration::ZERO };
         let calling = async {
             let (mut calls, mut again) = (FuturesUnordered::new(), interval(CALL));
             let (mut own, mut since): (Option<Arc<Tuning>>, Option<Instant>) = (None, None);
@@ -273,8 +278,8 @@ impl Links {
                     }
                 }
                 let theirs = self.inner.around.met(peer);
-                let (kept, spare) = if self.inner.me < peer { (&own, &theirs) } else { (&theirs, &own) };
-                let waited = spare.is_some() && since.get_or_insert_with(Instant::now).elapsed() >= GRACE;
+                let (kept, spare) = if first { (&own, &theirs) } else { (&theirs, &own) };
+                let waited = spare.is_some() && since.get_or_insert_with(Instant::now).elapsed() >= grace;
                 match (kept, spare) {
                     (Some(kept), spare) => {
                         spare.iter().for_each(|spare| self.retire(peer, spare.clone()));
