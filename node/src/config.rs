@@ -333,8 +333,8 @@ impl Settings {
 
     /// What is carried for others cannot be held to a rate: who limits uploads has to wish for it.
     fn relays(&self) -> Result<bool, ConfigError> {
-        let unasked = matches!(self.0.get("relay"), None | Some((_, Origin::Default)));
-        Ok(self.flag("relay")? && !(unasked && !self.text("upload-mbit").is_empty()))
+        let wished = !matches!(self.0.get("relay"), None | Some((_, Origin::Default)));
+        Ok(self.flag("relay")? && (wished || self.text("upload-mbit").is_empty()))
     }
 
     /// The owner's limit on uploads, and the network to pretend.
