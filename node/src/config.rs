@@ -280,7 +280,7 @@ impl Settings {
             api_key,
             http_rate: self.http_rate(http)?,
             shaping: self.shaping()?,
-            relay: self.flag("relay")?,
+            relay: self.relays()?,
             faults: self.flag("faults")?,
             wall: self.choice("wall", &[("none", Wall::None), ("nat", Wall::Nat), ("udp", Wall::Udp)])?,
         })
@@ -329,6 +329,12 @@ impl Settings {
             (_, true) => Err(self.wrong("no-model", "a model is named as well".into())),
             (path, false) => Ok(ModelChoice::Path(path.into())),
         }
+    }
+
+    /// What is carried for others cannot be held to a rate: who limits uploads has to wish for it.
+    fn relays(&self) -> Result<bool, ConfigError> {
+        let wished = !matches!(self.0.get("relay"), None | Some((_, Origin::Default)));
+        Ok(self.flag("relay")? && (wished || self.text("upload-mbit").is_empty()))
     }
 
     /// The owner's limit on uploads, and the network to pretend.
@@ -483,6 +489,13 @@ mod tests {
             let said = gather(&[(name, wrong)], &[], "").unwrap().node().unwrap_err().to_string();
             assert!(said.contains(name), "{said}");
         }
+    }
+
+    #[test]
+    fn who_limits_uploads_relays_only_when_asked_to() {
+        let relays = |flags: &[(&'static str, &str)]| gather(flags, &[], "").unwrap().node().unwrap().relay;
+        assert!(relays(&[]) && !relays(&[("relay", "false")]) && !relays(&[("upload-mbit", "8")]));
+        assert!(relays(&[("upload-mbit", "8"), ("relay", "true")]));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod transfer;
 pub mod trial;
 mod tuning;
 mod tunnel;
+mod uplink;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use known::Measured;
@@ -49,6 +50,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
 use tuning::{Tuning, Way};
+use uplink::Uplink;
 
 /// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
 const INCOMING: usize = 256;
@@ -201,6 +203,7 @@ struct Inner {
     dials: Mutex<BTreeMap<PeerId, Dial>>,
     known: Known,
     datagrams: Datagrams,
+    uplink: Arc<Uplink>,
     gone: mpsc::Sender<PeerId>,
     guard: Guard,
     rates: Rates,
@@ -223,7 +226,8 @@ impl Links {
     pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming, Gone), LinkError> {
         let datagrams = Datagrams { set: config.datagram, shaped: config.shaping.is_some() };
         let servers = Servers::new(&config.identity)?;
-        let (endpoint, lifelines) = with_lifelines(&config, &servers, &stop)?;
+        let uplink = Arc::new(Uplink::new(config.shaping.and_then(|shaping| shaping.upload)));
+        let (endpoint, lifelines) = with_lifelines(&config, &servers, &uplink, &stop)?;
         let me = config.identity.peer_id();
         let (gone, goners) = mpsc::channel(GONE);
         if let Some(listener) = lifelines {
@@ -239,6 +243,7 @@ impl Links {
             dials: Mutex::default(),
             known: Known::new(),
             datagrams,
+            uplink,
             gone,
             guard: config.guard,
             rates: Rates::new(),
@@ -345,7 +350,7 @@ impl Links {
         self.inner.known.links()
     }
 
-    /// Changes whenever a link from here takes another way: direct, or over another peer.
+    /// Changes whenever a link from here takes another way, direct or over another peer, or has none any more.
     #[must_use]
     pub fn turns(&self) -> watch::Receiver<u64> {
         self.inner.known.turns()
@@ -361,19 +366,25 @@ impl Links {
 fn with_lifelines(
     config: &LinksConfig,
     servers: &Servers,
+    uplink: &Arc<Uplink>,
     stop: &CancellationToken,
 ) -> Result<(quinn::Endpoint, Option<tokio::net::TcpListener>), LinkError> {
     for _ in 1..PORTS_TRIED {
-        let endpoint = endpoint(config, servers, stop)?;
+        let endpoint = endpoint(config, servers, uplink, stop)?;
         let lifelines = endpoint.local_addr().ok().and_then(lifeline::listen);
         if lifelines.is_some() || config.listen.port() != 0 {
             return Ok((endpoint, lifelines));
         }
     }
-    Ok((endpoint(config, servers, stop)?, None))
+    Ok((endpoint(config, servers, uplink, stop)?, None))
 }
 
-fn endpoint(config: &LinksConfig, servers: &Servers, stop: &CancellationToken) -> Result<quinn::Endpoint, LinkError> {
+fn endpoint(
+    config: &LinksConfig,
+    servers: &Servers,
+    uplink: &Arc<Uplink>,
+    stop: &CancellationToken,
+) -> Result<quinn::Endpoint, LinkError> {
     let server = Some(quinn::ServerConfig::clone(&servers.far));
     let bind = |error: std::io::Error| LinkError::Bind {
         address: config.listen,
@@ -387,7 +398,7 @@ fn endpoint(config: &LinksConfig, servers: &Servers, stop: &CancellationToken) -
         None => quinn::Endpoint::new(settings, server, socket, runtime).map_err(bind),
         Some(shaping) => {
             let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
-            let shaped = shaping::Shaped::start(socket, shaping, config.faults.clone(), stop.clone());
+            let shaped = shaping::Shaped::start(socket, shaping, uplink.clone(), config.faults.clone(), stop.clone());
             quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
         }
     }

@@ -57,31 +57,31 @@ impl Prober {
             self.measured.retain(|peer| others.iter().any(|(other, _)| other == peer));
             let mut wait = EVERY;
             for (peer, addresses) in others {
-                let pause = self.probe(peer, &addresses).await;
-                if !self.measured.contains(&peer) {
+                let measured = self.probe(peer, &addresses).await;
+                if measured.is_none() {
                     wait = AGAIN;
                 }
                 if !self.tell().await {
                     return;
                 }
-                sleep(pause.max(PAUSE)).await;
+                sleep(measured.unwrap_or(PAUSE).max(PAUSE)).await;
             }
-            // A link that has taken another way is another link.
+            // A link that has taken another way is another link, and one that has lost its way is to find another.
             let _ = timeout(wait, turns.changed()).await;
         }
     }
 
-    /// Measures one link; says how long to leave them alone then. What nothing is known of is not waited for.
-    async fn probe(&mut self, peer: PeerId, addresses: &[SocketAddr]) -> Duration {
+    /// Measures one link, if it can be; says how long to leave them alone then. What nothing is known of is not waited for.
+    async fn probe(&mut self, peer: PeerId, addresses: &[SocketAddr]) -> Option<Duration> {
         match self.links.probe(peer, addresses).await {
             Ok(probed) => {
                 tracing::debug!(%peer, ?probed, "link measured");
                 let again = !self.measured.insert(peer);
-                if again { pause_after(probed.bytes, probed.link.bandwidth) } else { PAUSE }
+                Some(if again { pause_after(probed.bytes, probed.link.bandwidth) } else { PAUSE })
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "link not measured");
-                PAUSE
+                None
             }
         }
     }

@@ -156,7 +156,7 @@ pub async fn start(
         Door { own, membership: config.membership.clone(), invites: config.invites.clone(), rejections: rejected };
     let (circuits, circuits_behaviour) = libp2p::relay::client::new(keypair.public().to_peer_id());
     let mut net = Swarm::new(
-        transport::admitted(&keypair, door, circuits)?,
+        wall::behind(transport::admitted(&keypair, door, circuits)?, config.faults.clone()),
         Behaviour::new(&config, circuits_behaviour)?,
         keypair.public().to_peer_id(),
         libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(IDLE_LIMIT),

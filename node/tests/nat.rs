@@ -1,5 +1,4 @@
-//! Peers that nobody can call serve all the same: over relays, and over another when one dies. With `TSNODE_MEET=1`: straight, once
-//! they can.
+//! Peers that nobody can call serve all the same: over relays, over another when one dies, and straight once they can.
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
@@ -99,10 +98,7 @@ async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
     let seen = reading.await.unwrap().unwrap();
     assert_eq!(seen.tokens, long, "the relay died");
 
-    // How soon peers meet depends on when they try again, ever more rarely: in two of eight runs it took more than a minute.
-    if std::env::var_os("TSNODE_MEET").is_some() {
-        meet(&net, stays, &expected).await;
-    }
+    meet(&net, stays, &expected).await;
     net.down().await;
 }
 

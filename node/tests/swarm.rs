@@ -39,6 +39,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     what_prompts_have_in_common_is_computed_once(&net).await;
     a_client_that_hangs_up_frees_its_pages(&net).await;
     bad_requests_get_the_right_errors(&net).await;
+    a_link_is_measured_twice_in_a_row_and_no_oftener(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     for (index, peer) in net.net.peers().iter().enumerate() {
         let (bytes, _) = net.net.usage(index).unwrap();
@@ -140,6 +141,36 @@ async fn bad_requests_get_the_right_errors(net: &Net) {
         assert_eq!(raw(body).await.unwrap().status(), 400);
     }
     assert_eq!(raw(vec![b'x'; 9 << 20]).await.unwrap().status(), 413);
+}
+
+async fn a_link_is_measured_twice_in_a_row_and_no_oftener(net: &Net) {
+    let (url, far) = (format!("{}/api/links/measure", net.peer(4).http), net.peer(0).id);
+    let ask = |to: &str, bytes: u64| net.client.post(&url).json(&json!({ "to": to, "bytes": bytes })).send();
+    let me = net.peer(4).id;
+    let stranger = tsnode_protocol::PeerId([0; 32]).to_string();
+    for (to, bytes, param, why) in [
+        (&stranger, 1, "to", "no peer"),
+        (&me, 1, "to", "this peer itself"),
+        (&far, 0, "bytes", "from 1 to"),
+        (&far, (256 << 20) + 1, "bytes", "from 1 to"),
+    ] {
+        let refused = ask(to, bytes).await.unwrap();
+        let (status, answer) = (refused.status(), refused.json::<Value>().await.unwrap());
+        assert_eq!((status.as_u16(), answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(why), "{answer}");
+    }
+    // What was refused has cost nothing.
+    for _ in 0..2 {
+        let measured = ask(&far, 1 << 20).await.unwrap();
+        assert_eq!(measured.status(), 200);
+        let link: Value = measured.json().await.unwrap();
+        assert_eq!((link["to"].as_str(), link["bytes"].as_u64()), (Some(&*far), Some(1 << 20)), "{link}");
+        assert!(link["bandwidth"].as_f64().unwrap() > 0.0 && link["took"].as_f64().unwrap() > 0.0, "{link}");
+    }
+    let refused = ask(&far, 1 << 20).await.unwrap();
+    assert_eq!(refused.status(), 429);
+    let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=120).contains(&wait), "{wait} s");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

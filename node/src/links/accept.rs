@@ -87,7 +87,11 @@ pub(super) async fn run_carried(
         let server = quinn::ServerConfig::clone(&server);
         tokio::spawn(async move {
             let Carried { peer, path, stream } = carried;
-            let Ok(endpoint) = tunnel::endpoint(stream, super::settings(), Some(server)) else { return };
+            let Ok(endpoint) =
+                tunnel::endpoint(stream, super::settings(), Some(server), newcomer.links.inner.uplink.clone())
+            else {
+                return;
+            };
             let Ok(Some(incoming)) = timeout(PATIENCE, endpoint.accept()).await else { return };
             // One stream, one connection.
             endpoint.set_server_config(None);

@@ -43,7 +43,7 @@ pub(super) struct Known {
     started: Instant,
     /// Held for map operations and arithmetic only.
     peers: Mutex<BTreeMap<PeerId, Peer>>,
-    /// Counts the links that have taken another way.
+    /// Counts the links that have taken another way, or lost theirs.
     turns: watch::Sender<u64>,
 }
 
@@ -52,6 +52,8 @@ struct Peer {
     ways: Ways,
     /// Connections to it and from it, as long as they live.
     roads: Vec<Weak<Tuning>>,
+    /// Whether there was one when they were last looked at.
+    connected: bool,
 }
 
 impl Peer {
@@ -60,10 +62,12 @@ impl Peer {
         self.roads.iter().filter_map(Weak::upgrade).filter(open).collect()
     }
 
-    /// The best of the ways there are; says whether that is another than before. What was last in use is, while there is none.
+    /// The best of the ways there are; says whether that is another than before, or there is none any more. What was last in
+    /// use is, while there is none.
     fn turn(&mut self, live: &[Arc<Tuning>]) -> bool {
         let best = live.iter().map(|road| road.way.path()).min();
-        best.is_some_and(|path| self.ways.take(path))
+        let lost = std::mem::replace(&mut self.connected, best.is_some()) && best.is_none();
+        lost || best.is_some_and(|path| self.ways.take(path))
     }
 }
 
@@ -76,13 +80,19 @@ impl Known {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// All connections with a peer that live.
+    #[cfg(test)]
+    pub fn roads(&self, peer: PeerId) -> Vec<Arc<Tuning>> {
+        self.lock().get(&peer).map(Peer::live).unwrap_or_default()
+    }
+
     /// How a link goes.
     #[cfg(test)]
     pub fn path(&self, peer: PeerId) -> Option<PathKind> {
         self.lock().get(&peer).map(|known| known.ways.path())
     }
 
-    /// Changes whenever a link takes another way.
+    /// Changes whenever a link takes another way, or has none any more.
     pub fn turns(&self) -> watch::Receiver<u64> {
         self.turns.subscribe()
     }

@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::time::{interval, sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::paths::{HEAD_START, retry_after};
 use tsnode_protocol::PeerId;
@@ -28,6 +29,10 @@ use tsnode_protocol::stream::{MEETING_ADDRESSES, Meeting, Opening, SeenAt};
 const MEETING: Duration = Duration::from_secs(4);
 /// Between two calls to the same address in a meeting: the first may have been what opens the way for the second.
 const CALL: Duration = Duration::from_millis(500);
+/// How long the call that is to be kept may take after the other has got through.
+const GRACE: Duration = Duration::from_millis(900);
+/// How long the other of two connections stays at least: the far end may be about to use it.
+const QUIET: Duration = Duration::from_secs(3);
 /// Peers that are asked where this one is seen, and how long they may take.
 const ASKED: usize = 3;
 const ANSWER: Duration = Duration::from_secs(1);
@@ -39,6 +44,8 @@ pub(super) struct Around {
     met: Mutex<BTreeMap<PeerId, Weak<Tuning>>>,
     /// Where this peer says that its data plane listens.
     own: Mutex<Vec<SocketAddr>>,
+    /// Counts what has changed between here and others: ways that were closed may be open now.
+    news: watch::Sender<u64>,
 }
 
 impl Around {
@@ -55,6 +62,11 @@ impl Around {
         road.connection.close_reason().is_none().then_some(road)
     }
 
+    /// Something between here and others has changed.
+    fn is_news(&self) {
+        self.news.send_modify(|news| *news += 1);
+    }
+
     /// What `peer` has opened is no way to it any more.
     pub fn forget(&self, peer: PeerId) {
         self.met.lock().unwrap_or_else(PoisonError::into_inner).remove(&peer);
@@ -64,7 +76,11 @@ impl Around {
 impl Links {
     /// Says where this peer's data plane listens, as its advert does.
     pub fn listens_at(&self, addresses: &[SocketAddr]) {
-        *self.inner.around.own.lock().unwrap_or_else(PoisonError::into_inner) = addresses.to_vec();
+        let mut own = self.inner.around.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if *own != addresses {
+            *own = addresses.to_vec();
+            self.inner.around.is_news();
+        }
     }
 
     /// The attempt at a connection, by whatever way.
@@ -180,22 +196,31 @@ impl Links {
         let Carried { peer, path, stream } = carried;
         let mut config = quinn::ClientConfig::new(Arc::new(tls::client(&self.inner.identity, peer)?));
         config.transport_config(Arc::new(tuning::carried(tuning::transport(STREAMS, tuning::LARGEST))));
-        let endpoint = tunnel::endpoint(stream, super::settings(), None).map_err(|e| LinkError::Lost(e.to_string()))?;
+        let endpoint = tunnel::endpoint(stream, super::settings(), None, self.inner.uplink.clone())
+            .map_err(|e| LinkError::Lost(e.to_string()))?;
         self.connected(peer, endpoint.connect_with(config, tunnel::FAR, "tsnode"), Way::Carried(path)).await
     }
 
-    /// Looks for a straight way while `road` is in use, ever more rarely.
+    /// Looks for a straight way while `road` is in use, ever more rarely, and soon when something has changed.
     async fn improve(self, peer: PeerId, road: Arc<Tuning>) {
+        let mut news = self.inner.around.news.subscribe();
         let looking = async {
-            for failures in 0.. {
-                sleep(retry_after(failures)).await;
+            let mut failures = 0;
+            loop {
+                let soon = async {
+                    sleep(retry_after(failures.min(1))).await;
+                    // The sender lives as long as these links.
+                    let _ = news.changed().await;
+                };
+                let is_news = timeout(retry_after(failures), soon).await.is_ok();
                 if failures > 0 && !self.uses(peer, &road) {
                     return;
                 }
                 match self.meet(peer, &road).await {
                     Ok(straight) => return self.prefer(peer, straight),
-                    Err(error) => tracing::debug!(%peer, %error, "no straight way yet"),
+                    Err(error) => tracing::debug!(%peer, %error, failures, "no straight way yet"),
                 }
+                failures = if is_news { 1 } else { failures + 1 };
             }
         };
         tokio::select! {
@@ -208,50 +233,88 @@ impl Links {
     /// Arranges over `road` that both ends call each other now, and does its part.
     async fn meet(&self, peer: PeerId, road: &Arc<Tuning>) -> Result<Arc<Tuning>, LinkError> {
         let own = Meeting { addresses: self.seen_at().await };
+        let told = !own.addresses.is_empty();
         let mut stream = Self::open_on(road, &Opening::Meet(own)).await?;
         let answer = timeout(PATIENCE, stream.receiver.recv::<Meeting>()).await.map_err(|_| LinkError::TimedOut)?;
         let theirs = answer?.ok_or_else(|| LinkError::Lost("it does not want to meet".into()))?;
         theirs.check()?;
         stream.sender.finish()?;
-        self.call(peer, [self.addresses_of(peer), theirs.addresses].concat()).await
+        self.call(peer, [self.addresses_of(peer), theirs.addresses].concat(), told).await
     }
 
     /// The far end of a meeting.
     pub(super) async fn meet_back(&self, peer: PeerId, mut stream: Stream, theirs: Meeting) -> Result<(), LinkError> {
-        stream.sender.send(&Meeting { addresses: self.seen_at().await }).await?;
+        let own = Meeting { addresses: self.seen_at().await };
+        stream.sender.send(&own).await?;
         stream.sender.finish()?;
-        let straight = self.call(peer, theirs.addresses).await?;
+        let straight = self.call(peer, theirs.addresses, !own.addresses.is_empty()).await?;
         self.prefer(peer, straight);
         Ok(())
     }
 
-    /// Calls `peer` at all of these again and again until it answers, or has called here.
-    async fn call(&self, peer: PeerId, mut addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
+    /// Calls `peer` at all of these again and again until it answers, or has called here. Where both calls get through, both ends
+    /// keep that of the lower id; where only the other does, they keep that. `told` says whether the far end knows where to call.
+    async fn call(&self, peer: PeerId, mut addresses: Vec<SocketAddr>, told: bool) -> Result<Arc<Tuning>, LinkError> {
         addresses.sort();
         addresses.dedup();
         let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
+        let first = self.inner.me < peer;
+        let hopeful = if first { !addresses.is_empty() } else { told };
+        let grace = if hopeful { GRACE } else { Duration::ZERO };
         let calling = async {
-            let mut calls = FuturesUnordered::new();
-            let mut again = interval(CALL);
+            let (mut calls, mut again) = (FuturesUnordered::new(), interval(CALL));
+            let (mut own, mut since): (Option<Arc<Tuning>>, Option<Instant>) = (None, None);
             loop {
                 tokio::select! {
-                    _ = again.tick() => {
-                        if let Some(road) = self.inner.around.met(peer) {
-                            return road;
-                        }
+                    _ = again.tick() => if own.is_none() {
                         for address in addresses.iter().copied() {
                             let call = self.dial_one(tls.clone(), peer, address);
                             calls.push(call.map(move |called| called.map(|road| (address, road))));
                         }
-                    }
-                    Some(Ok((address, road))) = calls.next() => {
+                    },
+                    Some(Ok((address, road))) = calls.next(), if own.is_none() => {
                         self.settle(peer, address, &road);
-                        return road;
+                        own = Some(road);
                     }
+                }
+                let theirs = self.inner.around.met(peer);
+                let (kept, spare) = if first { (&own, &theirs) } else { (&theirs, &own) };
+                let waited = spare.is_some() && since.get_or_insert_with(Instant::now).elapsed() >= grace;
+                match (kept, spare) {
+                    (Some(kept), spare) => {
+                        spare.iter().for_each(|spare| self.retire(peer, spare.clone()));
+                        return kept.clone();
+                    }
+                    (None, Some(spare)) if waited => return spare.clone(),
+                    (None, _) => {}
                 }
             }
         };
-        timeout(MEETING, calling).await.map_err(|_| LinkError::TimedOut)
+        // What got through last is still waited beside.
+        timeout(MEETING + GRACE, calling).await.map_err(|_| LinkError::TimedOut)
+    }
+
+    /// Closes a connection beside another once nobody uses it: streams on it end by themselves, and no new ones take it.
+    fn retire(&self, peer: PeerId, road: Arc<Tuning>) {
+        let links = self.clone();
+        tokio::spawn(async move {
+            let unused = async {
+                loop {
+                    sleep(QUIET).await;
+                    // Held here and by the task that waits for its streams; each stream holds it, too.
+                    if !links.uses(peer, &road) && Arc::strong_count(&road) <= 2 {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = links.inner.stop.cancelled() => return,
+                _ = road.connection.closed() => return,
+                () = unused => {}
+            }
+            tracing::debug!(%peer, "the other of two connections is closed");
+            road.connection.close(super::CODE_BYE.into(), b"one is enough");
+        });
     }
 
     /// New streams take this way from now on, unless they take a straight one already.
@@ -261,6 +324,7 @@ impl Links {
         let straight = |dial: &Dial| !dial.is_over() && dial.way().is_some_and(|way| matches!(way, Way::Open(_)));
         if !dials.get(&peer).is_some_and(straight) {
             tracing::info!(%peer, "a straight way is found: new streams take it");
+            self.inner.around.is_news();
             let dialled = std::future::ready(Ok(road)).boxed().shared();
             // Looked at, so that it counts as being there.
             let _ = dialled.clone().now_or_never();

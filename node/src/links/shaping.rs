@@ -3,6 +3,7 @@
 //!
 //! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
 
+use super::uplink::Uplink;
 use crate::faults::{Faults, Wall};
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
@@ -110,6 +111,7 @@ impl Shaped {
     pub(super) fn start(
         socket: Arc<dyn AsyncUdpSocket>,
         shaping: Shaping,
+        uplink: Arc<Uplink>,
         faults: Option<watch::Receiver<Faults>>,
         stop: CancellationToken,
     ) -> Arc<Self> {
@@ -119,7 +121,7 @@ impl Shaped {
             shaping,
             faults: faults.clone(),
             links: BTreeMap::new(),
-            uplink: Instant::now(),
+            uplink,
             on_the_way: VecDeque::new(),
         };
         tokio::spawn(async move {
@@ -197,8 +199,8 @@ struct Road {
     faults: Option<watch::Receiver<Faults>>,
     /// When each link has sent what it was given.
     links: BTreeMap<SocketAddr, Instant>,
-    /// When this host has.
-    uplink: Instant,
+    /// The same for this host.
+    uplink: Arc<Uplink>,
     /// In the order of arrival; equal latencies keep it nearly sorted.
     on_the_way: VecDeque<(Instant, Datagram)>,
 }
@@ -220,21 +222,15 @@ impl Road {
     fn take(&mut self, datagram: Datagram) {
         let (now, size) = (Instant::now(), datagram.bytes.len());
         let Some(shaping) = self.shaping_to(datagram.to) else { return };
-        let Shaping { upload, bandwidth, latency } = shaping;
+        let Shaping { bandwidth, latency, .. } = shaping;
         let link = self.links.entry(datagram.to).or_insert(now);
-        let start = now.max(if bandwidth.is_some() { *link } else { now }).max(if upload.is_some() {
-            self.uplink
-        } else {
-            now
-        });
+        let start = self.uplink.turn(now.max(if bandwidth.is_some() { *link } else { now }));
         let room = BUFFER.max(Duration::try_from_secs_f64(BUFFER_BYTES / shaping.slowest()).unwrap_or(Duration::MAX));
         if start - now > room {
             return;
         }
-        let after =
-            |rate: Option<BytesPerSecond>| rate.map_or(start, |r| start + Duration::from_secs_f64(size as f64 / r.0));
-        (*link, self.uplink) = (after(bandwidth), after(upload));
-        let arrival = self.uplink.max(*link) + latency;
+        *link = bandwidth.map_or(start, |rate| start + Duration::from_secs_f64(size as f64 / rate.0));
+        let arrival = self.uplink.take(start, size).max(*link) + latency;
         let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
         self.on_the_way.insert(at, (arrival, datagram));
     }

@@ -383,8 +383,12 @@ async fn traffic_tells_a_links_bandwidth_without_a_probe() {
 /// Two ends that no packet gets through between, and a control plane that carries streams from the first to the second, over
 /// a relay.
 fn apart(secrets: [u8; 2]) -> (End, End) {
+    apart_with(secrets, None)
+}
+
+fn apart_with(secrets: [u8; 2], shaping: Option<Shaping>) -> (End, End) {
     let ((here, porter), (there, far)) = (crate::carrier::channel(), crate::carrier::channel());
-    let (a, b) = (end_with(secrets[0], None, Some(here)), end_with(secrets[1], None, Some(there)));
+    let (a, b) = (end_with(secrets[0], shaping, Some(here)), end_with(secrets[1], None, Some(there)));
     tokio::spawn(carry(porter, far, a.id));
     (a, b)
 }
@@ -466,4 +470,41 @@ async fn once_both_ends_have_met_new_streams_go_straight_and_old_ones_end_where_
     assert!(far.stream.receiver.recv::<Opening>().await.unwrap().is_none());
     // The far end takes the connection that it was called by.
     assert_eq!(b.links.transfer(a.id, &[], 1).await.unwrap().path, PathKind::Direct);
+}
+
+#[tokio::test]
+async fn what_goes_over_a_relay_counts_against_the_owners_limit() {
+    let upload = Some(BytesPerSecond(1e6));
+    let (a, mut b) = apart_with([1, 1], Some(Shaping { upload, ..Shaping::default() }));
+    let (_here, _there) = opened_around(&a, &mut b).await;
+    let moved = a.links.transfer(b.id, &[], 1_000_000).await.unwrap();
+    assert_eq!(moved.path, RELAYED);
+    assert!((0.95..4.0).contains(&moved.took.0), "{moved:?}");
+}
+
+#[tokio::test]
+async fn ends_that_call_each_other_keep_the_same_connection_and_close_the_other() {
+    let (a, mut b) = apart([1, 1]);
+    a.links.listens_at(&[a.address]);
+    b.links.listens_at(&[b.address]);
+    let (_here, _there) = opened_around(&a, &mut b).await;
+    let straight = |end: &End, far: PeerId| {
+        let roads = end.links.inner.known.roads(far);
+        roads.iter().filter(|road| road.way.path() == PathKind::Direct).count()
+    };
+    let goes_straight = |end: &End, far: PeerId| {
+        let way = end.links.inner.dials.lock().unwrap().get(&far).and_then(Dial::way);
+        way.is_some_and(|way| way.path() == PathKind::Direct)
+    };
+    let one_each = async {
+        while (straight(&a, b.id), straight(&b, a.id)) != (1, 1) || !goes_straight(&a, b.id) || !goes_straight(&b, a.id)
+        {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(4 * PATIENCE, one_each).await.expect("one connection stays");
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        assert_eq!(one.links.transfer(other.id, &[], 1).await.unwrap().path, PathKind::Direct);
+    }
+    assert_eq!((straight(&a, b.id), straight(&b, a.id)), (1, 1), "it is the one that both use");
 }

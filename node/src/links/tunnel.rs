@@ -3,9 +3,10 @@
 //! What runs over a relay is a connection like any other: the same TLS between both ends, of which the relay sees nothing, the
 //! same proof of the swarm, frames, priorities, windows and resets. Only its packets travel differently: each behind two
 //! bytes of length. The stream below loses none, so nothing is dropped here either: when it takes no more, QUIC waits, and
-//! what is urgent goes first once it may. Little waits below QUIC for that reason.
+//! what is urgent goes first once it may. Little waits below QUIC for that reason. What is written here leaves this host as what its own socket
+//! sends does, and counts against its owner's limit.
 
-use super::tuning::LARGEST;
+use super::{tuning::LARGEST, uplink::Uplink};
 use futures::{AsyncReadExt as _, AsyncWriteExt as _, io::BufReader};
 use libp2p::core::muxing::SubstreamBox;
 use quinn::udp::{RecvMeta, Transmit};
@@ -27,6 +28,8 @@ const WAITING: usize = 16;
 const HEADER: usize = 2;
 /// Packets written together.
 const TOGETHER: usize = 64 * 1024;
+/// Written at a time where the owner limits uploads: datagrams of other connections leave between.
+const TURN: usize = 8 * 1024;
 /// Read from the stream at a time.
 const READ: usize = 64 * 1024;
 
@@ -35,6 +38,7 @@ pub(super) fn endpoint(
     stream: SubstreamBox,
     settings: quinn::EndpointConfig,
     server: Option<quinn::ServerConfig>,
+    uplink: Arc<Uplink>,
 ) -> io::Result<quinn::Endpoint> {
     let (outgoing, sent) = mpsc::channel(WAITING);
     let (received, incoming) = mpsc::channel(WAITING);
@@ -42,7 +46,7 @@ pub(super) fn endpoint(
     tokio::spawn(async move {
         // However it ends: the endpoint sees that packets come and go no more.
         tokio::select! {
-            ended = write(writer, sent) => tracing::debug!(?ended, "tunnel: nothing more to send"),
+            ended = write(writer, sent, &uplink) => tracing::debug!(?ended, "tunnel: nothing more to send"),
             ended = read(reader, received) => tracing::debug!(?ended, "tunnel: nothing more comes"),
         }
     });
@@ -54,6 +58,7 @@ pub(super) fn endpoint(
 async fn write(
     mut stream: futures::io::WriteHalf<SubstreamBox>,
     mut packets: mpsc::Receiver<Vec<u8>>,
+    uplink: &Uplink,
 ) -> io::Result<()> {
     while let Some(mut together) = packets.recv().await {
         while together.len() < TOGETHER
@@ -61,7 +66,10 @@ async fn write(
         {
             together.extend_from_slice(&next);
         }
-        stream.write_all(&together).await?;
+        for turn in together.chunks(TURN) {
+            uplink.send(turn.len()).await;
+            stream.write_all(turn).await?;
+        }
         if packets.is_empty() {
             stream.flush().await?;
         }

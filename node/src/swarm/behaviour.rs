@@ -82,7 +82,7 @@ impl Behaviour {
             mdns: mdns(config.mdns, own).into(),
             gossipsub: gossipsub(config.swarm)?,
             autonat: autonat::v1::Behaviour::new(own, autonat(config.listen.ip().is_loopback())),
-            relay: config.relay.then(|| relay::Behaviour::new(own, relay())).into(),
+            relay: config.relay.then(|| relaying(own)).into(),
             circuits,
             dcutr: dcutr::Behaviour::new(own),
             carry: carry::Behaviour::default(),
@@ -106,6 +106,14 @@ fn autonat(on_one_host: bool) -> autonat::v1::Config {
         only_global_ips: !on_one_host,
         ..autonat::v1::Config::default()
     }
+}
+
+/// Relays until this peer turns out not to be reachable; libp2p would judge by addresses, and tell connections that panic then
+/// (`reach.rs`).
+fn relaying(own: libp2p::PeerId) -> relay::Behaviour {
+    let mut relaying = relay::Behaviour::new(own, relay());
+    relaying.set_status(Some(relay::Status::Enable));
+    relaying
 }
 
 /// Serves while this peer is reachable, and nobody but members, as nobody else is connected.

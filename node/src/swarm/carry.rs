@@ -54,6 +54,12 @@ impl Behaviour {
         self.connections.get(&peer).is_some_and(|all| all.values().any(|path| *path == PathKind::Direct))
     }
 
+    /// All connections that go over a relay.
+    pub(super) fn relayed(&self) -> Vec<ConnectionId> {
+        let all = self.connections.values().flatten();
+        all.filter(|(_, path)| **path != PathKind::Direct).map(|(id, _)| *id).collect()
+    }
+
     fn act(&mut self, action: ToSwarm<Carried, Order>) {
         self.actions.push_back(action);
         if let Some(waker) = self.waker.take() {

@@ -121,6 +121,7 @@ impl Task {
         if std::mem::replace(&mut self.reach.reachable, reachable) == reachable {
             return;
         }
+        self.drop_relayed();
         let own: Vec<Multiaddr> = self.reach.listening.iter().filter(|a| !is_circuit(a)).cloned().collect();
         if reachable {
             tracing::info!("others reach this peer");
@@ -139,6 +140,16 @@ impl Task {
             relay.set_status(Some(status));
         }
         self.outbox.push(SwarmEvent::Reachable(reachable));
+    }
+
+    /// Hangs up on all that is connected over relays. libp2p's relay tells every connection when its status changes, and those
+    /// over relays, which take no such news, panic: they would stay in all books, and answer nothing any more.
+    fn drop_relayed(&mut self) {
+        if self.net.behaviour().relay.is_enabled() {
+            for connection in self.net.behaviour().carry.relayed() {
+                self.net.close_connection(connection);
+            }
+        }
     }
 
     /// Asks for places with relays, where they are needed.

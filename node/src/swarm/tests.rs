@@ -402,3 +402,26 @@ async fn members_reach_an_unreachable_one_over_a_relay_and_strangers_do_not() {
     let carried = carrier.open(hidden.id).await.unwrap();
     assert_eq!((carried.peer, carried.path), (hidden.id, PathKind::Relayed { via: relay.id }));
 }
+
+#[tokio::test]
+async fn who_turns_out_to_be_unreachable_still_gets_streams_to_those_it_had_reached_over_a_relay() {
+    let faults = watch::Sender::new(Faults { wall: Wall::Nat, ..Faults::default() });
+    let mut relay = member(1).await;
+    let (hidden, circuit) = walled(2, &mut relay, &faults).await;
+    let ((carrier, _), porter) = carrier::channel();
+    let faults = Some(faults.subscribe());
+    let mut late = start_with(SwarmConfig { porter, faults, ..config(4, SECRET) }).await;
+    late.handle.dial(circuit).unwrap();
+    late.until_connected(hidden.id).await;
+    late.until(|event| *event == SwarmEvent::Reachable(false)).await;
+    let carried = async {
+        loop {
+            if let Some(carried) = carrier.open(hidden.id).await {
+                return carried;
+            }
+        }
+    };
+    let carried =
+        tokio::time::timeout(PATIENCE, carried).await.expect("no connection that answers nothing is in the way");
+    assert_eq!(carried.path, PathKind::Relayed { via: relay.id });
+}

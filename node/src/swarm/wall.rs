@@ -1,10 +1,13 @@
 //! Pretends an address translation or a firewall in front of this peer, for testnets: nobody gets in unasked.
 
-use super::carry::path;
+use super::{carry::path, transport::Connection};
 use crate::faults::{Faults, Wall};
 use libp2p::{
-    Multiaddr,
-    core::{Endpoint, transport::PortUse},
+    Multiaddr, Transport as _,
+    core::{
+        ConnectedPoint, Endpoint,
+        transport::{Boxed, PortUse},
+    },
     multiaddr::Protocol,
     swarm::{
         ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent,
@@ -16,7 +19,30 @@ use std::task::{Context, Poll};
 use tokio::sync::watch;
 use tsnode_protocol::PathKind;
 
-/// Refuses what the wall would not let through; lets everything through at a peer that is not to be broken.
+/// Dials fail where the wall would not let their packets out. That is no refusal of the connection: behind such a wall a
+/// dial over UDP comes to nothing, and the peer's other addresses are tried.
+pub(super) fn behind(transport: Boxed<Connection>, faults: Option<watch::Receiver<Faults>>) -> Boxed<Connection> {
+    let stops = move |point: &ConnectedPoint| match point {
+        ConnectedPoint::Dialer { address, .. } => wall(faults.as_ref()) == Wall::Udp && is_udp(address),
+        ConnectedPoint::Listener { .. } => false,
+    };
+    let walled = transport.and_then(move |connection, point| {
+        let stopped = stops(&point);
+        async move { if stopped { Err(Walled) } else { Ok(connection) } }
+    });
+    walled.boxed()
+}
+
+fn wall(faults: Option<&watch::Receiver<Faults>>) -> Wall {
+    faults.map_or(Wall::None, |faults| faults.borrow().wall)
+}
+
+/// A relay's packets are not ours.
+fn is_udp(address: &Multiaddr) -> bool {
+    address.iter().any(|part| matches!(part, Protocol::Udp(_))) && path(address) == Some(PathKind::Direct)
+}
+
+/// Refuses whom the wall would not let in; lets everybody in at a peer that is not to be broken.
 pub(super) struct Behaviour {
     faults: Option<watch::Receiver<Faults>>,
 }
@@ -30,10 +56,6 @@ impl Behaviour {
     pub(super) fn new(faults: Option<watch::Receiver<Faults>>) -> Self {
         Self { faults }
     }
-
-    fn wall(&self) -> Wall {
-        self.faults.as_ref().map_or(Wall::None, |faults| faults.borrow().wall)
-    }
 }
 
 impl NetworkBehaviour for Behaviour {
@@ -46,7 +68,7 @@ impl NetworkBehaviour for Behaviour {
         local: &Multiaddr,
         _: &Multiaddr,
     ) -> Result<(), ConnectionDenied> {
-        let walled = self.wall() != Wall::None && path(local) == Some(PathKind::Direct);
+        let walled = wall(self.faults.as_ref()) != Wall::None && path(local) == Some(PathKind::Direct);
         if walled { Err(ConnectionDenied::new(Walled)) } else { Ok(()) }
     }
 
@@ -64,12 +86,11 @@ impl NetworkBehaviour for Behaviour {
         &mut self,
         _: ConnectionId,
         _: libp2p::PeerId,
-        to: &Multiaddr,
+        _: &Multiaddr,
         _: Endpoint,
         _: PortUse,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        let udp = to.iter().any(|part| matches!(part, Protocol::Udp(_))) && path(to) == Some(PathKind::Direct);
-        if udp && self.wall() == Wall::Udp { Err(ConnectionDenied::new(Walled)) } else { Ok(dummy::ConnectionHandler) }
+        Ok(dummy::ConnectionHandler)
     }
 
     fn on_swarm_event(&mut self, _: FromSwarm) {}
