@@ -246,7 +246,10 @@ impl World {
             self.adverts.push(message.clone());
         }
         self.peers[n].hear_self(message.clone());
-        self.spread(n, &message, half);
+        // Now and then it is lost on its first steps, for everybody.
+        if self.net.lost == 0.0 || self.dice.unit() > self.net.lost / 2.0 {
+            self.spread(n, &message, half);
+        }
     }
 
     /// Sends heartbeats to a few peers.
