@@ -84,7 +84,7 @@ impl Belonging {
         let body = text.trim().strip_prefix("ts1")?.to_uppercase();
         let bytes = data_encoding::BASE32_NOPAD.decode(body.as_bytes()).ok()?;
         let ([_, _, swarm @ .., secret], _) = bytes.split_first_chunk::<19>()?;
-        (*secret == 0).then(|| Self { swarm: SwarmId(*swarm), secret: None })
+        (*secret == 0).then_some(Self { swarm: SwarmId(*swarm), secret: None })
     }
 }
 
