@@ -7,6 +7,7 @@ use crate::{
     Flaw, Network, Sight, Swarm, Testnet, TestnetError,
     client::Seen,
     load::{Answers, Gateways, Load},
+    watch::SeenCutOff,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -242,7 +243,7 @@ pub async fn run(
     Ok(Report { seed: chaos.seed, seconds: started.elapsed().as_secs_f64(), peers, faults, streams, violations })
 }
 
-/// Looks on while nothing is done, and says who was taken for dead by whom.
+/// Looks on while nothing is done, and says who was taken for dead or cut off by whom.
 async fn watch(net: &Testnet, until: Until) -> Vec<String> {
     let Until::Time(span) = until else { return Vec::new() };
     let (swarm, end, peers) = (Swarm::of(net.peers().into_iter()), Instant::now() + span, net.peers());
@@ -252,6 +253,8 @@ async fn watch(net: &Testnet, until: Until) -> Vec<String> {
             let Some(sight) = sight else { continue };
             let missing = peers.iter().filter(|p| !sight.peers.iter().any(|s| s.id == p.id));
             dead.extend(missing.map(|p| format!("{} took {} for dead, and it was not", peer.name, p.name)));
+            let cut = |c: &SeenCutOff| format!("{} has cut off {}, which did nothing: {}", peer.name, c.id, c.reason);
+            dead.extend(sight.cut_off.iter().map(cut));
         }
         sleep(LOOK).await;
     }
