@@ -30,11 +30,17 @@ fn main() {
 fn growing(most: usize, svg: Option<&String>) {
     let rows: Vec<Row> = SIZES.into_iter().filter(|n| *n <= most).map(gossip).collect();
     let Some(path) = svg else { return };
-    let rates: Vec<f64> = rows.iter().map(|r| r.peers as f64).collect();
     let line = |name: &str, of: fn(&Row) -> f64| (name.to_owned(), rows.iter().map(of).collect());
-    let series = [line("heard by a peer", |r| r.heard), line("said by a peer", |r| r.said)];
-    let title = "Gossip of an idle swarm, each message counted once";
-    let plot = Plot { title, across: "peers", rates: &rates, scale: Scale::ByteRate, series: &series };
+    let bytes = [line("heard by a peer", |r| r.heard), line("said by a peer", |r| r.said)];
+    draw(path, "Gossip of an idle swarm, each message counted once", &rows, Scale::ByteRate, &bytes);
+    let seconds = [line("after the last start", |r| r.first), line("after a silent death", |r| r.again)];
+    let path = path.replace(".svg", "-plans.svg");
+    draw(&path, "Until all follow one plan", &rows, Scale::Seconds, &seconds);
+}
+
+fn draw(path: &str, title: &str, rows: &[Row], scale: Scale, series: &[(String, Vec<f64>)]) {
+    let rates: Vec<f64> = rows.iter().map(|r| r.peers as f64).collect();
+    let plot = Plot { title, across: "peers", rates: &rates, scale, series };
     if let Err(error) = std::fs::write(path, plot.svg()) {
         eprintln!("{path}: {error}");
     }
@@ -44,6 +50,9 @@ struct Row {
     peers: usize,
     said: f64,
     heard: f64,
+    /// Until the first plan is followed, and until the next (s).
+    first: f64,
+    again: f64,
 }
 
 /// A swarm whose peers start within two seconds, comes to a plan, is idle, and loses a peer.
@@ -90,7 +99,7 @@ fn gossip(peers: usize) -> Row {
         at(1.0),
         world.checks.figures.false_deaths + world.checks.figures.excused_deaths,
     );
-    Row { peers, said, heard }
+    Row { peers, said, heard, first, again }
 }
 
 /// The scheduler's own times.
