@@ -120,38 +120,24 @@ async fn with_a_death(net: &mut Net, range: std::ops::Range<usize>, tally: &Tall
     net.net.await_one_mind(4).await.unwrap();
 }
 
-/// What may be in use beside a twentieth more than before. A connection has two files, and memory for what is on its way.
-#[derive(Clone, Copy)]
-enum Beside {
-    /// Either end of a pair may open a connection, and that at any time.
-    AConnection,
-    /// What a peer leaves that started again: two connections, and it asks others to dial it from a new port, to learn whether
-    /// strangers reach it. For that they open a socket with a receive buffer of 3 MB, which the allocator keeps when it is closed.
-    APeerAnew,
-}
+/// What a link takes that peers open among themselves, at any time and from either end, above all with one that started again:
+/// two files, and what is on its way. One to dial another back from a new port, so that it learns whether strangers reach it,
+/// has a receive buffer of 3 MB, which the allocator keeps when it is closed.
+const LINK: Usage = Usage { bytes: 3 << 20, files: 2 };
 
-impl Beside {
-    fn usage(self) -> Usage {
-        match self {
-            Self::AConnection => Usage { bytes: 0, files: 2 },
-            Self::APeerAnew => Usage { bytes: (2 * 2 << 20) + (3 << 20), files: 4 },
-        }
-    }
-}
-
-/// Whether that is a twentieth more at most, but for what may be beside.
-fn fits(before: Usage, now: Usage, beside: Beside) -> bool {
-    let most = |before: f64, beside: f64| before * 1.05 + beside;
-    now.bytes as f64 <= most(before.bytes as f64, beside.usage().bytes as f64)
-        && now.files as f64 <= most(before.files as f64, beside.usage().files as f64)
+/// Whether that is a twentieth more at most, but for so many new links.
+fn fits(before: Usage, now: Usage, links: usize) -> bool {
+    let most = |before: f64, link: f64| before * 1.05 + link * links as f64;
+    now.bytes as f64 <= most(before.bytes as f64, LINK.bytes as f64)
+        && now.files as f64 <= most(before.files as f64, LINK.files as f64)
 }
 
 /// Waits until a process has no more than it had, and says what it has.
-async fn settled(net: &Net, index: usize, before: Usage, beside: Beside) -> Usage {
+async fn settled(net: &Net, index: usize, before: Usage, links: usize) -> Usage {
     let deadline = Instant::now() + LONG;
     loop {
         let now = usage(net, index);
-        if fits(before, now, beside) || Instant::now() > deadline {
+        if fits(before, now, links) || Instant::now() > deadline {
             return now;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -159,10 +145,10 @@ async fn settled(net: &Net, index: usize, before: Usage, beside: Beside) -> Usag
 }
 
 /// Everything is given back, and says so.
-async fn all_is_given_back(net: &Net, before: &[Usage; 3], beside: Beside) {
+async fn all_is_given_back(net: &Net, before: &[Usage; 3], links: usize) {
     await_free_pages(net).await;
     for (index, before) in WATCHED.into_iter().zip(*before) {
-        let after = settled(net, index, before, beside).await;
+        let after = settled(net, index, before, links).await;
         let (name, mb) = (net.peer(index).name, |u: Usage| u.bytes as f64 / 1e6);
         println!(
             "{name}: {:.1} MB and {} files before, {:.1} MB and {} files after",
@@ -171,7 +157,7 @@ async fn all_is_given_back(net: &Net, before: &[Usage; 3], beside: Beside) {
             mb(after),
             after.files
         );
-        assert!(fits(before, after, beside), "{name} has more in use: {before:?}, {after:?}");
+        assert!(fits(before, after, links), "{name} has more in use: {before:?}, {after:?}");
     }
 }
 
@@ -199,7 +185,7 @@ async fn hand_overs_that_are_broken_off_leave_nothing_behind() {
     let (began, tally) = (Instant::now(), Tally::default());
     many(&net, 0..count, &tally).await;
     println!("{count} hand-overs broken off by clients in {:.1?}: {tally:?}", began.elapsed());
-    all_is_given_back(&net, &before, Beside::AConnection).await;
+    all_is_given_back(&net, &before, 1).await;
 
     let (before, tally) = (WATCHED.map(|p| usage(&net, p)), Tally::default());
     let deaths = count.div_ceil(DEATHS);
@@ -208,7 +194,7 @@ async fn hand_overs_that_are_broken_off_leave_nothing_behind() {
         with_a_death(&mut net, first..first + 5 * CLIENTS, &tally).await;
     }
     println!("under {deaths} deaths: {tally:?}");
-    all_is_given_back(&net, &before, Beside::APeerAnew).await;
+    all_is_given_back(&net, &before, 2).await;
 
     let (again, answer) = net.tokens(GATEWAY, whole).await;
     assert_eq!(again, expected, "{answer}");
