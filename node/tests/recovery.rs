@@ -1,17 +1,24 @@
 //! Streams outlive the peers that serve them and the gateways that pass them on: kills and stops at random moments under
 //! load, and every token is the one that an undisturbed run gives.
+//!
+//! `TSNODE_FAULTS=200 TSNODE_SEED=11 cargo test -p tsnode --test recovery -- --nocapture` kills two hundred times.
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 use std::path::PathBuf;
 use tsnode_testnet::{
     Answers, PeerConfig, Testnet, TestnetConfig,
-    chaos::{self, Chaos, Deeds, Until},
+    chaos::{self, Chaos, Deed, Deeds, Until},
 };
+
+/// What peers do that are killed; each is hit about as often.
+const ROLES: [&str; 5] = ["coordinator", "decode leader", "decode member", "gateway", "prefill leader"];
+/// Faults that are drawn, after those that kill.
+const DRAWN: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_outlive_the_peers_that_serve_them() {
     let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let (faults, seed) = (setting("TSNODE_FAULTS").unwrap_or(20) as usize, setting("TSNODE_SEED").unwrap_or(1));
+    let (kills, seed) = (setting("TSNODE_FAULTS").unwrap_or(20) as usize, setting("TSNODE_SEED").unwrap_or(1));
     let flags =
         ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=2,decode=1"];
     let folder = tempfile::tempdir().unwrap();
@@ -25,12 +32,20 @@ async fn streams_outlive_the_peers_that_serve_them() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults), deeds: Deeds::Drawn };
-    let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
-    let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();
-    println!("{} streams; pauses (median, longest, how many): {:?}", report.streams.len(), report.pauses());
-    println!("the longest: {:?}", report.slowest());
-    assert_eq!(report.violations, Vec::<String>::new());
-    assert!(report.pauses().is_some(), "nobody was hit");
+    for (deeds, faults) in [(Deeds::Only(Deed::Kill), kills), (Deeds::Drawn, DRAWN)] {
+        // Requests have other names in the second part.
+        let seed = seed + u64::from(deeds == Deeds::Drawn);
+        let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults), deeds };
+        let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
+        let report = chaos::run(&mut net, chaos, answers.clone(), told).await.unwrap();
+        println!("{} streams; pauses {:?}; hit {:?}", report.streams.len(), report.pauses(), report.hits());
+        println!("gone {:?}, planned anew {:?}", report.gone(), report.replanned());
+        println!("the longest: {:?}", report.slowest());
+        assert_eq!(report.violations, Vec::<String>::new());
+        if deeds != Deeds::Drawn {
+            assert!(report.pauses().is_some(), "nobody was hit");
+            assert_eq!(report.hits().into_keys().collect::<Vec<_>>(), ROLES, "each role was hit");
+        }
+    }
     net.down().await.unwrap();
 }

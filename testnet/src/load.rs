@@ -85,8 +85,9 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Each client asks one gateway first, and the next when that is gone.
-    pub fn start(streams: usize, gateways: &Gateways, answers: &Arc<Answers>) -> Self {
+    /// Each client asks one gateway first, and the next when that is gone. Requests of another `seed` have other keys: a swarm
+    /// answers a key that it knows with what it answered before.
+    pub fn start(seed: u64, streams: usize, gateways: &Gateways, answers: &Arc<Answers>) -> Self {
         let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let client = reqwest::Client::new();
         let one = |n: usize| {
@@ -96,7 +97,7 @@ impl Load {
                 let (mut all, mut kind, mut nth) = (Vec::new(), n, 0);
                 while !stop.load(Relaxed) {
                     (kind, nth) = ((kind + 3) % KINDS, nth + 1);
-                    let key = format!("client {n}, request {nth}");
+                    let key = format!("seed {seed}, client {n}, request {nth}");
                     let reader = Reader::new(&client, key.clone(), body(kind));
                     let gateway = |asked: usize| {
                         let known = gateways.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
-//! A picture of a run: a line for each peer with the times it was gone, and below the streams with their pauses.
+//! A picture of a run: a line for each peer with what was done to it, one for the plans, and below the requests with their pauses.
 
-use super::{Deed, Report, Served};
+use super::{At, Deed, Followed, Report, Served};
 use std::fmt::Write;
 
 const WIDTH: f64 = 960.0;
@@ -12,25 +12,51 @@ const ROW: f64 = 20.0;
 const PAUSES: f64 = 120.0;
 const LEAST_SCALE: f64 = 2.0;
 
+/// How a deed is drawn and told.
+const DEEDS: [(Deed, &str, &str); 5] = [
+    (Deed::Kill, "#c0392b", "killed"),
+    (Deed::Stop, "#e08e1b", "stopped"),
+    (Deed::Cut, "#8e44ad", "cut off"),
+    (Deed::Slow, "#2e86c1", "slow"),
+    (Deed::Corrupt, "#7d6608", "corrupt"),
+];
+/// How requests are drawn that nothing happened to, that moved, and whose clients came back.
+const UNHURT: &str = "#b8b8b8";
+const MOVED: &str = "#2d6fb4";
+const RETURNED: &str = "#7b4fa3";
+
 pub(super) fn svg(report: &Report) -> String {
-    let rows = report.peers.len() as f64 * ROW;
+    let rows = (report.peers.len() + 1) as f64 * ROW;
     let height = TOP + rows + PAUSES + 70.0;
     let x = |at: f64| LEFT + at / report.seconds.max(1e-9) * (WIDTH - LEFT - RIGHT);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{LEFT}\" y=\"20\" font-size=\"14\">{}</text>\n\
-         <text x=\"{LEFT}\" y=\"35\" fill=\"#666666\">red: killed, started again at its end; orange: stopped; below, dots: \
-         streams by their longest pause, blue ones moved to another group, purple ones came back at another gateway</text>\n",
+         <text x=\"{LEFT}\" y=\"20\" font-size=\"14\">{}</text>\n",
         title(report)
     );
+    legend(&mut out);
     for (n, peer) in report.peers.iter().enumerate() {
         row(&mut out, report, peer, TOP + n as f64 * ROW, x);
     }
+    plans(&mut out, report, TOP + rows - ROW, x);
     pauses(&mut out, &report.streams, TOP + rows + 20.0, x);
     seconds(&mut out, report.seconds, height - 14.0, x);
     out.push_str("</svg>\n");
     out
+}
+
+// Writing to a string does not fail: results are dropped.
+fn legend(out: &mut String) {
+    let _ = write!(out, "<text x=\"{LEFT}\" y=\"35\" fill=\"#666666\">");
+    for (_, colour, told) in DEEDS {
+        let _ = write!(out, "<tspan fill=\"{colour}\">{told}</tspan>, ");
+    }
+    let _ = writeln!(
+        out,
+        "each until its end. Requests by their longest pause: <tspan fill=\"{UNHURT}\">unhurt</tspan>, \
+         <tspan fill=\"{MOVED}\">moved to another group</tspan>, <tspan fill=\"{RETURNED}\">back at another gateway</tspan></text>"
+    );
 }
 
 fn title(report: &Report) -> String {
@@ -39,7 +65,6 @@ fn title(report: &Report) -> String {
     format!("chaos, seed {}: {faults} faults, {streams} streams, {what}", report.seed)
 }
 
-// Writing to a string does not fail: results are dropped.
 fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) -> f64) {
     let end = x(report.seconds);
     let _ = writeln!(
@@ -50,13 +75,7 @@ fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) ->
     );
     for fault in report.faults.iter().filter(|f| f.peer == peer) {
         let (from, to) = (x(fault.at), x(fault.until).max(x(fault.at) + 2.0));
-        let (colour, deed) = match fault.deed {
-            Deed::Kill => ("#c0392b", "killed"),
-            Deed::Stop => ("#e08e1b", "stopped"),
-            Deed::Cut => ("#8e44ad", "cut off"),
-            Deed::Slow => ("#2e86c1", "slow"),
-            Deed::Corrupt => ("#7d6608", "corrupt"),
-        };
+        let (_, colour, deed) = DEEDS.into_iter().find(|(deed, ..)| *deed == fault.deed).unwrap_or(DEEDS[0]);
         let _ = writeln!(
             out,
             "<rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"12\" fill=\"{colour}\"><title>{peer}, {}: {deed} at {:.1} s, back at {:.1} s</title></rect>",
@@ -65,6 +84,23 @@ fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) ->
             fault.role,
             fault.at,
             fault.until
+        );
+    }
+}
+
+/// Plans one after the other, two greys in turns; none is white.
+fn plans(out: &mut String, report: &Report, y: f64, x: impl Fn(f64) -> f64) {
+    let _ = writeln!(out, "<text x=\"8\" y=\"{:.1}\">plans</text>", y + 14.0);
+    let ends = report.plans.iter().skip(1).map(|next| next.at).chain([report.seconds]);
+    for (n, (At { at, what: Followed { plan, coordinator } }, end)) in report.plans.iter().zip(ends).enumerate() {
+        let colour = if plan.is_none() { "#ffffff" } else { ["#9aa5b1", "#cbd2d9"][n % 2] };
+        let (plan, coordinator) = (plan.as_deref().unwrap_or("none"), coordinator.as_deref().unwrap_or("nobody"));
+        let _ = writeln!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"12\" fill=\"{colour}\"><title>plan {plan} from {at:.1} s, {coordinator} plans</title></rect>",
+            x(*at),
+            y + 4.0,
+            (x(end) - x(*at)).max(0.5)
         );
     }
 }
@@ -83,12 +119,21 @@ fn pauses(out: &mut String, streams: &[Served], y: f64, x: impl Fn(f64) -> f64) 
     }
     for s in streams {
         let colour = match (s.returns, s.moves.len()) {
-            (1.., _) => "#7b4fa3",
-            (0, 1..) => "#2d6fb4",
-            _ => "#b8b8b8",
+            (1.., _) => RETURNED,
+            (0, 1..) => MOVED,
+            _ => UNHURT,
         };
-        let _ =
-            writeln!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.5\" fill=\"{colour}\"/>", x(s.to), height(s.pause));
+        let (from, to, at) = (x(s.from), x(s.to), height(s.pause));
+        let _ = writeln!(
+            out,
+            "<line x1=\"{from:.1}\" y1=\"{at:.1}\" x2=\"{to:.1}\" y2=\"{at:.1}\" stroke=\"{colour}\" stroke-opacity=\"0.25\"/>\
+             <circle cx=\"{to:.1}\" cy=\"{at:.1}\" r=\"2.5\" fill=\"{colour}\"><title>{}: {:.1} s to {:.1} s, longest pause {:.2} s {}</title></circle>",
+            s.request,
+            s.from,
+            s.to,
+            s.pause,
+            s.moves.join("; ")
+        );
     }
 }
 
@@ -109,12 +154,20 @@ fn seconds(out: &mut String, all: f64, y: f64, x: impl Fn(f64) -> f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chaos::Fault;
+    use crate::chaos::{Fault, Spread};
 
     #[test]
     fn a_picture_has_every_peer_fault_and_stream() {
-        let fault =
-            |deed, peer: &str| Fault { deed, peer: peer.into(), role: "decode leader".into(), at: 1.0, until: 2.0 };
+        let fault = |deed, peer: &str| Fault {
+            deed,
+            peer: peer.into(),
+            role: "decode leader".into(),
+            at: 1.0,
+            until: 2.0,
+            gone: Some(0.5),
+            replanned: None,
+        };
+        let plan = |at, plan: &str| At { at, what: Followed { plan: Some(plan.into()), coordinator: None } };
         let stream = |moves: usize, returns| {
             let moves = vec!["lost".to_owned(); moves];
             Served {
@@ -133,14 +186,18 @@ mod tests {
             seconds: 4.0,
             peers: vec!["peer0".into(), "gateway0".into()],
             faults: vec![fault(Deed::Kill, "peer0"), fault(Deed::Stop, "peer0")],
+            plans: vec![plan(0.0, "first"), plan(2.0, "second")],
             streams: vec![stream(0, 0), stream(1, 0), stream(0, 2)],
             violations: vec![],
         };
         let svg = svg(&report);
-        for part in ["peer0", "gateway0", "killed at 1.0 s", "stopped at 1.0 s", "every token right", "#7b4fa3"] {
+        let faults = ["peer0", "gateway0", "killed at 1.0 s", "stopped at 1.0 s", "every token right"];
+        for part in faults.into_iter().chain([RETURNED, "plan first from 0.0 s", "plan second from 2.0 s"]) {
             assert!(svg.contains(part), "{part}");
         }
         assert_eq!(svg.matches("<circle").count(), 3);
-        assert_eq!(report.pauses(), Some((0.5, 0.5, 2)));
+        let spread = |median, of| Some(Spread { median, most: median, of });
+        assert_eq!((report.pauses(), report.gone(), report.replanned()), (spread(0.5, 2), spread(0.5, 2), None));
+        assert_eq!(report.hits(), [("decode leader", 2)].into());
     }
 }

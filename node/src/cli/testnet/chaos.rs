@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Until},
+    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Until},
 };
 
 /// What may be done to peers, by name.
@@ -72,7 +72,7 @@ pub(super) fn command() -> Command {
                 .long("svg")
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help("Draw peers, faults and streams over time"),
+                .help("Draw peers, plans, requests and faults over time"),
         )
         .arg(json_flag())
 }
@@ -157,8 +157,16 @@ fn line(fault: &Fault) -> String {
 fn tell_all(report: &Report) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
-    if let Some((median, longest, hit)) = report.pauses() {
-        say!("{hit} of them were hit: longest pause of a stream {median:.2} s in the median, {longest:.2} s at most");
+    let hits: Vec<String> = report.hits().into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
+    say!("hit: {}", hits.join(", "));
+    if let Some(Spread { median, most, of }) = report.pauses() {
+        say!("{of} streams were hit: longest pause {median:.2} s in the median, {most:.2} s at most");
+    }
+    if let Some(Spread { median, most, of }) = report.gone() {
+        say!("{of} stayed dead: gone from every view after {median:.2} s in the median, {most:.2} s at most");
+    }
+    if let Some(Spread { median, most, of }) = report.replanned() {
+        say!("{of} of those had a part: all followed a plan without it after {median:.2} s, {most:.2} s at most");
     }
     if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
         let (moves, reason) = (slowest.moves.join("; "), &slowest.reason);

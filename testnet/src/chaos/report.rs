@@ -1,0 +1,164 @@
+//! What came of breaking a swarm, for programs and people.
+
+use super::timeline;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What is done to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Deed {
+    /// Killed as by a power cut; later started again.
+    Kill,
+    /// Its process is stopped with its connections open; later it goes on.
+    Stop,
+    /// Nothing passes between it and any other; later it does again.
+    Cut,
+    /// Its links become slow.
+    Slow,
+    /// KV that it sends has bits flipped.
+    Corrupt,
+}
+
+/// Something that was done to a peer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fault {
+    /// What.
+    pub deed: Deed,
+    /// The peer's name.
+    pub peer: String,
+    /// What it did when it was hit.
+    pub role: String,
+    /// Since the start (seconds).
+    pub at: f64,
+    /// When it was back (seconds).
+    pub until: f64,
+    /// After how long no living peer saw it any more, if it stayed dead for that (seconds).
+    pub gone: Option<f64>,
+    /// After how long all followed one plan without it, if it had a part in the one before (seconds).
+    pub replanned: Option<f64>,
+}
+
+/// A plan that peers began to follow, as a gateway that nothing is done to tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Followed {
+    /// Its name, if there is one.
+    pub plan: Option<String>,
+    /// Who plans, if anybody does.
+    pub coordinator: Option<String>,
+}
+
+/// Something at a time since the start (seconds).
+#[derive(Clone, Debug, Serialize)]
+pub struct At<T> {
+    /// When it began.
+    pub at: f64,
+    /// What.
+    #[serde(flatten)]
+    pub what: T,
+}
+
+/// Times of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// In the median (seconds).
+    pub median: f64,
+    /// The longest (seconds).
+    pub most: f64,
+    /// How many.
+    pub of: usize,
+}
+
+impl Spread {
+    fn of(times: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut times: Vec<f64> = times.collect();
+        times.sort_by(f64::total_cmp);
+        Some(Self { median: *times.get(times.len() / 2)?, most: *times.last()?, of: times.len() })
+    }
+}
+
+/// A stream that ended well, since the start (seconds).
+#[derive(Clone, Debug, Serialize)]
+pub struct Served {
+    /// When it was asked for.
+    pub from: f64,
+    /// When it had ended.
+    pub to: f64,
+    /// Its longest pause.
+    pub pause: f64,
+    /// When that began.
+    pub paused: f64,
+    /// What peers call it.
+    pub request: String,
+    /// Why another group went on with it, each time.
+    pub moves: Vec<String>,
+    /// Why its prompt was computed where it was, in the end.
+    pub reason: String,
+    /// How often its client came back elsewhere.
+    pub returns: usize,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// How long it took (seconds).
+    pub seconds: f64,
+    /// Names of the peers.
+    pub peers: Vec<String>,
+    /// What was done.
+    pub faults: Vec<Fault>,
+    /// Plans, one after the other.
+    pub plans: Vec<At<Followed>>,
+    /// Streams that ended well.
+    pub streams: Vec<Served>,
+    /// What did not hold; empty if all did.
+    pub violations: Vec<String>,
+}
+
+impl Report {
+    /// Longest pauses of streams that a fault hit.
+    #[must_use]
+    pub fn pauses(&self) -> Option<Spread> {
+        let hit = self.streams.iter().filter(|s| !s.moves.is_empty() || s.returns > 0);
+        Spread::of(hit.map(|s| s.pause))
+    }
+
+    /// How long dead peers were still seen by anybody.
+    #[must_use]
+    pub fn gone(&self) -> Option<Spread> {
+        Spread::of(self.faults.iter().filter_map(|f| f.gone))
+    }
+
+    /// How long plans had a part for a dead peer.
+    #[must_use]
+    pub fn replanned(&self) -> Option<Spread> {
+        Spread::of(self.faults.iter().filter_map(|f| f.replanned))
+    }
+
+    /// How often each role was hit.
+    #[must_use]
+    pub fn hits(&self) -> BTreeMap<&str, usize> {
+        hits(&self.faults)
+    }
+
+    /// The stream that stood still for longest.
+    #[must_use]
+    pub fn slowest(&self) -> Option<&Served> {
+        self.streams.iter().max_by(|a, b| a.pause.total_cmp(&b.pause))
+    }
+
+    /// Peers, faults and streams over time, as SVG.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        timeline::svg(self)
+    }
+}
+
+/// How often these hit each role.
+pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
+    let mut hits = BTreeMap::new();
+    faults.iter().for_each(|f| *hits.entry(f.role.as_str()).or_default() += 1);
+    hits
+}
