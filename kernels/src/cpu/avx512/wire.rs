@@ -23,9 +23,39 @@ trait Stored {
     /// # Safety
     /// `at` points to sixteen readable numbers, and the processor has AVX-512 (F, BW, VL).
     unsafe fn load(at: *const u8) -> __m512;
+    /// Lanes as they are stored, in the lower half if of two bytes each.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 (F, BW, VL).
+    unsafe fn bits(x: __m512) -> __m512i;
     /// # Safety
     /// `at` points to sixteen writable numbers, and the processor has AVX-512 (F, BW, VL).
-    unsafe fn store(at: *mut u8, x: __m512);
+    #[inline(always)]
+    unsafe fn store(at: *mut u8, x: __m512) {
+        // SAFETY: the caller promises the room; stores need no alignment.
+        unsafe { _mm256_storeu_si256(at.cast(), _mm512_castsi512_si256(Self::bits(x))) }
+    }
+    /// What the codes 0 to 15 of a group are, as they are stored, in the lower half for two bytes each.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 (F, BW, VL).
+    #[inline(always)]
+    unsafe fn table(step: __m512, shift: __m512) -> __m512i {
+        // SAFETY: register arithmetic only.
+        unsafe {
+            let codes = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
+            Self::bits(_mm512_fmadd_ps(codes, step, shift))
+        }
+    }
+    /// 32 codes of four bits as their table has them: of two bytes 32 numbers are one permutation.
+    ///
+    /// # Safety
+    /// `at` points to 32 writable numbers, and the processor has AVX-512 (F, BW, VL).
+    #[inline(always)]
+    unsafe fn look_up(codes: __m256i, table: __m512i, at: *mut u8) {
+        // SAFETY: the caller promises the room.
+        unsafe { _mm512_storeu_si512(at.cast(), _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(codes), table)) }
+    }
 }
 
 struct F32;
@@ -40,9 +70,25 @@ impl Stored for F32 {
         unsafe { _mm512_loadu_ps(at.cast()) }
     }
     #[inline(always)]
+    unsafe fn bits(x: __m512) -> __m512i {
+        // SAFETY: register arithmetic only.
+        unsafe { _mm512_castps_si512(x) }
+    }
+    #[inline(always)]
     unsafe fn store(at: *mut u8, x: __m512) {
         // SAFETY: the caller promises 64 writable bytes; the store needs no alignment.
         unsafe { _mm512_storeu_ps(at.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(codes: __m256i, table: __m512i, at: *mut u8) {
+        // SAFETY: the caller promises the room.
+        unsafe {
+            let halves = [_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes)];
+            for (i, half) in halves.into_iter().enumerate() {
+                let numbers = _mm512_permutexvar_epi32(_mm512_cvtepu8_epi32(half), table);
+                _mm512_storeu_si512(at.add(64 * i).cast(), numbers);
+            }
+        }
     }
 }
 
@@ -54,11 +100,11 @@ impl Stored for F16 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
     }
     #[inline(always)]
-    unsafe fn store(at: *mut u8, x: __m512) {
-        // SAFETY: the caller promises 32 writable bytes; the store needs no alignment.
+    unsafe fn bits(x: __m512) -> __m512i {
+        // SAFETY: register arithmetic only.
         unsafe {
             let x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-65504.0)), _mm512_set1_ps(65504.0));
-            _mm256_storeu_si256(at.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+            _mm512_castsi256_si512(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x))
         }
     }
 }
@@ -74,14 +120,14 @@ impl Stored for Bf16 {
         }
     }
     #[inline(always)]
-    unsafe fn store(at: *mut u8, x: __m512) {
-        // SAFETY: the caller promises 32 writable bytes. To the nearest, the even one of two: half of what is cut off,
+    unsafe fn bits(x: __m512) -> __m512i {
+        // SAFETY: register arithmetic only. To the nearest, the even one of two: half of what is cut off,
         // and the last bit that stays, are added. Steps are finite, so that nothing here is none.
         unsafe {
             let bits = _mm512_castps_si512(x);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let up = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
-            _mm256_storeu_si256(at.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(up)));
+            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(up)))
         }
     }
 }
@@ -288,12 +334,19 @@ impl Scales {
                     [_mm512_loadu_ps(first.add(c)), _mm512_loadu_ps(first.add(c + LANES))],
                     [_mm512_loadu_ps(second.add(c)), _mm512_loadu_ps(second.add(c + LANES))],
                 ],
-                Side::Values => {
-                    let at = row * self.each + c / WIDE;
-                    [[_mm512_set1_ps(*first.add(at)); TWO], [_mm512_set1_ps(*second.add(at)); TWO]]
-                }
+                Side::Values => self.of_group(row, c).map(|number| [number; TWO]),
             }
         }
+    }
+
+    /// The one of a row's values that is shared by the 32 from `c` on.
+    ///
+    /// # Safety
+    /// As for [`Self::of`], of a block of values.
+    #[inline(always)]
+    unsafe fn of_group(self, row: usize, c: usize) -> [__m512; 2] {
+        // SAFETY: there is one of each for each group of a row's values.
+        unsafe { [self.first, self.second].map(|of| _mm512_set1_ps(*of.add(row * self.each + c / WIDE))) }
     }
 }
 
@@ -380,29 +433,46 @@ pub(in super::super) fn decode(
 /// 32 channels at a time, down all rows: a channel's step is read once, and the codes that two rows share.
 ///
 /// # Safety
-/// The processor has AVX-512 (F, BW, VL); `codes` and `scales` are the block's, of whole groups of 32 channels; `out` has
+/// The processor has AVX-512 (F, BW, DQ, VL); `codes` and `scales` are the block's, of whole groups of 32 channels; `out` has
 /// room for the rows, none of which shares its bytes with itself.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn numbers<S: Stored>(form: Form, codes: &[u8], rows: Range<usize>, scales: Scales, out: &mut [u8]) {
-    let (dim, fifteen) = (form.dim, _mm256_set1_epi8(15));
+    let dim = form.dim;
     for c in (0..dim).step_by(WIDE) {
         // SAFETY: 32 channels behind `c` exist in every row of codes, scales and `out`; the first row is one of the block's.
         unsafe {
+            let to = out.as_mut_ptr();
+            let at = |row: usize| to.add(((row - rows.start) * dim + c) * S::BYTES);
+            let read = |place: usize| _mm256_loadu_si256(codes.as_ptr().add(place * dim + c).cast());
             let mut wide = scales.of(rows.start, c);
             for row in rows.clone() {
-                if scales.side == Side::Values {
-                    wide = scales.of(row, c);
+                match (form.bits, form.side) {
+                    (Bits::Eight, Side::Keys) => spread::<S>(read(row), wide, at(row)),
+                    (Bits::Eight, Side::Values) => {
+                        wide = scales.of(row, c);
+                        spread::<S>(read(row), wide, at(row));
+                    }
+                    (Bits::Four, Side::Keys) => spread::<S>(half(read(row / 2), row), wide, at(row)),
+                    (Bits::Four, Side::Values) => {
+                        let [step, shift] = scales.of_group(row, c);
+                        S::look_up(half(read(row / 2), row), S::table(step, shift), at(row));
+                    }
                 }
-                let place = if form.bits == Bits::Four { row / 2 } else { row };
-                let bytes = _mm256_loadu_si256(codes.as_ptr().add(place * dim + c).cast());
-                let bytes = match form.bits {
-                    Bits::Eight => bytes,
-                    Bits::Four if row % 2 == 1 => _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), fifteen),
-                    Bits::Four => _mm256_and_si256(bytes, fifteen),
-                };
-                spread::<S>(bytes, wide, out.as_mut_ptr().add(((row - rows.start) * dim + c) * S::BYTES));
             }
         }
+    }
+}
+
+/// The codes of four bits that belong to a row.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn half(bytes: __m256i, row: usize) -> __m256i {
+    // SAFETY: register arithmetic only.
+    unsafe {
+        let own = if row % 2 == 1 { _mm256_srli_epi16::<4>(bytes) } else { bytes };
+        _mm256_and_si256(own, _mm256_set1_epi8(15))
     }
 }
 
