@@ -27,7 +27,7 @@ const ACCUSERS: usize = 2;
 pub enum Offence {
     /// Bytes that are no message.
     Garbage,
-    /// More streams of a kind than it may open.
+    /// More streams of a kind than it may open, or more messages than there are to say.
     Flood,
     /// Messages that were heard before, passed on anew.
     Replay,
@@ -75,7 +75,7 @@ impl fmt::Display for Offence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Garbage => f.write_str("sends bytes that are no message"),
-            Self::Flood => f.write_str("opens more streams than allowed"),
+            Self::Flood => f.write_str("says more, or opens more streams, than allowed"),
             Self::Replay => f.write_str("passes on old messages"),
             Self::SecondPlan => f.write_str("made two plans for one term"),
             Self::FalseCertificate => f.write_str("shows certificates that prove nothing"),

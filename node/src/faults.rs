@@ -1,5 +1,9 @@
 //! What a testnet breaks of a peer's network on purpose. Only a peer started with `--faults` listens to such wishes.
 
+mod noise;
+
+pub use noise::{Noise, make as make_noise};
+
 use crate::{
     links::Shaping,
     swarm::{Ban, CommandError, SwarmHandle},
@@ -30,6 +34,8 @@ pub struct Faults {
     pub false_kv: f64,
     /// How many times faster its advert says it is than it was measured.
     pub boast: Option<f64>,
+    /// What it says to everybody that no honest peer says.
+    pub noise: Option<Noise>,
     /// What stands between it and everybody else.
     pub wall: Wall,
 }

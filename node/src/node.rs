@@ -102,6 +102,9 @@ pub async fn run(
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let (routes, view) = watch::channel(View::default());
+    if let Some(broken) = &broken {
+        tasks.spawn(faults::make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
+    }
     let (open, still_open) = watch::channel(0);
     let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
     tasks.spawn(ground.drive(&ways, view, front.submissions, open).run(ends.clone()));

@@ -1,12 +1,13 @@
 //! Liars among real peers are found by what they say, within a bound, and nobody else is blamed for it.
+//! Wrong secrets: `swarm/tests.rs`.
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
 
 use common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
-use std::time::Duration;
-use tsnode_testnet::{Flaw, Network, Sight, Swarm};
+use std::time::{Duration, Instant};
+use tsnode_testnet::{Flaw, Network, Noise, Sight, Swarm};
 
 /// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
 /// ends before the last check has.
@@ -60,6 +61,50 @@ async fn a_boaster_is_found_and_cut_off_and_nobody_else_is() {
     }
     assert_eq!(sight(&net).await.cut_off.len(), 1, "nobody else is blamed");
     net.down().await;
+}
+
+/// Who lies on gossip is cut off by everybody, for just that, within this; replays are first held back for 50 s.
+const NOISE_BOUND: Duration = Duration::from_secs(10);
+const REPLAY_BOUND: Duration = Duration::from_secs(75);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is() {
+    // Plans change as liars are cut off: with raw KV an answer is the same wherever its prompt is computed.
+    let flags = ["--kv-codec", "raw"];
+    let net = Net::up(Wish { peers: 6, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let gateway = net.net.peers().len() - 1;
+    let truth = net.tokens(gateway, body(0)).await.0;
+    let lies = [
+        (0, Noise::Garbage, NOISE_BOUND, "bytes that are no message"),
+        (1, Noise::SecondPlan, NOISE_BOUND, "two plans for one term"),
+        (2, Noise::Flood, NOISE_BOUND, "says more"),
+        (3, Noise::Replay, REPLAY_BOUND, "old messages"),
+    ];
+    let mut found: Vec<String> = Vec::new();
+    for (index, noise, bound, reason) in lies {
+        let liar = net.peer(index);
+        Network::of(net.net.peers()).spoil(&liar.name, Flaw::Noise(noise)).await.unwrap();
+        found.push(liar.id);
+        let honest = Swarm::of(net.net.peers().into_iter().filter(|p| !found.contains(&p.id)));
+        let began = Instant::now();
+        honest.await_that(bound, |sights| sights.iter().try_for_each(|s| cut_off(s, &found, reason))).await.unwrap();
+        println!("{noise:?} is found by all after {:.1?}", began.elapsed());
+        assert_eq!(net.tokens(gateway, body(0)).await.0, truth, "who is left tells the truth");
+    }
+    net.down().await;
+}
+
+/// Whether a peer has cut off just these, the last of them for that reason.
+fn cut_off(sight: &Option<Sight>, liars: &[String], reason: &str) -> Result<(), String> {
+    let sight = sight.as_ref().ok_or("no answer")?;
+    if let Some(wrong) = sight.cut_off.iter().find(|c| !liars.contains(&c.id)) {
+        panic!("{} has cut off {}, which {}", sight.me, wrong.id, wrong.reason);
+    }
+    let last = liars.last().and_then(|liar| sight.cut_off.iter().find(|c| c.id == *liar));
+    match last {
+        Some(cut) if cut.reason.contains(reason) => Ok(()),
+        other => Err(format!("{} has not cut it off: {other:?}", sight.me)),
+    }
 }
 
 /// The `n`-th request; no two begin alike, so that no group has the KV already.

@@ -1,6 +1,7 @@
 //! Breaks peers' networks: who does not reach whom, how slow, how wrong. Peers of a testnet let it (`--faults`).
 
 use crate::{PeerInfo, Swarm, TestnetError};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -34,11 +35,37 @@ pub enum Flaw {
         /// From 0 to 1.
         part: f64,
     },
+    /// It says to everybody what no honest peer says.
+    Noise(Noise),
     /// Something stands in front of it.
     Walled {
         /// What.
         wall: Wall,
     },
+}
+
+/// What a liar says to everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Noise {
+    /// Bytes that are no message.
+    Garbage,
+    /// Far more messages than there are to say.
+    Flood,
+    /// Old messages, after most of a minute of silence about it.
+    Replay,
+    /// Different plans for one term.
+    SecondPlan,
+}
+
+impl Noise {
+    /// All of them, by name.
+    pub const ALL: [(&'static str, Self); 4] = [
+        ("garbage", Self::Garbage),
+        ("flood", Self::Flood),
+        ("replay", Self::Replay),
+        ("second-plan", Self::SecondPlan),
+    ];
 }
 
 /// What stands in front of a peer.
@@ -108,6 +135,7 @@ impl<'p> Network<'p> {
             Flaw::Lie { tokens, kv } => (faults["lie"], faults["false_kv"]) = (json!(tokens), json!(kv)),
             Flaw::Boast { times } => faults["boast"] = json!(times),
             Flaw::Corrupt { part } => faults["corrupt"] = json!(part),
+            Flaw::Noise(noise) => faults["noise"] = json!(noise),
             Flaw::Walled { wall } => {
                 faults["wall"] = json!(match wall {
                     Wall::None => "none",

@@ -11,7 +11,7 @@ mod peer;
 mod state;
 mod watch;
 
-pub use faults::{Flaw, Network, Wall};
+pub use faults::{Flaw, Network, Noise, Wall};
 pub use load::Answers;
 pub use peer::PeerInfo;
 pub use state::{STATE_FILE, State};
@@ -186,7 +186,7 @@ impl Testnet {
         self.processes.iter().map(|p| &p.info).collect()
     }
 
-    /// Kills a peer as a power cut would.
+    /// Kills a peer with -9.
     ///
     /// # Errors
     /// When the system does not let it.

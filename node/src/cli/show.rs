@@ -70,7 +70,7 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
         return links::show(&view, matches);
     }
     if is_set(matches, "json") {
-        return print_json(&view.peers);
+        return print_json(&json!({ "peers": view.peers, "cut_off": view.cut_off }));
     }
     let mut rows =
         vec![["PEER", "ID", "DEVICES", "GFLOP/S", "OFF BY", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];

@@ -34,7 +34,7 @@ pub(super) fn command() -> Command {
             verb("status", "What a detached swarm is doing", "tsnode testnet status").arg(dir()).arg(json_flag()),
         )
         .subcommand(chaos::command())
-        .subcommand(fault("kill", "Kill a peer of a detached swarm, as a power cut would").arg(dir()))
+        .subcommand(fault("kill", "Kill a peer of a detached swarm with -9").arg(dir()))
         .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
         .subcommand(fault("restart", "Start a peer again, with its files; a running one is killed first").arg(dir()))

@@ -90,6 +90,22 @@ impl SwarmHandle {
         Ok(self.sealer.seal(message)?.0)
     }
 
+    /// The same, as bytes.
+    ///
+    /// # Errors
+    /// When others would refuse the message.
+    pub(crate) fn seal_bytes(&self, message: &Gossip) -> Result<Vec<u8>, PublishError> {
+        Ok(self.sealer.seal(message)?.1)
+    }
+
+    /// Sends bytes to everybody, whatever they are.
+    ///
+    /// # Errors
+    /// When the task cannot take them.
+    pub(crate) fn say(&self, bytes: Vec<u8>) -> Result<(), CommandError> {
+        self.order(Command::Publish(bytes))
+    }
+
     /// These peers are there, though they may be silent to all: there is no need to look for them.
     ///
     /// # Errors

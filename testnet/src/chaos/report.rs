@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Deed {
-    /// Killed as by a power cut; later started again.
+    /// Killed with -9; later started again.
     Kill,
     /// Its process is stopped with its connections open; later it goes on.
     Stop,

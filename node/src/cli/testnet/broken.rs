@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::json;
-use tsnode_testnet::{Flaw, Network, State};
+use tsnode_testnet::{Flaw, Network, Noise, State};
 
 pub(super) fn commands() -> [Command; 5] {
     let side = Arg::new("side")
@@ -35,6 +35,14 @@ pub(super) fn commands() -> [Command; 5] {
                 number("speed", "How many times faster than it is its advert says; nothing else is a lie then")
                     .conflicts_with_all(["tokens", "kv"]),
             )
+            .arg(
+                Arg::new("gossip")
+                    .long("gossip")
+                    .value_name("KIND")
+                    .value_parser(Noise::ALL.map(|(name, _)| name))
+                    .conflicts_with_all(["tokens", "kv", "speed"])
+                    .help("What it says to everybody; nothing else is a lie then"),
+            )
             .arg(dir()),
         fault("corrupt", "Flip bits in the KV that a peer sends")
             .arg(number("part", "Part of its tiles, from 0 to 1").default_value("0.5"))
@@ -61,13 +69,12 @@ pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
             let slow = || Flaw::Slow { mbit: number("mbit"), ms: number("ms").unwrap_or(0.0) };
             let corrupt = || Flaw::Corrupt { part: number("part").unwrap_or(0.5) };
             let lie = || Flaw::Lie { tokens: number("tokens").unwrap_or(1.0), kv: number("kv").unwrap_or(0.0) };
-            let flaw = match (fault, number("speed")) {
-                ("lie", Some(times)) => Flaw::Boast { times },
-                (fault, _) => match fault {
-                    "slow" => slow(),
-                    "lie" => lie(),
-                    _ => corrupt(),
-                },
+            let flaw = match (fault, number("speed"), noise(matches)) {
+                ("lie", Some(times), _) => Flaw::Boast { times },
+                ("lie", None, Some(noise)) => Flaw::Noise(noise),
+                ("lie", ..) => lie(),
+                ("slow", ..) => slow(),
+                _ => corrupt(),
             };
             network.spoil(asked_peer(matches), flaw).await.map_err(exit)?;
             format!("{} is broken until: tsnode testnet heal", asked_peer(matches))
@@ -78,4 +85,9 @@ pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
     }
     say!("{done}");
     Ok(())
+}
+
+fn noise(matches: &ArgMatches) -> Option<Noise> {
+    let asked = matches.try_get_one::<String>("gossip").ok().flatten()?;
+    Noise::ALL.into_iter().find(|(name, _)| name == asked).map(|(_, noise)| noise)
 }
