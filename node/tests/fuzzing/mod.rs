@@ -1,5 +1,5 @@
 //! What the fuzz target does with bytes: [`texts`] reads them as one of a model's small files, which a gateway may have of
-//! any peer, or as a cluster a user wrote down. `node/fuzz` runs it for as long as one likes, `tests/fuzzed.rs` some
+//! any peer, or as a cluster, a trace or a table of times that a user wrote down. `node/fuzz` runs it for as long as one likes, `tests/fuzzed.rs` some
 //! thousand times.
 
 #![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
@@ -8,11 +8,21 @@ use crate::models::ModelFiles;
 use crate::text::{ChatMessage, Detokeniser, TextModel};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tsnode_coordinator::scheduler::{cluster_file, figures::Column};
+use tsnode_coordinator::{
+    scheduler::{cluster_file, figures::Column, workload::Workload},
+    simulator::{table, trace},
+};
 use tsnode_protocol::{ModelCard, ModelId, ModelShape};
 
-/// Files that can be another, by the first byte; behind them, clusters.
+/// Files that can be another, by the first byte; behind them what users write.
 const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+/// What users write, and whether it can be read.
+const WRITTEN: [fn(&str) -> bool; 4] = [
+    |text| cluster_file::read(text, Column::default(), None).is_ok(),
+    |text| trace::read(text).is_ok(),
+    |text| table::read(text, "m", "h", 1).is_ok(),
+    |text| Workload::from_trace("fuzzed", text).is_ok(),
+];
 /// A tokenizer for those that are about another file.
 const USUAL: &str = PIECES;
 
@@ -33,11 +43,10 @@ const SHAPE: ModelShape = ModelShape {
 /// Reads bytes as what the first of them says. Says whether something was in them.
 pub fn texts(bytes: &[u8]) -> bool {
     let Some((kind, content)) = bytes.split_first() else { return false };
-    match FILES.get(usize::from(*kind) % (FILES.len() + 1)) {
+    let kind = usize::from(*kind) % (FILES.len() + WRITTEN.len());
+    match FILES.get(kind) {
         Some(name) => model_with(name, content),
-        None => {
-            std::str::from_utf8(content).is_ok_and(|text| cluster_file::read(text, Column::default(), None).is_ok())
-        }
+        None => std::str::from_utf8(content).is_ok_and(WRITTEN[kind - FILES.len()]),
     }
 }
 
@@ -108,10 +117,16 @@ const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}{{ bos_token }}{% for
 {% set ns.last = loop.index0 %}{{ '<s>' + message['role'] + '\\n' + message['content'] | trim }}{{ message.content.split(' ')[0][1:3] }}\
 {% endfor %}{% macro end(x, y=1) %}{{ x }}{% endmacro %}{{ end(ns.last|string) }}{{ messages[0]|tojson }}{% if add_generation_prompt %}a{% endif %}";
 
+const TRACE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n";
+const PLAIN_TRACE: &str = "arrival_s,prompt_tokens,output_tokens\n0.5,12,3\n1.25,2048,1\n";
+const TABLE: &str = "model,hardware,tensor_parallel,prompt_size,batch_size,prompt_time,token_time\n\
+m,h,1,128,1,12.5,8.25\nm,h,1,512,1,40.0,8.5\nm,h,1,512,4,160.0,9.0\nm,h,1,2048,8,900.0,14\n";
+
 /// Files to begin with.
 pub fn examples() -> Vec<Vec<u8>> {
     let generation = r#"{"eos_token_id":[7,6],"do_sample":true,"temperature":0.7,"top_k":40,"top_p":0.9}"#;
     let files = [(0, BYTES), (0, PIECES), (0, UNIGRAM), (0, WORDS), (1, SETTINGS), (2, TEMPLATE), (3, generation)];
     let shipped = cluster_file::SHIPPED.map(|(_, text)| (4, text));
-    files.into_iter().chain(shipped).map(|(kind, text)| [&[kind], text.as_bytes()].concat()).collect()
+    let tables = [(5, TRACE), (5, PLAIN_TRACE), (6, TABLE), (7, TRACE)];
+    files.into_iter().chain(shipped).chain(tables).map(|(kind, text)| [&[kind], text.as_bytes()].concat()).collect()
 }

@@ -4,12 +4,12 @@ use crate::fuzzing::{CONTROL, DATA, SWARM, addressed};
 use ed25519_dalek::SigningKey;
 use std::path::Path;
 use tsnode_protocol::{
-    Gossip, Heartbeat, Invite, InviteId, KvCodec, ModelId, PeerId, RequestId, Sampled, Secret, Signed, SwarmId, Ticket,
-    Token, codec,
+    BytesPerSecond, Gossip, Heartbeat, Invite, InviteId, KvCodec, ModelId, PeerId, RequestId, Sampled, Secret, Signed,
+    SwarmId, Ticket, Token, codec,
     journal::{Fingerprint, JournalHead, JournalPart, Record},
     ledger,
     ring::RingFrame,
-    stream::Opening,
+    stream::{Meeting, Opening, SeenAt, TrainSeen},
 };
 
 /// How a message of the committed bytes is read; none where the same bytes come in another way below.
@@ -59,6 +59,7 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
         .for_each(|payload| ledger::push(&mut ledger, payload).unwrap());
     let heartbeat = Gossip::Heartbeat(Heartbeat::default());
     let sealed = Signed::seal(&SigningKey::from_bytes(&[2; 32]), SWARM, 70_000, &heartbeat);
+    let addresses = ["192.0.2.1:7448", "[2001:db8::1]:7448"].map(|address| address.parse().unwrap());
     let mut all = vec![
         ("invite", invite.to_string().into_bytes()),
         ("journal head", codec::encode(&head)),
@@ -68,6 +69,9 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
         ("ring", codec::encode(&RingFrame::Settle { request: head.request, tokens: 64, codec: KvCodec::Int8 })),
         ("record", codec::encode(&record)),
         ("ledger", ledger),
+        ("train seen", codec::encode(&TrainSeen { rate: Some(BytesPerSecond(1.25e8)) })),
+        ("seen at", codec::encode(&SeenAt { address: Some(addresses[0]) })),
+        ("meeting", codec::encode(&Meeting { addresses: addresses.to_vec() })),
         ("frame", vec![0, 1, 0, 0]),
         ("envelope", sealed.to_bytes()),
     ];

@@ -17,7 +17,7 @@ use tsnode_protocol::{
     ledger, limits,
     proof::Code,
     ring::RingFrame,
-    stream::{self, DecodeEvent, DecodeOrder, Opening, PrefillEvent, ProofAnswer},
+    stream::{self, DecodeEvent, DecodeOrder, Meeting, Opening, PrefillEvent, ProofAnswer, SeenAt, TrainSeen},
 };
 
 /// The swarm of the examples.
@@ -29,7 +29,7 @@ pub type Reading = (&'static str, fn(&[u8]) -> bool);
 /// What comes over the control plane, or out of somebody's mail.
 pub const CONTROL: [Reading; 4] = [("envelope", envelope), ("gossip", gossip), ("invite", invite), ("names", names)];
 /// What comes over a data stream, or out of a ledger on a disk.
-pub const DATA: [Reading; 13] = [
+pub const DATA: [Reading; 16] = [
     ("opening", opening),
     ("ring", ring),
     ("kv part", kv_part),
@@ -43,6 +43,9 @@ pub const DATA: [Reading; 13] = [
     ("frame", frame_header),
     ("record", frame::<Record>),
     ("ledger", ledger),
+    ("train seen", frame::<TrainSeen>),
+    ("seen at", frame::<SeenAt>),
+    ("meeting", meeting),
 ];
 
 /// Reads all bytes but the first, in the way that one stands for. Says whether something was in them.
@@ -183,6 +186,11 @@ fn opening(bytes: &[u8]) -> bool {
         _ => {}
     }
     true
+}
+
+fn meeting(bytes: &[u8]) -> bool {
+    let met = read::<Meeting>(bytes).filter(|meeting| meeting.check().is_ok());
+    met.is_some_and(|meeting| meeting.addresses.len() <= stream::MEETING_ADDRESSES)
 }
 
 fn ring(bytes: &[u8]) -> bool {
