@@ -93,6 +93,22 @@ pub struct View {
     pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
 }
 
+impl View {
+    /// Whether every peer of a group is there.
+    fn is_whole(&self, group: &Group) -> bool {
+        group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
+    }
+
+    /// Without the groups that have lost a peer: their leaders may not have noticed yet.
+    fn of_whole_groups(mut self) -> Self {
+        let up = std::mem::take(&mut self.up);
+        let group = |id: &GroupId| self.plan.as_ref().and_then(|plan| plan.group(*id));
+        let whole = up.into_iter().filter(|(id, _)| group(id).is_none_or(|group| self.is_whole(group)));
+        self.up = whole.collect();
+        self
+    }
+}
+
 /// What happens to requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -286,7 +302,7 @@ impl Gateway {
         let mut out = Vec::new();
         match event {
             Event::View(view) => {
-                self.view = view;
+                self.view = view.of_whole_groups();
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
                 self.leave_the_dead(now, &mut out);
                 self.house_the_homeless(now, &mut out);
@@ -357,6 +373,8 @@ impl Gateway {
         r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
         r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });
         r.decode_leader = Some(decode_leader);
+        r.prefillers = if split { peers(prefill) } else { Vec::new() };
+        r.decoders = peers(decode);
         r.prefill = if split { Prefill::Wanted } else { Prefill::ByDecode };
         r.deadline = now + self.config.grant_patience;
         let open = DecodeRequest {
@@ -442,9 +460,9 @@ impl Gateway {
         if r.prefill != Prefill::Wanted {
             return;
         }
-        if !self.view.adverts.contains_key(&prefill) {
+        if !r.prefillers.iter().all(|peer| self.view.adverts.contains_key(peer)) {
             // It went while the decode side looked for pages.
-            r.moved_home("the peer that was to prefill is gone".into());
+            r.moved_home("a peer that was to prefill is gone".into());
             return out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first: None } });
         }
         r.prefill = Prefill::Running;
@@ -541,18 +559,19 @@ impl Gateway {
         self.elsewhere(now, request, out);
     }
 
-    /// What a peer that is gone from the view was doing is lost, before any connection to it times out.
+    /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
+    /// whatever its leader has noticed. Who is cut off is gone, too.
     fn leave_the_dead(&mut self, now: Time, out: &mut Vec<Action>) {
-        let gone = |peer: Option<PeerId>| peer.is_some_and(|p| !self.view.adverts.contains_key(&p));
-        let with = |role: fn(&Request) -> Option<PeerId>| -> Vec<RequestId> {
-            self.requests.iter().filter(|(_, r)| gone(role(r))).map(|(request, _)| *request).collect()
+        let bereft = |peers: &[PeerId]| peers.iter().any(|peer| !self.view.adverts.contains_key(peer));
+        let with = |role: fn(&Request) -> &[PeerId]| -> Vec<RequestId> {
+            self.requests.iter().filter(|(_, r)| bereft(role(r))).map(|(request, _)| *request).collect()
         };
-        let (decode, prefill) = (with(|r| r.decode_leader), with(|r| r.prefill_leader));
+        let (decode, prefill) = (with(|r| &r.decoders), with(|r| &r.prefillers));
         for request in prefill {
-            self.prefill_failed(now, request, "the peer that prefilled is gone".into(), out);
+            self.prefill_failed(now, request, "a peer that prefilled is gone".into(), out);
         }
         for request in decode {
-            self.decode_lost(now, request, "it is gone from the swarm", out);
+            self.decode_lost(now, request, "a peer of it is gone from the swarm", out);
         }
     }
 
@@ -565,6 +584,7 @@ impl Gateway {
         }
         r.first = None;
         (r.decode_leader, r.prefill_leader) = (None, None);
+        (r.decoders, r.prefillers) = (Vec::new(), Vec::new());
         if let Some(pick) = r.pick.take() {
             r.tried.insert(pick.decode);
         }
@@ -660,6 +680,10 @@ fn is_between(plan: Option<&Plan>, pick: Pick, delivery: &Delivery) -> bool {
         group.is_some_and(|group| group.stages.iter().any(|stage| stage.peer == peer))
     };
     has(pick.prefill, delivery.from) && has(pick.decode, delivery.to)
+}
+
+fn peers(group: &Group) -> Vec<PeerId> {
+    group.stages.iter().map(|stage| stage.peer).collect()
 }
 
 /// A request is no longer where it was sent.

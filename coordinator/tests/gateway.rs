@@ -18,8 +18,15 @@ const MODEL: ModelId = ModelId([1; 16]);
 const REQUEST: RequestId = RequestId([5; 16]);
 
 fn group(n: u8, phase: Phase) -> Group {
-    let stage = Stage { peer: PeerId([n; 32]), device: 0, layers: LayerRange { start: 0, end: 4 } };
-    Group::new(MODEL, phase, vec![stage])
+    long_group(&[n], phase)
+}
+
+/// A group whose stages are these peers', with four layers in all.
+fn long_group(peers: &[u8], phase: Phase) -> Group {
+    let each = 4 / peers.len() as u32;
+    let layers = |i: usize| LayerRange { start: i as u32 * each, end: (i as u32 + 1) * each };
+    let stage = |(i, n): (usize, &u8)| Stage { peer: PeerId([*n; 32]), device: 0, layers: layers(i) };
+    Group::new(MODEL, phase, peers.iter().enumerate().map(stage).collect())
 }
 
 fn sampled(n: u32) -> Sampled {
@@ -49,13 +56,18 @@ fn advert() -> Advert {
 impl Story {
     /// One prefill group (peer 1) and two decode groups (peers 2 and 3), all up.
     fn new() -> Self {
-        let groups = vec![group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)];
+        Self::of([group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)])
+    }
+
+    /// One prefill group and two decode groups, all up.
+    fn of(groups: [Group; 3]) -> Self {
+        let groups = groups.to_vec();
         let route = |i: usize| Route { prefill: groups[0].id, decode: groups[i].id, share: 0.5 };
         let routes = vec![route(1), route(2)];
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
+        let adverts = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, advert())).collect();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
-        let adverts = (1..=3).map(|n| (PeerId([n; 32]), advert())).collect();
         let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
         let mut story = Self { gateway: Gateway::new(config), now: Duration::ZERO, view: view.clone() };
         story.tell(Event::View(view));
@@ -300,6 +312,32 @@ fn a_peer_gone_from_the_view_is_not_waited_for() {
     let actions = story.lose(PeerId([1; 32]));
     let order = DecodeOrder::PrefillHere { first: None };
     assert!(actions.contains(&Action::Order { request: REQUEST, order }), "{actions:?}");
+}
+
+/// Neither the leader of a group nor its gateway's lines need have noticed: whoever is gone, or cut off, is not in the view.
+#[test]
+fn a_group_that_loses_any_of_its_peers_is_left() {
+    let groups = [long_group(&[1, 4], Phase::Prefill), long_group(&[2, 5], Phase::Decode), group(3, Phase::Decode)];
+    for first_came in [false, true] {
+        let mut story = Story::of(groups.clone());
+        while story.submit().0 != PeerId([2; 32]) {
+            story.tell(Event::Cancel { request: REQUEST });
+        }
+        story.decode(DecodeEvent::Granted { cached: 0 });
+        if first_came {
+            story.first();
+        }
+        // The second stage of the prefill group, whose leader is there and says that it is up.
+        let actions = story.lose(PeerId([4; 32]));
+        let order = DecodeOrder::PrefillHere { first: first_came.then_some(Token(10)) };
+        assert!(actions.contains(&Action::Order { request: REQUEST, order }), "{actions:?}");
+        // The second stage of the decode group: what it began goes on elsewhere, and nothing new comes to it.
+        let actions = story.lose(PeerId([5; 32]));
+        assert!(actions.contains(&Action::CloseDecode { request: REQUEST }), "{actions:?}");
+        let Some(Action::OpenDecode { leader, open, .. }) = actions.last() else { panic!("{actions:?}") };
+        assert_eq!((*leader, open.answered.len()), (PeerId([3; 32]), usize::from(first_came)));
+        assert!(story.tell(Event::View(story.view.clone())).is_empty(), "it is left once");
+    }
 }
 
 #[test]

@@ -31,6 +31,10 @@ pub(super) struct Request {
     pub routed: Option<Pick>,
     pub prefill_leader: Option<PeerId>,
     pub decode_leader: Option<PeerId>,
+    /// All peers of the group that prefills for another; the plan may have dropped it since.
+    pub prefillers: Vec<PeerId>,
+    /// All peers of the group that decodes.
+    pub decoders: Vec<PeerId>,
     pub prefill: Prefill,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: KvCodec,
@@ -76,6 +80,8 @@ impl Request {
             routed: None,
             prefill_leader: None,
             decode_leader: None,
+            prefillers: Vec::new(),
+            decoders: Vec::new(),
             prefill: Prefill::ByDecode,
             codec: KvCodec::Raw,
             pace: KvPace::default(),
@@ -118,6 +124,7 @@ impl Request {
     pub fn moved_home(&mut self, reason: String) {
         self.prefill = Prefill::ByDecode;
         self.prefill_leader = self.decode_leader;
+        self.prefillers.clear();
         self.reason = reason;
     }
 
