@@ -16,7 +16,7 @@ use crate::{
     view::{CutOffView, PeerView, Readiness, SwarmView},
 };
 use libp2p::{Multiaddr, multiaddr::Protocol};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,6 +92,8 @@ pub struct Driver {
     pub known: Vec<String>,
     /// Who is where, for everyone who dials.
     pub roster: watch::Sender<Adverts>,
+    /// Other peers on their way out, for leaders that have a stage of theirs.
+    pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.
     pub view: watch::Sender<SwarmView>,
     /// The process's zero.
@@ -262,7 +264,7 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, kv_refused } = self.host.report().await.ok()?;
+        let HostReport { ready, load, loading, kv_refused, held: _ } = self.host.report().await.ok()?;
         self.view.send_if_modified(|view| {
             let refused = kv_refused.values().sum::<u64>() != view.kv_refused.values().sum::<u64>();
             view.kv_refused = kv_refused.into_iter().map(|(why, n)| (why.to_owned(), n)).collect();
@@ -377,6 +379,14 @@ impl Driver {
             control.members().filter_map(|(peer, m)| Some((*peer, (**m.advert.as_ref()?).clone()))).collect();
         let me = control.me();
         self.invites.heard(adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, a)| (*peer, &a.invites[..])));
+        let going = control.going();
+        self.going.send_if_modified(|old| {
+            let changed = **old != going;
+            if changed {
+                *old = Arc::new(going);
+            }
+            changed
+        });
         let (up, reachable) = self.served(control.ready(), &adverts);
         let (plan, barred) = (control.plan(), self.trust.barred(now));
         self.roster.send_if_modified(|old| {

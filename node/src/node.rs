@@ -34,6 +34,7 @@ use crate::{
     view::{Readiness, SwarmView},
 };
 use libp2p::Multiaddr;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_kernels::engine::{Engine, EngineConfig};
-use tsnode_protocol::{Epoch, Invite, Secret, SwarmId, Term, Ticket, proof::Membership};
+use tsnode_protocol::{Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, proof::Membership};
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
 pub const HTTP_FILE: &str = "http.addr";
@@ -93,7 +94,8 @@ pub async fn run(
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let journal = ground.journal(&links, &roster)?;
-    let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), owner.moving())?;
+    let (going, gone) = watch::channel(Arc::default());
+    let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), (owner.moving(), gone))?;
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
@@ -126,6 +128,7 @@ pub async fn run(
         data_port: planes.data_port,
         links: link_changes,
         roster: roster_writer,
+        going,
         routes,
         view: front.view,
         invite: ground.invite.clone(),
@@ -288,7 +291,7 @@ impl Ground {
         lent: lent::Lent,
         incoming: Incoming,
         (links, roster, journal): (&Links, &Roster, &Journal),
-        moving: watch::Receiver<bool>,
+        (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
     ) -> Result<Host, NodeError> {
         let system = |e: String| NodeError::System(e);
         let engine = EngineConfig {
@@ -309,6 +312,7 @@ impl Ground {
             batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
             threads: self.config.threads,
             moving,
+            going,
             journal: journal.clone(),
             stop: self.ends.clone(),
         };
@@ -356,12 +360,12 @@ impl Ground {
     }
 }
 
-/// Resolves when nothing runs here any more and this peer's clients have their answers, or it has taken too long.
+/// Resolves when nothing runs here any more, for whatever leader, and this peer's clients have their answers, or it has taken too long.
 async fn drained(host: Host, open: watch::Receiver<usize>) {
     let quiet = async {
         loop {
             match host.report().await {
-                Ok(report) if report.load.running + report.load.waiting > 0 => {}
+                Ok(report) if report.load.running + report.load.waiting > 0 || report.held > 0 => {}
                 _ if *open.borrow() > 0 => {}
                 _ => return,
             }

@@ -41,15 +41,17 @@ impl Control {
         self.members.iter().filter(|(_, m)| m.alive)
     }
 
-    /// Groups whose leaders say that they take requests, with the leaders' load. None with a suspect in it, unless no other
-    /// does the same for its model: late is better than never.
+    /// Groups whose leaders say that they take requests, with the leaders' load. None with a suspect in it, or with a peer on
+    /// its way out, unless no other does the same for its model: late is better than never.
     #[must_use]
     pub fn ready(&self) -> BTreeMap<GroupId, Load> {
         let mut up = BTreeMap::new();
         for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
             up.extend(member.heartbeat.ready.iter().map(|g| (*g, member.heartbeat.load)));
         }
-        let suspect = |g: &&Group| g.stages.iter().any(|s| self.members.get(&s.peer).is_some_and(|m| m.suspect));
+        let going = self.going();
+        let late = |peer: &PeerId| self.members.get(peer).is_some_and(|m| m.suspect) || going.contains(peer);
+        let suspect = |g: &&Group| g.stages.iter().any(|s| late(&s.peer));
         let here = self.plan().map_or(&[][..], |p| &p.groups).iter().filter(|g| up.contains_key(&g.id));
         let (late, fine): (Vec<&Group>, Vec<&Group>) = here.partition(suspect);
         for group in late {
@@ -58,6 +60,14 @@ impl Control {
             }
         }
         up
+    }
+
+    /// Those whose devices are wanted back: they leave, or lend nothing. What runs on them is for others to go on with.
+    #[must_use]
+    pub fn going(&self) -> BTreeSet<PeerId> {
+        let lends = |m: &Member| m.advert.as_ref().is_none_or(|a| !a.devices.is_empty());
+        let going = self.members().filter(|(_, m)| m.heartbeat.leaving || !lends(m));
+        going.map(|(peer, _)| *peer).collect()
     }
 
     /// The epoch this peer is in: what most members say theirs is, or a later one that a plan has brought. A clock that is

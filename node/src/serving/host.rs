@@ -4,7 +4,7 @@ use super::{
     client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
     compute::Compute,
     desk::Desk,
-    leader::{self, LeaderSetup, REQUESTS, Report},
+    leader::{self, Going, LeaderSetup, REQUESTS, Report},
     loader::{Loaded, Loader, Order},
     member::{self, RingStream},
     stage::StageContext,
@@ -15,8 +15,9 @@ use crate::{
     links::{Incoming, IncomingStream, Links, Stream},
     roster::Roster,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
@@ -66,6 +67,8 @@ pub struct HostSetup {
     pub threads: Threads,
     /// Whether what this peer leads moves as soon as a plan goes on without it, since it leaves or is paused.
     pub moving: watch::Receiver<bool>,
+    /// Other peers of which the same is true.
+    pub going: watch::Receiver<Arc<BTreeSet<PeerId>>>,
     /// Ends everything.
     pub stop: CancellationToken,
 }
@@ -77,6 +80,8 @@ pub struct HostReport {
     pub ready: Vec<GroupId>,
     /// What waits and runs here.
     pub load: Load,
+    /// Sequences on stages here, whoever leads them, and whether the plan still has them or not.
+    pub held: usize,
     /// How far the stage is that is being loaded.
     pub loading: Option<Progress>,
     /// KV streams refused since the start, by why.
@@ -116,6 +121,7 @@ impl Host {
             desk: Desk::default(),
             groups: BTreeMap::new(),
             loading: BTreeMap::new(),
+            held: Arc::default(),
             orders,
             far,
             tasks: tasks.clone(),
@@ -175,6 +181,8 @@ struct Keeper {
     groups: BTreeMap<GroupId, Running>,
     /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
     loading: BTreeMap<GroupId, CancellationToken>,
+    /// Sequences on all stages.
+    held: Arc<AtomicUsize>,
     orders: mpsc::Sender<Order>,
     far: watch::Receiver<Option<Progress>>,
     tasks: TaskTracker,
@@ -271,6 +279,7 @@ impl Keeper {
             layers: group.stages[position].layers,
             dtype: self.setup.dtype,
             position: position as u16,
+            held: self.held.clone(),
             tasks: self.tasks.clone(),
         };
         self.start_task(group, context);
@@ -283,6 +292,8 @@ impl Keeper {
         let (compute, key) = (context.compute.clone(), context.key);
         let mut requests_in = None;
         let id = group.id;
+        let HostSetup { me, moving, going: others, .. } = &self.setup;
+        let going = Going { me: *me, moving: moving.clone(), others: others.clone() };
         if context.position == 0 {
             let (sender, requests) = mpsc::channel(REQUESTS);
             requests_in = Some(sender);
@@ -297,7 +308,7 @@ impl Keeper {
                 rings,
                 report,
                 retire: retire.clone(),
-                moving: self.setup.moving.clone(),
+                going,
                 stop: self.setup.stop.clone(),
             };
             self.tasks.spawn(async move {
@@ -307,7 +318,7 @@ impl Keeper {
         } else {
             let (member, roster, over) = (group.clone(), self.setup.roster.clone(), retire.clone());
             self.tasks.spawn(async move {
-                member::run(member, context, roster, rings, over).await;
+                member::run(member, context, roster, rings, (over, going.moving)).await;
                 unload(&compute, key).await;
             });
         }
@@ -316,8 +327,12 @@ impl Keeper {
     }
 
     async fn report(&self) -> HostReport {
-        let mut report =
-            HostReport { loading: *self.far.borrow(), kv_refused: self.desk.refused(), ..HostReport::default() };
+        let mut report = HostReport {
+            held: self.held.load(Ordering::Relaxed),
+            loading: *self.far.borrow(),
+            kv_refused: self.desk.refused(),
+            ..HostReport::default()
+        };
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();
             if ready {

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::links::{FrameReceiver, LinkError, Stream};
 use crate::roster::Roster;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -52,10 +53,28 @@ pub(super) struct LeaderSetup {
     pub report: watch::Sender<Report>,
     /// The plan no longer has the group: take nothing new, finish what runs.
     pub retire: CancellationToken,
-    /// This peer is on its way out, or wanted back by its owner: once the plan no longer has the group, what runs goes on
-    /// elsewhere.
-    pub moving: watch::Receiver<bool>,
+    /// Peers on their way out, or wanted back by their owners: once the plan no longer has a group with one of them, what runs
+    /// there goes on elsewhere.
+    pub going: Going,
     pub stop: CancellationToken,
+}
+
+/// Peers on their way out, as their host hears of them, this one among them.
+#[derive(Clone)]
+pub(super) struct Going {
+    pub me: PeerId,
+    /// Whether this peer is.
+    pub moving: watch::Receiver<bool>,
+    /// Which others are.
+    pub others: watch::Receiver<Arc<BTreeSet<PeerId>>>,
+}
+
+impl Going {
+    /// Whether a group has such a peer.
+    pub fn has_of(&self, group: &Group) -> bool {
+        let goes = |peer| if peer == self.me { *self.moving.borrow() } else { self.others.borrow().contains(&peer) };
+        group.stages.iter().any(|stage| goes(stage.peer))
+    }
 }
 
 /// What a gateway says of a running sequence.
@@ -106,7 +125,7 @@ pub(super) async fn run(setup: LeaderSetup) {
         leader.report.send_modify(|r| r.ready = false);
         match ended {
             Ended::Drained => return,
-            Ended::Leaving => return leader.broken("its peer lends no longer".into()),
+            Ended::Leaving => return leader.broken("a peer of it lends no longer".into()),
             Ended::Broken(why) => {
                 tracing::warn!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
@@ -143,7 +162,7 @@ struct Leader {
     speak: mpsc::Sender<Word>,
     report: watch::Sender<Report>,
     retire: CancellationToken,
-    moving: watch::Receiver<bool>,
+    going: Going,
     started: Instant,
 }
 
@@ -171,7 +190,7 @@ impl Leader {
             speak,
             report: setup.report,
             retire: setup.retire,
-            moving: setup.moving,
+            going: setup.going,
             started: Instant::now(),
         }
     }
@@ -188,7 +207,7 @@ impl Leader {
             if self.retire.is_cancelled() && self.clients.is_empty() {
                 return Ended::Drained;
             }
-            if self.retire.is_cancelled() && *self.moving.borrow() {
+            if self.retire.is_cancelled() && self.going.has_of(&self.group) {
                 return Ended::Leaving;
             }
             let wake = self.batcher.deadline().map(|at| self.started + at);

@@ -3,9 +3,14 @@
 use super::stage::{Downstream, FRAMES, StageContext, StageError, Worker, read_ring};
 use crate::links::{Links, Stream};
 use crate::roster::Roster;
-use tokio::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{Group, GroupId, PeerId, ring::RingHello, stream::Opening};
+
+/// How long a leader has to move what runs on a stage of a peer that lends no longer.
+const PARTING: Duration = Duration::from_secs(2);
 
 /// A stream of the stage before, with which a ring reaches this stage.
 #[derive(Debug)]
@@ -14,13 +19,14 @@ pub(super) struct RingStream {
     pub stream: Stream,
 }
 
-/// Serves one stage until `retire`, and then until its ring ends; a new ring replaces the one before.
+/// Serves one stage until `retire`, and then until its ring ends, for a short while only where what runs here is for others
+/// to go on with (`moving`); a new ring replaces the one before.
 pub(super) async fn run(
     group: Group,
     context: StageContext,
     roster: Roster,
     mut rings: mpsc::Receiver<RingStream>,
-    retire: CancellationToken,
+    (retire, moving): (CancellationToken, watch::Receiver<bool>),
 ) {
     let mut next = None;
     loop {
@@ -37,11 +43,23 @@ pub(super) async fn run(
             why = live(&group, &context, &roster, ring) => {
                 tracing::info!(group = %group_id, ring = %name, %why, "ring ended");
             }
+            () = parted(&retire, moving.clone()) => {
+                tracing::info!(group = %group_id, ring = %name, "ring dropped: this peer lends no longer");
+                return;
+            }
             newer = rings.recv() => match newer { Some(ring) => next = Some(ring), None => return },
         }
         // Dropping the ring's future drops its streams; its pages go back when its worker notices, before new ones
         // are taken: both happen in the order of the compute thread's queue.
     }
+}
+
+/// Resolves when this peer has lent its part of a group that it no longer serves for long enough.
+async fn parted(retire: &CancellationToken, mut moving: watch::Receiver<bool>) {
+    retire.cancelled().await;
+    // The owner being gone, the process ends.
+    let _ = moving.wait_for(|moving| *moving).await;
+    sleep(PARTING).await;
 }
 
 async fn live(group: &Group, context: &StageContext, roster: &Roster, ring: RingStream) -> StageError {

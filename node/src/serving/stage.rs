@@ -10,7 +10,10 @@ use super::{
 };
 use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -77,6 +80,8 @@ pub(super) struct StageContext {
     pub dtype: KvDtype,
     /// Place in the ring.
     pub position: u16,
+    /// Sequences on all stages of this peer.
+    pub held: Arc<AtomicUsize>,
     pub tasks: TaskTracker,
 }
 
@@ -109,6 +114,23 @@ struct Sequence {
     sampler: Option<Sampler>,
     export: Option<Exporter>,
     prompt_tokens: u32,
+    _held: Held,
+}
+
+/// Counts a sequence for as long as it is here.
+struct Held(Arc<AtomicUsize>);
+
+impl Held {
+    fn one(all: &Arc<AtomicUsize>) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(all.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What the choice of the next token depends on beside the logits.
@@ -232,7 +254,8 @@ impl Worker {
         if let (Some(export), Some(shared)) = (&export, admit.shared) {
             export.computed(shared.tokens);
         }
-        self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens });
+        let held = Held::one(&self.context.held);
+        self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens, _held: held });
         Ok(None)
     }
 

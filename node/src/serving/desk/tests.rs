@@ -85,6 +85,7 @@ impl Bench {
             layers: shape.all_layers(),
             dtype: KvDtype::F16,
             position: 0,
+            held: Arc::default(),
             tasks: TaskTracker::new(),
         };
         let (to_side, side) = mpsc::channel(8);
