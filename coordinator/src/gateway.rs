@@ -4,6 +4,7 @@
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
 mod observed;
+mod patience;
 mod request;
 mod trace;
 
@@ -19,6 +20,7 @@ use crate::{
     trust::Offence,
 };
 use observed::Observed;
+use patience::{Owes, Patience, Silence};
 use request::{Prefill, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +37,10 @@ use tsnode_protocol::{
 /// A link nobody has measured: a common home connection's neighbourhood.
 const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
 const UNKNOWN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
+/// Pages are short where fewer than one in so many is free: answers may have to wait for others' ends.
+const SHORT: u64 = 8;
+/// A silent request is looked at no oftener.
+const LOOK: Duration = Duration::from_millis(100);
 /// How often a request that nobody serves asks again, should no news of the swarm come.
 const HOMELESS_RETRY: Duration = Duration::from_millis(500);
 
@@ -43,9 +49,10 @@ const HOMELESS_RETRY: Duration = Duration::from_millis(500);
 pub struct GatewayConfig {
     /// Requests open at once.
     pub max_requests: usize,
-    /// How long a decode group may take to grant pages: longer than it lets a request wait for them.
+    /// How long a decode group with other work may take to grant pages: longer than it lets a request wait for them.
     pub grant_patience: Duration,
-    /// How long a group may go without a sign of progress.
+    /// How long a request may go without a sign of progress where it is not known what that takes, or where its group works
+    /// for others meanwhile.
     pub progress_patience: Duration,
     /// When to tell a client to ask again.
     pub retry_after: Duration,
@@ -274,6 +281,7 @@ pub struct Gateway {
     router: Router,
     observed: Observed,
     speeds: Speeds,
+    patience: Patience,
 }
 
 impl Gateway {
@@ -281,8 +289,8 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        let (observed, speeds) = (Observed::default(), Speeds::default());
-        Self { config, view: View::default(), requests: BTreeMap::new(), router, observed, speeds }
+        let (observed, speeds, patience) = (Observed::default(), Speeds::default(), Patience::default());
+        Self { config, view: View::default(), requests: BTreeMap::new(), router, observed, speeds, patience }
     }
 
     /// Requests that have not ended.
@@ -331,7 +339,7 @@ impl Gateway {
 
     /// Picks groups not tried yet and asks the decode leader; without any, the request ends.
     fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let (up, weights) = (self.live_queues(), self.weights());
+        let (up, weights) = (self.live_queues(now), self.weights());
         let Some(r) = self.requests.get_mut(&request) else { return };
         let plan = self.view.plan.as_deref();
         // Names are random: gateways begin their draws anywhere.
@@ -376,7 +384,10 @@ impl Gateway {
         r.prefillers = if split { peers(prefill) } else { Vec::new() };
         r.decoders = peers(decode);
         r.prefill = if split { Prefill::Wanted } else { Prefill::ByDecode };
-        r.deadline = now + self.config.grant_patience;
+        r.heard(now);
+        (r.granted_at, r.flows, r.last_token) = (None, false, None);
+        let has_nothing_to_do = |load: &Load| load.running + load.waiting + load.pending_tokens == 0;
+        r.asked_idle = up.get(&decode.id).is_some_and(has_nothing_to_do);
         let open = DecodeRequest {
             request,
             group: decode.id,
@@ -390,16 +401,21 @@ impl Gateway {
     }
 
     /// What groups have to do: heartbeats lag, so what this gateway gave them itself counts at least.
-    fn live_queues(&self) -> BTreeMap<GroupId, Load> {
+    /// One that hangs is none where another is up.
+    fn live_queues(&self, now: Time) -> BTreeMap<GroupId, Load> {
         let mut own: BTreeMap<GroupId, u32> = BTreeMap::new();
         for pick in self.requests.values().filter_map(|r| r.pick) {
             *own.entry(pick.decode).or_default() += 1;
         }
+        let model = |id: &GroupId| self.view.plan.as_ref().and_then(|plan| Some(plan.group(*id)?.model));
+        let works = |id: &GroupId| !self.patience.is_out(now, *id);
+        let working: BTreeSet<ModelId> = self.view.up.keys().filter(|id| works(id)).filter_map(model).collect();
+        let counts = |id: &GroupId| works(id) || model(id).is_none_or(|model| !working.contains(&model));
         let corrected = |(id, load): (&GroupId, &Load)| {
             let own = own.get(id).copied().unwrap_or(0);
             (*id, Load { running: load.running.max(own.saturating_sub(load.waiting)), ..*load })
         };
-        self.view.up.iter().map(corrected).collect()
+        self.view.up.iter().filter(|(id, _)| counts(id)).map(corrected).collect()
     }
 
     /// Of groups that are slower than they claim.
@@ -412,13 +428,22 @@ impl Gateway {
     /// How long a group took is held against what it claims.
     fn saw(&mut self, group: Option<GroupId>, work: Work, took: Duration, out: &mut Vec<Action>) {
         let group = group.and_then(|id| self.view.plan.as_ref()?.group(id));
+        if let (Some(group), Work::Prompt { .. }) = (group, work) {
+            self.patience.prompt(group.id, work.claimed(&self.view, group), took);
+        }
         let blame = group.and_then(|group| self.speeds.saw(&self.view, group, work, took.as_secs_f64()));
         out.extend(blame.map(|(peer, offence)| Action::Blame { peer, offence }));
     }
 
     fn decode(&mut self, now: Time, request: RequestId, event: DecodeEvent, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        r.deadline = now + self.config.progress_patience;
+        if let (Some(pick), true) = (r.pick, is_progress(&event)) {
+            self.patience.sign(now, pick.decode);
+            // While a prefill group is at work, it is that one which owes something.
+            if r.prefill != Prefill::Running {
+                r.heard(now);
+            }
+        }
         match event {
             DecodeEvent::Granted { cached } => {
                 if r.answer.is_empty() {
@@ -443,9 +468,13 @@ impl Gateway {
             DecodeEvent::KvFailed(reason) => {
                 // The decode side computes the prompt itself; whatever the prefill side still does is of no use.
                 r.moved_home(reason);
+                r.heard(now);
                 out.push(Action::ClosePrefill { request });
             }
-            DecodeEvent::Token { index, sampled } => self.token(now, request, index, sampled, out),
+            DecodeEvent::Token { index, sampled } => {
+                self.learn_pace(now, request);
+                self.token(now, request, index, sampled, out);
+            }
             DecodeEvent::End(End::Failed(reason)) => self.decode_lost(now, request, &reason, out),
             DecodeEvent::End(end) => self.finish(now, request, end, out),
         }
@@ -457,6 +486,7 @@ impl Gateway {
         if !std::mem::replace(&mut r.accepted, true) {
             out.push(Action::Accepted { request, prefill, decode });
         }
+        r.granted_at = Some(now);
         if r.prefill != Prefill::Wanted {
             return;
         }
@@ -467,6 +497,7 @@ impl Gateway {
         }
         r.prefill = Prefill::Running;
         r.prefill_from = now;
+        r.heard(now);
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let targets = decode_group.map_or_else(Vec::new, |group| targets(&self.view, group));
         let open = PrefillRequest {
@@ -486,7 +517,10 @@ impl Gateway {
         if r.prefill != Prefill::Running {
             return;
         }
-        r.deadline = now + self.config.progress_patience;
+        r.heard(now);
+        if let (Some(pick), false) = (r.pick, matches!(event, PrefillEvent::Failed(_))) {
+            self.patience.sign(now, pick.prefill);
+        }
         match event {
             PrefillEvent::First { sampled, computed, cached } => {
                 if r.next_index() > 0 {
@@ -515,7 +549,7 @@ impl Gateway {
         if r.prefill != Prefill::Running {
             return;
         }
-        r.deadline = now + self.config.progress_patience;
+        r.heard(now);
         let first = r.first.filter(|_| r.next_index() == 1);
         r.moved_home(reason);
         out.push(Action::ClosePrefill { request });
@@ -557,6 +591,58 @@ impl Gateway {
             at: r.line.since(now),
         }));
         self.elsewhere(now, request, out);
+    }
+
+    /// A token comes; how long its group took for it says how long others of it may take.
+    fn learn_pace(&mut self, now: Time, request: RequestId) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        let (Some(pick), flows) = (r.pick, std::mem::replace(&mut r.flows, true)) else { return };
+        let gap = now.saturating_sub(r.last_token.replace(now).unwrap_or(now));
+        if flows {
+            return self.patience.gap(pick.decode, gap);
+        }
+        let Some(granted) = r.granted_at.filter(|_| r.prefill == Prefill::ByDecode) else { return };
+        let tokens = r.prompt.len() as u32 + r.next_index();
+        let group = self.view.plan.as_ref().and_then(|plan| plan.group(pick.decode));
+        let expected = group.and_then(|group| Work::Prompt { tokens }.claimed(&self.view, group));
+        self.patience.prompt(pick.decode, expected, now.saturating_sub(granted));
+    }
+
+    /// What a group owes a request, by its adverts and its queue. Nothing is known where pages may be others' for long.
+    fn owes(&self, r: &Request, group: GroupId) -> Owes {
+        let most = if r.granted_at.is_some() { self.config.progress_patience } else { self.config.grant_patience };
+        let load = self.view.up.get(&group).copied().unwrap_or_default();
+        let is_short = load.running > 1 && u64::from(load.free_pages) * SHORT < u64::from(load.total_pages);
+        if is_short || (r.granted_at.is_none() && !r.asked_idle) {
+            return Owes { within: None, most };
+        }
+        let steps = self.steps_until_a_sign(r, group, load);
+        let within = if r.prefill == Prefill::Running && r.first.is_some() {
+            // The KV of its prompt is on its way.
+            let sent = r.predicted.filter(|_| self.is_measured(r)).map(|p| p.elsewhere.0);
+            steps.zip(sent).map(|(steps, sent)| steps + sent)
+        } else {
+            steps
+        };
+        Owes { within, most }
+    }
+
+    /// How long a group computes before it gives a request a sign (s): all prompts there may come first, and a step be shared
+    /// by all who are there.
+    fn steps_until_a_sign(&self, r: &Request, group: GroupId, load: Load) -> Option<f64> {
+        let known = self.view.plan.as_ref()?.group(group)?;
+        let waits = |other: &&Request| other.debtor() == Some(group) && !other.flows && other.granted_at.is_some();
+        let tokens = |r: &Request| r.prompt.len() as u32 + r.next_index();
+        let mine = self.requests.values().filter(waits).map(tokens).fold(0, u32::saturating_add);
+        let prompts = Work::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
+        let step = Work::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
+        Some(prompts + step * f64::from(1 + load.running))
+    }
+
+    /// Whether the link is known over which the KV of a request's prompt goes.
+    fn is_measured(&self, r: &Request) -> bool {
+        let link = |(from, to): (PeerId, PeerId)| self.view.adverts.get(&from)?.links.iter().find(|l| l.to == to);
+        r.prefill_leader.zip(r.decode_leader).and_then(link).is_some()
     }
 
     /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
@@ -663,14 +749,48 @@ impl Gateway {
                 self.look_for_home(now, request, until, out);
                 continue;
             }
-            let prefilling = self.requests.get(&request).is_some_and(|r| r.prefill == Prefill::Running);
-            if prefilling {
-                self.prefill_failed(now, request, "the prefill made no progress".into(), out);
-            } else {
-                self.decode_lost(now, request, "it made no progress", out);
-            }
+            self.judge_silence(now, request, out);
         }
     }
+
+    /// A request was not heard of for a while: it waits on, or its group hangs.
+    fn judge_silence(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get(&request) else { return };
+        let Some(group) = r.debtor() else { return self.decode_lost(now, request, "it made no progress", out) };
+        let (owes, due, heard) = (self.owes(r, group), r.deadline, r.heard);
+        // Once the first token is there, a silence may be the far side's as well.
+        let (prefilling, is_its_own) =
+            (r.prefill == Prefill::Running, r.prefill != Prefill::Running || r.first.is_none());
+        if let Silence::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
+            if let Some(r) = self.requests.get_mut(&request) {
+                r.deadline = until.max(now + LOOK);
+            }
+            return;
+        }
+        let hangs = is_its_own && self.patience.stalled(now, group);
+        if prefilling {
+            self.prefill_failed(now, request, "the prefill made no progress".into(), out);
+        } else {
+            self.decode_lost(now, request, "it made no progress", out);
+        }
+        if hangs {
+            self.leave_queue(now, group, out);
+        }
+    }
+
+    /// Who waits for pages of a group that hangs need not wait.
+    fn leave_queue(&mut self, now: Time, group: GroupId, out: &mut Vec<Action>) {
+        let waits = |r: &Request| r.granted_at.is_none() && r.pick.is_some_and(|pick| pick.decode == group);
+        let waiting: Vec<RequestId> = self.requests.iter().filter(|(_, r)| waits(r)).map(|(id, _)| *id).collect();
+        for request in waiting {
+            self.decode_lost(now, request, "it made no progress", out);
+        }
+    }
+}
+
+/// Whether it says that something was done for the request.
+fn is_progress(event: &DecodeEvent) -> bool {
+    !matches!(event, DecodeEvent::Refused(_) | DecodeEvent::KvFailed(_) | DecodeEvent::End(End::Failed(_)))
 }
 
 /// Whether a delivery is from a stage of the group that prefills to one of the group that decodes: a leader may say anything.

@@ -56,7 +56,7 @@ impl Work {
     }
 
     /// What a group takes for it by its peers' adverts (s); nothing where one of them claims nothing.
-    fn claimed(self, view: &View, group: &Group) -> Option<f64> {
+    pub(crate) fn claimed(self, view: &View, group: &Group) -> Option<f64> {
         let mut seconds = 0.0;
         for stage in &group.stages {
             let device = view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;

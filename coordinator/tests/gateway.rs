@@ -8,8 +8,8 @@ use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Group, KvCodec, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling,
-    Seconds, Stage, Term, Token,
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
+    Misfit, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
     kv::Delivery,
     stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
@@ -107,6 +107,18 @@ impl Story {
                 (*leader, actions)
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Nobody says anything until something is done about it; what that is, and how long it took.
+    fn silence(&mut self) -> (Vec<Action>, Duration) {
+        let since = self.now;
+        loop {
+            self.now = self.gateway.deadline().unwrap();
+            let actions = self.tell(Event::Deadline);
+            if !actions.is_empty() {
+                return (actions, self.now - since);
+            }
         }
     }
 
@@ -386,11 +398,71 @@ fn silence_is_not_waited_out() {
     let mut story = Story::new();
     story.submit();
     story.decode(DecodeEvent::Granted { cached: 0 });
-    story.now = story.gateway.deadline().unwrap();
-    let actions = story.tell(Event::Deadline);
+    let (actions, after) = story.silence();
     let order = DecodeOrder::PrefillHere { first: None };
     assert!(actions.contains(&Action::Order { request: REQUEST, order }));
-    story.now = story.gateway.deadline().unwrap();
-    let actions = story.tell(Event::Deadline);
+    assert_eq!(after, Duration::from_secs(60), "what is not known is given time");
+    let (actions, _) = story.silence();
     assert!(matches!(actions.last(), Some(Action::OpenDecode { .. })), "{actions:?}");
+}
+
+/// Every device is measured: a prompt's token takes a millisecond on all four layers, a step two.
+fn measured() -> Advert {
+    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
+    let (prefill, decode) = ([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
+    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
+    let device = Device {
+        name: "cpu".into(),
+        kind: DeviceKind::Cpu { threads: 1 },
+        memory_bytes: 1 << 30,
+        kv_bytes: 1 << 20,
+        flops: FlopsPerSecond(1e9),
+        bandwidth: BytesPerSecond(1e9),
+        profile: Some(profile),
+    };
+    Advert { devices: vec![device], ..advert() }
+}
+
+/// Whoever hangs is in everybody's view, and its connections are open.
+#[test]
+fn a_group_that_hangs_is_left_within_seconds_and_not_asked_again() {
+    let mut story = Story::new();
+    Arc::make_mut(&mut story.view.adverts).values_mut().for_each(|a| *a = measured());
+    story.tell(Event::View(story.view.clone()));
+    let (decode, _) = story.submit();
+    story.decode(DecodeEvent::Granted { cached: 0 });
+    story.first();
+    story.tell(Event::Prefill { request: REQUEST, event: PrefillEvent::KvSent { bytes: 1, after: Seconds(0.1) } });
+    for index in 1..20 {
+        story.now += Duration::from_millis(2);
+        story.token(index);
+    }
+    let (actions, after) = story.silence();
+    let Some(Action::OpenDecode { leader, open, .. }) = actions.last() else { panic!("{actions:?}") };
+    assert!(*leader != decode && open.answered.len() == 20 && after < Duration::from_secs(6), "{after:?}");
+    for _ in 0..8 {
+        story.tell(Event::Cancel { request: REQUEST });
+        assert_ne!(story.submit().0, decode);
+    }
+    // Nor is the group that prefills waited for, where it is the one.
+    story.decode(DecodeEvent::Granted { cached: 0 });
+    let (actions, after) = story.silence();
+    let order = DecodeOrder::PrefillHere { first: None };
+    assert!(
+        actions.contains(&Action::Order { request: REQUEST, order }) && after < Duration::from_secs(6),
+        "{after:?}"
+    );
+}
+
+#[test]
+fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
+    let mut story = Story::new();
+    Arc::make_mut(&mut story.view.adverts).values_mut().for_each(|a| *a = measured());
+    story.tell(Event::View(story.view.clone()));
+    let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+    let prompt = vec![Token(1); 30_000];
+    story.tell(Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None });
+    story.decode(DecodeEvent::Granted { cached: 0 });
+    let (_, after) = story.silence();
+    assert!(after > Duration::from_secs(240), "{after:?} for what takes thirty seconds when all is well");
 }

@@ -32,6 +32,8 @@ pub struct Faults {
     pub lie: f64,
     /// Part of the KV tiles sent from here that hold something else than was computed.
     pub false_kv: f64,
+    /// Whether its compute thread hangs, while everything else goes on.
+    pub wedge: bool,
     /// How many times faster its advert says it is than it was measured.
     pub boast: Option<f64>,
     /// What it says to everybody that no honest peer says.

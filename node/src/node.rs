@@ -95,7 +95,8 @@ pub async fn run(
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let journal = ground.journal(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
-    let host = ground.host(lent, planes.incoming, (&links, &roster, &journal), (owner.moving(), gone))?;
+    let host =
+        ground.host(lent, planes.incoming, (&links, &roster, &journal), (owner.moving(), gone), broken.clone())?;
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
@@ -292,6 +293,7 @@ impl Ground {
         incoming: Incoming,
         (links, roster, journal): (&Links, &Roster, &Journal),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
+        faults: Option<watch::Receiver<Faults>>,
     ) -> Result<Host, NodeError> {
         let system = |e: String| NodeError::System(e);
         let engine = EngineConfig {
@@ -302,7 +304,7 @@ impl Ground {
         let engine = Engine::new(engine).map_err(|e| system(e.to_string()))?;
         let setup = HostSetup {
             me: self.identity.peer_id(),
-            compute: Compute::start(engine).map_err(|e| system(e.to_string()))?,
+            compute: Compute::start(engine, faults).map_err(|e| system(e.to_string()))?,
             links: links.clone(),
             incoming,
             roster: roster.clone(),

@@ -37,6 +37,8 @@ pub enum Flaw {
     },
     /// It says to everybody what no honest peer says.
     Noise(Noise),
+    /// What it computes with hangs, while everything else goes on.
+    Wedged,
     /// Something stands in front of it.
     Walled {
         /// What.
@@ -134,6 +136,7 @@ impl<'p> Network<'p> {
             Flaw::Slow { mbit, ms } => (faults["mbit"], faults["ms"]) = (json!(mbit), json!(ms)),
             Flaw::Lie { tokens, kv } => (faults["lie"], faults["false_kv"]) = (json!(tokens), json!(kv)),
             Flaw::Boast { times } => faults["boast"] = json!(times),
+            Flaw::Wedged => faults["wedge"] = json!(true),
             Flaw::Corrupt { part } => faults["corrupt"] = json!(part),
             Flaw::Noise(noise) => faults["noise"] = json!(noise),
             Flaw::Walled { wall } => {

@@ -1,6 +1,6 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, Move, Predicted, Trace, trace::Timeline};
+use super::{Begun, Move, Predicted, Trace, patience::LEAST, trace::Timeline};
 use crate::{Time, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,7 +25,18 @@ pub(super) struct Request {
     pub prompt: Vec<Token>,
     pub generation: Generation,
     pub line: Timeline,
+    /// When it is looked at again.
     pub deadline: Time,
+    /// Its group last gave it a sign.
+    pub heard: Time,
+    /// The decode group has pages for it, since then.
+    pub granted_at: Option<Time>,
+    /// Whether the group had nothing to do when it was asked.
+    pub asked_idle: bool,
+    /// Whether its decode group has given it tokens.
+    pub flows: bool,
+    /// When it last got one.
+    pub last_token: Option<Time>,
     pub pick: Option<Pick>,
     /// Where the router sent it, as far as it has been told; whether prompts go elsewhere is decided after that.
     pub routed: Option<Pick>,
@@ -76,6 +87,11 @@ impl Request {
             generation,
             line: Timeline::new(now),
             deadline: now,
+            heard: now,
+            granted_at: None,
+            asked_idle: false,
+            flows: false,
+            last_token: None,
             pick: None,
             routed: None,
             prefill_leader: None,
@@ -118,6 +134,17 @@ impl Request {
     /// Index of the token the client gets next.
     pub fn next_index(&self) -> u32 {
         self.answer.len() as u32
+    }
+
+    /// Its group gave a sign.
+    pub fn heard(&mut self, now: Time) {
+        self.heard = now;
+        self.deadline = now + LEAST;
+    }
+
+    /// The group that owes it something.
+    pub fn debtor(&self) -> Option<GroupId> {
+        self.pick.map(|pick| if self.prefill == Prefill::Running { pick.prefill } else { pick.decode })
     }
 
     /// From now on the decode side computes the prompt itself.

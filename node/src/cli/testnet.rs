@@ -49,7 +49,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         Some(("down", matches)) => down(matches).await,
         Some((fault @ ("kill" | "stop" | "cont"), matches)) => disturb(fault, matches),
         Some(("restart", matches)) => restart(matches).await,
-        Some((fault @ ("partition" | "heal" | "slow" | "corrupt" | "lie"), matches)) => {
+        Some((fault @ ("partition" | "heal" | "slow" | "corrupt" | "lie" | "wedge"), matches)) => {
             broken::run(fault, matches).await
         }
         Some(("chaos", matches)) => chaos::run(settings, matches).await,

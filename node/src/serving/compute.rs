@@ -1,11 +1,16 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
+use crate::faults::Faults;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use tokio::sync::{mpsc, oneshot};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
 use tsnode_kernels::engine::Engine;
 
 /// Jobs waiting for the compute thread. A full queue makes callers wait, which is what slows admission down.
 const JOBS: usize = 256;
+
+/// How often a thread that hangs on purpose looks whether it still should.
+const HANG_LOOK: Duration = Duration::from_millis(20);
 
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
 
@@ -21,13 +26,13 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Starts the thread; it ends when the last handle is dropped.
+    /// Starts the thread; it ends when the last handle is dropped. Where a testnet wishes so it hangs.
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub fn start(engine: Engine) -> std::io::Result<Self> {
+    pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
-        std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver))?;
+        std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults))?;
         Ok(Self { jobs })
     }
 
@@ -49,8 +54,12 @@ impl Compute {
     }
 }
 
-fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>) {
+fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>) {
+    let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
     while let Some(job) = jobs.blocking_recv() {
+        while hangs() {
+            std::thread::sleep(HANG_LOOK);
+        }
         // A panic here is a bug, but one sequence's bug must not end everybody's.
         if catch_unwind(AssertUnwindSafe(|| job(&mut engine))).is_err() {
             tracing::error!("a compute job panicked; what waited for it fails");

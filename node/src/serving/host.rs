@@ -18,12 +18,15 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
 use tsnode_kernels::{
     engine::{StageKey, Threads},
     load::Progress,
+    pages::PageCount,
     source::ModelSource,
 };
 use tsnode_protocol::{
@@ -38,6 +41,10 @@ const COMMANDS: usize = 256;
 const STAGES: usize = 64;
 /// Loaded stages on their way back; the loader waits above it.
 const LOADED: usize = 4;
+/// How often the compute thread is asked for its pages.
+const PAGES_LOOK: Duration = Duration::from_millis(250);
+/// A compute thread that does not answer for so long hangs: no step takes nearly that long. What is led here is not up then.
+const HANGS: Duration = Duration::from_secs(10);
 /// Rings reaching a stage at once; a leader builds one at a time.
 const RINGS: usize = 8;
 
@@ -116,12 +123,21 @@ impl Host {
         let (progress, far) = watch::channel(None);
         let (compute, source, threads) = (setup.compute.clone(), setup.source.clone(), setup.threads);
         tasks.spawn(Loader { compute, source, threads, progress, loaded }.run(ordered));
+        let (pages, known) = watch::channel(None);
+        let (compute, stop) = (setup.compute.clone(), setup.stop.clone());
+        tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = look_at_pages(compute, pages) => {}
+            }
+        });
         let keeper = Keeper {
             setup,
             desk: Desk::default(),
             groups: BTreeMap::new(),
             loading: BTreeMap::new(),
             held: Arc::default(),
+            pages: known,
             orders,
             far,
             tasks: tasks.clone(),
@@ -183,6 +199,8 @@ struct Keeper {
     loading: BTreeMap<GroupId, CancellationToken>,
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
+    /// What the compute thread last said, and when. Nobody waits for it: it may be busy, or hang.
+    pages: watch::Receiver<Option<(PageCount, Instant)>>,
     orders: mpsc::Sender<Order>,
     far: watch::Receiver<Option<Progress>>,
     tasks: TaskTracker,
@@ -195,7 +213,7 @@ impl Keeper {
             tokio::select! {
                 () = stop.cancelled() => return,
                 command = commands.recv() => match command {
-                    Some(command) => self.obey(command).await,
+                    Some(command) => self.obey(command),
                     None => return,
                 },
                 Some(loaded) = loaded.recv() => self.open_group(loaded),
@@ -207,14 +225,14 @@ impl Keeper {
         }
     }
 
-    async fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: Command) {
         match command {
             Command::Adopt(plan) => self.adopt(|id| plan.group(id).is_some(), &plan.groups),
             Command::Rest => self.adopt(|_| false, &[]),
             Command::Serve { group, request } => self.serve(group, *request),
             Command::Report(answer) => {
                 // An asker that has gone needs no answer.
-                let _ = answer.send(self.report().await);
+                let _ = answer.send(self.report());
             }
         }
     }
@@ -326,7 +344,7 @@ impl Keeper {
         self.groups.insert(id, running);
     }
 
-    async fn report(&self) -> HostReport {
+    fn report(&self) -> HostReport {
         let mut report = HostReport {
             held: self.held.load(Ordering::Relaxed),
             loading: *self.far.borrow(),
@@ -342,9 +360,12 @@ impl Keeper {
             report.load.waiting += load.waiting;
             report.load.pending_tokens += load.pending_tokens;
         }
-        if let Ok(pages) = self.setup.compute.call(|engine| engine.pages()).await {
+        if let Some((pages, at)) = *self.pages.borrow() {
             report.load.free_pages = pages.free as u32;
             report.load.total_pages = pages.total as u32;
+            if at.elapsed() > HANGS {
+                report.ready.clear();
+            }
         }
         report
     }
@@ -426,6 +447,16 @@ fn refuse(request: LeaderRequest, why: &str) {
     match request {
         LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
         LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
+    }
+}
+
+/// Knows the pages, a moment ago.
+async fn look_at_pages(compute: Compute, pages: watch::Sender<Option<(PageCount, Instant)>>) {
+    loop {
+        if let Ok(count) = compute.call(|engine| engine.pages()).await {
+            pages.send_replace(Some((count, Instant::now())));
+        }
+        sleep(PAGES_LOOK).await;
     }
 }
 

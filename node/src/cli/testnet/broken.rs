@@ -1,4 +1,4 @@
-//! `tsnode testnet partition|heal|slow|corrupt|lie`: breaks peers of a detached swarm, and mends them.
+//! `tsnode testnet partition|heal|slow|corrupt|lie|wedge`: breaks peers of a detached swarm, and mends them.
 
 use super::{asked_peer, dir, exit, fault, folder};
 use crate::{
@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::json;
 use tsnode_testnet::{Flaw, Network, Noise, State};
 
-pub(super) fn commands() -> [Command; 5] {
+pub(super) fn commands() -> [Command; 6] {
     let side = Arg::new("side")
         .value_name("PEERS")
         .required(true)
@@ -44,6 +44,7 @@ pub(super) fn commands() -> [Command; 5] {
                     .help("What it says to everybody; nothing else is a lie then"),
             )
             .arg(dir()),
+        fault("wedge", "Let a peer's compute thread hang while everything else goes on").arg(dir()),
         fault("corrupt", "Flip bits in the KV that a peer sends")
             .arg(number("part", "Part of its tiles, from 0 to 1").default_value("0.5"))
             .arg(dir()),
@@ -74,6 +75,7 @@ pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
                 ("lie", None, Some(noise)) => Flaw::Noise(noise),
                 ("lie", ..) => lie(),
                 ("slow", ..) => slow(),
+                ("wedge", ..) => Flaw::Wedged,
                 _ => corrupt(),
             };
             network.spoil(asked_peer(matches), flaw).await.map_err(exit)?;

@@ -75,7 +75,7 @@ impl Bench {
         let (_, sender, _) = links(&stop);
         let (me, links, incoming) = links(&stop);
         let stage = StageContext {
-            compute: Compute::start(engine).unwrap(),
+            compute: Compute::start(engine, None).unwrap(),
             links,
             desk: Desk::default(),
             me,
