@@ -18,6 +18,7 @@ mod events;
 mod lead;
 mod member;
 mod missing;
+mod reload;
 mod view;
 mod voice;
 

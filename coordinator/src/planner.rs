@@ -1,5 +1,9 @@
 //! Plan flow 4: makes a plan from a view of the swarm: the scheduler's, or the groups a person laid out.
 
+mod light;
+
+pub use light::{flip, grow};
+
 use crate::{
     control::Members,
     gate::SplitChoice,
@@ -35,11 +39,13 @@ pub trait Planner: fmt::Debug + Send + Sync {
     fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft;
     /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
     fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
+    /// The same with devices that have no part in the plan in groups of their own beside it.
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
     /// What a plan is worth.
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
 }
 
-/// The scheduler of this crate: [`plan`], [`flip`] and [`value`].
+/// The scheduler of this crate: [`plan`], [`flip`], [`grow`] and [`value`].
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler;
 
@@ -50,6 +56,10 @@ impl Planner for Scheduler {
 
     fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
         flip(old, members, wish)
+    }
+
+    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+        grow(old, members, wish)
     }
 
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
@@ -79,20 +89,6 @@ pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draf
         (scene, part)
     });
     joined(parts.collect())
-}
-
-/// After a loss: what stands of a plan, phases and routes made anew, nothing to load. `None` if some model would be left
-/// without a group, or a person laid the groups out.
-#[must_use]
-pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
-    if wish.layout.is_some() {
-        return None;
-    }
-    let parts = live::scenes(members, wish.split).into_iter().map(|scene| {
-        let part = scene.flipped(&plan.groups)?;
-        Some((scene, part))
-    });
-    parts.collect::<Option<Vec<_>>>().map(joined).filter(|draft| !draft.groups.is_empty())
 }
 
 fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {

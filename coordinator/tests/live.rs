@@ -1,10 +1,14 @@
 //! Plans of a swarm, made from its adverts.
 
 use std::collections::BTreeMap;
-use tsnode_coordinator::{gate::SplitChoice, scheduler::live};
+use tsnode_coordinator::{
+    gate::SplitChoice,
+    planner::{self, Wish},
+    scheduler::live,
+};
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Group, LayerRange, ModelCard, ModelId, ModelShape,
-    PeerId, Phase, Stage,
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerRange, ModelCard, ModelId,
+    ModelShape, PeerId, Phase, Plan, Route, Stage, Term,
 };
 
 const LAYERS: u32 = 4;
@@ -67,4 +71,33 @@ fn a_group_that_the_plan_has_no_use_for_can_still_be_sent_work() {
     assert!(to(&groups[1]) > 0.98, "{routes:?}");
     assert!((to(&groups[2]) > 0.0) && (to(&groups[3]) > 0.0), "{routes:?}");
     assert!((routes.iter().map(|r| r.share).sum::<f64>() - 1.0).abs() < 1e-9, "{routes:?}");
+}
+
+/// Large swarms are planned in regions, and a loss moves their borders: groups over a border stand all the same.
+#[test]
+fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
+    let speeds: Vec<f64> = (0..45).map(|n| 1.0 + f64::from(n % 7)).collect();
+    let adverts: Vec<Advert> = speeds.into_iter().map(advert).collect();
+    let ids: Vec<PeerId> = (0..45).map(|n| PeerId([n; 32])).collect();
+    let there = |from: usize| -> BTreeMap<PeerId, &Advert> { ids.iter().copied().zip(&adverts).skip(from).collect() };
+    let stage = |n: usize, start, end| Stage { peer: ids[n], device: 0, layers: LayerRange { start, end } };
+    // Of the first and the last, the second and the last but one, and so on: over any border there is. The last is new.
+    let pair = |n: usize| Group::new(card().id, Phase::Mixed, vec![stage(n, 0, 2), stage(43 - n, 2, LAYERS)]);
+    let groups: Vec<Group> = (0..22).map(pair).collect();
+    let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: 1.0 / 22.0 }).collect();
+    let plan =
+        Plan { epoch: Epoch(0), term: Term(0), parent: None, groups: groups.clone(), routes, reason: String::new() };
+    let (left, wish) = (there(1), Wish::default());
+    assert!(live::scenes(&left, wish.split).len() > 1, "it is no large swarm");
+    let stood: Vec<_> = groups[1..].iter().map(|g| g.id).collect();
+    let flipped = planner::flip(&plan, &left, &wish).unwrap();
+    let grown = planner::grow(&plan, &left, &wish).unwrap();
+    for (draft, new) in [(&flipped, 0), (&grown, 2)] {
+        assert!(stood.iter().all(|id| draft.groups.iter().any(|g| g.id == *id)), "a group was given up");
+        let served: usize = draft.groups.iter().map(|g| g.stages.len()).sum();
+        assert_eq!(served, 2 * 21 + new, "the widowed device and the newcomer");
+        let share: f64 = draft.routes.iter().map(|r| r.share).sum();
+        assert!((share - 1.0).abs() < 1e-9, "{share}");
+        assert!(draft.groups.iter().all(|g| draft.routes.iter().any(|r| r.prefill == g.id || r.decode == g.id)));
+    }
 }

@@ -25,6 +25,8 @@ pub struct ControlConfig {
     pub epoch_length: Duration,
     /// Part by which a plan must be better to replace one that still fits, and may be worse by another's view.
     pub margin: f64,
+    /// Time over which a full plan must repay its loading.
+    pub horizon: Duration,
     /// What a person asks of plans.
     pub wish: Wish,
     /// What makes them, and values them.
@@ -48,6 +50,8 @@ impl ControlConfig {
             patience: Duration::from_secs(2),
             epoch_length: Duration::from_secs(600),
             margin: 0.1,
+            // An epoch: volunteers come and go, and what is loaded for longer than that may not be needed by then.
+            horizon: Duration::from_secs(600),
             wish: Wish::default(),
             planner: Arc::new(Scheduler),
             max_peers: 4096,

@@ -1,10 +1,11 @@
 //! Plan flow 4: what the planner is asked, and whether its answer still fits when it comes. Searching takes seconds in a
 //! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
 
-use super::{Action, Control, Infeasible, Members, check};
+use super::{Action, Control, Infeasible, Members, check, reload::Judge};
 use crate::planner::{Draft, Planner, Wish};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tsnode_protocol::{Advert, PeerId, Plan};
 
 /// What the planner is asked: the swarm as it was then.
@@ -14,6 +15,7 @@ pub struct Question {
     standing: Option<Arc<Plan>>,
     wish: Wish,
     margin: f64,
+    horizon: Duration,
     /// A plan is wanted even if what stands is as good: another one is to be settled.
     disputed: bool,
 }
@@ -24,29 +26,23 @@ impl Question {
     pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
         let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
         let wish = &self.wish;
-        let standing = self.standing.as_deref();
-        let fits = |plan: &Plan| check::feasible(&plan.groups, &members).is_ok();
+        let full = || planner.plan(&members, wish, self.standing.as_deref());
+        let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
+        let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        let broken = standing.filter(|plan| !fits(plan));
-        if let Some(draft) = broken.and_then(|plan| planner.flip(plan, &members, wish)) {
-            return Some(draft);
+        if check::feasible(&standing.groups, &members).is_err() {
+            return planner.flip(standing, &members, wish).or_else(anew);
         }
-        let draft = planner.plan(&members, wish, standing);
-        if draft.groups.is_empty() {
-            return None;
+        let (margin, horizon) = (self.margin, self.horizon);
+        let judge = Judge { planner, members: &members, wish, standing, margin, horizon };
+        let light = planner.grow(standing, &members, wish);
+        // So does what is better and loads nothing.
+        let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
+        if let Some(flipped) = at_once.filter(|draft| judge.is_better(draft)) {
+            return Some(flipped.clone());
         }
-        let Some(standing) = standing.filter(|_| !self.disputed) else { return Some(draft) };
-        if draft.groups == standing.groups && draft.routes == standing.routes {
-            return None;
-        }
-        let used = standing.peers();
-        let idle = draft.groups.iter().flat_map(|g| &g.stages).any(|s| !used.contains(&s.peer));
-        let better = || {
-            let next = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..standing.clone() };
-            let worth = |plan| planner.value(plan, &members, wish);
-            worth(&next) > worth(standing) * (1.0 + self.margin)
-        };
-        (!fits(standing) || idle || better()).then_some(draft)
+        let chosen = judge.chosen(light, full());
+        (self.disputed || judge.takes_in(&chosen) || judge.is_better(&chosen)).then_some(chosen)
     }
 
     /// Whether the same devices are there for the same models; links are measured anew all the time.
@@ -120,6 +116,7 @@ impl Control {
             standing: self.adopted.as_ref().map(|a| a.plan.clone()),
             wish: self.config.wish.clone(),
             margin: self.config.margin,
+            horizon: self.config.horizon,
             disputed,
         }
     }

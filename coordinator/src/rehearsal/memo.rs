@@ -21,6 +21,7 @@ pub(super) struct Memo<P> {
 struct Answers {
     plans: BTreeMap<Key, Draft>,
     flips: BTreeMap<Key, Option<Draft>>,
+    grown: BTreeMap<Key, Option<Draft>>,
     values: BTreeMap<Key, f64>,
 }
 
@@ -58,6 +59,11 @@ impl<P: Planner> Planner for Memo<P> {
     fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
         let mut answers = self.answers();
         answers.flips.entry(view(members, Some(plan))).or_insert_with(|| self.planner.flip(plan, members, wish)).clone()
+    }
+
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+        let mut answers = self.answers();
+        answers.grown.entry(view(members, Some(plan))).or_insert_with(|| self.planner.grow(plan, members, wish)).clone()
     }
 
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {

@@ -14,27 +14,42 @@ pub struct Sketch;
 
 impl Planner for Sketch {
     fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
-        let mut lenders = members.iter().filter(|(_, a)| lends(a)).peekable();
-        let mut groups = Vec::new();
-        while let Some((first, advert)) = lenders.next() {
-            let mut peers = vec![*first];
-            let more = usize::from(first.0[0] % 3);
-            peers.extend(lenders.by_ref().take(more).map(|(peer, _)| *peer));
-            groups.extend(group(&peers, advert));
-        }
-        drafted(groups, "sketched")
+        drafted(grouped(members.iter().filter(|(_, a)| lends(a))), "sketched")
     }
 
     fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
-        let here = |s: &Stage| members.get(&s.peer).is_some_and(|a| usize::from(s.device) < a.devices.len());
-        let standing: Vec<Group> = plan.groups.iter().filter(|g| g.stages.iter().all(here)).cloned().collect();
+        let standing = standing(plan, members);
         (!standing.is_empty()).then(|| drafted(standing, "what stands"))
+    }
+
+    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+        let mut groups = standing(plan, members);
+        let used: BTreeSet<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
+        groups.extend(grouped(members.iter().filter(|(peer, a)| lends(a) && !used.contains(peer))));
+        (!groups.is_empty()).then(|| drafted(groups, "what stands, and newcomers"))
     }
 
     fn value(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> f64 {
         let used: BTreeSet<PeerId> = plan.peers().into_iter().filter(|p| members.contains_key(p)).collect();
         used.len() as f64
     }
+}
+
+/// Groups of one to three of these peers, in their order.
+fn grouped<'a>(mut lenders: impl Iterator<Item = (&'a PeerId, &'a &'a Advert)>) -> Vec<Group> {
+    let mut groups = Vec::new();
+    while let Some((first, advert)) = lenders.next() {
+        let mut peers = vec![*first];
+        let more = usize::from(first.0[0] % 3);
+        peers.extend(lenders.by_ref().take(more).map(|(peer, _)| *peer));
+        groups.extend(group(&peers, advert));
+    }
+    groups
+}
+
+fn standing(plan: &Plan, members: &Members<'_>) -> Vec<Group> {
+    let here = |s: &Stage| members.get(&s.peer).is_some_and(|a| usize::from(s.device) < a.devices.len());
+    plan.groups.iter().filter(|g| g.stages.iter().all(here)).cloned().collect()
 }
 
 fn lends(advert: &Advert) -> bool {

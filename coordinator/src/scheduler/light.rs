@@ -104,9 +104,10 @@ fn near(present: &[Phase], choices: &[Phase]) -> Vec<Vec<Phase>> {
 }
 
 /// Whether a full plan repays its loading: what it keeps more over the time until the next plan, against what is not
-/// served while the devices that change load.
+/// served while the devices that change load. `full` and `light` are what the plan is worth and what is to be had with
+/// nothing loaded, in one measure that grows as requests do that are in time; `changing` is a part of the devices.
 #[must_use]
-pub fn repays(full: &Evaluation, light: &Evaluation, changing: f64, loading: Seconds, horizon: Seconds) -> bool {
-    let gain = (full.attainment - light.attainment) * (horizon.0 - loading.0).max(0.0);
-    gain > light.attainment * changing * loading.0
+pub fn repays(full: f64, light: f64, changing: f64, loading: Seconds, horizon: Seconds) -> bool {
+    let gain = (full - light) * (horizon.0 - loading.0).max(0.0);
+    gain > light * changing * loading.0
 }

@@ -4,6 +4,7 @@
 //! alike: requests as in Azure's conversation service, cut to the model's context; a rate that keeps the swarm busy;
 //! deadlines as multiples of what the swarm's fastest group takes.
 
+mod standing;
 mod why;
 
 pub use why::{Other, Why, why};
@@ -14,7 +15,6 @@ use super::{
     evaluate::{Evaluation, Evaluator, GroupNo},
     figures::Figures,
     finals,
-    light::{self, Standing},
     models::Model,
     parallel::{self, Members as Devices},
     problem::{Problem, Space},
@@ -235,38 +235,6 @@ impl Scene {
             return plan(&self.problem.within(Space { mixed: true, phases: false, ..self.problem.space }));
         }
         found
-    }
-
-    /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`
-    /// if none is left (ThunderServe §3.4).
-    #[must_use]
-    pub fn flipped(&self, groups: &[Group]) -> Option<Part> {
-        let standing: Vec<Group> = groups
-            .iter()
-            .filter(|g| g.model == self.card.id && g.stages.iter().all(|s| self.has(s)))
-            .cloned()
-            .collect();
-        let mut evaluator = Evaluator::new(&self.problem);
-        let numbers = self.shelve(&mut evaluator, &standing)?;
-        let all: Vec<Standing> = numbers
-            .iter()
-            .map(|n| evaluator.shelved(*n))
-            .map(|s| Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
-            .collect();
-        let flipped = light::reschedule_within(&self.problem, &all, FLIPS / self.regions);
-        if flipped.evaluation.shares.is_empty() {
-            return None;
-        }
-        let named = standing.iter().zip(&flipped.phases);
-        let named: Vec<Group> = named.map(|(g, phase)| Group::new(g.model, *phase, g.stages.clone())).collect();
-        let flips = standing.iter().zip(&flipped.phases).filter(|(g, phase)| g.phase != **phase).count();
-        let reason = format!(
-            "{} groups stand, {flips} of them flipped; {:.0} % in time",
-            standing.len(),
-            flipped.evaluation.attainment * 100.0
-        );
-        let routes = self.carry(&mut evaluator, &named, &numbers, &flipped.evaluation);
-        Some(Part { groups: named, routes, reason })
     }
 
     fn part(&self, found: &Found) -> Part {

@@ -32,7 +32,8 @@ impl Asked {
         let flipping = started.elapsed();
         let full = self.search(&left);
         let loading = self.service.model.bytes() / LOADING;
-        let repays = light::repays(&full.found.evaluation, &flipped.evaluation, 1.0, loading, HORIZON);
+        let repays =
+            light::repays(full.found.evaluation.attainment, flipped.evaluation.attainment, 1.0, loading, HORIZON);
         let flips: Vec<String> = standing
             .iter()
             .zip(&flipped.phases)
