@@ -14,9 +14,11 @@ use crate::{
     Time,
     gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
     policy::choice::Dispatch,
+    profiler,
     router::{Choice, Pick, Router},
     speeds::{Speeds, Work},
     spot::Served,
+    traffic,
     trust::Offence,
 };
 use observed::Observed;
@@ -27,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
     Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Phase, Plan,
-    RequestId, Sampled, Seconds, Stage, Token,
+    RequestId, Sampled, Seconds, Stage, Token, Traffic,
     kv::{Delivery, KvPace},
     limits,
     ring::KvTarget,
@@ -282,6 +284,7 @@ pub struct Gateway {
     observed: Observed,
     speeds: Speeds,
     patience: Patience,
+    traffic: traffic::Watch,
 }
 
 impl Gateway {
@@ -290,13 +293,19 @@ impl Gateway {
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
         let (observed, speeds, patience) = (Observed::default(), Speeds::default(), Patience::default());
-        Self { config, view: View::default(), requests: BTreeMap::new(), router, observed, speeds, patience }
+        let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
+        Self { config, view, requests, router, observed, speeds, patience, traffic }
     }
 
     /// Requests that have not ended.
     #[must_use]
     pub fn open_requests(&self) -> usize {
         self.requests.len()
+    }
+
+    /// What this gateway's clients have asked for of late.
+    pub fn traffic(&mut self, now: Time) -> Vec<Traffic> {
+        self.traffic.said(now)
     }
 
     /// When to wake if nothing else happens.
@@ -316,6 +325,10 @@ impl Gateway {
                 self.house_the_homeless(now, &mut out);
             }
             Event::Submit { request, model, prompt, generation, begun } => {
+                if begun.is_none() {
+                    let arrived = profiler::Event::Arrived { prompt: tokens(prompt.len()) };
+                    self.traffic.on_event(now, model, arrived);
+                }
                 self.submit(now, request, Request::new(now, model, prompt, generation).with(begun), &mut out);
             }
             Event::Cancel { request } => self.hang_up(request, &mut out),
@@ -725,6 +738,8 @@ impl Gateway {
             out.push(Action::Trace(trace));
         }
         if matches!(end, End::Stop | End::Length) {
+            let answered = profiler::Event::Answered { answer: tokens(r.answer.len()) };
+            self.traffic.on_event(now, r.model, answered);
             if let Some((group, work, took)) = r.answered_at_once(now) {
                 self.saw(Some(group), work, took, out);
             }
@@ -873,4 +888,8 @@ fn side(view: &View, shape: &ModelShape, group: &Group) -> gate::Side {
         pending_tokens: load.pending_tokens,
         running: load.running,
     }
+}
+
+fn tokens(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -27,6 +27,7 @@ pub mod simulator;
 pub mod speeds;
 pub mod spot;
 pub mod time;
+pub mod traffic;
 pub mod trust;
 pub mod urgency;
 

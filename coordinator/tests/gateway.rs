@@ -50,6 +50,7 @@ fn advert() -> Advert {
         links: vec![],
         reachable: true,
         invites: vec![],
+        traffic: vec![],
     }
 }
 
@@ -177,6 +178,24 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     assert_eq!((trace.prefill, trace.decode, trace.kv_bytes, trace.new_tokens), (prefill, decode, bytes, 2));
     assert_eq!((&trace.deliveries[..], trace.kv_codec), (&[delivery][..], Some(KvCodec::Int4)));
     assert_eq!(story.gateway.open_requests(), 0);
+}
+
+#[test]
+fn what_clients_ask_for_is_said_when_there_is_enough_of_it() {
+    let mut story = Story::new();
+    for _ in 0..100 {
+        assert_eq!(story.gateway.traffic(story.now), []);
+        story.now += Duration::from_secs(1);
+        story.submit();
+        story.decode(DecodeEvent::Granted { cached: 0 });
+        story.first();
+        story.token(1);
+        story.decode(DecodeEvent::End(End::Length));
+    }
+    let said = story.gateway.traffic(story.now);
+    let lengths = said.iter().map(|t| (t.model, t.prompts, t.answers)).collect::<Vec<_>>();
+    assert_eq!(lengths, [(MODEL, [4; 16], [2; 16])]);
+    assert!((said[0].rate - 1.0).abs() < 1e-9, "{said:?}");
 }
 
 #[test]

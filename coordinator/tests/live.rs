@@ -51,6 +51,7 @@ fn advert(speed: f64) -> Advert {
         links: vec![],
         reachable: true,
         invites: vec![],
+        traffic: vec![],
     }
 }
 

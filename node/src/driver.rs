@@ -29,7 +29,7 @@ use tsnode_coordinator::{
     trust::{CutOff, Offence, Trust},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, PeerId, Signed, Term, Verified,
+    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, PeerId, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -64,6 +64,8 @@ pub struct Driver {
     pub advert: Advert,
     /// Changes to the advert by others of this peer's tasks: measured links.
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
+    /// The same: what this peer's clients have asked for of late.
+    pub traffic: watch::Receiver<Vec<Traffic>>,
     /// What peers did that they should not, and who is cut off for it.
     pub bench: Bench,
     /// What is held against everybody.
@@ -135,6 +137,10 @@ impl Driver {
                     None
                 }
                 Some(links) = self.links.recv() => self.advertise(|advert| advert.links = links),
+                Ok(()) = self.traffic.changed() => {
+                    let traffic = self.traffic.borrow_and_update().clone();
+                    self.advertise(|advert| advert.traffic = traffic)
+                }
                 _ = present.tick() => {
                     self.vouch();
                     None

@@ -53,7 +53,7 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_kernels::engine::{Engine, EngineConfig};
-use tsnode_protocol::{Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, proof::Membership};
+use tsnode_protocol::{Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, Traffic, proof::Membership};
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
 pub const HTTP_FILE: &str = "http.addr";
@@ -109,8 +109,9 @@ pub async fn run(
         tasks.spawn(faults::make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
     }
     let (open, still_open) = watch::channel(0);
+    let (traffic, asked_for) = watch::channel(Vec::new());
     let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
-    tasks.spawn(ground.drive(&ways, view, front.submissions, open).run(ends.clone()));
+    tasks.spawn(ground.drive(&ways, view, front.submissions, (open, traffic)).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
@@ -128,6 +129,7 @@ pub async fn run(
         advert,
         data_port: planes.data_port,
         links: link_changes,
+        traffic: asked_for,
         roster: roster_writer,
         going,
         routes,
@@ -326,7 +328,7 @@ impl Ground {
         ways: &Ways<'_>,
         view: watch::Receiver<View>,
         submissions: mpsc::Receiver<Submission>,
-        open: watch::Sender<usize>,
+        (open, traffic): (watch::Sender<usize>, watch::Sender<Vec<Traffic>>),
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
@@ -346,6 +348,7 @@ impl Ground {
             submissions,
             journal: ways.journal.clone(),
             open,
+            traffic,
             tasks: self.tasks.clone(),
             started: self.started,
         }

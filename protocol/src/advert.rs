@@ -2,7 +2,7 @@
 
 use crate::{
     BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term, TicketNotice,
-    codec::CodecError, limits,
+    Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,8 @@ pub struct Advert {
     /// Invites it has out: whoever comes with one that is not counted may be let in by any member.
     #[serde(skip)]
     pub invites: Vec<TicketNotice>,
+    /// What its clients have asked for of late, model by model.
+    pub traffic: Vec<Traffic>,
 }
 
 /// One accelerator, or a share of a CPU.
@@ -177,6 +179,7 @@ impl Advert {
             || self.models.len() > limits::MODELS
             || self.links.len() > limits::LINKS
             || self.invites.len() > limits::INVITES
+            || self.traffic.len() > limits::MODELS
         {
             return Err(CodecError::Invalid("too many entries"));
         }
@@ -193,6 +196,7 @@ impl Advert {
         if !self.links.iter().all(|l| l.latency.is_plausible() && l.bandwidth.is_plausible()) {
             return Err(CodecError::Invalid("link figures out of range"));
         }
+        self.traffic.iter().try_for_each(Traffic::check)?;
         self.models.iter().try_for_each(ModelCard::check)
     }
 }

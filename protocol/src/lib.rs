@@ -22,6 +22,7 @@ pub mod rollcall;
 pub mod sampling;
 pub mod stream;
 pub mod tokens;
+pub mod traffic;
 pub mod units;
 
 pub use advert::{Advert, Device, DeviceKind, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind};
@@ -35,6 +36,7 @@ pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
 pub use rollcall::{Call, Missed, RollCall};
 pub use sampling::{Sampled, Sampling, TokenLogprob};
 pub use tokens::Token;
+pub use traffic::Traffic;
 pub use units::{
     Bytes, BytesPerSecond, BytesPerToken, Flops, FlopsPerSecond, Seconds, SecondsPerSquareToken, SecondsPerToken,
     Tokens,

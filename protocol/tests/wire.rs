@@ -9,7 +9,7 @@ use tsnode_protocol::{
     Invite, InviteId, KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, Missed, ModelCard,
     ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, RollCall, Route, Sampled,
     Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, Token,
-    TokenLogprob,
+    TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -77,6 +77,12 @@ fn advert() -> Advert {
     let link =
         Link { to: PeerId([2; 32]), latency: Seconds(0.01), bandwidth: BytesPerSecond(125e6), path: PathKind::Direct };
     let relayed = Link { to: PeerId([3; 32]), path: PathKind::Relayed { via: PeerId([4; 32]) }, ..link };
+    let traffic = Traffic {
+        model: ModelId([5; 16]),
+        rate: 0.25,
+        prompts: std::array::from_fn(|i| 100 << i.min(9)),
+        answers: [1; 16],
+    };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),
@@ -87,6 +93,7 @@ fn advert() -> Advert {
         links: vec![link, relayed],
         reachable: true,
         invites: vec![TicketNotice { id: InviteId([4; 8]), key: TicketKey([5; 32]), expires: 1 << 31, counted: true }],
+        traffic: vec![traffic],
     }
 }
 

@@ -49,6 +49,7 @@ pub fn advert(n: usize) -> Advert {
         links: vec![],
         reachable: true,
         invites: vec![],
+        traffic: vec![],
     }
 }
 

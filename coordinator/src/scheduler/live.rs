@@ -1,8 +1,9 @@
 //! The scheduler on a swarm: its adverts as clusters, one per model, and plans in the protocol's terms.
 //!
-//! What adverts do not say is assumed alike by every peer, so that peers with one view make one plan and value plans
-//! alike: requests as in Azure's conversation service, cut to the model's context; a rate that keeps the swarm busy;
-//! deadlines as multiples of what the swarm's fastest group takes.
+//! Plans are for what gateways say they are asked for ([`crate::traffic`]). What adverts do not say is assumed alike by every
+//! peer, so that peers with one view make one plan and value plans alike: requests as in Azure's conversation service, while
+//! no gateway has had enough of them; a rate that keeps the swarm busy; deadlines as multiples of what the swarm's fastest
+//! group takes.
 
 mod standing;
 mod why;
@@ -24,7 +25,7 @@ use super::{
     start,
     workload::Workload,
 };
-use crate::{control::Members, gate::SplitChoice, policy::choice::Batches, simulator::Replay};
+use crate::{control::Members, gate::SplitChoice, policy::choice::Batches, simulator::Replay, traffic};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
     Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds,
@@ -33,6 +34,8 @@ use tsnode_protocol::{
 
 /// Part of what mixed groups alone would carry that is planned for.
 const BUSY: f64 = 0.6;
+/// The most that is planned for, in the same measure, whatever gateways say: where all is late, plans cannot be told apart.
+const BUSIEST: f64 = 1.2;
 /// Deadline of a whole answer, as a multiple of what the fastest group takes for it alone.
 const SCALE: f64 = 10.0;
 /// Part of the requests by which values differ from one measurement of links to the next.
@@ -105,7 +108,9 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
 fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Vec<Scene>> {
     let cluster = cluster(&places, members, card.id)?;
     let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
-    let workload = Workload::named("conversation")?.within(Tokens(f64::from(card.shape.context)));
+    let traffic = traffic::together(card.id, members);
+    let asked = traffic.as_ref().and_then(|profile| profile.workload("as asked for"));
+    let workload = asked.or_else(|| Workload::named("conversation"))?.within(Tokens(f64::from(card.shape.context)));
     let space = Space {
         phases: true,
         mixed: split != SplitChoice::Always,
@@ -127,18 +132,17 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
             let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
             let problem = whole.part(&region)?;
             let (carries, _) = pace(&problem)?;
-            Some(Scene {
-                card: card.clone(),
-                places,
-                problem: problem.at_rate(BUSY * carries),
-                share: carries,
-                regions: 1,
-            })
+            Some(Scene { card: card.clone(), places, problem, share: carries, regions: 1 })
         })
         .collect();
     let total: f64 = scenes.iter().map(|s| s.share).sum();
     let regions = scenes.len();
-    scenes.iter_mut().for_each(|s| (s.share, s.regions) = (s.share / total, regions));
+    let wanted = traffic.map_or(0.0, |profile| profile.rate / total);
+    for scene in &mut scenes {
+        let carries = scene.share;
+        scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * carries;
+        (scene.share, scene.regions) = (carries / total, regions);
+    }
     Some(scenes)
 }
 

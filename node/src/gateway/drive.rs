@@ -20,7 +20,7 @@ use tokio_util::{
 };
 use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway as Machine, View};
 use tsnode_protocol::{
-    ModelId, PeerId, RequestId, Sampled, Token,
+    ModelId, PeerId, RequestId, Sampled, Token, Traffic,
     journal::Fingerprint,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest},
 };
@@ -48,6 +48,8 @@ pub struct Drive {
     pub journal: Journal,
     /// How many of them have not ended.
     pub open: watch::Sender<usize>,
+    /// What clients have asked for of late, for this peer's advert.
+    pub traffic: watch::Sender<Vec<Traffic>>,
     /// Is told of those who answer wrongly.
     pub guard: Guard,
     /// Owner of the tasks that follow streams.
@@ -218,6 +220,12 @@ impl Drive {
             }
             let open = self.machine.open_requests();
             self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
+            let traffic = self.machine.traffic(self.started.elapsed());
+            self.traffic.send_if_modified(|known| {
+                let changed = *known != traffic;
+                *known = traffic;
+                changed
+            });
         }
     }
 

@@ -83,5 +83,6 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
         links: Vec::new(),
         reachable: true,
         invites: vec![],
+        traffic: vec![],
     })
 }

@@ -130,6 +130,7 @@ fn advert(addresses: Vec<String>) -> Gossip {
         links: Vec::new(),
         reachable: true,
         invites: vec![],
+        traffic: vec![],
     };
     Gossip::Advert(advert.into())
 }
