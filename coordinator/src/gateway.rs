@@ -3,276 +3,43 @@
 //! Every submitted request ends exactly once: [`Action::Unserved`] or [`Action::End`], unless its client goes first.
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
+mod events;
 mod observed;
 mod patience;
+mod recovery;
 mod request;
+mod silence;
 mod trace;
 
+pub use events::{Action, Begun, Event, GatewayConfig, View};
 pub use trace::{Move, Parts, Predicted, Trace};
 
 use crate::{
     Time,
     gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
-    policy::choice::Dispatch,
     profiler,
     router::{Choice, Pick, Router},
     speeds::{Speeds, Work},
-    spot::Served,
     traffic,
-    trust::Offence,
 };
 use observed::Observed;
-use patience::{Owes, Patience, Silence};
+use patience::Patience;
 use request::{Prefill, Request};
+use silence::is_progress;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Phase, Plan,
-    RequestId, Sampled, Seconds, Stage, Token, Traffic,
-    kv::{Delivery, KvPace},
+    BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Phase, Plan, RequestId,
+    Sampled, Seconds, Stage, Traffic,
+    kv::Delivery,
     limits,
     ring::KvTarget,
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, PrefillEvent, PrefillRequest},
 };
 
 /// A link nobody has measured: a common home connection's neighbourhood.
 const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
 const UNKNOWN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
-/// Pages are short where fewer than one in so many is free: answers may have to wait for others' ends.
-const SHORT: u64 = 8;
-/// A silent request is looked at no oftener.
-const LOOK: Duration = Duration::from_millis(100);
-/// How often a request that nobody serves asks again, should no news of the swarm come.
-const HOMELESS_RETRY: Duration = Duration::from_millis(500);
-
-/// How a gateway behaves.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GatewayConfig {
-    /// Requests open at once.
-    pub max_requests: usize,
-    /// How long a decode group with other work may take to grant pages: longer than it lets a request wait for them.
-    pub grant_patience: Duration,
-    /// How long a request may go without a sign of progress where it is not known what that takes, or where its group works
-    /// for others meanwhile.
-    pub progress_patience: Duration,
-    /// When to tell a client to ask again.
-    pub retry_after: Duration,
-    /// How long a request that was begun waits for a group that can go on with it.
-    pub homeless_patience: Duration,
-    /// Packing of KV.
-    pub kv: KvChoice,
-    /// When KV leaves, where it is not as pays.
-    pub pace: Option<KvPace>,
-    /// Whether the cost gate is asked.
-    pub split: SplitChoice,
-    /// Bytes of a KV element in pages.
-    pub element_bytes: u64,
-    /// How requests are routed.
-    pub dispatch: Dispatch,
-}
-
-impl Default for GatewayConfig {
-    fn default() -> Self {
-        Self {
-            max_requests: 4096,
-            grant_patience: Duration::from_secs(40),
-            progress_patience: Duration::from_secs(60),
-            retry_after: Duration::from_secs(2),
-            homeless_patience: Duration::from_secs(60),
-            kv: KvChoice::Auto,
-            pace: None,
-            split: SplitChoice::Auto,
-            element_bytes: 2,
-            dispatch: Dispatch::Live,
-        }
-    }
-}
-
-/// What a gateway routes by.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct View {
-    /// The adopted plan.
-    pub plan: Option<Arc<Plan>>,
-    /// Groups whose leaders say they take requests, with what they have to do.
-    pub up: BTreeMap<GroupId, Load>,
-    /// Everyone's adverts.
-    pub adverts: Arc<BTreeMap<PeerId, Advert>>,
-    /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
-    pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
-}
-
-impl View {
-    /// Whether every peer of a group is there.
-    fn is_whole(&self, group: &Group) -> bool {
-        group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
-    }
-
-    /// Without the groups that have lost a peer: their leaders may not have noticed yet.
-    fn of_whole_groups(mut self) -> Self {
-        let up = std::mem::take(&mut self.up);
-        let group = |id: &GroupId| self.plan.as_ref().and_then(|plan| plan.group(*id));
-        let whole = up.into_iter().filter(|(id, _)| group(id).is_none_or(|group| self.is_whole(group)));
-        self.up = whole.collect();
-        self
-    }
-}
-
-/// What happens to requests.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// A client's request.
-    Submit {
-        /// Its name.
-        request: RequestId,
-        /// The model.
-        model: ModelId,
-        /// The prompt.
-        prompt: Vec<Token>,
-        /// What to generate.
-        generation: Generation,
-        /// What its client has already, from a gateway that died.
-        begun: Option<Begun>,
-    },
-    /// The client no longer wants it.
-    Cancel {
-        /// The request.
-        request: RequestId,
-    },
-    /// The swarm has changed.
-    View(View),
-    /// The decode leader says something.
-    Decode {
-        /// The request.
-        request: RequestId,
-        /// What.
-        event: DecodeEvent,
-    },
-    /// The line to the decode leader ended without an end.
-    DecodeLost {
-        /// The request.
-        request: RequestId,
-        /// Why.
-        reason: String,
-    },
-    /// The prefill leader says something.
-    Prefill {
-        /// The request.
-        request: RequestId,
-        /// What.
-        event: PrefillEvent,
-    },
-    /// The line to the prefill leader ended without an end.
-    PrefillLost {
-        /// The request.
-        request: RequestId,
-        /// Why.
-        reason: String,
-    },
-    /// The time [`Gateway::deadline`] asked for.
-    Deadline,
-}
-
-/// An answer that another gateway began.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Begun {
-    /// What its prompt's KV goes through.
-    pub codec: KvCodec,
-    /// The answer so far; at least one token.
-    pub answer: Vec<Token>,
-}
-
-/// What a gateway does.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Ask this leader to decode.
-    OpenDecode {
-        /// The request.
-        request: RequestId,
-        /// Whom.
-        leader: PeerId,
-        /// What to ask.
-        open: DecodeRequest,
-    },
-    /// Ask this leader to prefill.
-    OpenPrefill {
-        /// The request.
-        request: RequestId,
-        /// Whom.
-        leader: PeerId,
-        /// What to ask.
-        open: PrefillRequest,
-    },
-    /// Tell the decode leader.
-    Order {
-        /// The request.
-        request: RequestId,
-        /// What.
-        order: DecodeOrder,
-    },
-    /// Hang up on the decode leader.
-    CloseDecode {
-        /// The request.
-        request: RequestId,
-    },
-    /// Hang up on the prefill leader.
-    ClosePrefill {
-        /// The request.
-        request: RequestId,
-    },
-    /// Tell the client that it is being served.
-    Accepted {
-        /// The request.
-        request: RequestId,
-        /// Who prefills.
-        prefill: PeerId,
-        /// Who decodes.
-        decode: PeerId,
-    },
-    /// Tell the client that nobody serves it now.
-    Unserved {
-        /// The request.
-        request: RequestId,
-        /// Why.
-        reason: String,
-        /// When to ask again.
-        retry_after: Duration,
-    },
-    /// Give the client the next token.
-    Token {
-        /// The request.
-        request: RequestId,
-        /// Place in the answer.
-        index: u32,
-        /// The token.
-        sampled: Sampled,
-    },
-    /// The client has its first token: from now on the prompt's KV goes through this wherever the request goes.
-    Settled {
-        /// The request.
-        request: RequestId,
-        /// The packing.
-        codec: KvCodec,
-    },
-    /// A peer has done what it should not.
-    Blame {
-        /// Who.
-        peer: PeerId,
-        /// What.
-        offence: Offence,
-    },
-    /// It ended well, all of it computed where it began; right before the end.
-    Served(Served),
-    /// What ran where; right before the end.
-    Trace(Trace),
-    /// Tell the client that this was all.
-    End {
-        /// The request.
-        request: RequestId,
-        /// How it ended.
-        end: End,
-    },
-}
 
 /// The requests of one peer's clients.
 #[derive(Debug)]
@@ -557,18 +324,6 @@ impl Gateway {
         }
     }
 
-    fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
-        if r.prefill != Prefill::Running {
-            return;
-        }
-        r.heard(now);
-        let first = r.first.filter(|_| r.next_index() == 1);
-        r.moved_home(reason);
-        out.push(Action::ClosePrefill { request });
-        out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });
-    }
-
     /// Tokens come in order; one that was passed on already may come again after a fallback, and is the same.
     fn token(&mut self, now: Time, request: RequestId, index: u32, sampled: Sampled, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
@@ -591,136 +346,6 @@ impl Gateway {
             self.router.prompt_done(r.model, routed.prefill, r.asked());
         }
         out.push(Action::Token { request, index, sampled });
-    }
-
-    fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
-        r.refusal = Some(reason.to_owned());
-        r.line.lost(now);
-        r.moves.extend(r.decode_leader.filter(|_| r.accepted).map(|from| Move {
-            from,
-            reason: reason.to_owned(),
-            answered: r.next_index(),
-            at: r.line.since(now),
-        }));
-        self.elsewhere(now, request, out);
-    }
-
-    /// A token comes; how long its group took for it says how long others of it may take.
-    fn learn_pace(&mut self, now: Time, request: RequestId) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
-        let (Some(pick), flows) = (r.pick, std::mem::replace(&mut r.flows, true)) else { return };
-        let gap = now.saturating_sub(r.last_token.replace(now).unwrap_or(now));
-        if flows {
-            return self.patience.gap(pick.decode, gap);
-        }
-        let Some(granted) = r.granted_at.filter(|_| r.prefill == Prefill::ByDecode) else { return };
-        let tokens = r.prompt.len() as u32 + r.next_index();
-        let group = self.view.plan.as_ref().and_then(|plan| plan.group(pick.decode));
-        let expected = group.and_then(|group| Work::Prompt { tokens }.claimed(&self.view, group));
-        self.patience.prompt(pick.decode, expected, now.saturating_sub(granted));
-    }
-
-    /// What a group owes a request, by its adverts and its queue. Nothing is known where pages may be others' for long.
-    fn owes(&self, r: &Request, group: GroupId) -> Owes {
-        let most = if r.granted_at.is_some() { self.config.progress_patience } else { self.config.grant_patience };
-        let load = self.view.up.get(&group).copied().unwrap_or_default();
-        let is_short = load.running > 1 && u64::from(load.free_pages) * SHORT < u64::from(load.total_pages);
-        if is_short || (r.granted_at.is_none() && !r.asked_idle) {
-            return Owes { within: None, most };
-        }
-        let steps = self.steps_until_a_sign(r, group, load);
-        let within = if r.prefill == Prefill::Running && r.first.is_some() {
-            // The KV of its prompt is on its way.
-            let sent = r.predicted.filter(|_| self.is_measured(r)).map(|p| p.elsewhere.0);
-            steps.zip(sent).map(|(steps, sent)| steps + sent)
-        } else {
-            steps
-        };
-        Owes { within, most }
-    }
-
-    /// How long a group computes before it gives a request a sign (s): all prompts there may come first, and a step be shared
-    /// by all who are there.
-    fn steps_until_a_sign(&self, r: &Request, group: GroupId, load: Load) -> Option<f64> {
-        let known = self.view.plan.as_ref()?.group(group)?;
-        let waits = |other: &&Request| other.debtor() == Some(group) && !other.flows && other.granted_at.is_some();
-        let tokens = |r: &Request| r.prompt.len() as u32 + r.next_index();
-        let mine = self.requests.values().filter(waits).map(tokens).fold(0, u32::saturating_add);
-        let prompts = Work::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
-        let step = Work::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
-        Some(prompts + step * f64::from(1 + load.running))
-    }
-
-    /// Whether the link is known over which the KV of a request's prompt goes.
-    fn is_measured(&self, r: &Request) -> bool {
-        let link = |(from, to): (PeerId, PeerId)| self.view.adverts.get(&from)?.links.iter().find(|l| l.to == to);
-        r.prefill_leader.zip(r.decode_leader).and_then(link).is_some()
-    }
-
-    /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
-    /// whatever its leader has noticed. Who is cut off is gone, too.
-    fn leave_the_dead(&mut self, now: Time, out: &mut Vec<Action>) {
-        let bereft = |peers: &[PeerId]| peers.iter().any(|peer| !self.view.adverts.contains_key(peer));
-        let with = |role: fn(&Request) -> &[PeerId]| -> Vec<RequestId> {
-            self.requests.iter().filter(|(_, r)| bereft(role(r))).map(|(request, _)| *request).collect()
-        };
-        let (decode, prefill) = (with(|r| &r.decoders), with(|r| &r.prefillers));
-        for request in prefill {
-            self.prefill_failed(now, request, "a peer that prefilled is gone".into(), out);
-        }
-        for request in decode {
-            self.decode_lost(now, request, "a peer of it is gone from the swarm", out);
-        }
-    }
-
-    /// Another group may take it, or go on with it from the tokens that its client has.
-    fn elsewhere(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
-        out.push(Action::CloseDecode { request });
-        if r.prefill == Prefill::Running {
-            out.push(Action::ClosePrefill { request });
-        }
-        r.first = None;
-        (r.decode_leader, r.prefill_leader) = (None, None);
-        (r.decoders, r.prefillers) = (Vec::new(), Vec::new());
-        if let Some(pick) = r.pick.take() {
-            r.tried.insert(pick.decode);
-        }
-        left(&mut self.router, r);
-        self.route(now, request, out);
-    }
-
-    /// Nobody takes it: a request that was begun waits for somebody, any other is told so.
-    fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
-        left(&mut self.router, r);
-        if r.accepted {
-            r.tried.clear();
-            let until = *r.homeless_until.get_or_insert(now + self.config.homeless_patience);
-            r.deadline = until.min(now + HOMELESS_RETRY);
-            return;
-        }
-        let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
-        self.requests.remove(&request);
-        out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
-    }
-
-    /// A request that was begun asks again, or has waited long enough.
-    fn look_for_home(&mut self, now: Time, request: RequestId, until: Time, out: &mut Vec<Action>) {
-        if now < until {
-            return self.route(now, request, out);
-        }
-        let refusal = self.requests.get_mut(&request).and_then(|r| r.refusal.take());
-        let why = refusal.unwrap_or_else(|| "no group is up".into());
-        self.finish(now, request, End::Failed(format!("nobody could go on with it: {why}")), out);
-    }
-
-    fn house_the_homeless(&mut self, now: Time, out: &mut Vec<Action>) {
-        let homeless = self.requests.iter().filter_map(|(request, r)| Some((*request, r.homeless_until?)));
-        for (request, until) in homeless.collect::<Vec<_>>() {
-            self.look_for_home(now, request, until, out);
-        }
     }
 
     fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
@@ -767,45 +392,6 @@ impl Gateway {
             self.judge_silence(now, request, out);
         }
     }
-
-    /// A request was not heard of for a while: it waits on, or its group hangs.
-    fn judge_silence(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get(&request) else { return };
-        let Some(group) = r.debtor() else { return self.decode_lost(now, request, "it made no progress", out) };
-        let (owes, due, heard) = (self.owes(r, group), r.deadline, r.heard);
-        // Once the first token is there, a silence may be the far side's as well.
-        let (prefilling, is_its_own) =
-            (r.prefill == Prefill::Running, r.prefill != Prefill::Running || r.first.is_none());
-        if let Silence::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
-            if let Some(r) = self.requests.get_mut(&request) {
-                r.deadline = until.max(now + LOOK);
-            }
-            return;
-        }
-        let hangs = is_its_own && self.patience.stalled(now, group);
-        if prefilling {
-            self.prefill_failed(now, request, "the prefill made no progress".into(), out);
-        } else {
-            self.decode_lost(now, request, "it made no progress", out);
-        }
-        if hangs {
-            self.leave_queue(now, group, out);
-        }
-    }
-
-    /// Who waits for pages of a group that hangs need not wait.
-    fn leave_queue(&mut self, now: Time, group: GroupId, out: &mut Vec<Action>) {
-        let waits = |r: &Request| r.granted_at.is_none() && r.pick.is_some_and(|pick| pick.decode == group);
-        let waiting: Vec<RequestId> = self.requests.iter().filter(|(_, r)| waits(r)).map(|(id, _)| *id).collect();
-        for request in waiting {
-            self.decode_lost(now, request, "it made no progress", out);
-        }
-    }
-}
-
-/// Whether it says that something was done for the request.
-fn is_progress(event: &DecodeEvent) -> bool {
-    !matches!(event, DecodeEvent::Refused(_) | DecodeEvent::KvFailed(_) | DecodeEvent::End(End::Failed(_)))
 }
 
 /// Whether a delivery is from a stage of the group that prefills to one of the group that decodes: a leader may say anything.

@@ -59,7 +59,7 @@ async fn who_hangs_is_left_though_its_heartbeats_go_on() {
 
 async fn wedge(net: &Net, index: usize) {
     let name = net.peer(index).name;
-    Network::of(net.net.peers().into_iter()).spoil(&name, Flaw::Wedged).await.unwrap();
+    Network::of(net.net.peers()).spoil(&name, Flaw::Wedged).await.unwrap();
 }
 
 fn position(net: &Net, id: &str) -> usize {

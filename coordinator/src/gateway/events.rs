@@ -1,0 +1,245 @@
+//! What a gateway is told and says, how it behaves, and what it sees of the swarm.
+
+use super::Trace;
+use crate::{
+    gate::{KvChoice, SplitChoice},
+    policy::choice::Dispatch,
+    spot::Served,
+    trust::Offence,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{
+    Advert, Group, GroupId, KvCodec, Load, ModelId, PeerId, Plan, RequestId, Sampled, Token,
+    kv::KvPace,
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
+};
+
+/// How a gateway behaves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayConfig {
+    /// Requests open at once.
+    pub max_requests: usize,
+    /// How long a decode group with other work may take to grant pages: longer than it lets a request wait for them.
+    pub grant_patience: Duration,
+    /// How long a request may go without a sign of progress where it is not known what that takes, or where its group works
+    /// for others meanwhile.
+    pub progress_patience: Duration,
+    /// When to tell a client to ask again.
+    pub retry_after: Duration,
+    /// How long a request that was begun waits for a group that can go on with it.
+    pub homeless_patience: Duration,
+    /// Packing of KV.
+    pub kv: KvChoice,
+    /// When KV leaves, where it is not as pays.
+    pub pace: Option<KvPace>,
+    /// Whether the cost gate is asked.
+    pub split: SplitChoice,
+    /// Bytes of a KV element in pages.
+    pub element_bytes: u64,
+    /// How requests are routed.
+    pub dispatch: Dispatch,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            max_requests: 4096,
+            grant_patience: Duration::from_secs(40),
+            progress_patience: Duration::from_secs(60),
+            retry_after: Duration::from_secs(2),
+            homeless_patience: Duration::from_secs(60),
+            kv: KvChoice::Auto,
+            pace: None,
+            split: SplitChoice::Auto,
+            element_bytes: 2,
+            dispatch: Dispatch::Live,
+        }
+    }
+}
+
+/// What a gateway routes by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct View {
+    /// The adopted plan.
+    pub plan: Option<Arc<Plan>>,
+    /// Groups whose leaders say they take requests, with what they have to do.
+    pub up: BTreeMap<GroupId, Load>,
+    /// Everyone's adverts.
+    pub adverts: Arc<BTreeMap<PeerId, Advert>>,
+    /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
+    pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
+}
+
+impl View {
+    /// Whether every peer of a group is there.
+    pub(super) fn is_whole(&self, group: &Group) -> bool {
+        group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
+    }
+
+    /// Without the groups that have lost a peer: their leaders may not have noticed yet.
+    pub(super) fn of_whole_groups(mut self) -> Self {
+        let up = std::mem::take(&mut self.up);
+        let group = |id: &GroupId| self.plan.as_ref().and_then(|plan| plan.group(*id));
+        let whole = up.into_iter().filter(|(id, _)| group(id).is_none_or(|group| self.is_whole(group)));
+        self.up = whole.collect();
+        self
+    }
+}
+
+/// What happens to requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A client's request.
+    Submit {
+        /// Its name.
+        request: RequestId,
+        /// The model.
+        model: ModelId,
+        /// The prompt.
+        prompt: Vec<Token>,
+        /// What to generate.
+        generation: Generation,
+        /// What its client has already, from a gateway that died.
+        begun: Option<Begun>,
+    },
+    /// The client no longer wants it.
+    Cancel {
+        /// The request.
+        request: RequestId,
+    },
+    /// The swarm has changed.
+    View(View),
+    /// The decode leader says something.
+    Decode {
+        /// The request.
+        request: RequestId,
+        /// What.
+        event: DecodeEvent,
+    },
+    /// The line to the decode leader ended without an end.
+    DecodeLost {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// The prefill leader says something.
+    Prefill {
+        /// The request.
+        request: RequestId,
+        /// What.
+        event: PrefillEvent,
+    },
+    /// The line to the prefill leader ended without an end.
+    PrefillLost {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// The time [`Gateway::deadline`] asked for.
+    Deadline,
+}
+
+/// An answer that another gateway began.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Begun {
+    /// What its prompt's KV goes through.
+    pub codec: KvCodec,
+    /// The answer so far; at least one token.
+    pub answer: Vec<Token>,
+}
+
+/// What a gateway does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Ask this leader to decode.
+    OpenDecode {
+        /// The request.
+        request: RequestId,
+        /// Whom.
+        leader: PeerId,
+        /// What to ask.
+        open: DecodeRequest,
+    },
+    /// Ask this leader to prefill.
+    OpenPrefill {
+        /// The request.
+        request: RequestId,
+        /// Whom.
+        leader: PeerId,
+        /// What to ask.
+        open: PrefillRequest,
+    },
+    /// Tell the decode leader.
+    Order {
+        /// The request.
+        request: RequestId,
+        /// What.
+        order: DecodeOrder,
+    },
+    /// Hang up on the decode leader.
+    CloseDecode {
+        /// The request.
+        request: RequestId,
+    },
+    /// Hang up on the prefill leader.
+    ClosePrefill {
+        /// The request.
+        request: RequestId,
+    },
+    /// Tell the client that it is being served.
+    Accepted {
+        /// The request.
+        request: RequestId,
+        /// Who prefills.
+        prefill: PeerId,
+        /// Who decodes.
+        decode: PeerId,
+    },
+    /// Tell the client that nobody serves it now.
+    Unserved {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: String,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// Give the client the next token.
+    Token {
+        /// The request.
+        request: RequestId,
+        /// Place in the answer.
+        index: u32,
+        /// The token.
+        sampled: Sampled,
+    },
+    /// The client has its first token: from now on the prompt's KV goes through this wherever the request goes.
+    Settled {
+        /// The request.
+        request: RequestId,
+        /// The packing.
+        codec: KvCodec,
+    },
+    /// A peer has done what it should not.
+    Blame {
+        /// Who.
+        peer: PeerId,
+        /// What.
+        offence: Offence,
+    },
+    /// It ended well, all of it computed where it began; right before the end.
+    Served(Served),
+    /// What ran where; right before the end.
+    Trace(Trace),
+    /// Tell the client that this was all.
+    End {
+        /// The request.
+        request: RequestId,
+        /// How it ended.
+        end: End,
+    },
+}

@@ -1,0 +1,104 @@
+//! Prompt flow 8: what was lost goes on elsewhere, from the tokens that the client has.
+
+use super::{Action, Gateway, Move, Prefill, Request, left};
+use crate::Time;
+use std::time::Duration;
+use tsnode_protocol::{
+    PeerId, RequestId,
+    stream::{DecodeOrder, End},
+};
+
+/// How often a request that nobody serves asks again, should no news of the swarm come.
+const HOMELESS_RETRY: Duration = Duration::from_millis(500);
+
+impl Gateway {
+    pub(super) fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if r.prefill != Prefill::Running {
+            return;
+        }
+        r.heard(now);
+        let first = r.first.filter(|_| r.next_index() == 1);
+        r.moved_home(reason);
+        out.push(Action::ClosePrefill { request });
+        out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });
+    }
+
+    pub(super) fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        r.refusal = Some(reason.to_owned());
+        r.line.lost(now);
+        r.moves.extend(r.decode_leader.filter(|_| r.accepted).map(|from| Move {
+            from,
+            reason: reason.to_owned(),
+            answered: r.next_index(),
+            at: r.line.since(now),
+        }));
+        self.elsewhere(now, request, out);
+    }
+
+    /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
+    /// whatever its leader has noticed. Who is cut off is gone, too.
+    pub(super) fn leave_the_dead(&mut self, now: Time, out: &mut Vec<Action>) {
+        let bereft = |peers: &[PeerId]| peers.iter().any(|peer| !self.view.adverts.contains_key(peer));
+        let with = |role: fn(&Request) -> &[PeerId]| -> Vec<RequestId> {
+            self.requests.iter().filter(|(_, r)| bereft(role(r))).map(|(request, _)| *request).collect()
+        };
+        let (decode, prefill) = (with(|r| &r.decoders), with(|r| &r.prefillers));
+        for request in prefill {
+            self.prefill_failed(now, request, "a peer that prefilled is gone".into(), out);
+        }
+        for request in decode {
+            self.decode_lost(now, request, "a peer of it is gone from the swarm", out);
+        }
+    }
+
+    /// Another group may take it, or go on with it from the tokens that its client has.
+    pub(super) fn elsewhere(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        out.push(Action::CloseDecode { request });
+        if r.prefill == Prefill::Running {
+            out.push(Action::ClosePrefill { request });
+        }
+        r.first = None;
+        (r.decode_leader, r.prefill_leader) = (None, None);
+        (r.decoders, r.prefillers) = (Vec::new(), Vec::new());
+        if let Some(pick) = r.pick.take() {
+            r.tried.insert(pick.decode);
+        }
+        left(&mut self.router, r);
+        self.route(now, request, out);
+    }
+
+    /// Nobody takes it: a request that was begun waits for somebody, any other is told so.
+    pub(super) fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        left(&mut self.router, r);
+        if r.accepted {
+            r.tried.clear();
+            let until = *r.homeless_until.get_or_insert(now + self.config.homeless_patience);
+            r.deadline = until.min(now + HOMELESS_RETRY);
+            return;
+        }
+        let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
+        self.requests.remove(&request);
+        out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
+    }
+
+    /// A request that was begun asks again, or has waited long enough.
+    pub(super) fn look_for_home(&mut self, now: Time, request: RequestId, until: Time, out: &mut Vec<Action>) {
+        if now < until {
+            return self.route(now, request, out);
+        }
+        let refusal = self.requests.get_mut(&request).and_then(|r| r.refusal.take());
+        let why = refusal.unwrap_or_else(|| "no group is up".into());
+        self.finish(now, request, End::Failed(format!("nobody could go on with it: {why}")), out);
+    }
+
+    pub(super) fn house_the_homeless(&mut self, now: Time, out: &mut Vec<Action>) {
+        let homeless = self.requests.iter().filter_map(|(request, r)| Some((*request, r.homeless_until?)));
+        for (request, until) in homeless.collect::<Vec<_>>() {
+            self.look_for_home(now, request, until, out);
+        }
+    }
+}
