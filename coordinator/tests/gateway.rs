@@ -473,6 +473,22 @@ fn a_group_that_hangs_is_left_within_seconds_and_not_asked_again() {
     );
 }
 
+/// Where pages are short an answer may have to wait until others have ended: that is no reason to leave.
+#[test]
+fn a_group_short_of_pages_has_its_time() {
+    let mut story = Story::new();
+    Arc::make_mut(&mut story.view.adverts).values_mut().for_each(|a| *a = measured());
+    let full = Load { running: 8, free_pages: 3, total_pages: 100, ..Load::default() };
+    story.view.up.values_mut().for_each(|load| *load = full);
+    story.tell(Event::View(story.view.clone()));
+    story.submit();
+    story.decode(DecodeEvent::Granted { cached: 0 });
+    story.first();
+    story.tell(Event::Prefill { request: REQUEST, event: PrefillEvent::KvSent { bytes: 1, after: Seconds(0.1) } });
+    story.token(1);
+    assert_eq!(story.silence().1, Duration::from_secs(60));
+}
+
 #[test]
 fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
     let mut story = Story::new();
