@@ -104,9 +104,10 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let (_, mut bytes) = sealer(SWARM).seal(&heartbeat()).unwrap();
-        bytes[0] = 9;
-        let refusal = judge(&bytes, SWARM, LISTENER);
         let ours = tsnode_protocol::codec::VERSION;
-        assert_eq!(refusal, Err(Refusal::Reject(format!("protocol version 9, ours is {ours}"))));
+        let theirs = ours + 1;
+        bytes[..2].copy_from_slice(&theirs.to_le_bytes());
+        let refusal = judge(&bytes, SWARM, LISTENER);
+        assert_eq!(refusal, Err(Refusal::Reject(format!("protocol version {theirs}, ours is {ours}"))));
     }
 }
