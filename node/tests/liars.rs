@@ -89,9 +89,23 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
         let began = Instant::now();
         honest.await_that(bound, |sights| sights.iter().try_for_each(|s| cut_off(s, &found, reason))).await.unwrap();
         println!("{noise:?} is found by all after {:.1?}", began.elapsed());
+        honest.await_that(NOISE_BOUND, |sights| all_serve(sights)).await.unwrap();
         assert_eq!(net.tokens(gateway, body(0)).await.0, truth, "who is left tells the truth");
     }
     net.down().await;
+}
+
+/// Whether everybody follows one plan and sees its groups up: they may be loading when a peer has just gone.
+fn all_serve(sights: &[Option<Sight>]) -> Result<(), String> {
+    let first = sights.first().and_then(|s| s.as_ref()?.plan_id.clone()).ok_or("no plan")?;
+    for sight in sights.iter() {
+        let sight = sight.as_ref().ok_or("no answer")?;
+        let plan = sight.plan.as_ref().filter(|_| sight.plan_id.as_ref() == Some(&first)).ok_or("plans differ")?;
+        if let Some(group) = plan.groups.iter().find(|g| !sight.ready_groups.contains(&g.id)) {
+            return Err(format!("{} does not see {} up", sight.me, group.id));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a peer has cut off just these, the last of them for that reason.

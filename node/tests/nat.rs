@@ -39,6 +39,9 @@ fn all_have_places(sights: &[Option<Sight>]) -> Result<(), String> {
     Ok(())
 }
 
+/// Tokens of an answer that takes several seconds over relays, so that it is seen to run.
+const LENGTHY: u32 = 900;
+
 /// How the links between hosts go, as `gateway` sees it.
 fn paths(sights: &[Option<Sight>], gateway: usize) -> Result<Vec<SeenPath>, String> {
     let hosts = hosts(sights, gateway)?;
@@ -56,7 +59,7 @@ fn paths(sights: &[Option<Sight>], gateway: usize) -> Result<Vec<SeenPath>, Stri
 async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
     let alone = Net::up(Wish { peers: 1, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let (expected, _) = alone.tokens(0, body(64)).await;
-    let (long, _) = alone.tokens(0, body(400)).await;
+    let (long, _) = alone.tokens(0, body(LENGTHY)).await;
     alone.down().await;
 
     let host = || PeerConfig::Host { flags: owned(&["--threads", "1", "--wall", "udp"]) };
@@ -87,7 +90,7 @@ async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
     let dies = (0..GATEWAYS).max_by_key(used).unwrap();
     let stays = 1 - dies;
     let http = net.peer(stays).http;
-    let reader = Reader::new(&net.client, "over a relay".into(), body(400));
+    let reader = Reader::new(&net.client, "over a relay".into(), body(LENGTHY));
     let reading = tokio::spawn(async move { reader.read(|_| http.clone()).await });
     let running = |sights: &[Option<Sight>]| {
         let runs = hosts(sights, stays)?.iter().any(|h| h.load.running > 0);

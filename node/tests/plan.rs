@@ -18,7 +18,10 @@ use tsnode_testnet::PeerConfig;
 
 /// Part by which values may drift as links are measured anew.
 const DRIFT: f64 = 0.01;
-const REQUESTS: usize = 1200;
+/// Requests that each peer takes as a gateway: after a hundred it would say what it is asked for, and another plan be made for that.
+const EACH: usize = 90;
+const PEERS: usize = 5;
+const REQUESTS: usize = PEERS * EACH;
 
 async fn view(net: &Net, index: usize) -> SwarmView {
     let url = format!("{}/api/swarm", net.peer(index).http);
@@ -81,10 +84,10 @@ async fn a_peer_says_why(net: &Net) {
 
 async fn requests_fall_as_the_plan_says(net: &Net) {
     let before = view(net, 4).await;
-    let url = format!("{}/v1/completions", net.peer(4).http);
+    let urls: Vec<String> = (0..PEERS).map(|index| format!("{}/v1/completions", net.peer(index).http)).collect();
     let ask = |n: usize| {
         let body = json!({ "prompt": [300 + n % 3000], "max_tokens": 2, "temperature": 0, "ignore_eos": true });
-        let request = net.client.post(&url).json(&body).timeout(Duration::from_secs(60)).send();
+        let request = net.client.post(&urls[n % PEERS]).json(&body).timeout(Duration::from_secs(60)).send();
         async move {
             let response = request.await.unwrap();
             assert_eq!(response.status(), 200);
