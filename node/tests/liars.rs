@@ -91,7 +91,7 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
         let all = noise != Noise::Replay;
         honest.await_that(bound, |sights| cut_off_by(sights, all, &found, reason)).await.unwrap();
         println!("{noise:?} is found after {:.1?}", began.elapsed());
-        honest.await_that(NOISE_BOUND, |sights| all_serve(sights)).await.unwrap();
+        honest.await_that(NOISE_BOUND, all_serve).await.unwrap();
         assert_eq!(net.tokens(gateway, body(0)).await.0, truth, "who is left tells the truth");
     }
     net.down().await;
