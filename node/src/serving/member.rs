@@ -47,7 +47,8 @@ pub(super) async fn run(
                 tracing::info!(group = %group_id, ring = %name, "ring dropped: this peer lends no longer");
                 return;
             }
-            newer = rings.recv() => match newer { Some(ring) => next = Some(ring), None => return },
+            // None comes any more where the plan has dropped the group: what runs here runs on.
+            Some(newer) = rings.recv() => next = Some(newer),
         }
         // Dropping the ring's future drops its streams; its pages go back when its worker notices, before new ones
         // are taken: both happen in the order of the compute thread's queue.

@@ -15,8 +15,20 @@ static ONE: Semaphore = Semaphore::const_new(1);
 pub struct Net {
     pub net: Testnet,
     pub client: reqwest::Client,
-    _folder: tempfile::TempDir,
+    _folder: Folder,
     _turn: SemaphorePermit<'static>,
+}
+
+/// Where a swarm's peers keep what they have and write their logs: a test that failed leaves it to be read.
+struct Folder(tempfile::TempDir);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.disable_cleanup(true);
+            eprintln!("the peers' logs are kept in {}", self.0.path().display());
+        }
+    }
 }
 
 pub fn owned(flags: &[&str]) -> Vec<String> {
@@ -38,14 +50,14 @@ impl Net {
 
     pub async fn of(peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
         let turn = ONE.acquire().await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
+        let folder = Folder(tempfile::tempdir().unwrap());
         let mut flags = owned(flags);
         if !flags.iter().any(|f| f == "--split") {
             flags.extend(["--split".into(), "always".into()]);
         }
         let config = TestnetConfig {
             executable: PathBuf::from(env!("CARGO_BIN_EXE_tsnode")),
-            folder: folder.path().to_owned(),
+            folder: folder.0.path().to_owned(),
             peers,
             link_mbit: None,
             link_ms: None,
