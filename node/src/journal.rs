@@ -202,7 +202,7 @@ impl Journal {
         }
         let mut said = Recalled::default();
         while let Some(part) = stream.receiver.recv::<JournalPart>().await? {
-            part.check()?;
+            part.check().map_err(|why| stream.receiver.refuse(why))?;
             if said.answer.len() + part.tokens.len() > limits::SEQUENCE_TOKENS as usize {
                 return Ok(None);
             }
@@ -234,7 +234,7 @@ impl Journal {
         begun: &mut Option<Life>,
     ) -> Result<(), LinkError> {
         while let Some(part) = stream.receiver.recv::<JournalPart>().await? {
-            part.check()?;
+            part.check().map_err(|why| stream.receiver.refuse(why))?;
             let mut book = self.book();
             // Not before there is something to replace the gateway's last one with.
             let full = CodecError::Invalid("too many gateways have a journal of that name");

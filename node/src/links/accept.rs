@@ -129,7 +129,8 @@ impl Newcomer {
             tracing::warn!(%peer, ?way, %error, "data connection refused");
             return;
         }
-        road.proven();
+        road.proven(peer, &links.inner.guard);
+        road.open_up();
         links.inner.known.join(peer, &road);
         if let Way::Open(from) = way {
             links.inner.around.meet(peer, &road);
@@ -164,12 +165,7 @@ async fn welcome(
     let opening = match timeout(PATIENCE, stream.receiver.recv::<Opening>()).await {
         Ok(Ok(Some(opening))) => opening,
         Ok(Ok(None)) => return,
-        Ok(Err(error)) => {
-            if matches!(error, LinkError::Codec(_)) {
-                links.inner.guard.blame(peer, Offence::Garbage);
-            }
-            return tracing::warn!(%peer, %error, "stream refused");
-        }
+        Ok(Err(error)) => return tracing::warn!(%peer, %error, "stream refused"),
         Err(_) => return tracing::warn!(%peer, "stream refused: it did not say what it is for"),
     };
     if !links.inner.rates.allow(peer, &opening) {
@@ -180,7 +176,7 @@ async fn welcome(
         return tracing::debug!(%peer, "stream refused: too many");
     }
     if let Err(error) = opening.check() {
-        links.inner.guard.blame(peer, Offence::Garbage);
+        road.blame();
         return tracing::warn!(%peer, %error, "stream refused");
     }
     stream.sender.become_kind(Kind::of(&opening));

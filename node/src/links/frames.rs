@@ -9,7 +9,7 @@ use super::tuning::Tuning;
 use bytes::Bytes;
 use std::sync::Arc;
 use tsnode_protocol::{
-    codec,
+    codec::{self, CodecError},
     limits::FRAME_BYTES,
     stream::{FRAME_HEADER, decode_frame, frame_header, frame_length},
 };
@@ -37,8 +37,9 @@ impl Stream {
     ) -> Self {
         let mut sender = FrameSender { stream: sender, kind, tuning: tuning.clone(), finished: false };
         sender.become_kind(kind);
-        let receiver =
-            FrameReceiver { stream: receiver, header: [0; FRAME_HEADER], known: 0, frame: Vec::new(), filled: 0 };
+        let tuning = tuning.clone();
+        let header = [0; FRAME_HEADER];
+        let receiver = FrameReceiver { stream: receiver, tuning, header, known: 0, frame: Vec::new(), filled: 0 };
         Self { sender, receiver }
     }
 }
@@ -162,6 +163,7 @@ impl Drop for FrameSender {
 #[derive(Debug)]
 pub struct FrameReceiver {
     stream: quinn::RecvStream,
+    tuning: Arc<Tuning>,
     header: [u8; FRAME_HEADER],
     /// How much of the header has come.
     known: usize,
@@ -178,7 +180,13 @@ impl FrameReceiver {
     pub async fn recv<T: codec::Wire>(&mut self) -> Result<Option<T>, LinkError> {
         let Some(length) = self.fill(FRAME_BYTES).await? else { return Ok(None) };
         self.next();
-        Ok(Some(decode_frame(&self.frame[..length])?))
+        Ok(Some(decode_frame(&self.frame[..length]).map_err(|why| self.refuse(why))?))
+    }
+
+    /// What came is no message that an honest peer says, as `why` has it: the far end is blamed.
+    pub fn refuse(&self, why: CodecError) -> LinkError {
+        self.tuning.blame();
+        why.into()
     }
 
     /// The next frame's bytes, at most `limit`; `None` at a clean end. Memory is taken as bytes come, not as they are
@@ -271,7 +279,7 @@ impl FrameReceiver {
                 Err(error) => return Err(LinkError::Lost(error.to_string())),
             }
         }
-        Ok(Some(frame_length(self.header, limit)?))
+        Ok(Some(frame_length(self.header, limit).map_err(|why| self.refuse(why))?))
     }
 }
 

@@ -159,6 +159,7 @@ impl Links {
         let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
         let road = Tuning::new(connecting.await.map_err(|e| unreachable(e.to_string()))?, way);
         prove::as_dialer(&road, &self.inner.membership, self.inner.me, peer).await?;
+        road.proven(peer, &self.inner.guard);
         tracing::debug!(%peer, ?way, "data connection opened");
         Ok(road)
     }
@@ -237,7 +238,7 @@ impl Links {
         let mut stream = Self::open_on(road, &Opening::Meet(own)).await?;
         let answer = timeout(PATIENCE, stream.receiver.recv::<Meeting>()).await.map_err(|_| LinkError::TimedOut)?;
         let theirs = answer?.ok_or_else(|| LinkError::Lost("it does not want to meet".into()))?;
-        theirs.check()?;
+        theirs.check().map_err(|why| stream.receiver.refuse(why))?;
         stream.sender.finish()?;
         self.call(peer, [self.addresses_of(peer), theirs.addresses].concat(), told).await
     }

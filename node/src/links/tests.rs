@@ -12,7 +12,7 @@ use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::journal::{Fingerprint, JournalHead};
 use tsnode_protocol::kv::KvHeader;
 use tsnode_protocol::{BytesPerSecond, KvCodec, KvDtype, LayerRange, ModelId, PathKind, RequestId, Secret, SwarmId};
-use tsnode_protocol::{limits, stream::Opening};
+use tsnode_protocol::{codec::CodecError, limits, stream::DecodeOrder, stream::Opening};
 
 struct End {
     links: Links,
@@ -183,6 +183,33 @@ async fn nonsense_is_refused_and_the_next_stream_is_served() {
     let (_, there) = pair(&a, &mut b).await;
     assert_eq!(there.opening, file());
     assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+}
+
+/// Whoever opened the stream, and whether it is no message at all, longer than any, or one that says what none may say.
+#[tokio::test]
+async fn nonsense_within_a_stream_is_told_of() {
+    let (mut a, mut b) = (end(1, None), end(1, None));
+    let (mut here, mut there) = pair(&a, &mut b).await;
+    here.sender.send_bytes(&[0xff; 40], limits::FRAME_BYTES).await.unwrap();
+    assert!(matches!(there.stream.receiver.recv::<DecodeOrder>().await, Err(LinkError::Codec(_))));
+    assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+    there.stream.sender.claim(100, &[1; 100]).await.unwrap();
+    assert!(matches!(here.receiver.recv_bytes(99).await, Err(LinkError::Codec(_))));
+    assert_eq!(timeout(PATIENCE, a.bench.offences.recv()).await, Ok(Some((b.id, Offence::Garbage))));
+    let never = CodecError::Invalid("as its check has it");
+    assert!(matches!(there.stream.receiver.refuse(never), LinkError::Codec(_)));
+    assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+}
+
+/// A stream that breaks off may do so anywhere.
+#[tokio::test]
+async fn half_a_message_is_no_offence() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let (mut here, mut there) = pair(&a, &mut b).await;
+    here.sender.claim(100, &[1; 50]).await.unwrap();
+    here.sender.finish().unwrap();
+    assert!(matches!(there.stream.receiver.recv::<DecodeOrder>().await, Err(LinkError::Lost(_))));
+    assert!(b.bench.offences.try_recv().is_err());
 }
 
 #[tokio::test]

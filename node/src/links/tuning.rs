@@ -2,11 +2,13 @@
 
 use super::meter::{Meter, Metered};
 use super::{IDLE, KEEP_ALIVE};
+use crate::guard::Guard;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tsnode_protocol::{BytesPerSecond, PathKind};
+use tsnode_coordinator::trust::Offence;
+use tsnode_protocol::{BytesPerSecond, PathKind, PeerId};
 
 /// Unread bytes of one stream: 1 Gbit/s over 130 ms.
 const STREAM_WINDOW: u32 = 16 << 20;
@@ -99,17 +101,32 @@ pub(super) struct Tuning {
     pub way: Way,
     pub meter: Arc<Meter>,
     window: AtomicU64,
+    /// Who answers for what comes over it, once that is proven, and to whom.
+    far_end: OnceLock<(PeerId, Guard)>,
 }
 
 impl Tuning {
     pub fn new(connection: quinn::Connection, way: Way) -> Arc<Self> {
         // A connection of this crate is always watched; nothing is lost but figures where one is not.
         let meter = Meter::of(&connection).unwrap_or_default();
-        Arc::new(Self { connection, way, meter, window: AtomicU64::new(SEND_WINDOWS.0) })
+        Arc::new(Self { connection, way, meter, window: AtomicU64::new(SEND_WINDOWS.0), far_end: OnceLock::new() })
     }
 
-    /// The far end has shown that it belongs here.
-    pub fn proven(&self) {
+    /// The far end, which called or was called, has shown that it belongs here: from now on it answers for what it says.
+    pub fn proven(&self, peer: PeerId, guard: &Guard) {
+        // Proven once.
+        let _ = self.far_end.set((peer, guard.clone()));
+    }
+
+    /// What came over it is no message that an honest peer says.
+    pub fn blame(&self) {
+        if let Some((peer, guard)) = self.far_end.get() {
+            guard.blame(*peer, Offence::Garbage);
+        }
+    }
+
+    /// The far end that called here may do what peers may.
+    pub fn open_up(&self) {
         self.connection.set_max_concurrent_bi_streams(super::STREAMS.into());
         self.connection.set_receive_window(RECEIVE_WINDOW.into());
     }

@@ -8,7 +8,7 @@ use super::{
     member::{RingStream, open_onward},
     stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
 };
-use crate::links::{FrameReceiver, LinkError, Stream};
+use crate::links::{FrameReceiver, Stream};
 use crate::roster::Roster;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -487,7 +487,7 @@ async fn read_back(mut stream: FrameReceiver, leader: mpsc::Sender<RingFrame>) -
         match stream.recv::<RingFrame>().await {
             Ok(Some(frame)) => {
                 if let Err(error) = frame.check() {
-                    return StageError::Link(LinkError::from(error));
+                    return stream.refuse(error).into();
                 }
                 if leader.send(frame).await.is_err() {
                     return StageError::Upstream;

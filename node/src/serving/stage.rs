@@ -505,7 +505,7 @@ fn refusal(error: EngineError) -> Refusal {
 /// Reads frames of the stage before into `worker` until the stream ends.
 pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Arrived>) -> Result<(), StageError> {
     while let Some(frame) = stream.recv::<RingFrame>().await? {
-        frame.check().map_err(LinkError::from)?;
+        frame.check().map_err(|why| stream.refuse(why))?;
         let hidden = match &frame {
             RingFrame::Step(step) if step.rows > 0 => {
                 let bytes = stream.recv_bytes(limits::ACTIVATION_BYTES).await?.ok_or(StageError::Upstream)?;

@@ -109,7 +109,7 @@ impl<'a> Reception<'a> {
     }
 
     async fn tile(&mut self, tile: TileHeader, answers: &mut FrameSender) -> Result<(), ReceiveError> {
-        tile.check().map_err(LinkError::from)?;
+        tile.check().map_err(|why| self.stream.refuse(why))?;
         self.accept_order(&tile)?;
         let owed = self.bytes - self.credited;
         if owed > 0 && owed + u64::from(tile.bytes) > limits::KV_CREDIT {
