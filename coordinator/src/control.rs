@@ -66,6 +66,8 @@ pub struct Control {
     ready: Vec<GroupId>,
     /// Whom this peer has cut off.
     cut_off: Vec<PeerId>,
+    /// A client has asked for something.
+    asked: bool,
     leaving: bool,
     adopted: Option<Adopted>,
     proposals: BTreeMap<PlanId, Proposal>,
@@ -117,6 +119,7 @@ impl Control {
             load: Load::default(),
             ready: Vec::new(),
             cut_off: Vec::new(),
+            asked: false,
             leaving: false,
             adopted: None,
             proposals: BTreeMap::new(),
@@ -197,6 +200,10 @@ impl Control {
                 }
             }
             Event::Planned(draft) => self.planned_this(draft),
+            Event::Asked => {
+                self.asked = true;
+                self.next_look = now;
+            }
             Event::Leave => {
                 self.leaving = true;
             }

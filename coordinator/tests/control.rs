@@ -57,6 +57,17 @@ fn one_peer_alone_does_both() {
     assert_eq!(plan.groups[0].phase, Phase::Mixed);
 }
 
+/// Who starts alone waits for company, but lets nobody wait with it.
+#[test]
+fn a_client_who_asks_has_a_plan_made_sooner() {
+    let (mut idle, mut asked) = (World::of(1, 1), World::of(1, 1));
+    asked.tell(0, Event::Asked);
+    for world in [&mut idle, &mut asked] {
+        world.wait(seconds(1));
+    }
+    assert!(idle.common_plan().is_err() && asked.common_plan().is_ok());
+}
+
 #[test]
 fn what_stands_after_a_loss_stays() {
     let mut world = World::of(5, 3);

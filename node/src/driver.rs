@@ -3,6 +3,7 @@
 use crate::{
     drafter::Drafter,
     faults::Faults,
+    gateway::Demand,
     guard::Bench,
     invites::Invites,
     links::{Gone, Links},
@@ -66,6 +67,8 @@ pub struct Driver {
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
     /// The same: what this peer's clients have asked for of late.
     pub traffic: watch::Receiver<Vec<Traffic>>,
+    /// What clients want now.
+    pub demand: watch::Receiver<Demand>,
     /// What peers did that they should not, and who is cut off for it.
     pub bench: Bench,
     /// What is held against everybody.
@@ -107,7 +110,7 @@ impl Driver {
     pub async fn run(mut self, stop: CancellationToken, drained: impl Future<Output = ()>) {
         let mut drained = std::pin::pin!(drained);
         let mut leaving = false;
-        let mut due = false;
+        let (mut due, mut asked) = (false, false);
         let mut look = interval(LOOK);
         let mut present = interval(PRESENT);
         present.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -140,6 +143,10 @@ impl Driver {
                 Ok(()) = self.traffic.changed() => {
                     let traffic = self.traffic.borrow_and_update().clone();
                     self.advertise(|advert| advert.traffic = traffic)
+                }
+                Ok(()) = self.demand.changed(), if !asked => {
+                    asked = self.demand.borrow_and_update().asked;
+                    asked.then_some(Event::Asked)
                 }
                 _ = present.tick() => {
                     self.vouch();

@@ -10,7 +10,7 @@ use crate::{
     drafter::Drafter,
     driver::Driver,
     faults::{self, Faults},
-    gateway::{Drive, Gateway, Submission},
+    gateway::{Demand, Drive, Gateway, Submission},
     guard::Guard,
     http::{self, ApiState, Controls, Gatekeeper},
     identity::Identity,
@@ -108,10 +108,10 @@ pub async fn run(
     if let Some(broken) = &broken {
         tasks.spawn(faults::make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
     }
-    let (open, still_open) = watch::channel(0);
+    let (demand, demanded) = watch::channel(Demand::default());
     let (traffic, asked_for) = watch::channel(Vec::new());
     let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
-    tasks.spawn(ground.drive(&ways, view, front.submissions, (open, traffic)).run(ends.clone()));
+    tasks.spawn(ground.drive(&ways, view, front.submissions, (demand, traffic)).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
@@ -129,6 +129,7 @@ pub async fn run(
         advert,
         data_port: planes.data_port,
         links: link_changes,
+        demand: demanded.clone(),
         traffic: asked_for,
         roster: roster_writer,
         going,
@@ -147,7 +148,7 @@ pub async fn run(
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
     };
-    driver.run(stop, drained(host, still_open)).await;
+    driver.run(stop, drained(host, demanded)).await;
 
     // In reverse: what others need is gone last.
     front.end.cancel();
@@ -328,7 +329,7 @@ impl Ground {
         ways: &Ways<'_>,
         view: watch::Receiver<View>,
         submissions: mpsc::Receiver<Submission>,
-        (open, traffic): (watch::Sender<usize>, watch::Sender<Vec<Traffic>>),
+        (demand, traffic): (watch::Sender<Demand>, watch::Sender<Vec<Traffic>>),
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
@@ -347,7 +348,7 @@ impl Ground {
             view,
             submissions,
             journal: ways.journal.clone(),
-            open,
+            demand,
             traffic,
             tasks: self.tasks.clone(),
             started: self.started,
@@ -358,6 +359,7 @@ impl Ground {
         let settings = ControlConfig {
             wish: Wish { layout: self.config.layout.clone(), split: self.config.split },
             endorsed: self.store.endorsed(),
+            company: !self.bootstrap().is_empty(),
             ..ControlConfig::new(self.identity.peer_id(), self.invite.swarm)
         };
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -366,12 +368,12 @@ impl Ground {
 }
 
 /// Resolves when nothing runs here any more, for whatever leader, and this peer's clients have their answers, or it has taken too long.
-async fn drained(host: Host, open: watch::Receiver<usize>) {
+async fn drained(host: Host, demand: watch::Receiver<Demand>) {
     let quiet = async {
         loop {
             match host.report().await {
                 Ok(report) if report.load.running + report.load.waiting > 0 || report.held > 0 => {}
-                _ if *open.borrow() > 0 => {}
+                _ if demand.borrow().open > 0 => {}
                 _ => return,
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

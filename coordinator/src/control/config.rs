@@ -19,6 +19,8 @@ pub struct ControlConfig {
     pub silence: Silence,
     /// Quiet after a change in membership before a plan is made: peers come in bunches.
     pub settle: Duration,
+    /// Whether this peer knows where others are, and is likely to meet them.
+    pub company: bool,
     /// How long a coordinator may leave a needed plan unmade before the next rank takes over.
     pub patience: Duration,
     /// Length of an epoch.
@@ -47,6 +49,7 @@ impl ControlConfig {
             heartbeat: Duration::from_secs(1),
             silence: Silence::default(),
             settle: Duration::from_millis(800),
+            company: true,
             patience: Duration::from_secs(2),
             epoch_length: Duration::from_secs(600),
             margin: 0.1,

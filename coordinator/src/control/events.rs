@@ -39,6 +39,8 @@ pub enum Event {
     Gone(PeerId),
     /// The planner's answer to the last [`Action::AskPlanner`].
     Planned(Option<Draft>),
+    /// A client of this peer waits for a plan.
+    Asked,
     /// This peer leaves.
     Leave,
 }

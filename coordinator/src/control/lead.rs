@@ -97,10 +97,15 @@ impl Control {
     }
 
     /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
-    /// one of two in its term, and seconds go by until that is settled.
+    /// one of two in its term, and seconds go by until that is settled. A client who asks meanwhile is not kept waiting,
+    /// least of all where no company is known of.
     fn settle(&self) -> Duration {
         let alone = self.lends() && self.adopted.is_none() && self.members().count() < 2;
-        if alone { self.config.settle * ALONE } else { self.config.settle }
+        match (alone, self.asked) {
+            (true, true) if !self.config.company => Duration::ZERO,
+            (true, false) => self.config.settle * ALONE,
+            _ => self.config.settle,
+        }
     }
 
     /// Somebody follows another plan of this term or a later one, and no certificate has settled it.
