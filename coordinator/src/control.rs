@@ -16,6 +16,7 @@ pub mod detector;
 mod drafting;
 mod events;
 mod lead;
+mod lots;
 mod member;
 mod missing;
 mod reload;
@@ -34,6 +35,7 @@ use crate::Time;
 use adoption::{Adopted, Proposal};
 use detector::Health;
 use drafting::Drafting;
+use lots::Lots;
 use member::Way;
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
@@ -60,7 +62,8 @@ pub struct Control {
     config: ControlConfig,
     unix_start: Duration,
     now: Time,
-    members: BTreeMap<PeerId, Member>,
+    /// Boxed, so that finding one of a thousand reads few lines of memory.
+    members: BTreeMap<PeerId, Box<Member>>,
     advert: Option<Arc<Advert>>,
     load: Load,
     ready: Vec<GroupId>,
@@ -82,6 +85,8 @@ pub struct Control {
     coordinator: Option<PeerId>,
     /// What follows from the members and the plan, until they change.
     derived: Option<Derived>,
+    /// What peers drew for their turns, and for listening.
+    lots: (Lots, Lots),
     /// The epoch most members are in.
     common_epoch: Option<Epoch>,
     health: Health,
@@ -126,6 +131,7 @@ impl Control {
             heard: BTreeMap::new(),
             coordinator: None,
             derived: None,
+            lots: Default::default(),
             common_epoch: None,
             health: Health::default(),
             next_look: now,
@@ -258,7 +264,7 @@ impl Control {
             Entry::Vacant(_) if is_full => {
                 return out.push(Action::Reject { peer: signer, reason: Reject::TooManyPeers });
             }
-            Entry::Vacant(place) => (place.insert(Member::new(now, self.config.heartbeat)), true),
+            Entry::Vacant(place) => (place.insert(Box::new(Member::new(now, self.config.heartbeat))), true),
         };
         let life = member.life;
         if let (Gossip::Heartbeat(heartbeat), Way::ToAll) = (message.message(), way)

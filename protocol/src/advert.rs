@@ -223,6 +223,23 @@ pub struct Heartbeat {
     pub cut_off: Vec<PeerId>,
 }
 
+/// What others act by: [`Heartbeat::news`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct News<'a> {
+    /// As in the heartbeat.
+    pub clock: Epoch,
+    /// As in the heartbeat.
+    pub term: Term,
+    /// As in the heartbeat.
+    pub plan: Option<PlanId>,
+    /// As in the heartbeat.
+    pub leaving: bool,
+    /// As in the heartbeat.
+    pub ready: &'a [GroupId],
+    /// As in the heartbeat.
+    pub cut_off: &'a [PeerId],
+}
+
 /// What waits and runs on a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct Load {
@@ -242,8 +259,14 @@ impl Heartbeat {
     /// Whether it says something that others act by and `before` does not: all but how much there is to do.
     #[must_use]
     pub fn is_news_after(&self, before: &Self) -> bool {
-        let at = |h: &Self| (h.clock, h.term, h.plan, h.leaving);
-        at(self) != at(before) || self.ready != before.ready || self.cut_off != before.cut_off
+        self.news() != before.news()
+    }
+
+    /// What of it is news where it changes.
+    #[must_use]
+    pub fn news(&self) -> News<'_> {
+        let Self { clock, term, plan, leaving, .. } = *self;
+        News { clock, term, plan, leaving, ready: &self.ready, cut_off: &self.cut_off }
     }
 
     /// Refuses heartbeats that list more than a plan can hold.

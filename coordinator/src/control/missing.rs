@@ -95,7 +95,7 @@ impl Control {
             m.alive && now >= m.last_heard + ANSWER && !was(m.call_heard)
         };
         let missed = self.members.iter_mut().filter(|(peer, m)| **peer != me && quiet(m));
-        let call = |(peer, member): (&PeerId, &mut Member)| {
+        let call = |(peer, member): (&PeerId, &mut Box<Member>)| {
             member.call_heard = Some(now);
             Missed { peer: PeerTag::of(*peer), last: member.last() }
         };

@@ -1,14 +1,15 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
 use super::{
-    Action, Control, Down, Member, Members, check, detector::Sign, member::Way, missing::ANSWER, voice::LISTENERS,
+    Action, Control, Down, Member, Members, check, detector::Sign, lots::Lots, member::Way, missing::ANSWER,
+    voice::LISTENERS,
 };
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId, SwarmId,
+    Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId,
     rollcall::{Missed, PeerTag},
 };
 
@@ -38,7 +39,7 @@ pub(super) struct Derived {
 impl Control {
     /// Everyone who is there, this peer included once it has heard itself.
     pub fn members(&self) -> impl Iterator<Item = (&PeerId, &Member)> {
-        self.members.iter().filter(|(_, m)| m.alive)
+        self.members.iter().filter(|(_, m)| m.alive).map(|(peer, m)| (peer, &**m))
     }
 
     /// Groups whose leaders say that they take requests, with the leaders' load. None with a suspect in it, or with a peer on
@@ -221,11 +222,13 @@ impl Control {
     pub(super) fn derive(&mut self) -> &Derived {
         let epoch = self.epoch();
         let known = self.derived.take().filter(|d| d.epoch == epoch);
-        let derived = known.unwrap_or_else(|| self.derived_anew(epoch));
+        let mut lots = std::mem::take(&mut self.lots);
+        let derived = known.unwrap_or_else(|| self.derived_anew(epoch, &mut lots));
+        self.lots = lots;
         self.derived.insert(derived)
     }
 
-    fn derived_anew(&self, epoch: Epoch) -> Derived {
+    fn derived_anew(&self, epoch: Epoch, (turns, listening): &mut (Lots, Lots)) -> Derived {
         let members = self.planned_members();
         let lends = |a: &Advert| !a.devices.is_empty();
         let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
@@ -233,32 +236,25 @@ impl Control {
             None => !electorate.is_empty(),
             Some(a) => check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
         };
-        let ranks = self.ranks(epoch, self.plan_id());
-        let listeners = self.listeners(ranks.first().copied());
+        let ranks = self.ranks((epoch, self.plan_id()), turns);
+        let listeners = self.listeners(ranks.first().copied(), listening);
         Derived { epoch, ranks, listeners, electorate, pressing }
     }
 
     /// The coordinator, and the first of ranks that follow from the epoch alone: these are the same for all, whatever plan
     /// each follows. Where few may plan, others are beside them.
-    fn listeners(&self, coordinator: Option<PeerId>) -> Vec<PeerId> {
+    fn listeners(&self, coordinator: Option<PeerId>, lots: &mut Lots) -> Vec<PeerId> {
         let epoch = self.common_epoch.unwrap_or_else(|| self.clock_epoch());
-        let rest = self.planned().filter(|(_, m)| !m.is_eligible()).map(|(peer, _)| *peer);
-        let mut rest: Vec<_> = rest.map(|p| (rank_hash(self.config.swarm, epoch, None, p), p)).collect();
-        rest.sort_unstable();
-        let deputies = self.ranks(epoch, None).into_iter().chain(rest.into_iter().map(|(_, peer)| peer));
-        let others = deputies.filter(|peer| Some(*peer) != coordinator);
+        let all = self.planned().map(|(peer, m)| (*peer, m.is_eligible()));
+        let deputies = lots.order(self.config.swarm, (epoch, None), all);
+        let others = deputies.into_iter().filter(|peer| Some(*peer) != coordinator);
         coordinator.into_iter().chain(others).take(LISTENERS).collect()
     }
 
-    /// Eligible peers in the order of their turns after the plan `last`.
-    pub(super) fn ranks(&self, epoch: Epoch, last: Option<PlanId>) -> Vec<PeerId> {
-        let mut ranks: Vec<([u8; 32], PeerId)> = self
-            .planned()
-            .filter(|(_, m)| m.is_eligible())
-            .map(|(peer, _)| (rank_hash(self.config.swarm, epoch, last, *peer), *peer))
-            .collect();
-        ranks.sort_unstable();
-        ranks.into_iter().map(|(_, peer)| peer).collect()
+    /// Eligible peers in the order of their turns in an epoch after a plan.
+    pub(super) fn ranks(&self, of: (Epoch, Option<PlanId>), lots: &mut Lots) -> Vec<PeerId> {
+        let eligible = self.planned().filter(|(_, m)| m.is_eligible()).map(|(peer, _)| (*peer, true));
+        lots.order(self.config.swarm, of, eligible)
     }
 
     /// Those who are there to stay, and whom not most have cut off.
@@ -293,7 +289,7 @@ impl Control {
     /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
     pub(super) fn awaits_adverts(&self) -> bool {
         let new = |m: &Member| m.advert.is_none() && self.now < m.first_heard + ADVERT_PATIENCE;
-        self.members.values().any(new)
+        self.members.values().any(|m| new(m))
     }
 
     /// Whether this peer lends devices.
@@ -310,14 +306,4 @@ impl Control {
 /// Whether a peer is nowhere any more where it was.
 fn has_moved(before: &Advert, now: &Advert) -> bool {
     !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
-}
-
-fn rank_hash(swarm: SwarmId, epoch: Epoch, last: Option<PlanId>, peer: PeerId) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"tsnode rank v1").update(&swarm.0).update(&epoch.0.to_le_bytes());
-    if let Some(plan) = last {
-        hasher.update(&plan.0);
-    }
-    hasher.update(&peer.0);
-    *hasher.finalize().as_bytes()
 }

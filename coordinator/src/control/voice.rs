@@ -8,7 +8,7 @@ use super::{Action, Control};
 use crate::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tsnode_protocol::{Gossip, Heartbeat, PeerId, Verified, limits};
+use tsnode_protocol::{Gossip, Heartbeat, PeerId, Verified, advert::News, limits};
 
 /// Those who listen. More than one, so that none of them can hide a death, and that a partition or a crash seldom takes all;
 /// few, since all of them are heard by everybody.
@@ -118,7 +118,16 @@ impl Control {
 
     /// Whether something is so that others do not know, and act by.
     fn has_news(&self) -> bool {
-        self.voice.said.as_ref().is_none_or(|(said, _)| self.heartbeat().is_news_after(said))
+        // Asked with every message that comes: what would be said is not made for it.
+        let news = || News {
+            clock: self.clock_epoch(),
+            term: self.term(),
+            plan: self.plan_id(),
+            leaving: self.leaving,
+            ready: &self.ready,
+            cut_off: &self.cut_off,
+        };
+        self.voice.said.as_ref().is_none_or(|(said, _)| news() != said.news())
     }
 
     /// Whether gateways should hear how much is to do here: the seldomer the larger the swarm.

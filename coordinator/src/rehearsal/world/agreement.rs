@@ -12,7 +12,9 @@ impl World {
     pub fn common_plan(&self) -> Result<&Plan, String> {
         let mut plans = self.honest().map(|p| (p, p.control().and_then(|c| c.plan())));
         let first = plans.next().and_then(|(_, plan)| plan).ok_or("a peer has no plan")?;
-        match plans.find(|(_, plan)| *plan != Some(first)) {
+        // Peers share what they heard: the same place in memory is the same plan.
+        let is_first = |plan: &Plan| std::ptr::eq(plan, first) || plan == first;
+        match plans.find(|(_, plan)| !plan.is_some_and(is_first)) {
             Some((p, Some(other))) => {
                 let of = |p: &Plan| format!("{:.10} (epoch {} term {})", p.id(), p.epoch.0, p.term.0);
                 Err(format!("{} follows {} and others {}", p.advert.name, of(other), of(first)))
@@ -22,11 +24,11 @@ impl World {
         }
     }
 
-    /// The groups of the common plan that no liar has a part in.
-    fn sound_groups(&self) -> impl Iterator<Item = GroupId> {
+    /// The groups of a plan that no liar has a part in.
+    fn sound_groups(&self, plan: &Plan) -> Vec<GroupId> {
         let is_honest = |id: &PeerId| self.numbers.get(id).is_some_and(|n| self.peers[*n].lie.is_none());
-        let groups = self.common_plan().map_or(&[][..], |p| &p.groups).iter();
-        groups.filter(move |g| g.stages.iter().all(|s| is_honest(&s.peer))).map(|g| g.id)
+        let groups = plan.groups.iter().filter(|g| g.stages.iter().all(|s| is_honest(&s.peer)));
+        groups.map(|g| g.id).collect()
     }
 
     /// Whether all honest peers follow one plan, which serves exactly the living, see each other and nobody else, know
@@ -35,7 +37,8 @@ impl World {
     /// # Errors
     /// Says what is not so.
     pub fn agreement(&self) -> Result<(), String> {
-        let served = self.common_plan()?.peers();
+        let plan = self.common_plan()?;
+        let (served, sound) = (plan.peers(), self.sound_groups(plan));
         let name = |id: &PeerId| self.numbers.get(id).map_or_else(|| id.short(), |n| format!("p{n}"));
         let living: BTreeSet<PeerId> = self.honest().map(|p| p.id).collect();
         let running: BTreeSet<PeerId> = self.peers.iter().filter(|p| p.is_running()).map(|p| p.id).collect();
@@ -55,7 +58,8 @@ impl World {
                 return Err(format!("{} sees {}, which is gone", peer.advert.name, name(ghost)));
             }
             planners.insert(control.coordinator());
-            if let Some(group) = self.sound_groups().find(|g| !control.ready().contains_key(g)) {
+            let ready = control.ready();
+            if let Some(group) = sound.iter().find(|g| !ready.contains_key(g)) {
                 return Err(format!("{} does not see that group {group} is up", peer.advert.name));
             }
         }
