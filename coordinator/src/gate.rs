@@ -7,6 +7,9 @@
 //!   link, bytes by codec; Splitwise §IV-C);
 //! - here: queue + prompt here, counted once more for every sequence it would hold up meanwhile.
 //!
+//! What either side has of it from before is not computed again. An answer that goes on elsewhere is computed anew behind its
+//! prompt, on both ways.
+//!
 //! Prompts take what devices were measured to take, where that is known.
 
 use serde::{Deserialize, Serialize};
@@ -130,6 +133,10 @@ pub struct Case {
     pub remote_has: u32,
     /// Who decodes it, and could prefill it.
     pub local: Side,
+    /// Tokens of prompt and answer whose KV is there from before, and may be decoded from.
+    pub local_has: u32,
+    /// Tokens of the answer that the client has already: their KV is computed where it goes on.
+    pub answered: u32,
     /// Latency between them.
     pub latency: Seconds,
     /// Bandwidth between them.
@@ -158,6 +165,8 @@ pub struct Verdict {
     pub remote: Seconds,
     /// Predicted time if prefilled where it is decoded.
     pub local: Seconds,
+    /// Tokens that are there from before, elsewhere and here.
+    pub has: [u32; 2],
     /// KV bytes that would cross the network.
     pub kv_bytes: u64,
     /// The packing that is quicker.
@@ -172,12 +181,20 @@ impl Verdict {
     pub fn splits(&self) -> bool {
         self.remote.0 <= self.local.0
     }
+
+    /// Until it can go on, where what is quicker is done.
+    #[must_use]
+    pub fn soonest(&self) -> Seconds {
+        if self.splits() { self.remote } else { self.local }
+    }
 }
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (remote, local) = (self.remote.0 * 1e3, self.local.0 * 1e3);
-        write!(f, "elsewhere {remote:.1} ms with {} bytes of KV, here {local:.1} ms", self.kv_bytes)
+        let there = |has: u32| if has > 0 { format!(", {has} tokens being there") } else { String::new() };
+        let [far, near] = self.has.map(there);
+        write!(f, "elsewhere {remote:.1} ms with {} bytes of KV{far}, here {local:.1} ms{near}", self.kv_bytes)
     }
 }
 
@@ -207,9 +224,11 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
     };
     let (remote, pace) = Sending::of(case, codec).best(computed);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
+    let answer = if case.answered > 0 { case.local.cost.of(case.answered, case.tokens) } else { Seconds(0.0) };
     Verdict {
-        remote,
-        local: Seconds(case.local.time(case.tokens, 0).0 * held_up),
+        remote: remote + Seconds(answer.0 * held_up),
+        local: Seconds(case.local.time(case.tokens + case.answered, case.local_has).0 * held_up),
+        has: [case.remote_has, case.local_has],
         kv_bytes: kv_bytes(&case.shape, case.tokens, codec, case.element_bytes),
         codec,
         pace,
@@ -295,6 +314,8 @@ mod tests {
             remote: side(50e12),
             remote_has: 0,
             local: side(20e12),
+            local_has: 0,
+            answered: 0,
             latency: Seconds(0.01),
             bandwidth: BytesPerSecond(mbit * 1e6 / 8.0),
             element_bytes: 2,
@@ -361,6 +382,34 @@ mod tests {
         assert!(!weigh(&busy, KvChoice::Int4).splits());
         busy.local.running = 4;
         assert!(weigh(&busy, KvChoice::Int4).splits());
+    }
+
+    #[test]
+    fn what_either_side_has_decides_where_the_rest_is_computed() {
+        let fast = case(10_000.0);
+        assert!(weigh(&fast, KvChoice::Auto).splits());
+        let cached = Case { local_has: 4000, ..fast };
+        assert!(!weigh(&cached, KvChoice::Auto).splits());
+        assert!(weigh(&cached, KvChoice::Auto).to_string().ends_with("ms, 4000 tokens being there"));
+        // A device slower than the one that decodes is of use for what it has.
+        let swapped = case(1000.0);
+        let swapped = Case { remote: swapped.local, local: swapped.remote, ..swapped };
+        assert!(!weigh(&swapped, KvChoice::Auto).splits());
+        assert!(
+            weigh(&Case { remote_has: 4096, ..case(1000.0) }, KvChoice::Auto).remote.0
+                < weigh(&case(1000.0), KvChoice::Auto).remote.0
+        );
+    }
+
+    #[test]
+    fn an_answer_is_computed_anew_on_both_ways() {
+        let [before, after] = [0, 1000].map(|answered| weigh(&Case { answered, ..case(1000.0) }, KvChoice::Int4));
+        let more = case(1000.0).local.cost.of(1000, 4096).0;
+        assert!((after.remote.0 - before.remote.0 - more).abs() < 1e-9);
+        assert!((after.local.0 - before.local.0 - more).abs() < 1e-9);
+        // It may be there as well: whoever decoded it first keeps it.
+        let all = weigh(&Case { answered: 1000, local_has: 5096, ..case(1000.0) }, KvChoice::Int4);
+        assert!(all.local.0 < 0.01 * before.local.0, "{all}");
     }
 
     #[test]

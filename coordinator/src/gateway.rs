@@ -4,6 +4,8 @@
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
 mod events;
+mod judging;
+mod kept;
 mod observed;
 mod patience;
 mod recovery;
@@ -16,12 +18,14 @@ pub use trace::{Move, Parts, Predicted, Trace};
 
 use crate::{
     Time,
-    gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
+    gate::SplitChoice,
     profiler,
     router::{Choice, Pick, Router},
     speeds::{Speeds, Work},
     traffic,
 };
+use judging::{Judging, shape};
+use kept::Kept;
 use observed::Observed;
 use patience::Patience;
 use request::{Prefill, Request};
@@ -29,17 +33,12 @@ use silence::is_progress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Phase, Plan, RequestId,
-    Sampled, Seconds, Stage, Traffic,
+    Group, GroupId, KvCodec, Load, ModelId, PeerId, Phase, Plan, RequestId, Sampled, Seconds, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, PrefillEvent, PrefillRequest},
 };
-
-/// A link nobody has measured: a common home connection's neighbourhood.
-const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
-const UNKNOWN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
 
 /// The requests of one peer's clients.
 #[derive(Debug)]
@@ -49,6 +48,7 @@ pub struct Gateway {
     requests: BTreeMap<RequestId, Request>,
     router: Router,
     observed: Observed,
+    kept: Kept,
     speeds: Speeds,
     patience: Patience,
     traffic: traffic::Watch,
@@ -59,9 +59,10 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        let (observed, speeds, patience) = (Observed::default(), Speeds::default(), Patience::default());
+        let (observed, kept) = (Observed::default(), Kept::default());
+        let (speeds, patience) = (Speeds::default(), Patience::default());
         let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
-        Self { config, view, requests, router, observed, speeds, patience, traffic }
+        Self { config, view, requests, router, observed, kept, speeds, patience, traffic }
     }
 
     /// Requests that have not ended.
@@ -88,6 +89,7 @@ impl Gateway {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
+                self.kept.retain(|id| self.view.group(*id).is_some_and(|group| self.view.is_whole(group)));
                 self.leave_the_dead(now, &mut out);
                 self.house_the_homeless(now, &mut out);
             }
@@ -102,7 +104,7 @@ impl Gateway {
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
             Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
             Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
-            Event::PrefillLost { request, reason } => self.prefill_failed(now, request, reason, &mut out),
+            Event::PrefillLost { request, reason } => self.prefill_lost(now, request, reason, &mut out),
             Event::Deadline => self.expire(now, &mut out),
         }
         out
@@ -128,18 +130,18 @@ impl Gateway {
         self.router.at(Seconds(now.as_secs_f64()));
         let picked = self.router.pick(choice, r.model, r.asked(), seed);
         r.routed = picked.as_ref().ok().copied();
-        // Whoever computed the prompt before may have it still.
-        let holder = r.prefilled_by.filter(|id| up.contains_key(id) && plan.is_some_and(|p| p.group(*id).is_some()));
-        let groups = picked.as_ref().ok().and_then(|p| {
-            Some((plan?.group(holder.filter(|_| p.prefill != p.decode).unwrap_or(p.prefill))?, plan?.group(p.decode)?))
+        let judging = Judging { config: &self.config, view: &self.view, observed: &self.observed, kept: &self.kept };
+        let groups = picked.as_ref().ok().and_then(|picked| {
+            let pick = judging.way(r, *picked, choice);
+            Some((plan?.group(pick.prefill)?, plan?.group(pick.decode)?))
         });
         let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));
         let Some((prefill, prefill_leader, decode, decode_leader)) = leaders else {
             let why = picked.err().map_or_else(|| "the plan is incomplete".to_owned(), |e| e.to_string());
             return self.unserved(now, request, &why, out);
         };
-        let verdict = judge(&self.config, &self.view, &self.observed, r, prefill, decode);
-        let barred = self.view.barred.contains(&(prefill_leader, decode_leader));
+        let verdict = judging.verdict(r, prefill, decode, &up);
+        let barred = self.view.is_barred(prefill, decode);
         let split = prefill.id != decode.id
             && !barred
             && match (self.config.split, &verdict) {
@@ -165,7 +167,7 @@ impl Gateway {
         r.decoders = peers(decode);
         r.prefill = if split { Prefill::Wanted } else { Prefill::ByDecode };
         r.heard(now);
-        (r.granted_at, r.flows, r.last_token) = (None, false, None);
+        (r.granted_at, r.flows, r.last_token, r.learnt) = (None, false, None, false);
         let has_nothing_to_do = |load: &Load| load.running + load.waiting + load.pending_tokens == 0;
         r.asked_idle = up.get(&decode.id).is_some_and(has_nothing_to_do);
         let open = DecodeRequest {
@@ -228,6 +230,9 @@ impl Gateway {
             DecodeEvent::Granted { cached } => {
                 if r.answer.is_empty() {
                     r.cached = cached;
+                }
+                if let (Some(pick), true) = (r.pick, r.computes_at_home()) {
+                    self.kept.found(pick.decode, &r.trail, cached);
                 }
                 self.granted(now, request, out);
             }
@@ -303,11 +308,19 @@ impl Gateway {
         }
         match event {
             PrefillEvent::First { sampled, computed, cached } => {
+                if let Some(pick) = r.pick {
+                    self.kept.found(pick.prefill, &r.trail, cached);
+                    self.kept.computed(pick.prefill, &r.trail, r.prompt.len());
+                }
+                let before = std::mem::replace(&mut r.prefilled_by, r.pick.map(|p| p.prefill));
                 if r.next_index() > 0 {
+                    if before != r.prefilled_by {
+                        out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
+                    }
                     return;
                 }
                 r.line.computed(computed);
-                (r.cached, r.prefilled_by) = (cached, r.pick.map(|p| p.prefill));
+                r.cached = cached;
                 let token = sampled.token;
                 r.first = Some(token);
                 let computed = Work::Prompt { tokens: (r.prompt.len() as u32).saturating_sub(cached) };
@@ -334,13 +347,16 @@ impl Gateway {
             let reason = format!("token {index} came where {} was next", r.next_index());
             return self.decode_lost(now, request, &reason, out);
         }
-        r.answer.push(sampled.token);
+        r.answered(sampled.token);
         r.tried.clear();
         if index == 1 {
             r.second_at = Some(now);
         }
         if index == 0 {
-            out.push(Action::Settled { request, codec: r.codec });
+            out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
+        }
+        if let (Some(pick), true) = (r.pick, r.computes_at_home() && !std::mem::replace(&mut r.learnt, true)) {
+            self.kept.computed(pick.decode, &r.trail, r.computed());
         }
         if let (true, Some(routed)) = (r.line.token(now), r.routed) {
             self.router.prompt_done(r.model, routed.prefill, r.asked());
@@ -351,6 +367,7 @@ impl Gateway {
     fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
         let Some(mut r) = self.requests.remove(&request) else { return };
         left(&mut self.router, &mut r);
+        self.keeps(&r);
         if let (false, Some(prefill), Some(decode)) = (r.accepted, r.prefill_leader, r.decode_leader) {
             // An answer that was complete when its gateway died.
             out.push(Action::Accepted { request, prefill, decode });
@@ -376,8 +393,16 @@ impl Gateway {
     fn hang_up(&mut self, request: RequestId, out: &mut Vec<Action>) {
         if let Some(mut r) = self.requests.remove(&request) {
             left(&mut self.router, &mut r);
+            self.keeps(&r);
             out.push(Action::ClosePrefill { request });
             out.push(Action::CloseDecode { request });
+        }
+    }
+
+    /// What a group computed of a request that it runs no longer, it may keep.
+    fn keeps(&mut self, r: &Request) {
+        if let (Some(pick), true) = (r.pick, r.learnt && r.computes_at_home()) {
+            self.kept.computed(pick.decode, &r.trail, r.computed());
         }
     }
 
@@ -419,61 +444,6 @@ fn left(router: &mut Router, r: &mut Request) {
 fn targets(view: &View, group: &Group) -> Vec<KvTarget> {
     let addresses = |peer| view.adverts.get(&peer).map(|a| a.data_addresses.clone()).unwrap_or_default();
     group.stages.iter().map(|s| KvTarget { peer: s.peer, layers: s.layers, addresses: addresses(s.peer) }).collect()
-}
-
-fn judge(
-    config: &GatewayConfig,
-    view: &View,
-    observed: &Observed,
-    r: &Request,
-    prefill: &Group,
-    decode: &Group,
-) -> Option<Verdict> {
-    let shape = shape(view, r.model)?;
-    let (from, to) = (prefill.leader()?, decode.leader()?);
-    let link = view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
-    let seen = |c| gate::Codec { pack: observed.packs(prefill, c), unpack: observed.unpacks(decode, c) };
-    let case = gate::Case {
-        shape,
-        tokens: r.prompt.len() as u32,
-        remote: side(view, &shape, prefill),
-        local: side(view, &shape, decode),
-        latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
-        bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
-        remote_has: if r.prefilled_by == Some(prefill.id) { r.prompt.len() as u32 } else { 0 },
-        element_bytes: config.element_bytes,
-        int4: seen(KvCodec::Int4),
-        raw: seen(KvCodec::Raw),
-    };
-    let kv = match r.codec {
-        _ if r.answer.is_empty() => config.kv,
-        KvCodec::Raw => KvChoice::Raw,
-        KvCodec::Int4 => KvChoice::Int4,
-        KvCodec::Int8 => KvChoice::Int8,
-    };
-    Some(gate::weigh(&case, kv))
-}
-
-fn shape(view: &View, model: ModelId) -> Option<ModelShape> {
-    view.adverts.values().flat_map(|a| &a.models).find(|m| m.id == model).map(|m| m.shape)
-}
-
-/// A prompt goes through a group's stages one after the other.
-fn side(view: &View, shape: &ModelShape, group: &Group) -> gate::Side {
-    let cost = |stage: &Stage| {
-        let device = view.adverts.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
-        let layers = stage.layers.len();
-        match device.and_then(|d| d.profile.as_ref()).filter(|p| p.model == group.model) {
-            Some(profile) => PromptCost::measured(profile, layers),
-            None => PromptCost::at_rate(shape, layers, device.map_or(FlopsPerSecond(1e9), |d| d.flops)),
-        }
-    };
-    let load = view.up.get(&group.id).copied().unwrap_or_default();
-    gate::Side {
-        cost: group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add),
-        pending_tokens: load.pending_tokens,
-        running: load.running,
-    }
 }
 
 fn tokens(n: usize) -> u32 {

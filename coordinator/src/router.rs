@@ -152,6 +152,14 @@ impl Policy {
     }
 }
 
+/// Pairs of groups of a model that a request may go to now.
+pub(crate) fn open(choice: Choice<'_>, model: ModelId) -> Vec<Pick> {
+    let Some(plan) = choice.plan else { return Vec::new() };
+    let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
+    let ways = ways(plan, &groups, choice);
+    ways.iter().map(|way| Pick { prefill: way.prefill, decode: way.decode }).collect()
+}
+
 /// The plan's routes whose groups are up.
 fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<Way<GroupId>> {
     let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);

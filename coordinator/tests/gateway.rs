@@ -155,7 +155,7 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     assert_eq!(
         story.first(),
         [
-            Action::Settled { request: REQUEST, codec: KvCodec::Int4 },
+            Action::Settled { request: REQUEST, codec: KvCodec::Int4, holder: Some(group(1, Phase::Prefill).id) },
             Action::Token { request: REQUEST, index: 0, sampled: sampled(10) },
             Action::Order { request: REQUEST, order }
         ]
@@ -311,7 +311,8 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
 /// A client comes from a gateway that died, with what it got there.
 #[test]
 fn an_answer_begun_at_another_gateway_goes_on() {
-    let begun = |tokens: std::ops::Range<u32>| Begun { codec: KvCodec::Raw, answer: tokens.map(Token).collect() };
+    let begun =
+        |tokens: std::ops::Range<u32>| Begun { codec: KvCodec::Raw, holder: None, answer: tokens.map(Token).collect() };
     let submit = |begun| {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation, begun: Some(begun) }

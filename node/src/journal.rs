@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::buddies;
 use tsnode_protocol::{
-    KvCodec, PeerId, RequestId, Sampled,
+    GroupId, KvCodec, PeerId, RequestId, Sampled,
     codec::CodecError,
     journal::{Fingerprint, JournalHead, JournalPart},
     limits,
@@ -39,6 +39,8 @@ const HASTE: Duration = Duration::from_millis(250);
 pub struct Recalled {
     /// What its prompt's KV goes through.
     pub codec: KvCodec,
+    /// The group that computed the prompt for another.
+    pub holder: Option<GroupId>,
     /// Its tokens.
     pub answer: Vec<Sampled>,
 }
@@ -46,7 +48,7 @@ pub struct Recalled {
 impl Default for Recalled {
     /// Nothing yet.
     fn default() -> Self {
-        Self { codec: KvCodec::Raw, answer: Vec::new() }
+        Self { codec: KvCodec::Raw, holder: None, answer: Vec::new() }
     }
 }
 
@@ -98,11 +100,11 @@ impl Journal {
         });
     }
 
-    /// The answer's tokens rest on this.
-    pub fn settled(&self, request: RequestId, codec: KvCodec) {
+    /// The answer's tokens rest on this, and that group has computed its prompt for another.
+    pub fn settled(&self, request: RequestId, codec: KvCodec, holder: Option<GroupId>) {
         let (mut book, key) = (self.book(), self.own(request));
         if let Some(life) = book.life(key) {
-            book.settled(key, life, codec);
+            book.settled(key, life, codec, holder);
         }
     }
 
@@ -206,7 +208,7 @@ impl Journal {
             if said.answer.len() + part.tokens.len() > limits::SEQUENCE_TOKENS as usize {
                 return Ok(None);
             }
-            said.codec = part.codec;
+            (said.codec, said.holder) = (part.codec, part.holder);
             said.answer.extend(part.tokens);
         }
         Ok(Some(said).filter(|said| !said.answer.is_empty()))
@@ -242,7 +244,7 @@ impl Journal {
                 Some(life) => life,
                 None => *begun.insert(book.open(key, asked, Recalled::default()).ok_or(full)?),
             };
-            book.settled(key, life, part.codec);
+            book.settled(key, life, part.codec, part.holder);
             if !book.add(key, life, part.tokens) {
                 return Ok(());
             }

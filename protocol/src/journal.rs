@@ -6,7 +6,7 @@
 //! in a journal: the client says it again, and a fingerprint tells whether it is the same.
 
 use crate::{
-    KvCodec, ModelId, PeerId, RequestId, Sampled, Token, codec, codec::CodecError, limits, stream::Generation,
+    GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, codec, codec::CodecError, limits, stream::Generation,
 };
 use bincode::{Decode, Encode};
 
@@ -45,6 +45,8 @@ pub struct JournalHead {
 pub struct JournalPart {
     /// What the prompt's KV has gone through: the tokens rest on it.
     pub codec: KvCodec,
+    /// The group that computed the prompt for another: it may have it still.
+    pub holder: Option<GroupId>,
     /// The tokens.
     pub tokens: Vec<Sampled>,
 }

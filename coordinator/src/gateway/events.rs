@@ -73,6 +73,16 @@ pub struct View {
 }
 
 impl View {
+    /// A group of the plan.
+    pub(super) fn group(&self, id: GroupId) -> Option<&Group> {
+        self.plan.as_ref()?.group(id)
+    }
+
+    /// Whether KV between two groups was found wrong.
+    pub(super) fn is_barred(&self, prefill: &Group, decode: &Group) -> bool {
+        prefill.leader().zip(decode.leader()).is_some_and(|pair| self.barred.contains(&pair))
+    }
+
     /// Whether every peer of a group is there.
     pub(super) fn is_whole(&self, group: &Group) -> bool {
         group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
@@ -148,6 +158,8 @@ pub enum Event {
 pub struct Begun {
     /// What its prompt's KV goes through.
     pub codec: KvCodec,
+    /// The group that computed its prompt for another, as far as that gateway said: it may still have it.
+    pub holder: Option<GroupId>,
     /// The answer so far; at least one token.
     pub answer: Vec<Token>,
 }
@@ -217,12 +229,15 @@ pub enum Action {
         /// The token.
         sampled: Sampled,
     },
-    /// The client has its first token: from now on the prompt's KV goes through this wherever the request goes.
+    /// The client has its first token: from now on the prompt's KV goes through this wherever the request goes. Said again when
+    /// another group holds it.
     Settled {
         /// The request.
         request: RequestId,
         /// The packing.
         codec: KvCodec,
+        /// The group that computed the prompt for another.
+        holder: Option<GroupId>,
     },
     /// A peer has done what it should not.
     Blame {

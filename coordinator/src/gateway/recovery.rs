@@ -24,8 +24,21 @@ impl Gateway {
         out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });
     }
 
+    /// A prefill group broke off what it did: what it kept is not to be counted with. One that says that it failed may have
+    /// the prompt, and nobody to send it to.
+    pub(super) fn prefill_lost(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if let Some(pick) = r.pick.filter(|_| r.prefill == Prefill::Running) {
+            self.kept.lost(pick.prefill);
+            r.prefilled_by = r.prefilled_by.filter(|holder| *holder != pick.prefill);
+        }
+        self.prefill_failed(now, request, reason, out);
+    }
+
     pub(super) fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
+        // Whatever became of it, what it kept is not to be counted with.
+        r.pick.into_iter().for_each(|pick| self.kept.lost(pick.decode));
         r.refusal = Some(reason.to_owned());
         r.line.lost(now);
         r.moves.extend(r.decode_leader.filter(|_| r.accepted).map(|from| Move {
@@ -46,7 +59,7 @@ impl Gateway {
         };
         let (decode, prefill) = (with(|r| &r.decoders), with(|r| &r.prefillers));
         for request in prefill {
-            self.prefill_failed(now, request, "a peer that prefilled is gone".into(), out);
+            self.prefill_lost(now, request, "a peer that prefilled is gone".into(), out);
         }
         for request in decode {
             self.decode_lost(now, request, "a peer of it is gone from the swarm", out);

@@ -1,6 +1,6 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, Move, Predicted, Trace, patience::LEAST, trace::Timeline};
+use super::{Begun, Move, Predicted, Trace, kept::Trail, patience::LEAST, trace::Timeline};
 use crate::{Time, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,6 +23,8 @@ pub(super) enum Prefill {
 pub(super) struct Request {
     pub model: ModelId,
     pub prompt: Vec<Token>,
+    /// Prompt and answer, for what groups have of them.
+    pub trail: Trail,
     pub generation: Generation,
     pub line: Timeline,
     /// When it is looked at again.
@@ -35,6 +37,8 @@ pub(super) struct Request {
     pub asked_idle: bool,
     /// Whether its decode group has given it tokens.
     pub flows: bool,
+    /// Whether it is noted that its decode group has computed what was known of it.
+    pub learnt: bool,
     /// When it last got one.
     pub last_token: Option<Time>,
     pub pick: Option<Pick>,
@@ -83,6 +87,7 @@ impl Request {
     pub fn new(now: Time, model: ModelId, prompt: Vec<Token>, generation: Generation) -> Self {
         Self {
             model,
+            trail: Trail::of(&prompt),
             prompt,
             generation,
             line: Timeline::new(now),
@@ -91,6 +96,7 @@ impl Request {
             granted_at: None,
             asked_idle: false,
             flows: false,
+            learnt: false,
             last_token: None,
             pick: None,
             routed: None,
@@ -120,8 +126,9 @@ impl Request {
 
     /// With what its client has from another gateway.
     pub fn with(mut self, begun: Option<Begun>) -> Self {
-        if let Some(Begun { codec, answer }) = begun {
-            (self.codec, self.answer, self.resumed) = (codec, answer, true);
+        if let Some(Begun { codec, holder, answer }) = begun {
+            self.trail.extend(&answer);
+            (self.codec, self.prefilled_by, self.answer, self.resumed) = (codec, holder, answer, true);
         }
         self
     }
@@ -129,6 +136,27 @@ impl Request {
     /// What a router may know of it; the answer may turn out shorter.
     pub fn asked(&self) -> Asked {
         Asked::new(self.prompt.len() as u32, self.generation.max_new_tokens.max(1))
+    }
+
+    /// Its client gets a token.
+    pub fn answered(&mut self, token: Token) {
+        self.trail.extend(&[token]);
+        self.answer.push(token);
+    }
+
+    /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.
+    pub fn computed(&self) -> usize {
+        self.prompt.len() + self.answer.len().saturating_sub(1)
+    }
+
+    /// Whether it is to go on with what its client has, or was granted pages before.
+    pub fn goes_on(&self) -> bool {
+        self.accepted || self.resumed
+    }
+
+    /// Whether its decode group computes it bit for bit as any other would: others may begin with it there, and it with others.
+    pub fn computes_at_home(&self) -> bool {
+        self.prefill == Prefill::ByDecode && self.codec == KvCodec::Raw
     }
 
     /// Index of the token the client gets next.

@@ -298,8 +298,11 @@ impl Drive {
         let fingerprint = asked.fingerprint();
         let Asked { request, model, prompt, generation } = asked;
         let client = desk.clients.get_mut(&request).filter(|c| c.line == line)?;
-        let begun =
-            recalled.as_ref().map(|r| Begun { codec: r.codec, answer: r.answer.iter().map(|s| s.token).collect() });
+        let begun = recalled.as_ref().map(|r| Begun {
+            codec: r.codec,
+            holder: r.holder,
+            answer: r.answer.iter().map(|s| s.token).collect(),
+        });
         client.given = recalled.as_ref().map(|r| r.answer.clone()).unwrap_or_default();
         self.journal.begin(request, fingerprint, recalled);
         Some(Event::Submit { request, model, prompt, generation, begun })
@@ -330,7 +333,7 @@ impl Drive {
                 tracing::debug!(%peer, %offence, "slower than its advert says");
                 self.guard.blame(peer, offence);
             }
-            Action::Settled { request, codec } => self.journal.settled(request, codec),
+            Action::Settled { request, codec, holder } => self.journal.settled(request, codec, holder),
             Action::Token { request, index, sampled } => {
                 // Never more than the client is sent.
                 if reply(desk, request, Reply::Token { index, sampled: sampled.clone() }) {

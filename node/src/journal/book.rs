@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
 use tsnode_protocol::{
-    KvCodec, PeerId, RequestId, Sampled, TokenLogprob,
+    GroupId, KvCodec, PeerId, RequestId, Sampled, TokenLogprob,
     journal::{Fingerprint, JournalHead, JournalPart, PART_TOKENS, Record},
     limits,
 };
@@ -101,9 +101,9 @@ impl Book {
         true
     }
 
-    pub fn settled(&mut self, key: Key, life: Life, codec: KvCodec) {
+    pub fn settled(&mut self, key: Key, life: Life, codec: KvCodec, holder: Option<GroupId>) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) {
-            entry.said.codec = codec;
+            (entry.said.codec, entry.said.holder) = (codec, holder);
         }
     }
 
@@ -202,7 +202,7 @@ impl Book {
 
 fn part(entry: &Entry, from: usize, most: usize) -> JournalPart {
     let tokens = entry.said.answer.iter().skip(from).take(most).cloned().collect();
-    JournalPart { codec: entry.said.codec, tokens }
+    JournalPart { codec: entry.said.codec, holder: entry.said.holder, tokens }
 }
 
 fn size(sampled: &Sampled) -> usize {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn nothing() -> Recalled {
-        Recalled { codec: KvCodec::Raw, answer: vec![] }
+        Recalled::default()
     }
 
     fn add(book: &mut Book, key: Key, said: Vec<Sampled>) {

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{
-    KvCodec, codec,
+    codec,
     journal::{Fingerprint, JournalPart, Record},
     ledger::RECORD_BYTES,
     limits,
@@ -72,14 +72,14 @@ impl Found {
     fn read(&mut self, record: Record) {
         match record {
             Record::Begin { head, gateway, at } => {
-                let nothing = Recalled { codec: KvCodec::Raw, answer: Vec::new() };
+                let nothing = Recalled::default();
                 self.0.insert(Key { request: head.request, gateway }, (head.asked, nothing, at));
             }
             Record::Part { request, gateway, from, part, at } => {
                 let Some((_, said, last)) = self.0.get_mut(&Key { request, gateway }) else { return };
                 // A part that does not fit follows one that was lost: nothing behind a gap is of use.
                 if said.answer.len() == from as usize && fits(&part, said) {
-                    (said.codec, *last) = (part.codec, at);
+                    (said.codec, said.holder, *last) = (part.codec, part.holder, at);
                     said.answer.extend(part.tokens);
                 }
             }
@@ -194,17 +194,18 @@ fn now() -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use tsnode_protocol::{PeerId, RequestId, Sampled, Token, journal::JournalHead};
+    use tsnode_protocol::{GroupId, KvCodec, PeerId, RequestId, Sampled, Token, journal::JournalHead};
 
     const KEY: Key = Key { request: RequestId([3; 16]), gateway: PeerId([4; 32]) };
     const ASKED: Fingerprint = Fingerprint([1; 32]);
+    const HOLDER: Option<GroupId> = Some(GroupId([7; 8]));
 
     fn tokens(ids: std::ops::Range<u32>) -> Vec<Sampled> {
         ids.map(|id| Sampled { token: Token(id), logprob: None, top: vec![] }).collect()
     }
 
     fn said(count: u32) -> Recalled {
-        Recalled { codec: KvCodec::Int4, answer: tokens(0..count) }
+        Recalled { codec: KvCodec::Int4, holder: HOLDER, answer: tokens(0..count) }
     }
 
     fn begin(at: u64) -> Record {
@@ -213,7 +214,7 @@ mod tests {
 
     fn part(from: u32, to: u32, at: u64) -> Record {
         let Key { request, gateway } = KEY;
-        let part = JournalPart { codec: KvCodec::Int4, tokens: tokens(from..to) };
+        let part = JournalPart { codec: KvCodec::Int4, holder: HOLDER, tokens: tokens(from..to) };
         Record::Part { request, gateway, from, part, at }
     }
 
@@ -229,8 +230,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         let (book, mut writer) = open(&store).unwrap();
-        let life = lock(&book).open(KEY, ASKED, Recalled { codec: KvCodec::Raw, answer: vec![] }).unwrap();
-        lock(&book).settled(KEY, life, KvCodec::Int4);
+        let life = lock(&book).open(KEY, ASKED, Recalled::default()).unwrap();
+        lock(&book).settled(KEY, life, KvCodec::Int4, HOLDER);
         for n in 0..200 {
             lock(&book).add(KEY, life, tokens(n * 10..n * 10 + 10));
             writer.save(Instant::now());
@@ -290,7 +291,7 @@ mod tests {
             let request = RequestId(u128::from(n % 8).to_le_bytes());
             let key = Key { request, ..KEY };
             if n % 800 < 8 {
-                lock(&book).open(key, ASKED, Recalled { codec: KvCodec::Raw, answer: vec![] });
+                lock(&book).open(key, ASKED, Recalled::default());
             }
             let life = lock(&book).life(key).unwrap();
             lock(&book).add(key, life, tokens(0..3));

@@ -1,0 +1,151 @@
+//! Prompt flow 2 and 8: what the gate is asked about two groups, and which two an answer that was begun goes on with.
+//!
+//! A new request goes where the plan's shares send it. One that was begun has a client that waits: it goes wherever it is
+//! predicted to go on soonest, be it with KV that a prefill group has still, with what a decode group computed of it
+//! before, or with all of it computed anew.
+
+use super::{GatewayConfig, Observed, Request, View, kept::Kept};
+use crate::{
+    gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
+    router::{self, Choice, Pick},
+};
+use std::collections::{BTreeMap, BTreeSet};
+use tsnode_protocol::{
+    BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, Seconds, Stage,
+};
+
+/// A link nobody has measured: a common home connection's neighbourhood.
+const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
+const UNKNOWN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
+/// Groups that have some of a prompt, of which each decode group is compared with: those that have most.
+const HOLDERS: usize = 4;
+
+/// What a gateway judges by.
+#[derive(Clone, Copy)]
+pub(super) struct Judging<'a> {
+    pub config: &'a GatewayConfig,
+    pub view: &'a View,
+    pub observed: &'a Observed,
+    pub kept: &'a Kept,
+}
+
+impl Judging<'_> {
+    /// Where a request goes that the router sends that way.
+    pub fn way(&self, r: &Request, routed: Pick, choice: Choice<'_>) -> Pick {
+        // Whoever computed the prompt before may have it still.
+        let is_up = |id: &GroupId| choice.up.contains_key(id) && self.is_of(*id, r.model);
+        let holder = r.prefilled_by.filter(|id| is_up(id) && routed.prefill != routed.decode);
+        let routed = Pick { prefill: holder.unwrap_or(routed.prefill), ..routed };
+        if self.config.split == SplitChoice::Always || !r.goes_on() {
+            return routed;
+        }
+        let soonest = |best: Option<(f64, Pick)>, pick| match self.goes_on_after(r, pick, choice) {
+            Some(after) if best.is_none_or(|(least, _)| after < least) => Some((after, pick)),
+            _ => best,
+        };
+        // Where nothing is sooner it is the router's.
+        let ways = [routed].into_iter().chain(self.ways(r, choice));
+        ways.fold(None, soonest).map_or(routed, |(_, pick)| pick)
+    }
+
+    /// Pairs of the plan, and each of its decode groups with those that have some of the prompt.
+    fn ways(&self, r: &Request, choice: Choice<'_>) -> Vec<Pick> {
+        let mut ways = router::open(choice, r.model);
+        let decode: BTreeSet<GroupId> = ways.iter().map(|way| way.decode).collect();
+        let known = self.kept.holders(&r.trail).chain(r.prefilled_by);
+        let known = known.filter(|id| choice.up.contains_key(id) && self.is_of(*id, r.model));
+        let mut holders: Vec<GroupId> = known.collect::<BTreeSet<_>>().into_iter().collect();
+        holders.sort_by_key(|id| std::cmp::Reverse(self.prompt_at(r, *id)));
+        holders.truncate(HOLDERS);
+        for decode in decode {
+            ways.extend(holders.iter().map(|prefill| Pick { prefill: *prefill, decode }));
+        }
+        ways
+    }
+
+    fn is_of(&self, id: GroupId, model: ModelId) -> bool {
+        self.view.group(id).is_some_and(|group| group.model == model)
+    }
+
+    /// How long it takes to go on with these two (s); longer where they are slower than they claim.
+    fn goes_on_after(&self, r: &Request, pick: Pick, choice: Choice<'_>) -> Option<f64> {
+        let (prefill, decode) = (self.view.group(pick.prefill)?, self.view.group(pick.decode)?);
+        let weight = |id| choice.weights.get(&id).copied().unwrap_or(1.0);
+        let verdict = self.verdict(r, prefill, decode, choice.up)?;
+        let here = verdict.local.0 / weight(decode.id);
+        let elsewhere = verdict.remote.0 / weight(decode.id).min(weight(prefill.id));
+        let splits = prefill.id != decode.id && !self.view.is_barred(prefill, decode) && verdict.splits();
+        Some(if splits { elsewhere } else { here })
+    }
+
+    /// What the gate says of two groups; nothing where the model is not known.
+    pub fn verdict(
+        &self,
+        r: &Request,
+        prefill: &Group,
+        decode: &Group,
+        up: &BTreeMap<GroupId, Load>,
+    ) -> Option<Verdict> {
+        let shape = shape(self.view, r.model)?;
+        let (from, to) = (prefill.leader()?, decode.leader()?);
+        let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
+        let seen = |c| gate::Codec { pack: self.observed.packs(prefill, c), unpack: self.observed.unpacks(decode, c) };
+        let case = gate::Case {
+            shape,
+            tokens: r.prompt.len() as u32,
+            remote: self.side(&shape, prefill, up),
+            remote_has: self.prompt_at(r, prefill.id),
+            local: self.side(&shape, decode, up),
+            local_has: self.usable_at(r, decode.id),
+            answered: r.next_index(),
+            latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
+            bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
+            element_bytes: self.config.element_bytes,
+            int4: seen(KvCodec::Int4),
+            raw: seen(KvCodec::Raw),
+        };
+        let kv = match r.codec {
+            _ if r.answer.is_empty() => self.config.kv,
+            KvCodec::Raw => KvChoice::Raw,
+            KvCodec::Int4 => KvChoice::Int4,
+            KvCodec::Int8 => KvChoice::Int8,
+        };
+        Some(gate::weigh(&case, kv))
+    }
+
+    /// Tokens of the prompt that a group need not compute to send them.
+    fn prompt_at(&self, r: &Request, group: GroupId) -> u32 {
+        let prompt = r.prompt.len() as u32;
+        if r.prefilled_by == Some(group) { prompt } else { self.kept.has(group, &r.trail).min(prompt) }
+    }
+
+    /// Tokens of prompt and answer that a group need not compute to decode behind them: none where the answer rests on KV that went
+    /// through a codec, since groups keep it as it was computed.
+    fn usable_at(&self, r: &Request, group: GroupId) -> u32 {
+        let is_exact = r.answer.is_empty() || r.codec == KvCodec::Raw;
+        if is_exact { self.kept.has(group, &r.trail) } else { 0 }
+    }
+
+    /// A prompt goes through a group's stages one after the other.
+    fn side(&self, shape: &ModelShape, group: &Group, up: &BTreeMap<GroupId, Load>) -> gate::Side {
+        let cost = |stage: &Stage| {
+            let device = self.view.adverts.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
+            let layers = stage.layers.len();
+            match device.and_then(|d| d.profile.as_ref()).filter(|p| p.model == group.model) {
+                Some(profile) => PromptCost::measured(profile, layers),
+                None => PromptCost::at_rate(shape, layers, device.map_or(FlopsPerSecond(1e9), |d| d.flops)),
+            }
+        };
+        let load = up.get(&group.id).copied().unwrap_or_default();
+        gate::Side {
+            cost: group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add),
+            pending_tokens: load.pending_tokens,
+            running: load.running,
+        }
+    }
+}
+
+/// A model's shape, as its hosts say.
+pub(super) fn shape(view: &View, model: ModelId) -> Option<ModelShape> {
+    view.adverts.values().flat_map(|a| &a.models).find(|m| m.id == model).map(|m| m.shape)
+}

@@ -1,0 +1,254 @@
+//! Stories of answers that lose their group, and go on where that is predicted to be soonest: with KV that a prefill group has
+//! still, with what a decode group has computed of it before, or with all of it computed anew.
+#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway, GatewayConfig, View};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, GroupId, KvCodec, LayerProfile,
+    LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, RequestId, Route,
+    Sampled, Sampling, Seconds, Stage, Term, Token,
+    stream::{Computed, DecodeEvent, DecodeRequest, Generation, PrefillEvent},
+};
+
+const MODEL: ModelId = ModelId([1; 16]);
+/// Tokens of a prompt: 0.64 s on any device, and 1.3 MB of KV.
+const PROMPT: u32 = 640;
+const FAST: BytesPerSecond = BytesPerSecond(1e9);
+const SLOW: BytesPerSecond = BytesPerSecond(1e5);
+
+const SHAPE: ModelShape = ModelShape {
+    layers: 4,
+    hidden: 128,
+    intermediate: 256,
+    heads: 4,
+    kv_heads: 4,
+    head_dim: 32,
+    vocab: 100,
+    context: 1024,
+    layer_bytes: 1,
+    embed_bytes: 1,
+    head_bytes: 1,
+};
+
+fn peer(n: u8) -> PeerId {
+    PeerId([n; 32])
+}
+
+fn group(n: u8, phase: Phase) -> Group {
+    Group::new(MODEL, phase, vec![Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }])
+}
+
+/// A device on which a token of a prompt takes a millisecond, with links of that speed to all others.
+fn advert(bandwidth: BytesPerSecond) -> Advert {
+    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
+    let (prefill, decode) = ([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
+    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
+    let device = Device {
+        name: "cpu".into(),
+        kind: DeviceKind::Cpu { threads: 1 },
+        memory_bytes: 1 << 30,
+        kv_bytes: 1 << 20,
+        flops: FlopsPerSecond(1e9),
+        bandwidth: BytesPerSecond(1e9),
+        profile: Some(profile),
+    };
+    let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth, path: PathKind::Direct };
+    Advert {
+        name: "peer".into(),
+        version: "0".into(),
+        addresses: vec![],
+        data_addresses: vec![],
+        devices: vec![device],
+        models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
+        links: (1..9).map(link).collect(),
+        reachable: true,
+        invites: vec![],
+        traffic: vec![],
+    }
+}
+
+/// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.
+struct Story {
+    gateway: Gateway,
+    view: View,
+}
+
+impl Story {
+    fn new() -> Self {
+        let prefill = [1, 5].map(|n| group(n, Phase::Prefill));
+        let decode = [2, 3, 4].map(|n| group(n, Phase::Decode));
+        let pair = |p: &Group, d: &Group| Route { prefill: p.id, decode: d.id, share: 1.0 / 6.0 };
+        let routes = prefill.iter().flat_map(|p| decode.iter().map(move |d| pair(p, d))).collect();
+        let groups: Vec<Group> = prefill.iter().chain(&decode).cloned().collect();
+        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let adverts = (1..6).map(|n| (peer(n), advert(FAST))).collect();
+        let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
+        let mut story = Self { gateway: Gateway::new(GatewayConfig::default()), view };
+        story.up(&[1, 2, 3, 4, 5], 0);
+        story
+    }
+
+    /// These peers' groups are up; each runs so many sequences.
+    fn up(&mut self, peers: &[u8], running: u32) {
+        let load = Load { running, ..Load::default() };
+        self.loads(peers.iter().map(|n| (*n, load)));
+    }
+
+    fn loads(&mut self, loads: impl IntoIterator<Item = (u8, Load)>) {
+        let loads: BTreeMap<PeerId, Load> = loads.into_iter().map(|(n, load)| (peer(n), load)).collect();
+        let groups = self.view.plan.iter().flat_map(|p| &p.groups);
+        let up = groups.filter_map(|g| Some((g.id, *loads.get(&g.leader()?)?)));
+        self.view.up = up.collect();
+        self.tell(Event::View(self.view.clone()));
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.gateway.on_event(Duration::ZERO, event)
+    }
+
+    fn submit(&mut self, request: RequestId, begun: Option<Begun>) -> (PeerId, DecodeRequest) {
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 9, stop_tokens: vec![] };
+        let prompt = (0..PROMPT).map(Token).collect();
+        opened(&self.tell(Event::Submit { request, model: MODEL, prompt, generation, begun }))
+    }
+
+    fn decode(&mut self, request: RequestId, event: DecodeEvent) -> Vec<Action> {
+        self.tell(Event::Decode { request, event })
+    }
+
+    fn token(&mut self, request: RequestId, index: u32) -> Vec<Action> {
+        let sampled = Sampled { token: Token(700 + index), logprob: None, top: vec![] };
+        self.decode(request, DecodeEvent::Token { index, sampled })
+    }
+
+    /// The group that decodes it ends without a word; where it goes on.
+    fn lost(&mut self, request: RequestId) -> (PeerId, DecodeRequest) {
+        opened(&self.tell(Event::DecodeLost { request, reason: "reset".into() }))
+    }
+
+    /// An answer of two tokens from `decode` alone.
+    fn served_by(&mut self, request: RequestId, decode: u8) {
+        self.up(&[decode], 0);
+        let (leader, open) = self.submit(request, None);
+        assert_eq!((leader, open.await_kv), (peer(decode), false));
+        self.decode(request, DecodeEvent::Granted { cached: 0 });
+        self.token(request, 0);
+        self.token(request, 1);
+    }
+
+    /// An answer of one token whose prompt `prefill` computed for `decode`, which had much else to do.
+    fn split(&mut self, request: RequestId, prefill: u8, decode: u8) {
+        self.loads([(prefill, Load::default()), (decode, Load { running: 3, ..Load::default() })]);
+        let (leader, open) = self.submit(request, None);
+        assert_eq!((leader, open.await_kv), (peer(decode), true));
+        self.decode(request, DecodeEvent::Granted { cached: 0 });
+        let sampled = Sampled { token: Token(700), logprob: None, top: vec![] };
+        let event = PrefillEvent::First { sampled, computed: Computed::default(), cached: 0 };
+        let actions = self.tell(Event::Prefill { request, event });
+        let told = |a: &Action| matches!(a, Action::Settled { holder: Some(id), .. } if *id == group(prefill, Phase::Prefill).id);
+        assert!(actions.iter().any(told), "{actions:?}");
+    }
+
+    /// Whom it asks for the prompt once there are pages.
+    fn prefills(&mut self, request: RequestId) -> Option<PeerId> {
+        let actions = self.decode(request, DecodeEvent::Granted { cached: 0 });
+        actions.iter().find_map(|a| if let Action::OpenPrefill { leader, .. } = a { Some(*leader) } else { None })
+    }
+}
+
+fn opened(actions: &[Action]) -> (PeerId, DecodeRequest) {
+    match actions.last() {
+        Some(Action::OpenDecode { leader, open, .. }) => (*leader, open.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn id(n: u8) -> RequestId {
+    RequestId([n; 16])
+}
+
+#[test]
+fn an_answer_goes_on_from_kv_that_a_prefill_group_has_still() {
+    for holder in [1, 5] {
+        let mut story = Story::new();
+        story.split(id(1), holder, 2);
+        story.up(&[1, 3, 4, 5], 0);
+        // Computing it anew takes 640 ms anywhere, sending what is there a few.
+        let (_, open) = story.lost(id(1));
+        assert!(open.await_kv);
+        assert_eq!(story.prefills(id(1)), Some(peer(holder)));
+    }
+}
+
+#[test]
+fn an_answer_goes_on_where_its_prompt_was_computed_before() {
+    for cached in [3, 4] {
+        let mut story = Story::new();
+        story.served_by(id(1), cached);
+        story.decode(id(1), DecodeEvent::End(tsnode_protocol::stream::End::Stop));
+        story.served_by(id(2), 2);
+        story.up(&[1, 3, 4, 5], 0);
+        let (leader, open) = story.lost(id(2));
+        assert_eq!((leader, open.await_kv, open.answered.len()), (peer(cached), false, 2));
+        // It has let go of it meanwhile, and says so: nobody counts with it again.
+        story.decode(id(2), DecodeEvent::Granted { cached: 0 });
+        story.up(&[1, 2, 3, 4, 5], 0);
+        story.served_by(id(3), 2);
+        story.loads([1, 2, 3, 4, 5].map(|n| (n, Load { running: u32::from(n == cached), ..Load::default() })));
+        assert_ne!(story.lost(id(3)).0, peer(cached));
+    }
+}
+
+#[test]
+fn an_answer_is_computed_anew_by_who_has_least_to_do_where_that_is_sooner_than_what_others_have() {
+    for (busy, idle) in [(3, 4), (4, 3)] {
+        let mut story = Story::new();
+        story.split(id(1), 1, 2);
+        // What the prefill group has would take seconds to anybody else.
+        *Arc::make_mut(&mut story.view.adverts).get_mut(&peer(1)).unwrap() = advert(SLOW);
+        story.loads([1, 3, 4, 5].map(|n| (n, Load { running: 2 * u32::from(n == busy), ..Load::default() })));
+        let (leader, open) = story.lost(id(1));
+        assert_eq!((leader, open.await_kv), (peer(idle), false));
+    }
+}
+
+/// KV that went through a codec is not what groups keep: an answer that rests on it does not begin with that.
+#[test]
+fn what_a_group_has_exactly_is_of_no_use_to_an_answer_that_rests_on_packed_kv() {
+    let mut story = Story::new();
+    story.served_by(id(1), 3);
+    story.split(id(2), 1, 2);
+    story.up(&[1, 3, 4, 5], 0);
+    let (_, open) = story.lost(id(2));
+    assert_eq!((open.await_kv, open.codec), (true, KvCodec::Int4));
+}
+
+#[test]
+fn an_answer_begun_at_another_gateway_goes_on_from_the_kv_it_names() {
+    for holder in [1, 5] {
+        let mut story = Story::new();
+        let begun = |holder| Begun { codec: KvCodec::Int4, holder, answer: vec![Token(700)] };
+        let named = Some(group(holder, Phase::Prefill).id);
+        let (_, open) = story.submit(id(1), Some(begun(named)));
+        assert!(open.await_kv);
+        assert_eq!(story.prefills(id(1)), Some(peer(holder)));
+        // What is named may be nothing that there is.
+        for named in [None, Some(GroupId([99; 8]))] {
+            let (_, open) = story.submit(id(if named.is_some() { 2 } else { 3 }), Some(begun(named)));
+            assert!(!open.await_kv);
+        }
+    }
+}
+
+/// One whose peer has gone, or whose ring broke, keeps nothing.
+#[test]
+fn a_prefill_group_that_breaks_off_is_not_counted_with() {
+    let mut story = Story::new();
+    story.split(id(1), 1, 2);
+    story.tell(Event::PrefillLost { request: id(1), reason: "reset".into() });
+    story.up(&[1, 3, 4, 5], 0);
+    assert!(!story.lost(id(1)).1.await_kv);
+}
