@@ -392,13 +392,10 @@ mod tests {
         assert!(!weigh(&cached, KvChoice::Auto).splits());
         assert!(weigh(&cached, KvChoice::Auto).to_string().ends_with("ms, 4000 tokens being there"));
         // A device slower than the one that decodes is of use for what it has.
-        let swapped = case(1000.0);
-        let swapped = Case { remote: swapped.local, local: swapped.remote, ..swapped };
-        assert!(!weigh(&swapped, KvChoice::Auto).splits());
-        assert!(
-            weigh(&Case { remote_has: 4096, ..case(1000.0) }, KvChoice::Auto).remote.0
-                < weigh(&case(1000.0), KvChoice::Auto).remote.0
-        );
+        let cost = PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(10e12));
+        let slow = Case { remote: Side { cost, ..fast.remote }, ..case(1000.0) };
+        assert!(!weigh(&slow, KvChoice::Auto).splits());
+        assert!(weigh(&Case { remote_has: 4096, ..slow }, KvChoice::Auto).splits());
     }
 
     #[test]
