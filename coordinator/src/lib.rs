@@ -7,6 +7,7 @@
 pub mod allowance;
 pub mod batcher;
 pub mod buddies;
+pub mod changeover;
 pub mod control;
 pub mod gate;
 pub mod gateway;
