@@ -103,7 +103,8 @@ impl Changeover {
         let late = now + LATE;
         let of_old = |model: &ModelId| Some(Before { part: Part::of(old.as_deref()?, *model), late });
         let mut before = std::mem::take(&mut self.before);
-        let parts = models.into_iter().filter_map(|model| Some((model, before.remove(&model).or_else(|| of_old(&model))?)));
+        let parts =
+            models.into_iter().filter_map(|model| Some((model, before.remove(&model).or_else(|| of_old(&model))?)));
         self.before = parts.filter(|(_, b)| !b.part.groups.is_empty()).collect();
         self.cramped = false;
         self.look(now, scene);

@@ -275,16 +275,18 @@ impl Gateway {
         if r.prefill != Prefill::Wanted {
             return;
         }
-        if !r.prefillers.iter().all(|peer| self.view.adverts.contains_key(peer)) {
-            // It went while the decode side looked for pages.
-            r.moved_home("a peer that was to prefill is gone".into());
+        // They may have gone while the decode side looked for pages.
+        let gone = !r.prefillers.iter().all(|peer| self.view.adverts.contains_key(peer));
+        let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
+        let Some(decode_group) = decode_group.filter(|_| !gone) else {
+            let why = if gone { "a peer that was to prefill is gone" } else { "the plan has changed" };
+            r.moved_home(why.into());
             return out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first: None } });
-        }
+        };
         r.prefill = Prefill::Running;
         r.prefill_from = now;
         r.heard(now);
-        let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
-        let targets = decode_group.map_or_else(Vec::new, |group| targets(&self.view, group));
+        let targets = targets(&self.view, decode_group);
         let open = PrefillRequest {
             request,
             group: pick.prefill,

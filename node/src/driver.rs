@@ -25,12 +25,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
+    changeover::{self, Changeover},
     control::{Action, Control, Event, Member},
     gateway::View,
     trust::{CutOff, Offence, Trust},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, PeerId, Signed, Term, Traffic, Verified,
+    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, PeerId, Plan, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -53,6 +54,10 @@ pub struct Driver {
     pub events: mpsc::Receiver<SwarmEvent>,
     /// What serves here.
     pub host: Host,
+    /// Which plan is followed while one gives way to the next.
+    pub changeover: Changeover,
+    /// Groups that the host was told to serve beside those of the plan.
+    pub beside: BTreeSet<GroupId>,
     /// Connections to others.
     pub data_plane: Links,
     /// Whose process it found gone.
@@ -166,6 +171,7 @@ impl Driver {
             }
             if std::mem::take(&mut due) {
                 self.remember();
+                self.change_over().await;
                 self.show(leaving);
             }
         }
@@ -277,11 +283,16 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, kv_refused, held: _ } = self.host.report().await.ok()?;
+        let HostReport { ready, load, loading, weights, cramped, kv_refused, held: _ } =
+            self.host.report().await.ok()?;
+        if cramped {
+            self.changeover.make_room();
+        }
         self.view.send_if_modified(|view| {
             let refused = kv_refused.values().sum::<u64>() != view.kv_refused.values().sum::<u64>();
             view.kv_refused = kv_refused.into_iter().map(|(why, n)| (why.to_owned(), n)).collect();
-            refused | (std::mem::replace(&mut view.loading, loading) != loading)
+            let read = std::mem::replace(&mut view.weights, weights) != weights;
+            refused | read | (std::mem::replace(&mut view.loading, loading) != loading)
         });
         Some(Event::Load { load, ready })
     }
@@ -292,7 +303,7 @@ impl Driver {
             Turn::Lend(devices) => {
                 // A host that has rested takes its part in the plan up again, should it still have one.
                 if let Some(plan) = self.control.plan().filter(|_| !devices.is_empty()) {
-                    self.host.adopt(plan.clone()).await.ok()?;
+                    self.host.adopt(Arc::new(plan.clone()), self.beside.clone()).await.ok()?;
                 }
                 self.advertise(|advert| advert.devices = devices)
             }
@@ -325,7 +336,11 @@ impl Driver {
                     }
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
-                        if self.host.adopt(Arc::unwrap_or_clone(plan)).await.is_err() {
+                        let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
+                        let scene = changeover::Scene { up: &up, staying: &staying };
+                        self.changeover.adopt(now, plan.clone(), scene);
+                        self.beside = self.changeover.standing().clone();
+                        if self.host.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;
                         }
                     }
@@ -353,6 +368,25 @@ impl Driver {
             }
         }
         visible
+    }
+
+    /// Follows the adopted plan as soon as its groups are up; tells the host which others to keep until then.
+    async fn change_over(&mut self) {
+        let (up, staying) = (self.control.said_ready(), self.staying());
+        self.changeover.look(self.started.elapsed(), changeover::Scene { up: &up, staying: &staying });
+        let standing = self.changeover.standing();
+        if *standing != self.beside {
+            self.beside.clone_from(standing);
+            // The host being gone, the process ends.
+            let _ = self.host.keep(standing.clone()).await;
+        }
+    }
+
+    /// Peers whose devices this one counts on.
+    fn staying(&self) -> BTreeSet<PeerId> {
+        let mut staying = self.control.staying();
+        staying.retain(|peer| !self.trust.is_cut_off(*peer));
+        staying
     }
 
     /// Remembers where others are, for when this peer starts again and whoever invited it is gone.
@@ -400,7 +434,9 @@ impl Driver {
             }
             changed
         });
-        let (up, reachable) = self.served(control.ready(), &adverts);
+        let followed = self.changeover.routed();
+        let up = control.ready_of(followed.map_or(&[][..], |plan| &plan.groups));
+        let (up, reachable) = self.served(up, &adverts);
         let (plan, barred) = (control.plan(), self.trust.barred(now));
         self.roster.send_if_modified(|old| {
             let changed = **old != adverts;
@@ -410,11 +446,10 @@ impl Driver {
             changed
         });
         self.routes.send_if_modified(|old| {
-            let same_plan = old.plan.as_deref() == plan;
+            let same_plan = old.plan.as_ref() == followed;
             let changed = !same_plan || old.up != up || old.adverts != reachable || *old.barred != barred;
             if changed {
-                let plan = if same_plan { old.plan.clone() } else { plan.cloned().map(Arc::new) };
-                *old = View { plan, up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
+                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
             }
             changed
         });
@@ -442,7 +477,8 @@ impl Driver {
         };
         let cut_off = self.trust.cut_off().map(cut_off).collect();
         let ages = self.data_plane.measured().into_iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
-        let (readiness, lending) = (readiness(control, &up, leaving), self.owner.lending());
+        let followed = followed.map(|plan| &**plan);
+        let (readiness, lending) = (readiness(control, followed, &up, leaving), self.owner.lending());
         self.view.send_modify(|view| {
             view.readiness = readiness;
             view.lending = lending;
@@ -473,7 +509,8 @@ impl Driver {
         if self.trust.cut_off().next().is_none() {
             return (up, known);
         }
-        let group = |id: &GroupId| self.control.plan().and_then(|p| p.group(*id));
+        let plans = || self.changeover.routed().map(|plan| &**plan).into_iter().chain(self.control.plan());
+        let group = |id: &GroupId| plans().find_map(|plan| plan.group(*id));
         let is_sound =
             |id: &GroupId| group(id).is_some_and(|g| !g.stages.iter().any(|s| self.trust.is_cut_off(s.peer)));
         up.retain(|id, _| is_sound(id));
@@ -529,11 +566,11 @@ fn is_private(action: &Action) -> bool {
 }
 
 /// How far this peer is, by what it knows of the swarm.
-fn readiness(control: &Control, up: &BTreeMap<GroupId, Load>, leaving: bool) -> Readiness {
+fn readiness(control: &Control, followed: Option<&Plan>, up: &BTreeMap<GroupId, Load>, leaving: bool) -> Readiness {
     if leaving {
         return Readiness::Leaving;
     }
-    match control.plan() {
+    match followed {
         None if control.members().count() < 2 => Readiness::Joining,
         None => Readiness::Planning,
         Some(plan) if plan.groups.iter().any(|g| up.contains_key(&g.id)) => Readiness::Ready,

@@ -42,6 +42,9 @@ pub struct SwarmView {
     /// How far the stage is that is being loaded here.
     #[serde(default)]
     pub loading: Option<Progress>,
+    /// Weights that this peer has read to serve them, since it started.
+    #[serde(default)]
+    pub weights: Weights,
     /// Epoch it is in.
     pub epoch: Epoch,
     /// Term it follows.
@@ -75,6 +78,15 @@ pub struct SwarmView {
     pub addresses: Vec<String>,
     /// Where HTTP listens.
     pub http: Option<SocketAddr>,
+}
+
+/// Weights read since the start of a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Weights {
+    /// Stages of which loading was begun.
+    pub stages: u64,
+    /// Bytes as stored.
+    pub bytes: u64,
 }
 
 /// A peer that is cut off.

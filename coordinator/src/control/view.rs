@@ -42,18 +42,21 @@ impl Control {
         self.members.iter().filter(|(_, m)| m.alive).map(|(peer, m)| (peer, &**m))
     }
 
-    /// Groups whose leaders say that they take requests, with the leaders' load. None with a suspect in it, or with a peer on
-    /// its way out, unless no other does the same for its model: late is better than never.
+    /// Groups whose leaders say that they take requests, with the leaders' load. Of the adopted plan's none with a suspect in it,
+    /// or with a peer on its way out, unless no other does the same for its model: late is better than never.
     #[must_use]
     pub fn ready(&self) -> BTreeMap<GroupId, Load> {
-        let mut up = BTreeMap::new();
-        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
-            up.extend(member.heartbeat.ready.iter().map(|g| (*g, member.heartbeat.load)));
-        }
+        self.ready_of(self.plan().map_or(&[][..], |p| &p.groups))
+    }
+
+    /// The same where these groups are followed.
+    #[must_use]
+    pub fn ready_of(&self, groups: &[Group]) -> BTreeMap<GroupId, Load> {
+        let mut up = self.said_ready();
         let going = self.going();
         let late = |peer: &PeerId| self.members.get(peer).is_some_and(|m| m.suspect) || going.contains(peer);
         let suspect = |g: &&Group| g.stages.iter().any(|s| late(&s.peer));
-        let here = self.plan().map_or(&[][..], |p| &p.groups).iter().filter(|g| up.contains_key(&g.id));
+        let here = groups.iter().filter(|g| up.contains_key(&g.id));
         let (late, fine): (Vec<&Group>, Vec<&Group>) = here.partition(suspect);
         for group in late {
             if fine.iter().any(|f| (f.model, f.phase) == (group.model, group.phase)) {
@@ -61,6 +64,23 @@ impl Control {
             }
         }
         up
+    }
+
+    /// Every group whose leader says that it takes requests.
+    #[must_use]
+    pub fn said_ready(&self) -> BTreeMap<GroupId, Load> {
+        let mut up = BTreeMap::new();
+        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
+            up.extend(member.heartbeat.ready.iter().map(|g| (*g, member.heartbeat.load)));
+        }
+        up
+    }
+
+    /// Those whose devices plans may be made of: they lend some, do not leave, and not most have cut them off.
+    #[must_use]
+    pub fn staying(&self) -> BTreeSet<PeerId> {
+        let lends = |m: &Member| m.advert.as_ref().is_some_and(|a| !a.devices.is_empty());
+        self.planned().filter(|(_, m)| lends(m)).map(|(peer, _)| *peer).collect()
     }
 
     /// Those whose devices are wanted back: they leave, or lend nothing. What runs on them is for others to go on with.

@@ -69,6 +69,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         readiness: Readiness::Ready,
         lending: Default::default(),
         loading: None,
+        weights: Default::default(),
         epoch: Epoch(0),
         term: Term(0),
         coordinator: None,

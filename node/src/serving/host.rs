@@ -5,8 +5,8 @@ use super::{
     compute::Compute,
     desk::Desk,
     leader::{self, Going, LeaderSetup, REQUESTS, Report},
-    loader::{Loaded, Loader, Order},
-    member::{self, RingStream},
+    loader::{Loaded, Loader, NotLoaded, Order, Tally},
+    member::{self, Over, RingStream},
     stage::StageContext,
 };
 use crate::{
@@ -14,12 +14,13 @@ use crate::{
     library::Shelf,
     links::{Incoming, IncomingStream, Links, Stream},
     roster::Roster,
+    view::Weights,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
@@ -45,6 +46,8 @@ const LOADED: usize = 4;
 const PAGES_LOOK: Duration = Duration::from_millis(250);
 /// A compute thread that does not answer for so long hangs: no step takes nearly that long. What is led here is not up then.
 const HANGS: Duration = Duration::from_secs(10);
+/// How long what runs on a retired stage may hold memory that the next one waits for.
+const ROOM: Duration = Duration::from_secs(20);
 /// Rings reaching a stage at once; a leader builds one at a time.
 const RINGS: usize = 8;
 
@@ -91,12 +94,17 @@ pub struct HostReport {
     pub held: usize,
     /// How far the stage is that is being loaded.
     pub loading: Option<Progress>,
+    /// Weights read since the start.
+    pub weights: Weights,
+    /// A stage of the plan has no room here beside those that stand.
+    pub cramped: bool,
     /// KV streams refused since the start, by why.
     pub kv_refused: BTreeMap<&'static str, u64>,
 }
 
 enum Command {
-    Adopt(Box<Plan>),
+    Adopt(Arc<Plan>, BTreeSet<GroupId>),
+    Keep(BTreeSet<GroupId>),
     Rest,
     Serve { group: GroupId, request: Box<LeaderRequest> },
     Report(oneshot::Sender<HostReport>),
@@ -122,7 +130,8 @@ impl Host {
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
         let (compute, source, threads) = (setup.compute.clone(), setup.source.clone(), setup.threads);
-        tasks.spawn(Loader { compute, source, threads, progress, loaded }.run(ordered));
+        let tally = Arc::<Tally>::default();
+        tasks.spawn(Loader { compute, source, threads, progress, tally: tally.clone(), loaded }.run(ordered));
         let (pages, known) = watch::channel(None);
         let (compute, stop) = (setup.compute.clone(), setup.stop.clone());
         tasks.spawn(async move {
@@ -135,7 +144,13 @@ impl Host {
             setup,
             desk: Desk::default(),
             groups: BTreeMap::new(),
+            planned: BTreeSet::new(),
             loading: BTreeMap::new(),
+            draining: Vec::new(),
+            waiting: Vec::new(),
+            cramped: false,
+            freed: Arc::default(),
+            tally,
             held: Arc::default(),
             pages: known,
             orders,
@@ -146,12 +161,21 @@ impl Host {
         Self { commands }
     }
 
-    /// Serves what the plan gives this peer, and drains what it no longer does.
+    /// Serves what the plan gives this peer, and of what it no longer does these groups, as long as they are there. The others
+    /// drain.
     ///
     /// # Errors
     /// When the host has ended.
-    pub async fn adopt(&self, plan: Plan) -> Result<(), HostGone> {
-        self.commands.send(Command::Adopt(Box::new(plan))).await.map_err(|_| HostGone)
+    pub async fn adopt(&self, plan: Arc<Plan>, beside: BTreeSet<GroupId>) -> Result<(), HostGone> {
+        self.commands.send(Command::Adopt(plan, beside)).await.map_err(|_| HostGone)
+    }
+
+    /// Of the groups that the plan does not have only these are served from now on.
+    ///
+    /// # Errors
+    /// When the host has ended.
+    pub async fn keep(&self, beside: BTreeSet<GroupId>) -> Result<(), HostGone> {
+        self.commands.send(Command::Keep(beside)).await.map_err(|_| HostGone)
     }
 
     /// Serves no group any more, whatever the plan says, until the next plan.
@@ -189,14 +213,27 @@ struct Running {
     rings: mpsc::Sender<RingStream>,
     report: watch::Receiver<Report>,
     retire: CancellationToken,
+    /// What runs is to end for the sake of its memory. Cancelled as well when the stage has been unloaded.
+    evict: CancellationToken,
 }
 
 struct Keeper {
     setup: HostSetup,
     desk: Desk,
     groups: BTreeMap<GroupId, Running>,
+    /// The plan's groups.
+    planned: BTreeSet<GroupId>,
     /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
     loading: BTreeMap<GroupId, CancellationToken>,
+    /// What ends retired groups that are not unloaded yet.
+    draining: Vec<CancellationToken>,
+    /// Stages that wait for memory which others here still have.
+    waiting: Vec<Order>,
+    /// There were such since the plan was adopted.
+    cramped: bool,
+    /// A stage was unloaded.
+    freed: Arc<Notify>,
+    tally: Arc<Tally>,
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
     /// What the compute thread last said, and when. Nobody waits for it: it may be busy, or hang.
@@ -208,10 +245,11 @@ struct Keeper {
 
 impl Keeper {
     async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut loaded: mpsc::Receiver<Loaded>) {
-        let stop = self.setup.stop.clone();
+        let (stop, freed) = (self.setup.stop.clone(), self.freed.clone());
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                () = freed.notified(), if !self.waiting.is_empty() => self.order_again(),
                 command = commands.recv() => match command {
                     Some(command) => self.obey(command),
                     None => return,
@@ -227,8 +265,9 @@ impl Keeper {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Adopt(plan) => self.adopt(|id| plan.group(id).is_some(), &plan.groups),
-            Command::Rest => self.adopt(|_| false, &[]),
+            Command::Adopt(plan, beside) => self.adopt(&plan.groups, &beside),
+            Command::Keep(beside) => self.retire_all_but(&beside),
+            Command::Rest => self.adopt(&[], &BTreeSet::new()),
             Command::Serve { group, request } => self.serve(group, *request),
             Command::Report(answer) => {
                 // An asker that has gone needs no answer.
@@ -237,22 +276,18 @@ impl Keeper {
         }
     }
 
-    fn adopt(&mut self, has: impl Fn(GroupId) -> bool, groups: &[Group]) {
-        self.groups.retain(|id, running| {
-            let kept = has(*id);
-            if !kept {
-                tracing::info!(group = %id, "group leaves the plan: draining");
-                running.retire.cancel();
-            }
-            kept && !running.retire.is_cancelled()
-        });
+    fn adopt(&mut self, groups: &[Group], beside: &BTreeSet<GroupId>) {
+        self.planned = groups.iter().map(|g| g.id).collect();
+        self.cramped = false;
+        self.retire_all_but(beside);
         self.loading.retain(|id, given_up| {
-            let kept = has(*id);
+            let kept = self.planned.contains(id);
             if !kept {
                 given_up.cancel();
             }
             kept
         });
+        self.waiting.retain(|order| !order.given_up.is_cancelled());
         for group in groups {
             let position = group.stages.iter().position(|s| s.peer == self.setup.me);
             let is_new = !self.groups.contains_key(&group.id) && !self.loading.contains_key(&group.id);
@@ -262,26 +297,97 @@ impl Keeper {
         }
     }
 
-    fn order(&mut self, group: Group, position: usize) {
-        let (id, given_up) = (group.id, self.setup.stop.child_token());
-        match self.orders.try_send(Order { group, position, given_up: given_up.clone() }) {
-            Ok(()) => drop(self.loading.insert(id, given_up)),
-            Err(_) => {
-                tracing::warn!(group = %id, "too many stages wait to be loaded; this one waits for the next plan")
+    /// Lets those groups drain that neither the plan has nor are to be kept beside it.
+    fn retire_all_but(&mut self, beside: &BTreeSet<GroupId>) {
+        self.draining.retain(|evict| !evict.is_cancelled());
+        let (planned, draining) = (&self.planned, &mut self.draining);
+        let mut retired = Vec::new();
+        self.groups.retain(|id, running| {
+            let kept = planned.contains(id) || beside.contains(id);
+            if !kept {
+                tracing::info!(group = %id, "group leaves the plan: draining");
+                running.retire.cancel();
+                draining.push(running.evict.clone());
+                retired.push(running.evict.clone());
             }
+            kept
+        });
+        if self.cramped {
+            self.hurry(retired);
         }
+    }
+
+    /// What drains is to be over before long: its memory is waited for.
+    fn hurry(&self, draining: Vec<CancellationToken>) {
+        for evict in draining {
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = evict.cancelled() => {}
+                    () = sleep(ROOM) => evict.cancel(),
+                }
+            });
+        }
+    }
+
+    fn order(&mut self, group: Group, position: usize) {
+        let given_up = self.setup.stop.child_token();
+        self.loading.insert(group.id, given_up.clone());
+        self.send_order(Order { group, position, given_up });
+    }
+
+    fn send_order(&mut self, order: Order) {
+        if let Err(full) = self.orders.try_send(order) {
+            let id = full.into_inner().group.id;
+            tracing::warn!(group = %id, "too many stages wait to be loaded; this one waits for the next plan");
+            self.loading.remove(&id);
+        }
+    }
+
+    /// A stage was unloaded: one that waited for memory may fit.
+    fn order_again(&mut self) {
+        for order in std::mem::take(&mut self.waiting) {
+            self.send_order(order);
+        }
+    }
+
+    /// A stage that cannot be loaded is logged and left out: its leader never gets ready. One that only has no room beside what
+    /// else is here waits until that is gone.
+    fn not_loaded(&mut self, order: Order, why: NotLoaded) {
+        if order.given_up.is_cancelled() {
+            return;
+        }
+        self.draining.retain(|evict| !evict.is_cancelled());
+        let is_alone = self.draining.is_empty() && self.groups.keys().all(|id| self.planned.contains(id));
+        let (group, layers) = (&order.group, order.group.stages[order.position].layers);
+        if let (NotLoaded::NoRoom(why), false) = (&why, is_alone) {
+            tracing::info!(group = %group.id, %layers, why, "no room beside what the plan no longer has: that goes first");
+            if !std::mem::replace(&mut self.cramped, true) {
+                self.hurry(self.draining.clone());
+            }
+            self.waiting.push(order);
+            return;
+        }
+        tracing::error!(group = %group.id, %layers, error = %why, "stage not loaded");
+        self.loading.remove(&order.group.id);
     }
 
     /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.
     fn open_group(&mut self, Loaded { order, stage }: Loaded) {
+        let key = match stage {
+            Ok(key) => key,
+            Err(why) => return self.not_loaded(order, why),
+        };
         let Order { group, position, given_up } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
-        let Some(key) = stage else { return };
         let compute = self.setup.compute.clone();
         if given_up.is_cancelled() {
-            self.tasks.spawn(async move { unload(&compute, key).await });
+            let freed = self.freed.clone();
+            self.tasks.spawn(async move {
+                unload(&compute, key).await;
+                freed.notify_one();
+            });
             return;
         }
         // The loader had the model.
@@ -307,7 +413,9 @@ impl Keeper {
         let (rings_in, rings) = mpsc::channel(RINGS);
         let (report, reported) = watch::channel(Report::default());
         let retire = self.setup.stop.child_token();
-        let (compute, key) = (context.compute.clone(), context.key);
+        let evict = self.setup.stop.child_token();
+        let end =
+            End { compute: context.compute.clone(), key: context.key, over: evict.clone(), freed: self.freed.clone() };
         let mut requests_in = None;
         let id = group.id;
         let HostSetup { me, moving, going: others, .. } = &self.setup;
@@ -327,20 +435,22 @@ impl Keeper {
                 report,
                 retire: retire.clone(),
                 going,
+                evict: evict.clone(),
                 stop: self.setup.stop.clone(),
             };
             self.tasks.spawn(async move {
                 leader::run(setup).await;
-                unload(&compute, key).await;
+                end.come().await;
             });
         } else {
-            let (member, roster, over) = (group.clone(), self.setup.roster.clone(), retire.clone());
+            let (member, roster) = (group.clone(), self.setup.roster.clone());
+            let over = Over { retire: retire.clone(), moving: going.moving, evict: evict.clone() };
             self.tasks.spawn(async move {
-                member::run(member, context, roster, rings, (over, going.moving)).await;
-                unload(&compute, key).await;
+                member::run(member, context, roster, rings, over).await;
+                end.come().await;
             });
         }
-        let running = Running { group, requests: requests_in, rings: rings_in, report: reported, retire };
+        let running = Running { group, requests: requests_in, rings: rings_in, report: reported, retire, evict };
         self.groups.insert(id, running);
     }
 
@@ -348,6 +458,8 @@ impl Keeper {
         let mut report = HostReport {
             held: self.held.load(Ordering::Relaxed),
             loading: *self.far.borrow(),
+            weights: self.tally.so_far(),
+            cramped: self.cramped,
             kv_refused: self.desk.refused(),
             ..HostReport::default()
         };
@@ -457,6 +569,22 @@ async fn look_at_pages(compute: Compute, pages: watch::Sender<Option<(PageCount,
             pages.send_replace(Some((count, Instant::now())));
         }
         sleep(PAGES_LOOK).await;
+    }
+}
+
+/// The end of a group's task: its stage is unloaded, and that is said.
+struct End {
+    compute: Compute,
+    key: StageKey,
+    over: CancellationToken,
+    freed: Arc<Notify>,
+}
+
+impl End {
+    async fn come(self) {
+        unload(&self.compute, self.key).await;
+        self.over.cancel();
+        self.freed.notify_one();
     }
 }
 

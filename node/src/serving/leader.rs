@@ -51,11 +51,13 @@ pub(super) struct LeaderSetup {
     pub requests: mpsc::Receiver<LeaderRequest>,
     pub rings: mpsc::Receiver<RingStream>,
     pub report: watch::Sender<Report>,
-    /// The plan no longer has the group: take nothing new, finish what runs.
+    /// The group is no longer served: take nothing new, finish what runs.
     pub retire: CancellationToken,
     /// Peers on their way out, or wanted back by their owners: once the plan no longer has a group with one of them, what runs
     /// there goes on elsewhere.
     pub going: Going,
+    /// What is loaded next needs this stage's memory: what runs on a retired group goes on elsewhere.
+    pub evict: CancellationToken,
     pub stop: CancellationToken,
 }
 
@@ -125,7 +127,7 @@ pub(super) async fn run(setup: LeaderSetup) {
         leader.report.send_modify(|r| r.ready = false);
         match ended {
             Ended::Drained => return,
-            Ended::Leaving => return leader.broken("a peer of it lends no longer".into()),
+            Ended::Leaving(why) => return leader.broken(why.into()),
             Ended::Broken(why) => {
                 tracing::warn!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
@@ -145,7 +147,7 @@ pub(super) async fn run(setup: LeaderSetup) {
 enum Ended {
     Drained,
     /// What runs is for others to go on with.
-    Leaving,
+    Leaving(&'static str),
     Broken(StageError),
 }
 
@@ -163,6 +165,7 @@ struct Leader {
     report: watch::Sender<Report>,
     retire: CancellationToken,
     going: Going,
+    evict: CancellationToken,
     started: Instant,
 }
 
@@ -191,6 +194,7 @@ impl Leader {
             report: setup.report,
             retire: setup.retire,
             going: setup.going,
+            evict: setup.evict,
             started: Instant::now(),
         }
     }
@@ -208,7 +212,10 @@ impl Leader {
                 return Ended::Drained;
             }
             if self.retire.is_cancelled() && self.going.has_of(&self.group) {
-                return Ended::Leaving;
+                return Ended::Leaving("a peer of it lends no longer");
+            }
+            if self.retire.is_cancelled() && self.evict.is_cancelled() {
+                return Ended::Leaving("its memory is needed");
             }
             let wake = self.batcher.deadline().map(|at| self.started + at);
             let retiring = self.retire.is_cancelled();

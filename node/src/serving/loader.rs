@@ -5,8 +5,11 @@
 //! has left.
 
 use super::compute::Compute;
-use crate::memory::Need;
-use std::sync::Arc;
+use crate::{memory::Need, view::Weights};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
@@ -28,10 +31,43 @@ pub(super) struct Order {
     pub given_up: CancellationToken,
 }
 
-/// What became of an order: the stage, or nothing where it could not be loaded or is not wanted; why is in the log.
+/// What became of an order.
 pub(super) struct Loaded {
     pub order: Order,
-    pub stage: Option<StageKey>,
+    pub stage: Result<StageKey, NotLoaded>,
+}
+
+/// Why there is no stage.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotLoaded {
+    /// Nobody wants it any more.
+    #[error("not wanted any more")]
+    Unwanted,
+    /// There is no memory for it now.
+    #[error("{0}")]
+    NoRoom(String),
+    /// It cannot be loaded here.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl NotLoaded {
+    fn failed(error: impl ToString) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Weights read since the start.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    stages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    pub fn so_far(&self) -> Weights {
+        Weights { stages: self.stages.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
+    }
 }
 
 /// Loads what is ordered until nobody can order any more.
@@ -44,6 +80,8 @@ pub(super) struct Loader {
     pub threads: Threads,
     /// How far it is, while it loads.
     pub progress: watch::Sender<Option<Progress>>,
+    /// What was read.
+    pub tally: Arc<Tally>,
     /// Where results go.
     pub loaded: mpsc::Sender<Loaded>,
 }
@@ -51,7 +89,7 @@ pub(super) struct Loader {
 impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
         while let Some(order) = orders.recv().await {
-            let stage = if order.given_up.is_cancelled() { None } else { self.load(&order).await };
+            let stage = if order.given_up.is_cancelled() { Err(NotLoaded::Unwanted) } else { self.load(&order).await };
             self.progress.send_replace(None);
             if self.loaded.send(Loaded { order, stage }).await.is_err() {
                 return;
@@ -59,50 +97,45 @@ impl Loader {
         }
     }
 
-    /// A stage that cannot be loaded is logged and left out: its leader never gets ready, and the coordinator sees that.
-    async fn load(&self, order: &Order) -> Option<StageKey> {
+    async fn load(&self, order: &Order) -> Result<StageKey, NotLoaded> {
         let (group, layers) = (&order.group, order.group.stages[order.position].layers);
         let Some(source) = self.source.clone().filter(|s| s.card().id == group.model) else {
-            tracing::error!(group = %group.id, model = %group.model, "the plan gives this peer a model it does not have");
-            return None;
+            return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
         };
-        match self.load_layers(source, layers).await {
-            Ok((key, report)) => {
-                tracing::info!(
-                    group = %group.id, phase = %group.phase, position = order.position, %layers,
-                    bytes = report.bytes, seconds = report.took.as_secs_f64(),
-                    quantised = report.quantised, packed = report.packed, packing_s = report.packing.as_secs_f64(),
-                    "stage loaded"
-                );
-                Some(key)
-            }
-            Err(error) => {
-                tracing::error!(group = %group.id, %layers, %error, "stage not loaded");
-                None
-            }
-        }
+        self.tally.stages.fetch_add(1, Ordering::Relaxed);
+        let (key, report) = self.load_layers(source, layers).await?;
+        tracing::info!(
+            group = %group.id, phase = %group.phase, position = order.position, %layers,
+            bytes = report.bytes, seconds = report.took.as_secs_f64(),
+            quantised = report.quantised, packed = report.packed, packing_s = report.packing.as_secs_f64(),
+            "stage loaded"
+        );
+        Ok(key)
     }
 
     async fn load_layers(
         &self,
         source: Arc<ModelSource>,
         layers: LayerRange,
-    ) -> Result<(StageKey, LoadReport), String> {
-        let pages = self.compute.call(|engine| engine.pages()).await.map_err(|e| e.to_string())?;
+    ) -> Result<(StageKey, LoadReport), NotLoaded> {
+        let pages = self.compute.call(|engine| engine.pages()).await.map_err(NotLoaded::failed)?;
         // Pages in use have their memory already.
         let kv = (pages.free * PAGE_BYTES) as u64;
-        let (threads, progress) = (self.threads, self.progress.clone());
-        let load = move || -> Result<(StageModel, LoadReport), String> {
-            let need = Need::of(&source, layers, threads.ranks, kv).map_err(|e| e.to_string())?;
-            need.within(device::free_memory()).map_err(|e| e.to_string())?;
-            let mut tell = |far| {
+        let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
+        let load = move || -> Result<(StageModel, LoadReport), NotLoaded> {
+            let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
+            need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
+            let mut before = 0;
+            let mut tell = |far: Progress| {
+                tally.bytes.fetch_add(far.done.saturating_sub(before), Ordering::Relaxed);
+                before = far.done;
                 progress.send_replace(Some(far));
             };
-            source.load_stage_by(threads, layers, &mut tell).map_err(|e| e.to_string())
+            source.load_stage_by(threads, layers, &mut tell).map_err(NotLoaded::failed)
         };
-        let (stage, report) = on_a_thread(load).await??;
-        let key = self.compute.call(move |engine| engine.load(stage)).await.map_err(|e| e.to_string())?;
-        Ok((key.map_err(|e| e.to_string())?, report))
+        let (stage, report) = on_a_thread(load).await.map_err(NotLoaded::Failed)??;
+        let key = self.compute.call(move |engine| engine.load(stage)).await.map_err(NotLoaded::failed)?;
+        Ok((key.map_err(NotLoaded::failed)?, report))
     }
 }
 

@@ -19,21 +19,48 @@ pub(super) struct RingStream {
     pub stream: Stream,
 }
 
-/// Serves one stage until `retire`, and then until its ring ends, for a short while only where what runs here is for others
-/// to go on with (`moving`); a new ring replaces the one before.
+/// When a stage has served long enough.
+pub(super) struct Over {
+    /// The group is no longer served.
+    pub retire: CancellationToken,
+    /// What runs here is for others to go on with: this peer lends no longer.
+    pub moving: watch::Receiver<bool>,
+    /// What is loaded next needs its memory.
+    pub evict: CancellationToken,
+}
+
+impl Over {
+    /// Resolves when a group that is no longer served has had long enough to end.
+    async fn parted(&self) -> &'static str {
+        self.retire.cancelled().await;
+        let mut moving = self.moving.clone();
+        let moved = async {
+            // The owner being gone, the process ends.
+            drop(moving.wait_for(|moving| *moving).await);
+            sleep(PARTING).await;
+        };
+        tokio::select! {
+            () = self.evict.cancelled() => "its memory is needed",
+            () = moved => "this peer lends no longer",
+        }
+    }
+}
+
+/// Serves one stage until it is retired, and then until its ring ends, or has had long enough to ([`Over`]); a new ring replaces
+/// the one before.
 pub(super) async fn run(
     group: Group,
     context: StageContext,
     roster: Roster,
     mut rings: mpsc::Receiver<RingStream>,
-    (retire, moving): (CancellationToken, watch::Receiver<bool>),
+    over: Over,
 ) {
     let mut next = None;
     loop {
         let ring = match next.take() {
             Some(ring) => ring,
             None => tokio::select! {
-                () = retire.cancelled() => return,
+                () = over.retire.cancelled() => return,
                 ring = rings.recv() => match ring { Some(ring) => ring, None => return },
             },
         };
@@ -43,8 +70,8 @@ pub(super) async fn run(
             why = live(&group, &context, &roster, ring) => {
                 tracing::info!(group = %group_id, ring = %name, %why, "ring ended");
             }
-            () = parted(&retire, moving.clone()) => {
-                tracing::info!(group = %group_id, ring = %name, "ring dropped: this peer lends no longer");
+            why = over.parted() => {
+                tracing::info!(group = %group_id, ring = %name, why, "ring dropped");
                 return;
             }
             // None comes any more where the plan has dropped the group: what runs here runs on.
@@ -53,14 +80,6 @@ pub(super) async fn run(
         // Dropping the ring's future drops its streams; its pages go back when its worker notices, before new ones
         // are taken: both happen in the order of the compute thread's queue.
     }
-}
-
-/// Resolves when this peer has lent its part of a group that it no longer serves for long enough.
-async fn parted(retire: &CancellationToken, mut moving: watch::Receiver<bool>) {
-    retire.cancelled().await;
-    // The owner being gone, the process ends.
-    let _ = moving.wait_for(|moving| *moving).await;
-    sleep(PARTING).await;
 }
 
 async fn live(group: &Group, context: &StageContext, roster: &Roster, ring: RingStream) -> StageError {

@@ -1,0 +1,170 @@
+//! Plans change while clients ask, and no client is refused: groups serve until what comes instead is loaded, and phases flip
+//! without a byte of weights being read.
+#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+
+mod common;
+
+use common::{Net, PROMPT, Wish};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use tsnode_testnet::{Sight, Swarm};
+
+const LONG: Duration = Duration::from_secs(15);
+/// Clients that ask one thing after the other.
+const CLIENTS: usize = 4;
+
+/// Two groups of two peers; when the first is gone, the layout's only whole group is of the second and the third, and when it
+/// comes back both groups are as they were. No group of one plan is one of the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_client_is_refused_while_every_group_is_made_anew() {
+    let flags = ["--layout", "mixed=2,mixed=2"];
+    let mut net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let expected = net.tokens(4, body()).await.0;
+    let first = groups(&net).await;
+    let clients = Clients::start(&net, 4, &expected);
+    clients.await_more(8).await;
+
+    net.net.kill(0).await.unwrap();
+    let second = changed(&mut net, 4, &first).await;
+    clients.await_more(8).await;
+    net.net.restart(0).await.unwrap();
+    let third = changed(&mut net, 5, &second).await;
+    clients.await_more(8).await;
+    for (before, after) in [(&first, &second), (&second, &third)] {
+        assert!(before.keys().all(|id| !after.contains_key(id)), "a group stayed: {before:?}, {after:?}");
+    }
+    let served = clients.end().await;
+    println!("{served} answers while plans changed, none refused");
+    net.down().await;
+}
+
+/// A person lays nothing out: after a loss the light planner makes do with what is loaded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_flips_phases_and_nobody_reads_weights() {
+    let flags = ["--kv-codec", "raw"];
+    let mut net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let expected = net.tokens(3, body()).await.0;
+    let before = groups(&net).await;
+    let count = |phase: &str| before.values().filter(|p| *p == phase).count();
+    assert_eq!(count("prefill") + count("decode"), 3, "each has one phase: {before:?}");
+    let lone = if count("prefill") == 1 { "prefill" } else { "decode" };
+    let victim = led_by(&net, lone).await;
+    let survivors: Vec<usize> = (0..3).filter(|n| *n != victim).collect();
+    let read = weights(&net, &survivors).await;
+    assert!(read.iter().all(|(stages, bytes)| *stages > 0 && *bytes > 1 << 20), "{read:?}");
+    let clients = Clients::start(&net, 3, &expected);
+    clients.await_more(4).await;
+
+    let killed = Instant::now();
+    net.net.kill(victim).await.unwrap();
+    let after = changed(&mut net, 3, &before).await;
+    println!("the {lone} group's peer gone, another does its work {:.1?} later", killed.elapsed());
+    clients.await_more(4).await;
+    let flipped = after.iter().filter(|(id, phase)| before.get(*id).is_some_and(|was| was != *phase)).count();
+    assert!(after.keys().all(|id| before.contains_key(id)), "a group is new: {before:?}, {after:?}");
+    assert_eq!((after.len(), flipped), (2, 1), "one of two was to take the other phase: {before:?}, {after:?}");
+    assert_eq!(weights(&net, &survivors).await, read, "weights were read");
+    clients.end().await;
+    net.down().await;
+}
+
+fn body() -> Value {
+    json!({ "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": true })
+}
+
+fn swarm(net: &Net) -> Swarm {
+    Swarm::of(net.net.peers().into_iter())
+}
+
+/// The gateway's plan: its groups and their phases.
+async fn groups(net: &Net) -> BTreeMap<String, String> {
+    let sight = swarm(net).look().await.pop().unwrap().unwrap();
+    sight.plan.unwrap().groups.into_iter().map(|g| (g.id, g.phase)).collect()
+}
+
+/// Groups of the plan that follows, when all of so many peers see it up.
+async fn changed(net: &mut Net, peers: usize, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let other = |sights: &[Option<Sight>]| {
+        let plan = sights.last().and_then(|s| s.as_ref()?.plan.as_ref()).ok_or("no plan")?;
+        let same = plan.groups.len() == before.len() && plan.groups.iter().all(|g| before.get(&g.id) == Some(&g.phase));
+        if same { Err("the plan is as it was".to_owned()) } else { Ok(()) }
+    };
+    swarm(net).await_that(LONG, other).await.unwrap();
+    net.net.await_one_mind(peers).await.unwrap();
+    groups(net).await
+}
+
+/// The place among the processes of the leader of the only group of a phase.
+async fn led_by(net: &Net, phase: &str) -> usize {
+    let sights = swarm(net).look().await;
+    let plan = sights.last().unwrap().as_ref().unwrap().plan.clone().unwrap();
+    let leader = plan.groups.into_iter().find(|g| g.phase == phase).unwrap().stages.swap_remove(0).peer;
+    sights.iter().position(|s| s.as_ref().is_some_and(|s| s.me == leader)).unwrap()
+}
+
+/// Stages that these peers have begun to load, and bytes of weights they have read.
+async fn weights(net: &Net, peers: &[usize]) -> Vec<(u64, u64)> {
+    let mut read = Vec::new();
+    for peer in peers {
+        let metrics = net.client.get(format!("{}/metrics", net.peer(*peer).http)).send().await.unwrap();
+        let metrics = metrics.text().await.unwrap();
+        let of = |name: &str| metrics.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok()).unwrap();
+        read.push((of("tsnode_stages_loaded "), of("tsnode_weight_bytes_read ")));
+    }
+    read
+}
+
+/// Clients of one gateway that ask the same again and again.
+struct Clients {
+    over: Arc<AtomicBool>,
+    served: Arc<AtomicUsize>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Clients {
+    fn start(net: &Net, gateway: usize, expected: &[u64]) -> Self {
+        let (over, served) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let mut body = body();
+        body["return_token_ids"] = json!(true);
+        let url = format!("{}/v1/completions", net.peer(gateway).http);
+        let ask = || {
+            let (over, served, client) = (over.clone(), served.clone(), net.client.clone());
+            let (url, body, expected) = (url.clone(), body.clone(), expected.to_vec());
+            tokio::spawn(async move {
+                while !over.load(Relaxed) {
+                    let response = client.post(&url).json(&body).send().await.unwrap();
+                    let (status, answer) = (response.status(), response.json::<Value>().await.unwrap());
+                    assert_eq!(status, 200, "after {} answers: {answer}", served.load(Relaxed));
+                    let tokens = answer["choices"][0]["token_ids"].as_array().unwrap();
+                    let tokens: Vec<u64> = tokens.iter().map(|t| t.as_u64().unwrap()).collect();
+                    assert_eq!(tokens, expected);
+                    served.fetch_add(1, Relaxed);
+                }
+            })
+        };
+        let tasks = (0..CLIENTS).map(|_| ask()).collect();
+        Self { over, served, tasks }
+    }
+
+    /// Waits until so many more have been answered, unless a client has had a wrong answer.
+    async fn await_more(&self, more: usize) {
+        let (until, asked) = (self.served.load(Relaxed) + more, Instant::now());
+        while self.served.load(Relaxed) < until && !self.tasks.iter().any(JoinHandle::is_finished) {
+            assert!(asked.elapsed() < LONG, "nobody answers");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// How many answers there were; fails if one was not as expected.
+    async fn end(self) -> usize {
+        self.over.store(true, Relaxed);
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        self.served.load(Relaxed)
+    }
+}
