@@ -102,3 +102,44 @@ fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
         assert!(draft.groups.iter().all(|g| draft.routes.iter().any(|r| r.prefill == g.id || r.decode == g.id)));
     }
 }
+
+/// Losing one device of 32, or all that prefill: what stands goes on as it is, and where a phase is lost others take it. Stages
+/// stay as they are, so that nobody has anything to load.
+#[test]
+fn after_a_loss_32_devices_are_scheduled_anew_with_what_they_have_loaded() {
+    let adverts: Vec<Advert> = (0..32).map(|n| advert(1.0 + f64::from(n % 7))).collect();
+    let ids: Vec<PeerId> = (0..32).map(|n| PeerId([n; 32])).collect();
+    let without = |lost: &[PeerId]| -> BTreeMap<PeerId, &Advert> {
+        ids.iter().copied().zip(&adverts).filter(|(peer, _)| !lost.contains(peer)).collect()
+    };
+    let wish = Wish { split: SplitChoice::Always, ..Wish::default() };
+    let draft = planner::plan(&without(&[]), &wish, None);
+    let plan = Plan {
+        epoch: Epoch(0),
+        term: Term(0),
+        parent: None,
+        groups: draft.groups,
+        routes: draft.routes,
+        reason: draft.reason,
+    };
+    assert_eq!(plan.peers().len(), 32, "all have a part");
+    let peers_of = |phase| -> Vec<PeerId> {
+        plan.groups.iter().filter(|g| g.phase == phase).flat_map(|g| &g.stages).map(|s| s.peer).collect()
+    };
+    let (prefill, decode) = (peers_of(Phase::Prefill), peers_of(Phase::Decode));
+    assert!(!prefill.is_empty() && !decode.is_empty());
+    for lost in [vec![decode[0]], prefill] {
+        let flipped = planner::flip(&plan, &without(&lost), &wish).unwrap();
+        let is_left = |g: &&Group| !g.stages.iter().any(|s| lost.contains(&s.peer));
+        let mut left: Vec<(_, &Vec<Stage>)> = plan.groups.iter().filter(is_left).map(|g| (g.id, &g.stages)).collect();
+        let mut there: Vec<(_, &Vec<Stage>)> = flipped.groups.iter().map(|g| (g.id, &g.stages)).collect();
+        left.sort_by_key(|(id, _)| *id);
+        there.sort_by_key(|(id, _)| *id);
+        assert_eq!(there, left, "a group is new, or is missing");
+        for phase in [Phase::Prefill, Phase::Decode] {
+            assert!(flipped.groups.iter().any(|g| g.phase == phase), "nobody does {phase}");
+        }
+        let share: f64 = flipped.routes.iter().map(|r| r.share).sum();
+        assert!((share - 1.0).abs() < 1e-9, "{share}");
+    }
+}

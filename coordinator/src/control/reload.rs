@@ -1,5 +1,6 @@
-//! Plan flow 4: whether a plan is worth changing to. Who serves in a group that goes serves nothing until what comes instead
-//! has been loaded (ThunderServe §3.4: "it would lead to severe interruption").
+//! Plan flow 4: whether a plan is worth changing to. It is reckoned as if who serves in a group that goes served nothing until
+//! what comes instead has been loaded (ThunderServe §3.4: "it would lead to severe interruption"): hosts that have room for both
+//! stages serve on ([`crate::changeover`]), but that they have is not known here.
 
 use super::Members;
 use crate::{
