@@ -45,12 +45,9 @@ async fn no_client_is_refused_while_every_group_is_made_anew() {
 /// A person lays nothing out: after a loss the light planner makes do with what is loaded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_flips_phases_and_nobody_reads_weights() {
-    let flags = ["--kv-codec", "raw"];
-    let mut net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let (mut net, before) = of_one_phase_each().await;
     let expected = net.tokens(3, body()).await.0;
-    let before = groups(&net).await;
     let count = |phase: &str| before.values().filter(|p| *p == phase).count();
-    assert_eq!(count("prefill") + count("decode"), 3, "each has one phase: {before:?}");
     let lone = if count("prefill") == 1 { "prefill" } else { "decode" };
     let victim = led_by(&net, lone).await;
     let survivors: Vec<usize> = (0..3).filter(|n| *n != victim).collect();
@@ -70,6 +67,22 @@ async fn a_loss_flips_phases_and_nobody_reads_weights() {
     assert_eq!(weights(&net, &survivors).await, read, "weights were read");
     clients.end().await;
     net.down().await;
+}
+
+/// Three peers of which each has a group to itself, of one phase, and a gateway; and their groups. By what was measured, and by
+/// who came first, two may be planned as one group of two stages: then it is tried again.
+async fn of_one_phase_each() -> (Net, BTreeMap<String, String>) {
+    for _ in 0..5 {
+        let flags = ["--kv-codec", "raw"];
+        let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+        let groups = groups(&net).await;
+        if groups.len() == 3 {
+            return (net, groups);
+        }
+        println!("another plan is needed: {groups:?}");
+        net.down().await;
+    }
+    panic!("three peers that can hold the model were never given a group each");
 }
 
 fn body() -> Value {

@@ -32,8 +32,13 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     say!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
     say!("epoch, term  {}, {}", view.epoch.0, view.term.0);
     say!("plan         {}", view.plan.as_ref().map_or("none yet", |p| p.reason.as_str()));
-    let groups = view.plan.as_ref().map_or(0, |p| p.groups.len());
-    say!("groups       {} of {groups} take requests", view.ready_groups.len());
+    let groups = view.plan.as_ref().map_or(&[][..], |p| &p.groups);
+    let ready = groups.iter().filter(|g| view.ready_groups.contains(&g.id)).count();
+    say!("groups       {ready} of {} take requests", groups.len());
+    let others = view.ready_groups.len() - ready;
+    if others > 0 {
+        say!("             {others} of the plan before go on until those do");
+    }
     say!("models       {}", view.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", "));
     if let Some(own) = view.peers.iter().find(|p| p.id == view.me) {
         if !own.advert.reachable {
