@@ -45,44 +45,49 @@ async fn no_client_is_refused_while_every_group_is_made_anew() {
 /// A person lays nothing out: after a loss the light planner makes do with what is loaded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_flips_phases_and_nobody_reads_weights() {
-    let (mut net, before) = of_one_phase_each().await;
-    let expected = net.tokens(3, body()).await.0;
-    let count = |phase: &str| before.values().filter(|p| *p == phase).count();
-    let lone = if count("prefill") == 1 { "prefill" } else { "decode" };
-    let victim = led_by(&net, lone).await;
-    let survivors: Vec<usize> = (0..3).filter(|n| *n != victim).collect();
+    let (mut net, before, lost) = of_a_phase_that_can_be_lost().await;
+    let expected = net.tokens(4, body()).await.0;
+    let victims = peers_of(&net, &lost).await;
+    let survivors: Vec<usize> = (0..4).filter(|n| !victims.contains(n)).collect();
     let read = weights(&net, &survivors).await;
     assert!(read.iter().all(|(stages, bytes)| *stages > 0 && *bytes > 1 << 20), "{read:?}");
-    let clients = Clients::start(&net, 3, &expected);
+    let clients = Clients::start(&net, 4, &expected);
     clients.await_more(4).await;
 
     let killed = Instant::now();
-    net.net.kill(victim).await.unwrap();
-    let after = changed(&mut net, 3, &before).await;
-    println!("the {lone} group's peer gone, another does its work {:.1?} later", killed.elapsed());
+    for victim in &victims {
+        net.net.kill(*victim).await.unwrap();
+    }
+    let after = changed(&mut net, 5 - victims.len(), &before).await;
+    println!("{lost} peers {victims:?} gone, others do their work {:.1?} later", killed.elapsed());
     clients.await_more(4).await;
-    let flipped = after.iter().filter(|(id, phase)| before.get(*id).is_some_and(|was| was != *phase)).count();
-    assert!(after.keys().all(|id| before.contains_key(id)), "a group is new: {before:?}, {after:?}");
-    assert_eq!((after.len(), flipped), (2, 1), "one of two was to take the other phase: {before:?}, {after:?}");
+    let left: BTreeMap<_, _> = before.iter().filter(|(_, phase)| **phase != lost).collect();
+    assert!(after.keys().eq(left.keys().copied()), "other groups than are left: {before:?}, {after:?}");
+    for phase in ["prefill", "decode"] {
+        assert!(after.values().any(|p| p == phase), "nobody does {phase}: {before:?}, {after:?}");
+    }
     assert_eq!(weights(&net, &survivors).await, read, "weights were read");
     clients.end().await;
     net.down().await;
 }
 
-/// Three peers of which each has a group to itself, of one phase, and a gateway; and their groups. By what was measured, and by
-/// who came first, two may be planned as one group of two stages: then it is tried again.
-async fn of_one_phase_each() -> (Net, BTreeMap<String, String>) {
+/// Four peers and a gateway, their groups, and a phase such that two groups are left when all that do it are gone. By
+/// what was measured, and by who came first, there may be one group of each: then it is tried again.
+async fn of_a_phase_that_can_be_lost() -> (Net, BTreeMap<String, String>, String) {
     for _ in 0..5 {
         let flags = ["--kv-codec", "raw"];
-        let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+        let net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
         let groups = groups(&net).await;
-        if groups.len() == 3 {
-            return (net, groups);
+        let are_two = |phase: &str| groups.values().filter(|p| *p == phase).count() >= 2;
+        for (lost, left) in [("prefill", "decode"), ("decode", "prefill")] {
+            if are_two(left) && groups.values().any(|p| p == lost) {
+                return (net, groups, lost.to_owned());
+            }
         }
         println!("another plan is needed: {groups:?}");
         net.down().await;
     }
-    panic!("three peers that can hold the model were never given a group each");
+    panic!("four peers were never given two groups of a phase");
 }
 
 fn body() -> Value {
@@ -111,12 +116,13 @@ async fn changed(net: &mut Net, peers: usize, before: &BTreeMap<String, String>)
     groups(net).await
 }
 
-/// The place among the processes of the leader of the only group of a phase.
-async fn led_by(net: &Net, phase: &str) -> usize {
+/// The places among the processes of those who do a phase.
+async fn peers_of(net: &Net, phase: &str) -> Vec<usize> {
     let sights = swarm(net).look().await;
     let plan = sights.last().unwrap().as_ref().unwrap().plan.clone().unwrap();
-    let leader = plan.groups.into_iter().find(|g| g.phase == phase).unwrap().stages.swap_remove(0).peer;
-    sights.iter().position(|s| s.as_ref().is_some_and(|s| s.me == leader)).unwrap()
+    let stages: Vec<_> = plan.groups.into_iter().filter(|g| g.phase == phase).flat_map(|g| g.stages).collect();
+    let does = |s: &Option<Sight>| s.as_ref().is_some_and(|s| stages.iter().any(|stage| stage.peer == s.me));
+    (0..).zip(&sights).filter(|(_, sight)| does(sight)).map(|(place, _)| place).collect()
 }
 
 /// Stages that these peers have begun to load, and bytes of weights they have read.
