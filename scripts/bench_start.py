@@ -3,7 +3,7 @@
     python3 scripts/bench_start.py [tsnode] [flags of `tsnode join`]
 
 Starts a peer of a new private swarm three times: the first measures the machine, the others remember. A peer that is alone
-waits for company before it plans, which is part of the time to its first token over HTTP.
+waits for company before it plans, until a client asks.
 """
 
 import json

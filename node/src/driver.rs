@@ -3,7 +3,6 @@
 use crate::{
     drafter::Drafter,
     faults::Faults,
-    gateway::Demand,
     guard::Bench,
     invites::Invites,
     links::{Gone, Links},
@@ -72,8 +71,8 @@ pub struct Driver {
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
     /// The same: what this peer's clients have asked for of late.
     pub traffic: watch::Receiver<Vec<Traffic>>,
-    /// What clients want now.
-    pub demand: watch::Receiver<Demand>,
+    /// Whether a client has asked for something while there was no plan.
+    pub asked: watch::Receiver<bool>,
     /// What peers did that they should not, and who is cut off for it.
     pub bench: Bench,
     /// What is held against everybody.
@@ -115,7 +114,7 @@ impl Driver {
     pub async fn run(mut self, stop: CancellationToken, drained: impl Future<Output = ()>) {
         let mut drained = std::pin::pin!(drained);
         let mut leaving = false;
-        let (mut due, mut asked) = (false, false);
+        let mut due = false;
         let mut look = interval(LOOK);
         let mut present = interval(PRESENT);
         present.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -149,10 +148,7 @@ impl Driver {
                     let traffic = self.traffic.borrow_and_update().clone();
                     self.advertise(|advert| advert.traffic = traffic)
                 }
-                Ok(()) = self.demand.changed(), if !asked => {
-                    asked = self.demand.borrow_and_update().asked;
-                    asked.then_some(Event::Asked)
-                }
+                Ok(()) = self.asked.changed() => Some(Event::Asked),
                 _ = present.tick() => {
                     self.vouch();
                     None

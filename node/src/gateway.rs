@@ -3,7 +3,7 @@
 mod checks;
 mod drive;
 
-pub use drive::{Demand, Drive};
+pub use drive::Drive;
 pub use tsnode_coordinator::gateway::Trace;
 
 use std::time::Duration;

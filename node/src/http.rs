@@ -44,6 +44,8 @@ pub struct Controls {
     pub measurer: Measurer,
     /// What a testnet breaks; none where it may not.
     pub faults: Option<watch::Sender<Faults>>,
+    /// That a client asks before there is a plan.
+    pub asked: watch::Sender<bool>,
 }
 
 /// What every handler works with.

@@ -10,7 +10,7 @@ use crate::{
     drafter::Drafter,
     driver::Driver,
     faults::{self, Faults},
-    gateway::{Demand, Drive, Gateway, Submission},
+    gateway::{Drive, Gateway, Submission},
     guard::Guard,
     http::{self, ApiState, Controls, Gatekeeper},
     identity::Identity,
@@ -84,7 +84,8 @@ pub async fn run(
     let faults = ground.config.faults.then(|| watch::Sender::new(Faults { wall, ..Faults::default() }));
     let broken = faults.as_ref().map(watch::Sender::subscribe);
     let (measurer, wishes) = Measurer::channel();
-    let front = ground.front(Controls { helm, measurer, faults }).await?;
+    let (asked, was_asked) = watch::channel(false);
+    let front = ground.front(Controls { helm, measurer, faults, asked }).await?;
     watcher(front.view.subscribe());
     let lent = lent::Lent::find(&ground.config, &ground.store)?;
     let drafter = Drafter::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
@@ -108,10 +109,10 @@ pub async fn run(
     if let Some(broken) = &broken {
         tasks.spawn(faults::make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
     }
-    let (demand, demanded) = watch::channel(Demand::default());
+    let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());
     let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
-    tasks.spawn(ground.drive(&ways, view, front.submissions, (demand, traffic)).run(ends.clone()));
+    tasks.spawn(ground.drive(&ways, view, front.submissions, (open, traffic)).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
@@ -131,8 +132,8 @@ pub async fn run(
         advert,
         data_port: planes.data_port,
         links: link_changes,
-        demand: demanded.clone(),
         traffic: asked_for,
+        asked: was_asked,
         roster: roster_writer,
         going,
         routes,
@@ -150,7 +151,7 @@ pub async fn run(
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
     };
-    driver.run(stop, drained(host, demanded)).await;
+    driver.run(stop, drained(host, still_open)).await;
 
     // In reverse: what others need is gone last.
     front.end.cancel();
@@ -331,7 +332,7 @@ impl Ground {
         ways: &Ways<'_>,
         view: watch::Receiver<View>,
         submissions: mpsc::Receiver<Submission>,
-        (demand, traffic): (watch::Sender<Demand>, watch::Sender<Vec<Traffic>>),
+        (open, traffic): (watch::Sender<usize>, watch::Sender<Vec<Traffic>>),
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
@@ -350,7 +351,7 @@ impl Ground {
             view,
             submissions,
             journal: ways.journal.clone(),
-            demand,
+            open,
             traffic,
             tasks: self.tasks.clone(),
             started: self.started,
@@ -370,12 +371,12 @@ impl Ground {
 }
 
 /// Resolves when nothing runs here any more, for whatever leader, and this peer's clients have their answers, or it has taken too long.
-async fn drained(host: Host, demand: watch::Receiver<Demand>) {
+async fn drained(host: Host, open: watch::Receiver<usize>) {
     let quiet = async {
         loop {
             match host.report().await {
                 Ok(report) if report.load.running + report.load.waiting > 0 || report.held > 0 => {}
-                _ if demand.borrow().open > 0 => {}
+                _ if *open.borrow() > 0 => {}
                 _ => return,
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -46,8 +46,8 @@ pub struct Drive {
     pub submissions: mpsc::Receiver<Submission>,
     /// What clients got, for when they come back elsewhere.
     pub journal: Journal,
-    /// What they are at.
-    pub demand: watch::Sender<Demand>,
+    /// How many of them have not ended.
+    pub open: watch::Sender<usize>,
     /// What clients have asked for of late, for this peer's advert.
     pub traffic: watch::Sender<Vec<Traffic>>,
     /// Is told of those who answer wrongly.
@@ -56,15 +56,6 @@ pub struct Drive {
     pub tasks: TaskTracker,
     /// The process's zero.
     pub started: Instant,
-}
-
-/// What clients of this peer want of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
-    /// Requests that have not ended.
-    pub open: usize,
-    /// Whether there has ever been one.
-    pub asked: bool,
 }
 
 /// A request as this loop holds it.
@@ -227,8 +218,8 @@ impl Drive {
             if let Some(event) = event {
                 self.step(event, &mut desk);
             }
-            let now = Demand { open: self.machine.open_requests(), asked: desk.lines > 0 };
-            self.demand.send_if_modified(|known| std::mem::replace(known, now) != now);
+            let open = self.machine.open_requests();
+            self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
             let traffic = self.machine.traffic(self.started.elapsed());
             self.traffic.send_if_modified(|known| {
                 let changed = *known != traffic;

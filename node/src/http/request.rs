@@ -58,7 +58,11 @@ impl Taken {
 
 /// Refuses until the peer can do anything at all, and says how far it is.
 pub(super) fn ready(state: &ApiState) -> Result<(), ApiError> {
-    let stage = match state.view.borrow().readiness {
+    let readiness = state.view.borrow().readiness.clone();
+    if matches!(readiness, Readiness::Joining | Readiness::Planning) {
+        state.controls.asked.send_if_modified(|asked| !std::mem::replace(asked, true));
+    }
+    let stage = match readiness {
         Readiness::Ready => return Ok(()),
         Readiness::Probing => "it measures its hardware and reads its model",
         Readiness::Joining => "it looks for other peers",

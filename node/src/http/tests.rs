@@ -40,6 +40,8 @@ struct Api {
     url: String,
     client: reqwest::Client,
     view: watch::Sender<SwarmView>,
+    /// Whether a client asked before there was a plan.
+    waits: watch::Receiver<bool>,
     /// What the gateway was asked for.
     asked: Arc<Mutex<Vec<Prompt>>>,
     /// Requests dropped by the HTTP side before their end.
@@ -118,11 +120,12 @@ impl Api {
         let stop = CancellationToken::new();
         let helm = Helm::new(watch::Sender::new(false), CancellationToken::new());
         let (measurer, _) = Measurer::channel();
-        let controls = Controls { helm, measurer, faults: None };
+        let (wanted, waits) = watch::channel(false);
+        let controls = Controls { helm, measurer, faults: None, asked: wanted };
         let state = ApiState::new(gateway, library, watched, controls, gatekeeper);
         tokio::spawn(serve(listener, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
-        Self { url, client, view, asked, dropped, stop }
+        Self { url, client, view, waits, asked, dropped, stop }
     }
 
     async fn send(&self, path: &str, body: &Value) -> Response {
@@ -394,6 +397,8 @@ async fn nobody_to_serve_is_503_with_a_time_to_come_back() {
         api.view.send_modify(|v| v.readiness = stage);
         let (status, answer) = api.post(CHAT, json!({ "messages": hello() })).await;
         assert_eq!(status, 503);
+        let has_plan_to_come = !matches!(api.view.borrow().readiness, Readiness::Probing);
+        assert_eq!(*api.waits.borrow(), has_plan_to_come, "whoever plans is told that a client waits");
         assert!(answer["error"]["message"].as_str().unwrap().contains(word), "{answer}");
         assert_eq!(api.get("/readyz").await.status(), 503);
         assert_eq!(api.get("/healthz").await.status(), 200);
