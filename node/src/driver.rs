@@ -279,7 +279,7 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, weights, cramped, kv_refused, held: _ } =
+        let HostReport { ready, load, loading, weights, cramped, kv_refused, held: _, talks: _ } =
             self.host.report().await.ok()?;
         if cramped {
             self.changeover.make_room();

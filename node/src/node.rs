@@ -375,7 +375,7 @@ async fn drained(host: Host, open: watch::Receiver<usize>) {
     let quiet = async {
         loop {
             match host.report().await {
-                Ok(report) if report.load.running + report.load.waiting > 0 || report.held > 0 => {}
+                Ok(report) if report.load.running + report.load.waiting > 0 || report.held + report.talks > 0 => {}
                 _ if *open.borrow() > 0 => {}
                 _ => return,
             }

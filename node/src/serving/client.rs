@@ -1,7 +1,9 @@
 //! Prompt flow 3: how gateways talk to a group's leader, in this process or over a stream.
 
-use crate::links::{LinkError, Stream};
+use crate::links::{FrameSender, LinkError, Stream};
+use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId, RequestId,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
@@ -9,6 +11,9 @@ use tsnode_protocol::{
 
 /// Orders to one sequence that its leader has not read yet; a gateway sends at most three in a request's life.
 pub const ORDERS: usize = 8;
+
+/// How long a sequence's last event may be on its way.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// A gateway's request to the leader of a group on this peer.
 #[derive(Debug)]
@@ -74,10 +79,10 @@ pub(super) async fn serve_decode(
                 Ok(None) | Err(_) => return,
             },
             event = events.recv() => {
-                let Some(event) = event else { let _ = sender.finish(); return };
+                let Some(event) = event else { return said(sender).await };
                 let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
                 if sender.send(&event).await.is_err() { return }
-                if last { let _ = sender.finish(); return }
+                if last { return said(sender).await }
             }
         }
     }
@@ -97,8 +102,16 @@ pub(super) async fn serve_prefill(stream: Stream, mut events: mpsc::Receiver<Pre
             }
         }
     }
-    let _ = sender.finish();
+    said(sender).await;
     drop(receiver);
+}
+
+/// That was all: until the far end has it, or has gone. A peer that leaves waits for that with its connections.
+async fn said(mut sender: FrameSender) {
+    if sender.finish().is_ok() {
+        // Whoever does not take it in that time misses it.
+        let _ = timeout(LAST_WORD, sender.closed()).await;
+    }
 }
 
 /// The gateway's end of a decode stream, wherever the leader is.

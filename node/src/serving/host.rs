@@ -92,6 +92,8 @@ pub struct HostReport {
     pub load: Load,
     /// Sequences on stages here, whoever leads them, and whether the plan still has them or not.
     pub held: usize,
+    /// Gateways' streams to leaders here that have not ended.
+    pub talks: usize,
     /// How far the stage is that is being loaded.
     pub loading: Option<Progress>,
     /// Weights read since the start.
@@ -151,6 +153,7 @@ impl Host {
             cramped: false,
             freed: Arc::default(),
             tally,
+            talks: TaskTracker::new(),
             held: Arc::default(),
             pages: known,
             orders,
@@ -234,6 +237,8 @@ struct Keeper {
     /// A stage was unloaded.
     freed: Arc<Notify>,
     tally: Arc<Tally>,
+    /// Streams of gateways that have not ended.
+    talks: TaskTracker,
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
     /// What the compute thread last said, and when. Nobody waits for it: it may be busy, or hang.
@@ -457,6 +462,7 @@ impl Keeper {
     fn report(&self) -> HostReport {
         let mut report = HostReport {
             held: self.held.load(Ordering::Relaxed),
+            talks: self.talks.len(),
             loading: *self.far.borrow(),
             weights: self.tally.so_far(),
             cramped: self.cramped,
@@ -500,13 +506,13 @@ impl Keeper {
                 let (events, told) = mpsc::channel(event_room(request.generation.max_new_tokens));
                 let (order, orders) = mpsc::channel(ORDERS);
                 let group = request.group;
-                self.tasks.spawn(serve_decode(stream, order, told));
+                self.tasks.spawn(self.talks.track_future(serve_decode(stream, order, told)));
                 self.serve(group, LeaderRequest::Decode { gateway: peer, request, orders, events });
             }
             Opening::Prefill(request) => {
                 let (events, told) = mpsc::channel(ORDERS);
                 let group = request.group;
-                self.tasks.spawn(serve_prefill(stream, told));
+                self.tasks.spawn(self.talks.track_future(serve_prefill(stream, told)));
                 self.serve(group, LeaderRequest::Prefill { gateway: peer, request, events });
             }
             Opening::Ring(hello) => self.ring(peer, hello, stream),
