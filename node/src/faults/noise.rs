@@ -13,9 +13,11 @@ use tsnode_protocol::{Gossip, Heartbeat, Plan, Term};
 const EVERY: Duration = Duration::from_millis(200);
 /// Messages of a flood at a time.
 const FLOOD: usize = 100;
-/// Messages held back at first, until all have long said what comes later, and how many of them are then said at a time.
+/// Messages held back at first, until all have long heard what comes later, and how many of them are then said at a time.
 const OLD: usize = 400;
 const HELD_BACK: Duration = Duration::from_secs(50);
+/// Meanwhile one in so many ticks says what comes later: who is no leader has its heartbeats told by another.
+const LATER: u64 = 5;
 const AGAIN: usize = 40;
 
 /// A kind of it.
@@ -61,7 +63,13 @@ pub async fn make(
                 old = (0..OLD).filter_map(|_| swarm.seal_bytes(&heartbeat()).ok()).collect();
                 Ok(())
             }
-            Some(Noise::Replay) if since.elapsed() < HELD_BACK => Ok(()),
+            Some(Noise::Replay) if since.elapsed() < HELD_BACK => {
+                if n.is_multiple_of(LATER) {
+                    swarm.publish(&heartbeat()).map(drop)
+                } else {
+                    Ok(())
+                }
+            }
             Some(Noise::Replay) => {
                 let from = old.len().saturating_sub(AGAIN);
                 old.drain(from..).try_for_each(|bytes| swarm.say(bytes).map_err(PublishError::from))
