@@ -349,7 +349,7 @@ impl Gateway {
             let reason = format!("token {index} came where {} was next", r.next_index());
             return self.decode_lost(now, request, &reason, out);
         }
-        r.answered(sampled.token);
+        r.answered(&sampled);
         r.tried.clear();
         if index == 1 {
             r.second_at = Some(now);

@@ -2,7 +2,8 @@
 //!
 //! Tokens depend on seed and position alone, so honest groups get the same one. Where they do not, a third group decides;
 //! where prompt and answer came from two groups, the one that answered is asked once more, alone: if it then gets what the
-//! others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on after its first token.
+//! others get, the KV it was sent was wrong. Where the client asked for the tokens' log-probabilities these are compared as
+//! well. A check looks like any other request, and is hung up on after its first token.
 
 use crate::{gateway::View, trust::Offence};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,8 @@ const LEADERS: usize = 4096;
 const OPEN: usize = 8;
 /// A greedy token may be this much less likely than the likeliest (nats): other hardware adds in another order.
 const TIE: f32 = 0.02;
+/// Log-probabilities of one token may be this far apart (nats): cards compute with fewer bits than processors do.
+const LOGPROBS: f32 = 0.5;
 /// Alternatives asked for, to see near ties.
 const ALTERNATIVES: u8 = 5;
 
@@ -34,6 +37,8 @@ pub struct Served {
     pub prompt: Vec<Token>,
     /// The answer.
     pub answer: Vec<Token>,
+    /// Its tokens' log-probabilities, if the client asked for them.
+    pub logprobs: Vec<Option<f32>>,
     /// What was asked for.
     pub generation: Generation,
     /// What the prompt's KV went through.
@@ -128,7 +133,23 @@ struct Check {
 #[derive(Debug)]
 struct Asked {
     peers: Vec<PeerId>,
-    said: Option<Token>,
+    said: Option<Word>,
+}
+
+/// A token, and what somebody says of it.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    token: Token,
+    /// None where nobody asked: then it agrees with any.
+    logprob: Option<f32>,
+}
+
+impl Word {
+    fn agrees(self, other: Self) -> bool {
+        let apart = self.logprob.zip(other.logprob).map_or(0.0, |(a, b)| (a - b).abs());
+        // What is no number agrees with nothing.
+        self.token == other.token && apart <= LOGPROBS
+    }
 }
 
 impl Checks {
@@ -189,24 +210,27 @@ impl Checks {
 }
 
 impl Check {
-    fn claimed(&self) -> Token {
-        self.served.answer[self.index]
+    /// What the answer says; who was asked for log-probabilities and gave none says that there is no such token.
+    fn claimed(&self) -> Word {
+        let said = self.served.logprobs.get(self.index).copied().flatten();
+        let was_asked = self.served.generation.sampling.logprobs.is_some();
+        Word { token: self.served.answer[self.index], logprob: was_asked.then(|| said.unwrap_or(f32::NEG_INFINITY)) }
     }
 
     fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> Step {
-        let claimed = self.claimed();
-        let agrees = sampled.token == claimed || is_tie(&self.served.generation, claimed, sampled);
-        let token = if agrees { claimed } else { sampled.token };
+        let (claimed, found) = (self.claimed(), Word { token: sampled.token, logprob: sampled.logprob });
+        let agrees = found.agrees(claimed) || is_tie(&self.served.generation, claimed, sampled);
         let Some(last) = self.asked.last_mut() else { return Step::Over(Verdict::Unclear) };
-        last.said = Some(token);
+        last.said = Some(if agrees { claimed } else { found });
+        let alike = |a: &Asked, b: &Asked| a.said.zip(b.said).is_some_and(|(a, b)| a.agrees(b));
         match (&self.asked[..], agrees) {
             ([_], true) => Step::Over(Verdict::Passed),
             ([_], false) => self.ask_another(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask),
             ([first, _], true) => Step::Over(Verdict::WrongCheck(first.peers.clone())),
-            ([first, second], false) if first.said != second.said => Step::Over(Verdict::Unclear),
+            ([first, second], false) if !alike(first, second) => Step::Over(Verdict::Unclear),
             ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
             ([_, _], false) => self.ask_again(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask),
-            ([first, _, alone], _) if alone.said == first.said => {
+            ([first, _, alone], _) if alike(first, alone) => {
                 let Served { prefill, decode, .. } = self.served;
                 Step::Over(Verdict::WrongKv { prefill, decode })
             }
@@ -243,7 +267,7 @@ impl Check {
         let leader = group.leader()?;
         self.asked.push(Asked { peers: peers(group), said: None });
         let mut generation = self.served.generation.clone();
-        generation.sampling.logprobs.get_or_insert(ALTERNATIVES);
+        generation.sampling.logprobs = Some(generation.sampling.logprobs.unwrap_or(0).max(ALTERNATIVES));
         let open = DecodeRequest {
             request: check,
             group: group.id,
@@ -258,9 +282,11 @@ impl Check {
 }
 
 /// Whether `claimed` is as likely as the token that greedy choice gave, but for rounding.
-fn is_tie(generation: &Generation, claimed: Token, sampled: &Sampled) -> bool {
+fn is_tie(generation: &Generation, claimed: Word, sampled: &Sampled) -> bool {
     let best = sampled.logprob.unwrap_or(0.0);
-    let near = |t: &tsnode_protocol::TokenLogprob| t.token == claimed && t.logprob > best - TIE;
+    let near = |t: &tsnode_protocol::TokenLogprob| {
+        t.logprob > best - TIE && claimed.agrees(Word { token: t.token, logprob: Some(t.logprob) })
+    };
     generation.sampling.temperature == 0.0 && sampled.top.iter().any(near)
 }
 
@@ -303,7 +329,8 @@ mod tests {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
         let (prefill, decode) = (peer(prefill), peer(decode));
-        Served { model: MODEL, prompt, answer, generation, codec: KvCodec::Int4, decode, prefill }
+        let logprobs = Vec::new();
+        Served { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4, decode, prefill }
     }
 
     /// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.
@@ -359,6 +386,30 @@ mod tests {
         (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, LIE), CHECK, 0)).unwrap();
         let said = checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob, top }));
         assert_eq!(said, Some(Step::Over(Verdict::Passed)));
+    }
+
+    /// What a check says of the right token with this log-probability, where the others get another.
+    fn of_logprob(claimed: Option<f32>, right: f32) -> Verdict {
+        let (view, mut checks) = (view(4), Checks::default());
+        let mut served = served(2, 2, TRUTH);
+        served.generation.sampling.logprobs = Some(0);
+        served.logprobs = vec![claimed; 3];
+        (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 0)).unwrap();
+        loop {
+            let said = Sampled { token: TRUTH, logprob: Some(right), top: vec![] };
+            if let Step::Over(verdict) = checks.said(&view, CHECK, Some(said)).unwrap() {
+                return verdict;
+            }
+        }
+    }
+
+    #[test]
+    fn who_gets_the_token_from_other_logits_is_found_where_they_are_asked_for() {
+        assert_eq!(of_logprob(Some(-0.5), -0.5), Verdict::Passed);
+        assert_eq!(of_logprob(Some(-0.5), -0.8), Verdict::Passed);
+        for wrong in [Some(-0.5), Some(f32::NAN), Some(f32::INFINITY), None] {
+            assert_eq!(of_logprob(wrong, -1.5), Verdict::WrongToken(vec![peer(2)]), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{Begun, Move, Predicted, Trace, kept::Trail, patience::LEAST, trace::
 use crate::{Time, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Token, kv::KvPace, stream::Generation};
+use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, kv::KvPace, stream::Generation};
 
 /// Where the prompt is computed, and how far that is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +69,8 @@ pub(super) struct Request {
     pub cached: u32,
     /// The answer, as far as the client has it.
     pub answer: Vec<Token>,
+    /// Of its tokens, if they are asked for.
+    pub logprobs: Vec<Option<f32>>,
     /// The group that computed the prompt for another: it may still have it.
     pub prefilled_by: Option<GroupId>,
     /// Whether another gateway began it.
@@ -115,6 +117,7 @@ impl Request {
             prefill_from: now,
             cached: 0,
             answer: Vec::new(),
+            logprobs: Vec::new(),
             prefilled_by: None,
             resumed: false,
             moves: Vec::new(),
@@ -139,9 +142,12 @@ impl Request {
     }
 
     /// Its client gets a token.
-    pub fn answered(&mut self, token: Token) {
-        self.trail.extend(&[token]);
-        self.answer.push(token);
+    pub fn answered(&mut self, sampled: &Sampled) {
+        self.trail.extend(&[sampled.token]);
+        self.answer.push(sampled.token);
+        if self.generation.sampling.logprobs.is_some() {
+            self.logprobs.push(sampled.logprob);
+        }
     }
 
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.
@@ -202,6 +208,7 @@ impl Request {
             model: self.model,
             prompt: self.prompt,
             answer: self.answer,
+            logprobs: self.logprobs,
             generation: self.generation,
             codec: self.codec,
             decode: self.decode_leader?,
