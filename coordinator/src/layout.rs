@@ -2,9 +2,10 @@
 //!
 //! `prefill=2,decode=3` is a prefill group of two stages and a decode group of three.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use tsnode_protocol::{Phase, limits};
+use tsnode_protocol::{Group, ModelId, Phase, limits};
 
 /// Groups in the order they get their peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,19 @@ pub struct Layout(pub Vec<(Phase, usize)>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no group: write phase=stages, as in prefill=1,decode=2; phases are prefill, decode and mixed")]
 pub struct ParseLayoutError(String);
+
+impl Layout {
+    /// How many of the groups asked for there are, over all models.
+    #[must_use]
+    pub fn found_in(&self, groups: &[Group]) -> usize {
+        let mut there = BTreeMap::<(ModelId, Phase, usize), usize>::new();
+        for group in groups {
+            *there.entry((group.model, group.phase, group.stages.len())).or_default() += 1;
+        }
+        let asked = |(phase, stages)| self.0.iter().filter(|group| **group == (phase, stages)).count();
+        there.into_iter().map(|((_, phase, stages), n)| n.min(asked((phase, stages)))).sum()
+    }
+}
 
 impl FromStr for Layout {
     type Err = ParseLayoutError;

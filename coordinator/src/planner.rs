@@ -105,10 +105,14 @@ fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
     draft
 }
 
-/// What a plan is worth on a view: what peers compare before they endorse it.
+/// What a plan is worth on a view: what peers compare before they endorse it. Who wants a layout wants its groups, whatever
+/// they are good for.
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
-    live::value(plan, members, wish.split)
+    match &wish.layout {
+        Some(layout) => layout.found_in(&plan.groups) as f64,
+        None => live::value(plan, members, wish.split),
+    }
 }
 
 fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::Part {
@@ -211,6 +215,18 @@ mod tests {
         assert_eq!((groups, &again.groups), (vec![vec![0], vec![4], vec![2, 3]], &without.groups));
         // A member that is left over of a lost group has its part in the next.
         assert_eq!(laid(&[0, 1, 3, 4, 5], Some(&again)).0, [vec![0], vec![4], vec![1, 3]]);
+    }
+
+    #[test]
+    fn who_laid_groups_out_values_a_plan_by_those_it_has() {
+        let all = adverts();
+        let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
+        let worth = |plan: &Plan, wish: &Wish| value(plan, &members, wish);
+        let ((_, whole), (_, part)) = (laid(&[0, 1, 2, 3, 4, 5], None), laid(&[0, 1], None));
+        assert_eq!((worth(&whole, &wish()), worth(&part, &wish())), (3.0, 2.0));
+        // A group more than were asked for, or of another phase, is worth nothing.
+        let other = Wish { layout: Some("prefill=1,prefill=1,mixed=1".parse().unwrap()), ..wish() };
+        assert_eq!(worth(&whole, &other), 1.0);
     }
 
     #[test]
