@@ -27,6 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(500);
 /// Pause after one that broke again while it was had: a system that ends a process closes one socket after the other.
 const BREATH: Duration = Duration::from_millis(20);
+/// After such a silence a connection is over whose far end has refused the first lifeline.
+const SILENCE: Duration = Duration::from_secs(2);
+const _: () =
+    assert!(SILENCE.as_millis() > super::KEEP_ALIVE.as_millis() && SILENCE.as_millis() < super::IDLE.as_millis());
 /// How long a dial goes on where lifelines are refused: a handshake over a slow link takes two round trips.
 const HOPELESS: Duration = Duration::from_millis(1500);
 /// After so many of those the far end does not want it.
@@ -81,7 +85,7 @@ impl Links {
             let closed = connection.clone();
             let refused = tokio::select! {
                 _ = closed.closed() => false,
-                refused = until_refused(peer, beside(address)) => refused,
+                refused = until_refused(peer, beside(address), falls_silent(&connection)) => refused,
             };
             if refused {
                 tracing::debug!(%peer, %address, "its process is gone");
@@ -93,9 +97,13 @@ impl Links {
     }
 }
 
-/// Holds a lifeline until the far end refuses another (true), or there is none to be had (false).
-async fn until_refused(peer: PeerId, address: SocketAddr) -> bool {
-    let Ok(mut line) = dial(peer, address).await else { return false };
+/// Holds a lifeline until the far end refuses another (true), or there is none to be had (false). Where the first is refused
+/// the process has none, or has ended since the handshake: then it `falls_silent`.
+async fn until_refused(peer: PeerId, address: SocketAddr, falls_silent: impl Future<Output = bool>) -> bool {
+    let mut line = match dial_again(peer, address).await {
+        Ok(line) => line,
+        Err(error) => return error.kind() == ErrorKind::ConnectionRefused && falls_silent.await,
+    };
     for _ in 0..TRIES {
         let _ = line.read(&mut [0]).await;
         match dial_again(peer, address).await {
@@ -107,7 +115,15 @@ async fn until_refused(peer: PeerId, address: SocketAddr) -> bool {
     false
 }
 
-/// Another lifeline where one has broken. One that breaks before it is had says nothing: the listener of a process that is
+/// Whether nothing more comes by a connection.
+async fn falls_silent(connection: &quinn::Connection) -> bool {
+    let heard = || connection.stats().udp_rx.datagrams;
+    let before = heard();
+    sleep(SILENCE).await;
+    heard() == before
+}
+
+/// A lifeline, or another where one has broken. One that breaks before it is had says nothing: the listener of a process that is
 /// being ended may be closed after the connections.
 async fn dial_again(peer: PeerId, address: SocketAddr) -> Result<TcpStream, Error> {
     for _ in 1..TRIES {
@@ -183,7 +199,17 @@ mod tests {
             // Let in once more, and dropped without a word.
             listener.accept().await.unwrap();
         };
-        let (refused, ()) = tokio::join!(until_refused(peer, address), dying);
+        let (refused, ()) = tokio::join!(until_refused(peer, address, async { false }), dying);
         assert!(refused);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_ended_before_its_first_lifeline_is_gone_once_it_says_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (peer, address) = (PeerId([1; 32]), listener.local_addr().unwrap());
+        drop(listener);
+        for is_silent in [true, false] {
+            assert_eq!(until_refused(peer, address, async { is_silent }).await, is_silent);
+        }
     }
 }

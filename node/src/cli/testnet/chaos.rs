@@ -6,7 +6,7 @@ use crate::{
     config::Settings,
     exit::{Exit, Kind},
 };
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,6 +74,7 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("Draw peers, plans, requests and faults over time"),
         )
+        .arg(Arg::new("keep").long("keep").action(ArgAction::SetTrue).help("Leave the peers' logs, however it ends"))
         .arg(json_flag())
 }
 
@@ -103,13 +104,17 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     } else {
         tell_all(&report)
     }
+    let logs = net.folder().display().to_string();
     if !report.violations.is_empty() {
-        let logs = net.folder().display().to_string();
         net.down().await.map_err(exit)?;
         return Err(Exit::new(
             Kind::Other,
             format!("{} things did not hold; logs are in {logs}", report.violations.len()),
         ));
+    }
+    if is_set(matches, "keep") {
+        eprintln!("logs are in {logs}");
+        return net.down().await.map_err(exit);
     }
     super::leave(net).await
 }
