@@ -154,7 +154,7 @@ impl Gateway {
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
             _ => "one group does both".to_owned(),
         };
-        if r.answer.is_empty() {
+        if !r.is_settled() {
             r.codec = if split { verdict.map_or(KvCodec::Int4, |v| v.codec) } else { KvCodec::Raw };
         }
         r.pace = self.config.pace.or(verdict.map(|v| v.pace)).unwrap_or_default();

@@ -308,6 +308,23 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
     assert_eq!(story.gateway.open_requests(), 0);
 }
 
+/// Its gateway died before anybody had a copy: only the client knows what its tokens rest on.
+#[test]
+fn an_answer_that_nobody_has_a_journal_of_is_computed_as_its_client_says() {
+    for codec in [KvCodec::Raw, KvCodec::Int4, KvCodec::Int8] {
+        let mut story = Story::new();
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let begun = Some(Begun { codec, holder: None, answer: vec![] });
+        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation, begun };
+        let actions = story.tell(submit);
+        let [Action::OpenDecode { open, .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!((open.codec, &open.answered[..]), (codec, &[][..]));
+        story.decode(DecodeEvent::Granted { cached: 0 });
+        let settled = Action::Settled { request: REQUEST, codec, holder: None };
+        assert!(story.token(0).contains(&settled), "{codec:?}");
+    }
+}
+
 /// A client comes from a gateway that died, with what it got there.
 #[test]
 fn an_answer_begun_at_another_gateway_goes_on() {

@@ -9,7 +9,7 @@ pub use tsnode_coordinator::gateway::Trace;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tsnode_protocol::{
-    ModelId, PeerId, RequestId, Sampled, Token,
+    KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
     stream::{End, Generation},
 };
 
@@ -29,8 +29,17 @@ pub struct Prompt {
     pub generation: Generation,
     /// Its client may have been served before, here or by another gateway: it goes on from there.
     pub comes_back: bool,
-    /// Tokens of its answer that the client says it has.
-    pub seen: usize,
+    /// What the client says it has of its answer.
+    pub seen: Seen,
+}
+
+/// How much of an answer a client has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Tokens.
+    pub tokens: usize,
+    /// What they rest on, where there are any.
+    pub codec: Option<KvCodec>,
 }
 
 /// A request that a prefill and a decode group have taken.
@@ -47,6 +56,8 @@ pub struct Accepted {
 /// A piece of the answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
+    /// What the answer's tokens rest on: said before the first.
+    Settled(KvCodec),
     /// The next token; indices count up from 0 without gaps.
     Token {
         /// Place in the answer.

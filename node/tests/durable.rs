@@ -165,6 +165,34 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
 }
 
 /// A peer whose clock was an hour ahead is heard at once when it starts again with the right time.
+/// Gateway and buddy have gone before anything was copied: only the client knows what its tokens rest on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_no_peer_knows_of_goes_on_as_its_client_has_it() {
+    let flags = ["--kv-codec", "int4", "--split", "always", "--layout", "prefill=1,decode=1"];
+    let net = Net::up(Wish { peers: 2, gateways: 0, flags: &flags, model_flags: &[] }).await;
+    let prompt = "and the wind blew ".repeat(20);
+    let mut body = json!({ "prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": true });
+    let (packed, said) = net.tokens(0, body.clone()).await;
+    assert_eq!(said["tsnode"]["codec"], "int4");
+    (body["stream"], body["return_token_ids"]) = (json!(true), json!(true));
+    for codec in ["int4", "raw"] {
+        let request = net.client.post(format!("{}/v1/completions", net.peer(1).http)).json(&body);
+        let event = format!("req-00000000000000000000000000000001:8/{codec}");
+        let request = request.header("last-event-id", event).header("x-tsnode-trace", "1");
+        let text = request.send().await.unwrap().text().await.unwrap();
+        let events = text.lines().filter_map(|l| serde_json::from_str::<Value>(l.strip_prefix("data: ")?).ok());
+        let (mut tokens, mut trace) = (Vec::new(), Value::Null);
+        for event in events {
+            tokens.extend(event["choices"][0]["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+            trace = event["tsnode"].clone();
+        }
+        assert_eq!(trace["codec"], codec, "{trace}");
+        assert_eq!(tokens.len(), 40, "{text}");
+        assert!(codec == "raw" || tokens == packed[8..], "{tokens:?} after {packed:?}");
+    }
+    net.down().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_set_back_an_hour_makes_nobody_deaf() {
     let mut net = Net::up(Wish { peers: 2, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;

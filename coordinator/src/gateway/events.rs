@@ -160,7 +160,7 @@ pub struct Begun {
     pub codec: KvCodec,
     /// The group that computed its prompt for another, as far as that gateway said: it may still have it.
     pub holder: Option<GroupId>,
-    /// The answer so far; at least one token.
+    /// The answer so far. None of it where nobody knows but the client, who has some and says what it rests on.
     pub answer: Vec<Token>,
 }
 

@@ -105,7 +105,7 @@ impl Judging<'_> {
             raw: seen(KvCodec::Raw),
         };
         let kv = match r.codec {
-            _ if r.answer.is_empty() => self.config.kv,
+            _ if !r.is_settled() => self.config.kv,
             KvCodec::Raw => KvChoice::Raw,
             KvCodec::Int4 => KvChoice::Int4,
             KvCodec::Int8 => KvChoice::Int8,
@@ -122,7 +122,7 @@ impl Judging<'_> {
     /// Tokens of prompt and answer that a group need not compute to decode behind them: none where the answer rests on KV that went
     /// through a codec, since groups keep it as it was computed.
     fn usable_at(&self, r: &Request, group: GroupId) -> u32 {
-        let is_exact = r.answer.is_empty() || r.codec == KvCodec::Raw;
+        let is_exact = !r.is_settled() || r.codec == KvCodec::Raw;
         if is_exact { self.kept.has(group, &r.trail) } else { 0 }
     }
 

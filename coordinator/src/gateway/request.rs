@@ -155,6 +155,11 @@ impl Request {
         self.prompt.len() + self.answer.len().saturating_sub(1)
     }
 
+    /// Whether its client has tokens that rest on its codec.
+    pub fn is_settled(&self) -> bool {
+        self.resumed || !self.answer.is_empty()
+    }
+
     /// Whether it is to go on with what its client has, or was granted pages before.
     pub fn goes_on(&self) -> bool {
         self.accepted || self.resumed

@@ -1,6 +1,6 @@
 //! Prompt flow 2 and 9: the loop where clients, streams and the gateway machine meet.
 
-use super::{Accepted, Prompt, Reply, SUBMISSIONS, Submission, SubmitError, checks::Examiner};
+use super::{Accepted, Prompt, Reply, SUBMISSIONS, Seen, Submission, SubmitError, checks::Examiner};
 use crate::{
     guard::Guard,
     journal::{Journal, Recalled},
@@ -20,7 +20,7 @@ use tokio_util::{
 };
 use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway as Machine, View};
 use tsnode_protocol::{
-    ModelId, PeerId, RequestId, Sampled, Token, Traffic,
+    ModelId, PeerId, RequestId, Token, Traffic,
     journal::Fingerprint,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest},
 };
@@ -63,7 +63,7 @@ struct Client {
     /// Tells it from an earlier one of the same name.
     line: LineNo,
     /// What it has from another gateway, until it is told so.
-    given: Vec<Sampled>,
+    given: Option<Recalled>,
     /// Until the request is routed.
     answer: Option<oneshot::Sender<Result<Accepted, SubmitError>>>,
     replies: mpsc::Sender<Reply>,
@@ -261,7 +261,7 @@ impl Drive {
         });
         let client = Client {
             line,
-            given: Vec::new(),
+            given: None,
             answer: Some(answer),
             replies,
             reader: Some(reader),
@@ -276,9 +276,9 @@ impl Drive {
         }
         let (journal, looked) = (self.journal.clone(), desk.looked.clone());
         self.tasks.spawn(async move {
-            let recalled = journal.recall(request, asked.fingerprint(), seen).await;
+            let recalled = journal.recall(request, asked.fingerprint(), seen.tokens).await;
             // The loop being gone, nobody waits for this.
-            let _ = looked.send(Looked { line, asked, recalled }).await;
+            let _ = looked.send(Looked { line, asked, recalled: believed(recalled, seen) }).await;
         });
         None
     }
@@ -294,7 +294,7 @@ impl Drive {
             holder: r.holder,
             answer: r.answer.iter().map(|s| s.token).collect(),
         });
-        client.given = recalled.as_ref().map(|r| r.answer.clone()).unwrap_or_default();
+        client.given = recalled.clone();
         self.journal.begin(request, fingerprint, recalled);
         Some(Event::Submit { request, model, prompt, generation, begun })
     }
@@ -324,7 +324,10 @@ impl Drive {
                 tracing::debug!(%peer, %offence, "slower than its advert says");
                 self.guard.blame(peer, offence);
             }
-            Action::Settled { request, codec, holder } => self.journal.settled(request, codec, holder),
+            Action::Settled { request, codec, holder } => {
+                self.journal.settled(request, codec, holder);
+                reply(desk, request, Reply::Settled(codec));
+            }
             Action::Token { request, index, sampled } => {
                 // Never more than the client is sent.
                 if reply(desk, request, Reply::Token { index, sampled: sampled.clone() }) {
@@ -446,8 +449,10 @@ fn tell(action: Action, desk: &mut Desk) {
             if let (Some(answer), Some(replies)) = (client.answer.take(), client.reader.take()) {
                 // A client that has gone drops the replies, which cancels the request.
                 let _ = answer.send(Ok(Accepted { prefill, decode, replies }));
+                let Some(given) = client.given.take() else { return };
                 // There is room for the whole answer.
-                for (index, sampled) in (0..).zip(std::mem::take(&mut client.given)) {
+                let _ = client.replies.try_send(Reply::Settled(given.codec));
+                for (index, sampled) in (0..).zip(given.answer) {
                     let _ = client.replies.try_send(Reply::Token { index, sampled });
                 }
             }
@@ -460,6 +465,14 @@ fn tell(action: Action, desk: &mut Desk) {
         Action::Trace(trace) => drop(reply(desk, trace.request, Reply::Trace(Box::new(trace)))),
         _ => {}
     }
+}
+
+/// What its client is to go on with. The client knows what its tokens rest on: a journal that says otherwise is of another
+/// attempt, and without any the answer is computed again in that way, and is the same.
+fn believed(recalled: Option<Recalled>, seen: Seen) -> Option<Recalled> {
+    let Some(codec) = seen.codec.filter(|_| seen.tokens > 0) else { return recalled };
+    let fits = |said: &Recalled| said.codec == codec;
+    Some(recalled.filter(fits).unwrap_or(Recalled { codec, ..Recalled::default() }))
 }
 
 /// Whether the client is there to get it.

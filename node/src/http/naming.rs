@@ -1,13 +1,14 @@
 //! What a request is called, and how far its client has read it: how a client whose gateway died goes on at another peer.
 //!
 //! Every event of a streamed answer has an id, the request's name and how many tokens of each answer came with it and
-//! before. A client that asks again, at any peer, with the same body and the id of the last event it got
+//! before, and what they rest on: with that any peer computes the same answer, also where nobody has a journal of it. A client that asks again, at any peer, with the same body and the id of the last event it got
 //! (`Last-Event-ID`, as in server-sent events) gets the events after it. One that has no such id yet gives a name of its
 //! own (`Idempotency-Key`), and gets the same answer however often it asks.
 
 use super::ApiError;
+use crate::gateway::Seen;
 use axum::http::{HeaderMap, HeaderName};
-use tsnode_protocol::RequestId;
+use tsnode_protocol::{KvCodec, RequestId};
 
 pub(super) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -15,6 +16,8 @@ pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id
 const KEY_BYTES: usize = 256;
 /// Most answers an event's id counts.
 const ANSWERS: usize = 64;
+/// How an id says what an answer rests on.
+const CODECS: [(KvCodec, &str); 3] = [(KvCodec::Raw, "raw"), (KvCodec::Int4, "int4"), (KvCodec::Int8, "int8")];
 
 /// A request's name, and what its client has of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +26,8 @@ pub(super) struct Naming {
     pub request: RequestId,
     /// The client may have been served before.
     pub comes_back: bool,
-    /// Tokens of each answer that it has.
-    seen: Vec<usize>,
+    /// What it has of each answer.
+    seen: Vec<Seen>,
 }
 
 impl Naming {
@@ -69,18 +72,21 @@ impl Naming {
         name(&hasher)
     }
 
-    /// Tokens of an answer that the client has.
-    pub fn seen(&self, index: usize) -> usize {
-        self.seen.get(index).copied().unwrap_or(0)
+    /// What the client has of an answer.
+    pub fn seen(&self, index: usize) -> Seen {
+        self.seen.get(index).copied().unwrap_or_default()
     }
 
-    /// The id of an event after which the client has so many tokens of each answer.
-    pub fn event(&self, generated: impl Iterator<Item = usize>) -> String {
+    /// The id of an event after which the client has so much of each answer.
+    pub fn event(&self, seen: impl Iterator<Item = Seen>) -> String {
         use std::fmt::Write;
         let mut id = self.request.to_string();
-        for (n, tokens) in generated.enumerate() {
+        for (n, Seen { tokens, codec }) in seen.enumerate() {
             // Writing to a string does not fail.
             let _ = write!(id, "{}{tokens}", if n == 0 { ':' } else { ',' });
+            if let Some((_, name)) = CODECS.iter().find(|(known, _)| Some(*known) == codec) {
+                let _ = write!(id, "/{name}");
+            }
         }
         id
     }
@@ -91,13 +97,22 @@ fn name(hasher: &blake3::Hasher) -> RequestId {
     RequestId(std::array::from_fn(|i| hash.as_bytes()[i]))
 }
 
-fn read(id: &str) -> Option<(RequestId, Vec<usize>)> {
-    let (request, counts) = id.split_once(':')?;
-    if counts.split(',').count() > ANSWERS {
+fn read(id: &str) -> Option<(RequestId, Vec<Seen>)> {
+    let (request, answers) = id.split_once(':')?;
+    if answers.split(',').count() > ANSWERS {
         return None;
     }
-    let counts: Result<Vec<usize>, _> = counts.split(',').map(str::parse).collect();
-    Some((request.parse().ok()?, counts.ok()?))
+    Some((request.parse().ok()?, answers.split(',').map(seen).collect::<Option<_>>()?))
+}
+
+fn seen(answer: &str) -> Option<Seen> {
+    let (tokens, codec) = answer.split_once('/').map_or((answer, None), |(tokens, codec)| (tokens, Some(codec)));
+    let of = |name: &str| CODECS.iter().find(|(_, known)| *known == name).map(|(codec, _)| *codec);
+    let codec = match codec {
+        Some(name) => Some(of(name)?),
+        None => None,
+    };
+    Some(Seen { tokens: tokens.parse().ok()?, codec })
 }
 
 #[cfg(test)]
@@ -124,13 +139,16 @@ mod tests {
     #[test]
     fn an_events_id_says_all_that_is_needed() {
         let asked = of(&[(KEY, "a")], b"x").unwrap();
-        let id = asked.event([12, 0].into_iter());
-        let back = of(&[(LAST_EVENT, &id)], b"x").unwrap();
-        assert_eq!((back.request, back.seen(0), back.seen(1), back.seen(2)), (asked.request, 12, 0, 0));
+        let all = [(12, Some(KvCodec::Int4)), (0, None), (3, Some(KvCodec::Raw))]
+            .map(|(tokens, codec)| Seen { tokens, codec });
+        let back = of(&[(LAST_EVENT, &asked.event(all.into_iter()))], b"x").unwrap();
+        assert_eq!((back.request, [0, 1, 2].map(|n| back.seen(n))), (asked.request, all));
+        assert_eq!(back.seen(3), Seen::default());
         assert_eq!(back.seed(), asked.seed());
-        for wrong in ["", "12", "req-00:1", &format!("{}:x", asked.request), &format!("{}:", asked.request)] {
+        let of_it = |answers: &str| format!("{}:{answers}", asked.request);
+        for wrong in ["", "12", "req-00:1", &of_it("x"), &of_it(""), &of_it("1/int3"), &of_it("/raw")] {
             assert!(of(&[(LAST_EVENT, wrong)], b"x").is_err(), "{wrong}");
         }
-        assert!(of(&[(LAST_EVENT, &asked.event(0..65))], b"x").is_err());
+        assert!(of(&[(LAST_EVENT, &asked.event([Seen::default(); 65].into_iter()))], b"x").is_err());
     }
 }

@@ -80,6 +80,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
         let mut piece = Piece::default();
         while let Some(reply) = accepted.replies.recv().await {
             match reply {
+                Reply::Settled(_) => {}
                 Reply::Token { index, sampled } => {
                     state.metrics.token(index);
                     piece.extend(writer.token(sampled));

@@ -5,7 +5,7 @@ use super::{
     request::{Answer, Taken, Wanted},
     respond::{self, Form, Frame, Piece, Writer},
 };
-use crate::gateway::Reply;
+use crate::gateway::{Reply, Seen};
 use axum::response::{
     IntoResponse, Response,
     sse::{Event, KeepAlive, Sse},
@@ -15,6 +15,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tsnode_protocol::{KvCodec, Token};
 
 /// Events a slow client has not read; above it the answer waits.
 const EVENTS: usize = 64;
@@ -42,8 +43,9 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
     let (model, answers) = (taken.model, taken.answers);
     let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
     let (prompts, mut replies) = merge(answers);
-    let seen: Vec<usize> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
-    let mut begun: Vec<bool> = seen.iter().map(|seen| *seen > 0).collect();
+    let seen: Vec<Seen> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
+    let mut codecs: Vec<Option<KvCodec>> = seen.iter().map(|seen| seen.codec).collect();
+    let mut begun: Vec<bool> = seen.iter().map(|seen| seen.tokens > 0).collect();
     let mut open = prompts.len();
     let (mut cached, mut trace) = (0, None);
     while open > 0 {
@@ -55,11 +57,15 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
         let Some((index, reply)) = next else { break };
         let mut is_known = false;
         let piece = match reply {
+            Reply::Settled(codec) => {
+                codecs[index] = Some(codec);
+                continue;
+            }
             Reply::Token { index: at, sampled } => {
                 state.metrics.token(at);
                 let piece = writers[index].token(sampled);
                 // The client has it from before it came back.
-                is_known = writers[index].generated <= seen[index];
+                is_known = writers[index].generated <= seen[index].tokens;
                 piece
             }
             Reply::Trace(one) => {
@@ -80,7 +86,9 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
         }
         let first = (!std::mem::replace(&mut begun[index], true)).then_some(prompts[index].as_slice());
         let body = part(&frame, index, &piece, wanted, first);
-        let id = wanted.naming.event(writers.iter().map(|w| w.generated));
+        let id = wanted
+            .naming
+            .event(writers.iter().zip(&codecs).map(|(w, codec)| Seen { tokens: w.generated, codec: *codec }));
         send(Event::default().id(id), body, events).await?;
     }
     if open > 0 {
@@ -94,7 +102,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
 }
 
 /// All answers' replies in one queue, each with the answer's number.
-fn merge(answers: Vec<Answer>) -> (Vec<Vec<tsnode_protocol::Token>>, mpsc::Receiver<(usize, Reply)>) {
+fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply)>) {
     let (sender, receiver) = mpsc::channel(EVENTS);
     let mut prompts = Vec::new();
     for (index, answer) in answers.into_iter().enumerate() {
@@ -116,13 +124,7 @@ fn merge(answers: Vec<Answer>) -> (Vec<Vec<tsnode_protocol::Token>>, mpsc::Recei
     (prompts, receiver)
 }
 
-fn part(
-    frame: &Frame,
-    index: usize,
-    piece: &Piece,
-    wanted: &Wanted,
-    first: Option<&[tsnode_protocol::Token]>,
-) -> Value {
+fn part(frame: &Frame, index: usize, piece: &Piece, wanted: &Wanted, first: Option<&[Token]>) -> Value {
     let mut body = frame.envelope(vec![frame.part(index, piece, wanted, first)]);
     if wanted.delivery.include_usage {
         body.insert("usage".into(), Value::Null);
