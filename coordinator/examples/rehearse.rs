@@ -1,5 +1,5 @@
 //! Many stories of the control plane, from seed to seed:
-//! `rehearse [first seed] [count] [fewest peers] [most peers] [scheduler]`.
+//! `rehearse [first seed] [count] [fewest peers] [most peers] [scheduler] [clients=<a second>]`.
 //!
 //! `tsnode simulate control` does the same and more; this builds without the node.
 
@@ -14,18 +14,23 @@ fn main() {
         true => Planning::Scheduler,
         false => Planning::Sketch,
     };
+    let clients = arguments.iter().find_map(|a| a.strip_prefix("clients=")?.parse().ok()).unwrap_or(0.0);
     let (started, mut failed) = (Instant::now(), 0);
-    let (mut silent, mut at_once, mut agreed) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut silent, mut at_once, mut agreed, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut sums = [0; 9];
     for seed in first..first + count {
         let peers = fewest + seed % (most - fewest + 1);
         let begun = Instant::now();
-        let mut report = rehearse(&Script { planning, ..Script::new(seed, peers as usize) });
+        let mut report = rehearse(&Script { planning, clients, ..Script::new(seed, peers as usize) });
         if count == 1 {
             for (at, line) in &report.lines {
                 println!("{:8.2}  {line}", at.as_secs_f64());
             }
             let figures = &report.figures;
             println!("{:?}\n{:?}", figures.said, figures.refused);
+            if clients > 0.0 {
+                println!("{:?}", figures.requests);
+            }
         }
         if let Some(broken) = &report.broken {
             failed += 1;
@@ -37,13 +42,28 @@ fn main() {
         silent.append(&mut report.figures.noticed_by_silence);
         at_once.append(&mut report.figures.noticed_at_once);
         agreed.extend(report.figures.agreed_after);
+        served.extend(report.figures.served_after);
+        let of = report.figures.requests;
+        let counts =
+            [of.asked, of.complete, of.unserved, of.failed, of.cancelled, of.lost, of.resumed, of.moved, of.went_on];
+        sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
     }
-    for (name, of) in
-        [("noticed by silence", &mut silent), ("noticed at once", &mut at_once), ("agreed after", &mut agreed)]
-    {
+    for (name, of) in [
+        ("noticed by silence", &mut silent),
+        ("noticed at once", &mut at_once),
+        ("agreed after", &mut agreed),
+        ("served after", &mut served),
+    ] {
         of.sort_by(f64::total_cmp);
         let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(f64::NAN);
         println!("{name}: median {:.2} s, 99 % {:.2} s, most {:.2} s, of {}", at(0.5), at(0.99), at(1.0), of.len());
+    }
+    if clients > 0.0 {
+        let [asked, complete, unserved, unfinished, cancelled, lost, resumed, moved, went_on] = sums;
+        println!(
+            "requests: {asked} asked, {complete} complete, {unserved} unserved, {unfinished} failed, {cancelled} cancelled"
+        );
+        println!("{lost} lost with their gateway, {resumed} resumed elsewhere, {moved} moved, {went_on} with tokens");
     }
     println!("{count} seeds, {failed} broken, {:.1} s", started.elapsed().as_secs_f64());
     if failed > 0 {

@@ -12,6 +12,7 @@ use super::{
     memo::Memo,
     net::Net,
     process::{Held, Next, Process},
+    requests::{Item, Requests},
 };
 use crate::{
     Time,
@@ -54,6 +55,8 @@ enum Due {
     GoesOn(usize, u64),
     IsGone(usize, Time),
     Lies(usize),
+    /// Of clients' requests.
+    Request(Item),
 }
 
 /// A swarm and its surroundings.
@@ -78,6 +81,8 @@ pub struct World {
     pub archive: Vec<Verified<Gossip>>,
     /// Messages refused, by who refused them.
     pub rejected: BTreeMap<usize, Vec<Reject>>,
+    /// What clients ask for, if any do.
+    pub(super) requests: Option<Box<Requests>>,
     pub(super) last_proposed: (Epoch, Term, PlanId),
     /// Whether clocks may be wrong.
     pub(super) clocks_err: bool,
@@ -86,7 +91,7 @@ pub struct World {
     net_troubled: Time,
     /// When the network last was in parts.
     parted: Time,
-    numbers: BTreeMap<PeerId, usize>,
+    pub(super) numbers: BTreeMap<PeerId, usize>,
     due: BTreeMap<u64, Vec<Due>>,
     wakes: BTreeSet<(Time, usize)>,
     /// Adverts ever said: [`Memo`] names views by where they lie.
@@ -121,6 +126,7 @@ impl World {
             chronicle: Chronicle::default(),
             archive: Vec::new(),
             rejected: BTreeMap::new(),
+            requests: None,
             last_proposed: (Epoch(0), Term(0), PlanId([0; 16])),
             clocks_err: false,
             quiet_since: None,
@@ -210,6 +216,7 @@ impl World {
                 if self.peers[n].lie.is_none() {
                     self.checks.a_plan_takes_effect_by_majority_and_terms_rise(self.now, id, &plan);
                 }
+                self.put_request(self.now, Item::Adopted((n, self.peers[n].life), plan));
                 let late = LOADING.mul_f64(self.pace.unit());
                 self.put(self.now + late, Due::Loaded(n, self.peers[n].life));
             }
@@ -219,8 +226,12 @@ impl World {
                 self.put(self.now + late, Due::Planned(n, self.peers[n].life, draft));
             }
             Action::Reject { peer, reason } => self.refused(n, peer, reason),
-            Action::PeerDown { peer, reason } => self.gave_up(n, peer, reason),
-            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::PeerMoved(_) | Action::CoordinatorChanged { .. } => {}
+            Action::PeerDown { peer, reason } => {
+                self.put_request(self.now, Item::Forgets((n, self.peers[n].life), peer));
+                self.gave_up(n, peer, reason);
+            }
+            Action::PeerMoved(peer) => self.put_request(self.now, Item::Forgets((n, self.peers[n].life), peer)),
+            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::CoordinatorChanged { .. } => {}
         }
     }
 
@@ -307,6 +318,13 @@ impl World {
         self.due.entry(at.as_millis() as u64).or_default().push(due);
     }
 
+    /// Requests only: without them nothing is put there.
+    pub(super) fn put_request(&mut self, at: Time, item: Item) {
+        if self.requests.is_some() {
+            self.put(at, Due::Request(item));
+        }
+    }
+
     /// Lets time pass.
     pub fn wait(&mut self, span: Duration) {
         let end = self.now + span;
@@ -361,9 +379,15 @@ impl World {
             Due::Planned(n, life, draft) if self.peers[n].life == life => self.tell(n, Event::Planned(draft)),
             Due::Loaded(n, life) if self.peers[n].life == life => {
                 let (running, ready) = (self.pace.below(4) as u32, self.peers[n].led());
-                let load = Load { running, ..Load::default() };
-                self.tell(n, Event::Load { load, ready });
+                match self.requests {
+                    Some(_) => self.request(Item::Loaded((n, life), ready)),
+                    None => {
+                        let load = Load { running, ..Load::default() };
+                        self.tell(n, Event::Load { load, ready });
+                    }
+                }
             }
+            Due::Request(item) => self.request(item),
             Due::IsGone(n, since) => self.look_for_ghost(n, since),
             Due::Lies(n) => {
                 if let Some(lie) =

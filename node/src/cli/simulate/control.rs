@@ -97,7 +97,12 @@ impl Asked {
     fn script(&self, seed: u64) -> Script {
         let turn = PEERS.0 + seed % (PEERS.1 - PEERS.0 + 1);
         let peers = self.peers.unwrap_or(if self.seeds > 1 { turn as usize } else { 8 });
-        Script { seed, peers, trouble: self.trouble, faults: self.faults.clone(), planning: self.planning }
+        Script {
+            trouble: self.trouble,
+            faults: self.faults.clone(),
+            planning: self.planning,
+            ..Script::new(seed, peers)
+        }
     }
 
     /// The command that tells one of the stories again.
