@@ -148,6 +148,8 @@ pub(super) struct Requests {
     dice: Dice,
     /// Clients a second.
     rate: f64,
+    /// All agree, and nothing goes wrong any more.
+    is_calm: bool,
     planted: Option<Planted>,
     desks: BTreeMap<usize, Desk>,
     /// What waits for a process that is stopped.
@@ -165,6 +167,7 @@ impl Requests {
         Self {
             dice: Dice::new(seed ^ 0x72_65_71_75_65_73_74),
             rate,
+            is_calm: false,
             planted,
             desks: BTreeMap::new(),
             waiting: BTreeMap::new(),

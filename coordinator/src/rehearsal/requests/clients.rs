@@ -201,6 +201,10 @@ impl Requests {
         if !was_accepted {
             self.break_off(around.now, "a_request_ends_once", format!("{request} ends and was never accepted"));
         }
+        if let (End::Failed(why), true, None) = (&end, self.is_calm, around.peers[n].lie) {
+            let what = format!("{request} fails at p{n} though all agree: {why}");
+            self.break_off(around.now, "everybody_is_served_again", what);
+        }
         if !matches!(end, End::Failed(_)) && got != most {
             let what = format!("{request} is said to be complete with {got} of {most} tokens");
             self.break_off(around.now, "no_token_is_lost_repeated_or_changed", what);

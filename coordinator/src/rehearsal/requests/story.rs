@@ -50,7 +50,7 @@ impl World {
             .filter(|n| self.peers[*n].is_running() && self.peers[*n].lie.is_none() && !self.peers[*n].leaving)
             .collect();
         self.of_requests(|requests, around| {
-            requests.rate = 0.0;
+            (requests.rate, requests.is_calm) = (0.0, true);
             there.into_iter().for_each(|n| requests.last_one_asks(around, n));
         });
         let (begun, look) = (self.now, LOOK);
