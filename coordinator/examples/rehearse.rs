@@ -4,7 +4,7 @@
 //! `tsnode simulate control` does the same and more; this builds without the node.
 
 use std::time::Instant;
-use tsnode_coordinator::rehearsal::{Planning, Script, rehearse};
+use tsnode_coordinator::rehearsal::{Planning, Script, rehearse, requests::Tally};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -17,7 +17,7 @@ fn main() {
     let clients = arguments.iter().find_map(|a| a.strip_prefix("clients=")?.parse().ok()).unwrap_or(0.0);
     let (started, mut failed) = (Instant::now(), 0);
     let (mut silent, mut at_once, mut agreed, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut sums = [0; 9];
+    let mut requests = Tally::default();
     for seed in first..first + count {
         let peers = fewest + seed % (most - fewest + 1);
         let begun = Instant::now();
@@ -28,9 +28,6 @@ fn main() {
             }
             let figures = &report.figures;
             println!("{:?}\n{:?}", figures.said, figures.refused);
-            if clients > 0.0 {
-                println!("{:?}", figures.requests);
-            }
         }
         if let Some(broken) = &report.broken {
             failed += 1;
@@ -43,10 +40,7 @@ fn main() {
         at_once.append(&mut report.figures.noticed_at_once);
         agreed.extend(report.figures.agreed_after);
         served.extend(report.figures.served_after);
-        let of = report.figures.requests;
-        let counts =
-            [of.asked, of.complete, of.unserved, of.failed, of.cancelled, of.lost, of.resumed, of.moved, of.went_on];
-        sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
+        requests += report.figures.requests;
     }
     for (name, of) in [
         ("noticed by silence", &mut silent),
@@ -54,19 +48,22 @@ fn main() {
         ("agreed after", &mut agreed),
         ("served after", &mut served),
     ] {
-        of.sort_by(f64::total_cmp);
-        let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(f64::NAN);
-        println!("{name}: median {:.2} s, 99 % {:.2} s, most {:.2} s, of {}", at(0.5), at(0.99), at(1.0), of.len());
+        if of.is_empty() && name == "served after" {
+            continue;
+        }
+        print_quantiles(name, of);
     }
     if clients > 0.0 {
-        let [asked, complete, unserved, unfinished, cancelled, lost, resumed, moved, went_on] = sums;
-        println!(
-            "requests: {asked} asked, {complete} complete, {unserved} unserved, {unfinished} failed, {cancelled} cancelled"
-        );
-        println!("{lost} lost with their gateway, {resumed} resumed elsewhere, {moved} moved, {went_on} with tokens");
+        println!("{requests:?}");
     }
     println!("{count} seeds, {failed} broken, {:.1} s", started.elapsed().as_secs_f64());
     if failed > 0 {
         std::process::exit(1);
     }
+}
+
+fn print_quantiles(name: &str, of: &mut [f64]) {
+    of.sort_by(f64::total_cmp);
+    let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(f64::NAN);
+    println!("{name}: median {:.2} s, 99 % {:.2} s, most {:.2} s, of {}", at(0.5), at(0.99), at(1.0), of.len());
 }

@@ -7,6 +7,7 @@
 //! | what a leader does for those who ask it | `host` |
 //! | when what gateways and leaders say to each other arrives | `lines` |
 //! | their place in a story, and its end | `story` |
+//! | how they fared | `tally` |
 //!
 //! Chance has a stream of its own here: without clients a seed's story is what it was. Groups compute prompts themselves; one
 //! that is asked to prefill for another breaks off.
@@ -16,6 +17,9 @@ mod desk;
 mod host;
 mod lines;
 mod story;
+mod tally;
+
+pub use tally::Tally;
 
 use super::{
     Broken,
@@ -117,29 +121,6 @@ impl Around<'_> {
     fn reaches(&self, a: Place, b: Place) -> bool {
         a == b || (self.lives(b) && self.lives(a) && !self.net.is_cut(a.0, b.0) && !self.net.is_cut(b.0, a.0))
     }
-}
-
-/// How requests fared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Clients who came.
-    pub asked: u64,
-    /// Answers that were complete.
-    pub complete: u64,
-    /// Requests that nobody took.
-    pub unserved: u64,
-    /// Requests that ended with a stated error.
-    pub failed: u64,
-    /// Clients who went.
-    pub cancelled: u64,
-    /// Requests whose gateway died, and whose client did not come back.
-    pub lost: u64,
-    /// Requests whose client came back to another gateway with what it had.
-    pub resumed: u64,
-    /// Times that a gateway asked another group after the first.
-    pub moved: u64,
-    /// Of those, with tokens already given.
-    pub went_on: u64,
 }
 
 /// All requests of a story.

@@ -119,6 +119,8 @@ impl Requests {
 
     /// Clients whose gateway is no more: every second one comes to another with what it has.
     pub(super) fn miss_gateways(&mut self, around: Around<'_>) {
+        // Nothing may be said to the others any more, and those are as unknown as they are over.
+        self.clients.retain(|_, c| c.state != State::Over || c.is_last);
         let lost = |c: &Client| c.state == State::Open && !around.lives(c.at);
         let lost: Vec<RequestId> = self.clients.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
         for request in lost {

@@ -104,10 +104,10 @@ impl Requests {
         if !counts(&line) {
             return;
         }
-        let runs = self.desks.iter().filter(|(n, d)| around.lives((**n, d.life))).flat_map(|(_, d)| &d.host.runs);
+        let mut runs = self.desks.iter().filter(|(n, d)| around.lives((**n, d.life))).flat_map(|(_, d)| &d.host.runs);
         let has_part =
             |run: &Run| group.stages.iter().any(|s| run.stages.iter().any(|p| around.peers[p.0].id == s.peer));
-        let other = runs.filter(|(no, run)| run.request == open.request && counts(no) && has_part(run)).next();
+        let other = runs.find(|(no, run)| run.request == open.request && counts(no) && has_part(run));
         if let Some((_, run)) = other {
             let what = format!("{} runs in {} and is taken in {}", open.request, run.group, group.id);
             self.break_off(around.now, "no_peer_serves_a_request_under_two_plans", what);
