@@ -7,7 +7,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     control::{Control, Event, Reject},
     rehearsal::{
-        Fault, Planning, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted, sketch::Sketch,
+        Fault, Planning, Report, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted, sketch::Sketch,
     },
 };
 use tsnode_protocol::{Gossip, PeerId, Phase, Plan, Term, gossip::Certificate};
@@ -430,7 +430,7 @@ fn so_they_do_with_the_schedulers_plans() {
 }
 
 /// With clients who ask three times a second.
-fn asked(seed: u64, peers: usize, planted: Option<Planted>) -> tsnode_coordinator::rehearsal::Report {
+fn asked(seed: u64, peers: usize, planted: Option<Planted>) -> Report {
     rehearse(&Script { clients: 3.0, planted, ..Script::new(seed, peers) })
 }
 
@@ -441,7 +441,7 @@ fn requests_end_once_and_whole_in_trouble_and_are_taken_again_after_it() {
         let peers = 5 + (seed % 16) as usize;
         let report = asked(seed, peers, None);
         if let Some(broken) = report.broken {
-            panic!("`rehearse {seed} 1 {peers} {peers} clients=3`: {broken}");
+            panic!("`tsnode simulate control --seed {seed} --peers {peers} --clients 3`: {broken}");
         }
         assert!(report.figures.served_after.is_some());
         complete += report.figures.requests.complete;
@@ -464,10 +464,10 @@ fn what_is_broken_on_purpose_is_found() {
 }
 
 #[test]
-fn clients_come_by_a_chance_of_their_own() {
-    let lines = |clients| rehearse(&Script { clients, ..Script::new(9, 9) }).figures.requests;
-    assert_eq!(lines(2.0), lines(2.0));
-    assert!(lines(2.0).asked > lines(0.5).asked && lines(0.0).asked == 0);
+fn clients_come_as_often_as_is_said_and_alike_from_one_seed() {
+    let requests = |clients| rehearse(&Script { clients, ..Script::new(9, 9) }).figures.requests;
+    assert_eq!(requests(2.0), requests(2.0));
+    assert!(requests(2.0).asked > requests(0.5).asked && requests(0.0).asked == 0);
 }
 
 #[test]
