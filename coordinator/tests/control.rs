@@ -7,7 +7,8 @@ use std::time::Duration;
 use tsnode_coordinator::{
     control::{Control, Event, Reject},
     rehearsal::{
-        Fault, Planning, Report, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted, sketch::Sketch,
+        Fault, Planning, Report, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted,
+        sketch::Sketch,
     },
 };
 use tsnode_protocol::{Gossip, PeerId, Phase, Plan, Term, gossip::Certificate};
