@@ -1,10 +1,10 @@
 //! Many stories of the control plane, from seed to seed:
-//! `rehearse [first seed] [count] [fewest peers] [most peers] [scheduler]`.
+//! `rehearse [first seed] [count] [fewest peers] [most peers] [scheduler] [clients=<a second>]`.
 //!
 //! `tsnode simulate control` does the same and more; this builds without the node.
 
 use std::time::Instant;
-use tsnode_coordinator::rehearsal::{Planning, Script, rehearse};
+use tsnode_coordinator::rehearsal::{Planning, Script, rehearse, requests::Tally};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -14,12 +14,14 @@ fn main() {
         true => Planning::Scheduler,
         false => Planning::Sketch,
     };
+    let clients = arguments.iter().find_map(|a| a.strip_prefix("clients=")?.parse().ok()).unwrap_or(0.0);
     let (started, mut failed) = (Instant::now(), 0);
-    let (mut silent, mut at_once, mut agreed) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut silent, mut at_once, mut agreed, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut requests = Tally::default();
     for seed in first..first + count {
         let peers = fewest + seed % (most - fewest + 1);
         let begun = Instant::now();
-        let mut report = rehearse(&Script { planning, ..Script::new(seed, peers as usize) });
+        let mut report = rehearse(&Script { planning, clients, ..Script::new(seed, peers as usize) });
         if count == 1 {
             for (at, line) in &report.lines {
                 println!("{:8.2}  {line}", at.as_secs_f64());
@@ -37,16 +39,31 @@ fn main() {
         silent.append(&mut report.figures.noticed_by_silence);
         at_once.append(&mut report.figures.noticed_at_once);
         agreed.extend(report.figures.agreed_after);
+        served.extend(report.figures.served_after);
+        requests += report.figures.requests;
     }
-    for (name, of) in
-        [("noticed by silence", &mut silent), ("noticed at once", &mut at_once), ("agreed after", &mut agreed)]
-    {
-        of.sort_by(f64::total_cmp);
-        let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(f64::NAN);
-        println!("{name}: median {:.2} s, 99 % {:.2} s, most {:.2} s, of {}", at(0.5), at(0.99), at(1.0), of.len());
+    for (name, of) in [
+        ("noticed by silence", &mut silent),
+        ("noticed at once", &mut at_once),
+        ("agreed after", &mut agreed),
+        ("served after", &mut served),
+    ] {
+        if of.is_empty() && name == "served after" {
+            continue;
+        }
+        print_quantiles(name, of);
+    }
+    if clients > 0.0 {
+        println!("{requests:?}");
     }
     println!("{count} seeds, {failed} broken, {:.1} s", started.elapsed().as_secs_f64());
     if failed > 0 {
         std::process::exit(1);
     }
+}
+
+fn print_quantiles(name: &str, of: &mut [f64]) {
+    of.sort_by(f64::total_cmp);
+    let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(f64::NAN);
+    println!("{name}: median {:.2} s, 99 % {:.2} s, most {:.2} s, of {}", at(0.5), at(0.99), at(1.0), of.len());
 }

@@ -9,6 +9,7 @@
 //! | time, and everything in it | [`world`] |
 //! | what goes wrong when | [`trouble`] |
 //! | what liars say | [`liars`] |
+//! | clients' requests, and who serves them | [`requests`] |
 //! | what must hold, as sentences | [`checks`] |
 //! | what happened, for people | [`chronicle`] |
 //!
@@ -23,6 +24,7 @@ pub mod liars;
 mod memo;
 pub mod net;
 pub mod process;
+pub mod requests;
 mod script;
 pub mod sketch;
 pub mod trouble;

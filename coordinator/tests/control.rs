@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
     control::{Control, Event, Reject},
-    rehearsal::{Fault, Planning, Script, World, cast, liars::Lie, process::Held, rehearse, sketch::Sketch},
+    rehearsal::{
+        Fault, Planning, Report, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted,
+        sketch::Sketch,
+    },
 };
 use tsnode_protocol::{Gossip, PeerId, Phase, Plan, Term, gossip::Certificate};
 
@@ -425,6 +428,47 @@ fn whatever_happens_connected_peers_agree_soon_after_it_stops() {
 #[test]
 fn so_they_do_with_the_schedulers_plans() {
     (0..4).for_each(|seed| told(seed, 5 + seed as usize, Planning::Scheduler));
+}
+
+/// With clients who ask three times a second.
+fn asked(seed: u64, peers: usize, planted: Option<Planted>) -> Report {
+    rehearse(&Script { clients: 3.0, planted, ..Script::new(seed, peers) })
+}
+
+#[test]
+fn requests_end_once_and_whole_in_trouble_and_are_taken_again_after_it() {
+    let (mut complete, mut went_on) = (0, 0);
+    for seed in 0..40 {
+        let peers = 5 + (seed % 16) as usize;
+        let report = asked(seed, peers, None);
+        if let Some(broken) = report.broken {
+            panic!("`tsnode simulate control --seed {seed} --peers {peers} --clients 3`: {broken}");
+        }
+        assert!(report.figures.served_after.is_some());
+        complete += report.figures.requests.complete;
+        went_on += report.figures.requests.went_on;
+    }
+    // Answers that nobody broke off would show nothing.
+    assert!(complete > 2000 && went_on > 100, "{complete} complete, {went_on} went on elsewhere");
+}
+
+/// What the checks say first when this is broken.
+fn found(planted: Planted) -> &'static str {
+    (0..10).find_map(|seed| asked(seed, 8, Some(planted)).broken).unwrap().sentence
+}
+
+#[test]
+fn what_is_broken_on_purpose_is_found() {
+    assert_eq!(found(Planted::Changed), "no_token_is_lost_repeated_or_changed");
+    assert_eq!(found(Planted::HoldsOn), "no_peer_serves_a_request_under_two_plans");
+    assert_eq!(found(Planted::NoEnd), "every_request_ends");
+}
+
+#[test]
+fn clients_come_as_often_as_is_said_and_alike_from_one_seed() {
+    let requests = |clients| rehearse(&Script { clients, ..Script::new(9, 9) }).figures.requests;
+    assert_eq!(requests(2.0), requests(2.0));
+    assert!(requests(2.0).asked > requests(0.5).asked && requests(0.0).asked == 0);
 }
 
 #[test]

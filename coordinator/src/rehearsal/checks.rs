@@ -1,5 +1,6 @@
 //! What must hold, whatever happens: sentences, checked while a story is told.
 
+use super::requests::Tally;
 use crate::{Time, control::Reject};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -43,6 +44,10 @@ pub struct Figures {
     pub plans: u64,
     /// From quiet to agreement (s).
     pub agreed_after: Option<f64>,
+    /// How requests fared, where clients came.
+    pub requests: Tally,
+    /// From agreement until a client of each honest peer had its whole answer (s).
+    pub served_after: Option<f64>,
     /// Messages and bytes said, by kind.
     pub said: BTreeMap<&'static str, (u64, u64)>,
     /// Bytes of heartbeats that came straight to each peer.

@@ -140,11 +140,11 @@ impl World {
                 1 => self.say(n, stray(epoch, Term(u32::MAX), 3)),
                 _ => {
                     let Some(plan) = plan else { return };
-                    let far = Plan { epoch: Epoch(epoch.0 + 1000), ..plan };
+                    let far = Plan { epoch: Epoch(epoch.0.saturating_add(1000)), ..plan };
                     self.say(n, Gossip::Plan(far.into()));
                 }
             },
-            Lie::Stray => self.say(n, stray(epoch, Term(term.0 + 1), self.now.as_secs())),
+            Lie::Stray => self.say(n, stray(epoch, Term(term.0.saturating_add(1)), self.now.as_secs())),
             Lie::Boast => {
                 let mut advert = self.peers[n].advert.clone();
                 for device in &mut advert.devices {

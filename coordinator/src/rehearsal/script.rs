@@ -1,6 +1,8 @@
 //! A story from its seed to its verdict: peers start, trouble, quiet, agreement, and some time in which it lasts.
 
-use super::{Broken, Fault, Figures, World, cast, checks::GHOST, chronicle::Note, liars::Lie, sketch::Sketch};
+use super::{
+    Broken, Fault, Figures, World, cast, checks::GHOST, chronicle::Note, liars::Lie, requests::Planted, sketch::Sketch,
+};
 use crate::{Time, planner::Scheduler};
 use std::time::Duration;
 
@@ -37,6 +39,10 @@ pub struct Script {
     pub faults: Vec<Fault>,
     /// Who plans.
     pub planning: Planning,
+    /// Clients that come in a second; with none there are no requests.
+    pub clients: f64,
+    /// What is broken on purpose.
+    pub planted: Option<Planted>,
 }
 
 impl Script {
@@ -49,6 +55,8 @@ impl Script {
             trouble: Duration::from_secs(30),
             faults: Fault::ALL.map(|f| f.1).to_vec(),
             planning: Planning::Sketch,
+            clients: 0.0,
+            planted: None,
         }
     }
 }
@@ -74,6 +82,9 @@ pub fn rehearse(script: &Script) -> Report {
     world.calm();
     world.quiet_since = Some(world.now);
     settle(&mut world);
+    if world.checks.broken.is_none() {
+        world.serve_everybody();
+    }
     let liars = world.liars();
     world.checks.no_two_plans_of_a_term_share_peers(world.now, &liars);
     if let Some(broken) = world.checks.broken.clone() {
@@ -111,6 +122,9 @@ fn opening(script: &Script) -> World {
             let lie = Lie::ALL[world.dice.below(Lie::ALL.len())];
             world.make_liar(n, lie);
         }
+    }
+    if script.clients > 0.0 {
+        world.let_clients_come(script.seed, script.clients, script.planted);
     }
     world
 }

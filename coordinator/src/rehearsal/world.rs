@@ -1,17 +1,20 @@
 //! Time, and everything in it: processes, what is on its way between them, and what is due.
 
+mod agenda;
 mod agreement;
 mod lives;
 mod witness;
+mod words;
 
 use super::{
     cast,
     checks::Checks,
     chronicle::{Chronicle, Note},
-    liars::{self, Lie},
+    liars::Lie,
     memo::Memo,
     net::Net,
     process::{Held, Next, Process},
+    requests::{Item, Requests},
 };
 use crate::{
     Time,
@@ -22,7 +25,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Epoch, Gossip, Heartbeat, Life, Load, PeerId, PlanId, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, Life, PeerId, PlanId, Term, Verified};
 
 /// Wall clock at the beginning (s since 1970); the seed adds up to an epoch.
 const UNIX: u64 = 1_800_000_000;
@@ -54,6 +57,8 @@ enum Due {
     GoesOn(usize, u64),
     IsGone(usize, Time),
     Lies(usize),
+    /// Of clients' requests.
+    Request(Item),
 }
 
 /// A swarm and its surroundings.
@@ -78,6 +83,8 @@ pub struct World {
     pub archive: Vec<Verified<Gossip>>,
     /// Messages refused, by who refused them.
     pub rejected: BTreeMap<usize, Vec<Reject>>,
+    /// What clients ask for, if any do.
+    pub(super) requests: Option<Box<Requests>>,
     pub(super) last_proposed: (Epoch, Term, PlanId),
     /// Whether clocks may be wrong.
     pub(super) clocks_err: bool,
@@ -86,7 +93,7 @@ pub struct World {
     net_troubled: Time,
     /// When the network last was in parts.
     parted: Time,
-    numbers: BTreeMap<PeerId, usize>,
+    pub(super) numbers: BTreeMap<PeerId, usize>,
     due: BTreeMap<u64, Vec<Due>>,
     wakes: BTreeSet<(Time, usize)>,
     /// Adverts ever said: [`Memo`] names views by where they lie.
@@ -121,6 +128,7 @@ impl World {
             chronicle: Chronicle::default(),
             archive: Vec::new(),
             rejected: BTreeMap::new(),
+            requests: None,
             last_proposed: (Epoch(0), Term(0), PlanId([0; 16])),
             clocks_err: false,
             quiet_since: None,
@@ -210,6 +218,7 @@ impl World {
                 if self.peers[n].lie.is_none() {
                     self.checks.a_plan_takes_effect_by_majority_and_terms_rise(self.now, id, &plan);
                 }
+                self.put_request(self.now, Item::Adopted((n, self.peers[n].life), plan));
                 let late = LOADING.mul_f64(self.pace.unit());
                 self.put(self.now + late, Due::Loaded(n, self.peers[n].life));
             }
@@ -219,163 +228,12 @@ impl World {
                 self.put(self.now + late, Due::Planned(n, self.peers[n].life, draft));
             }
             Action::Reject { peer, reason } => self.refused(n, peer, reason),
-            Action::PeerDown { peer, reason } => self.gave_up(n, peer, reason),
-            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::PeerMoved(_) | Action::CoordinatorChanged { .. } => {}
-        }
-    }
-
-    fn publish(&mut self, n: usize, gossip: Gossip, half: Option<usize>) {
-        let honest = self.peers[n].lie.is_none();
-        let id = self.peers[n].id;
-        match &gossip {
-            Gossip::Endorsement(e) => {
-                self.checks.endorsed_by(e.plan, id);
-                if honest {
-                    self.checks.nobody_endorses_twice(self.now, id, (e.epoch, e.term), e.plan);
-                }
+            Action::PeerDown { peer, reason } => {
+                self.put_request(self.now, Item::Forgets((n, self.peers[n].life), peer));
+                self.gave_up(n, peer, reason);
             }
-            Gossip::Plan(plan) => {
-                self.last_proposed = (plan.epoch, plan.term, plan.id());
-                self.note(Note::Proposed(n, plan.epoch, plan.term, plan.id(), plan.reason.clone()));
-            }
-            _ => {}
-        }
-        // A message that others would refuse is not sent.
-        let Ok(message) = self.peers[n].seal(gossip) else { return };
-        if matches!(message.message(), Gossip::Advert(_)) {
-            self.adverts.push(message.clone());
-        }
-        self.peers[n].hear_self(message.clone());
-        // Now and then it is lost on its first steps, for everybody.
-        if self.net.lost == 0.0 || self.dice.unit() > self.net.lost / 2.0 {
-            self.spread(n, &message, half);
-        }
-    }
-
-    /// Sends heartbeats to a few peers.
-    fn pulse(&mut self, n: usize, to: &[PeerId], own: Option<Heartbeat>, mut heard: Vec<Verified<Gossip>>) {
-        let id = self.peers[n].id;
-        if self.peers[n].lie == Some(Lie::Deaf) {
-            heard.clear();
-        }
-        if let Some(own) = own.and_then(|own| self.peers[n].seal(Gossip::Heartbeat(own)).ok()) {
-            self.peers[n].pulse_self(own.clone());
-            heard.insert(0, own);
-        }
-        let bytes: u64 = heard.iter().map(|word| word.proof().to_bytes().len() as u64).sum();
-        let words = Arc::new(heard);
-        for to in to.iter().filter_map(|to| self.number(*to)).collect::<Vec<_>>() {
-            let said = self.checks.figures.said.entry("pulse").or_default();
-            (said.0, said.1) = (said.0 + 1, said.1 + bytes);
-            if !self.peers[to].is_running() {
-                continue;
-            }
-            for late in self.net.deliveries(n, to, &mut self.dice).into_iter().flatten() {
-                let straight = self.checks.figures.straight.entry(to).or_default();
-                *straight += bytes;
-                self.put(self.now + late, Due::Pulse(to as u32, id, words.clone()));
-            }
-        }
-    }
-
-    /// Sends a message to everybody, or to every second peer.
-    pub fn spread(&mut self, from: usize, message: &Verified<Gossip>, half: Option<usize>) {
-        let bytes = message.proof().to_bytes().len() as u64;
-        let said = self.checks.figures.said.entry(message.message().kind()).or_default();
-        (said.0, said.1) = (said.0 + 1, said.1 + bytes);
-        if self.archive.len() < ARCHIVE || self.dice.below(50) == 0 {
-            let place = self.dice.below(ARCHIVE);
-            match self.archive.get_mut(place) {
-                Some(old) => *old = message.clone(),
-                None => self.archive.push(message.clone()),
-            }
-        }
-        let message = Arc::new(message.clone());
-        for to in 0..self.peers.len() {
-            if to == from || !self.peers[to].is_running() || half.is_some_and(|h| to % 2 != h) {
-                continue;
-            }
-            for late in self.net.deliveries(from, to, &mut self.dice).into_iter().flatten() {
-                self.checks.figures.heard += 1;
-                self.checks.figures.heard_bytes += bytes;
-                self.put(self.now + late, Due::Message(to as u32, message.clone()));
-            }
-        }
-    }
-
-    fn put(&mut self, at: Time, due: Due) {
-        self.due.entry(at.as_millis() as u64).or_default().push(due);
-    }
-
-    /// Lets time pass.
-    pub fn wait(&mut self, span: Duration) {
-        let end = self.now + span;
-        while self.checks.broken.is_none() {
-            let arrival = self.due.first_key_value().map(|(ms, _)| Time::from_millis(*ms));
-            let wake = self.wakes.first().copied();
-            let next = [arrival, wake.map(|w| w.0)].into_iter().flatten().min();
-            let Some(next) = next.filter(|at| *at <= end) else { break };
-            self.now = self.now.max(next);
-            if arrival == Some(next) {
-                let Some((_, all)) = self.due.pop_first() else { continue };
-                all.into_iter().for_each(|due| self.happens(due));
-            } else if let Some((_, n)) = wake {
-                self.tell(n, Event::Deadline);
-            }
-        }
-        self.now = self.now.max(end);
-    }
-
-    fn happens(&mut self, due: Due) {
-        match due {
-            Due::Message(to, message) => {
-                let to = to as usize;
-                if self.peers[to].is_running() {
-                    let message = Arc::unwrap_or_clone(message);
-                    self.tell(to, Event::Gossip(message));
-                }
-            }
-            Due::Pulse(to, from, words) => {
-                self.tell(to as usize, Event::Pulse { from, words: Arc::unwrap_or_clone(words) });
-            }
-            // A system refuses connections to a process that is no more, not to one that is there again.
-            Due::Refuses(_, id) if self.number(id).is_some_and(|n| self.peers[n].is_running()) => {}
-            Due::Refuses(to, id) => self.tell(to as usize, Event::Gone(id)),
-            Due::Connects(to, id) => self.tell(to as usize, Event::Connected(id)),
-            Due::Disconnects(to, id) => self.tell(to as usize, Event::Disconnected(id)),
-            Due::Start(n) => self.start(n),
-            Due::End(n, life) if u64::from(self.peers[n].life.0) == life && self.peers[n].is_running() => self.kill(n),
-            Due::Written(n, hold) if self.holding.get(&n) == Some(&hold) => {
-                if let Held::Writing(epoch, term) = self.peers[n].held {
-                    self.peers[n].disk.endorsed = Some((epoch, term));
-                    (self.peers[n].held, self.peers[n].troubled) = (Held::No, self.now);
-                    self.run(n);
-                }
-            }
-            Due::GoesOn(n, hold) if self.holding.get(&n) == Some(&hold) && self.peers[n].held == Held::Paused => {
-                let timer_first = self.dice.below(2) == 0;
-                self.peers[n].go_on(self.now, timer_first);
-                self.note(Note::WentOn(n));
-                self.run(n);
-            }
-            Due::Planned(n, life, draft) if self.peers[n].life == life => self.tell(n, Event::Planned(draft)),
-            Due::Loaded(n, life) if self.peers[n].life == life => {
-                let (running, ready) = (self.pace.below(4) as u32, self.peers[n].led());
-                let load = Load { running, ..Load::default() };
-                self.tell(n, Event::Load { load, ready });
-            }
-            Due::IsGone(n, since) => self.look_for_ghost(n, since),
-            Due::Lies(n) => {
-                if let Some(lie) =
-                    self.peers[n].lie.filter(|_| self.peers[n].is_running() && self.quiet_since.is_none())
-                {
-                    self.lie(n, lie);
-                    self.run(n);
-                    let again = liars::EVERY.mul_f64(0.3 + self.dice.unit());
-                    self.put(self.now + again, Due::Lies(n));
-                }
-            }
-            Due::End(..) | Due::Written(..) | Due::GoesOn(..) | Due::Planned(..) | Due::Loaded(..) => {}
+            Action::PeerMoved(peer) => self.put_request(self.now, Item::Forgets((n, self.peers[n].life), peer)),
+            Action::PeerUp(_) | Action::PeerSuspect(_) | Action::CoordinatorChanged { .. } => {}
         }
     }
 

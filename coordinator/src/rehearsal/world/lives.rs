@@ -4,7 +4,7 @@ use super::{Due, World};
 use crate::{
     Time,
     control::Event,
-    rehearsal::{checks::GHOST, chronicle::Note, liars, process::Held},
+    rehearsal::{checks::GHOST, chronicle::Note, liars, process::Held, requests::Item},
 };
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ impl World {
                 self.put(at, Due::Refuses(other as u32, id));
             }
         }
+        self.put_request(self.now, Item::Killed((n, self.peers[n].life)));
         self.end(n, "is killed");
     }
 

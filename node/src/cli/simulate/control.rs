@@ -1,5 +1,7 @@
 //! `tsnode simulate control`: the control plane under faults, from a seed, with its invariants checked.
 
+mod told;
+
 use crate::{
     cli::{is_set, json, plan::asked::usage, show, verb},
     exit::{Exit, Kind},
@@ -15,16 +17,20 @@ use std::sync::{
     mpsc,
 };
 use std::time::{Duration, Instant};
+use told::{Summary, fared, verdict};
 use tsnode_coordinator::rehearsal::{Fault, Planning, Report, Script, rehearse};
 
 /// Most peers of one story: memory grows with their square.
 const MOST_PEERS: usize = 2000;
+/// Most clients a second.
+const MOST_CLIENTS: f64 = 1000.0;
 /// Where seeds take peers in turn, the fewest and most.
 const PEERS: (u64, u64) = (5, 50);
 
 pub(super) fn command() -> Command {
     let example = "tsnode simulate control --seed 7 --peers 12\n  \
                    tsnode simulate control --seed 0 --seeds 1000\n  \
+                   tsnode simulate control --seed 0 --seeds 100 --clients 3\n  \
                    tsnode simulate control --seed 3 --peers 8 --faults crash,pause --minutes 5 --json";
     let value = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help)
@@ -40,6 +46,7 @@ pub(super) fn command() -> Command {
             "Of loss, partition, crash, pause, disk, clock, lie, leave; or none [default: all]",
         ))
         .arg(value("planner", "NAME", "sketch (quick) or scheduler (the node's own) [default: sketch]"))
+        .arg(value("clients", "N", "Clients that ask in a second, whose answers are checked [default: 0]"))
         .arg(json())
 }
 
@@ -53,6 +60,7 @@ struct Asked {
     faults: Vec<Fault>,
     fault_names: Option<String>,
     planning: Planning,
+    clients: f64,
     json: bool,
 }
 
@@ -82,6 +90,10 @@ impl Asked {
             Some("scheduler") => Planning::Scheduler,
             Some(other) => return Err(usage(format!("--planner {other}: sketch or scheduler"))),
         };
+        let clients: f64 = number(matches, "clients")?.unwrap_or(0.0);
+        if !(0.0..=MOST_CLIENTS).contains(&clients) {
+            return Err(usage(format!("--clients: from 0 to {MOST_CLIENTS}")));
+        }
         Ok(Self {
             seed: number(matches, "seed")?.unwrap_or(0),
             peers,
@@ -90,6 +102,7 @@ impl Asked {
             faults,
             fault_names,
             planning,
+            clients,
             json: is_set(matches, "json"),
         })
     }
@@ -97,7 +110,13 @@ impl Asked {
     fn script(&self, seed: u64) -> Script {
         let turn = PEERS.0 + seed % (PEERS.1 - PEERS.0 + 1);
         let peers = self.peers.unwrap_or(if self.seeds > 1 { turn as usize } else { 8 });
-        Script { seed, peers, trouble: self.trouble, faults: self.faults.clone(), planning: self.planning }
+        Script {
+            trouble: self.trouble,
+            faults: self.faults.clone(),
+            planning: self.planning,
+            clients: self.clients,
+            ..Script::new(seed, peers)
+        }
     }
 
     /// The command that tells one of the stories again.
@@ -112,6 +131,9 @@ impl Asked {
         }
         if self.planning == Planning::Scheduler {
             line.push_str(" --planner scheduler");
+        }
+        if self.clients > 0.0 {
+            line.push_str(&format!(" --clients {}", self.clients));
         }
         line
     }
@@ -169,6 +191,9 @@ fn one(asked: &Asked) -> Result<(), Exit> {
         if let Some(after) = figures.agreed_after {
             say!("all agreed {after:.2} s after the last fault");
         }
+        if let Some(after) = figures.served_after {
+            say!("{}\na client of each had its answer {after:.2} s after that", fared(&figures.requests));
+        }
     }
     match &report.broken {
         None => {
@@ -179,22 +204,6 @@ fn one(asked: &Asked) -> Result<(), Exit> {
         }
         Some(broken) => Err(Exit::new(Kind::Other, format!("{broken}; again: {}", asked.replay(&script)))),
     }
-}
-
-fn verdict(script: &Script, report: &Report) -> Value {
-    let figures = &report.figures;
-    json!({
-        "seed": script.seed,
-        "peers": script.peers,
-        "broken": report.broken.as_ref().map(|b| json!({ "sentence": b.sentence, "at_s": b.at.as_secs_f64(), "what": b.what })),
-        "lasted_s": report.lasted.as_secs_f64(),
-        "agreed_after_s": figures.agreed_after,
-        "plans": figures.plans,
-        "false_deaths": figures.false_deaths,
-        "said": figures.said,
-        "noticed_at_once_s": figures.noticed_at_once,
-        "noticed_by_silence_s": figures.noticed_by_silence,
-    })
 }
 
 /// Many stories, on all processors; the summary is the same whatever their order.
@@ -236,65 +245,28 @@ fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
     sum.print(asked, started.elapsed())
 }
 
-/// What came of many stories.
-#[derive(Default)]
-struct Summary {
-    told: u64,
-    broken: Vec<Value>,
-    agreed: Vec<f64>,
-    at_once: Vec<f64>,
-    by_silence: Vec<f64>,
-    false_deaths: u64,
-    plans: u64,
-}
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test may stop.
+    use super::*;
 
-impl Summary {
-    fn add(&mut self, script: &Script, report: Report) {
-        self.told += 1;
-        if report.broken.is_some() {
-            self.broken.push(verdict(script, &report));
-        }
-        let figures = report.figures;
-        self.agreed.extend(figures.agreed_after);
-        self.at_once.extend(figures.noticed_at_once);
-        self.by_silence.extend(figures.noticed_by_silence);
-        self.false_deaths += figures.false_deaths;
-        self.plans += figures.plans;
+    fn asked(line: &str) -> Result<Asked, Exit> {
+        Asked::read(&command().try_get_matches_from(line.split(' ').skip(2)).unwrap())
     }
 
-    fn print(mut self, asked: &Asked, took: Duration) -> Result<(), Exit> {
-        self.broken.sort_by_key(|b| b["seed"].as_u64());
-        let times = [
-            ("agreed", &mut self.agreed),
-            ("noticed at once", &mut self.at_once),
-            ("noticed by silence", &mut self.by_silence),
-        ];
-        let mut rows = Vec::new();
-        for (name, of) in times {
-            of.sort_by(f64::total_cmp);
-            let at = |q: f64| of.get((q * of.len().saturating_sub(1) as f64) as usize).copied();
-            rows.push((name, of.len(), [at(0.5), at(0.99), at(1.0)]));
-        }
-        if asked.json {
-            let quantiles: Value = rows
-                .iter()
-                .map(|(name, count, at)| json!({ "what": name, "count": count, "p50_s": at[0], "p99_s": at[1], "most_s": at[2] }))
-                .collect();
-            show::print_json(&json!({
-                "stories": self.told, "broken": self.broken, "plans": self.plans, "false_deaths": self.false_deaths,
-                "times": quantiles, "took_s": took.as_secs_f64(),
-            }))?;
-        } else {
-            let (told, plans, deaths) = (self.told, self.plans, self.false_deaths);
-            say!("{told} stories in {:.0} s: {plans} plans, {deaths} false deaths", took.as_secs_f64());
-            for (name, count, at) in rows {
-                let [median, most_of, most] = at.map(|t| t.map_or_else(|| "-".into(), |t| format!("{t:.2} s")));
-                say!("{name:20} median {median}, 99 % {most_of}, at most {most}, of {count}");
-            }
-        }
-        match self.broken.len() {
-            0 => Ok(()),
-            n => Err(Exit::new(Kind::Other, format!("{n} of {} stories broke an invariant", self.told))),
-        }
+    #[test]
+    fn a_story_is_told_again_by_the_line_that_is_printed() {
+        let line = "tsnode simulate control --seed 5 --peers 9 --minutes 0.25 --faults crash,pause --clients 2.5";
+        let read = asked(line).ok().unwrap();
+        assert_eq!(read.replay(&read.script(5)), line);
+        let report = rehearse(&read.script(5));
+        assert!(report.broken.is_none() && report.figures.requests.complete > 0);
+        assert_eq!(verdict(&read.script(5), &report)["requests"]["complete"], report.figures.requests.complete);
+    }
+
+    #[test]
+    fn more_clients_than_a_story_can_hold_are_refused() {
+        let refused = |n: &str| asked(&format!("tsnode simulate control --clients {n}")).is_err();
+        assert!(refused("1001") && refused("NaN") && refused("many") && !refused("1000"));
     }
 }
