@@ -1,7 +1,9 @@
 //! Prompt flow 1: what a client's request looks like inside the peer that took it, and the channel that takes it.
 
 mod checks;
+mod desk;
 mod drive;
+mod reach;
 
 pub use drive::Drive;
 pub use tsnode_coordinator::gateway::Trace;

@@ -1,6 +1,6 @@
 //! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
 
-use super::drive::Reach;
+use super::reach::Reach;
 use crate::guard::Guard;
 use std::time::Duration;
 use tokio::sync::mpsc;

@@ -1,28 +1,29 @@
 //! Prompt flow 2 and 9: the loop where clients, streams and the gateway machine meet.
 
-use super::{Accepted, Prompt, Reply, SUBMISSIONS, Seen, Submission, SubmitError, checks::Examiner};
+use super::{
+    Prompt, Reply, SUBMISSIONS, Submission,
+    checks::Examiner,
+    desk::{Asked, Client, DecodeLine, Desk, Heard, Looked, PrefillLine, believed, finish, reply, tell},
+    reach::Reach,
+};
 use crate::{
     guard::Guard,
-    journal::{Journal, Recalled},
+    journal::Journal,
     links::Links,
     roster::Roster,
     serving::{
-        client::{LeaderRequest, ORDERS, event_room, follow_decode},
+        client::{ORDERS, event_room},
         host::Host,
     },
 };
 use std::collections::BTreeMap;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::TaskTracker,
-};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway as Machine, View};
 use tsnode_protocol::{
-    ModelId, PeerId, RequestId, Token, Traffic,
-    journal::Fingerprint,
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Opening, PrefillEvent, PrefillRequest},
+    PeerId, RequestId, Traffic,
+    stream::{DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest},
 };
 
 /// What streams and clients say, not yet looked at; above it streams wait.
@@ -56,132 +57,6 @@ pub struct Drive {
     pub tasks: TaskTracker,
     /// The process's zero.
     pub started: Instant,
-}
-
-/// A request as this loop holds it.
-struct Client {
-    /// Tells it from an earlier one of the same name.
-    line: LineNo,
-    /// What it has from another gateway, until it is told so.
-    given: Option<Recalled>,
-    /// Until the request is routed.
-    answer: Option<oneshot::Sender<Result<Accepted, SubmitError>>>,
-    replies: mpsc::Sender<Reply>,
-    /// Taken when the request is accepted.
-    reader: Option<mpsc::Receiver<Reply>>,
-    decode: Option<DecodeLine>,
-    prefill: Option<PrefillLine>,
-    /// Ends the task that waits for the client to go.
-    _over: DropGuard,
-}
-
-/// Tells a request's lines apart: what was said on one that has been hung up on no longer counts.
-type LineNo = u64;
-
-/// The line to the leader that decodes.
-struct DecodeLine {
-    line: LineNo,
-    orders: mpsc::Sender<DecodeOrder>,
-    end: CancellationToken,
-}
-
-/// The line to the leader that prefills.
-struct PrefillLine {
-    line: LineNo,
-    end: CancellationToken,
-}
-
-/// Something that happened, and on which line.
-struct Heard {
-    line: LineNo,
-    event: Event,
-}
-
-/// A request that may have been begun at another gateway, once that is known.
-struct Looked {
-    line: LineNo,
-    asked: Asked,
-    recalled: Option<Recalled>,
-}
-
-/// What a client asks for.
-struct Asked {
-    request: RequestId,
-    model: ModelId,
-    prompt: Vec<Token>,
-    generation: Generation,
-}
-
-impl Asked {
-    fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(self.model, &self.prompt, &self.generation)
-    }
-}
-
-impl Drop for DecodeLine {
-    fn drop(&mut self) {
-        self.end.cancel();
-    }
-}
-
-/// The loop's own state beside the machine's.
-struct Desk {
-    clients: BTreeMap<RequestId, Client>,
-    heard: mpsc::Sender<Heard>,
-    looked: mpsc::Sender<Looked>,
-    examiner: Examiner,
-    lines: LineNo,
-}
-
-impl Desk {
-    fn new_line(&mut self) -> LineNo {
-        self.lines += 1;
-        self.lines
-    }
-
-    /// What was said, unless that line has been hung up on meanwhile.
-    fn still_counts(&self, heard: Heard) -> Option<Event> {
-        let open = match &heard.event {
-            Event::Cancel { request } => self.clients.get(request).map(|c| c.line),
-            Event::Decode { request, .. } | Event::DecodeLost { request, .. } => {
-                self.clients.get(request).and_then(|c| c.decode.as_ref()).map(|l| l.line)
-            }
-            Event::Prefill { request, .. } | Event::PrefillLost { request, .. } => {
-                self.clients.get(request).and_then(|c| c.prefill.as_ref()).map(|l| l.line)
-            }
-            _ => None,
-        };
-        (open == Some(heard.line)).then_some(heard.event)
-    }
-}
-
-/// The ways to leaders, on this peer and on others. Clones are equal.
-#[derive(Clone)]
-pub(super) struct Reach {
-    me: PeerId,
-    host: Host,
-    links: Links,
-    roster: Roster,
-}
-
-impl Reach {
-    /// Brings a request to its leader and follows it there, in this process or over a stream.
-    pub async fn decode(
-        self,
-        leader: PeerId,
-        open: DecodeRequest,
-        orders: mpsc::Receiver<DecodeOrder>,
-        events: mpsc::Sender<DecodeEvent>,
-    ) -> Result<(), String> {
-        if leader == self.me {
-            let group = open.group;
-            let request = LeaderRequest::Decode { gateway: self.me, request: open, orders, events };
-            return self.host.serve(group, request).await.map_err(|e| e.to_string());
-        }
-        let addresses = self.roster.data_addresses(leader);
-        let stream = self.links.open(leader, &addresses, &Opening::Decode(open)).await.map_err(|e| e.to_string())?;
-        follow_decode(stream, orders, events).await.map_err(|e| e.to_string())
-    }
 }
 
 impl Drive {
@@ -388,18 +263,10 @@ impl Drive {
         if let Some(before) = client.prefill.replace(PrefillLine { line, end: end.clone() }) {
             before.end.cancel();
         }
-        let (heard, me) = (desk.heard.clone(), self.me);
-        let (host, links, roster) = (self.host.clone(), self.links.clone(), self.roster.clone());
+        let (heard, reach) = (desk.heard.clone(), self.reach());
         self.tasks.spawn(async move {
             let (events, mut told) = mpsc::channel(ORDERS);
-            let reach = async move {
-                if leader == me {
-                    let group = open.group;
-                    let asked = LeaderRequest::Prefill { gateway: me, request: open, events };
-                    return host.serve(group, asked).await.map_err(|e| e.to_string());
-                }
-                follow_prefill(leader, open, &links, &roster, events).await
-            };
+            let reach = reach.prefill(leader, open, events);
             let relay = async {
                 let mut over = false;
                 while let Some(event) = told.recv().await {
@@ -419,76 +286,5 @@ impl Drive {
                 },
             }
         });
-    }
-}
-
-async fn follow_prefill(
-    leader: PeerId,
-    open: PrefillRequest,
-    links: &Links,
-    roster: &Roster,
-    events: mpsc::Sender<PrefillEvent>,
-) -> Result<(), String> {
-    let addresses = roster.data_addresses(leader);
-    let mut stream = links.open(leader, &addresses, &Opening::Prefill(open)).await.map_err(|e| e.to_string())?;
-    while let Some(event) = stream.receiver.recv::<PrefillEvent>().await.map_err(|e| e.to_string())? {
-        let last = matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
-        if events.send(event).await.is_err() || last {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Passes on what the machine says to the client. A client that does not read fills its queue and is cancelled by
-/// dropping it.
-fn tell(action: Action, desk: &mut Desk) {
-    match action {
-        Action::Accepted { request, prefill, decode } => {
-            let Some(client) = desk.clients.get_mut(&request) else { return };
-            if let (Some(answer), Some(replies)) = (client.answer.take(), client.reader.take()) {
-                // A client that has gone drops the replies, which cancels the request.
-                let _ = answer.send(Ok(Accepted { prefill, decode, replies }));
-                let Some(given) = client.given.take() else { return };
-                // There is room for the whole answer.
-                let _ = client.replies.try_send(Reply::Settled(given.codec));
-                for (index, sampled) in (0..).zip(given.answer) {
-                    let _ = client.replies.try_send(Reply::Token { index, sampled });
-                }
-            }
-        }
-        Action::Unserved { request, reason, retry_after } => {
-            if let Some(answer) = desk.clients.remove(&request).and_then(|c| c.answer) {
-                let _ = answer.send(Err(SubmitError::Unserved { reason, retry_after }));
-            }
-        }
-        Action::Trace(trace) => drop(reply(desk, trace.request, Reply::Trace(Box::new(trace)))),
-        _ => {}
-    }
-}
-
-/// What its client is to go on with. The client knows what its tokens rest on: a journal that says otherwise is of another
-/// attempt, and without any the answer is computed again in that way, and is the same.
-fn believed(recalled: Option<Recalled>, seen: Seen) -> Option<Recalled> {
-    let Some(codec) = seen.codec.filter(|_| seen.tokens > 0) else { return recalled };
-    let fits = |said: &Recalled| said.codec == codec;
-    Some(recalled.filter(fits).unwrap_or(Recalled { codec, ..Recalled::default() }))
-}
-
-/// Whether the client is there to get it.
-fn reply(desk: &mut Desk, request: RequestId, reply: Reply) -> bool {
-    let Some(client) = desk.clients.get(&request) else { return false };
-    let sent = client.replies.try_send(reply).is_ok();
-    if !sent {
-        tracing::debug!(%request, "the client does not read: request dropped");
-        desk.clients.remove(&request);
-    }
-    sent
-}
-
-fn finish(desk: &mut Desk, request: RequestId, end: End) {
-    if let Some(client) = desk.clients.remove(&request) {
-        // Whoever does not listen any more has cancelled already.
-        let _ = client.replies.try_send(Reply::End(end));
     }
 }
