@@ -66,7 +66,8 @@ impl Turn {
     }
 }
 
-/// The rows of a block of keys in single precision, turned back to where it begins, and their channels' ranges.
+/// The rows of a block of keys in single precision, turned back to where it begins, and their channels' ranges. A number that
+/// is infinite or none spoils the other of its pair, in its row.
 pub(crate) fn turn_back(turn: &Turn, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]) {
     let width = form.dim * Dtype::F32.bytes();
     for (t, (row, out)) in rows.rows.iter().zip(out.chunks_exact_mut(width)).enumerate() {

@@ -129,7 +129,7 @@ unsafe fn down<S: Stored, const P: usize, const C: usize>(
         }
         let at = |n: usize| {
             let both = channels(half, neighbours, i + 8 * (n / 2));
-            if n % 2 == 0 { both.0 } else { both.1 }
+            if n.is_multiple_of(2) { both.0 } else { both.1 }
         };
         range.put(ranges, std::array::from_fn(at));
     }
