@@ -32,7 +32,7 @@ mod team;
 
 use crate::{
     quant::Blocks,
-    wire::{Form, Rows},
+    wire::{Form, Rows, Turn},
 };
 pub(crate) use dense::Outputs;
 use dense::{Block, Cut};
@@ -202,6 +202,24 @@ impl Simd {
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
         }
         vec![Self::Plain]
+    }
+
+    /// See [`wire::turn_back`].
+    pub(crate) fn turn_back(
+        self,
+        turn: &Turn,
+        form: Form,
+        rows: Rows<'_>,
+        out: &mut [u8],
+        low: &mut [f32],
+        high: &mut [f32],
+    ) {
+        by_simd!(self, turn_back(turn, form, rows, out, low, high));
+    }
+
+    /// See [`wire::turn_on`].
+    pub(crate) fn turn_on(self, turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
+        by_simd!(self, turn_on(turn, dim, first, numbers, dtype, out));
     }
 
     /// See [`wire::low_high`].

@@ -41,7 +41,7 @@ pub use machine::CardError;
 pub(crate) use machine::Queue;
 pub use nvml::CardFacts;
 pub use probe::CardSpeeds;
-pub(crate) use tiles::CardTile;
+pub(crate) use tiles::{CardTile, CardTurn};
 
 use crate::{
     engine::{Slice, StageKey},
@@ -181,6 +181,11 @@ impl Card {
         let stage = CardStage::load(&self.machine, outline, layout)?;
         self.stages.insert(key, stage);
         Ok(())
+    }
+
+    /// How the keys of a stage's layer turn.
+    pub(crate) fn turn(&self, key: StageKey, layer: usize) -> Option<CardTurn> {
+        self.stages.get(&key).and_then(|stage| stage.turn(layer))
     }
 
     pub(crate) fn unload(&mut self, key: StageKey) {

@@ -27,7 +27,7 @@ use crate::{
 };
 use attend::Run;
 use kept::Kept;
-use parts::{Device, Loaded, Part};
+use parts::{Device, Loaded, Part, Turns};
 use shards::Shards;
 use std::collections::BTreeMap;
 use tap::{Stored, Tapped};
@@ -239,7 +239,8 @@ impl Engine {
             None => parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu)),
         }
         self.next_key += 1;
-        self.stages.insert(key, Loaded { parts, shape, layers });
+        let turns = Turns::new(parts[0].stage.as_ref());
+        self.stages.insert(key, Loaded { parts, shape, layers, turns });
         Ok(key)
     }
 
@@ -402,8 +403,8 @@ impl Engine {
         self.hall.open();
         let (ranks, hall, sequences, positions) = (self.devices.len(), &self.hall, &self.sequences, &self.positions);
         let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
-        let (first, scratch) = (loaded.layers.start, &mut self.wire);
-        let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, scratch });
+        let (first, turns, scratch) = (loaded.layers.start, &loaded.turns, &mut self.wire);
+        let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, turns, scratch });
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
         let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);

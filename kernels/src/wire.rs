@@ -19,18 +19,27 @@
 //! rows are packed as they lie in pages; a last token without a partner has its first and its second half of channels
 //! share bytes, and so have the upper bits of keys' zeros. Nothing is padded but the last half byte of an odd number of either.
 //!
+//! Keys have been turned by their positions. Four bits have them turned back to where their block begins, in single precision
+//! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`Turn`]): then a channel
+//! keeps to its own numbers, and its steps are smaller.
+//!
 //! A block of at most [`SHORT`] tokens has eight bits where others have four: it would spend more than another bit a number on
 //! its keys' steps, and a prompt that short is all one such block, whose few bytes no link notices.
 
+mod lines;
 mod plain;
 pub mod speed;
 mod steps;
 mod tile;
+mod turn;
 
+use lines::Lines;
 pub(crate) use plain::{decode, encode, encode_from, low_high};
 pub(crate) use steps::choose;
 pub(crate) use tile::Strip;
-pub use tile::{Tile, export, import};
+pub use tile::{Packing, Tile, export, import};
+pub use turn::Turn;
+pub(crate) use turn::{turn_back, turn_on};
 
 use crate::{
     cpu::{Dtype, Simd},
@@ -44,6 +53,8 @@ pub const BLOCK: usize = 64;
 pub const SHORT: usize = 16;
 /// Channels that share a value token's step.
 pub const GROUP: usize = 32;
+/// Rows of keys that are unpacked before they are turned: what stays in the nearest cache.
+const TOGETHER: usize = 16;
 const _: () = assert!((KvCodec::Int4.tile_step() as usize).is_multiple_of(BLOCK));
 
 /// A payload of another size than its tile needs.
@@ -120,6 +131,15 @@ pub(crate) struct Rows<'a> {
     pub dtype: Dtype,
 }
 
+impl<'a> Rows<'a> {
+    /// Those of a block that lie one behind the other.
+    pub(crate) fn of(numbers: &'a [u8], form: Form, dtype: Dtype, slots: &'a mut [&'a [u8]; BLOCK]) -> Self {
+        let rows = numbers.chunks_exact(form.dim * dtype.bytes());
+        slots.iter_mut().zip(rows).for_each(|(slot, row)| *slot = row);
+        Self { rows: &slots[..form.tokens], dtype }
+    }
+}
+
 /// Bytes of a tile of `tokens` × `heads` × `dim`, keys and values.
 #[must_use]
 pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, dim: usize) -> usize {
@@ -146,6 +166,8 @@ pub struct Scratch {
     high: Vec<f32>,
     step: Vec<f32>,
     shift: Vec<f32>,
+    /// Keys in single precision, turned back.
+    turned: Lines,
 }
 
 impl Scratch {
@@ -157,10 +179,22 @@ impl Scratch {
 }
 
 /// Packs a block's rows into `out`, which is as long as the block.
-pub(crate) fn pack(simd: Simd, form: Form, rows: Rows<'_>, scratch: &mut Scratch, out: &mut [u8]) {
+pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &mut Scratch, out: &mut [u8]) {
     scratch.fit(form.groups());
-    let Scratch { low, high, step, shift } = scratch;
-    simd.low_high(form, rows, low, high);
+    let Scratch { low, high, step, shift, turned } = scratch;
+    let simd = packing.simd;
+    let mut slots = [[].as_slice(); BLOCK];
+    let rows = match packing.turn_of(form) {
+        None => {
+            simd.low_high(form, rows, low, high);
+            rows
+        }
+        Some(turn) => {
+            let turned = bytemuck::cast_slice_mut(turned.fit(form.tokens * form.dim));
+            simd.turn_back(turn, form, rows, turned, low, high);
+            Rows::of(turned, form, Dtype::F32, &mut slots)
+        }
+    };
     let (head, codes) = out.split_at_mut(form.head_bytes());
     simd.choose(form, low, high, head, step, shift);
     simd.encode(form, rows, step, shift, codes);
@@ -170,22 +204,35 @@ pub(crate) fn pack(simd: Simd, form: Form, rows: Rows<'_>, scratch: &mut Scratch
 pub(crate) struct Opened<'a> {
     simd: Simd,
     form: Form,
-    scratch: &'a Scratch,
+    turn: Option<&'a Turn>,
+    /// Steps and shifts.
+    scales: (&'a [f32], &'a [f32]),
+    turned: &'a mut Lines,
     codes: &'a [u8],
 }
 
 /// Reads the steps of a packed block as long as its form says.
-pub(crate) fn open<'a>(simd: Simd, form: Form, packed: &'a [u8], scratch: &'a mut Scratch) -> Opened<'a> {
+pub(crate) fn open<'a>(packing: Packing<'a>, form: Form, packed: &'a [u8], scratch: &'a mut Scratch) -> Opened<'a> {
     scratch.fit(form.groups());
     let (head, codes) = packed.split_at(form.head_bytes());
     steps::read(form, head, &mut scratch.step, &mut scratch.shift);
-    Opened { simd, form, scratch, codes }
+    let Scratch { step, shift, turned, .. } = scratch;
+    Opened { simd: packing.simd, form, turn: packing.turn_of(form), scales: (step, shift), turned, codes }
 }
 
 impl Opened<'_> {
     /// Unpacks the rows of tokens from the `first` on into a page, as many as there is room for.
-    pub(crate) fn rows(&self, first: usize, dtype: Dtype, out: &mut [u8]) {
-        self.simd.decode(self.form, self.codes, first, (&self.scratch.step, &self.scratch.shift), dtype, out);
+    pub(crate) fn rows(&mut self, first: usize, dtype: Dtype, out: &mut [u8]) {
+        let Some(turn) = self.turn else {
+            return self.simd.decode(self.form, self.codes, first, self.scales, dtype, out);
+        };
+        let dim = self.form.dim;
+        for (n, out) in out.chunks_mut(TOGETHER * dim * dtype.bytes()).enumerate() {
+            let first = first + n * TOGETHER;
+            let turned = bytemuck::cast_slice_mut(self.turned.fit(out.len() / dtype.bytes()));
+            self.simd.decode(self.form, self.codes, first, self.scales, Dtype::F32, turned);
+            self.simd.turn_on(turn, dim, first, turned, dtype, out);
+        }
     }
 }
 

@@ -2,11 +2,13 @@
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod packed;
+mod turn;
 mod wire;
 
 use super::{Dtype, LANES, Lanes, Matrix, dense::Block, packed::Layout, plain, rounded::Filled};
 pub(super) use packed::wide;
 use std::arch::x86_64::*;
+pub(super) use turn::{turn_back, turn_on};
 pub(super) use wire::{choose, decode, encode, low_high};
 
 pub(super) fn is_available() -> bool {

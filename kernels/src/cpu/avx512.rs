@@ -19,7 +19,7 @@ mod rounded;
 pub(super) mod tiles;
 mod wire;
 
-pub(super) use super::avx2::{reduce_all, scores, weighted_rows, widen};
+pub(super) use super::avx2::{reduce_all, scores, turn_back, turn_on, weighted_rows, widen};
 use super::plain;
 pub(super) use dense::lanes;
 pub(super) use exp::{silu_mul, softmax};

@@ -2,7 +2,7 @@
 
 use super::{KEYS, LANES, Lanes, Matrix, dense::Block};
 pub(super) use super::{quantised::wide, rounded::round};
-pub(super) use crate::wire::{choose, decode, encode, low_high};
+pub(super) use crate::wire::{choose, decode, encode, low_high, turn_back, turn_on};
 
 /// Adds the lanes of a dot product: halves first, so that vector instructions can do it the same way.
 #[inline(always)]

@@ -5,6 +5,7 @@ use super::{
     machine::{Arg, CardError, Launch, Machine, Memory},
     ops::{Kind, Ops, Out, Rows, kind_for_all},
     step::Step,
+    tiles::CardTurn,
     weights::{Form, Matrix, size},
 };
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
     models::{LayerOutline, LinearOutline, NormOutline, Outline},
     pages::Layout,
     rope::RopePairs,
+    wire::Turn,
 };
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
@@ -32,6 +34,8 @@ pub(crate) struct CardStage {
     /// Frequencies and amplitude of each rope.
     ropes: Vec<(Memory, f32)>,
     half: usize,
+    /// Angles of each rope over a block of packed keys.
+    turns: Vec<Memory>,
 }
 
 #[derive(Debug)]
@@ -221,6 +225,8 @@ impl CardStage {
             let (frequencies, amplitude) = rope.frequencies();
             Ok((floats(machine, frequencies)?, amplitude))
         };
+        let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
+        let turn = |rope: &crate::rope::Rope| floats(machine, Turn::new(rope, pairs).all_angles());
         Ok(Self {
             width: outline.hidden,
             embed: outline.embed.map(table).transpose()?,
@@ -228,7 +234,15 @@ impl CardStage {
             head: outline.head.as_ref().map(head).transpose()?,
             ropes: outline.ropes.iter().map(rope).collect::<Result<_, _>>()?,
             half: outline.ropes.first().map_or(0, |rope| rope.frequencies().0.len()),
+            turns: outline.ropes.iter().map(turn).collect::<Result<_, _>>()?,
         })
+    }
+
+    /// How a layer's keys turn over a block.
+    pub fn turn(&self, layer: usize) -> Option<CardTurn> {
+        let layer = self.layers.get(layer)?;
+        let pairs = if layer.neighbours { RopePairs::Neighbours } else { RopePairs::Halves };
+        self.turns.get(layer.rope).map(|angles| CardTurn { angles: angles.at(), half: self.half, pairs })
     }
 
     /// Tokens whose logits it computes.

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     pages::{Layout, Side},
+    rope::RopePairs,
     wire::{BLOCK, block_bytes},
 };
 use bytemuck::{Pod, Zeroable};
@@ -26,6 +27,15 @@ struct TileBlock {
 }
 const _: () = assert!(size_of::<TileBlock>() == 24);
 
+/// How a layer's keys turn over a block, as kernels are told: [`wire::Turn`](crate::wire::Turn) on the card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CardTurn {
+    /// Where its angles are.
+    pub angles: u64,
+    pub half: usize,
+    pub pairs: RopePairs,
+}
+
 /// A part of one layer's KV of a sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct CardTile<'a> {
@@ -35,6 +45,8 @@ pub(crate) struct CardTile<'a> {
     pub heads: Range<usize>,
     pub tokens: Range<usize>,
     pub codec: KvCodec,
+    /// None for keys that do not turn.
+    pub turn: Option<CardTurn>,
 }
 
 impl CardTile<'_> {
@@ -55,7 +67,7 @@ impl CardTile<'_> {
     }
 
     /// What both kernels are told.
-    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> [Arg; 9] {
+    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> [Arg; 12] {
         let bits = match self.codec {
             KvCodec::Raw => 0,
             KvCodec::Int4 => 4,
@@ -64,7 +76,12 @@ impl CardTile<'_> {
         let Layout { heads, dim, dtype, tokens } = self.layout;
         let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
         let kind = Arg::Whole(kv_kind(dtype) as u32);
-        [blocks.into(), Arg::Whole(bits), pool.into(), table.into(), tokens, heads, dim, kind, packed.into()]
+        let (angles, half, pairs) =
+            self.turn.map_or((0, 0, RopePairs::Halves), |turn| (turn.angles, turn.half, turn.pairs));
+        let turn = [Arg::Wide(angles), Arg::Whole(half as u32), Arg::Whole(u32::from(pairs == RopePairs::Neighbours))];
+        let [angles, half, neighbours] = turn;
+        let (blocks, bits, packed) = (blocks.into(), Arg::Whole(bits), packed.into());
+        [blocks, bits, pool.into(), table.into(), tokens, heads, dim, kind, packed, angles, half, neighbours]
     }
 }
 

@@ -113,8 +113,9 @@ impl Engine {
             for layer in 0..layers_count {
                 card.wait_for_layer(layer)?;
                 let (pool, sequences, scratch) = (&self.pools[0], &self.sequences, &mut self.wire);
+                let turn = loaded.turns.of(layer);
                 let heads = layout.heads;
-                let mut fresh = Fresh { pool, sequences, stage, layer, heads, scratch, card: Some(card) };
+                let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, card: Some(card) };
                 tap.layer(layers.start + layer as u32, &mut fresh);
             }
         }
@@ -148,8 +149,11 @@ impl Engine {
         let pages: Vec<Vec<u32>> = (0..layers.len() as usize).map(|layer| kv.pages_of(layer).collect()).collect();
         let card = self.card.as_mut().ok_or_else(|| CardError::Missing("no card".into()))?;
         let (heads, tokens) = (0..layout.heads, 0..tokens as usize);
-        let tile = |pages| CardTile { pages, layout, heads: heads.clone(), tokens: tokens.clone(), codec };
-        let tiles: Vec<CardTile<'_>> = pages.iter().map(|pages| tile(pages.as_slice())).collect();
+        let mut tiles = Vec::with_capacity(pages.len());
+        for (layer, pages) in pages.iter().enumerate() {
+            let (heads, tokens, turn) = (heads.clone(), tokens.clone(), card.turn(stage, layer));
+            tiles.push(CardTile { pages, layout, heads, tokens, codec, turn });
+        }
         let bytes = 2 * layout.heads * tokens.len() * layout.row() * pages.len();
         let (pack, unpack) = card.packing_seconds(&tiles, runs)?;
         Ok((bytes as u64, pack, unpack))
@@ -173,7 +177,8 @@ impl Engine {
         let (heads, tokens) = extent(tile);
         let card = self.card.as_mut().ok_or(EngineError::NoStage)?;
         card.copy_pages(&self.pools[0].take_copies())?;
-        Ok(card.export(Queue::Compute, &CardTile { pages: &pages, layout, heads, tokens, codec }, payload)?)
+        let turn = card.turn(stage, layer);
+        Ok(card.export(Queue::Compute, &CardTile { pages: &pages, layout, heads, tokens, codec, turn }, payload)?)
     }
 
     /// [`Engine::import`] to a card, of a payload of the right length.
@@ -191,7 +196,8 @@ impl Engine {
         let (heads, tokens) = extent(tile);
         let card = self.card.as_mut().ok_or(EngineError::NoStage)?;
         card.copy_pages(&self.pools[0].take_copies())?;
-        Ok(card.import(&CardTile { pages: &pages, layout, heads, tokens, codec }, payload)?)
+        let turn = card.turn(stage, layer);
+        Ok(card.import(&CardTile { pages: &pages, layout, heads, tokens, codec, turn }, payload)?)
     }
 }
 
@@ -207,13 +213,14 @@ pub(super) fn load(card: &mut Card, key: StageKey, parts: &[Part]) -> Result<(),
 pub(super) fn export_beside(
     card: &mut Card,
     kv: &SequenceKv,
-    layer: usize,
+    (stage, layer): (StageKey, usize),
     tokens: Range<usize>,
     codec: KvCodec,
     payload: &mut Vec<u8>,
 ) -> bool {
     let (pages, layout) = (kv.pages_of(layer).collect::<Vec<_>>(), kv.layout());
-    let tile = CardTile { pages: &pages, layout, heads: 0..layout.heads, tokens, codec };
+    let turn = card.turn(stage, layer);
+    let tile = CardTile { pages: &pages, layout, heads: 0..layout.heads, tokens, codec, turn };
     card.export(Queue::Side, &tile, payload).is_ok()
 }
 

@@ -6,6 +6,7 @@ use crate::{
     models::Stage,
     pages::{Layout, PagesError},
     ranks::Rank,
+    wire::Turn,
 };
 use std::ops::Range;
 use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
@@ -15,6 +16,29 @@ pub(super) struct Loaded {
     pub parts: Vec<Part>,
     pub shape: ModelShape,
     pub layers: LayerRange,
+    pub turns: Turns,
+}
+
+/// How the keys of each layer of a stage turn.
+pub(super) struct Turns {
+    all: Vec<Turn>,
+    /// Which of them, layer by layer; none for models whose keys do not turn.
+    of: Vec<usize>,
+}
+
+impl Turns {
+    pub fn new(stage: &dyn Stage) -> Self {
+        let Some(outline) = stage.outline() else { return Self { all: Vec::new(), of: Vec::new() } };
+        // All layers of a model have their pairs alike.
+        let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
+        let all = outline.ropes.iter().map(|rope| Turn::new(rope, pairs)).collect();
+        Self { all, of: outline.layers.iter().map(|layer| layer.attention.rope).collect() }
+    }
+
+    /// That of a layer, counted over the stage.
+    pub fn of(&self, layer: usize) -> Option<&Turn> {
+        self.of.get(layer).and_then(|turn| self.all.get(*turn))
+    }
 }
 
 /// A rank's part of a stage.

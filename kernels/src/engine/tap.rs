@@ -1,11 +1,11 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey, carded};
+use super::{Shards, StageKey, carded, parts::Turns};
 use crate::{
     cpu::Simd,
     cuda::Card,
     pages::PagePool,
-    wire::{self, Tile},
+    wire::{self, Packing, Tile, Turn},
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,6 +28,8 @@ pub struct Fresh<'a> {
     /// Counted over the stage.
     pub(super) layer: usize,
     pub(super) heads: usize,
+    /// How its keys turn.
+    pub(super) turn: Option<&'a Turn>,
     pub(super) scratch: &'a mut wire::Scratch,
     /// Where the pages are, if not here.
     pub(super) card: Option<&'a mut Card>,
@@ -43,10 +45,11 @@ impl Fresh<'_> {
             return false;
         }
         if let Some(card) = &mut self.card {
-            return carded::export_beside(card, kv, self.layer, tokens, codec, payload);
+            return carded::export_beside(card, kv, (self.stage, self.layer), tokens, codec, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
-        wire::export(Simd::detect(), codec, kv, self.pool, &tile, self.scratch, payload);
+        let packing = Packing { simd: Simd::detect(), codec, turn: self.turn };
+        wire::export(packing, kv, self.pool, &tile, self.scratch, payload);
         true
     }
 }
@@ -69,13 +72,15 @@ pub(super) struct Tapped<'a> {
     pub tap: &'a mut dyn Tap,
     /// Where the stage's layers begin.
     pub first: u32,
+    pub turns: &'a Turns,
     pub scratch: &'a mut wire::Scratch,
 }
 
 impl Stored for Tapped<'_> {
     fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>) {
         let Step { stage, sequences } = step;
-        let mut fresh = Fresh { pool, sequences, stage, layer, heads, scratch: self.scratch, card: None };
+        let (turn, scratch) = (self.turns.of(layer), &mut *self.scratch);
+        let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, card: None };
         self.tap.layer(self.first + layer as u32, &mut fresh);
     }
 }

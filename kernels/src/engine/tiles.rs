@@ -4,7 +4,7 @@ use super::{Engine, EngineError, Loaded, Shards, StageKey};
 use crate::{
     cpu::Simd,
     pages::Side,
-    wire::{self, PayloadError, Strip},
+    wire::{self, Packing, PayloadError, Strip},
 };
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader};
@@ -39,10 +39,11 @@ impl Engine {
         let exported = located.map(|Place { loaded, kv, layer }| {
             payload.resize(tile_bytes(loaded, self.dtype, tile, codec), 0);
             let mut rest = payload.as_mut_slice();
+            let packing = Packing { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
             for (side, head) in sides(tile) {
                 let (rank, strip) = strip(loaded, layer, side, head, tile);
                 let pages = (kv.of(rank), &self.pools[rank]);
-                rest = strip.export((Simd::detect(), codec), pages, &mut scratch, rest);
+                rest = strip.export(packing, pages, &mut scratch, rest);
             }
         });
         self.wire = scratch;
@@ -73,10 +74,11 @@ impl Engine {
         let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let mut rest = payload;
+        let packing = Packing { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
         for (side, head) in sides(tile) {
             let (rank, strip) = strip(loaded, layer, side, head, tile);
             let pages = (kv.of(rank), &mut self.pools[rank]);
-            rest = strip.import((Simd::detect(), codec), pages, &mut self.wire, rest);
+            rest = strip.import(packing, pages, &mut self.wire, rest);
         }
         Ok(())
     }

@@ -97,7 +97,7 @@ fn decode_row(form: Form, codes: &[u8], row: usize, (step, shift): (&[f32], &[f3
 }
 
 /// Narrows to a page's elements; what is too large for half precision becomes its largest number.
-fn store(x: f32, dtype: Dtype, out: &mut [u8]) {
+pub(super) fn store(x: f32, dtype: Dtype, out: &mut [u8]) {
     match dtype {
         Dtype::F32 => out.copy_from_slice(&x.to_le_bytes()),
         Dtype::F16 => out.copy_from_slice(&f16::from_f32(x.clamp(-65504.0, 65504.0)).to_le_bytes()),

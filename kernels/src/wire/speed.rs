@@ -1,9 +1,10 @@
 //! How fast one core packs and unpacks, beside how fast it copies the same numbers.
 
-use super::{Scratch, Tile, export, import};
+use super::{Packing, Scratch, Tile, Turn, export, import};
 use crate::{
     cpu::Simd,
     pages::{Layout, PAGE_BYTES, PagePool, PagesError, SequenceKv, Side},
+    rope::{Rope, RopePairs, RopeScaling},
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -35,7 +36,7 @@ pub struct Load {
     pub tile: usize,
 }
 
-/// Rates of `codec` by the instructions of `simd`: medians of `rounds` rounds, in each of which all three are measured one after the other.
+/// Rates of `codec`, of keys that turn, by the instructions of `simd`: medians of `rounds` rounds, in each of which all three are measured one after the other.
 ///
 /// # Errors
 /// When a token's KV does not fit a page.
@@ -57,6 +58,8 @@ pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<
         .map(|start| Tile { layer: 0, heads: 0..heads, tokens: *start..tokens.min(start + load.tile) })
         .collect();
     let mut payloads: Vec<Vec<u8>> = tiles.iter().map(|_| Vec::new()).collect();
+    let turn = Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), RopePairs::Halves);
+    let packing = Packing { simd, codec, turn: Some(&turn) };
     let mut scratch = Scratch::default();
     let mut seconds = [const { Vec::new() }; 3];
     for _ in 0..rounds.max(1) {
@@ -64,13 +67,13 @@ pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<
         black_box(&to);
         seconds[1].push(timed(|| {
             for (tile, payload) in tiles.iter().zip(&mut payloads) {
-                export(simd, codec, &kv, &pool, tile, &mut scratch, payload);
+                export(packing, &kv, &pool, tile, &mut scratch, payload);
             }
         }));
         seconds[2].push(timed(|| {
             for (tile, payload) in tiles.iter().zip(&payloads) {
                 // As long as packing made it.
-                let _ = import(simd, codec, &kv, &mut pool, tile, &mut scratch, black_box(payload));
+                let _ = import(packing, &kv, &mut pool, tile, &mut scratch, black_box(payload));
             }
         }));
     }

@@ -1,12 +1,30 @@
 //! Tiles of pages: blocks of keys head by head, then blocks of values.
 
-use super::{BLOCK, Bits, Form, PayloadError, Rows, Scratch, open, pack, tile_bytes};
+use super::{BLOCK, Bits, Form, PayloadError, Rows, Scratch, Turn, open, pack, tile_bytes};
 use crate::{
     cpu::Simd,
     pages::{PagePool, SequenceKv, Side},
 };
 use std::ops::Range;
 use tsnode_protocol::KvCodec;
+
+/// How tiles are packed and unpacked.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing<'a> {
+    /// By which instructions: all give the same bytes.
+    pub simd: Simd,
+    /// As what.
+    pub codec: KvCodec,
+    /// How the layer's keys turn with their positions, if they do.
+    pub turn: Option<&'a Turn>,
+}
+
+impl<'a> Packing<'a> {
+    /// The turn that numbers of such a block are packed without.
+    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a Turn> {
+        self.turn.filter(|_| form.bits == Bits::Four && form.side == Side::Keys)
+    }
+}
 
 /// A part of a sequence's KV, inside its reserved pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,14 +72,14 @@ impl Strip {
     /// Packs what lies in pages into the first bytes of `out`; the rest is for what follows.
     pub fn export<'o>(
         &self,
-        (simd, codec): (Simd, KvCodec),
+        packing: Packing<'_>,
         (kv, pool): (&SequenceKv, &PagePool),
         scratch: &mut Scratch,
         out: &'o mut [u8],
     ) -> &'o mut [u8] {
         let (layout, mut rest) = (kv.layout(), out);
         for tokens in self.blocks() {
-            let Some(bits) = Bits::of(codec, tokens.len()) else {
+            let Some(bits) = Bits::of(packing.codec, tokens.len()) else {
                 for run in kv.runs(pool, self.layer, self.side, self.head, tokens) {
                     let (out, after) = rest.split_at_mut(run.len());
                     out.copy_from_slice(run);
@@ -75,7 +93,7 @@ impl Strip {
             let all = runs.flat_map(|run| run.chunks_exact(layout.row()));
             rows.iter_mut().zip(all).for_each(|(slot, row)| *slot = row);
             let (out, after) = rest.split_at_mut(form.bytes());
-            pack(simd, form, Rows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
+            pack(packing, form, Rows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
             rest = after;
         }
         rest
@@ -84,14 +102,14 @@ impl Strip {
     /// Unpacks the first bytes of `packed` into pages; the rest is for what follows.
     pub fn import<'p>(
         &self,
-        (simd, codec): (Simd, KvCodec),
+        packing: Packing<'_>,
         (kv, pool): (&SequenceKv, &mut PagePool),
         scratch: &mut Scratch,
         packed: &'p [u8],
     ) -> &'p [u8] {
         let (layout, mut rest) = (kv.layout(), packed);
         for tokens in self.blocks() {
-            let Some(bits) = Bits::of(codec, tokens.len()) else {
+            let Some(bits) = Bits::of(packing.codec, tokens.len()) else {
                 kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
                     let (bytes, after) = rest.split_at(run.len());
                     run.copy_from_slice(bytes);
@@ -102,7 +120,7 @@ impl Strip {
             let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
             let (block, after) = rest.split_at(form.bytes());
             rest = after;
-            let block = open(simd, form, block, scratch);
+            let mut block = open(packing, form, block, scratch);
             let mut row = 0;
             kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
                 block.rows(row, layout.stored(), run);
@@ -115,17 +133,16 @@ impl Strip {
 
 /// Packs what lies in pages. `payload` becomes as long as the tile; what memory it has is used again.
 pub fn export(
-    simd: Simd,
-    codec: KvCodec,
+    packing: Packing<'_>,
     kv: &SequenceKv,
     pool: &PagePool,
     tile: &Tile,
     scratch: &mut Scratch,
     payload: &mut Vec<u8>,
 ) {
-    payload.resize(tile.bytes(codec, kv), 0);
+    payload.resize(tile.bytes(packing.codec, kv), 0);
     let all = payload.as_mut_slice();
-    tile.strips().fold(all, |rest, strip| strip.export((simd, codec), (kv, pool), scratch, rest));
+    tile.strips().fold(all, |rest, strip| strip.export(packing, (kv, pool), scratch, rest));
 }
 
 /// Unpacks a payload into pages.
@@ -133,18 +150,17 @@ pub fn export(
 /// # Errors
 /// When it is not exactly as long as the tile needs; then nothing is written.
 pub fn import(
-    simd: Simd,
-    codec: KvCodec,
+    packing: Packing<'_>,
     kv: &SequenceKv,
     pool: &mut PagePool,
     tile: &Tile,
     scratch: &mut Scratch,
     payload: &[u8],
 ) -> Result<(), PayloadError> {
-    let (found, expected) = (payload.len(), tile.bytes(codec, kv));
+    let (found, expected) = (payload.len(), tile.bytes(packing.codec, kv));
     if found != expected {
         return Err(PayloadError { found, expected });
     }
-    tile.strips().fold(payload, |rest, strip| strip.import((simd, codec), (kv, &mut *pool), scratch, rest));
+    tile.strips().fold(payload, |rest, strip| strip.import(packing, (kv, &mut *pool), scratch, rest));
     Ok(())
 }

@@ -17,7 +17,7 @@ const WIDE: usize = GROUP;
 const FOURS: usize = WIDE / 8;
 
 /// How eight lanes become eight stored numbers.
-trait Store: Stored {
+pub(super) trait Store: Stored {
     /// # Safety
     /// `at` points to eight writable numbers, and the processor has AVX2, FMA and F16C.
     unsafe fn store(at: *mut u8, x: __m256);
@@ -115,9 +115,15 @@ unsafe fn ranges<S: Stored>(form: Form, rows: Rows<'_>, low: &mut [f32], high: &
             Side::Values => value_ranges::<S>(form, rows, low, high),
         }
     }
+    are_finite(low, high)
+}
+
+/// Whether ranges are.
+#[inline(always)]
+pub(super) fn are_finite(low: &[f32], high: &[f32]) -> bool {
     // The exponent of what is infinite is all ones.
     let beyond = |x: &f32| u32::from(x.to_bits() & 0x7f80_0000 == 0x7f80_0000);
-    low.iter().chain(high.iter()).fold(0, |bad, x| bad | beyond(x)) == 0
+    low.iter().chain(high).fold(0, |bad, x| bad | beyond(x)) == 0
 }
 
 /// # Safety

@@ -21,6 +21,27 @@ struct Packing {
     DEVICE u32 group(u32 t, u32 c) const { return side == 0 ? c : t * per_row() + c / GROUP; }
 };
 
+// How keys of a layer turn over a block: of each token `half` cosines, then as many sines. Without angles they do not.
+struct Turn {
+    const float *angles;
+    u32 half, neighbours;
+    DEVICE bool has(u32 c) const { return angles && c < 2 * half; }
+    DEVICE bool is_second(u32 c) const { return neighbours ? c % 2 == 1 : c >= half; }
+    // The channel that turns together with `c`.
+    DEVICE u32 other(u32 c) const { return neighbours ? c ^ 1 : is_second(c) ? c - half : c + half; }
+    // Channel `c`, `x`, turned by a token's angle, back or on; `y` is the other one of its pair.
+    DEVICE float turned(float x, float y, u32 t, u32 c, bool back) const {
+        const float *at = angles + (u64)2 * half * t + (neighbours ? c / 2 : is_second(c) ? c - half : c);
+        return fmaf(x, at[0], y * (is_second(c) == back ? -at[half] : at[half]));
+    }
+};
+
+// Four bits have keys without their turn.
+DEVICE Turn turn_of(const Packing &form, const float *angles, u32 half, u32 neighbours) {
+    Turn turn = {form.codec == 4 && form.side == 0 ? angles : (const float *)0, half, neighbours};
+    return turn;
+}
+
 // Short blocks have eight bits where others have four.
 DEVICE u32 bits_of(u32 codec, u32 tokens) { return codec == 4 && tokens <= SHORT ? 8 : codec; }
 
@@ -54,12 +75,18 @@ struct Shared {
     const u8 *rows[BLOCK];
 };
 
-DEVICE void ranges(const Packing &form, u32 kind, Shared &shared) {
+// A number as it is packed.
+DEVICE float number(const Turn &turn, u32 kind, const Shared &shared, u32 t, u32 c) {
+    float x = load_as(kind, shared.rows[t], c);
+    return turn.has(c) ? turn.turned(x, load_as(kind, shared.rows[t], turn.other(c)), t, c, true) : x;
+}
+
+DEVICE void ranges(const Packing &form, const Turn &turn, u32 kind, Shared &shared) {
     if (form.side == 0) {
         for (u32 c = threadIdx.x; c < form.dim; c += THREADS) {
             float low = INFINITY, high = -INFINITY;
             for (u32 t = 0; t < form.tokens; t++) {
-                float x = load_as(kind, shared.rows[t], c);
+                float x = number(turn, kind, shared, t, c);
                 if (finite_number(x)) {
                     low = fminf(low, x);
                     high = fmaxf(high, x);
@@ -149,15 +176,15 @@ DEVICE float zero_parts(const u8 *zeros, u32 groups, u32 g) {
     return (float)((int)(upper << 28 | (u32)zeros[g] << 20) >> 20);
 }
 
-DEVICE int code_of(const Packing &form, u32 kind, const Shared &shared, u32 t, u32 c) {
+DEVICE int code_of(const Packing &form, const Turn &turn, u32 kind, const Shared &shared, u32 t, u32 c) {
     u32 g = form.group(t, c);
-    int code = nearest(fmaf(load_as(kind, shared.rows[t], c), shared.low[g], -shared.high[g]));
+    int code = nearest(fmaf(number(turn, kind, shared, t, c), shared.low[g], -shared.high[g]));
     return form.codec == 4 ? min(max(code, 0), 15) : min(max(code, -127), 127);
 }
 
 // Limited by memory: pages are read twice, the second time from a cache.
 KERNEL(THREADS) pack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,
-                       u32 kind, u8 *out) {
+                       u32 kind, u8 *out, const float *angles, u32 half_turn, u32 neighbours) {
     __shared__ Shared shared;
     TileBlock block = blocks[blockIdx.x];
     Pool pool = {memory, table, 0, tokens, heads, dim, kind};
@@ -171,32 +198,44 @@ KERNEL(THREADS) pack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const
         for (u32 i = threadIdx.x; i < block.tokens * row; i += THREADS) to[i] = shared.rows[i / row][i % row];
         return;
     }
-    ranges(form, kind, shared);
+    Turn turn = turn_of(form, angles, half_turn, neighbours);
+    ranges(form, turn, kind, shared);
     __syncthreads();
     choose_steps(form, shared, to);
     u8 *codes = to + form.head_bytes();
     u32 pairs = block.tokens / 2, half = (dim + 1) / 2;
     if (form.codec == 8) {
         for (u32 i = threadIdx.x; i < block.tokens * dim; i += THREADS)
-            codes[i] = (u8)(i8)code_of(form, kind, shared, i / dim, i % dim);
+            codes[i] = (u8)(i8)code_of(form, turn, kind, shared, i / dim, i % dim);
         return;
     }
     for (u32 i = threadIdx.x; i < pairs * dim; i += THREADS) {
         u32 t = i / dim * 2, c = i % dim;
-        codes[i] = (u8)(code_of(form, kind, shared, t, c) | code_of(form, kind, shared, t + 1, c) << 4);
+        codes[i] = (u8)(code_of(form, turn, kind, shared, t, c) | code_of(form, turn, kind, shared, t + 1, c) << 4);
     }
     if (block.tokens % 2 == 0) return;
     // A last token without a partner has its two halves of channels share bytes.
     for (u32 c = threadIdx.x; c < half; c += THREADS) {
-        int more = half + c < dim ? code_of(form, kind, shared, block.tokens - 1, half + c) : 0;
-        codes[pairs * dim + c] = (u8)(code_of(form, kind, shared, block.tokens - 1, c) | more << 4);
+        int more = half + c < dim ? code_of(form, turn, kind, shared, block.tokens - 1, half + c) : 0;
+        codes[pairs * dim + c] = (u8)(code_of(form, turn, kind, shared, block.tokens - 1, c) | more << 4);
     }
 }
 EXPORT(pack_tiles)
 
+// A number as it was packed, of the steps and shifts in `shared`.
+DEVICE float unpacked(const Packing &form, const Shared &shared, const u8 *codes, u32 t, u32 c) {
+    u32 dim = form.dim, half = (dim + 1) / 2, g = form.group(t, c);
+    float code;
+    if (form.codec == 8) code = (float)(i8)codes[t * dim + c];
+    else if (t % 2 == 1) code = (float)(codes[t / 2 * dim + c] >> 4);
+    else if (t + 1 < form.tokens || c < half) code = (float)(codes[t / 2 * dim + c] & 15);
+    else code = (float)(codes[t / 2 * dim + c - half] >> 4);
+    return fmaf(code, shared.low[g], shared.high[g]);
+}
+
 // Limited by memory.
 KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,
-                         u32 kind, const u8 *in) {
+                         u32 kind, const u8 *in, const float *angles, u32 half_turn, u32 neighbours) {
     __shared__ Shared shared;
     TileBlock block = blocks[blockIdx.x];
     Pool pool = {memory, table, 0, tokens, heads, dim, kind};
@@ -221,16 +260,13 @@ KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, con
     }
     __syncthreads();
     const u8 *codes = head + form.head_bytes();
-    u32 half = (dim + 1) / 2;
+    Turn turn = turn_of(form, angles, half_turn, neighbours);
     for (u32 i = threadIdx.x; i < block.tokens * dim; i += THREADS) {
-        u32 t = i / dim, c = i % dim, g = form.group(t, c);
-        float code;
-        if (form.codec == 8) code = (float)(i8)codes[i];
-        else if (t % 2 == 1) code = (float)(codes[t / 2 * dim + c] >> 4);
-        else if (t + 1 < block.tokens || c < half) code = (float)(codes[t / 2 * dim + c] & 15);
-        else code = (float)(codes[t / 2 * dim + c - half] >> 4);
+        u32 t = i / dim, c = i % dim;
+        float x = unpacked(form, shared, codes, t, c);
+        if (turn.has(c)) x = turn.turned(x, unpacked(form, shared, codes, t, turn.other(c)), t, c, false);
         // What is too large for half precision becomes its largest number.
-        store_row(kind, (u8 *)shared.rows[t], c, fmaf(code, shared.low[g], shared.high[g]));
+        store_row(kind, (u8 *)shared.rows[t], c, x);
     }
 }
 EXPORT(unpack_tiles)

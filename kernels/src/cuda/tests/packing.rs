@@ -1,11 +1,12 @@
 //! KV packed on a card has the processor's bytes, and is unpacked to the processor's numbers.
 
-use super::{Draw, machines};
+use super::{Draw, machines, with};
 use crate::{
     cpu::Simd,
-    cuda::{Card, machine::Queue, tiles::CardTile},
+    cuda::{Card, CardTurn, machine::Queue, tiles::CardTile},
     pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
-    wire::{self, Scratch, Tile},
+    rope::{Rope, RopePairs, RopeScaling},
+    wire::{self, Packing, Scratch, Tile, Turn},
 };
 use tsnode_protocol::{KvCodec, KvDtype};
 
@@ -49,11 +50,17 @@ impl Story {
         Self { pool, kv, card }
     }
 
-    fn packed(&self, codec: KvCodec, tile: &Tile) -> Vec<u8> {
+    fn packed(&self, packing: Packing<'_>, tile: &Tile) -> Vec<u8> {
         let mut out = Vec::new();
-        wire::export(Simd::detect(), codec, &self.kv, &self.pool, tile, &mut Scratch::default(), &mut out);
+        wire::export(packing, &self.kv, &self.pool, tile, &mut Scratch::default(), &mut out);
         out
     }
+}
+
+/// Keys that do not turn, whose channels all do, and whose first half does.
+fn turns(dim: usize) -> [Option<Turn>; 3] {
+    let turn = |dim, pairs| Some(Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs));
+    [None, turn(dim, RopePairs::Halves), turn(dim / 2, RopePairs::Neighbours)]
 }
 
 const CODECS: [KvCodec; 3] = [KvCodec::Raw, KvCodec::Int4, KvCodec::Int8];
@@ -72,27 +79,34 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
             // Pages that end inside blocks, and less memory than a page has.
             let layout = Layout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
             let mut story = Story::new(&machine, layout, tokens);
-            for codec in CODECS {
+            for (codec, turn) in CODECS.into_iter().flat_map(|codec| turns(dim).map(|turn| (codec, turn))) {
+                let packing = Packing { simd: Simd::detect(), codec, turn: turn.as_ref() };
                 for (heads, range) in [(0..heads, 0..tokens), (heads - 1..heads, 0..tokens.min(33))] {
                     let tile = Tile { layer: 0, heads: heads.clone(), tokens: range.clone() };
-                    let wanted = story.packed(codec, &tile);
+                    let wanted = story.packed(packing, &tile);
                     let pages: Vec<u32> = story.kv.pages_of(0).collect();
-                    let on_card = CardTile { pages: &pages, layout, heads, tokens: range, codec };
+                    let angles = turn.as_ref().map(|turn| with(&machine, turn.all_angles()));
+                    let on_card = turn.as_ref().zip(angles.as_ref()).map(|(turn, angles)| CardTurn {
+                        angles: angles.at(),
+                        half: turn.half(),
+                        pairs: turn.pairs(),
+                    });
+                    let on_card = CardTile { pages: &pages, layout, heads, tokens: range, codec, turn: on_card };
                     let mut found = vec![7; 3];
                     story.card.export(Queue::Side, &on_card, &mut found).unwrap();
-                    assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens}");
-                    unpacks_alike(&mut story, codec, &tile, &on_card, &wanted);
+                    assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens} {:?}", on_card.turn);
+                    unpacks_alike(&mut story, packing, &tile, &on_card, &wanted);
                 }
             }
         }
     }
 }
 
-fn unpacks_alike(story: &mut Story, codec: KvCodec, tile: &Tile, on_card: &CardTile<'_>, payload: &[u8]) {
+fn unpacks_alike(story: &mut Story, packing: Packing<'_>, tile: &Tile, on_card: &CardTile<'_>, payload: &[u8]) {
     let mut scratch = Scratch::default();
-    wire::import(Simd::detect(), codec, &story.kv, &mut story.pool, tile, &mut scratch, payload).unwrap();
+    wire::import(packing, &story.kv, &mut story.pool, tile, &mut scratch, payload).unwrap();
     story.card.import(on_card, payload).unwrap();
     let mut found = vec![0; story.pool.bytes().len()];
     story.card.machine.download(Queue::Compute, story.card.pool(), &mut found).unwrap();
-    assert!(found == story.pool.bytes(), "{codec:?} {:?}", on_card.layout);
+    assert!(found == story.pool.bytes(), "{:?} {:?}", packing.codec, on_card.layout);
 }
