@@ -95,6 +95,14 @@ pub enum LinkError {
         /// What the last address gave.
         error: String,
     },
+    /// The system at its address knows no such process.
+    #[error("{peer} not reached: nobody listens at {address}")]
+    NobodyThere {
+        /// Whom.
+        peer: PeerId,
+        /// Where.
+        address: SocketAddr,
+    },
     /// The far end is cut off.
     #[error("{0} is cut off")]
     CutOff(PeerId),

@@ -32,7 +32,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 const _: () =
     assert!(SILENCE.as_millis() > super::KEEP_ALIVE.as_millis() && SILENCE.as_millis() < super::IDLE.as_millis());
 /// How long a dial goes on where lifelines are refused: a handshake over a slow link takes two round trips.
-const HOPELESS: Duration = Duration::from_millis(1500);
+pub(super) const HOPELESS: Duration = Duration::from_millis(1500);
 /// After so many of those the far end does not want it.
 const TRIES: u32 = 3;
 
@@ -141,13 +141,16 @@ fn is_broken(kind: ErrorKind) -> bool {
 }
 
 /// Resolves when a dial that has not succeeded by then will not: the far end's system refuses lifelines, as it does when a
-/// peer has started again elsewhere. A peer that has no lifelines is refused too, and must answer within that time.
-pub(super) async fn hopeless(data_plane: SocketAddr) {
-    let refused = TcpStream::connect(beside(data_plane)).await.err().map(|e| e.kind());
-    if refused != Some(ErrorKind::ConnectionRefused) {
-        return std::future::pending().await;
+/// peer has started again elsewhere, or has ended the one it gave during the dial. A peer that has no lifelines is refused too,
+/// and must answer within [`HOPELESS`].
+pub(super) async fn hopeless(peer: PeerId, data_plane: SocketAddr) {
+    let without_one = async {
+        sleep(HOPELESS).await;
+        true
+    };
+    if !until_refused(peer, beside(data_plane), without_one).await {
+        std::future::pending().await
     }
-    sleep(HOPELESS).await;
 }
 
 /// A connection to a port that says it is `peer`'s.
@@ -201,6 +204,26 @@ mod tests {
         };
         let (refused, ()) = tokio::join!(until_refused(peer, address, async { false }), dying);
         assert!(refused);
+    }
+
+    #[tokio::test]
+    async fn a_dial_is_hopeless_once_the_process_has_ended_and_not_before() {
+        let (peer, listener) = (PeerId([1; 32]), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let mut data_plane = listener.local_addr().unwrap();
+        data_plane.set_port(data_plane.port() - 1);
+        let mut over = std::pin::pin!(hopeless(peer, data_plane));
+        let greeting = async {
+            let (mut line, _) = listener.accept().await.unwrap();
+            line.write_all(&peer.0).await.unwrap();
+            line
+        };
+        let line = tokio::select! {
+            line = greeting => line,
+            () = &mut over => panic!("it lives"),
+        };
+        assert!(timeout(2 * HOPELESS, &mut over).await.is_err(), "it lives");
+        drop((line, listener));
+        timeout(HOPELESS, over).await.unwrap();
     }
 
     #[tokio::test]

@@ -104,11 +104,11 @@ impl Links {
         let around = self.around(peer).boxed().shared();
         match timeout(HEAD_START, &mut straight).await {
             Ok(Ok(road)) => Ok(road),
-            Ok(Err(error)) => around.await.ok_or(error),
+            Ok(Err(error)) => instead(error, around).await,
             Err(_) => tokio::select! {
                 result = &mut straight => match result {
                     Ok(road) => Ok(road),
-                    Err(error) => around.clone().await.ok_or(error),
+                    Err(error) => instead(error, around.clone()).await,
                 },
                 Some(road) = around.clone() => Ok(road),
             },
@@ -122,9 +122,7 @@ impl Links {
         for address in addresses {
             let dialled = tokio::select! {
                 dialled = timeout(PATIENCE, self.dial_one(tls.clone(), peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
-                () = lifeline::hopeless(address) => {
-                    Err(LinkError::Unreachable { peer, error: format!("nobody listens at {address}") })
-                }
+                () = lifeline::hopeless(peer, address) => Err(LinkError::NobodyThere { peer, address }),
             };
             match dialled {
                 Ok(road) => {
@@ -377,6 +375,16 @@ impl Links {
         stream.sender.send(opening).await?;
         Ok(stream)
     }
+}
+
+/// Another way, where the straight one leads nowhere. A peer whose process is gone has none either, and what waits for it can go
+/// on elsewhere; one that is somewhere else behind a relay has a connection of the control plane most likely, and needs no longer.
+async fn instead(
+    error: LinkError,
+    around: impl Future<Output = Option<Arc<Tuning>>>,
+) -> Result<Arc<Tuning>, LinkError> {
+    let patience = if matches!(error, LinkError::NobodyThere { .. }) { HEAD_START } else { 2 * PATIENCE };
+    timeout(patience, around).await.ok().flatten().ok_or(error)
 }
 
 async fn ask_where(road: &Arc<Tuning>) -> Result<SeenAt, LinkError> {
