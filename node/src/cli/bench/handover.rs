@@ -164,5 +164,13 @@ impl Row {
         let [a, b, c] = [&self.in_place, &self.by_layers, &self.whole].map(ms);
         let traced = format!("{:.1} %", self.by_layers.traced * 1e2);
         say!("{:>7}{a:>18}{b:>18}{c:>18}{over:>22}{traced:>14}", self.prompt);
+        // Where a difference comes from: the way there, the prompt's own steps, the hand-over behind it, the step after that.
+        for (name, t) in [("in place", &self.in_place), ("by layers", &self.by_layers), ("in one piece", &self.whole)] {
+            let parts = [t.queue, t.prefill, t.handed_over, t.second - t.first - t.handed_over].map(|s| s * 1e3);
+            let [queue, prefill, handed_over, step] = parts;
+            say!(
+                "{name:>25}: queue {queue:.1}, prompt {prefill:.1}, hand-over after it {handed_over:.1}, next step {step:.1}"
+            );
+        }
     }
 }

@@ -7,6 +7,7 @@ use futures::StreamExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Instant;
+use tsnode_coordinator::gateway::Parts;
 
 /// What is asked for.
 pub(super) struct Ask {
@@ -25,6 +26,11 @@ pub(super) struct Times {
     pub all: f64,
     /// The parts of the gateway's trace over what the client saw.
     pub traced: f64,
+    /// Until the first token: for pages, a turn and the way there; then in steps of the prompt.
+    pub queue: f64,
+    pub prefill: f64,
+    /// From the first token until all KV is where it is decoded.
+    pub handed_over: f64,
 }
 
 impl Ask {
@@ -84,7 +90,10 @@ impl Ask {
         let [Some(&first), Some(&second), Some(&all)] = [came.first(), came.get(1), came.last()] else {
             return Err(failed(&format!("{} tokens came of {}", came.len(), self.answer)));
         };
-        Ok((Times { first, second, all, traced: trace.parts.sum().0 / all }, trace))
+        let Parts { queue, prefill, pack, wire, unpack, .. } = trace.parts;
+        let handed_over = (pack + wire + unpack).0;
+        let (traced, queue, prefill) = (trace.parts.sum().0 / all, queue.0, prefill.0);
+        Ok((Times { first, second, all, traced, queue, prefill, handed_over }, trace))
     }
 }
 
@@ -100,6 +109,9 @@ fn middle(mut seen: Vec<(Times, Trace)>) -> (Times, Trace) {
         second: median(|t| t.second),
         all: median(|t| t.all),
         traced: median(|t| t.traced),
+        queue: median(|t| t.queue),
+        prefill: median(|t| t.prefill),
+        handed_over: median(|t| t.handed_over),
     };
     // There is a round at least.
     let (_, trace) = seen.swap_remove(seen.len() - 1);
