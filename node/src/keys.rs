@@ -175,7 +175,7 @@ impl KeyRing {
             return Ok(None);
         }
         // Of hashes an attacker knows nothing, so that the time a comparison takes says nothing.
-        let hash = hash(shown.unwrap_or_default());
+        let hash = hash(shown.ok_or(WrongKey)?);
         all.find(|k| k.hash == hash).map(|k| Some((k.name.clone(), k.scope))).ok_or(WrongKey)
     }
 

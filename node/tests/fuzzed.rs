@@ -1,15 +1,17 @@
-//! The fuzz target's body for a fixed number of inputs, and settings files: no file of a peer, a user or a disk does harm.
+//! The fuzz targets' bodies for a fixed number of inputs, and settings files: no file of a peer, a user or a disk does harm.
 
 #![allow(clippy::unwrap_used)] // A story that cannot be told fails.
 
 mod fuzzing;
+#[path = "fuzzing/kept.rs"]
+mod kept;
 #[path = "../../protocol/tests/fuzzing/mutate.rs"]
 mod mutate;
 
 use mutate::Mutator;
 use std::collections::BTreeMap;
 use std::path::Path;
-use tsnode::{config::Settings, models, text};
+use tsnode::{config::Settings, invites, keys, models, store, text};
 
 /// Inputs of each kind.
 const INPUTS: usize = 3_000;
@@ -33,6 +35,11 @@ fn no_file_of_a_model_does_harm() {
 }
 
 #[test]
+fn nothing_in_a_data_folder_does_harm() {
+    run(3, &kept::examples(), kept::kept);
+}
+
+#[test]
 fn no_settings_file_does_harm() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.toml");
@@ -50,11 +57,14 @@ fn no_settings_file_does_harm() {
 /// So that changes begin where it matters. With `TSNODE_WRITE_CORPUS=1` fuzzing begins there too.
 #[test]
 fn what_is_not_changed_is_read() {
-    let examples = fuzzing::examples();
-    for (place, bytes) in examples.iter().enumerate() {
-        assert!(fuzzing::texts(bytes), "example {place}");
-    }
-    if std::env::var_os("TSNODE_WRITE_CORPUS").is_some() {
-        mutate::write_corpus(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/texts"), &examples);
+    let targets: [(&str, Vec<Vec<u8>>, fn(&[u8]) -> bool); 2] =
+        [("texts", fuzzing::examples(), fuzzing::texts), ("kept", kept::examples(), kept::kept)];
+    for (name, examples, target) in targets {
+        for (place, bytes) in examples.iter().enumerate() {
+            assert!(target(bytes), "{name}: example {place}");
+        }
+        if std::env::var_os("TSNODE_WRITE_CORPUS").is_some() {
+            mutate::write_corpus(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name), &examples);
+        }
     }
 }

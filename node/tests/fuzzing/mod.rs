@@ -1,5 +1,5 @@
 //! What the fuzz target does with bytes: [`texts`] reads them as one of a model's small files, which a gateway may have of
-//! any peer, or as a cluster, a trace or a table of times that a user wrote down. `node/fuzz` runs it for as long as one likes, `tests/fuzzed.rs` some
+//! any peer, or as a cluster, a trace, a table of times or a plan that a user wrote down. `node/fuzz` runs it for as long as one likes, `tests/fuzzed.rs` some
 //! thousand times.
 
 #![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
@@ -7,9 +7,9 @@
 use crate::models::ModelFiles;
 use crate::text::{ChatMessage, Detokeniser, TextModel};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tsnode_coordinator::{
-    scheduler::{cluster_file, figures::Column, workload::Workload},
+    scheduler::{self, Evaluator, Problem, Slo, Space, Workload, cluster_file, figures::Column, given, slo::Reference},
     simulator::{table, trace},
 };
 use tsnode_protocol::{ModelCard, ModelId, ModelShape};
@@ -17,11 +17,12 @@ use tsnode_protocol::{ModelCard, ModelId, ModelShape};
 /// Files that can be another, by the first byte; behind them what users write.
 const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 /// What users write, and whether it can be read.
-const WRITTEN: [fn(&str) -> bool; 4] = [
+const WRITTEN: [fn(&str) -> bool; 5] = [
     |text| cluster_file::read(text, Column::default(), None).is_ok(),
     |text| trace::read(text).is_ok(),
     |text| table::read(text, "m", "h", 1).is_ok(),
     |text| Workload::from_trace("fuzzed", text).is_ok(),
+    given_plan,
 ];
 /// A tokenizer for those that are about another file.
 const USUAL: &str = PIECES;
@@ -39,6 +40,21 @@ const SHAPE: ModelShape = ModelShape {
     embed_bytes: 0,
     head_bytes: 0,
 };
+
+/// Reads a plan for the 32 GPUs of ThunderServe's evaluation, and rates it.
+fn given_plan(text: &str) -> bool {
+    static PROBLEM: OnceLock<Problem> = OnceLock::new();
+    let problem = PROBLEM.get_or_init(|| {
+        let (_, cloud) = cluster_file::SHIPPED[0];
+        let cluster = cluster_file::read(cloud, Column::default(), None).unwrap();
+        let model = scheduler::models::by_name("LLaMA-30B").unwrap();
+        let reference = Reference::a100(&model, Column::default()).unwrap();
+        let workload = Workload::named("conversation").unwrap();
+        Problem::new(cluster, model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap()
+    });
+    let written = serde_json::from_str::<given::Written>(text);
+    written.is_ok_and(|written| given::given(&mut Evaluator::new(problem), &written).is_ok())
+}
 
 /// Reads bytes as what the first of them says. Says whether something was in them.
 pub fn texts(bytes: &[u8]) -> bool {
@@ -122,11 +138,15 @@ const PLAIN_TRACE: &str = "arrival_s,prompt_tokens,output_tokens\n0.5,12,3\n1.25
 const TABLE: &str = "model,hardware,tensor_parallel,prompt_size,batch_size,prompt_time,token_time\n\
 m,h,1,128,1,12.5,8.25\nm,h,1,512,1,40.0,8.5\nm,h,1,512,4,160.0,9.0\nm,h,1,2048,8,900.0,14\n";
 
+const PLAN: &str = r#"{"groups":[{"phase":"prefill","stages":[{"host":"a40-0","tp":2,"layers":60}]},
+{"phase":"decode","stages":[{"host":"a6000-0","tp":2,"layers":{"start":0,"end":30}},{"host":"a6000-0","gpu":"A6000","tp":2,"layers":30}]}],
+"routes":[{"prefill":0,"decode":1,"share":1.0}]}"#;
+
 /// Files to begin with.
 pub fn examples() -> Vec<Vec<u8>> {
     let generation = r#"{"eos_token_id":[7,6],"do_sample":true,"temperature":0.7,"top_k":40,"top_p":0.9}"#;
     let files = [(0, BYTES), (0, PIECES), (0, UNIGRAM), (0, WORDS), (1, SETTINGS), (2, TEMPLATE), (3, generation)];
     let shipped = cluster_file::SHIPPED.map(|(_, text)| (4, text));
-    let tables = [(5, TRACE), (5, PLAIN_TRACE), (6, TABLE), (7, TRACE)];
+    let tables = [(5, TRACE), (5, PLAIN_TRACE), (6, TABLE), (7, TRACE), (8, PLAN)];
     files.into_iter().chain(shipped).chain(tables).map(|(kind, text)| [&[kind], text.as_bytes()].concat()).collect()
 }
