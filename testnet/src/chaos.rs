@@ -4,10 +4,12 @@
 
 mod lookout;
 mod report;
+mod summary;
 mod timeline;
 mod victims;
 
-pub use report::{At, Deed, Fault, Followed, Report, Served, Spread};
+pub use report::{At, Deed, Fault, Followed, Report, Served};
+pub use summary::{Spread, Summary};
 
 use crate::{
     Flaw, Sight, Swarm, Testnet, TestnetError,
@@ -126,7 +128,7 @@ impl Story<'_> {
                 self.violations.push(format!("nobody was served for {PATIENCE:?} before fault {}", self.faults.len()));
                 break;
             }
-            let hits = report::hits(&self.faults);
+            let hits = summary::hits(&self.faults);
             let Some(victim) = choose(self.net, &self.fronts, &hits, &mut self.dice).await else { continue };
             let deed = self.deed(victim.index);
             sleep(Duration::from_millis(self.dice.roll(JITTER))).await;

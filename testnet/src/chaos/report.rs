@@ -2,7 +2,6 @@
 
 use super::timeline;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// What is done to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -58,25 +57,6 @@ pub struct At<T> {
     pub what: T,
 }
 
-/// Times of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    /// In the median (seconds).
-    pub median: f64,
-    /// The longest (seconds).
-    pub most: f64,
-    /// How many.
-    pub of: usize,
-}
-
-impl Spread {
-    fn of(times: impl Iterator<Item = f64>) -> Option<Self> {
-        let mut times: Vec<f64> = times.collect();
-        times.sort_by(f64::total_cmp);
-        Some(Self { median: *times.get(times.len() / 2)?, most: *times.last()?, of: times.len() })
-    }
-}
-
 /// A stream that ended well, since the start (seconds).
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
@@ -118,31 +98,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Longest pauses of streams that a fault hit.
-    #[must_use]
-    pub fn pauses(&self) -> Option<Spread> {
-        let hit = self.streams.iter().filter(|s| !s.moves.is_empty() || s.returns > 0);
-        Spread::of(hit.map(|s| s.pause))
-    }
-
-    /// How long dead peers were still seen by anybody.
-    #[must_use]
-    pub fn gone(&self) -> Option<Spread> {
-        Spread::of(self.faults.iter().filter_map(|f| f.gone))
-    }
-
-    /// How long plans had a part for a dead peer.
-    #[must_use]
-    pub fn replanned(&self) -> Option<Spread> {
-        Spread::of(self.faults.iter().filter_map(|f| f.replanned))
-    }
-
-    /// How often each role was hit.
-    #[must_use]
-    pub fn hits(&self) -> BTreeMap<&str, usize> {
-        hits(&self.faults)
-    }
-
     /// The stream that stood still for longest.
     #[must_use]
     pub fn slowest(&self) -> Option<&Served> {
@@ -154,11 +109,4 @@ impl Report {
     pub fn svg(&self) -> String {
         timeline::svg(self)
     }
-}
-
-/// How often these hit each role.
-pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
-    let mut hits = BTreeMap::new();
-    faults.iter().for_each(|f| *hits.entry(f.role.as_str()).or_default() += 1);
-    hits
 }

@@ -196,8 +196,9 @@ mod tests {
             assert!(svg.contains(part), "{part}");
         }
         assert_eq!(svg.matches("<circle").count(), 3);
-        let spread = |median, of| Some(Spread { median, most: median, of });
-        assert_eq!((report.pauses(), report.gone(), report.replanned()), (spread(0.5, 2), spread(0.5, 2), None));
-        assert_eq!(report.hits(), [("decode leader", 2)].into());
+        let spread = |median, of| Some(Spread { median, ninety: median, most: median, of });
+        let summary = report.summary();
+        assert_eq!((summary.pauses, summary.gone, summary.replanned), (spread(0.5, 2), spread(0.5, 2), None));
+        assert_eq!(summary.hits, [("decode leader", 2)].into());
     }
 }

@@ -8,11 +8,12 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Until},
+    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Summary, Until},
 };
 
 /// What may be done to peers, by name.
@@ -100,7 +101,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         std::fs::write(file, report.svg()).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", file.display())))?;
     }
     if quiet {
-        print_json(&report)?
+        let mut document = json!(report);
+        document["summary"] = json!(report.summary());
+        print_json(&document)?
     } else {
         tell_all(&report)
     }
@@ -162,16 +165,20 @@ fn line(fault: &Fault) -> String {
 fn tell_all(report: &Report) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
-    let hits: Vec<String> = report.hits().into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
+    let Summary { hits, pauses, pauses_by_role, gone, replanned } = report.summary();
+    let hits: Vec<String> = hits.into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
     say!("hit: {}", hits.join(", "));
-    if let Some(Spread { median, most, of }) = report.pauses() {
-        say!("{of} streams were hit: longest pause {median:.2} s in the median, {most:.2} s at most");
+    if let Some(pauses) = pauses {
+        say!("{} streams were hit: longest pause {}", pauses.of, times(pauses));
     }
-    if let Some(Spread { median, most, of }) = report.gone() {
-        say!("{of} stayed dead: gone from every view after {median:.2} s in the median, {most:.2} s at most");
+    for (role, pauses) in pauses_by_role {
+        say!("  by a fault of a {role:<15} {:>4}: {}", pauses.of, times(pauses));
     }
-    if let Some(Spread { median, most, of }) = report.replanned() {
-        say!("{of} of those had a part: all followed a plan without it after {median:.2} s, {most:.2} s at most");
+    if let Some(gone) = gone {
+        say!("{} stayed dead: gone from every view after {}", gone.of, times(gone));
+    }
+    if let Some(replanned) = replanned {
+        say!("{} of those had a part: all followed a plan without it after {}", replanned.of, times(replanned));
     }
     if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
         let (moves, reason) = (slowest.moves.join("; "), &slowest.reason);
@@ -185,4 +192,9 @@ fn tell_all(report: &Report) {
     for violation in &report.violations {
         say!("did not hold: {violation}");
     }
+}
+
+fn times(spread: Spread) -> String {
+    let Spread { median, ninety, most, of: _ } = spread;
+    format!("{median:.2} s in the median, {ninety:.2} s in 90 %, {most:.2} s at most")
 }
