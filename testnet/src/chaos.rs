@@ -12,9 +12,10 @@ pub use report::{At, Deed, Fault, Followed, Report, Served};
 pub use summary::{Spread, Summary};
 
 use crate::{
-    Flaw, Sight, Swarm, Testnet, TestnetError,
+    Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
     client::Seen,
     load::{Answers, Gateways, Load},
+    watch::SeenLoad,
 };
 use lookout::{Aftermath, GONE, Lookout, aftermath, watch};
 use std::sync::{Arc, PoisonError};
@@ -85,9 +86,9 @@ pub async fn run(
     let (started, fronts) = (Instant::now(), fronts(net));
     let known = Gateways::new(addresses(net, &fronts).into());
     let load = Load::start(chaos.seed, chaos.streams, &known, &Arc::new(answers));
-    let lookout = Lookout::start(net.peers()[fronts[0]], &net.peers(), started);
+    let lookout = Lookout::start(net, fronts[0], started);
     let dice = Dice(chaos.seed);
-    let mut story = Story { net, chaos, fronts, known, load, dice, started, faults: vec![], violations: vec![] };
+    let mut story = Story { net, chaos, fronts, known, load, lookout, dice, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
         Deeds::Calm => story.violations.extend(watch(story.net, chaos.until).await),
         _ => story.break_and_mend(tell).await?,
@@ -95,7 +96,7 @@ pub async fn run(
     if !story.load.await_more(chaos.streams, PATIENCE).await {
         story.violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
     }
-    let Story { net, load, faults, mut violations, .. } = story;
+    let Story { net, load, lookout, faults, mut violations, .. } = story;
     let seen = load.end().await;
     violations.extend(seen.iter().filter_map(|s| s.as_ref().err().map(ToString::to_string)));
     violations.extend(whole_again(net).await.err());
@@ -114,6 +115,7 @@ struct Story<'n> {
     fronts: Vec<usize>,
     known: Gateways,
     load: Load,
+    lookout: Lookout,
     dice: Dice,
     started: Instant,
     faults: Vec<Fault>,
@@ -177,6 +179,7 @@ impl Story<'_> {
             tokio::join!(enough, missed, sleep(stopped.unwrap_or_default()));
         mend(self.net, index, deed).await?;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(self.net, &self.fronts);
+        self.lookout.find(self.net);
         let until = self.started.elapsed().as_secs_f64();
         let replanned = replanned.filter(|_| role.contains(' '));
         let fault = Fault { deed, peer: peer.name, role, at, until, gone, replanned };
@@ -191,18 +194,23 @@ impl Story<'_> {
     }
 }
 
-/// Faults being over, every peer is there, follows one plan, and has all its pages.
+/// Faults being over, every peer is there, follows one plan, and has all its pages, as everybody sees it.
 async fn whole_again(net: &mut Testnet) -> Result<(), String> {
     let peers = net.peers().len();
     net.await_one_mind(peers).await.map_err(|e| e.to_string())?;
     let swarm = Swarm::of(net.peers().into_iter());
-    swarm.await_that(PATIENCE, |sights| sights.first().map_or(Ok(()), all_pages_free)).await
+    swarm.await_that(PATIENCE, |sights| sights.iter().try_for_each(all_pages_free)).await
 }
 
+/// Whether a peer knows of no work any more and of no page that is taken, at itself or anybody else.
 fn all_pages_free(sight: &Option<Sight>) -> Result<(), String> {
-    let sight = sight.as_ref().ok_or("a peer does not answer")?;
-    let holds = sight.peers.iter().find(|p| p.load.running > 0 || p.load.free_pages != p.load.total_pages);
-    holds.map_or(Ok(()), |p| Err(format!("{} has {} of {} pages free", p.id, p.load.free_pages, p.load.total_pages)))
+    let Sight { me, peers, .. } = sight.as_ref().ok_or("a peer does not answer")?;
+    let holds = peers.iter().find(|p| p.load.running > 0 || p.load.free_pages != p.load.total_pages);
+    let told = |p: &SeenPeer| {
+        let SeenLoad { running, free_pages, total_pages } = p.load;
+        Err(format!("{me} sees {} with {running} sequences, and {free_pages} of {total_pages} pages free", p.id))
+    };
+    holds.map_or(Ok(()), told)
 }
 
 fn served(seen: &Seen, started: Instant) -> Served {
@@ -216,5 +224,26 @@ fn served(seen: &Seen, started: Instant) -> Served {
         moves: seen.moves.clone(),
         reason: seen.reason.clone(),
         returns: seen.returns,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pages_are_free_only_where_every_view_has_them_free() {
+        let sight = |running: u32, free: u32| -> Option<Sight> {
+            let advert = json!({ "addresses": [], "data_addresses": [], "reachable": true, "links": [] });
+            let peer = |id: &str, running: u32, free: u32| {
+                json!({ "id": id, "advert": advert, "load": { "running": running, "free_pages": free, "total_pages": 8 } })
+            };
+            let peers = [peer("a", 0, 8), peer("b", running, free)];
+            serde_json::from_value(json!({ "me": "a", "ready_groups": [], "peers": peers, "cut_off": [] })).ok()
+        };
+        assert_eq!(all_pages_free(&sight(0, 8)), Ok(()));
+        assert!(all_pages_free(&sight(0, 7)).is_err_and(|e| e.contains("a sees b") && e.contains("7 of 8")));
+        assert!(all_pages_free(&sight(1, 8)).is_err() && all_pages_free(&None).is_err());
     }
 }

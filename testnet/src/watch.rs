@@ -135,11 +135,13 @@ impl Swarm {
 
     /// What every peer says, in order; `None` for one that does not answer.
     pub async fn look(&self) -> Vec<Option<Sight>> {
-        let one = |base: &String| {
-            let request = self.client.get(format!("{base}/api/swarm")).timeout(PATIENCE);
-            async move { request.send().await.ok()?.json().await.ok() }
-        };
-        futures::future::join_all(self.bases.iter().map(one)).await
+        futures::future::join_all(self.bases.iter().map(|base| self.look_at(base))).await
+    }
+
+    /// What the peer says whose HTTP is there.
+    pub(crate) async fn look_at(&self, base: &str) -> Option<Sight> {
+        let request = self.client.get(format!("{base}/api/swarm")).timeout(PATIENCE);
+        request.send().await.ok()?.json().await.ok()
     }
 
     /// Waits until every peer sees `peers` peers and follows the same plan, with all its groups up.
