@@ -1,13 +1,15 @@
 //! Liars among real peers are found by what they say, within a bound, and nobody else is blamed for it.
-//! Wrong secrets: `swarm/tests.rs`.
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
+#[path = "common/stranger.rs"]
+mod stranger;
 
 use common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use tsnode_testnet::{Flaw, Network, Noise, Sight, Swarm};
+use stranger::Stranger;
+use tsnode_testnet::{Flaw, Network, Noise, PeerInfo, Sight, Swarm};
 
 /// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
 /// ends before the last check has.
@@ -74,6 +76,7 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
     let net = Net::up(Wish { peers: 6, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let gateway = net.net.peers().len() - 1;
     let truth = net.tokens(gateway, body(0)).await.0;
+    who_knows_a_wrong_secret_learns_nothing(&net).await;
     let lies = [
         (0, Noise::Garbage, NOISE_BOUND, "bytes that are no message"),
         (1, Noise::SecondPlan, NOISE_BOUND, "two plans for one term"),
@@ -96,6 +99,47 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
     }
     net.down().await;
 }
+
+/// A wrong secret is noticed at once; the stranger tries again after one, two, four seconds and so on.
+const SECRET_BOUND: Duration = Duration::from_secs(15);
+/// So many times everybody sends it away before its view is looked at.
+const ATTEMPTS: usize = 2;
+
+/// A process that knows the swarm's name, where all its peers are, and a wrong secret.
+async fn who_knows_a_wrong_secret_learns_nothing(net: &Net) {
+    let everybody = Swarm::of(net.net.peers().into_iter());
+    let members = net.net.peers().len();
+    let began = Instant::now();
+    let mut stranger = Stranger::start(&net.net.peers());
+    let seen = stranger.until_up(SECRET_BOUND).await;
+    let refused = |sights: &[Option<Sight>]| {
+        net.net.peers().iter().zip(sights).try_for_each(|(peer, sight)| turned_away(peer, sight, &seen.me, members))
+    };
+    everybody.await_that(SECRET_BOUND, refused).await.unwrap();
+    println!("a wrong secret is refused {ATTEMPTS} times by everybody after {:.1?}", began.elapsed());
+
+    let seen = stranger.sight().await.unwrap();
+    let alone: Vec<&String> = seen.peers.iter().map(|p| &p.id).filter(|id| **id != seen.me).collect();
+    assert!(alone.is_empty() && seen.models.is_empty() && seen.plan.is_none(), "it learns something: {seen:?}");
+    assert!(seen.rejected.keys().any(|why| why.contains("does not know this swarm's secret")), "{:?}", seen.rejected);
+}
+
+/// Whether a peer has sent the stranger away often enough, says so, and has nothing against anybody else.
+fn turned_away(peer: &PeerInfo, sight: &Option<Sight>, stranger: &str, members: usize) -> Result<(), String> {
+    let sight = sight.as_ref().ok_or("no answer")?;
+    assert!(sight.peers.iter().all(|p| p.id != stranger), "{} takes it for a peer", peer.name);
+    assert!(sight.cut_off.iter().all(|c| c.id == stranger), "{} blames {:?}", peer.name, sight.cut_off);
+    let log = std::fs::read_to_string(&peer.log).unwrap();
+    let refusals = log.lines().filter(|l| l.contains("refused") && l.contains(stranger) && l.contains(NO_MEMBER)).count();
+    let counted: u64 = sight.rejected.iter().filter(|(why, _)| why.contains(NO_MEMBER)).map(|(_, n)| n).sum();
+    if refusals < ATTEMPTS || counted < ATTEMPTS as u64 || sight.peers.len() < members {
+        return Err(format!("{} has refused it {refusals} times, and shows {counted}: {:?}", peer.name, sight.rejected));
+    }
+    Ok(())
+}
+
+/// What the log and `tsnode status` say of one that hangs up when it sees that the secrets differ.
+const NO_MEMBER: &str = "left before membership was proven";
 
 /// Whether everybody follows one plan and sees its groups up: they may be loading when a peer has just gone.
 fn all_serve(sights: &[Option<Sight>]) -> Result<(), String> {

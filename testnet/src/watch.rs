@@ -2,6 +2,7 @@
 
 use crate::PeerInfo;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -27,6 +28,19 @@ pub struct Sight {
     pub peers: Vec<SeenPeer>,
     /// Peers that it has nothing to do with.
     pub cut_off: Vec<SeenCutOff>,
+    /// What it refused, and who was not let in, by reason.
+    #[serde(default)]
+    pub rejected: BTreeMap<String, u64>,
+    /// Models that somebody has.
+    #[serde(default)]
+    pub models: Vec<SeenModel>,
+}
+
+/// A model, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenModel {
+    /// Its name.
+    pub name: String,
 }
 
 /// A plan, as far as a testnet looks.
