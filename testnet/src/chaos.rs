@@ -9,7 +9,7 @@ mod timeline;
 mod victims;
 
 pub use report::{At, Deed, Fault, Followed, Report, Served};
-pub use summary::{Spread, Summary};
+pub use summary::{Spread, Summary, Ways};
 
 use crate::{
     Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,

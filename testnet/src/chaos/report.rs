@@ -1,6 +1,7 @@
 //! What came of breaking a swarm, for programs and people.
 
 use super::timeline;
+use crate::client::Moved;
 use serde::Serialize;
 
 /// What is done to a peer.
@@ -70,8 +71,8 @@ pub struct Served {
     pub paused: f64,
     /// What peers call it.
     pub request: String,
-    /// Why another group went on with it, each time.
-    pub moves: Vec<String>,
+    /// Each time that another group went on with it.
+    pub moves: Vec<Moved>,
     /// Why its prompt was computed where it was, in the end.
     pub reason: String,
     /// How often its client came back elsewhere.

@@ -1,6 +1,7 @@
 //! A report in figures: how often who was hit, and how long that lasted for whom.
 
 use super::{Fault, Report, Served};
+use crate::client::Way;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -35,10 +36,40 @@ pub struct Summary<'r> {
     pub pauses: Option<Spread>,
     /// The same, by what the peer did whose fault it was.
     pub pauses_by_role: BTreeMap<&'r str, Spread>,
+    /// What streams went on from, each time that they went on at another group.
+    pub ways: Ways,
     /// How long dead peers were still seen by anybody.
     pub gone: Option<Spread>,
     /// How long plans had a part for a dead peer.
     pub replanned: Option<Spread>,
+}
+
+/// What streams went on from at other groups: so many times from each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ways {
+    /// From KV of the prompt that a prefill group had kept.
+    pub kept: usize,
+    /// From what the decode group had itself.
+    pub cached: usize,
+    /// From nothing, or little.
+    pub anew: usize,
+    /// Unknown: the group was lost, too, before it said so, or the gateway was.
+    pub unknown: usize,
+}
+
+impl Ways {
+    fn of(ways: impl IntoIterator<Item = Option<Way>>) -> Self {
+        let mut all = Self::default();
+        for way in ways {
+            *match way {
+                Some(Way::Kept) => &mut all.kept,
+                Some(Way::Cached) => &mut all.cached,
+                Some(Way::Anew) => &mut all.anew,
+                None => &mut all.unknown,
+            } += 1;
+        }
+        all
+    }
 }
 
 impl Report {
@@ -49,6 +80,7 @@ impl Report {
             hits: self.hits(),
             pauses: self.pauses(),
             pauses_by_role: self.pauses_by_role(),
+            ways: Ways::of(self.streams.iter().flat_map(|s| &s.moves).map(|m| m.way)),
             gone: Spread::of(self.faults.iter().filter_map(|f| f.gone)),
             replanned: Spread::of(self.faults.iter().filter_map(|f| f.replanned)),
         }
@@ -101,7 +133,8 @@ pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::chaos::Deed;
+    use crate::{chaos::Deed, client::Moved};
+    use serde_json::json;
 
     fn fault(role: &str, at: f64, until: f64) -> Fault {
         Fault { deed: Deed::Kill, peer: "peer0".into(), role: role.into(), at, until, gone: None, replanned: None }
@@ -114,10 +147,27 @@ mod tests {
             pause,
             paused,
             request: String::new(),
-            moves: vec!["lost".into()],
+            moves: vec![moved(Some(Way::Cached))],
             reason: String::new(),
             returns: 0,
         }
+    }
+
+    fn moved(way: Option<Way>) -> Moved {
+        Moved { reason: "lost".into(), way }
+    }
+
+    #[test]
+    fn moves_are_counted_by_what_streams_went_on_from() {
+        let told = json!([
+            { "reason": "lost", "way": "kept", "at": 1.5 },
+            { "reason": "lost", "way": "anew" },
+            { "reason": "lost", "way": "a way of another version" },
+        ]);
+        let told: Vec<Moved> = told.as_array().unwrap().iter().filter_map(Moved::told).collect();
+        let moves = [told, vec![moved(Some(Way::Cached)), moved(Some(Way::Anew))]].concat();
+        let ways = Ways::of(moves.iter().map(|m| m.way));
+        assert_eq!(ways, Ways { kept: 1, cached: 1, anew: 2, unknown: 1 });
     }
 
     #[test]

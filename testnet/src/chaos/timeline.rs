@@ -132,7 +132,7 @@ fn pauses(out: &mut String, streams: &[Served], y: f64, x: impl Fn(f64) -> f64) 
             s.from,
             s.to,
             s.pause,
-            s.moves.join("; ")
+            s.moves.iter().map(|m| m.reason.as_str()).collect::<Vec<_>>().join("; ")
         );
     }
 }
@@ -154,7 +154,10 @@ fn seconds(out: &mut String, all: f64, y: f64, x: impl Fn(f64) -> f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chaos::{Fault, Spread};
+    use crate::{
+        chaos::{Fault, Spread},
+        client::Moved,
+    };
 
     #[test]
     fn a_picture_has_every_peer_fault_and_stream() {
@@ -169,7 +172,7 @@ mod tests {
         };
         let plan = |at, plan: &str| At { at, what: Followed { plan: Some(plan.into()), coordinator: None } };
         let stream = |moves: usize, returns| {
-            let moves = vec!["lost".to_owned(); moves];
+            let moves = vec![Moved { reason: "lost".into(), way: None }; moves];
             Served {
                 from: 0.0,
                 to: 3.0,

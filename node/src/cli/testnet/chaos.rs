@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Summary, Until},
+    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Summary, Until, Ways},
 };
 
 /// What may be done to peers, by name.
@@ -67,6 +67,14 @@ pub(super) fn command() -> Command {
                 .value_name("DEED")
                 .value_parser(DEEDS.map(|(name, _)| name))
                 .help("Only do this to peers [default: now this, now that]"),
+        )
+        .arg(
+            Arg::new("split")
+                .long("split")
+                .value_name("WHEN")
+                .value_parser(["auto", "always"])
+                .default_value("always")
+                .help("Peers' --split: with auto streams go on wherever that is predicted to be soonest"),
         )
         .arg(
             Arg::new("svg")
@@ -165,7 +173,7 @@ fn line(fault: &Fault) -> String {
 fn tell_all(report: &Report) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
-    let Summary { hits, pauses, pauses_by_role, gone, replanned } = report.summary();
+    let Summary { hits, pauses, pauses_by_role, ways, gone, replanned } = report.summary();
     let hits: Vec<String> = hits.into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
     say!("hit: {}", hits.join(", "));
     if let Some(pauses) = pauses {
@@ -174,6 +182,13 @@ fn tell_all(report: &Report) {
     for (role, pauses) in pauses_by_role {
         say!("  by a fault of a {role:<15} {:>4}: {}", pauses.of, times(pauses));
     }
+    let Ways { kept, cached, anew, unknown } = ways;
+    if ways != Ways::default() {
+        say!(
+            "moves: {kept} from KV that a prefill group had kept, {cached} from what the decode group had, {anew} computed anew, \
+             {unknown} not known"
+        );
+    }
     if let Some(gone) = gone {
         say!("{} stayed dead: gone from every view after {}", gone.of, times(gone));
     }
@@ -181,7 +196,8 @@ fn tell_all(report: &Report) {
         say!("{} of those had a part: all followed a plan without it after {}", replanned.of, times(replanned));
     }
     if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
-        let (moves, reason) = (slowest.moves.join("; "), &slowest.reason);
+        let moves: Vec<&str> = slowest.moves.iter().map(|m| m.reason.as_str()).collect();
+        let (moves, reason) = (moves.join("; "), &slowest.reason);
         say!(
             "the longest was at {:.1} s to {:.1} s; moved: [{moves}], {} returns; prefill: {reason}",
             slowest.from,
@@ -197,4 +213,23 @@ fn tell_all(report: &Report) {
 fn times(spread: Spread) -> String {
     let Spread { median, ninety, most, of: _ } = spread;
     format!("{median:.2} s in the median, {ninety:.2} s in 90 %, {most:.2} s at most")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::cli::testnet::flags;
+
+    #[test]
+    fn peers_are_told_when_to_split_as_chaos_was() {
+        let told = |args: &[&str]| {
+            let matches = command().try_get_matches_from([&["chaos"], args].concat())?;
+            Ok::<_, clap::Error>(flags(&matches, "info"))
+        };
+        assert_eq!(told(&[]).unwrap(), ["--split", "always", "--log", "info"]);
+        let auto = told(&["--split", "auto", "--layout", "prefill=1,decode=1"]).unwrap();
+        assert_eq!(auto, ["--split", "auto", "--log", "info", "--layout", "prefill=1,decode=1"]);
+        assert!(told(&["--split", "sometimes"]).is_err());
+    }
 }
