@@ -31,13 +31,17 @@ const JITTER: u64 = 300;
 const BEFORE: usize = 3;
 const WITHIN: usize = 8;
 /// Of so many faults, most kill.
-const DEEDS: u64 = 10;
+const DEEDS: u64 = 12;
 /// What a slow peer's links carry (Mbit/s), and how much later (milliseconds).
 const SLOW: Flaw = Flaw::Slow { mbit: Some(4.0), ms: 40.0 };
 /// Part of the tiles that a corrupt one spoils.
 const CORRUPT: Flaw = Flaw::Corrupt { part: 0.5 };
 /// Where processes are only stopped or cut off, it is for long enough to be taken for dead.
 const STOPPED: Duration = Duration::from_secs(5);
+/// Where several are, it is for long enough that each side gives the other up and plans by itself.
+const PARTED: Duration = Duration::from_secs(12);
+/// By then after a partition all see each other and follow one plan, as in rehearsals (docs/control.md).
+const HEALED: Duration = Duration::from_secs(40);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +92,8 @@ pub async fn run(
     let load = Load::start(chaos.seed, chaos.streams, &known, &Arc::new(answers));
     let lookout = Lookout::start(net, fronts[0], started);
     let dice = Dice(chaos.seed);
-    let mut story = Story { net, chaos, fronts, known, load, lookout, dice, started, faults: vec![], violations: vec![] };
+    let mut story =
+        Story { net, chaos, fronts, known, load, lookout, dice, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
         Deeds::Calm => story.violations.extend(watch(story.net, chaos.until).await),
         _ => story.break_and_mend(tell).await?,
@@ -152,8 +157,9 @@ impl Story<'_> {
         let drawn = match self.dice.roll(DEEDS) {
             0 | 1 => Deed::Stop,
             2 => Deed::Cut,
-            3 => Deed::Slow,
-            4 => Deed::Corrupt,
+            3 => Deed::Part,
+            4 => Deed::Slow,
+            5 => Deed::Corrupt,
             _ => Deed::Kill,
         };
         match self.chaos.deeds {
@@ -167,22 +173,28 @@ impl Story<'_> {
     /// Does it, waits until enough streams have ended under it, and undoes it.
     async fn one(&mut self, Victim { index, role }: Victim, deed: Deed) -> Result<Fault, TestnetError> {
         let peer = self.net.peers()[index].clone();
+        let side = self.side(index, deed);
         let at = self.started.elapsed().as_secs_f64();
-        hit(self.net, index, deed).await?;
+        hit(self.net, &side, deed).await?;
         // Every other dead peer is back before all have missed it, which is another story.
         let stays_dead = deed == Deed::Kill && self.dice.roll(2) == 0;
-        let stopped = matches!(self.chaos.deeds, Deeds::Only(Deed::Stop | Deed::Cut)).then_some(STOPPED);
+        let least = match (deed, self.chaos.deeds) {
+            (Deed::Part, _) => PARTED,
+            (_, Deeds::Only(Deed::Stop | Deed::Cut)) => STOPPED,
+            _ => Duration::ZERO,
+        };
         let living = self.net.peers().into_iter().filter(|p| p.id != peer.id).cloned().collect();
         let missed = async { if stays_dead { aftermath(living, &peer.id).await } else { Aftermath::default() } };
         let enough = self.load.await_more(WITHIN, PATIENCE);
-        let (served, Aftermath { gone, replanned }, ()) =
-            tokio::join!(enough, missed, sleep(stopped.unwrap_or_default()));
+        let (served, Aftermath { gone, replanned }, ()) = tokio::join!(enough, missed, sleep(least));
         mend(self.net, index, deed).await?;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(self.net, &self.fronts);
         self.lookout.find(self.net);
         let until = self.started.elapsed().as_secs_f64();
         let replanned = replanned.filter(|_| role.contains(' '));
-        let fault = Fault { deed, peer: peer.name, role, at, until, gone, replanned };
+        let healed = if deed == Deed::Part { self.heals().await } else { None };
+        let with = side[1..].iter().map(|index| self.net.peers()[*index].name.clone()).collect();
+        let fault = Fault { deed, peer: peer.name, with, role, at, until, gone, replanned, healed };
         if !served {
             let n = self.faults.len();
             self.violations.push(format!("nobody was served for {PATIENCE:?} after fault {n}: {fault:?}"));
@@ -191,6 +203,34 @@ impl Story<'_> {
             self.violations.push(format!("{} was seen {GONE:?} after its death", fault.peer));
         }
         Ok(fault)
+    }
+
+    /// Who is hit together: one peer, or a part of the swarm that is smaller than half of it. The gateway that this looks through
+    /// stays on the larger side; another may be on either, and its clients wait, if need be, until the sides are one again.
+    fn side(&mut self, victim: usize, deed: Deed) -> Vec<usize> {
+        let (peers, mut side) = (self.net.peers().len(), vec![victim]);
+        let most = (peers / 2).saturating_sub(1);
+        if deed != Deed::Part || most < 2 {
+            return side;
+        }
+        let wanted = 2 + self.dice.roll(most as u64 - 1) as usize;
+        let mut others: Vec<usize> = (0..peers).filter(|n| *n != victim && *n != self.fronts[0]).collect();
+        while side.len() < wanted && !others.is_empty() {
+            side.push(others.swap_remove(self.dice.roll(others.len() as u64) as usize));
+        }
+        side
+    }
+
+    /// Waits until all see each other and follow one plan again; how long that took (seconds).
+    async fn heals(&mut self) -> Option<f64> {
+        let (swarm, began) = (Swarm::of(self.net.peers().into_iter()), Instant::now());
+        match swarm.await_one_mind(self.net.peers().len(), HEALED).await {
+            Ok(()) => Some(began.elapsed().as_secs_f64()),
+            Err(why) => {
+                self.violations.push(format!("{HEALED:?} after the sides could meet again: {why}"));
+                None
+            }
+        }
     }
 }
 
@@ -237,7 +277,8 @@ mod tests {
         let sight = |running: u32, free: u32| -> Option<Sight> {
             let advert = json!({ "addresses": [], "data_addresses": [], "reachable": true, "links": [] });
             let peer = |id: &str, running: u32, free: u32| {
-                json!({ "id": id, "advert": advert, "load": { "running": running, "free_pages": free, "total_pages": 8 } })
+                let load = json!({ "running": running, "free_pages": free, "total_pages": 8 });
+                json!({ "id": id, "advert": advert, "load": load })
             };
             let peers = [peer("a", 0, 8), peer("b", running, free)];
             serde_json::from_value(json!({ "me": "a", "ready_groups": [], "peers": peers, "cut_off": [] })).ok()

@@ -14,6 +14,8 @@ pub enum Deed {
     Stop,
     /// Nothing passes between it and any other; later it does again.
     Cut,
+    /// The same between several peers, it among them, and all others.
+    Part,
     /// Its links become slow.
     Slow,
     /// KV that it sends has bits flipped.
@@ -27,6 +29,8 @@ pub struct Fault {
     pub deed: Deed,
     /// The peer's name.
     pub peer: String,
+    /// Who was cut off together with it.
+    pub with: Vec<String>,
     /// What it did when it was hit.
     pub role: String,
     /// Since the start (seconds).
@@ -37,6 +41,8 @@ pub struct Fault {
     pub gone: Option<f64>,
     /// After how long all followed one plan without it, if it had a part in the one before (seconds).
     pub replanned: Option<f64>,
+    /// After how long all saw each other again and followed one plan, where several were cut off together (seconds).
+    pub healed: Option<f64>,
 }
 
 /// A plan that peers began to follow, as a gateway that nothing is done to tells it.

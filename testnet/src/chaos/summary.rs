@@ -42,6 +42,8 @@ pub struct Summary<'r> {
     pub gone: Option<Spread>,
     /// How long plans had a part for a dead peer.
     pub replanned: Option<Spread>,
+    /// How long it took after partitions until all saw each other and followed one plan.
+    pub healed: Option<Spread>,
 }
 
 /// What streams went on from at other groups: so many times from each.
@@ -83,6 +85,7 @@ impl Report {
             ways: Ways::of(self.streams.iter().flat_map(|s| &s.moves).map(|m| m.way)),
             gone: Spread::of(self.faults.iter().filter_map(|f| f.gone)),
             replanned: Spread::of(self.faults.iter().filter_map(|f| f.replanned)),
+            healed: Spread::of(self.faults.iter().filter_map(|f| f.healed)),
         }
     }
 
@@ -137,7 +140,17 @@ mod tests {
     use serde_json::json;
 
     fn fault(role: &str, at: f64, until: f64) -> Fault {
-        Fault { deed: Deed::Kill, peer: "peer0".into(), role: role.into(), at, until, gone: None, replanned: None }
+        Fault {
+            deed: Deed::Kill,
+            peer: "peer0".into(),
+            with: vec![],
+            role: role.into(),
+            at,
+            until,
+            gone: None,
+            replanned: None,
+            healed: None,
+        }
     }
 
     fn stream(paused: f64, pause: f64) -> Served {
@@ -201,11 +214,8 @@ mod tests {
         let report = Report { seed: 1, seconds: 40.0, peers, faults, plans: vec![], streams, violations: vec![] };
         let summary = report.summary();
         let spread = |times: &[f64]| Spread::of(times.iter().copied()).unwrap();
-        let by_role = [
-            ("coordinator", spread(&[0.25])),
-            ("decode leader", spread(&[0.5, 3.0])),
-            ("gateway", spread(&[2.6])),
-        ];
+        let by_role =
+            [("coordinator", spread(&[0.25])), ("decode leader", spread(&[0.5, 3.0])), ("gateway", spread(&[2.6]))];
         assert_eq!(summary.pauses_by_role, by_role.into());
         assert_eq!(summary.pauses.map(|p| (p.of, p.most)), Some((5, 3.0)), "those of no fault are told with all");
         assert_eq!(summary.hits.len(), 4);

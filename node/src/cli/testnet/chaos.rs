@@ -17,11 +17,12 @@ use tsnode_testnet::{
 };
 
 /// What may be done to peers, by name.
-const DEEDS: [(&str, Deeds); 6] = [
+const DEEDS: [(&str, Deeds); 7] = [
     ("nothing", Deeds::Calm),
     ("kill", Deeds::Only(Deed::Kill)),
     ("stop", Deeds::Only(Deed::Stop)),
     ("cut", Deeds::Only(Deed::Cut)),
+    ("part", Deeds::Only(Deed::Part)),
     ("slow", Deeds::Only(Deed::Slow)),
     ("corrupt", Deeds::Only(Deed::Corrupt)),
 ];
@@ -164,16 +165,18 @@ fn line(fault: &Fault) -> String {
         Deed::Kill => "killed",
         Deed::Stop => "stopped",
         Deed::Cut => "cut off",
+        Deed::Part => "parted",
         Deed::Slow => "slow",
         Deed::Corrupt => "corrupt",
     };
-    format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}", fault.at, fault.peer, fault.until - fault.at, fault.role)
+    let with = if fault.with.is_empty() { String::new() } else { format!(", with {}", fault.with.join(", ")) };
+    format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}{with}", fault.at, fault.peer, fault.until - fault.at, fault.role)
 }
 
 fn tell_all(report: &Report) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
-    let Summary { hits, pauses, pauses_by_role, ways, gone, replanned } = report.summary();
+    let Summary { hits, pauses, pauses_by_role, ways, gone, replanned, healed } = report.summary();
     let hits: Vec<String> = hits.into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
     say!("hit: {}", hits.join(", "));
     if let Some(pauses) = pauses {
@@ -194,6 +197,9 @@ fn tell_all(report: &Report) {
     }
     if let Some(replanned) = replanned {
         say!("{} of those had a part: all followed a plan without it after {}", replanned.of, times(replanned));
+    }
+    if let Some(healed) = healed {
+        say!("{} partitions: all of one mind again after {}", healed.of, times(healed));
     }
     if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
         let moves: Vec<&str> = slowest.moves.iter().map(|m| m.reason.as_str()).collect();
