@@ -34,7 +34,8 @@ pub struct Summary<'r> {
     pub hits: BTreeMap<&'r str, usize>,
     /// Longest pauses of streams that a fault hit.
     pub pauses: Option<Spread>,
-    /// The same, by what the peer did whose fault it was.
+    /// The same, by what the peer did whose fault it was. A stream that waited longest before anything was done is with none of
+    /// them.
     pub pauses_by_role: BTreeMap<&'r str, Spread>,
     /// What streams went on from, each time that they went on at another group.
     pub ways: Ways,
