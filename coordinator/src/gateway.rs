@@ -14,7 +14,7 @@ mod silence;
 mod trace;
 
 pub use events::{Action, Begun, Event, GatewayConfig, View};
-pub use trace::{Move, Parts, Predicted, Trace};
+pub use trace::{Move, Parts, Predicted, Trace, Way};
 
 use crate::{
     Time,
@@ -231,6 +231,9 @@ impl Gateway {
                 if r.answer.is_empty() {
                     r.cached = cached;
                 }
+                if r.prefill == Prefill::ByDecode {
+                    r.goes_by(Way::of(Way::Cached, cached, r.prompt.len()));
+                }
                 if let (Some(pick), true) = (r.pick, r.computes_at_home()) {
                     self.kept.found(pick.decode, &r.trail, cached);
                 }
@@ -316,6 +319,7 @@ impl Gateway {
                 }
                 let before = std::mem::replace(&mut r.prefilled_by, r.pick.map(|p| p.prefill));
                 if r.next_index() > 0 {
+                    r.goes_by(Way::of(Way::Kept, cached, r.prompt.len()));
                     if before != r.prefilled_by {
                         out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
                     }

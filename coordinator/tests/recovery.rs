@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway, GatewayConfig, View};
+use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway, GatewayConfig, View, Way};
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, GroupId, KvCodec, LayerProfile,
     LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, RequestId, Route,
@@ -119,6 +119,20 @@ impl Story {
         self.tell(Event::Decode { request, event })
     }
 
+    /// A prefill group has the first token, and had so much of the prompt.
+    fn first(&mut self, request: RequestId, cached: u32) -> Vec<Action> {
+        let sampled = Sampled { token: Token(700), logprob: None, top: vec![] };
+        let event = PrefillEvent::First { sampled, computed: Computed::default(), cached };
+        self.tell(Event::Prefill { request, event })
+    }
+
+    /// The answer ends; how it went on after each of its moves.
+    fn ways(&mut self, request: RequestId) -> Vec<Option<Way>> {
+        let actions = self.decode(request, DecodeEvent::End(tsnode_protocol::stream::End::Stop));
+        let trace = actions.into_iter().find_map(|a| if let Action::Trace(trace) = a { Some(trace) } else { None });
+        trace.unwrap().moves.iter().map(|m| m.way).collect()
+    }
+
     fn token(&mut self, request: RequestId, index: u32) -> Vec<Action> {
         let sampled = Sampled { token: Token(700 + index), logprob: None, top: vec![] };
         self.decode(request, DecodeEvent::Token { index, sampled })
@@ -145,9 +159,7 @@ impl Story {
         let (leader, open) = self.submit(request, None);
         assert_eq!((leader, open.await_kv), (peer(decode), true));
         self.decode(request, DecodeEvent::Granted { cached: 0 });
-        let sampled = Sampled { token: Token(700), logprob: None, top: vec![] };
-        let event = PrefillEvent::First { sampled, computed: Computed::default(), cached: 0 };
-        let actions = self.tell(Event::Prefill { request, event });
+        let actions = self.first(request, 0);
         let told = |a: &Action| matches!(a, Action::Settled { holder: Some(id), .. } if *id == group(prefill, Phase::Prefill).id);
         assert!(actions.iter().any(told), "{actions:?}");
     }
@@ -251,4 +263,35 @@ fn a_prefill_group_that_breaks_off_is_not_counted_with() {
     story.tell(Event::PrefillLost { request: id(1), reason: "reset".into() });
     story.up(&[1, 3, 4, 5], 0);
     assert!(!story.lost(id(1)).1.await_kv);
+}
+
+#[test]
+fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
+    for (cached, way) in [(PROMPT - 1, Way::Kept), (PROMPT / 2, Way::Anew)] {
+        let mut story = Story::new();
+        story.split(id(1), 1, 2);
+        story.up(&[1, 3, 4, 5], 0);
+        assert!(story.lost(id(1)).1.await_kv);
+        assert_eq!(story.prefills(id(1)), Some(peer(1)));
+        story.first(id(1), cached);
+        assert_eq!(story.ways(id(1)), [Some(way)]);
+    }
+    for (cached, way) in [(PROMPT, Way::Cached), (16, Way::Anew)] {
+        let mut story = Story::new();
+        story.served_by(id(1), 2);
+        story.up(&[3, 4], 0);
+        // Nobody takes it up before the group is lost, too: of that move nothing is known.
+        assert!(!story.lost(id(1)).1.await_kv);
+        assert!(!story.lost(id(1)).1.await_kv);
+        story.decode(id(1), DecodeEvent::Granted { cached });
+        assert_eq!(story.ways(id(1)), [None, Some(way)]);
+    }
+    // A prefill group that fails leaves all of it to the one that decodes.
+    let mut story = Story::new();
+    story.split(id(1), 1, 2);
+    story.up(&[1, 3, 4, 5], 0);
+    story.lost(id(1));
+    story.prefills(id(1));
+    story.tell(Event::Prefill { request: id(1), event: PrefillEvent::Failed("no".into()) });
+    assert_eq!(story.ways(id(1)), [Some(Way::Anew)]);
 }

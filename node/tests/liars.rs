@@ -1,13 +1,15 @@
 //! Liars among real peers are found by what they say, within a bound, and nobody else is blamed for it.
-//! Wrong secrets: `swarm/tests.rs`.
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
+#[path = "common/stranger.rs"]
+mod stranger;
 
 use common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use tsnode_testnet::{Flaw, Network, Noise, Sight, Swarm};
+use stranger::Stranger;
+use tsnode_testnet::{Flaw, Network, Noise, PeerInfo, Sight, Swarm};
 
 /// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
 /// ends before the last check has.
@@ -24,9 +26,9 @@ async fn liars_are_found_and_cut_off_and_nobody_else_is() {
     let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let truth = net.tokens(GATEWAY, body(0)).await.0;
 
-    let liar = at_work(&net, "prefill").await;
-    spoil(&net, &liar, Flaw::Lie { tokens: 0.0, kv: 1.0 }).await;
-    let (asked, reason) = until_cut_off(&net, &liar, "prefill").await;
+    let kv_liar = at_work(&net, "prefill").await;
+    spoil(&net, &kv_liar, Flaw::Lie { tokens: 0.0, kv: 1.0 }).await;
+    let (asked, reason) = until_cut_off(&net, &kv_liar, "prefill").await;
     println!("a peer that sends wrong KV is found after {asked} answers: it {reason}");
     assert!(asked <= KV_BOUND && reason.contains("KV"), "{asked}: {reason}");
 
@@ -39,7 +41,8 @@ async fn liars_are_found_and_cut_off_and_nobody_else_is() {
     for _ in 0..8 {
         assert_eq!(net.tokens(GATEWAY, body(0)).await.0, truth, "who is left tells the truth");
     }
-    assert_eq!(sight(&net).await.cut_off.len(), 2, "nobody else is blamed");
+    assert_eq!(sight(&net).await.cut_off.len(), 2, "the gateway has both");
+    no_honest_peer_blames_another(&net, &[kv_liar, liar]).await;
     net.down().await;
 }
 
@@ -59,7 +62,8 @@ async fn a_boaster_is_found_and_cut_off_and_nobody_else_is() {
     for n in 2000..2024 {
         net.tokens(GATEWAY, body(n)).await;
     }
-    assert_eq!(sight(&net).await.cut_off.len(), 1, "nobody else is blamed");
+    assert_eq!(sight(&net).await.cut_off.len(), 1, "the gateway has it");
+    no_honest_peer_blames_another(&net, &[liar]).await;
     net.down().await;
 }
 
@@ -74,6 +78,7 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
     let net = Net::up(Wish { peers: 6, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let gateway = net.net.peers().len() - 1;
     let truth = net.tokens(gateway, body(0)).await.0;
+    who_knows_a_wrong_secret_learns_nothing(&net).await;
     let lies = [
         (0, Noise::Garbage, NOISE_BOUND, "bytes that are no message"),
         (1, Noise::SecondPlan, NOISE_BOUND, "two plans for one term"),
@@ -87,15 +92,58 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
         found.push(liar.id);
         let honest = Swarm::of(net.net.peers().into_iter().filter(|p| !found.contains(&p.id)));
         let began = Instant::now();
-        // Old messages go no further than to those whom the liar tells them itself.
-        let all = noise != Noise::Replay;
-        honest.await_that(bound, |sights| cut_off_by(sights, all, &found, reason)).await.unwrap();
-        println!("{noise:?} is found after {:.1?}", began.elapsed());
+        honest.await_that(bound, |sights| sights.iter().try_for_each(|s| cut_off(s, &found, reason))).await.unwrap();
+        println!("{noise:?} is found by all after {:.1?}", began.elapsed());
         honest.await_that(NOISE_BOUND, all_serve).await.unwrap();
         assert_eq!(net.tokens(gateway, body(0)).await.0, truth, "who is left tells the truth");
     }
     net.down().await;
 }
+
+/// A wrong secret is noticed at once; the stranger tries again after one, two, four seconds and so on.
+const SECRET_BOUND: Duration = Duration::from_secs(15);
+/// So many times everybody sends it away before its view is looked at.
+const ATTEMPTS: usize = 2;
+
+/// A process that knows the swarm's name, where all its peers are, and a wrong secret.
+async fn who_knows_a_wrong_secret_learns_nothing(net: &Net) {
+    let everybody = Swarm::of(net.net.peers().into_iter());
+    let members = net.net.peers().len();
+    let began = Instant::now();
+    let mut stranger = Stranger::start(&net.net.peers());
+    let seen = stranger.until_up(SECRET_BOUND).await;
+    let refused = |sights: &[Option<Sight>]| {
+        net.net.peers().iter().zip(sights).try_for_each(|(peer, sight)| turned_away(peer, sight, &seen.me, members))
+    };
+    everybody.await_that(SECRET_BOUND, refused).await.unwrap();
+    println!("a wrong secret is refused {ATTEMPTS} times by everybody after {:.1?}", began.elapsed());
+
+    let seen = stranger.sight().await.unwrap();
+    let alone: Vec<&String> = seen.peers.iter().map(|p| &p.id).filter(|id| **id != seen.me).collect();
+    assert!(alone.is_empty() && seen.models.is_empty() && seen.plan.is_none(), "it learns something: {seen:?}");
+    assert!(seen.rejected.keys().any(|why| why.contains("does not know this swarm's secret")), "{:?}", seen.rejected);
+}
+
+/// Whether a peer has sent the stranger away often enough, says so, and has nothing against anybody else.
+fn turned_away(peer: &PeerInfo, sight: &Option<Sight>, stranger: &str, members: usize) -> Result<(), String> {
+    let sight = sight.as_ref().ok_or("no answer")?;
+    assert!(sight.peers.iter().all(|p| p.id != stranger), "{} takes it for a peer", peer.name);
+    assert!(sight.cut_off.iter().all(|c| c.id == stranger), "{} blames {:?}", peer.name, sight.cut_off);
+    let log = std::fs::read_to_string(&peer.log).unwrap();
+    let refusals =
+        log.lines().filter(|l| l.contains("refused") && l.contains(stranger) && l.contains(NO_MEMBER)).count();
+    let counted: u64 = sight.rejected.iter().filter(|(why, _)| why.contains(NO_MEMBER)).map(|(_, n)| n).sum();
+    if refusals < ATTEMPTS || counted < ATTEMPTS as u64 || sight.peers.len() < members {
+        return Err(format!(
+            "{} has refused it {refusals} times, and shows {counted}: {:?}",
+            peer.name, sight.rejected
+        ));
+    }
+    Ok(())
+}
+
+/// What the log and `tsnode status` say of one that hangs up when it sees that the secrets differ.
+const NO_MEMBER: &str = "left before membership was proven";
 
 /// Whether everybody follows one plan and sees its groups up: they may be loading when a peer has just gone.
 fn all_serve(sights: &[Option<Sight>]) -> Result<(), String> {
@@ -108,12 +156,6 @@ fn all_serve(sights: &[Option<Sight>]) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Whether all have cut it off, or somebody has.
-fn cut_off_by(sights: &[Option<Sight>], all: bool, liars: &[String], reason: &str) -> Result<(), String> {
-    let mut each = sights.iter().map(|s| cut_off(s, liars, reason));
-    if all { each.collect() } else { each.find(Result::is_ok).unwrap_or_else(|| Err("nobody has cut it off".into())) }
 }
 
 /// Whether a peer has cut off just these, the last of them for that reason.
@@ -137,6 +179,18 @@ fn body(n: usize) -> Value {
 async fn sight(net: &Net) -> Sight {
     let gateway = net.peer(GATEWAY);
     Swarm::of([&gateway].into_iter()).look().await.pop().flatten().unwrap()
+}
+
+/// Every honest peer is asked, whatever it can tell of answers.
+async fn no_honest_peer_blames_another(net: &Net, liars: &[String]) {
+    let honest = net.net.peers().into_iter().filter(|p| !liars.contains(&p.id));
+    let sights = Swarm::of(honest).look().await;
+    assert_eq!(sights.len(), net.net.peers().len() - liars.len());
+    for sight in sights {
+        let sight = sight.unwrap();
+        let wrong = sight.cut_off.iter().find(|c| !liars.contains(&c.id));
+        assert!(wrong.is_none(), "{} has cut off {wrong:?}", sight.me);
+    }
 }
 
 /// Who has this part in an answer: plans may leave a group without work.

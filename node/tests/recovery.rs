@@ -38,8 +38,7 @@ async fn streams_outlive_the_peers_that_serve_them() {
         let chaos = Chaos { seed, streams: 16, until: Until::Faults(faults), deeds };
         let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
         let report = chaos::run(&mut net, chaos, answers.clone(), told).await.unwrap();
-        println!("{} streams; pauses {:?}; hit {:?}", report.streams.len(), report.pauses(), report.hits());
-        println!("gone {:?}, planned anew {:?}", report.gone(), report.replanned());
+        println!("{} streams; {:?}", report.streams.len(), report.summary());
         println!("the longest: {:?}", report.slowest());
         assert_eq!(report.violations, Vec::<String>::new());
         if deeds != Deeds::Drawn {

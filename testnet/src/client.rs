@@ -1,5 +1,6 @@
 //! A client that reads a streamed answer to its end, whatever peer it has to ask for the rest: as a careful program would.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -22,14 +23,42 @@ pub struct Seen {
     pub pause: Duration,
     /// When that began.
     pub paused: Instant,
-    /// Why it went on at another group, each time.
-    pub moves: Vec<String>,
+    /// Each time that it went on at another group.
+    pub moves: Vec<Moved>,
     /// What peers call it.
     pub request: String,
     /// How often the client came back, because its gateway had gone.
     pub returns: usize,
     /// Why its prompt was computed where it was, in the end.
     pub reason: String,
+}
+
+/// A stream went on at another group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// Why.
+    pub reason: String,
+    /// From what, as far as its gateway knew.
+    pub way: Option<Way>,
+}
+
+impl Moved {
+    /// As a trace tells it.
+    pub(crate) fn told(told: &Value) -> Option<Self> {
+        Some(Self { reason: told["reason"].as_str()?.to_owned(), way: Way::deserialize(&told["way"]).ok() })
+    }
+}
+
+/// What a stream went on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// KV of the prompt that a prefill group had kept, and the answer computed behind it.
+    Kept,
+    /// What the decode group had of it itself.
+    Cached,
+    /// Nothing, or little: it was computed anew.
+    Anew,
 }
 
 /// Why a stream is not what it should be.
@@ -66,8 +95,8 @@ pub enum Wrong {
         same: usize,
         /// Tokens of an undisturbed run.
         expected: usize,
-        /// Why it went on at another group, each time.
-        moves: Vec<String>,
+        /// Each time that it went on at another group.
+        moves: Vec<Moved>,
         /// How often the client came back.
         returns: usize,
     },
@@ -172,7 +201,7 @@ impl Reader {
             self.seen.request = trace["request"].as_str().unwrap_or_default().to_owned();
             self.seen.reason = trace["reason"].as_str().unwrap_or_default().to_owned();
             let moves = trace["moves"].as_array().into_iter().flatten();
-            self.seen.moves.extend(moves.filter_map(|m| Some(m["reason"].as_str()?.to_owned())));
+            self.seen.moves.extend(moves.filter_map(Moved::told));
         } else {
             let ids = data["choices"][0]["token_ids"].as_array().into_iter().flatten();
             self.seen.tokens.extend(ids.filter_map(Value::as_u64));

@@ -15,7 +15,7 @@ pub use faults::{Flaw, Network, Noise, Wall};
 pub use load::Answers;
 pub use peer::PeerInfo;
 pub use state::{STATE_FILE, State};
-pub use watch::{SeenPath, SeenPeer, Sight, Swarm};
+pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 
 use peer::Process;
 use std::path::{Path, PathBuf};

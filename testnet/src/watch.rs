@@ -2,6 +2,7 @@
 
 use crate::PeerInfo;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -27,6 +28,19 @@ pub struct Sight {
     pub peers: Vec<SeenPeer>,
     /// Peers that it has nothing to do with.
     pub cut_off: Vec<SeenCutOff>,
+    /// What it refused, and who was not let in, by reason.
+    #[serde(default)]
+    pub rejected: BTreeMap<String, u64>,
+    /// Models that somebody has.
+    #[serde(default)]
+    pub models: Vec<SeenModel>,
+}
+
+/// A model, as far as a testnet looks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct SeenModel {
+    /// Its name.
+    pub name: String,
 }
 
 /// A plan, as far as a testnet looks.
@@ -135,11 +149,13 @@ impl Swarm {
 
     /// What every peer says, in order; `None` for one that does not answer.
     pub async fn look(&self) -> Vec<Option<Sight>> {
-        let one = |base: &String| {
-            let request = self.client.get(format!("{base}/api/swarm")).timeout(PATIENCE);
-            async move { request.send().await.ok()?.json().await.ok() }
-        };
-        futures::future::join_all(self.bases.iter().map(one)).await
+        futures::future::join_all(self.bases.iter().map(|base| self.look_at(base))).await
+    }
+
+    /// What the peer says whose HTTP is there.
+    pub(crate) async fn look_at(&self, base: &str) -> Option<Sight> {
+        let request = self.client.get(format!("{base}/api/swarm")).timeout(PATIENCE);
+        request.send().await.ok()?.json().await.ok()
     }
 
     /// Waits until every peer sees `peers` peers and follows the same plan, with all its groups up.

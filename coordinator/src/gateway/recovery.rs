@@ -46,6 +46,7 @@ impl Gateway {
             reason: reason.to_owned(),
             answered: r.next_index(),
             at: r.line.since(now),
+            way: None,
         }));
         self.elsewhere(now, request, out);
     }

@@ -1,6 +1,6 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, Move, Predicted, Trace, kept::Trail, patience::LEAST, trace::Timeline};
+use super::{Begun, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, trace::Timeline};
 use crate::{Time, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -186,8 +186,14 @@ impl Request {
         self.pick.map(|pick| if self.prefill == Prefill::Running { pick.prefill } else { pick.decode })
     }
 
+    /// How it goes on since its last move, if there was one.
+    pub fn goes_by(&mut self, way: Way) {
+        self.moves.last_mut().into_iter().for_each(|last| last.way = Some(way));
+    }
+
     /// From now on the decode side computes the prompt itself.
     pub fn moved_home(&mut self, reason: String) {
+        self.goes_by(Way::Anew);
         self.prefill = Prefill::ByDecode;
         self.prefill_leader = self.decode_leader;
         self.prefillers.clear();

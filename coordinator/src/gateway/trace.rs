@@ -62,6 +62,28 @@ pub struct Move {
     pub answered: u32,
     /// Since submission (seconds).
     pub at: f64,
+    /// How it went on; unknown until the group that goes on with it says what it has.
+    #[serde(default)]
+    pub way: Option<Way>,
+}
+
+/// How a request goes on elsewhere, by what the groups that do it say they have of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// A prefill group has kept most of the prompt's KV, and sends it; the answer is computed behind it.
+    Kept,
+    /// The decode group has most of the prompt itself, from what it did before.
+    Cached,
+    /// Most of it is computed anew.
+    Anew,
+}
+
+impl Way {
+    /// Of a prompt of which so many tokens need not be computed: `there` if they are most.
+    pub(super) fn of(there: Self, cached: u32, prompt: usize) -> Self {
+        if cached as usize * 2 > prompt { there } else { Self::Anew }
+    }
 }
 
 /// A request's time, cut where its gateway hears of the next thing: nothing is counted twice, and the sum is all of it.

@@ -191,19 +191,13 @@ fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Ex
     }
     let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
     let text = |name: &str| matches.get_one::<String>(name).cloned();
-    // Phases are split however short the prompt: that is what a testnet is there to show.
-    let mut flags = vec!["--split".into(), "always".into(), "--log".into(), settings.text("log").to_owned()];
-    for name in ["layout", "kv-codec", "kv-dtype"] {
-        if let Some(value) = text(name) {
-            flags.extend([format!("--{name}"), value]);
-        }
-    }
     let number = |name: &str| usize::from(matches.get_one::<u16>(name).copied().unwrap_or_default());
     let model = text("model").map_or_else(Vec::new, |path| vec!["--model".into(), path]);
     let peers = match matches.get_many::<PeerConfig>("devices") {
         Some(devices) => devices.cloned().map(|device| with_flags(device, &model)).collect(),
         None => PeerConfig::alike(number("peers"), number("gateways"), &model),
     };
+    let flags = flags(matches, settings.text("log"));
     // Each run has a folder of its own below, so that peers of an earlier one do not linger in it.
     Ok(TestnetConfig {
         executable,
@@ -213,6 +207,19 @@ fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Ex
         link_ms: matches.get_one::<f64>("link-ms").copied(),
         flags,
     })
+}
+
+/// What every peer is started with.
+fn flags(matches: &ArgMatches, log: &str) -> Vec<String> {
+    // Phases are split however short the prompt, unless something else is asked for: that is what a testnet is there to show.
+    let split = matches.try_get_one::<String>("split").ok().flatten().map_or("always", String::as_str);
+    let mut flags = ["--split", split, "--log", log].map(str::to_owned).to_vec();
+    for name in ["layout", "kv-codec", "kv-dtype"] {
+        if let Some(value) = matches.get_one::<String>(name) {
+            flags.extend([format!("--{name}"), value.clone()]);
+        }
+    }
+    flags
 }
 
 /// Reads `cpu`, `cpu:THREADS`, `cpu:THREADS:MEMORY` or `none`.

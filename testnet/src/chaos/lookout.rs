@@ -3,8 +3,8 @@
 use super::{At, Followed, Until};
 use crate::{PeerInfo, Sight, Swarm, Testnet, watch::SeenCutOff};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -20,14 +20,14 @@ pub(super) const GONE: Duration = Duration::from_secs(20);
 pub(super) async fn watch(net: &Testnet, until: Until) -> Vec<String> {
     let Until::Time(span) = until else { return Vec::new() };
     let (swarm, end, peers) = (Swarm::of(net.peers().into_iter()), Instant::now() + span, net.peers());
+    let names = peers.iter().map(|p| (p.id.clone(), p.name.clone())).collect();
     let mut dead = BTreeSet::new();
     while Instant::now() < end {
         for (peer, sight) in peers.iter().zip(swarm.look().await) {
             let Some(sight) = sight else { continue };
             let missing = peers.iter().filter(|p| !sight.peers.iter().any(|s| s.id == p.id));
             dead.extend(missing.map(|p| format!("{} took {} for dead, and it was not", peer.name, p.name)));
-            let cut = |c: &SeenCutOff| format!("{} has cut off {}, which did nothing: {}", peer.name, c.id, c.reason);
-            dead.extend(sight.cut_off.iter().map(cut));
+            dead.extend(cut_off_by(&peer.name, &sight, &names));
         }
         sleep(LOOK).await;
     }
@@ -64,41 +64,44 @@ fn has_part(sight: &Sight, peer: &str) -> bool {
     sight.plan.iter().flat_map(|p| &p.groups).flat_map(|g| &g.stages).any(|s| s.peer == peer)
 }
 
-/// Writes down which plans are followed, and who is cut off.
+/// Where peers are: one that starts again is elsewhere.
+type Places = Arc<Mutex<Vec<PeerInfo>>>;
+
+/// Writes down which plans are followed, and who is cut off by whom.
 pub(super) struct Lookout {
     over: Arc<AtomicBool>,
-    task: JoinHandle<(Vec<At<Followed>>, BTreeSet<String>)>,
+    places: Places,
+    plans: JoinHandle<Vec<At<Followed>>>,
+    cut_off: JoinHandle<BTreeSet<String>>,
 }
 
 impl Lookout {
-    /// Looks through the eyes of `front`, which nothing is done to. Names of peers are those of `peers`.
-    pub fn start(front: &PeerInfo, peers: &[&PeerInfo], started: Instant) -> Self {
-        let swarm = Swarm::of([front].into_iter());
-        let names: BTreeMap<String, String> = peers.iter().map(|p| (p.id.clone(), p.name.clone())).collect();
-        let over = Arc::new(AtomicBool::new(false));
-        let ends = over.clone();
-        let task = tokio::spawn(async move {
-            let (mut plans, mut cut_off): (Vec<At<Followed>>, _) = (Vec::new(), BTreeSet::new());
-            let name = |id: &String| names.get(id).unwrap_or(id).clone();
-            while !ends.load(Relaxed) {
-                if let Some(sight) = swarm.look().await.pop().flatten() {
-                    cut_off.extend(sight.cut_off.iter().map(|c| format!("{} was cut off: {}", name(&c.id), c.reason)));
-                    let what = Followed { plan: sight.plan_id, coordinator: sight.coordinator.as_ref().map(name) };
-                    if plans.last().is_none_or(|last| last.what != what) {
-                        plans.push(At { at: started.elapsed().as_secs_f64(), what });
-                    }
-                }
-                sleep(LOOK).await;
-            }
-            (plans, cut_off)
-        });
-        Self { over, task }
+    /// Looks for plans through the eyes of peer `front`, which nothing is done to, and for cut-offs through everybody's.
+    pub fn start(net: &Testnet, front: usize, started: Instant) -> Self {
+        let (over, peers) = (Arc::new(AtomicBool::new(false)), net.peers());
+        let places: Places = Arc::new(Mutex::new(peers.iter().copied().cloned().collect()));
+        let plans = follow(peers[front].http.clone(), names(&places), started, over.clone());
+        let cut_off = look_around(places.clone(), over.clone());
+        Self { plans: tokio::spawn(plans), cut_off: tokio::spawn(cut_off), over, places }
     }
 
-    /// What it saw.
+    /// Peers may be elsewhere now.
+    pub fn find(&self, net: &Testnet) {
+        let peers = net.peers().into_iter().cloned().collect();
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = peers;
+    }
+
+    /// What it saw, and what each peer says at the end.
     pub async fn end(mut self) -> (Vec<At<Followed>>, BTreeSet<String>) {
         self.over.store(true, Relaxed);
-        (&mut self.task).await.unwrap_or_default()
+        let plans = (&mut self.plans).await.unwrap_or_default();
+        let mut cut_off = (&mut self.cut_off).await.unwrap_or_default();
+        let (peers, names) = (all(&self.places), names(&self.places));
+        let sights = Swarm::of(peers.iter()).look().await;
+        for (peer, sight) in peers.iter().zip(&sights) {
+            cut_off.extend(sight.iter().flat_map(|sight| cut_off_by(&peer.name, sight, &names)));
+        }
+        (plans, cut_off)
     }
 }
 
@@ -106,4 +109,56 @@ impl Drop for Lookout {
     fn drop(&mut self) {
         self.over.store(true, Relaxed);
     }
+}
+
+/// One plan after the other, and who plans.
+async fn follow(
+    front: String,
+    names: BTreeMap<String, String>,
+    started: Instant,
+    over: Arc<AtomicBool>,
+) -> Vec<At<Followed>> {
+    let (swarm, mut plans) = (Swarm::of([].into_iter()), Vec::<At<Followed>>::new());
+    while !over.load(Relaxed) {
+        if let Some(sight) = swarm.look_at(&front).await {
+            let coordinator = sight.coordinator.map(|id| names.get(&id).cloned().unwrap_or(id));
+            let what = Followed { plan: sight.plan_id, coordinator };
+            if plans.last().is_none_or(|last| last.what != what) {
+                plans.push(At { at: started.elapsed().as_secs_f64(), what });
+            }
+        }
+        sleep(LOOK).await;
+    }
+    plans
+}
+
+/// Looks at one peer at a time, so that many cost no more than one: a cut-off lasts for minutes, and is seen at the next turn.
+async fn look_around(places: Places, over: Arc<AtomicBool>) -> BTreeSet<String> {
+    let (swarm, names) = (Swarm::of([].into_iter()), names(&places));
+    let mut cut_off = BTreeSet::new();
+    while !over.load(Relaxed) {
+        for nth in 0..names.len() {
+            let Some(peer) = all(&places).into_iter().nth(nth).filter(|_| !over.load(Relaxed)) else { break };
+            if let Some(sight) = swarm.look_at(&peer.http).await {
+                cut_off.extend(cut_off_by(&peer.name, &sight, &names));
+            }
+            sleep(LOOK).await;
+        }
+    }
+    cut_off
+}
+
+/// Whom a peer has cut off: it has no reason to, as nobody lies.
+fn cut_off_by(peer: &str, sight: &Sight, names: &BTreeMap<String, String>) -> Vec<String> {
+    let name = |c: &SeenCutOff| names.get(&c.id).unwrap_or(&c.id).clone();
+    sight.cut_off.iter().map(|c| format!("{peer} has cut off {}, which did nothing: {}", name(c), c.reason)).collect()
+}
+
+fn all(places: &Places) -> Vec<PeerInfo> {
+    places.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Peers' names, by their ids.
+fn names(places: &Places) -> BTreeMap<String, String> {
+    all(places).into_iter().map(|p| (p.id, p.name)).collect()
 }

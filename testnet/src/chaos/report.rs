@@ -1,8 +1,8 @@
 //! What came of breaking a swarm, for programs and people.
 
 use super::timeline;
+use crate::client::Moved;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// What is done to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -14,6 +14,8 @@ pub enum Deed {
     Stop,
     /// Nothing passes between it and any other; later it does again.
     Cut,
+    /// The same between several peers, it among them, and all others.
+    Part,
     /// Its links become slow.
     Slow,
     /// KV that it sends has bits flipped.
@@ -27,6 +29,8 @@ pub struct Fault {
     pub deed: Deed,
     /// The peer's name.
     pub peer: String,
+    /// Who was cut off together with it.
+    pub with: Vec<String>,
     /// What it did when it was hit.
     pub role: String,
     /// Since the start (seconds).
@@ -37,6 +41,8 @@ pub struct Fault {
     pub gone: Option<f64>,
     /// After how long all followed one plan without it, if it had a part in the one before (seconds).
     pub replanned: Option<f64>,
+    /// After how long all saw each other again and followed one plan, where several were cut off together (seconds).
+    pub healed: Option<f64>,
 }
 
 /// A plan that peers began to follow, as a gateway that nothing is done to tells it.
@@ -58,25 +64,6 @@ pub struct At<T> {
     pub what: T,
 }
 
-/// Times of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    /// In the median (seconds).
-    pub median: f64,
-    /// The longest (seconds).
-    pub most: f64,
-    /// How many.
-    pub of: usize,
-}
-
-impl Spread {
-    fn of(times: impl Iterator<Item = f64>) -> Option<Self> {
-        let mut times: Vec<f64> = times.collect();
-        times.sort_by(f64::total_cmp);
-        Some(Self { median: *times.get(times.len() / 2)?, most: *times.last()?, of: times.len() })
-    }
-}
-
 /// A stream that ended well, since the start (seconds).
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
@@ -90,8 +77,8 @@ pub struct Served {
     pub paused: f64,
     /// What peers call it.
     pub request: String,
-    /// Why another group went on with it, each time.
-    pub moves: Vec<String>,
+    /// Each time that another group went on with it.
+    pub moves: Vec<Moved>,
     /// Why its prompt was computed where it was, in the end.
     pub reason: String,
     /// How often its client came back elsewhere.
@@ -118,31 +105,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Longest pauses of streams that a fault hit.
-    #[must_use]
-    pub fn pauses(&self) -> Option<Spread> {
-        let hit = self.streams.iter().filter(|s| !s.moves.is_empty() || s.returns > 0);
-        Spread::of(hit.map(|s| s.pause))
-    }
-
-    /// How long dead peers were still seen by anybody.
-    #[must_use]
-    pub fn gone(&self) -> Option<Spread> {
-        Spread::of(self.faults.iter().filter_map(|f| f.gone))
-    }
-
-    /// How long plans had a part for a dead peer.
-    #[must_use]
-    pub fn replanned(&self) -> Option<Spread> {
-        Spread::of(self.faults.iter().filter_map(|f| f.replanned))
-    }
-
-    /// How often each role was hit.
-    #[must_use]
-    pub fn hits(&self) -> BTreeMap<&str, usize> {
-        hits(&self.faults)
-    }
-
     /// The stream that stood still for longest.
     #[must_use]
     pub fn slowest(&self) -> Option<&Served> {
@@ -154,11 +116,4 @@ impl Report {
     pub fn svg(&self) -> String {
         timeline::svg(self)
     }
-}
-
-/// How often these hit each role.
-pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
-    let mut hits = BTreeMap::new();
-    faults.iter().for_each(|f| *hits.entry(f.role.as_str()).or_default() += 1);
-    hits
 }

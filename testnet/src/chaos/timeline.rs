@@ -13,10 +13,11 @@ const PAUSES: f64 = 120.0;
 const LEAST_SCALE: f64 = 2.0;
 
 /// How a deed is drawn and told.
-const DEEDS: [(Deed, &str, &str); 5] = [
+const DEEDS: [(Deed, &str, &str); 6] = [
     (Deed::Kill, "#c0392b", "killed"),
     (Deed::Stop, "#e08e1b", "stopped"),
     (Deed::Cut, "#8e44ad", "cut off"),
+    (Deed::Part, "#c2569b", "cut off with others"),
     (Deed::Slow, "#2e86c1", "slow"),
     (Deed::Corrupt, "#7d6608", "corrupt"),
 ];
@@ -73,15 +74,15 @@ fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) ->
         y + 14.0,
         m = y + 10.0
     );
-    for fault in report.faults.iter().filter(|f| f.peer == peer) {
+    for fault in report.faults.iter().filter(|f| f.peer == peer || f.with.iter().any(|with| with == peer)) {
         let (from, to) = (x(fault.at), x(fault.until).max(x(fault.at) + 2.0));
+        let role = if fault.peer == peer { fault.role.clone() } else { format!("with {}", fault.peer) };
         let (_, colour, deed) = DEEDS.into_iter().find(|(deed, ..)| *deed == fault.deed).unwrap_or(DEEDS[0]);
         let _ = writeln!(
             out,
-            "<rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"12\" fill=\"{colour}\"><title>{peer}, {}: {deed} at {:.1} s, back at {:.1} s</title></rect>",
+            "<rect x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"12\" fill=\"{colour}\"><title>{peer}, {role}: {deed} at {:.1} s, back at {:.1} s</title></rect>",
             y + 4.0,
             to - from,
-            fault.role,
             fault.at,
             fault.until
         );
@@ -132,7 +133,7 @@ fn pauses(out: &mut String, streams: &[Served], y: f64, x: impl Fn(f64) -> f64) 
             s.from,
             s.to,
             s.pause,
-            s.moves.join("; ")
+            s.moves.iter().map(|m| m.reason.as_str()).collect::<Vec<_>>().join("; ")
         );
     }
 }
@@ -154,22 +155,27 @@ fn seconds(out: &mut String, all: f64, y: f64, x: impl Fn(f64) -> f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chaos::{Fault, Spread};
+    use crate::{
+        chaos::{Fault, Spread},
+        client::Moved,
+    };
 
     #[test]
     fn a_picture_has_every_peer_fault_and_stream() {
         let fault = |deed, peer: &str| Fault {
             deed,
             peer: peer.into(),
+            with: if deed == Deed::Part { vec!["gateway0".into()] } else { vec![] },
             role: "decode leader".into(),
             at: 1.0,
             until: 2.0,
             gone: Some(0.5),
             replanned: None,
+            healed: None,
         };
         let plan = |at, plan: &str| At { at, what: Followed { plan: Some(plan.into()), coordinator: None } };
         let stream = |moves: usize, returns| {
-            let moves = vec!["lost".to_owned(); moves];
+            let moves = vec![Moved { reason: "lost".into(), way: None }; moves];
             Served {
                 from: 0.0,
                 to: 3.0,
@@ -185,19 +191,27 @@ mod tests {
             seed: 7,
             seconds: 4.0,
             peers: vec!["peer0".into(), "gateway0".into()],
-            faults: vec![fault(Deed::Kill, "peer0"), fault(Deed::Stop, "peer0")],
+            faults: vec![fault(Deed::Kill, "peer0"), fault(Deed::Stop, "peer0"), fault(Deed::Part, "peer0")],
             plans: vec![plan(0.0, "first"), plan(2.0, "second")],
             streams: vec![stream(0, 0), stream(1, 0), stream(0, 2)],
             violations: vec![],
         };
         let svg = svg(&report);
-        let faults = ["peer0", "gateway0", "killed at 1.0 s", "stopped at 1.0 s", "every token right"];
+        let faults = [
+            "peer0",
+            "gateway0",
+            "killed at 1.0 s",
+            "stopped at 1.0 s",
+            "with peer0: cut off with others",
+            "every token right",
+        ];
         for part in faults.into_iter().chain([RETURNED, "plan first from 0.0 s", "plan second from 2.0 s"]) {
             assert!(svg.contains(part), "{part}");
         }
         assert_eq!(svg.matches("<circle").count(), 3);
-        let spread = |median, of| Some(Spread { median, most: median, of });
-        assert_eq!((report.pauses(), report.gone(), report.replanned()), (spread(0.5, 2), spread(0.5, 2), None));
-        assert_eq!(report.hits(), [("decode leader", 2)].into());
+        let spread = |median, of| Some(Spread { median, ninety: median, most: median, of });
+        let summary = report.summary();
+        assert_eq!((summary.pauses, summary.gone, summary.replanned), (spread(0.5, 2), spread(0.5, 3), None));
+        assert_eq!(summary.hits, [("decode leader", 3)].into());
     }
 }

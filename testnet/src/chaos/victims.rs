@@ -59,11 +59,17 @@ pub(super) async fn choose(
     Some(all.swap_remove(chosen))
 }
 
-pub(super) async fn hit(net: &mut Testnet, victim: usize, deed: Deed) -> Result<(), TestnetError> {
+/// Does it to the first of `side`, or parts all of them from all others.
+pub(super) async fn hit(net: &mut Testnet, side: &[usize], deed: Deed) -> Result<(), TestnetError> {
+    let victim = side[0];
     match deed {
         Deed::Kill => net.kill(victim).await,
         Deed::Stop => net.signal(victim, "-STOP"),
-        Deed::Cut => network(net).partition(&[&net.peers()[victim].name]).await,
+        Deed::Cut | Deed::Part => {
+            let peers = net.peers();
+            let names: Vec<&str> = side.iter().map(|index| peers[*index].name.as_str()).collect();
+            network(net).partition(&names).await
+        }
         Deed::Slow => network(net).spoil(&net.peers()[victim].name, SLOW).await,
         Deed::Corrupt => network(net).spoil(&net.peers()[victim].name, CORRUPT).await,
     }
@@ -73,7 +79,7 @@ pub(super) async fn mend(net: &mut Testnet, victim: usize, deed: Deed) -> Result
     match deed {
         Deed::Kill => net.restart(victim).await,
         Deed::Stop => net.signal(victim, "-CONT"),
-        Deed::Cut | Deed::Slow | Deed::Corrupt => network(net).heal().await,
+        Deed::Cut | Deed::Part | Deed::Slow | Deed::Corrupt => network(net).heal().await,
     }
 }
 

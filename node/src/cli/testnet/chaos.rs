@@ -8,19 +8,21 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Until},
+    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Summary, Until, Ways},
 };
 
 /// What may be done to peers, by name.
-const DEEDS: [(&str, Deeds); 6] = [
+const DEEDS: [(&str, Deeds); 7] = [
     ("nothing", Deeds::Calm),
     ("kill", Deeds::Only(Deed::Kill)),
     ("stop", Deeds::Only(Deed::Stop)),
     ("cut", Deeds::Only(Deed::Cut)),
+    ("part", Deeds::Only(Deed::Part)),
     ("slow", Deeds::Only(Deed::Slow)),
     ("corrupt", Deeds::Only(Deed::Corrupt)),
 ];
@@ -68,6 +70,14 @@ pub(super) fn command() -> Command {
                 .help("Only do this to peers [default: now this, now that]"),
         )
         .arg(
+            Arg::new("split")
+                .long("split")
+                .value_name("WHEN")
+                .value_parser(["auto", "always"])
+                .default_value("always")
+                .help("Peers' --split: with auto streams go on wherever that is predicted to be soonest"),
+        )
+        .arg(
             Arg::new("svg")
                 .long("svg")
                 .value_name("FILE")
@@ -100,7 +110,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         std::fs::write(file, report.svg()).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", file.display())))?;
     }
     if quiet {
-        print_json(&report)?
+        let mut document = json!(report);
+        document["summary"] = json!(report.summary());
+        print_json(&document)?
     } else {
         tell_all(&report)
     }
@@ -153,28 +165,45 @@ fn line(fault: &Fault) -> String {
         Deed::Kill => "killed",
         Deed::Stop => "stopped",
         Deed::Cut => "cut off",
+        Deed::Part => "parted",
         Deed::Slow => "slow",
         Deed::Corrupt => "corrupt",
     };
-    format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}", fault.at, fault.peer, fault.until - fault.at, fault.role)
+    let with = if fault.with.is_empty() { String::new() } else { format!(", with {}", fault.with.join(", ")) };
+    format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}{with}", fault.at, fault.peer, fault.until - fault.at, fault.role)
 }
 
 fn tell_all(report: &Report) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
-    let hits: Vec<String> = report.hits().into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
+    let Summary { hits, pauses, pauses_by_role, ways, gone, replanned, healed } = report.summary();
+    let hits: Vec<String> = hits.into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
     say!("hit: {}", hits.join(", "));
-    if let Some(Spread { median, most, of }) = report.pauses() {
-        say!("{of} streams were hit: longest pause {median:.2} s in the median, {most:.2} s at most");
+    if let Some(pauses) = pauses {
+        say!("{} streams were hit: longest pause {}", pauses.of, times(pauses));
     }
-    if let Some(Spread { median, most, of }) = report.gone() {
-        say!("{of} stayed dead: gone from every view after {median:.2} s in the median, {most:.2} s at most");
+    for (role, pauses) in pauses_by_role {
+        say!("  by a fault of a {role:<15} {:>4}: {}", pauses.of, times(pauses));
     }
-    if let Some(Spread { median, most, of }) = report.replanned() {
-        say!("{of} of those had a part: all followed a plan without it after {median:.2} s, {most:.2} s at most");
+    let Ways { kept, cached, anew, unknown } = ways;
+    if ways != Ways::default() {
+        say!(
+            "moves: {kept} from KV that a prefill group had kept, {cached} from what the decode group had, {anew} computed anew, \
+             {unknown} not known"
+        );
+    }
+    if let Some(gone) = gone {
+        say!("{} stayed dead: gone from every view after {}", gone.of, times(gone));
+    }
+    if let Some(replanned) = replanned {
+        say!("{} of those had a part: all followed a plan without it after {}", replanned.of, times(replanned));
+    }
+    if let Some(healed) = healed {
+        say!("{} partitions: all of one mind again after {}", healed.of, times(healed));
     }
     if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
-        let (moves, reason) = (slowest.moves.join("; "), &slowest.reason);
+        let moves: Vec<&str> = slowest.moves.iter().map(|m| m.reason.as_str()).collect();
+        let (moves, reason) = (moves.join("; "), &slowest.reason);
         say!(
             "the longest was at {:.1} s to {:.1} s; moved: [{moves}], {} returns; prefill: {reason}",
             slowest.from,
@@ -184,5 +213,29 @@ fn tell_all(report: &Report) {
     }
     for violation in &report.violations {
         say!("did not hold: {violation}");
+    }
+}
+
+fn times(spread: Spread) -> String {
+    let Spread { median, ninety, most, of: _ } = spread;
+    format!("{median:.2} s in the median, {ninety:.2} s in 90 %, {most:.2} s at most")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::cli::testnet::flags;
+
+    #[test]
+    fn peers_are_told_when_to_split_as_chaos_was() {
+        let told = |args: &[&str]| {
+            let matches = command().try_get_matches_from([&["chaos"], args].concat())?;
+            Ok::<_, clap::Error>(flags(&matches, "info"))
+        };
+        assert_eq!(told(&[]).unwrap(), ["--split", "always", "--log", "info"]);
+        let auto = told(&["--split", "auto", "--layout", "prefill=1,decode=1"]).unwrap();
+        assert_eq!(auto, ["--split", "auto", "--log", "info", "--layout", "prefill=1,decode=1"]);
+        assert!(told(&["--split", "sometimes"]).is_err());
     }
 }
