@@ -1,9 +1,9 @@
 //! Many stories of the control plane, from seed to seed:
-//! `rehearse [first seed] [count] [fewest peers] [most peers] [scheduler] [clients=<a second>]`.
+//! `rehearse [first seed] [count] [fewest peers] [most peers] [scheduler] [clients=<a second>] [minutes=<of trouble>]`.
 //!
 //! `tsnode simulate control` does the same and more; this builds without the node.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tsnode_coordinator::rehearsal::{Planning, Script, rehearse, requests::Tally};
 
 fn main() {
@@ -14,14 +14,16 @@ fn main() {
         true => Planning::Scheduler,
         false => Planning::Sketch,
     };
-    let clients = arguments.iter().find_map(|a| a.strip_prefix("clients=")?.parse().ok()).unwrap_or(0.0);
+    let said = |name: &str| arguments.iter().find_map(|a| a.strip_prefix(name)?.strip_prefix('=')?.parse::<f64>().ok());
+    let (clients, minutes) = (said("clients").unwrap_or(0.0), said("minutes").unwrap_or(0.5));
+    let trouble = Duration::from_secs_f64(60.0 * minutes);
     let (started, mut failed) = (Instant::now(), 0);
     let (mut silent, mut at_once, mut agreed, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut requests = Tally::default();
     for seed in first..first + count {
         let peers = fewest + seed % (most - fewest + 1);
         let begun = Instant::now();
-        let mut report = rehearse(&Script { planning, clients, ..Script::new(seed, peers as usize) });
+        let mut report = rehearse(&Script { planning, clients, trouble, ..Script::new(seed, peers as usize) });
         if count == 1 {
             for (at, line) in &report.lines {
                 println!("{:8.2}  {line}", at.as_secs_f64());

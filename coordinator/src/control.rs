@@ -272,7 +272,7 @@ impl Control {
         {
             return;
         }
-        if !member.advance(kind, sequence) {
+        if !member.advance(now, kind, sequence) {
             return out.push(Action::Reject { peer: signer, reason: Reject::Replay });
         }
         member.heard(now, kind, way);

@@ -11,6 +11,7 @@
 //! | what liars say | [`liars`] |
 //! | clients' requests, and who serves them | [`requests`] |
 //! | what must hold, as sentences | [`checks`] |
+//! | which plans took effect in a term, and for whom | `terms` |
 //! | what happened, for people | [`chronicle`] |
 //!
 //! Messages are really signed, once, and shared by all who hear them. Plans are the scheduler's, or [`sketch`]ed where a
@@ -27,6 +28,7 @@ pub mod process;
 pub mod requests;
 mod script;
 pub mod sketch;
+mod terms;
 pub mod trouble;
 pub mod world;
 

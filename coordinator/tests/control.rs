@@ -11,7 +11,11 @@ use tsnode_coordinator::{
         sketch::Sketch,
     },
 };
-use tsnode_protocol::{Gossip, PeerId, Phase, Plan, Term, gossip::Certificate};
+use tsnode_protocol::{
+    Call, Gossip, PeerId, Phase, Plan, Term,
+    gossip::Certificate,
+    rollcall::{Missed, PeerTag},
+};
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -386,8 +390,42 @@ fn a_word_to_all_that_nobody_heard_is_said_again_soon() {
     }
 }
 
+/// What a liar can do with a call that somebody did not hear: it is news there, and to whom it names it is not.
+#[test]
+fn an_old_call_that_comes_again_buries_nobody() {
+    let mut world = World::planned_by(Sketch, 7);
+    for n in 0..12 {
+        let n = world.add(cast::advert(n));
+        world.start(n);
+    }
+    world.wait(seconds(20));
+    // Who plans speaks to all each second; whom most have not heard for long is one of those who do not.
+    let caller = coordinator(&world);
+    let strangers = |n: usize| {
+        let id = world.peers[n].id;
+        let is_quiet =
+            |v: &usize| control(&world, *v).members().any(|(p, m)| *p == id && world.now > m.last_heard + seconds(4));
+        (0..12).filter(is_quiet).count()
+    };
+    let named = (0..12).max_by_key(|n| strangers(*n)).unwrap();
+    assert!(strangers(named) > 6);
+    let missed = Missed { peer: PeerTag::of(world.peers[named].id), last: 0 };
+    let call = world.peers[caller].seal(Gossip::Call(Call { peers: vec![missed] })).unwrap();
+    world.net.sides = (0..12).filter(|n| ![caller, named].contains(n)).map(|n| (n, 1)).collect();
+    world.spread(caller, &call, None);
+    world.net.sides.clear();
+    world.wait(seconds(20));
+    world.rejected.clear();
+    world.spread(caller, &call, None);
+    world.wait(seconds(8));
+    assert_eq!((world.checks.figures.false_deaths, world.checks.figures.excused_deaths), (0, 0));
+    assert_eq!(world.rejected.len(), 11, "all but the caller");
+    assert!(world.rejected.values().all(|all| *all == [Reject::Replay]), "{:?}", world.rejected);
+    all_is_well(&world);
+}
+
 /// Stories that once ended badly: seed and peers.
-const KEPT: [(u64, usize); 18] = [
+const KEPT: [(u64, usize); 19] = [
     (4, 9),
     (34, 18),
     (156, 23),
@@ -397,6 +435,7 @@ const KEPT: [(u64, usize); 18] = [
     (243, 18),
     (259, 34),
     (321, 50),
+    (551, 50),
     (338, 21),
     (3534, 43),
     (1473, 6),
@@ -407,6 +446,9 @@ const KEPT: [(u64, usize); 18] = [
     (1433, 12),
     (1621, 16),
 ];
+
+/// The same of ten minutes of trouble, with clients who ask so often.
+const KEPT_LONG: [(u64, usize, f64); 2] = [(43, 48, 0.0), (43, 48, 1.0)];
 
 fn told(seed: u64, peers: usize, planning: Planning) {
     let report = rehearse(&Script { planning, ..Script::new(seed, peers) });
@@ -423,6 +465,18 @@ fn whatever_happens_connected_peers_agree_soon_after_it_stops() {
     let seeds = std::env::var("TSNODE_SEEDS").map_or(60, |n| n.parse().unwrap());
     KEPT.iter().for_each(|(seed, peers)| told(*seed, *peers, Planning::Sketch));
     (0..seeds).for_each(|seed| told(seed, 5 + (seed % 21) as usize, Planning::Sketch));
+}
+
+#[test]
+fn so_they_do_after_ten_minutes_of_trouble() {
+    for (seed, peers, clients) in KEPT_LONG {
+        let report = rehearse(&Script { trouble: seconds(600), clients, ..Script::new(seed, peers) });
+        if let Some(broken) = report.broken {
+            panic!(
+                "`tsnode simulate control --seed {seed} --peers {peers} --minutes 10 --clients {clients}`: {broken}"
+            );
+        }
+    }
 }
 
 #[test]

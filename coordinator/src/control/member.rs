@@ -15,6 +15,10 @@ const ECHO: Time = Time::from_secs(3);
 /// How long a word to all may be on its way, when what was said later has come straight.
 const UNTOLD: Duration = Duration::from_millis(1500);
 
+/// How long a call may be on its way when what its caller said later has come. While it stands it is said anew each second. An
+/// older one is an old one that somebody says again: news where it was missed, but not to whom it names, who would not answer.
+const OVERTAKEN: Time = Time::from_secs(3);
+
 /// Between two changes of one peer that hold up planning.
 const RESTLESS: Time = Time::from_secs(5);
 
@@ -99,6 +103,8 @@ pub struct Member {
     pub(super) life: Life,
     sequences: [u64; 7],
     calls: Calls,
+    /// The highest sequence as it was at two times, with [`OVERTAKEN`] or more between them.
+    marks: [(Time, u64); 2],
 }
 
 impl Member {
@@ -129,18 +135,20 @@ impl Member {
             life: Life::default(),
             sequences: [0; 7],
             calls: Calls::default(),
+            marks: [(now, 0); 2],
         }
     }
 
     /// Notes a message's sequence; false if it is of a former life, or not above the last one of its kind: what was said later
-    /// stands for it, but where it is a call, which is refused only if it has come before.
-    pub(super) fn advance(&mut self, kind: Kind, sequence: u64) -> bool {
+    /// stands for it, but where it is a call, which is refused if it has come before, or was overtaken long ago.
+    pub(super) fn advance(&mut self, now: Time, kind: Kind, sequence: u64) -> bool {
         let life = Life::of(sequence);
         if life < self.life {
             return false;
         }
+        let is_old = kind == Kind::Call && sequence < self.overtaken(now);
         let last = &mut self.sequences[kind as usize];
-        let is_news = if kind == Kind::Call { self.calls.note(sequence) } else { sequence > *last };
+        let is_news = if kind == Kind::Call { !is_old && self.calls.note(sequence) } else { sequence > *last };
         if !is_news {
             return false;
         }
@@ -152,6 +160,12 @@ impl Member {
             self.pulse.skip();
         }
         true
+    }
+
+    /// What it said before this was overtaken long ago.
+    fn overtaken(&self, now: Time) -> u64 {
+        let is_long_ago = |mark: &&(Time, u64)| now >= mark.0 + OVERTAKEN;
+        self.marks.iter().rev().find(is_long_ago).map_or(0, |mark| mark.1)
     }
 
     /// A heartbeat for all, that what it said straight here later has overtaken: false if it is none.
@@ -213,6 +227,9 @@ impl Member {
     /// A message of it has come. What it said before it went may still be on its way round for a moment.
     pub(super) fn heard(&mut self, now: Time, kind: Kind, way: Way) {
         self.last_heard = now;
+        if now >= self.marks[1].0 + OVERTAKEN {
+            self.marks = [self.marks[1], (now, self.last())];
+        }
         self.disconnected = false;
         self.suspect = false;
         (self.called, self.late_since) = (None, None);
@@ -275,11 +292,12 @@ mod tests {
     #[test]
     fn a_call_that_was_overtaken_is_heard_once_and_other_words_are_not() {
         let mut member = Member::new(Time::ZERO, Duration::from_secs(1));
-        let heard = [9, 5, 9, 5, 6].map(|sequence| member.advance(Kind::Call, sequence));
+        let mut note = |kind, sequence| member.advance(Time::ZERO, kind, sequence);
+        let heard = [9, 5, 9, 5, 6].map(|sequence| note(Kind::Call, sequence));
         assert_eq!(heard, [true, true, false, false, true]);
-        assert_eq!([9, 5].map(|sequence| member.advance(Kind::Heartbeat, sequence)), [true, false]);
-        assert_eq!(member.last(), 9);
-        assert!((10..20).all(|sequence| member.advance(Kind::Call, sequence)));
-        assert!(!member.advance(Kind::Call, 7), "too many have come since");
+        assert_eq!([9, 5].map(|sequence| note(Kind::Heartbeat, sequence)), [true, false]);
+        assert!((10..20).all(|sequence| note(Kind::Call, sequence)));
+        assert!(!note(Kind::Call, 7), "too many have come since");
+        assert_eq!(member.last(), 19);
     }
 }

@@ -1,9 +1,13 @@
 //! What must hold, whatever happens: sentences, checked while a story is told.
 
-use super::requests::Tally;
+use super::{
+    requests::Tally,
+    terms::{Adoption, Terms, must_meet},
+};
 use crate::{Time, control::Reject};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{Epoch, PeerId, Plan, PlanId, Term};
 
@@ -11,6 +15,8 @@ use tsnode_protocol::{Epoch, PeerId, Plan, PlanId, Term};
 pub const GHOST: Duration = Duration::from_secs(15);
 /// How long after trouble with either end a peer's being given up is no wonder.
 pub const EXCUSE: Duration = Duration::from_secs(15);
+/// How long peers may take to see each other, and to be done with what they endorsed before, once nothing is in the way.
+pub const MEET: Duration = Duration::from_secs(10);
 
 /// A sentence that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +76,8 @@ pub struct Checks {
     /// What each peer endorsed.
     endorsed: BTreeMap<(PeerId, Epoch, Term), PlanId>,
     endorsers: BTreeMap<PlanId, BTreeSet<PeerId>>,
-    /// Adopted plans and the peers they name.
-    adopted: BTreeMap<(Epoch, Term), BTreeMap<PlanId, BTreeSet<PeerId>>>,
+    /// Adopted plans, and by whom.
+    terms: Terms,
     /// The last (epoch, term) that each peer's present life adopted.
     followed: BTreeMap<PeerId, (Epoch, Term)>,
 }
@@ -110,18 +116,40 @@ impl Checks {
         if let Some(last) = self.followed.insert(peer, at).filter(|last| at <= *last) {
             self.break_off(now, "terms_only_rise", format!("{} went from {last:?} to {at:?}", peer.short()));
         }
-        let of_term = self.adopted.entry(at).or_default();
-        if of_term.insert(id, named).is_none() {
-            self.figures.plans += 1;
+    }
+
+    /// Of the plans of one term a peer adopts the one that others did: where their views of who decides have so much in common
+    /// that majorities of both must share a peer that votes once, always; and where nobody lies, if they were connected.
+    pub(super) fn one_plan_a_term_is_adopted(&mut self, plan: &Plan, adoption: Adoption, liars: &BTreeSet<PeerId>) {
+        let mine = adoption.clone();
+        let (others, is_first) = self.terms.adopt(plan, adoption);
+        self.figures.plans += u64::from(is_first);
+        let mut met = BTreeSet::new();
+        // Most see the same peers: one set of them is looked at once.
+        let mut meets =
+            |a: &Adoption| met.insert(Arc::as_ptr(&a.electorate)) && must_meet(&a.electorate, &mine.electorate, liars);
+        let connected = |a: &Adoption| liars.is_empty() && a.calm_since.max(mine.calm_since) + MEET <= a.at;
+        let what = |(id, a): &(PlanId, &Adoption)| {
+            let (first, second) = (format!("p{} {id:.10}", a.peer), format!("p{} {:.10}", mine.peer, plan.id()));
+            format!("{first} and {second}, both of {:?}", (plan.epoch, plan.term))
+        };
+        let apart = others.iter().find(|(_, a)| meets(a)).map(what);
+        let together = others.iter().find(|(_, a)| connected(a)).map(what);
+        if let Some(what) = apart {
+            self.break_off(mine.at, "whose_majorities_meet_adopt_one_plan_a_term", what);
+        }
+        if let Some(what) = together {
+            self.break_off(mine.at, "connected_peers_adopt_one_plan_a_term", what);
         }
     }
 
     /// Two plans of one term are only for peers that had not heard of each other: no majority of the same ones endorsed
     /// both. (Who lies may endorse both; `liars` are not counted.)
     pub(super) fn no_two_plans_of_a_term_share_peers(&mut self, now: Time, liars: &BTreeSet<PeerId>) {
-        for (at, plans) in self.adopted.iter().filter(|(_, plans)| plans.len() > 1) {
+        for (at, plans) in self.terms.contested() {
             let endorsers = |id| self.endorsers.get(id).into_iter().flatten().filter(|p| !liars.contains(p));
-            let all: Vec<(&PlanId, BTreeSet<&PeerId>)> = plans.keys().map(|id| (id, endorsers(id).collect())).collect();
+            let all: Vec<(&PlanId, BTreeSet<&PeerId>)> =
+                plans.into_iter().map(|id| (id, endorsers(id).collect())).collect();
             for (k, (a, first)) in all.iter().enumerate() {
                 if let Some((b, _)) = all[k + 1..].iter().find(|(_, second)| !first.is_disjoint(second)) {
                     let what = format!("{a:.10} and {b:.10} of {at:?}");
@@ -134,7 +162,7 @@ impl Checks {
     /// Where nothing is lost, cut off or lied about, there is one plan for an epoch and term.
     #[must_use]
     pub fn one_plan_a_term(&self) -> bool {
-        self.adopted.values().all(|plans| plans.len() <= 1)
+        self.terms.one_plan_each()
     }
 
     /// A peer that is no more is gone from every view in time.
@@ -160,5 +188,38 @@ impl Checks {
     /// And they keep to it.
     pub(super) fn agreement_lasts(&mut self, now: Time, why: String) {
         self.break_off(now, "agreement_lasts", why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The `n`th peer adopts a plan of one term, at that second, in an electorate, undisturbed since that second.
+    fn adopts(checks: &mut Checks, n: u8, plan: &str, at: u64, electorate: std::ops::Range<u8>, calm_since: u64) {
+        let (epoch, term, reason) = (Epoch(1), Term(1), plan.into());
+        let plan = Plan { epoch, term, parent: None, groups: vec![], routes: vec![], reason };
+        let electorate = Arc::new(electorate.map(|n| PeerId([n; 32])).collect());
+        let (at, calm_since) = (Duration::from_secs(at), Duration::from_secs(calm_since));
+        let adoption = Adoption { peer: n.into(), at, electorate, calm_since };
+        checks.one_plan_a_term_is_adopted(&plan, adoption, &BTreeSet::new());
+    }
+
+    #[test]
+    fn a_second_plan_of_a_term_is_found_where_views_meet_or_peers_do() {
+        let sentence = |checks: &Checks| checks.broken.as_ref().map(|b| b.sentence);
+        let mut checks = Checks::default();
+        adopts(&mut checks, 0, "one", 20, 0..5, 19);
+        adopts(&mut checks, 1, "one", 21, 0..5, 19);
+        // Of the other side of a network in parts.
+        adopts(&mut checks, 5, "two", 22, 5..9, 19);
+        assert_eq!((sentence(&checks), checks.figures.plans), (None, 2));
+        adopts(&mut checks, 6, "two", 23, 0..6, 19);
+        assert_eq!(sentence(&checks), Some("whose_majorities_meet_adopt_one_plan_a_term"));
+
+        let mut checks = Checks::default();
+        adopts(&mut checks, 0, "one", 20, 0..5, 9);
+        adopts(&mut checks, 5, "two", 22, 5..9, 9);
+        assert_eq!(sentence(&checks), Some("connected_peers_adopt_one_plan_a_term"));
     }
 }

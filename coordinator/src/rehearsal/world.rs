@@ -217,6 +217,7 @@ impl World {
                 self.chronicle.adopted(self.now, plan.id(), plan.epoch, plan.term);
                 if self.peers[n].lie.is_none() {
                     self.checks.a_plan_takes_effect_by_majority_and_terms_rise(self.now, id, &plan);
+                    self.adopts(n, &plan);
                 }
                 self.put_request(self.now, Item::Adopted((n, self.peers[n].life), plan));
                 let late = LOADING.mul_f64(self.pace.unit());

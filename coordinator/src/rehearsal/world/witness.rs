@@ -8,10 +8,12 @@ use crate::{
         checks::{EXCUSE, GHOST},
         liars::Lie,
         process::{Held, Process},
+        terms::Adoption,
     },
 };
+use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::PeerId;
+use tsnode_protocol::{PeerId, Plan};
 
 impl World {
     pub(super) fn refused(&mut self, n: usize, peer: PeerId, reason: Reject) {
@@ -27,6 +29,21 @@ impl World {
 
     pub(super) fn has_liars(&self) -> bool {
         self.peers.iter().any(|p| p.lie.is_some())
+    }
+
+    /// An honest peer follows a plan from now on.
+    pub(super) fn adopts(&mut self, n: usize, plan: &Plan) {
+        let electorate = self.peers[n].control().map(|c| c.staying()).unwrap_or_default();
+        let calm_since = self.calm_since(n);
+        let adoption = Adoption { peer: n, at: self.now, electorate: Arc::new(electorate), calm_since };
+        let liars = self.liars();
+        self.checks.one_plan_a_term_is_adopted(plan, adoption, &liars);
+    }
+
+    /// Since when nothing has been wrong with a peer, or with the network.
+    fn calm_since(&self, n: usize) -> Time {
+        let is_whole = self.net.sides.is_empty() && self.net.lost == 0.0;
+        if is_whole { self.peers[n].troubled.max(self.net_troubled) } else { self.now }
     }
 
     pub(super) fn gave_up(&mut self, viewer: usize, peer: PeerId, reason: Down) {
