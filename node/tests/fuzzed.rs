@@ -57,14 +57,14 @@ fn no_settings_file_does_harm() {
 /// So that changes begin where it matters. With `TSNODE_WRITE_CORPUS=1` fuzzing begins there too.
 #[test]
 fn what_is_not_changed_is_read() {
-    let targets: [(&str, Vec<Vec<u8>>, fn(&[u8]) -> bool); 2] =
-        [("texts", fuzzing::examples(), fuzzing::texts), ("kept", kept::examples(), kept::kept)];
-    for (name, examples, target) in targets {
+    let read = |name: &str, examples: Vec<Vec<u8>>, target: fn(&[u8]) -> bool| {
         for (place, bytes) in examples.iter().enumerate() {
             assert!(target(bytes), "{name}: example {place}");
         }
         if std::env::var_os("TSNODE_WRITE_CORPUS").is_some() {
             mutate::write_corpus(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name), &examples);
         }
-    }
+    };
+    read("texts", fuzzing::examples(), fuzzing::texts);
+    read("kept", kept::examples(), kept::kept);
 }
