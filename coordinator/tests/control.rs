@@ -424,6 +424,31 @@ fn an_old_call_that_comes_again_buries_nobody() {
     all_is_well(&world);
 }
 
+#[test]
+fn nor_does_one_of_a_peer_that_is_gone_where_nobody_knew_it() {
+    let mut world = World::planned_by(Sketch, 7);
+    for n in 0..12 {
+        let n = world.add(cast::advert(n));
+        world.start(n);
+    }
+    world.wait(seconds(20));
+    let missed = |n: usize| Missed { peer: PeerTag::of(world.peers[n].id), last: 0 };
+    let peers = (1..12).map(missed).collect();
+    let call = world.peers[0].seal(Gossip::Call(Call { peers })).unwrap();
+    world.spread(0, &call, None);
+    world.wait(seconds(20));
+    // More than those who listen, who hear everybody all the time, start anew when it is gone.
+    (0..5).for_each(|n| world.kill(n));
+    world.wait(seconds(10));
+    (1..5).for_each(|n| world.start(n));
+    world.wait(seconds(20));
+    all_is_well(&world);
+    world.spread(0, &call, None);
+    world.wait(seconds(8));
+    assert_eq!((world.checks.figures.false_deaths, world.checks.figures.excused_deaths), (0, 0));
+    all_is_well(&world);
+}
+
 /// Stories that once ended badly: seed and peers.
 const KEPT: [(u64, usize); 19] = [
     (4, 9),
@@ -448,7 +473,7 @@ const KEPT: [(u64, usize); 19] = [
 ];
 
 /// The same of ten minutes of trouble, with clients who ask so often.
-const KEPT_LONG: [(u64, usize, f64); 2] = [(43, 48, 0.0), (43, 48, 1.0)];
+const KEPT_LONG: [(u64, usize, f64); 3] = [(43, 48, 0.0), (43, 48, 1.0), (1120, 24, 0.0)];
 
 fn told(seed: u64, peers: usize, planning: Planning) {
     let report = rehearse(&Script { planning, ..Script::new(seed, peers) });

@@ -108,17 +108,20 @@ impl Control {
         }
     }
 
-    /// Somebody misses these peers.
+    /// Somebody misses these peers. Who is not there, as far as this peer knows, is answered, and makes it doubt nobody: it may be
+    /// long gone, and another say again what it said.
     pub(super) fn hear_call(&mut self, signer: PeerId, call: &Call, out: &mut Vec<Action>) {
         let (now, me, listens) = (self.now, self.config.me, self.listens());
         let (rules, health) = (&self.config.silence, &self.health);
+        let is_there = self.members.get(&signer).is_some_and(|m| m.alive);
         let mut for_me = false;
         for Missed { peer: tag, last } in &call.peers {
             if *tag == PeerTag::of(me) {
                 for_me = signer != me;
                 continue;
             }
-            let Some((peer, member)) = self.members.range_mut(tag.range()).next() else { continue };
+            let known = self.members.range_mut(tag.range()).next().filter(|_| is_there);
+            let Some((peer, member)) = known else { continue };
             member.call_heard = Some(now);
             // Who hears it all the time knows better.
             let answered = member.last() > *last && now < member.last_heard + ANSWER;
