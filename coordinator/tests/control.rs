@@ -435,6 +435,8 @@ fn nor_does_one_of_a_peer_that_is_gone_where_nobody_knew_it() {
     let missed = |n: usize| Missed { peer: PeerTag::of(world.peers[n].id), last: 0 };
     let peers = (1..12).map(missed).collect();
     let call = world.peers[0].seal(Gossip::Call(Call { peers })).unwrap();
+    world.spread(0, &call, None);
+    world.wait(seconds(20));
     // More than those who listen, who hear everybody all the time, start anew when it is gone.
     (0..5).for_each(|n| world.kill(n));
     world.wait(seconds(10));
