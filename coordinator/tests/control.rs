@@ -390,15 +390,20 @@ fn a_word_to_all_that_nobody_heard_is_said_again_soon() {
     }
 }
 
-/// What a liar can do with a call that somebody did not hear: it is news there, and to whom it names it is not.
-#[test]
-fn an_old_call_that_comes_again_buries_nobody() {
+fn twelve_of_one_mind() -> World {
     let mut world = World::planned_by(Sketch, 7);
     for n in 0..12 {
         let n = world.add(cast::advert(n));
         world.start(n);
     }
     world.wait(seconds(20));
+    world
+}
+
+/// What a liar can do with a call that somebody did not hear: it is news there, and to whom it names it is not.
+#[test]
+fn an_old_call_that_comes_again_buries_nobody() {
+    let mut world = twelve_of_one_mind();
     // Who plans speaks to all each second; whom most have not heard for long is one of those who do not.
     let caller = coordinator(&world);
     let strangers = |n: usize| {
@@ -426,12 +431,7 @@ fn an_old_call_that_comes_again_buries_nobody() {
 
 #[test]
 fn nor_does_one_of_a_peer_that_is_gone_where_nobody_knew_it() {
-    let mut world = World::planned_by(Sketch, 7);
-    for n in 0..12 {
-        let n = world.add(cast::advert(n));
-        world.start(n);
-    }
-    world.wait(seconds(20));
+    let mut world = twelve_of_one_mind();
     let missed = |n: usize| Missed { peer: PeerTag::of(world.peers[n].id), last: 0 };
     let peers = (1..12).map(missed).collect();
     let call = world.peers[0].seal(Gossip::Call(Call { peers })).unwrap();
