@@ -383,8 +383,11 @@ async fn instead(
     error: LinkError,
     around: impl Future<Output = Option<Arc<Tuning>>>,
 ) -> Result<Arc<Tuning>, LinkError> {
-    let patience = if matches!(error, LinkError::NobodyThere { .. }) { HEAD_START } else { 2 * PATIENCE };
-    timeout(patience, around).await.ok().flatten().ok_or(error)
+    let found = match error {
+        LinkError::NobodyThere { .. } => timeout(HEAD_START, around).await.ok().flatten(),
+        _ => around.await,
+    };
+    found.ok_or(error)
 }
 
 async fn ask_where(road: &Arc<Tuning>) -> Result<SeenAt, LinkError> {
