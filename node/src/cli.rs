@@ -25,6 +25,7 @@ use crate::{
     config::{KNOBS, Settings, usual_file},
     exit::{Exit, Kind},
     telemetry,
+    text::apart,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::collections::BTreeMap;
@@ -56,6 +57,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match verb {
         "completions" => return completions(matches),
         "version" => return show::version(matches),
+        apart::VERB => return apart::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
         _ => {}
     }
     let settings = settings(matches)?;
@@ -178,6 +180,7 @@ pub fn command() -> Command {
         .subcommand(simulate::command())
         .subcommand(bench::command())
         .subcommand(testnet::command())
+        .subcommand(Command::new(apart::VERB).about("Render a chat template; peers start this themselves").hide(true))
         .subcommand(
             verb("completions", "Print completions for a shell", "tsnode completions bash > tsnode.bash")
                 .arg(Arg::new("shell").required(true).value_parser(clap::value_parser!(clap_complete::Shell))),

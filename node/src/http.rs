@@ -20,8 +20,9 @@ mod traces;
 pub use auth::Gatekeeper;
 pub use error::ApiError;
 pub use metrics::Metrics;
+pub use texts::Texts;
 
-use crate::{faults::Faults, gateway::Gateway, measure::Measurer, models::ModelLibrary, owner::Helm, view::SwarmView};
+use crate::{faults::Faults, gateway::Gateway, measure::Measurer, owner::Helm, view::SwarmView};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -54,23 +55,22 @@ pub struct ApiState {
     gateway: Gateway,
     view: watch::Receiver<SwarmView>,
     controls: Controls,
-    texts: texts::Texts,
+    texts: Texts,
     metrics: Arc<Metrics>,
     traces: Arc<traces::Traces>,
     gatekeeper: Arc<Gatekeeper>,
 }
 
 impl ApiState {
-    /// For a peer with this gateway and these models.
+    /// For a peer with this gateway and these models' texts.
     #[must_use]
     pub fn new(
         gateway: Gateway,
-        library: ModelLibrary,
+        texts: Texts,
         view: watch::Receiver<SwarmView>,
         controls: Controls,
         gatekeeper: Gatekeeper,
     ) -> Self {
-        let texts = texts::Texts::new(library);
         Self {
             gateway,
             view,

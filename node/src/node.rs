@@ -12,7 +12,7 @@ use crate::{
     faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
     guard::Guard,
-    http::{self, ApiState, Controls, Gatekeeper},
+    http::{self, ApiState, Controls, Gatekeeper, Texts},
     identity::Identity,
     invites::{self, Invites},
     journal::Journal,
@@ -31,6 +31,7 @@ use crate::{
     },
     store::{Belonging, Store, StoreError},
     swarm::{self, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
+    text::Templates,
     view::{Readiness, SwarmView},
 };
 use libp2p::Multiaddr;
@@ -87,7 +88,7 @@ pub async fn run(
     let (asked, was_asked) = watch::channel(false);
     let front = ground.front(Controls { helm, measurer, faults, asked }).await?;
     watcher(front.view.subscribe());
-    let lent = lent::Lent::find(&ground.config, &ground.store)?;
+    let lent = lent::Lent::find(&ground.config, &ground.store).await?;
     let drafter = Drafter::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = Guard::channel();
     let (inbox, pulses) = Inbox::channel(ground.invite.swarm);
@@ -231,7 +232,8 @@ impl Ground {
         let (models, queries) = ModelLibrary::channel();
         let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
         let gatekeeper = Gatekeeper::new(keys, self.config.http_rate);
-        let state = ApiState::new(gateway, models, viewer, controls, gatekeeper);
+        let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
+        let state = ApiState::new(gateway, Texts::new(models, templates), viewer, controls, gatekeeper);
         let end = CancellationToken::new();
         let serving = tokio::spawn(http::serve(listener, state, end.clone()));
         write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;

@@ -1,12 +1,15 @@
 //! Text becomes tokens, tokens become text: tokenizer, chat template, stop strings.
 
+pub mod apart;
 mod chat;
 mod detokenise;
 mod guarded;
 mod model;
 mod stop;
+mod templates;
 
-pub use chat::{ChatMessage, ChatTemplate};
+pub use chat::{ChatMessage, ChatTemplate, TemplateText};
 pub use detokenise::Detokeniser;
 pub use model::{Defaults, TextError, TextModel};
 pub use stop::{Passed, StopStrings};
+pub use templates::Templates;

@@ -11,7 +11,9 @@ mod mutate;
 use mutate::Mutator;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use tsnode::{config::Settings, invites, keys, models, store, text};
+use tsnode_kernels::source::ModelSource;
 
 /// Inputs of each kind.
 const INPUTS: usize = 3_000;
@@ -67,4 +69,77 @@ fn what_is_not_changed_is_read() {
     };
     read("texts", fuzzing::examples(), fuzzing::texts);
     read("kept", kept::examples(), kept::kept);
+}
+
+/// The model that a peer has anyway, with another template.
+fn with_template(text: &str) -> models::ModelFiles {
+    let source = ModelSource::embedded().unwrap();
+    let card = source.card().clone();
+    let mut files: BTreeMap<_, _> =
+        card.files.iter().map(|f| (f.name.clone(), source.file(&f.name).unwrap().to_vec())).collect();
+    files.insert("chat_template.jinja".into(), text.as_bytes().to_vec());
+    models::ModelFiles { card, files: Arc::new(files) }
+}
+
+/// Tokens of a conversation of one message, whose template is rendered by this program.
+async fn tokens(model: &text::TextModel, content: &str) -> Result<usize, text::TextError> {
+    let message = text::ChatMessage { role: "user".into(), content: content.into() };
+    model.encode_chat(&[message]).await.map(|tokens| tokens.len())
+}
+
+/// What it does is what the message says: doubles a text for ever, copies a long one for hours, or says it.
+const GREEDY: &str = "{% set ns = namespace(x='ab') %}{% if messages[0].content == 'double' %}\
+{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{% endif %}{% if messages[0].content == 'copy' %}\
+{% set long = 'a' * 50000000 %}{% for i in range(1000) %}{% for j in range(1000) %}{% set ns.x = long ~ j %}{% endfor %}{% endfor %}{% endif %}\
+{{ messages[0].content }}{{ ns.x }}";
+
+/// One after the other: a process that is started while a program is being written keeps that program from running.
+#[tokio::test]
+async fn templates_are_rendered_apart() {
+    one_that_takes_too_much_is_ended_alone().await;
+    #[cfg(unix)]
+    processes_that_end_are_replaced().await;
+}
+
+async fn one_that_takes_too_much_is_ended_alone() {
+    let tsnode = text::Templates::Apart(env!("CARGO_BIN_EXE_tsnode").into());
+    let greedy = text::TextModel::new(&with_template(GREEDY), &tsnode).unwrap();
+    greedy.check().await.unwrap();
+    let here = text::TextModel::new(&with_template(GREEDY), &text::Templates::Here).unwrap();
+    let usual = tokens(&here, "hello").await.unwrap();
+    let copies = tokens(&greedy, "copy");
+    let others = async {
+        for _ in 0..3 {
+            assert_eq!(tokens(&greedy, "hello").await.unwrap(), usual, "as if it were rendered here");
+            let doubled = tokens(&greedy, "double").await;
+            assert!(matches!(doubled, Err(text::TextError::Unbounded)), "{doubled:?}");
+        }
+    };
+    let (copied, ()) = tokio::join!(copies, others);
+    assert!(matches!(copied, Err(text::TextError::Unbounded)), "{copied:?}");
+    assert_eq!(tokens(&greedy, "hello").await.unwrap(), usual);
+
+    let broken = text::TextModel::new(&with_template("{% for"), &tsnode).unwrap().check().await;
+    assert!(matches!(broken, Err(text::TextError::Broken { file: "chat template", .. })), "{broken:?}");
+    let nowhere = text::Templates::Apart("/nowhere/tsnode".into());
+    let missing = text::TextModel::new(&with_template(GREEDY), &nowhere).unwrap().check().await;
+    assert!(missing.unwrap_err().to_string().contains("/nowhere/tsnode"));
+}
+
+/// Somebody kills them, or they have used up their time: clients do not notice.
+#[cfg(unix)]
+async fn processes_that_end_are_replaced() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("mortal");
+    // It hears the template and one conversation, and ends.
+    let hears = r#"{ read -r a; printf '%s\n' "$a"; read -r a; printf '%s\n' "$a"; }"#;
+    let script = format!("#!/bin/sh\n{hears} | \"{}\" \"$@\"\n", env!("CARGO_BIN_EXE_tsnode"));
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let model = text::TextModel::new(&with_template(GREEDY), &text::Templates::Apart(program)).unwrap();
+    let first = tokens(&model, "hello").await.unwrap();
+    for _ in 0..4 {
+        assert_eq!(tokens(&model, "hello").await.unwrap(), first);
+    }
 }

@@ -41,7 +41,7 @@ pub(super) async fn handle(
         naming,
     };
     refuse_the_rest(fields)?;
-    let prompt = model.encode_chat(&messages)?;
+    let prompt = model.encode_chat(&messages).await?;
     let taken = request::submit(&state, model, vec![prompt], &wanted).await?;
     Ok(respond::answer(&state, taken, wanted, Form::Chat).await)
 }

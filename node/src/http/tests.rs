@@ -1,13 +1,13 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
-use super::{ApiState, Controls, Gatekeeper, serve};
+use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
     keys::{KeyRing, Scope, add},
     measure::Measurer,
     models::{ModelFiles, ModelLibrary},
     owner::Helm,
-    text::TextModel,
+    text::{Templates, TextModel},
     view::{Readiness, SwarmView},
 };
 use reqwest::Response;
@@ -106,7 +106,8 @@ impl Api {
         let (view, watched) = watch::channel(view(vec![files.card.clone()]));
         let (gateway, submissions) = Gateway::channel();
         let (library, mut queries) = ModelLibrary::channel();
-        let text = TextModel::new(&files).unwrap();
+        let texts = Texts::new(library, Templates::Here);
+        let text = TextModel::new(&files, &Templates::Here).unwrap();
         tokio::spawn(async move {
             while let Some(query) = queries.recv().await {
                 drop(query.answer.send(Ok(files.clone())));
@@ -122,7 +123,7 @@ impl Api {
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
         let controls = Controls { helm, measurer, faults: None, asked: wanted };
-        let state = ApiState::new(gateway, library, watched, controls, gatekeeper);
+        let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         tokio::spawn(serve(listener, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, waits, asked, dropped, stop }
@@ -313,7 +314,7 @@ async fn the_history_reaches_the_template_and_defaults_are_the_models() {
     ]);
     let (status, answer) = api.post(CHAT, json!({ "messages": turns, "return_token_ids": true })).await;
     assert_eq!(status, 200, "{answer}");
-    let text = TextModel::new(&files()).unwrap();
+    let text = TextModel::new(&files(), &Templates::Here).unwrap();
     let ids: Vec<u32> = api.last_asked().prompt.iter().map(|t| t.0).collect();
     let prompt = text.tokenizer().decode(&ids, false).unwrap();
     let places: Vec<usize> = ["<|system|>", "Be brief.", "<|user|>", "One two", "<|assistant|>", "three", "four"]

@@ -1,23 +1,31 @@
 //! Models' text sides, read once and kept.
 
 use super::ApiError;
-use crate::{models::ModelLibrary, text::TextModel, view::SwarmView};
+use crate::{
+    models::ModelLibrary,
+    text::{Templates, TextModel},
+    view::SwarmView,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use tsnode_protocol::{ModelCard, ModelId};
 
 /// Tokenizers kept; the one asked for longest ago goes first.
 const KEPT: usize = 8;
 
+/// Models by what clients call them.
 #[derive(Clone)]
-pub(super) struct Texts {
+pub struct Texts {
     library: ModelLibrary,
+    templates: Templates,
     /// Most recent last. Held for list operations only.
     kept: Arc<Mutex<Vec<Arc<TextModel>>>>,
 }
 
 impl Texts {
-    pub(super) fn new(library: ModelLibrary) -> Self {
-        Self { library, kept: Arc::default() }
+    /// Of this library, with chat templates rendered there.
+    #[must_use]
+    pub fn new(library: ModelLibrary, templates: Templates) -> Self {
+        Self { library, templates, kept: Arc::default() }
     }
 
     /// The model a client means: by name or id; the only one there is if it names none.
@@ -30,9 +38,11 @@ impl Texts {
             return Ok(kept);
         }
         let files = self.library.files(model).await?;
+        let templates = self.templates.clone();
         // A large tokenizer takes a second to read.
-        let read = tokio::task::spawn_blocking(move || TextModel::new(&files)).await;
+        let read = tokio::task::spawn_blocking(move || TextModel::new(&files, &templates)).await;
         let read = Arc::new(read.map_err(|e| ApiError::Model(e.to_string()))??);
+        read.check().await?;
         self.keep(read.clone());
         Ok(read)
     }

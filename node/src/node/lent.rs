@@ -5,7 +5,7 @@ use crate::{
     hardware::{self, Lend},
     library::Shelf,
     store::Store,
-    text::TextModel,
+    text::{Templates, TextModel},
 };
 use std::sync::Arc;
 use tsnode_kernels::{
@@ -26,10 +26,10 @@ pub(super) struct Lent {
 
 impl Lent {
     /// Opens the model and measures the host.
-    pub fn find(config: &NodeConfig, store: &Store) -> Result<Self, NodeError> {
+    pub async fn find(config: &NodeConfig, store: &Store) -> Result<Self, NodeError> {
         let source = open(&config.model)?;
         let shelf = Shelf::new(source.clone());
-        check_text(&shelf)?;
+        check_text(&shelf).await?;
         let advert = advert(config, source.as_deref(), store)?;
         Ok(Self { source, shelf, advert })
     }
@@ -49,10 +49,12 @@ fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
 }
 
 /// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
-fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
+async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
     let Some(files) = shelf.own() else { return Ok(()) };
-    let read = tokio::task::block_in_place(|| TextModel::new(&files));
-    read.map(drop).map_err(|error| NodeError::Text { model: files.card.name, error })
+    let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
+    let failed = |error| NodeError::Text { model: files.card.name.clone(), error };
+    let read = tokio::task::block_in_place(|| TextModel::new(&files, &templates)).map_err(failed)?;
+    read.check().await.map_err(failed)
 }
 
 fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {

@@ -1,6 +1,5 @@
 //! Chat templates: Jinja as Hugging Face writes it.
 
-use super::TextError;
 use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +16,32 @@ pub struct ChatMessage {
     pub content: String,
 }
 
-/// A model's chat template with the special tokens it names.
+/// A model's chat template as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateText {
+    text: String,
+    bos: String,
+    eos: String,
+}
+
+impl TemplateText {
+    /// The template of `tokenizer_config.json` (a text, or a list with one called `default`), or of a file of its own, and
+    /// the special tokens it names.
+    #[must_use]
+    pub fn find(settings: &serde_json::Value, file: Option<&[u8]>) -> Option<Self> {
+        let text = match (file, &settings["chat_template"]) {
+            (Some(file), _) => String::from_utf8_lossy(file).into_owned(),
+            (None, serde_json::Value::String(text)) => text.clone(),
+            (None, serde_json::Value::Array(named)) => {
+                named.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str())?.to_owned()
+            }
+            _ => return None,
+        };
+        Some(Self { text, bos: special(&settings["bos_token"]), eos: special(&settings["eos_token"]) })
+    }
+}
+
+/// The same, ready to be rendered.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: String,
@@ -25,24 +49,13 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of `tokenizer_config.json` (a text, or a list with one called `default`), or of a file of its own.
+    /// Reads it.
     ///
     /// # Errors
-    /// When it is not valid Jinja.
-    pub fn find(settings: &serde_json::Value, file: Option<&[u8]>) -> Result<Option<Self>, TextError> {
-        let text = match (file, &settings["chat_template"]) {
-            (Some(file), _) => Some(String::from_utf8_lossy(file).into_owned()),
-            (None, serde_json::Value::String(text)) => Some(text.clone()),
-            (None, serde_json::Value::Array(named)) => {
-                named.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str()).map(str::to_owned)
-            }
-            _ => None,
-        };
-        text.map(|text| Self::new(text, settings)).transpose()
-    }
-
-    fn new(text: String, settings: &serde_json::Value) -> Result<Self, TextError> {
-        let broken = |e: Error| TextError::Broken { file: "chat template", error: e.to_string() };
+    /// When it is not valid Jinja: why.
+    pub fn new(template: TemplateText) -> Result<Self, String> {
+        let TemplateText { text, bos, eos } = template;
+        let broken = |e: Error| e.to_string();
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(broken)?);
@@ -52,15 +65,15 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, why))
         });
         environment.add_template_owned(NAME, text).map_err(broken)?;
-        Ok(Self { environment, bos: special(&settings["bos_token"]), eos: special(&settings["eos_token"]) })
+        Ok(Self { environment, bos, eos })
     }
 
     /// The conversation as text, ready for the model's answer.
     ///
     /// # Errors
-    /// When the template refuses it.
-    pub fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        let input = |e: Error| TextError::Input(format!("chat template: {e}"));
+    /// When the template refuses it: why.
+    pub fn render(&self, messages: &[ChatMessage]) -> Result<String, String> {
+        let input = |e: Error| format!("chat template: {e}");
         let template = self.environment.get_template(NAME).map_err(input)?;
         let context = minijinja::context! {
             messages => Serde(messages),
@@ -81,10 +94,10 @@ fn special(value: &serde_json::Value) -> String {
 mod tests {
     use super::*;
 
-    fn template(text: &str) -> Result<String, TextError> {
+    fn template(text: &str) -> Result<String, String> {
         let settings = serde_json::json!({ "chat_template": text, "bos_token": { "content": "<s>" } });
         let message = ChatMessage { role: "user".into(), content: " hi ".into() };
-        ChatTemplate::find(&settings, None)?.unwrap().render(&[message])
+        ChatTemplate::new(TemplateText::find(&settings, None).unwrap())?.render(&[message])
     }
 
     #[test]
@@ -96,11 +109,9 @@ mod tests {
 
     #[test]
     fn a_template_may_refuse_and_may_not_run_forever() {
-        assert!(
-            template("{{ raise_exception('no system role') }}").unwrap_err().to_string().contains("no system role")
-        );
+        assert!(template("{{ raise_exception('no system role') }}").unwrap_err().contains("no system role"));
         let loops = "{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}";
         assert!(template(loops).is_err());
-        assert!(matches!(template("{% for"), Err(TextError::Broken { .. })));
+        assert!(template("{% for").is_err());
     }
 }

@@ -54,11 +54,11 @@ impl<'t> Detokeniser<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::{TextModel, model::tests::embedded};
+    use crate::text::{Templates, TextModel, model::tests::embedded};
 
     #[test]
     fn pieces_make_the_whole_and_characters_stay_whole() {
-        let model = TextModel::new(&embedded()).unwrap();
+        let model = TextModel::new(&embedded(), &Templates::Here).unwrap();
         let text = "“Naïve,” she said — 日本 😀, and so on.";
         let tokens = model.tokenizer().encode(text, false).unwrap();
         let mut detokeniser = Detokeniser::new(model.tokenizer(), true);

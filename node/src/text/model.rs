@@ -1,9 +1,10 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
-use super::{ChatMessage, ChatTemplate, guarded};
+use super::{ChatMessage, TemplateText, Templates, guarded, templates::Renderer};
 use crate::models::ModelFiles;
 use serde::Deserialize;
 use serde_json::Value;
+use std::path::PathBuf;
 use tokenizers::Tokenizer;
 use tsnode_protocol::{ModelCard, Token};
 
@@ -35,6 +36,23 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
+    /// Rendering takes more than it may.
+    #[error("the model's chat template takes too much memory or time; use /v1/completions")]
+    Unbounded,
+    /// There is no process to render in.
+    #[error("cannot start {} for the model's chat template: {why}", program.display())]
+    NoProcess {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+impl TextError {
+    pub(super) fn template(error: String) -> Self {
+        Self::Broken { file: "chat template", error }
+    }
 }
 
 /// Sampling a model asks for where the client says nothing.
@@ -58,17 +76,17 @@ pub struct Defaults {
 pub struct TextModel {
     card: ModelCard,
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    template: Option<Renderer>,
     stop_tokens: Vec<Token>,
     defaults: Defaults,
 }
 
 impl TextModel {
-    /// From a model's small files.
+    /// From a model's small files; [`Self::check`] says whether its template is good, where that is rendered apart.
     ///
     /// # Errors
     /// When one is missing, broken, or of another model.
-    pub fn new(files: &ModelFiles) -> Result<Self, TextError> {
+    pub fn new(files: &ModelFiles, templates: &Templates) -> Result<Self, TextError> {
         let bytes = files.files.get("tokenizer.json").ok_or(TextError::Missing("tokenizer.json"))?;
         let broken = |error: String| TextError::Broken { file: "tokenizer.json", error };
         let tokenizer = guarded::read(bytes).map_err(broken)?;
@@ -81,13 +99,25 @@ impl TextModel {
         let read = |name| json(files, name);
         let (settings, generation, config) =
             (read("tokenizer_config.json")?, read("generation_config.json")?, read("config.json")?);
-        let template = ChatTemplate::find(&settings, files.files.get("chat_template.jinja").map(Vec::as_slice))?;
+        let template = TemplateText::find(&settings, files.files.get("chat_template.jinja").map(Vec::as_slice));
+        let template = template.map(|template| templates.renderer(template)).transpose()?;
         let mut stop_tokens = eos(&generation);
         if stop_tokens.is_empty() {
             stop_tokens = eos(&config);
         }
         let defaults = serde_json::from_value(generation).unwrap_or_default();
         Ok(Self { card: files.card.clone(), tokenizer, template, stop_tokens, defaults })
+    }
+
+    /// Whether its template can be read.
+    ///
+    /// # Errors
+    /// When it cannot, or there is no process to do it.
+    pub async fn check(&self) -> Result<(), TextError> {
+        match &self.template {
+            Some(template) => template.check().await,
+            None => Ok(()),
+        }
     }
 
     /// What the model is.
@@ -125,10 +155,10 @@ impl TextModel {
     /// Tokens of a conversation, ready for the model's answer.
     ///
     /// # Errors
-    /// When there is no template, it refuses the messages, or the tokenizer cannot.
-    pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
+    /// When there is no template, it refuses the messages or takes too much for them, or the tokenizer cannot.
+    pub async fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let text = template.render(messages)?;
+        let text = template.render(messages).await?;
         // The template has written all special tokens itself.
         self.tokens(&text, false)
     }
@@ -179,11 +209,12 @@ pub(crate) mod tests {
         ModelFiles { card, files: Arc::new(files) }
     }
 
-    #[test]
-    fn a_conversation_is_rendered_as_the_model_was_trained() {
-        let model = TextModel::new(&embedded()).unwrap();
+    #[tokio::test]
+    async fn a_conversation_is_rendered_as_the_model_was_trained() {
+        let model = TextModel::new(&embedded(), &Templates::Here).unwrap();
         let says = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
-        let tokens = model.encode_chat(&[says("user", "Good day"), says("assistant", "Yes"), says("user", "Go on")]);
+        let tokens =
+            model.encode_chat(&[says("user", "Good day"), says("assistant", "Yes"), says("user", "Go on")]).await;
         let ids: Vec<u32> = tokens.unwrap().iter().map(|t| t.0).collect();
         assert_eq!((ids[0], ids[1], *ids.last().unwrap()), (0, 2, 3));
         assert_eq!(ids.iter().filter(|id| **id == 1).count(), 1, "one <|eos|>, after the answer");
@@ -196,10 +227,16 @@ pub(crate) mod tests {
     fn a_tokenizer_of_another_model_is_refused() {
         let mut files = embedded();
         files.card.shape.vocab = 4095;
-        assert!(matches!(TextModel::new(&files), Err(TextError::Misfit { highest: 4095, vocab: 4095 })));
+        assert!(matches!(
+            TextModel::new(&files, &Templates::Here),
+            Err(TextError::Misfit { highest: 4095, vocab: 4095 })
+        ));
         let mut files = embedded();
         Arc::make_mut(&mut files.files).insert("tokenizer.json".into(), b"{}".to_vec());
-        assert!(matches!(TextModel::new(&files), Err(TextError::Broken { file: "tokenizer.json", .. })));
+        assert!(matches!(
+            TextModel::new(&files, &Templates::Here),
+            Err(TextError::Broken { file: "tokenizer.json", .. })
+        ));
     }
 
     #[test]
@@ -224,7 +261,7 @@ pub(crate) mod tests {
             }
             let mut files = embedded();
             Arc::make_mut(&mut files.files).insert("tokenizer.json".into(), bytes);
-            if let Ok(model) = TextModel::new(&files) {
+            if let Ok(model) = TextModel::new(&files, &Templates::Here) {
                 used += 1;
                 let vocab = model.card().shape.vocab;
                 let tokens = model.encode("It was a dark night, <|user|> 12\u{e9}").unwrap_or_default();
@@ -239,6 +276,9 @@ pub(crate) mod tests {
     fn a_smaller_vocabulary_than_the_model_has_is_refused_too() {
         let mut files = embedded();
         files.card.shape.vocab = 3 * 4096;
-        assert!(matches!(TextModel::new(&files), Err(TextError::Misfit { highest: 4095, vocab: 12288 })));
+        assert!(matches!(
+            TextModel::new(&files, &Templates::Here),
+            Err(TextError::Misfit { highest: 4095, vocab: 12288 })
+        ));
     }
 }

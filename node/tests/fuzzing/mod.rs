@@ -5,9 +5,11 @@
 #![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
 
 use crate::models::ModelFiles;
-use crate::text::{ChatMessage, Detokeniser, TextModel};
+use crate::text::{ChatMessage, Detokeniser, Templates, TextModel};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 use tsnode_coordinator::{
     scheduler::{self, Evaluator, Problem, Slo, Space, Workload, cluster_file, figures::Column, given, slo::Reference},
     simulator::{table, trace},
@@ -66,17 +68,27 @@ pub fn texts(bytes: &[u8]) -> bool {
     }
 }
 
+/// What comes of work that waits for nobody.
+fn at_once<T>(work: impl Future<Output = T>) -> T {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
 /// Reads a model of which one file is given, and writes and reads text with it.
 fn model_with(name: &str, content: &[u8]) -> bool {
     let mut files = BTreeMap::from([("tokenizer.json".to_owned(), USUAL.as_bytes().to_vec())]);
     files.insert("tokenizer_config.json".to_owned(), br#"{"bos_token":"<s>","eos_token":"</s>"}"#.to_vec());
     files.insert(name.to_owned(), content.to_vec());
     let card = ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape: SHAPE, files: vec![] };
-    let Ok(model) = TextModel::new(&ModelFiles { card, files: Arc::new(files) }) else { return false };
+    let Ok(model) = TextModel::new(&ModelFiles { card, files: Arc::new(files) }, &Templates::Here) else {
+        return false;
+    };
     let _ = (model.stop_tokens(), model.defaults());
     let says = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
     let messages = [says("system", "ab\u{e9}"), says("user", "a  b</s> c\n"), says("assistant", "\u{1F600} abc")];
-    let asked = [model.encode("abc \u{2581}<s>\u{e9}\u{301} 12\t A"), model.encode_chat(&messages)];
+    let asked = [model.encode("abc \u{2581}<s>\u{e9}\u{301} 12\t A"), at_once(model.encode_chat(&messages))];
     for tokens in asked.iter().flatten() {
         let mut said = Detokeniser::new(model.tokenizer(), true);
         for token in tokens {

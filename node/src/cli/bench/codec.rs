@@ -5,7 +5,7 @@ use crate::cli::{is_set, json, show::print_json, verb};
 use crate::{
     exit::{Exit, Kind},
     models::ModelFiles,
-    text::TextModel,
+    text::{Templates, TextModel},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde::Serialize;
@@ -360,7 +360,7 @@ impl Quality {
 fn text_model(source: &ModelSource) -> Result<TextModel, String> {
     let card = source.card().clone();
     let files = card.files.iter().filter_map(|f| Some((f.name.clone(), source.file(&f.name)?.to_vec()))).collect();
-    TextModel::new(&ModelFiles { card, files: Arc::new(files) }).map_err(|e| e.to_string())
+    TextModel::new(&ModelFiles { card, files: Arc::new(files) }, &Templates::Here).map_err(|e| e.to_string())
 }
 
 fn tokens(model: &TextModel, text: &str) -> Result<Vec<Token>, String> {

@@ -1,0 +1,54 @@
+//! Where chat templates are rendered.
+
+use super::{ChatMessage, ChatTemplate, TemplateText, TextError, apart::Apart};
+use std::path::PathBuf;
+
+/// Where to render them.
+#[derive(Clone, Debug)]
+pub enum Templates {
+    /// Here: those that one wrote oneself.
+    Here,
+    /// In processes of this program, which is `tsnode`, with an end to what they take: those of strangers.
+    Apart(PathBuf),
+}
+
+impl Templates {
+    /// In processes of the program that runs.
+    ///
+    /// # Errors
+    /// When the system does not say which that is.
+    pub fn apart() -> std::io::Result<Self> {
+        // Also where its file was replaced by a newer one meanwhile.
+        let running = PathBuf::from("/proc/self/exe");
+        Ok(Self::Apart(if running.exists() { running } else { std::env::current_exe()? }))
+    }
+
+    pub(super) fn renderer(&self, template: TemplateText) -> Result<Renderer, TextError> {
+        Ok(match self {
+            Self::Here => Renderer::Here(ChatTemplate::new(template).map_err(TextError::template)?),
+            Self::Apart(program) => Renderer::Apart(Apart::new(program, template)),
+        })
+    }
+}
+
+/// A template, where it is rendered.
+pub(super) enum Renderer {
+    Here(ChatTemplate),
+    Apart(Apart),
+}
+
+impl Renderer {
+    pub async fn check(&self) -> Result<(), TextError> {
+        match self {
+            Self::Here(_) => Ok(()),
+            Self::Apart(apart) => apart.check().await,
+        }
+    }
+
+    pub async fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+        match self {
+            Self::Here(template) => template.render(messages).map_err(TextError::Input),
+            Self::Apart(apart) => apart.render(messages).await,
+        }
+    }
+}
