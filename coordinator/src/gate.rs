@@ -147,6 +147,8 @@ pub struct Case {
     pub int4: Codec,
     /// The same of numbers sent as they are.
     pub raw: Codec,
+    /// When KV is sent, where the owner says.
+    pub pace: Option<KvPace>,
 }
 
 /// How fast KV is packed on one side and unpacked on the other, where that was seen.
@@ -171,7 +173,7 @@ pub struct Verdict {
     pub kv_bytes: u64,
     /// The packing that is quicker.
     pub codec: KvCodec,
-    /// When KV is sent, so that it is there soonest.
+    /// When KV is sent: as told, or so that it is there soonest.
     pub pace: KvPace,
 }
 
@@ -218,11 +220,11 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
         KvChoice::Int4 => KvCodec::Int4,
         KvChoice::Int8 => KvCodec::Int8,
         KvChoice::Auto => {
-            let there = |codec| Sending::of(case, codec).best(computed).0.0;
+            let there = |codec| Sending::of(case, codec).sent(case.pace, computed).0.0;
             if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }
         }
     };
-    let (remote, pace) = Sending::of(case, codec).best(computed);
+    let (remote, pace) = Sending::of(case, codec).sent(case.pace, computed);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
     let answer = if case.answered > 0 { case.local.cost.of(case.answered, case.tokens) } else { Seconds(0.0) };
     Verdict {
@@ -256,6 +258,15 @@ impl Sending {
             pack: time(seen.pack),
             wire: case.bandwidth.time_for(bytes(codec)),
             unpack: time(seen.unpack),
+        }
+    }
+
+    /// When all of it is there, sent as told or as is best.
+    fn sent(&self, pace: Option<KvPace>, computed: Seconds) -> (Seconds, KvPace) {
+        match pace {
+            None => self.best(computed),
+            Some(KvPace::Whole) => (self.whole(computed), KvPace::Whole),
+            Some(KvPace::Layers) => (self.by_layers(computed), KvPace::Layers),
         }
     }
 
@@ -321,6 +332,7 @@ mod tests {
             element_bytes: 2,
             int4: Codec::default(),
             raw: Codec::default(),
+            pace: None,
         }
     }
 
@@ -358,6 +370,18 @@ mod tests {
         assert_eq!(weigh(&case, KvChoice::Auto).codec, KvCodec::Int4);
         case.int4.unpack = Some(BytesPerSecond(1e8));
         assert_eq!(weigh(&case, KvChoice::Auto).codec, KvCodec::Raw);
+    }
+
+    #[test]
+    fn what_the_owner_says_of_the_pace_is_counted_with() {
+        // A wire that carries all of it while the prompt is computed, and half of it while that is packed.
+        let case = case(8000.0);
+        let told = |pace| weigh(&Case { pace: Some(pace), ..case }, KvChoice::Auto);
+        let (layers, whole) = (told(KvPace::Layers), told(KvPace::Whole));
+        assert_eq!([layers.pace, whole.pace], [KvPace::Layers, KvPace::Whole]);
+        assert_eq!([layers.codec, whole.codec], [KvCodec::Raw, KvCodec::Int4], "{layers:?} {whole:?}");
+        assert!(whole.remote.0 > layers.remote.0);
+        assert_eq!(weigh(&case, KvChoice::Auto).remote, layers.remote);
     }
 
     #[test]

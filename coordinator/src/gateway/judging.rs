@@ -103,6 +103,7 @@ impl Judging<'_> {
             element_bytes: self.config.element_bytes,
             int4: seen(KvCodec::Int4),
             raw: seen(KvCodec::Raw),
+            pace: self.config.pace,
         };
         let kv = match r.codec {
             _ if !r.is_settled() => self.config.kv,

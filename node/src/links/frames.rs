@@ -130,6 +130,11 @@ impl FrameSender {
         Ok(())
     }
 
+    /// What the connection below has come through, all its streams together.
+    pub fn path(&self) -> quinn::PathStats {
+        self.tuning.connection.stats().path
+    }
+
     /// That was all.
     ///
     /// # Errors

@@ -96,10 +96,20 @@ impl Parcel {
         loop {
             match self.answer().await? {
                 KvAnswer::Credit(_) => {}
-                KvAnswer::Committed => return Ok(self.bytes),
+                KvAnswer::Committed => {
+                    self.note();
+                    return Ok(self.bytes);
+                }
                 KvAnswer::Refused(why) => return Err(ExportError::Refused(self.target, why)),
             }
         }
+    }
+
+    fn note(&self) {
+        let (quinn::PathStats { rtt, cwnd, lost_packets, congestion_events, .. }, bytes) =
+            (self.sender.path(), self.bytes);
+        let took = self.opened.elapsed();
+        tracing::debug!(to = %self.target, bytes, ?took, ?rtt, cwnd, lost_packets, congestion_events, "KV delivered");
     }
 
     async fn answer(&mut self) -> Result<KvAnswer, ExportError> {
