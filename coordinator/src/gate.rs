@@ -17,6 +17,7 @@ use std::fmt;
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, LayerProfile, ModelShape, Seconds, kv::KvPace};
 
 /// What packed elements take, scales included (hundredths of a bit): `kernels::wire`, in whole blocks.
+const INT3_CENTIBITS: u64 = 326;
 const INT4_CENTIBITS: u64 = 426;
 const INT8_CENTIBITS: u64 = 826;
 /// Rate at which 16-bit elements are packed, and unpacked, until something is seen of it. A core's share while others compute;
@@ -42,6 +43,8 @@ pub enum KvChoice {
     Int4,
     /// Eight bits.
     Int8,
+    /// Three bits.
+    Int3,
 }
 
 /// Whether to ask the gate at all.
@@ -208,6 +211,7 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
         KvCodec::Raw => elements * element_bytes,
         KvCodec::Int4 => elements * INT4_CENTIBITS / 800,
         KvCodec::Int8 => elements * INT8_CENTIBITS / 800,
+        KvCodec::Int3 => elements * INT3_CENTIBITS / 800,
     }
 }
 
@@ -219,6 +223,7 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
         KvChoice::Raw => KvCodec::Raw,
         KvChoice::Int4 => KvCodec::Int4,
         KvChoice::Int8 => KvCodec::Int8,
+        KvChoice::Int3 => KvCodec::Int3,
         KvChoice::Auto => {
             let there = |codec| Sending::of(case, codec).sent(case.pace, computed).0.0;
             if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }

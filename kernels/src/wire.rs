@@ -1,35 +1,37 @@
-//! Prompt flow 5: packs KV for a link in four or eight bits, and unpacks it into pages (ThunderServe §4, after KIVI).
+//! Prompt flow 5: packs KV for a link in three, four or eight bits, and unpacks it into pages (ThunderServe §4, after KIVI).
 //!
 //! Keys are quantised per channel, values per token: a channel of keys keeps its range from token to token. A **block** is
 //! the keys or the values of one head for [`BLOCK`] tokens, or fewer at a prompt's end, and is packed on its own. Numbers
 //! that share a step are a **group**: a channel of a block of keys, or [`GROUP`] channels of one token's values.
 //!
-//! | in order | four bits | eight bits |
+//! | in order | three and four bits | eight bits |
 //! |---|---|---|
 //! | base | largest step of the block, 2 bytes | the same |
 //! | spread | of values: what a scale counts, 1 byte | |
 //! | scales | of keys: a byte a group, steps below the base | a byte a group, steps below the base |
 //! | | of values: 4 bits a group, spreads below the base, and in the upper 4 bits its zero | |
 //! | zeros | of keys: the lower 8 of 12 bits a group, then the upper 4, two groups a byte | |
-//! | codes | 4 bits a number | a byte a number, token by token |
+//! | codes | 3 or 4 bits a number | a byte a number, token by token |
 //!
 //! Steps are floats of five mantissa bits, named by a whole number ([`steps`]). A number is `(zero + code) · step` with a
-//! code of 0 to 15 and a zero that for keys counts sixteenths, or `code · step` with a code of -127 to 127: both are exact, so that unpacked values depend on
+//! code of 0 to 7 or 15 and a zero that for keys counts sixteenths, or `code · step` with a code of -127 to 127: both are exact, so that unpacked values depend on
 //! nothing but the bytes. Two tokens share the bytes of their four-bit codes, the first one's in the lower halves, so that
 //! rows are packed as they lie in pages; a last token without a partner has its first and its second half of channels
-//! share bytes, and so have the upper bits of keys' zeros. Nothing is padded but the last half byte of an odd number of either.
+//! share bytes, and so have the upper bits of keys' zeros. Codes of three bits are those of four with the upper bit left out
+//! ([`threes`]). Nothing is padded but the last half byte of an odd number of either.
 //!
-//! Keys have been turned by their positions. Four bits have them turned back to where their block begins, in single precision
+//! Keys have been turned by their positions. Three and four bits have them turned back to where their block begins, in single precision
 //! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`Turn`]): then a channel
 //! keeps to its own numbers, and its steps are smaller.
 //!
-//! A block of at most [`SHORT`] tokens has eight bits where others have four: it would spend more than another bit a number on
+//! A block of at most [`SHORT`] tokens has eight bits where others have three or four: it would spend more than another bit a number on
 //! its keys' steps, and a prompt that short is all one such block, whose few bytes no link notices.
 
 mod lines;
 mod plain;
 pub mod speed;
 mod steps;
+mod threes;
 mod tile;
 mod turn;
 
@@ -49,7 +51,7 @@ use tsnode_protocol::{KvCodec, KvDtype};
 
 /// Tokens that share a key channel's step.
 pub const BLOCK: usize = 64;
-/// Tokens of a block at most that has eight bits for each number where longer ones have four.
+/// Tokens of a block at most that has eight bits for each number where longer ones have fewer.
 pub const SHORT: usize = 16;
 /// Channels that share a value token's step.
 pub const GROUP: usize = 32;
@@ -70,8 +72,16 @@ pub struct PayloadError {
 /// Bits of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bits {
+    Three,
     Four,
     Eight,
+}
+
+/// What a code lies in while it is written and read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    Half,
+    Byte,
 }
 
 impl Bits {
@@ -79,8 +89,9 @@ impl Bits {
     pub(crate) fn of(codec: KvCodec, tokens: usize) -> Option<Self> {
         match codec {
             KvCodec::Raw => None,
+            KvCodec::Int3 if tokens > SHORT => Some(Self::Three),
             KvCodec::Int4 if tokens > SHORT => Some(Self::Four),
-            KvCodec::Int4 | KvCodec::Int8 => Some(Self::Eight),
+            KvCodec::Int3 | KvCodec::Int4 | KvCodec::Int8 => Some(Self::Eight),
         }
     }
 }
@@ -106,16 +117,31 @@ impl Form {
     /// Bytes before the codes.
     fn head_bytes(&self) -> usize {
         match (self.bits, self.side) {
-            (Bits::Four, Side::Keys) => 2 + 2 * self.groups() + self.groups().div_ceil(2),
-            (Bits::Four, Side::Values) => 3 + self.groups(),
+            (Bits::Three | Bits::Four, Side::Keys) => 2 + 2 * self.groups() + self.groups().div_ceil(2),
+            (Bits::Three | Bits::Four, Side::Values) => 3 + self.groups(),
             (Bits::Eight, _) => 2 + self.groups(),
         }
     }
 
-    pub(crate) fn code_bytes(&self) -> usize {
+    pub(crate) fn cell(&self) -> Cell {
         match self.bits {
-            Bits::Four => self.tokens / 2 * self.dim + self.tokens % 2 * self.dim.div_ceil(2),
-            Bits::Eight => self.tokens * self.dim,
+            Bits::Three | Bits::Four => Cell::Half,
+            Bits::Eight => Cell::Byte,
+        }
+    }
+
+    /// Bytes of all codes' cells.
+    pub(crate) fn cell_bytes(&self) -> usize {
+        match self.cell() {
+            Cell::Half => self.tokens / 2 * self.dim + self.tokens % 2 * self.dim.div_ceil(2),
+            Cell::Byte => self.tokens * self.dim,
+        }
+    }
+
+    fn code_bytes(&self) -> usize {
+        match self.bits {
+            Bits::Three => threes::bytes(self.cell_bytes()),
+            Bits::Four | Bits::Eight => self.cell_bytes(),
         }
     }
 
@@ -168,6 +194,8 @@ pub struct Scratch {
     shift: Vec<f32>,
     /// Keys in single precision, turned back.
     turned: Lines,
+    /// Codes of three bits, each in half a byte.
+    halves: Vec<u8>,
 }
 
 impl Scratch {
@@ -181,7 +209,7 @@ impl Scratch {
 /// Packs a block's rows into `out`, which is as long as the block.
 pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &mut Scratch, out: &mut [u8]) {
     scratch.fit(form.groups());
-    let Scratch { low, high, step, shift, turned } = scratch;
+    let Scratch { low, high, step, shift, turned, halves } = scratch;
     let simd = packing.simd;
     let mut slots = [[].as_slice(); BLOCK];
     let rows = match packing.turn_of(form) {
@@ -197,7 +225,13 @@ pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &m
     };
     let (head, codes) = out.split_at_mut(form.head_bytes());
     simd.choose(form, low, high, head, step, shift);
-    simd.encode(form, rows, step, shift, codes);
+    if form.bits == Bits::Three {
+        halves.resize(form.cell_bytes(), 0);
+        simd.encode(form, rows, step, shift, halves);
+        threes::squeeze(halves, codes);
+    } else {
+        simd.encode(form, rows, step, shift, codes);
+    }
 }
 
 /// A packed block whose steps are read.
@@ -216,7 +250,13 @@ pub(crate) fn open<'a>(packing: Packing<'a>, form: Form, packed: &'a [u8], scrat
     scratch.fit(form.groups());
     let (head, codes) = packed.split_at(form.head_bytes());
     steps::read(form, head, &mut scratch.step, &mut scratch.shift);
-    let Scratch { step, shift, turned, .. } = scratch;
+    let Scratch { step, shift, turned, halves, .. } = scratch;
+    let mut codes = codes;
+    if form.bits == Bits::Three {
+        halves.resize(form.cell_bytes(), 0);
+        threes::widen(codes, halves);
+        codes = halves;
+    }
     Opened { simd: packing.simd, form, turn: packing.turn_of(form), scales: (step, shift), turned, codes }
 }
 

@@ -79,7 +79,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
     fn settled_is_sent(ranks in 1usize..3, tokens in 1u32..400, steps in proptest::collection::vec(1u32..400, 0..4)) {
-        for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4] {
+        for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4, KvCodec::Int3] {
             let mut bench = Bench::new(ranks);
             let mut ends: Vec<u32> = steps.iter().map(|end| end % tokens).collect();
             ends.sort_unstable();

@@ -47,7 +47,7 @@ fn prompt() -> Vec<Token> {
 
 #[test]
 fn a_layer_packed_during_its_step_has_the_bytes_it_has_after_it() {
-    for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4] {
+    for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4, KvCodec::Int3] {
         let (mut engine, stage, shape) = engine(1);
         let (prompt, mut taken) = (prompt(), Vec::new());
         for (chunk, packed) in [(0..130, 0..128), (130..PROMPT, 128..PROMPT)] {

@@ -54,7 +54,7 @@ pub const KNOBS: [Knob; 31] = [
     knob("memory", "", "Most memory to lend, for weights and KV pages, as 8GiB [default: half of what is free]"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
-    knob("kv-codec", "auto", "KV on the wire: auto, raw, int8 or int4"),
+    knob("kv-codec", "auto", "KV on the wire: auto, raw, int8, int4 or int3"),
     knob(
         "kv-pace",
         "auto",
@@ -268,7 +268,13 @@ impl Settings {
                 .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,
             kv_codec: self.choice(
                 "kv-codec",
-                &[("auto", KvChoice::Auto), ("raw", KvChoice::Raw), ("int8", KvChoice::Int8), ("int4", KvChoice::Int4)],
+                &[
+                    ("auto", KvChoice::Auto),
+                    ("raw", KvChoice::Raw),
+                    ("int8", KvChoice::Int8),
+                    ("int4", KvChoice::Int4),
+                    ("int3", KvChoice::Int3),
+                ],
             )?,
             kv_pace: self.choice(
                 "kv-pace",

@@ -41,6 +41,8 @@ pub enum KvCodec {
     Int4,
     /// The same in 8 bits.
     Int8,
+    /// The same in 3 bits, for links that are slow even so.
+    Int3,
 }
 
 impl KvCodec {
@@ -50,7 +52,7 @@ impl KvCodec {
     pub const fn tile_step(self) -> u32 {
         match self {
             Self::Raw => 1,
-            Self::Int4 | Self::Int8 => 64,
+            Self::Int3 | Self::Int4 | Self::Int8 => 64,
         }
     }
 

@@ -110,6 +110,7 @@ impl Judging<'_> {
             KvCodec::Raw => KvChoice::Raw,
             KvCodec::Int4 => KvChoice::Int4,
             KvCodec::Int8 => KvChoice::Int8,
+            KvCodec::Int3 => KvChoice::Int3,
         };
         Some(gate::weigh(&case, kv))
     }

@@ -67,11 +67,12 @@ impl CardTile<'_> {
     }
 
     /// What both kernels are told.
-    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> [Arg; 12] {
+    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> Result<[Arg; 12], CardError> {
         let bits = match self.codec {
             KvCodec::Raw => 0,
             KvCodec::Int4 => 4,
             KvCodec::Int8 => 8,
+            KvCodec::Int3 => return Err(CardError::Unsupported("packing in three bits".into())),
         };
         let Layout { heads, dim, dtype, tokens } = self.layout;
         let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
@@ -81,7 +82,7 @@ impl CardTile<'_> {
         let turn = [Arg::Wide(angles), Arg::Whole(half as u32), Arg::Whole(u32::from(pairs == RopePairs::Neighbours))];
         let [angles, half, neighbours] = turn;
         let (blocks, bits, packed) = (blocks.into(), Arg::Whole(bits), packed.into());
-        [blocks, bits, pool.into(), table.into(), tokens, heads, dim, kind, packed, angles, half, neighbours]
+        Ok([blocks, bits, pool.into(), table.into(), tokens, heads, dim, kind, packed, angles, half, neighbours])
     }
 }
 
@@ -95,7 +96,7 @@ impl Card {
             return Ok(());
         }
         let [at, table, packed] = self.tile_memory(queue, &blocks, tile.pages, bytes)?;
-        self.run_tiles(queue, "pack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed))?;
+        self.run_tiles(queue, "pack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed)?)?;
         self.machine.download(queue, packed, payload)
     }
 
@@ -108,7 +109,7 @@ impl Card {
         }
         let [at, table, packed] = self.tile_memory(Queue::Compute, &blocks, tile.pages, bytes)?;
         self.machine.upload(Queue::Compute, packed, payload)?;
-        self.run_tiles(Queue::Compute, "unpack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed))
+        self.run_tiles(Queue::Compute, "unpack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed)?)
     }
 
     /// Seconds of packing all of some tiles, and of unpacking them, in the best run.
@@ -120,7 +121,7 @@ impl Card {
             let at = Memory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
             let table = Memory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
             let packed = Memory::take(&self.machine, bytes)?;
-            told.push((blocks.len(), tile.args(at.at(), self.pool(), table.at(), packed.at())));
+            told.push((blocks.len(), tile.args(at.at(), self.pool(), table.at(), packed.at())?));
             memory.extend([at, table, packed]);
         }
         let seconds = |kernel| {

@@ -1,6 +1,6 @@
 //! The definition: ranges, codes and numbers, one after the other.
 
-use super::{Bits, Form, GROUP, Rows, Side};
+use super::{Cell, Form, GROUP, Rows, Side};
 use crate::cpu::Dtype;
 use half::{bf16, f16};
 
@@ -43,15 +43,15 @@ pub(crate) fn encode_from(first: usize, form: Form, rows: Rows<'_>, inverse: &[f
         nearest(rows.dtype.get(rows.rows[t], c).mul_add(inverse[group], -zero[group]))
     };
     let dim = form.dim;
-    match form.bits {
-        Bits::Eight => {
+    match form.cell() {
+        Cell::Byte => {
             for t in first..form.tokens {
                 for (c, out) in codes[t * dim..][..dim].iter_mut().enumerate() {
                     *out = code(t, c).clamp(-127, 127) as u8;
                 }
             }
         }
-        Bits::Four => {
+        Cell::Half => {
             let four = |t, c| code(t, c).clamp(0, 15) as u8;
             for t in (first..form.tokens - form.tokens % 2).step_by(2) {
                 for (c, out) in codes[t / 2 * dim..][..dim].iter_mut().enumerate() {
@@ -84,11 +84,11 @@ pub(crate) fn decode(form: Form, codes: &[u8], first: usize, scales: (&[f32], &[
 fn decode_row(form: Form, codes: &[u8], row: usize, (step, shift): (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
     let dim = form.dim;
     let half = dim.div_ceil(2);
-    let code = |c: usize| match form.bits {
-        Bits::Eight => f32::from(codes[row * dim + c] as i8),
-        Bits::Four if row % 2 == 1 => f32::from(codes[row / 2 * dim + c] >> 4),
-        Bits::Four if row + 1 < form.tokens || c < half => f32::from(codes[row / 2 * dim + c] & 15),
-        Bits::Four => f32::from(codes[row / 2 * dim + c - half] >> 4),
+    let code = |c: usize| match form.cell() {
+        Cell::Byte => f32::from(codes[row * dim + c] as i8),
+        Cell::Half if row % 2 == 1 => f32::from(codes[row / 2 * dim + c] >> 4),
+        Cell::Half if row + 1 < form.tokens || c < half => f32::from(codes[row / 2 * dim + c] & 15),
+        Cell::Half => f32::from(codes[row / 2 * dim + c - half] >> 4),
     };
     for (c, out) in out.chunks_exact_mut(dtype.bytes()).enumerate() {
         let group = group(form, row, c);

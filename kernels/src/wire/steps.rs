@@ -42,16 +42,19 @@ fn step(name: i32) -> f32 {
 #[inline(always)]
 pub(crate) fn choose(form: Form, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
     match (form.bits, form.side) {
-        (Bits::Four, Side::Keys) => four_keys(low, high, head, inverse, zero),
-        (Bits::Four, Side::Values) => four_values(low, high, head, inverse, zero),
+        (Bits::Three, Side::Keys) => keys(7.0, low, high, head, inverse, zero),
+        (Bits::Three, Side::Values) => values(7.0, low, high, head, inverse, zero),
+        (Bits::Four, Side::Keys) => keys(15.0, low, high, head, inverse, zero),
+        (Bits::Four, Side::Values) => values(15.0, low, high, head, inverse, zero),
         (Bits::Eight, _) => eight(low, high, head, inverse, zero),
     }
 }
 
+/// Codes are 0 to `most`.
 #[inline(always)]
-fn four_keys(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
+fn keys(most: f32, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
     // A channel far from zero needs a step that a zero of at most 128 steps reaches it with, be it the next smaller one.
-    let needed = |low: f32, high: f32| step_near(((high - low) * (1.0 / 15.0)).max((-low).max(high) * (1.0 / 126.0)));
+    let needed = |low: f32, high: f32| step_near(((high - low) * (1.0 / most)).max((-low).max(high) * (1.0 / 126.0)));
     let base = low.iter().zip(high).fold(LEAST, |base, (low, high)| base.max(needed(*low, *high)));
     let (first, rest) = head.split_at_mut(2);
     first.copy_from_slice(&(base as u16).to_le_bytes());
@@ -61,7 +64,7 @@ fn four_keys(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], ze
     for i in 0..low.len() {
         let below = (base - needed(low[i], high[i])).min(255);
         inverse[i] = 1.0 / step(base - below);
-        let parts = ((low[i] + high[i]) * 0.5).mul_add(inverse[i] * PARTS, -7.5 * PARTS).round_ties_even();
+        let parts = ((low[i] + high[i]) * 0.5).mul_add(inverse[i] * PARTS, -0.5 * most * PARTS).round_ties_even();
         let parts = parts.clamp(-128.0 * PARTS, 128.0 * PARTS - 1.0);
         zero[i] = parts * (1.0 / PARTS);
         scales[i] = below as u8;
@@ -75,11 +78,12 @@ fn four_keys(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], ze
     }
 }
 
+/// Codes are 0 to `most`.
 #[inline(always)]
-fn four_values(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
+fn values(most: f32, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
     // Ranges include zero: then a zero takes four bits.
     let range = |i: usize| high[i].max(0.0) - low[i].min(0.0);
-    let needed = |i: usize| step_for(range(i) * (1.0 / 15.0));
+    let needed = |i: usize| step_for(range(i) * (1.0 / most));
     let (mut base, mut least) = (LEAST, MOST);
     for i in 0..low.len() {
         base = base.max(needed(i));
@@ -94,7 +98,7 @@ fn four_values(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], 
     for i in 0..low.len() {
         let below = (((base - needed(i)).min(15 * SPREAD) * part) >> 18).min(15);
         inverse[i] = 1.0 / step(base - below * spread);
-        zero[i] = centred(low[i].min(0.0), high[i].max(0.0), inverse[i]).clamp(-15.0, 0.0);
+        zero[i] = centred(most, low[i].min(0.0), high[i].max(0.0), inverse[i]).clamp(-most, 0.0);
         head[3 + i] = below as u8 | ((-zero[i]) as u8 * 16);
     }
 }
@@ -113,10 +117,10 @@ fn eight(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: 
     }
 }
 
-/// The zero that puts 16 codes evenly over a range, so that both ends are at most half a step from one.
+/// The zero that puts codes of 0 to `most` evenly over a range, so that both ends are at most half a step from one.
 #[inline(always)]
-fn centred(low: f32, high: f32, inverse: f32) -> f32 {
-    ((low + high) * 0.5).mul_add(inverse, -7.5).round_ties_even()
+fn centred(most: f32, low: f32, high: f32, inverse: f32) -> f32 {
+    ((low + high) * 0.5).mul_add(inverse, -0.5 * most).round_ties_even()
 }
 
 /// Reads what [`choose`] wrote: a number is `code · step + shift`.
@@ -124,7 +128,7 @@ pub(crate) fn read(form: Form, head: &[u8], steps: &mut [f32], shifts: &mut [f32
     let base = i32::from(u16::from_le_bytes([head[0], head[1]]));
     let groups = steps.iter_mut().zip(shifts).enumerate();
     match (form.bits, form.side) {
-        (Bits::Four, Side::Keys) => {
+        (Bits::Three | Bits::Four, Side::Keys) => {
             let (scales, zeros) = head[2..].split_at(form.dim);
             let (lower, upper) = zeros.split_at(form.dim);
             let half = upper.len();
@@ -136,7 +140,7 @@ pub(crate) fn read(form: Form, head: &[u8], steps: &mut [f32], shifts: &mut [f32
                 *shift = f32::from(parts) * (*s * (1.0 / PARTS));
             }
         }
-        (Bits::Four, Side::Values) => {
+        (Bits::Three | Bits::Four, Side::Values) => {
             let spread = i32::from(head[2]);
             for (i, (s, shift)) in groups {
                 *s = step(base - i32::from(head[3 + i] & 15) * spread);

@@ -87,24 +87,25 @@ fn fast() -> impl Iterator<Item = Simd> {
 }
 
 const DTYPES: [KvDtype; 3] = [KvDtype::F16, KvDtype::Bf16, KvDtype::F32];
-const PACKED: [KvCodec; 2] = [KvCodec::Int4, KvCodec::Int8];
+const PACKED: [KvCodec; 3] = [KvCodec::Int3, KvCodec::Int4, KvCodec::Int8];
 
 /// Half a step, by what the group's numbers need, and the rounding of pages.
 fn bound(codec: KvCodec, side: Side, group: &[f32], largest: f32, dtype: KvDtype) -> f32 {
     let (low, high) = group.iter().fold((0.0f32, 0.0f32), |(l, h), x| (l.min(*x), h.max(*x)));
     let reach = (-low).max(high);
+    let most_code = if codec == KvCodec::Int3 { 7.0 } else { 15.0 };
     let (mut step, coarser) = match (codec, side) {
         (KvCodec::Int8, _) => (reach / 127.0, 1.0 / 32.0),
         // Ranges of keys need not reach zero.
         (_, Side::Keys) => {
             let own = |of: fn(f32, f32) -> f32| group.iter().copied().reduce(of).unwrap_or(0.0);
-            (((own(f32::max) - own(f32::min)) / 15.0).max(reach / 126.0), 1.0 / 32.0)
+            (((own(f32::max) - own(f32::min)) / most_code).max(reach / 126.0), 1.0 / 32.0)
         }
         // Scales of values are up to a spread apart, a fifteenth of the octaves between the block's tokens.
-        (_, Side::Values) => ((high - low) / 15.0, 3.0),
+        (_, Side::Values) => ((high - low) / most_code, 3.0),
     };
     // No step is more than eight octaves below the block's largest.
-    let most = if codec == KvCodec::Int8 { largest / 127.0 } else { largest * 2.0 / 15.0 };
+    let most = if codec == KvCodec::Int8 { largest / 127.0 } else { largest * 2.0 / most_code };
     step = step.max(most * 2f32.powf(-255.0 / 32.0));
     let page = match dtype {
         KvDtype::F16 => 2f32.powi(-11),
@@ -148,9 +149,9 @@ proptest! {
                 for (side, before) in [Side::Keys, Side::Values].into_iter().zip(&before) {
                     for (head, before) in before.iter().enumerate() {
                         let after = story.numbers(side, head);
-                        match story.turn.as_ref().filter(|_| side == Side::Keys && codec == KvCodec::Int4) {
+                        match story.turn.as_ref().filter(|_| side == Side::Keys && codec != KvCodec::Int8) {
                             // Short blocks have eight bits, and as they are.
-                            Some(turn) => check_turned(turn, dim, before, &after, dtype)?,
+                            Some(turn) => check_turned(codec, turn, dim, before, &after, dtype)?,
                             None => check_bounds(codec, side, dim, before, &after, dtype)?,
                         }
                     }
@@ -282,6 +283,7 @@ fn sizes_are_as_documented() {
     let bits = |codec, tokens: usize, dim: usize| {
         tile_bytes(codec, KvDtype::F16, tokens, 1, dim) as f64 * 8.0 / (2 * tokens * dim) as f64
     };
+    assert!((bits(KvCodec::Int3, 4096, 128) - 3.2837).abs() < 1e-4);
     assert!((bits(KvCodec::Int4, 4096, 128) - 4.2837).abs() < 1e-4);
     assert!((bits(KvCodec::Int4, 1024, 32) - 4.2910).abs() < 1e-4);
     assert!(bits(KvCodec::Int8, 4096, 128) < 8.2);

@@ -22,7 +22,7 @@ pub struct Packing<'a> {
 impl<'a> Packing<'a> {
     /// The turn that numbers of such a block are packed without.
     pub(crate) fn turn_of(&self, form: Form) -> Option<&'a Turn> {
-        self.turn.filter(|_| form.bits == Bits::Four && form.side == Side::Keys)
+        self.turn.filter(|_| form.bits != Bits::Eight && form.side == Side::Keys)
     }
 }
 

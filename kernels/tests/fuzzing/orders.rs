@@ -11,7 +11,7 @@ use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader, Token};
 
 /// Orders of one input.
 const ORDERS: usize = 64;
-const CODECS: [KvCodec; 3] = [KvCodec::Raw, KvCodec::Int4, KvCodec::Int8];
+const CODECS: [KvCodec; 4] = [KvCodec::Raw, KvCodec::Int4, KvCodec::Int8, KvCodec::Int3];
 /// KV heads and their width, of the model the orders are for.
 const HEADS: [usize; 2] = [1, 16];
 

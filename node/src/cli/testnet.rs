@@ -93,7 +93,12 @@ fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> 
         .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(value_parser!(f64)))
         .arg(Arg::new("layout").long("layout").value_name("GROUPS").help("Groups to form, as prefill=2,decode=3"))
         .arg(Arg::new("model").long("model").value_name("PATH").help("Model [default: the embedded one]"))
-        .arg(Arg::new("kv-codec").long("kv-codec").value_name("CODEC").help("KV on the wire: auto, raw, int8 or int4"))
+        .arg(
+            Arg::new("kv-codec")
+                .long("kv-codec")
+                .value_name("CODEC")
+                .help("KV on the wire: auto, raw, int8, int4 or int3"),
+        )
         .arg(Arg::new("kv-dtype").long("kv-dtype").value_name("TYPE").help("Elements of KV pages: f16, bf16 or f32"))
         .arg(dir())
 }

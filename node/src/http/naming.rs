@@ -17,7 +17,8 @@ const KEY_BYTES: usize = 256;
 /// Most answers an event's id counts.
 const ANSWERS: usize = 64;
 /// How an id says what an answer rests on.
-const CODECS: [(KvCodec, &str); 3] = [(KvCodec::Raw, "raw"), (KvCodec::Int4, "int4"), (KvCodec::Int8, "int8")];
+const CODECS: [(KvCodec, &str); 4] =
+    [(KvCodec::Raw, "raw"), (KvCodec::Int3, "int3"), (KvCodec::Int4, "int4"), (KvCodec::Int8, "int8")];
 
 /// A request's name, and what its client has of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +147,7 @@ mod tests {
         assert_eq!(back.seen(3), Seen::default());
         assert_eq!(back.seed(), asked.seed());
         let of_it = |answers: &str| format!("{}:{answers}", asked.request);
-        for wrong in ["", "12", "req-00:1", &of_it("x"), &of_it(""), &of_it("1/int3"), &of_it("/raw")] {
+        for wrong in ["", "12", "req-00:1", &of_it("x"), &of_it(""), &of_it("1/int2"), &of_it("/raw")] {
             assert!(of(&[(LAST_EVENT, wrong)], b"x").is_err(), "{wrong}");
         }
         assert!(of(&[(LAST_EVENT, &asked.event([Seen::default(); 65].into_iter()))], b"x").is_err());

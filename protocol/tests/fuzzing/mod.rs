@@ -205,7 +205,7 @@ fn kv_part(bytes: &[u8]) -> bool {
     match read::<KvPart>(bytes) {
         Some(KvPart::Tile(tile)) if tile.check().is_ok() => {
             assert!(tile.heads() > 0 && tile.tokens() > 0 && tile.bytes as usize <= limits::TILE_BYTES);
-            for codec in [KvCodec::Raw, KvCodec::Int4, KvCodec::Int8] {
+            for codec in [KvCodec::Raw, KvCodec::Int3, KvCodec::Int4, KvCodec::Int8] {
                 assert!(codec.tile_end(tile.token_start, tile.token_end) <= tile.token_end);
             }
             true

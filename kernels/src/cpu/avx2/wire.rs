@@ -6,7 +6,7 @@ use super::{Bf16, F16, F32, Stored};
 use crate::{
     cpu::Dtype,
     pages::Side,
-    wire::{self, Bits, Form, GROUP, Rows},
+    wire::{self, Cell, Form, GROUP, Rows},
 };
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -183,7 +183,7 @@ unsafe fn value_ranges<S: Stored>(form: Form, rows: Rows<'_>, low: &mut [f32], h
 /// See [`wire::encode`].
 pub(in super::super) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     let groups = form.groups();
-    assert!(inverse.len() == groups && zero.len() == groups && codes.len() == form.code_bytes());
+    assert!(inverse.len() == groups && zero.len() == groups && codes.len() == form.cell_bytes());
     if !fits(form, rows) {
         return wire::encode(form, rows, inverse, zero, codes);
     }
@@ -205,8 +205,8 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
     let dim = form.dim;
     // SAFETY: rows `t` (and `t + 1`) and 32 channels behind `c` exist, and bytes for their codes.
     unsafe {
-        match (form.bits, form.side) {
-            (Bits::Four, Side::Keys) => {
+        match (form.cell(), form.side) {
+            (Cell::Half, Side::Keys) => {
                 for c in (0..dim).step_by(WIDE) {
                     let scale = Scale::by_channel(inverse, zero, c);
                     for t in (0..form.tokens & !1).step_by(2) {
@@ -215,7 +215,7 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
                     }
                 }
             }
-            (Bits::Four, Side::Values) => {
+            (Cell::Half, Side::Values) => {
                 let each = dim / WIDE;
                 for t in (0..form.tokens & !1).step_by(2) {
                     for g in 0..each {
@@ -228,7 +228,7 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
                     }
                 }
             }
-            (Bits::Eight, side) => {
+            (Cell::Byte, side) => {
                 for (t, row) in rows.rows.iter().enumerate() {
                     for c in (0..dim).step_by(WIDE) {
                         let scale = match side {
@@ -246,7 +246,7 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
             }
         }
     }
-    if form.bits == Bits::Four && form.tokens % 2 == 1 {
+    if form.cell() == Cell::Half && form.tokens % 2 == 1 {
         wire::encode_from(form.tokens - 1, form, rows, inverse, zero, codes);
     }
 }
@@ -356,12 +356,12 @@ pub(in super::super) fn decode(
 ) {
     let row = form.dim * dtype.bytes();
     let end = first + out.len() / row;
-    assert!(end <= form.tokens && out.len().is_multiple_of(row) && codes.len() == form.code_bytes());
+    assert!(end <= form.tokens && out.len().is_multiple_of(row) && codes.len() == form.cell_bytes());
     assert!(step.len() == form.groups() && shift.len() == step.len());
     if !form.dim.is_multiple_of(WIDE) {
         return wire::decode(form, codes, first, (step, shift), dtype, out);
     }
-    let alone = form.bits == Bits::Four && form.tokens % 2 == 1 && end == form.tokens && first < end;
+    let alone = form.cell() == Cell::Half && form.tokens % 2 == 1 && end == form.tokens && first < end;
     let end = end - usize::from(alone);
     let (out, last) = out.split_at_mut((end - first) * row);
     // SAFETY: `Simd::detect` chose this file only after `is_available`; the lines above are what `numbers` asks for.
@@ -431,9 +431,9 @@ unsafe fn numbers<S: Store>(form: Form, codes: &[u8], rows: Range<usize>, scales
                 if scales.side == Side::Values {
                     wide = scales.of(row, c);
                 }
-                let place = if form.bits == Bits::Four { row / 2 } else { row };
+                let place = if form.cell() == Cell::Half { row / 2 } else { row };
                 let bytes = _mm256_loadu_si256(codes.as_ptr().add(place * dim + c).cast());
-                if form.bits == Bits::Eight {
+                if form.cell() == Cell::Byte {
                     spread::<S>(bytes, wide, at(row));
                 } else {
                     let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), fifteen);

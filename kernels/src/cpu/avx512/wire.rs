@@ -5,7 +5,7 @@
 use crate::{
     cpu::Dtype,
     pages::Side,
-    wire::{self, Bits, Form, GROUP, Rows},
+    wire::{self, Cell, Form, GROUP, Rows},
 };
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -252,7 +252,7 @@ pub(in super::super) fn choose(
 /// See [`wire::encode`].
 pub(in super::super) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     let groups = form.groups();
-    assert!(inverse.len() == groups && zero.len() == groups && codes.len() == form.code_bytes());
+    assert!(inverse.len() == groups && zero.len() == groups && codes.len() == form.cell_bytes());
     if !fits(form, rows) || form.tokens == 0 {
         return wire::encode(form, rows, inverse, zero, codes);
     }
@@ -264,7 +264,7 @@ pub(in super::super) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero
             Dtype::Bf16 => all_codes::<Bf16>(form, rows, inverse, zero, codes),
         }
     }
-    if form.bits == Bits::Four && form.tokens % 2 == 1 {
+    if form.cell() == Cell::Half && form.tokens % 2 == 1 {
         wire::encode_from(form.tokens - 1, form, rows, inverse, zero, codes);
     }
 }
@@ -282,8 +282,8 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
         // SAFETY: rows `t` (and `t + 1`) and 32 channels behind `c` exist, and bytes for their codes.
         unsafe {
             let mut wide = scales.of(0, c);
-            match form.bits {
-                Bits::Four => {
+            match form.cell() {
+                Cell::Half => {
                     for t in (0..form.tokens & !1).step_by(2) {
                         let mut next = wide;
                         if form.side == Side::Values {
@@ -293,7 +293,7 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
                         four::<S>([rows.rows[t], rows.rows[t + 1]], c, [wide, next], out);
                     }
                 }
-                Bits::Eight => {
+                Cell::Byte => {
                     for (t, row) in rows.rows.iter().enumerate() {
                         if form.side == Side::Values {
                             wide = scales.of(t, c);
@@ -408,12 +408,12 @@ pub(in super::super) fn decode(
 ) {
     let row = form.dim * dtype.bytes();
     let end = first + out.len() / row;
-    assert!(end <= form.tokens && out.len().is_multiple_of(row) && codes.len() == form.code_bytes());
+    assert!(end <= form.tokens && out.len().is_multiple_of(row) && codes.len() == form.cell_bytes());
     assert!(step.len() == form.groups() && shift.len() == step.len());
     if !form.dim.is_multiple_of(WIDE) || first == end {
         return wire::decode(form, codes, first, (step, shift), dtype, out);
     }
-    let alone = form.bits == Bits::Four && form.tokens % 2 == 1 && end == form.tokens;
+    let alone = form.cell() == Cell::Half && form.tokens % 2 == 1 && end == form.tokens;
     let end = end - usize::from(alone);
     let (out, last) = out.split_at_mut((end - first) * row);
     // SAFETY: `Simd::detect` chose this file only after `is_available`; the lines above are what `numbers` asks for.
@@ -446,14 +446,14 @@ unsafe fn numbers<S: Stored>(form: Form, codes: &[u8], rows: Range<usize>, scale
             let read = |place: usize| _mm256_loadu_si256(codes.as_ptr().add(place * dim + c).cast());
             let mut wide = scales.of(rows.start, c);
             for row in rows.clone() {
-                match (form.bits, form.side) {
-                    (Bits::Eight, Side::Keys) => spread::<S>(read(row), wide, at(row)),
-                    (Bits::Eight, Side::Values) => {
+                match (form.cell(), form.side) {
+                    (Cell::Byte, Side::Keys) => spread::<S>(read(row), wide, at(row)),
+                    (Cell::Byte, Side::Values) => {
                         wide = scales.of(row, c);
                         spread::<S>(read(row), wide, at(row));
                     }
-                    (Bits::Four, Side::Keys) => spread::<S>(half(read(row / 2), row), wide, at(row)),
-                    (Bits::Four, Side::Values) => {
+                    (Cell::Half, Side::Keys) => spread::<S>(half(read(row / 2), row), wide, at(row)),
+                    (Cell::Half, Side::Values) => {
                         let [step, shift] = scales.of_group(row, c);
                         S::look_up(half(read(row / 2), row), S::table(step, shift), at(row));
                     }

@@ -26,8 +26,9 @@ fn turned_back(turn: &Turn, dim: usize, keys: &[f32]) -> Vec<f32> {
     keys
 }
 
-/// As [`check_bounds`] of keys in four bits: turned back they are as far apart as they were packed.
+/// As [`check_bounds`] of keys in three or four bits: turned back they are as far apart as they were packed.
 pub(super) fn check_turned(
+    codec: KvCodec,
     turn: &Turn,
     dim: usize,
     before: &[f32],
@@ -37,9 +38,9 @@ pub(super) fn check_turned(
     let whole = before.len() / dim / BLOCK * BLOCK;
     let short = before.len() / dim - whole <= SHORT;
     let end = if short { whole * dim } else { before.len() };
-    check_bounds(KvCodec::Int4, Side::Keys, dim, &before[end..], &after[end..], dtype)?;
+    check_bounds(codec, Side::Keys, dim, &before[end..], &after[end..], dtype)?;
     let [before, after] = [before, after].map(|keys| turned_back(turn, dim, &keys[..end]));
-    check_bounds(KvCodec::Int4, Side::Keys, dim, &before, &after, dtype)
+    check_bounds(codec, Side::Keys, dim, &before, &after, dtype)
 }
 
 #[test]

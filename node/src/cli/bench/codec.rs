@@ -26,7 +26,7 @@ use tsnode_kernels::{
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, Token};
 
 /// What is measured; 16 bit as it is lies beside it.
-const CODECS: [KvCodec; 2] = [KvCodec::Int4, KvCodec::Int8];
+const CODECS: [KvCodec; 3] = [KvCodec::Int3, KvCodec::Int4, KvCodec::Int8];
 /// KV heads, their channels and tokens: a layer of Llama-3-8B, and one of the embedded model. No cache holds either.
 const LOADS: [Load; 2] =
     [Load { heads: 8, dim: 128, tokens: 16_384, tile: 512 }, Load { heads: 4, dim: 32, tokens: 131_072, tile: 512 }];
@@ -36,7 +36,8 @@ const ROUNDS_PLAIN: usize = 3;
 /// Prefixes handed over once before the rest is predicted (tokens).
 const PREFIXES: [usize; 4] = [100, 256, 512, 896];
 /// What quality is measured of: codecs, and a layout that four bits are compared with.
-const WAYS: [Way; 3] = [Way::Codec(KvCodec::Int4), Way::Reference, Way::Codec(KvCodec::Int8)];
+const WAYS: [Way; 4] =
+    [Way::Codec(KvCodec::Int3), Way::Codec(KvCodec::Int4), Way::Reference, Way::Codec(KvCodec::Int8)];
 /// Tokens of a window, with the first one that is no text.
 const WINDOW: usize = 1024;
 /// Prefixes of held-out text that are continued, and tokens of a continuation.
@@ -233,6 +234,7 @@ fn name(codec: KvCodec) -> &'static str {
         KvCodec::Raw => "16 bit",
         KvCodec::Int4 => "int4",
         KvCodec::Int8 => "int8",
+        KvCodec::Int3 => "int3",
     }
 }
 
