@@ -17,8 +17,8 @@
 //! code of 0 to 7 or 15 and a zero that for keys counts sixteenths, or `code · step` with a code of -127 to 127: both are exact, so that unpacked values depend on
 //! nothing but the bytes. Two tokens share the bytes of their four-bit codes, the first one's in the lower halves, so that
 //! rows are packed as they lie in pages; a last token without a partner has its first and its second half of channels
-//! share bytes, and so have the upper bits of keys' zeros. Codes of three bits are those of four with the upper bit left out
-//! ([`threes`]). Nothing is padded but the last half byte of an odd number of either.
+//! share bytes, and so have the upper bits of keys' zeros. Codes of three bits lie as those of four, whose upper
+//! bits they leave free, and the last quarter of their bytes goes into those bits of the others ([`threes`]). Nothing is padded but the last half byte of an odd number of either.
 //!
 //! Keys have been turned by their positions. Three and four bits have them turned back to where their block begins, in single precision
 //! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`Turn`]): then a channel

@@ -1,63 +1,50 @@
-//! Codes of three bits: eight in three bytes, where they lie two in a byte while they are written and read.
+//! Codes of three bits. They are written and read in half bytes, whose upper bits are free: into those of the first three
+//! quarters of bytes goes the last quarter, so that four bytes become three. All of it is the same for every byte, which
+//! any processor does many at a time.
 
-/// Bytes of codes in half bytes that are squeezed at once, and what they become.
-const HALVES: usize = 8;
-const THREES: usize = 6;
-/// The lowest bit of every four.
-const ONES: u64 = 0x1111_1111_1111_1111;
+/// The upper bit of either half is free.
+const CODES: u8 = 0x77;
+/// The lowest bit of either.
+const ONES: u8 = 0x11;
 
-/// Bytes that so many bytes of codes in half bytes become.
+/// Bytes that so many bytes of codes in halves become.
 pub(super) fn bytes(halves: usize) -> usize {
-    (halves * THREES).div_ceil(HALVES)
+    halves - halves / 4
 }
 
 /// Squeezes codes of 0 to 15, of which those above 7 become 7. `threes` is as long as [`bytes`] says.
 pub(super) fn squeeze(halves: &[u8], threes: &mut [u8]) {
-    let (many, few) = halves.as_chunks::<HALVES>();
-    let (out, rest) = threes.split_at_mut(many.len() * THREES);
-    for (halves, threes) in many.iter().zip(out.as_chunks_mut::<THREES>().0) {
-        threes.copy_from_slice(&squeezed(*halves)[..THREES]);
+    let quarter = halves.len() / 4;
+    let (kept, carried) = halves.split_at(halves.len() - quarter);
+    for (three, half) in threes.iter_mut().zip(kept) {
+        *three = capped(*half);
     }
-    let mut last = [0; HALVES];
-    last[..few.len()].copy_from_slice(few);
-    rest.copy_from_slice(&squeezed(last)[..rest.len()]);
+    for (bit, carriers) in threes[..3 * quarter].chunks_exact_mut(quarter.max(1)).enumerate() {
+        for (carrier, half) in carriers.iter_mut().zip(carried) {
+            *carrier |= ((capped(*half) >> bit) & ONES) << 3;
+        }
+    }
+}
+
+/// Both codes at most 7.
+#[inline(always)]
+fn capped(half: u8) -> u8 {
+    (half | ((half >> 3) & ONES) * 7) & CODES
 }
 
 /// Turns them into codes in half bytes again, as many bytes as `halves` has.
 pub(super) fn widen(threes: &[u8], halves: &mut [u8]) {
-    let (many, few) = halves.as_chunks_mut::<HALVES>();
-    let (whole, rest) = threes.split_at(many.len() * THREES);
-    for (threes, halves) in whole.as_chunks::<THREES>().0.iter().zip(many) {
-        let mut bytes = [0; HALVES];
-        bytes[..THREES].copy_from_slice(threes);
-        *halves = widened(bytes);
+    let quarter = halves.len() / 4;
+    let (kept, carried) = halves.split_at_mut(halves.len() - quarter);
+    for (half, three) in kept.iter_mut().zip(threes) {
+        *half = three & CODES;
     }
-    let mut last = [0; HALVES];
-    last[..rest.len()].copy_from_slice(rest);
-    few.copy_from_slice(&widened(last)[..few.len()]);
-}
-
-/// Sixteen codes move together in four rounds: two, four, eight, all.
-#[inline(always)]
-fn squeezed(halves: [u8; HALVES]) -> [u8; HALVES] {
-    let x = u64::from_le_bytes(halves);
-    let above = (x >> 3) & ONES;
-    let x = (x | above * 7) & (ONES * 7);
-    let x = (x & 0x0707_0707_0707_0707) | ((x & 0x7070_7070_7070_7070) >> 1);
-    let x = (x & 0x003f_003f_003f_003f) | ((x & 0x3f00_3f00_3f00_3f00) >> 2);
-    let x = (x & 0x0000_0fff_0000_0fff) | ((x & 0x0fff_0000_0fff_0000) >> 4);
-    let x = (x & 0x0000_0000_00ff_ffff) | ((x & 0x00ff_ffff_0000_0000) >> 8);
-    x.to_le_bytes()
-}
-
-#[inline(always)]
-fn widened(threes: [u8; HALVES]) -> [u8; HALVES] {
-    let x = u64::from_le_bytes(threes);
-    let x = (x & 0x0000_0000_00ff_ffff) | ((x << 8) & 0x00ff_ffff_0000_0000);
-    let x = (x & 0x0000_0fff_0000_0fff) | ((x << 4) & 0x0fff_0000_0fff_0000);
-    let x = (x & 0x003f_003f_003f_003f) | ((x << 2) & 0x3f00_3f00_3f00_3f00);
-    let x = (x & 0x0707_0707_0707_0707) | ((x << 1) & 0x7070_7070_7070_7070);
-    x.to_le_bytes()
+    carried.fill(0);
+    for (bit, carriers) in threes[..3 * quarter].chunks_exact(quarter.max(1)).enumerate() {
+        for (half, carrier) in carried.iter_mut().zip(carriers) {
+            *half |= ((carrier >> 3) & ONES) << bit;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -66,21 +53,29 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Codes keep their order and their values, and none is more than seven.
+        /// Codes come back as they were, none above seven, and nothing of any byte is left unused.
         #[test]
-        fn codes_come_back(halves in proptest::collection::vec(any::<u8>(), 0..50)) {
+        fn codes_come_back(halves in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut threes = vec![0xaa; bytes(halves.len())];
             squeeze(&halves, &mut threes);
-            let code = |halves: &[u8], n: usize| (halves[n / 2] >> (4 * (n % 2))) & 15;
-            // One after the other, the lowest bits first.
-            for n in 0..2 * halves.len() {
-                let bit = |i: usize| threes[i / 8] >> (i % 8) & 1;
-                let three = bit(3 * n) | bit(3 * n + 1) << 1 | bit(3 * n + 2) << 2;
-                prop_assert_eq!(three, code(&halves, n).min(7));
-            }
             let mut again = vec![0xaa; halves.len()];
             widen(&threes, &mut again);
-            prop_assert!((0..2 * halves.len()).all(|n| code(&again, n) == code(&halves, n).min(7)));
+            let most = |half: &u8| (half & 15).min(7) | (half >> 4).min(7) << 4;
+            prop_assert_eq!(&again, &halves.iter().map(most).collect::<Vec<_>>());
+            let mut once_more = vec![0xaa; threes.len()];
+            squeeze(&again, &mut once_more);
+            prop_assert_eq!(threes, once_more);
         }
+    }
+
+    #[test]
+    fn the_last_quarter_lies_in_the_others_free_bits() {
+        let mut threes = [0; 3];
+        squeeze(&[0x12, 0x34, 0x56, 0x70], &mut threes);
+        // 7 in the upper half: a bit in each upper bit; 0 in the lower.
+        assert_eq!(threes, [0x92, 0xb4, 0xd6]);
+        squeeze(&[0x00, 0x0f, 0x80, 0x02], &mut threes);
+        assert_eq!(threes, [0x00, 0x0f, 0x70]);
+        assert_eq!([0, 1, 3, 4, 5, 1056].map(bytes), [0, 1, 3, 3, 4, 792]);
     }
 }
