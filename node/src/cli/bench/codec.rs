@@ -351,10 +351,10 @@ impl Quality {
             rouge(&self.rouge_held_out),
             rouge(&self.rouge_all_cuts)
         );
-        say!("{:<7}{:>28}{:>28}", "layer", "keys: worst, mean, relative", "values: worst, mean, relative");
+        say!("{:<7}{:>31}{:>31}", "layer", "keys: worst, mean, relative", "values: worst, mean, relative");
         for LayerError { layer, keys, values } in &self.layers {
             let side = |e: &SideError| format!("{:.4} {:.5} {:.4}", e.worst, e.mean, e.relative);
-            say!("{layer:<7}{:>28}{:>28}", side(keys), side(values));
+            say!("{layer:<7}{:>31}{:>31}", side(keys), side(values));
         }
     }
 }
