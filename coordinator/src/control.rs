@@ -30,6 +30,7 @@ pub use detector::Silence;
 pub use drafting::Question;
 pub use events::{Action, Down, Event, Reject};
 pub use member::Member;
+pub use missing::rolls_every;
 
 use crate::Time;
 use adoption::{Adopted, Proposal};

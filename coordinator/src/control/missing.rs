@@ -33,6 +33,12 @@ const BEREFT: Duration = Duration::from_secs(10);
 /// How long somebody is there before a roll has to know.
 const SETTLED: Duration = Duration::from_secs(3);
 
+/// The time between two rolls in a swarm of so many.
+#[must_use]
+pub fn rolls_every(peers: usize) -> Duration {
+    ROLL_EVERY.max(ROLL_SHARE * u32::try_from(peers).unwrap_or(u32::MAX))
+}
+
 impl Member {
     /// Whether it is time to call it: it seems gone, and nobody has called it just now.
     pub(super) fn is_to_be_called(&mut self, sign: Sign, now: Time, defer: Duration) -> bool {
@@ -149,7 +155,7 @@ impl Control {
         };
         let count = self.members().count();
         let many = self.voice.listeners.len() as u32;
-        let gap = ROLL_EVERY.max(ROLL_SHARE * u32::try_from(count).unwrap_or(u32::MAX));
+        let gap = rolls_every(count);
         // They take turns.
         let due = *self.next_roll.get_or_insert(now + gap * (place as u32 + 1));
         if now < due || count <= LISTENERS {

@@ -4,15 +4,24 @@ use super::{
     requests::Tally,
     terms::{Adoption, Terms, must_meet},
 };
-use crate::{Time, control::Reject};
+use crate::{
+    Time,
+    control::{Reject, rolls_every},
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{Epoch, PeerId, Plan, PlanId, Term};
 
-/// How long a peer that is no more may be in anybody's view: silence at most, a busy listener's grace, the network.
+/// How long a peer that is no more may be in anybody's view: silence at most, a busy listener's grace, the network. Where
+/// rolls are rarer than once a second, that much longer ([`ghost`]).
 pub const GHOST: Duration = Duration::from_secs(15);
+/// The same in a swarm of so many: who has lost the word that somebody leaves finds it out from a roll.
+pub fn ghost(peers: usize) -> Duration {
+    GHOST + rolls_every(peers).saturating_sub(rolls_every(0))
+}
+
 /// How long after trouble with either end a peer's being given up is no wonder.
 pub const EXCUSE: Duration = Duration::from_secs(15);
 /// How long peers may take to see each other, and to be done with what they endorsed before, once nothing is in the way.

@@ -29,7 +29,7 @@ pub(super) fn squeeze(halves: &[u8], threes: &mut [u8]) {
 /// Both codes at most 7.
 #[inline(always)]
 fn capped(half: u8) -> u8 {
-    (half | ((half >> 3) & ONES) * 7) & CODES
+    (half | (((half >> 3) & ONES) * 7)) & CODES
 }
 
 /// Turns them into codes in half bytes again, as many bytes as `halves` has.

@@ -4,7 +4,7 @@ use super::{Due, World};
 use crate::{
     Time,
     control::Event,
-    rehearsal::{checks::GHOST, chronicle::Note, liars, process::Held, requests::Item},
+    rehearsal::{checks::ghost, chronicle::Note, liars, process::Held, requests::Item},
 };
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl World {
         self.peers[n].end(now);
         self.reschedule(n);
         self.note(Note::Ended(n, how));
-        self.put(now + GHOST, Due::IsGone(n, now));
+        self.put(now + ghost(self.peers.len()), Due::IsGone(n, now));
     }
 
     /// It says that it leaves, and ends soon after.

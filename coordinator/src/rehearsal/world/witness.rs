@@ -5,7 +5,7 @@ use crate::{
     Time,
     control::{Down, Reject},
     rehearsal::{
-        checks::{EXCUSE, GHOST},
+        checks::{EXCUSE, ghost},
         liars::Lie,
         process::{Held, Process},
         terms::Adoption,
@@ -79,8 +79,9 @@ impl World {
         if dead.is_running() || dead.since != since {
             return;
         }
+        let bound = ghost(self.peers.len());
         let sees = |viewer: &Process| {
-            let rested = viewer.held == Held::No && self.now >= viewer.troubled + GHOST && viewer.lie.is_none();
+            let rested = viewer.held == Held::No && self.now >= viewer.troubled + bound && viewer.lie.is_none();
             rested && viewer.control().is_some_and(|c| c.members().any(|(id, _)| *id == dead.id))
         };
         // A liar that says again what some had not heard keeps the dead alive for them, for as long as it has more of it.
@@ -89,10 +90,10 @@ impl World {
             return;
         }
         let parted = self.parted >= since || !self.net.sides.is_empty();
-        if parted && self.now < since + 2 * GHOST {
+        if parted && self.now < since + 2 * bound {
             // Those who listen for all may be in another part.
             // The agenda is in whole milliseconds.
-            return self.put(since + 2 * GHOST + Duration::from_millis(1), Due::IsGone(n, since));
+            return self.put(since + 2 * bound + Duration::from_millis(1), Due::IsGone(n, since));
         }
         if let Some(viewer) = self.peers.iter().position(sees) {
             self.checks.no_ghosts(self.now, n, viewer);
