@@ -17,9 +17,9 @@ use std::fmt;
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, LayerProfile, ModelShape, Seconds, kv::KvPace};
 
 /// What packed elements take, scales included (hundredths of a bit): `kernels::wire`, in whole blocks.
-const INT3_CENTIBITS: u64 = 326;
-const INT4_CENTIBITS: u64 = 426;
-const INT8_CENTIBITS: u64 = 826;
+const INT3_CENTIBITS: u64 = 328;
+const INT4_CENTIBITS: u64 = 428;
+const INT8_CENTIBITS: u64 = 819;
 /// Rate at which 16-bit elements are packed, and unpacked, until something is seen of it. A core's share while others compute;
 /// `tsnode bench codec` measures what it does alone.
 const CODEC_RATE: BytesPerSecond = BytesPerSecond(2e9);
@@ -146,9 +146,9 @@ pub struct Case {
     pub bandwidth: BytesPerSecond,
     /// Bytes of a 16-bit (or wider) element in pages.
     pub element_bytes: u64,
-    /// What was seen of packing and unpacking as int4, and as it is.
-    pub int4: Codec,
-    /// The same of numbers sent as they are.
+    /// What was seen of packing and unpacking in fewer bits: in those that are told, or as int4.
+    pub packed: Codec,
+    /// The same of numbers that are sent as they are.
     pub raw: Codec,
     /// When KV is sent, where the owner says.
     pub pace: Option<KvPace>,
@@ -255,7 +255,7 @@ struct Sending {
 impl Sending {
     fn of(case: &Case, codec: KvCodec) -> Self {
         let bytes = |codec| kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
-        let (seen, unseen) = if codec == KvCodec::Raw { (case.raw, COPY_RATE) } else { (case.int4, CODEC_RATE) };
+        let (seen, unseen) = if codec == KvCodec::Raw { (case.raw, COPY_RATE) } else { (case.packed, CODEC_RATE) };
         let time = |rate: Option<BytesPerSecond>| rate.unwrap_or(unseen).time_for(bytes(KvCodec::Raw));
         Self {
             tiles: f64::from(case.shape.layers.max(1)),
@@ -335,7 +335,7 @@ mod tests {
             latency: Seconds(0.01),
             bandwidth: BytesPerSecond(mbit * 1e6 / 8.0),
             element_bytes: 2,
-            int4: Codec::default(),
+            packed: Codec::default(),
             raw: Codec::default(),
             pace: None,
         }
@@ -373,7 +373,7 @@ mod tests {
     fn a_slow_codec_is_left_out_where_the_link_can_do_without() {
         let mut case = case(2000.0);
         assert_eq!(weigh(&case, KvChoice::Auto).codec, KvCodec::Int4);
-        case.int4.unpack = Some(BytesPerSecond(1e8));
+        case.packed.unpack = Some(BytesPerSecond(1e8));
         assert_eq!(weigh(&case, KvChoice::Auto).codec, KvCodec::Raw);
     }
 

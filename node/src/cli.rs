@@ -180,7 +180,7 @@ pub fn command() -> Command {
         .subcommand(simulate::command())
         .subcommand(bench::command())
         .subcommand(testnet::command())
-        .subcommand(Command::new(apart::VERB).about("Render a chat template; peers start this themselves").hide(true))
+        .subcommand(render_template())
         .subcommand(
             verb("completions", "Print completions for a shell", "tsnode completions bash > tsnode.bash")
                 .arg(Arg::new("shell").required(true).value_parser(clap::value_parser!(clap_complete::Shell))),
@@ -198,6 +198,16 @@ const ALL: [&str; KNOBS.len() - 2] = {
     }
     names
 };
+
+/// No user's verb: peers start it themselves, and it is in no list.
+fn render_template() -> Command {
+    let template = r#"{"text":"{{ messages[0].content }}","bos":"","eos":""}"#;
+    let conversation = r#"[{"role":"user","content":"Good day"}]"#;
+    Command::new(apart::VERB)
+        .about("Render a chat template for each conversation, a line of JSON each, with limits to memory and time")
+        .after_help(format!("Example:\n  printf '{template}\\n{conversation}\\n' | tsnode {}", apart::VERB))
+        .hide(true)
+}
 
 fn verb(name: &'static str, about: &'static str, example: &str) -> Command {
     Command::new(name)

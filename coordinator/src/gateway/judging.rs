@@ -89,6 +89,18 @@ impl Judging<'_> {
         let shape = shape(self.view, r.model)?;
         let (from, to) = (prefill.leader()?, decode.leader()?);
         let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
+        let kv = match r.codec {
+            _ if !r.is_settled() => self.config.kv,
+            KvCodec::Raw => KvChoice::Raw,
+            KvCodec::Int4 => KvChoice::Int4,
+            KvCodec::Int8 => KvChoice::Int8,
+            KvCodec::Int3 => KvChoice::Int3,
+        };
+        let packed = match kv {
+            KvChoice::Int3 => KvCodec::Int3,
+            KvChoice::Int8 => KvCodec::Int8,
+            KvChoice::Auto | KvChoice::Int4 | KvChoice::Raw => KvCodec::Int4,
+        };
         let seen = |c| gate::Codec { pack: self.observed.packs(prefill, c), unpack: self.observed.unpacks(decode, c) };
         let case = gate::Case {
             shape,
@@ -101,16 +113,9 @@ impl Judging<'_> {
             latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
             bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
             element_bytes: self.config.element_bytes,
-            int4: seen(KvCodec::Int4),
+            packed: seen(packed),
             raw: seen(KvCodec::Raw),
             pace: self.config.pace,
-        };
-        let kv = match r.codec {
-            _ if !r.is_settled() => self.config.kv,
-            KvCodec::Raw => KvChoice::Raw,
-            KvCodec::Int4 => KvChoice::Int4,
-            KvCodec::Int8 => KvChoice::Int8,
-            KvCodec::Int3 => KvChoice::Int3,
         };
         Some(gate::weigh(&case, kv))
     }

@@ -1,7 +1,7 @@
 //! A story from its seed to its verdict: peers start, trouble, quiet, agreement, and some time in which it lasts.
 
 use super::{
-    Broken, Fault, Figures, World, cast, checks::GHOST, chronicle::Note, liars::Lie, requests::Planted, sketch::Sketch,
+    Broken, Fault, Figures, World, cast, checks::ghost, chronicle::Note, liars::Lie, requests::Planted, sketch::Sketch,
 };
 use crate::{Time, planner::Scheduler};
 use std::time::Duration;
@@ -159,7 +159,7 @@ fn settle(world: &mut World) {
     world.note(Note::Agreed(count));
     world.wait(WATCH);
     // A better plan may just be on its way round, or a peer that was leaving has left.
-    let end = world.now + GHOST;
+    let end = world.now + ghost(world.peers.len());
     while let Err(why) = world.agreement() {
         if world.now >= end {
             return world.checks.agreement_lasts(world.now, why);

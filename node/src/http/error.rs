@@ -146,6 +146,11 @@ impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
         match error {
             TextError::Input(message) => Self::Invalid { message, param: None },
+            // Also by what the client says.
+            TextError::Unbounded => Self::param("messages", error.to_string()),
+            TextError::Busy | TextError::NoProcess { .. } => {
+                Self::Unserved { reason: error.to_string(), retry_after: Duration::from_secs(10) }
+            }
             TextError::NoTemplate => Self::param("messages", error.to_string()),
             other => Self::Model(other.to_string()),
         }

@@ -41,10 +41,8 @@ impl Texts {
         let templates = self.templates.clone();
         // A large tokenizer takes a second to read.
         let read = tokio::task::spawn_blocking(move || TextModel::new(&files, &templates)).await;
-        let read = Arc::new(read.map_err(|e| ApiError::Model(e.to_string()))??);
-        read.check().await?;
-        self.keep(read.clone());
-        Ok(read)
+        let read = read.map_err(|e| ApiError::Model(e.to_string()))??;
+        Ok(self.keep(Arc::new(read)))
     }
 
     fn take(&self, model: ModelId) -> Option<Arc<TextModel>> {
@@ -55,12 +53,17 @@ impl Texts {
         Some(found)
     }
 
-    fn keep(&self, model: Arc<TextModel>) {
+    /// Of a model that others have read meanwhile theirs is kept.
+    fn keep(&self, model: Arc<TextModel>) -> Arc<TextModel> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push(model);
+        if let Some(theirs) = kept.iter().find(|m| m.card().id == model.card().id) {
+            return theirs.clone();
+        }
+        kept.push(model.clone());
         if kept.len() > KEPT {
             kept.remove(0);
         }
+        model
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     hardware::{self, Lend},
     library::Shelf,
     store::Store,
-    text::{Templates, TextModel},
+    text::{Templates, TextError, TextModel},
 };
 use std::sync::Arc;
 use tsnode_kernels::{
@@ -54,7 +54,14 @@ async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
     let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
     let failed = |error| NodeError::Text { model: files.card.name.clone(), error };
     let read = tokio::task::block_in_place(|| TextModel::new(&files, &templates)).map_err(failed)?;
-    read.check().await.map_err(failed)
+    match read.check().await {
+        // A host that is short of processes or slow just now is no reason not to serve.
+        Err(error @ (TextError::Unbounded | TextError::Busy | TextError::NoProcess { .. })) => {
+            tracing::warn!(%error, "the chat template was not tried");
+            Ok(())
+        }
+        tried => tried.map_err(failed),
+    }
 }
 
 fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {

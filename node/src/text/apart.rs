@@ -13,10 +13,10 @@ use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::Semaphore;
+use tokio::time::{Duration, Instant, timeout, timeout_at};
 use tsnode_protocol::limits;
 
 /// The command that such a process is started with.
@@ -26,9 +26,9 @@ const MEMORY: u64 = 512 << 20;
 /// Seconds of a processor that one may use; then it ends, and another is started for the next conversation. It is for one
 /// whose parent died: a parent waits no longer than [`PATIENCE`].
 const PROCESSOR: u64 = 60;
-/// How long a parent waits for one rendering.
+/// How long a parent waits for one rendering, and for its turn before.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Renderings of one model at once.
+/// Processes of one model at once.
 const AT_ONCE: usize = 2;
 /// The longest answer (bytes): templates put a few words around messages.
 const ANSWER: u64 = 4 * limits::HTTP_BODY_BYTES as u64;
@@ -40,8 +40,8 @@ type Said = Result<String, String>;
 pub(super) struct Apart {
     program: PathBuf,
     template: TemplateText,
-    /// Held to take one or put one back.
-    idle: Mutex<Vec<Worker>>,
+    /// Held to take it or put it back.
+    idle: Mutex<Option<Worker>>,
     turns: Semaphore,
 }
 
@@ -60,43 +60,52 @@ impl Apart {
 
     /// Starts a process, which reads the template.
     pub async fn check(&self) -> Result<(), TextError> {
-        let worker = self.start().await?;
+        let worker = self.start(Instant::now() + PATIENCE).await?;
         self.keep(worker);
         Ok(())
     }
 
     pub async fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        // Never closed.
-        let _turn = self.turns.acquire().await;
-        let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Ok(_turn) = timeout(PATIENCE, self.turns.acquire()).await else { return Err(TextError::Busy) };
+        let end = Instant::now() + PATIENCE;
+        let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(worker) = kept {
-            match self.ask(worker, messages).await {
+            match self.ask(worker, messages, end).await {
                 // It may have been killed since it was used last, or have used up its time: it is not the template's fault.
                 Err(Silent::Ended) => {}
                 said => return said.unwrap_or(Err(TextError::Unbounded)),
             }
         }
-        let fresh = self.start().await?;
-        self.ask(fresh, messages).await.unwrap_or(Err(TextError::Unbounded))
+        let fresh = self.start(end).await?;
+        self.ask(fresh, messages, end).await.unwrap_or(Err(TextError::Unbounded))
     }
 
-    async fn ask(&self, mut worker: Worker, messages: &[ChatMessage]) -> Result<Result<String, TextError>, Silent> {
-        let said = worker.ask(&messages).await?;
+    async fn ask(
+        &self,
+        mut worker: Worker,
+        messages: &[ChatMessage],
+        end: Instant,
+    ) -> Result<Result<String, TextError>, Silent> {
+        let said = worker.ask(&messages, end).await?;
         self.keep(worker);
         Ok(said.map_err(TextError::Input))
     }
 
-    async fn start(&self) -> Result<Worker, TextError> {
+    async fn start(&self, end: Instant) -> Result<Worker, TextError> {
         let mut worker = Worker::start(&self.program)?;
-        match worker.ask(&self.template).await {
+        match worker.ask(&self.template, end).await {
             Ok(Ok(_)) => Ok(worker),
             Ok(Err(why)) => Err(TextError::template(why)),
             Err(_) => Err(TextError::Unbounded),
         }
     }
 
+    /// One is enough between conversations: it may hold much of what it may have.
     fn keep(&self, worker: Worker) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.is_none() {
+            *idle = Some(worker);
+        }
     }
 }
 
@@ -111,10 +120,10 @@ impl Worker {
     fn start(program: &Path) -> Result<Self, TextError> {
         let failed = |why: String| TextError::NoProcess { program: program.into(), why };
         let mut command = Command::new(program);
-        command.arg(VERB).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.arg(VERB).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // Ctrl-C is for the peer, which may have conversations to end.
         #[cfg(unix)]
-        command.process_group(0);
+        command.arg0("tsnode").process_group(0);
         let mut child = command.kill_on_drop(true).spawn().map_err(|e| failed(e.to_string()))?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed("it has no pipes".into()));
@@ -122,8 +131,8 @@ impl Worker {
         Ok(Self { _child: child, to, from: BufReader::new(from) })
     }
 
-    async fn ask(&mut self, question: &impl Serialize) -> Result<Said, Silent> {
-        let exchanged = tokio::time::timeout(PATIENCE, self.exchange(question)).await;
+    async fn ask(&mut self, question: &impl Serialize, end: Instant) -> Result<Said, Silent> {
+        let exchanged = timeout_at(end, self.exchange(question)).await;
         exchanged.map_err(|_| Silent::Late)?.map_err(|_| Silent::Ended)
     }
 
@@ -150,6 +159,8 @@ fn confine() -> std::io::Result<()> {
     let most = |most| Rlimit { current: Some(most), maximum: Some(most) };
     setrlimit(Resource::Core, most(0))?;
     setrlimit(Resource::Cpu, most(PROCESSOR))?;
+    // Where memory is short it goes before anything else does.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     // Not every system can: there the parent's patience alone ends it.
     let _ = setrlimit(Resource::As, most(MEMORY));
     Ok(())

@@ -39,6 +39,9 @@ pub enum TextError {
     /// Rendering takes more than it may.
     #[error("the model's chat template takes too much memory or time; use /v1/completions")]
     Unbounded,
+    /// Others' conversations are rendered, and take long.
+    #[error("the model's chat template is busy")]
+    Busy,
     /// There is no process to render in.
     #[error("cannot start {} for the model's chat template: {why}", program.display())]
     NoProcess {
