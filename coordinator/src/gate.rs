@@ -58,6 +58,26 @@ pub enum SplitChoice {
     Always,
 }
 
+/// Where a client says that its prompt is to be computed: the gate is not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overrule {
+    /// Where it is decoded.
+    InPlace,
+    /// Elsewhere, its KV leaving so; as pays, where that is not said.
+    Sent(Option<KvPace>),
+}
+
+impl Overrule {
+    /// When KV leaves, where it does.
+    #[must_use]
+    pub fn pace(self) -> Option<KvPace> {
+        match self {
+            Self::InPlace => None,
+            Self::Sent(pace) => pace,
+        }
+    }
+}
+
 /// What a group's steps over a prompt take: L tokens behind P others of it, `fixed + token·L + square·((P + L)² − P²)`
 /// seconds (Cronus Eq. 2, with attention).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -18,7 +18,7 @@ pub use trace::{Move, Parts, Predicted, Trace, Way};
 
 use crate::{
     Time,
-    gate::SplitChoice,
+    gate::{Overrule, SplitChoice},
     profiler,
     router::{Choice, Pick, Router},
     speeds::{Speeds, Work},
@@ -93,12 +93,13 @@ impl Gateway {
                 self.leave_the_dead(now, &mut out);
                 self.house_the_homeless(now, &mut out);
             }
-            Event::Submit { request, model, prompt, generation, begun } => {
+            Event::Submit { request, model, prompt, generation, begun, overrule } => {
                 if begun.is_none() {
                     let arrived = profiler::Event::Arrived { prompt: tokens(prompt.len()) };
                     self.traffic.on_event(now, model, arrived);
                 }
-                self.submit(now, request, Request::new(now, model, prompt, generation).with(begun), &mut out);
+                let new = Request::new(now, model, prompt, generation).with(begun).overruled(overrule);
+                self.submit(now, request, new, &mut out);
             }
             Event::Cancel { request } => self.hang_up(request, &mut out),
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
@@ -144,10 +145,11 @@ impl Gateway {
         let barred = self.view.is_barred(prefill, decode);
         let split = prefill.id != decode.id
             && !barred
-            && match (self.config.split, &verdict) {
-                (SplitChoice::Always, _) => true,
-                (SplitChoice::Auto, Some(verdict)) => verdict.splits(),
-                (SplitChoice::Auto, None) => false,
+            && match (r.overrule, self.config.split, &verdict) {
+                (Some(overrule), ..) => overrule != Overrule::InPlace,
+                (None, SplitChoice::Always, _) => true,
+                (None, SplitChoice::Auto, Some(verdict)) => verdict.splits(),
+                (None, SplitChoice::Auto, None) => false,
             };
         r.reason = match &verdict {
             _ if barred => "KV between these two was found wrong".to_owned(),
@@ -157,7 +159,7 @@ impl Gateway {
         if !r.is_settled() {
             r.codec = if split { verdict.map_or(KvCodec::Int4, |v| v.codec) } else { KvCodec::Raw };
         }
-        r.pace = self.config.pace.or(verdict.map(|v| v.pace)).unwrap_or_default();
+        r.pace = r.told_pace(&self.config).or(verdict.map(|v| v.pace)).unwrap_or_default();
         r.predicted = verdict.map(|v| Predicted { elsewhere: v.remote, here: v.local });
         r.homeless_until = None;
         r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });

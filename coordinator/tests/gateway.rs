@@ -101,6 +101,7 @@ impl Story {
             prompt: vec![Token(1); 4],
             generation,
             begun: None,
+            overrule: None,
         });
         match &actions[..] {
             [Action::OpenDecode { leader, open, .. }] => {
@@ -315,7 +316,14 @@ fn an_answer_that_nobody_has_a_journal_of_is_computed_as_its_client_says() {
         let mut story = Story::new();
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         let begun = Some(Begun { codec, holder: None, answer: vec![] });
-        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation, begun };
+        let submit = Event::Submit {
+            request: REQUEST,
+            model: MODEL,
+            prompt: vec![Token(1); 4],
+            generation,
+            begun,
+            overrule: None,
+        };
         let actions = story.tell(submit);
         let [Action::OpenDecode { open, .. }] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((open.codec, &open.answered[..]), (codec, &[][..]));
@@ -332,7 +340,14 @@ fn an_answer_begun_at_another_gateway_goes_on() {
         |tokens: std::ops::Range<u32>| Begun { codec: KvCodec::Raw, holder: None, answer: tokens.map(Token).collect() };
     let submit = |begun| {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
-        Event::Submit { request: REQUEST, model: MODEL, prompt: vec![Token(1); 4], generation, begun: Some(begun) }
+        Event::Submit {
+            request: REQUEST,
+            model: MODEL,
+            prompt: vec![Token(1); 4],
+            generation,
+            begun: Some(begun),
+            overrule: None,
+        }
     };
     let mut story = Story::new();
     let actions = story.tell(submit(begun(10..12)));

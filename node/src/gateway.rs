@@ -10,6 +10,7 @@ pub use tsnode_coordinator::gateway::Trace;
 
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+use tsnode_coordinator::gate::Overrule;
 use tsnode_protocol::{
     KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
     stream::{End, Generation},
@@ -33,6 +34,8 @@ pub struct Prompt {
     pub comes_back: bool,
     /// What the client says it has of its answer.
     pub seen: Seen,
+    /// Where it wants the prompt computed, if it says so.
+    pub overrule: Option<Overrule>,
 }
 
 /// How much of an answer a client has.

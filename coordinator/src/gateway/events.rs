@@ -2,7 +2,7 @@
 
 use super::Trace;
 use crate::{
-    gate::{KvChoice, SplitChoice},
+    gate::{KvChoice, Overrule, SplitChoice},
     policy::choice::Dispatch,
     spot::Served,
     trust::Offence,
@@ -113,6 +113,8 @@ pub enum Event {
         generation: Generation,
         /// What its client has already, from a gateway that died.
         begun: Option<Begun>,
+        /// Where its client wants the prompt computed, if it says so.
+        overrule: Option<Overrule>,
     },
     /// The client no longer wants it.
     Cancel {

@@ -115,7 +115,7 @@ impl Judging<'_> {
             element_bytes: self.config.element_bytes,
             packed: seen(packed),
             raw: seen(KvCodec::Raw),
-            pace: self.config.pace,
+            pace: r.told_pace(self.config),
         };
         Some(gate::weigh(&case, kv))
     }

@@ -1,7 +1,7 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, trace::Timeline};
-use crate::{Time, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
+use super::{Begun, GatewayConfig, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, trace::Timeline};
+use crate::{Time, gate::Overrule, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, kv::KvPace, stream::Generation};
@@ -55,6 +55,8 @@ pub(super) struct Request {
     pub codec: KvCodec,
     /// When it leaves.
     pub pace: KvPace,
+    /// What its client says of that, and of where the prompt is computed.
+    pub overrule: Option<Overrule>,
     /// What the gate expected.
     pub predicted: Option<Predicted>,
     /// Why the prompt is computed where it is.
@@ -109,6 +111,7 @@ impl Request {
             prefill: Prefill::ByDecode,
             codec: KvCodec::Raw,
             pace: KvPace::default(),
+            overrule: None,
             predicted: None,
             reason: String::new(),
             accepted: false,
@@ -134,6 +137,16 @@ impl Request {
             (self.codec, self.prefilled_by, self.answer, self.resumed) = (codec, holder, answer, true);
         }
         self
+    }
+
+    /// With what its client says of where the prompt is computed.
+    pub fn overruled(self, overrule: Option<Overrule>) -> Self {
+        Self { overrule, ..self }
+    }
+
+    /// When its KV leaves, if that is not the gate's choice.
+    pub fn told_pace(&self, config: &GatewayConfig) -> Option<KvPace> {
+        self.overrule.and_then(Overrule::pace).or(config.pace)
     }
 
     /// What a router may know of it; the answer may turn out shorter.

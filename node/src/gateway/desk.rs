@@ -5,7 +5,10 @@ use crate::journal::Recalled;
 use std::collections::BTreeMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tsnode_coordinator::gateway::{Action, Event};
+use tsnode_coordinator::{
+    gate::Overrule,
+    gateway::{Action, Event},
+};
 use tsnode_protocol::{
     ModelId, RequestId, Token,
     journal::Fingerprint,
@@ -64,6 +67,7 @@ pub(super) struct Asked {
     pub model: ModelId,
     pub prompt: Vec<Token>,
     pub generation: Generation,
+    pub overrule: Option<Overrule>,
 }
 
 impl Asked {

@@ -38,6 +38,7 @@ pub(super) async fn handle(
         answers: params::answers(&mut fields)?,
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
+        overrule: request::overrule(&headers)?,
         naming,
     };
     refuse_the_rest(fields)?;

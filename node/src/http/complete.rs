@@ -39,6 +39,7 @@ pub(super) async fn handle(
         answers: params::answers(&mut fields)?,
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
+        overrule: request::overrule(&headers)?,
         naming,
     };
     fields.refuse_unless("best_of", |v| v.as_u64() == Some(1))?;

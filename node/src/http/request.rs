@@ -6,10 +6,14 @@ use crate::{
     text::TextModel,
     view::Readiness,
 };
+use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{PeerId, RequestId, Sampling, Token};
+use tsnode_coordinator::gate::Overrule;
+use tsnode_protocol::{PeerId, RequestId, Sampling, Token, kv::KvPace};
 
+/// A request with this header is computed where it says, whatever the cost gate would choose.
+pub(super) const KV: &str = "x-tsnode-kv";
 /// Prompts of one request times answers to each.
 const SUBMISSIONS: usize = 64;
 
@@ -26,6 +30,8 @@ pub(super) struct Wanted {
     pub delivery: Delivery,
     /// The client asked to be told what ran where.
     pub trace: bool,
+    /// Where the prompt is to be computed, if the client says so.
+    pub overrule: Option<Overrule>,
     pub naming: Naming,
 }
 
@@ -53,6 +59,18 @@ impl Taken {
 
     pub fn prompt_tokens(&self, answers_each: u64) -> usize {
         self.answers.iter().step_by(answers_each.max(1) as usize).map(|a| a.prompt.len()).sum()
+    }
+}
+
+/// Where the client says its prompt is to be computed.
+pub(super) fn overrule(headers: &HeaderMap) -> Result<Option<Overrule>, ApiError> {
+    let Some(value) = headers.get(KV) else { return Ok(None) };
+    match value.as_bytes() {
+        b"in-place" => Ok(Some(Overrule::InPlace)),
+        b"sent" => Ok(Some(Overrule::Sent(None))),
+        b"layers" => Ok(Some(Overrule::Sent(Some(KvPace::Layers)))),
+        b"whole" => Ok(Some(Overrule::Sent(Some(KvPace::Whole)))),
+        _ => Err(ApiError::param(KV, format!("'{KV}' must be in-place, sent, layers or whole"))),
     }
 }
 
@@ -97,7 +115,8 @@ pub(super) async fn submit(
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
         let (id, model) = (wanted.naming.answer(i), model.card().id);
         let seen = wanted.naming.seen(i);
-        let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back, seen };
+        let overrule = wanted.overrule;
+        let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back, seen, overrule };
         let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved())?;
         state.metrics.accepted(prompt.len());
         answers.push(Answer { prompt, accepted });

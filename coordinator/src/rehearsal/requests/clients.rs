@@ -89,7 +89,11 @@ impl Requests {
         let generation = Generation { sampling, max_new_tokens, stop_tokens: vec![] };
         let prompt = (0..client.prompt).map(|k| token(request, u32::MAX - k)).collect();
         self.out.push(Effect::Tell(n, ControlEvent::Asked));
-        self.drive(around, n, Event::Submit { request, model: cast::card().id, prompt, generation, begun });
+        self.drive(
+            around,
+            n,
+            Event::Submit { request, model: cast::card().id, prompt, generation, begun, overrule: None },
+        );
     }
 
     /// It asks again, at another gateway if its own is no more.

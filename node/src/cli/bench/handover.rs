@@ -1,7 +1,7 @@
 //! `tsnode bench handover`: what splitting a request costs its client, and whether the cost gate knows.
 //!
-//! Real peers, on links as slow as asked for. Each answer is asked for in place and split, layer by layer and in one piece, in
-//! turns; prompts are new each time, so that nothing is there from before.
+//! Two real peers, on links as slow as asked for. Each answer is asked for in place and split, layer by layer and in one piece, in
+//! turns, and the same peer decodes all of them; prompts are new each time, so that nothing is there from before.
 
 mod client;
 mod gate;
@@ -11,11 +11,11 @@ use super::open;
 use crate::cli::{json, show::print_json, verb};
 use crate::exit::{Exit, Kind};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use client::Times;
+use client::{Over, Times, Way};
 use gate::Point;
 use serde::Serialize;
 use std::path::PathBuf;
-use swarms::{Kept, Swarms};
+use swarms::Swarms;
 
 /// Prompts, tokens.
 const PROMPTS: &str = "256,512,1024";
@@ -66,15 +66,15 @@ struct Row {
     by_layers: Times,
     whole: Times,
     /// By layers over in place, less one.
-    second_over: f64,
-    all_over: f64,
+    second_over: Over,
+    all_over: Over,
     kv_bytes: u64,
 }
 
 #[derive(Serialize)]
 struct Report {
     model: String,
-    /// Of each peer that is held against another.
+    /// Of each peer.
     threads: usize,
     link_mbit: Option<f64>,
     rows: Vec<Row>,
@@ -117,53 +117,49 @@ async fn overlap(
     watch: bool,
 ) -> Result<Vec<Row>, Exit> {
     let swarms = Swarms::new(model)?;
-    let alone = swarms.up("alone", &[threads], &[], None).await?;
-    let layers = swarms.up("layers", &[threads; 2], &["--kv-pace", "layers"], link_mbit).await?;
-    let whole = swarms.up("whole", &[threads; 2], &["--kv-pace", "whole"], link_mbit).await?;
+    let pair = swarms.up("pair", [threads; 2], link_mbit).await?;
     if watch {
         say!("ms, medians of {}: second token, all of {} tokens", ask.rounds, ask.answer);
         let heads = ["in place", "by layers", "in one piece"];
         say!(
-            "{:>7}{:>18}{:>18}{:>18}{:>22}{:>14}",
+            "{:>7}{:>18}{:>18}{:>18}{:>34}{:>14}",
             "prompt",
             heads[0],
             heads[1],
             heads[2],
-            "by layers is over",
+            "by layers is over, round by round",
             "trace tells"
         );
     }
     let mut rows = Vec::new();
     for &prompt in prompts {
-        let all: [&Kept; 3] = [&alone, &layers, &whole];
-        let [(in_place, _), (by_layers, trace), (whole, _)] = ask.in_turns(all, prompt).await?;
+        let [in_place, layers, whole] = ask.in_turns(&pair, [Way::IN_PLACE, Way::LAYERS, Way::WHOLE], prompt).await?;
         let row = Row {
             prompt,
-            second_over: by_layers.second / in_place.second - 1.0,
-            all_over: by_layers.all / in_place.all - 1.0,
-            in_place,
-            by_layers,
-            whole,
-            kv_bytes: trace.kv_bytes,
+            second_over: layers.over(&in_place, |t| t.second),
+            all_over: layers.over(&in_place, |t| t.all),
+            in_place: in_place.times(),
+            by_layers: layers.times(),
+            whole: whole.times(),
+            kv_bytes: whole.trace().map_or(0, |trace| trace.kv_bytes),
         };
         if watch {
             row.print();
         }
         rows.push(row);
     }
-    for swarm in [alone, layers, whole] {
-        swarm.down().await?;
-    }
+    pair.down().await?;
     Ok(rows)
 }
 
 impl Row {
     fn print(&self) {
         let ms = |t: &Times| format!("{:.1}, {:.0}", t.second * 1e3, t.all * 1e3);
-        let over = format!("{:.1} % and {:.2} %", self.second_over * 1e2, self.all_over * 1e2);
+        let percent = |over: Over| format!("{:.2} ± {:.2} %", over.median * 1e2, over.error * 1e2);
+        let over = format!("{}, {}", percent(self.second_over), percent(self.all_over));
         let [a, b, c] = [&self.in_place, &self.by_layers, &self.whole].map(ms);
         let traced = format!("{:.1} %", self.by_layers.traced * 1e2);
-        say!("{:>7}{a:>18}{b:>18}{c:>18}{over:>22}{traced:>14}", self.prompt);
+        say!("{:>7}{a:>18}{b:>18}{c:>18}{over:>34}{traced:>14}", self.prompt);
         // Where a difference comes from: the way there, the prompt's own steps, the hand-over behind it, the step after that.
         for (name, t) in [("in place", &self.in_place), ("by layers", &self.by_layers), ("in one piece", &self.whole)] {
             let parts = [t.queue, t.prefill, t.handed_over, t.second - t.first - t.handed_over].map(|s| s * 1e3);

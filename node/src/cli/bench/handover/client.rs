@@ -18,6 +18,19 @@ pub(super) struct Ask {
     pub rounds: u32,
 }
 
+/// How a prompt's KV comes to where it is decoded: what the request says of it (`x-tsnode-kv`), if anything.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way(pub Option<&'static str>);
+
+impl Way {
+    pub const IN_PLACE: Self = Self(Some("in-place"));
+    pub const SENT: Self = Self(Some("sent"));
+    pub const LAYERS: Self = Self(Some("layers"));
+    pub const WHOLE: Self = Self(Some("whole"));
+    /// As the cost gate likes.
+    pub const GATED: Self = Self(None);
+}
+
 /// When tokens came, from the asking on (seconds).
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Times {
@@ -34,20 +47,22 @@ pub(super) struct Times {
 }
 
 impl Ask {
-    /// Medians of every swarm's answers to new prompts, asked in turns; and the last trace of each.
-    pub async fn in_turns<const N: usize>(&self, swarms: [&Kept; N], prompt: u32) -> Result<[(Times, Trace); N], Exit> {
+    /// One swarm's answers to new prompts, asked for in turns, whoever comes first taking turns too. Two processes of one program on one
+    /// machine differ by several percent, for as long as they live: so the same peer decodes on every way.
+    pub async fn in_turns<const N: usize>(&self, swarm: &Kept, ways: [Way; N], prompt: u32) -> Result<[Seen; N], Exit> {
         let client = reqwest::Client::new();
         let mut seen: [Vec<(Times, Trace)>; N] = std::array::from_fn(|_| Vec::new());
         // The first round is for what has to be done once: connections, pages.
-        for round in 0..=self.rounds {
-            for (i, swarm) in swarms.iter().enumerate() {
-                let answer = self.one(&client, &swarm.http(), prompt).await?;
+        for round in 0..=self.rounds as usize {
+            for turn in 0..N {
+                let at = (round + turn) % N;
+                let answer = self.one(&client, &swarm.http(), ways[at], prompt).await?;
                 if round > 0 {
-                    seen[i].push(answer);
+                    seen[at].push(answer);
                 }
             }
         }
-        Ok(seen.map(middle))
+        Ok(seen.map(Seen))
     }
 
     /// A prompt that nobody has asked before.
@@ -64,15 +79,19 @@ impl Ask {
         (0..tokens).map(|_| next()).collect()
     }
 
-    async fn one(&self, client: &reqwest::Client, http: &str, prompt: u32) -> Result<(Times, Trace), Exit> {
+    async fn one(&self, client: &reqwest::Client, http: &str, way: Way, prompt: u32) -> Result<(Times, Trace), Exit> {
         let failed = |e: &dyn std::fmt::Display| Exit::new(Kind::Request, format!("{http}: {e}"));
         let body = json!({
             "prompt": self.prompt(prompt), "max_tokens": self.answer, "temperature": 0, "ignore_eos": true,
             "stream": true, "return_token_ids": true,
         });
         let asked = Instant::now();
-        let sent = client.post(format!("{http}/v1/completions")).header("x-tsnode-trace", "1").json(&body).send();
-        let answer = sent.await.and_then(reqwest::Response::error_for_status).map_err(|e| failed(&e))?;
+        let request = client.post(format!("{http}/v1/completions")).header("x-tsnode-trace", "1").json(&body);
+        let request = match way.0 {
+            Some(way) => request.header("x-tsnode-kv", way),
+            None => request,
+        };
+        let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(|e| failed(&e))?;
         let (mut stream, mut text, mut came, mut trace) = (answer.bytes_stream(), Vec::new(), Vec::new(), None);
         while let Some(bytes) = stream.next().await {
             let now = asked.elapsed().as_secs_f64();
@@ -97,23 +116,67 @@ impl Ask {
     }
 }
 
-/// The median of each time, and the last trace.
-fn middle(mut seen: Vec<(Times, Trace)>) -> (Times, Trace) {
-    let median = |of: fn(&Times) -> f64| {
-        let mut all: Vec<f64> = seen.iter().map(|(times, _)| of(times)).collect();
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    };
-    let times = Times {
-        first: median(|t| t.first),
-        second: median(|t| t.second),
-        all: median(|t| t.all),
-        traced: median(|t| t.traced),
-        queue: median(|t| t.queue),
-        prefill: median(|t| t.prefill),
-        handed_over: median(|t| t.handed_over),
-    };
-    // There is a round at least.
-    let (_, trace) = seen.swap_remove(seen.len() - 1);
-    (times, trace)
+/// Answers that came one way, in the order of their asking: one a round.
+pub(super) struct Seen(Vec<(Times, Trace)>);
+
+/// How much longer one way takes than another: the median over rounds, less one, and what it is uncertain by.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Over {
+    pub median: f64,
+    /// The median's standard error, by the quartiles.
+    pub error: f64,
+}
+
+impl Seen {
+    /// The median of each time.
+    pub fn times(&self) -> Times {
+        let median = |of: fn(&Times) -> f64| quantile(self.0.iter().map(|(times, _)| of(times)).collect(), 0.5);
+        Times {
+            first: median(|t| t.first),
+            second: median(|t| t.second),
+            all: median(|t| t.all),
+            traced: median(|t| t.traced),
+            queue: median(|t| t.queue),
+            prefill: median(|t| t.prefill),
+            handed_over: median(|t| t.handed_over),
+        }
+    }
+
+    /// The last answer's.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.0.last().map(|(_, trace)| trace)
+    }
+
+    /// Round by round, since a machine is not as fast in one minute as in the next.
+    pub fn over(&self, other: &Self, of: fn(&Times) -> f64) -> Over {
+        let ratios: Vec<f64> = self.0.iter().zip(&other.0).map(|((a, _), (b, _))| of(a) / of(b) - 1.0).collect();
+        let spread = quantile(ratios.clone(), 0.75) - quantile(ratios.clone(), 0.25);
+        // Of a normal distribution: quartiles 1.349 apart, and the error of a median 1.253 times that of the mean.
+        let error = 1.253 / 1.349 * spread / (ratios.len() as f64).sqrt();
+        Over { median: quantile(ratios, 0.5), error }
+    }
+}
+
+/// Between values by how far it is; of none, no number.
+fn quantile(mut all: Vec<f64>, part: f64) -> f64 {
+    all.sort_by(f64::total_cmp);
+    let at = part * all.len().saturating_sub(1) as f64;
+    let (below, above) = (all.get(at.floor() as usize), all.get(at.ceil() as usize));
+    match (below, above) {
+        (Some(below), Some(above)) => below + (above - below) * at.fract(),
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quantile;
+
+    #[test]
+    fn quantiles_lie_between_values() {
+        assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 0.5), 2.5);
+        assert_eq!(quantile(vec![5.0, 1.0, 3.0], 0.25), 2.0);
+        assert_eq!(quantile(vec![7.0], 0.75), 7.0);
+        assert!(quantile(vec![], 0.5).is_nan());
+    }
 }

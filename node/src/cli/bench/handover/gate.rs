@@ -1,7 +1,7 @@
 //! The cost gate on links of many speeds, beside both ways it chooses between.
 
 use super::{
-    client::{Ask, Times},
+    client::{Ask, Over, Times, Way},
     swarms::Swarms,
 };
 use crate::exit::Exit;
@@ -19,7 +19,7 @@ pub(super) struct Point {
     splits: bool,
     predicted: Option<Predicted>,
     /// What the gate's choice takes to the second token, over the better of the two, less one.
-    over: f64,
+    over: Over,
 }
 
 /// The speed from which on splitting is quicker (Mbit/s), between points by the logarithm of the rate.
@@ -29,7 +29,7 @@ pub(super) struct Crossing {
     predicted: f64,
 }
 
-/// Asks for answers in place, split, and as the gate likes, on links of each speed. Who decodes has one thread, so that it may
+/// Asks for answers in place, split, and as the gate likes, of the same two peers on links of each speed. Who decodes has one thread, so that it may
 /// be worth while to have another prefill.
 pub(super) async fn sweep(
     ask: &Ask,
@@ -40,7 +40,6 @@ pub(super) async fn sweep(
 ) -> Result<(Vec<Point>, Option<Crossing>), Exit> {
     let swarms = Swarms::new(model)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let alone = swarms.up("one", &[1], &[], None).await?;
     if watch {
         say!("prompt {prompt}, one thread decodes, {cores} prefill; ms to the second token");
         say!(
@@ -56,29 +55,28 @@ pub(super) async fn sweep(
     let client = reqwest::Client::new();
     let mut points = Vec::new();
     for &mbit in rates {
-        let split = swarms.up("split", &[cores, 1], &[], Some(mbit)).await?;
-        let gated = swarms.up("gated", &[cores, 1], &["--split", "auto"], Some(mbit)).await?;
-        gated.await_links(&client).await?;
-        let [(in_place, _), (split_times, _), (gated_times, trace)] =
-            ask.in_turns([&alone, &split, &gated], prompt).await?;
-        let better = in_place.second.min(split_times.second);
+        let pair = swarms.up("swept", [cores, 1], Some(mbit)).await?;
+        pair.await_links(&client).await?;
+        let [in_place, split, gated] = ask.in_turns(&pair, [Way::IN_PLACE, Way::SENT, Way::GATED], prompt).await?;
+        let worse = [&in_place, &split].map(|way| gated.over(way, |t| t.second));
+        // The better way is the one that it is further over.
+        let over = if worse[0].median > worse[1].median { worse[0] } else { worse[1] };
+        let trace = gated.trace();
         let point = Point {
             mbit,
-            over: gated_times.second / better - 1.0,
-            in_place,
-            split: split_times,
-            gated: gated_times,
-            splits: trace.prefill != trace.decode,
-            predicted: trace.predicted,
+            over,
+            in_place: in_place.times(),
+            split: split.times(),
+            gated: gated.times(),
+            splits: trace.is_some_and(|trace| trace.prefill != trace.decode),
+            predicted: trace.and_then(|trace| trace.predicted),
         };
         if watch {
             point.print();
         }
         points.push(point);
-        split.down().await?;
-        gated.down().await?;
+        pair.down().await?;
     }
-    alone.down().await?;
     let crossing = crossing(&points);
     if let Some(Crossing { measured, predicted }) = crossing.as_ref().filter(|_| watch) {
         say!("splitting is quicker from {measured:.1} Mbit/s on, by prediction from {predicted:.1}");
@@ -92,7 +90,7 @@ impl Point {
         let ms = |s: f64| format!("{:.0}", s * 1e3);
         let expected = self.predicted.map_or_else(String::new, |p| format!("{}/{}", ms(p.here.0), ms(p.elsewhere.0)));
         let chose = if self.splits { "splits" } else { "stays" };
-        say!("{:>9}{a:>11}{b:>11}{c:>11}{:>7.1} %{expected:>19} {chose}", self.mbit, self.over * 1e2);
+        say!("{:>9}{a:>11}{b:>11}{c:>11}{:>7.1} %{expected:>19} {chose}", self.mbit, self.over.median * 1e2);
     }
 }
 

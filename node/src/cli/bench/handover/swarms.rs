@@ -1,4 +1,4 @@
-//! Swarms of one or two peers, each in a folder that goes with it.
+//! Swarms of two peers, each in a folder that goes with it.
 
 use crate::exit::{Exit, Kind};
 use std::path::PathBuf;
@@ -28,32 +28,21 @@ impl Swarms {
         Ok(Self { executable, model })
     }
 
-    /// Peers with so many threads each: one does both phases, of two the first prefills and the second decodes.
-    pub async fn up(
-        &self,
-        name: &str,
-        threads: &[usize],
-        flags: &[&str],
-        link_mbit: Option<f64>,
-    ) -> Result<Kept, Exit> {
+    /// Two peers with so many threads each: the first prefills and the second decodes, unless a request says otherwise.
+    pub async fn up(&self, name: &str, threads: [usize; 2], link_mbit: Option<f64>) -> Result<Kept, Exit> {
         let folder = std::env::temp_dir().join(format!("tsnode-handover-{}-{name}", std::process::id()));
         let host = |threads: &usize| {
             let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
             PeerConfig::Host { flags: flags.chain(self.model.iter().cloned()).collect() }
         };
-        let layout = if threads.len() == 1 { "mixed=1" } else { "prefill=1,decode=1" };
-        let mut all = vec!["--layout", layout, "--guess", "never"];
-        all.extend(flags);
-        if !flags.contains(&"--split") {
-            all.extend(["--split", "always"]);
-        }
+        let all = ["--layout", "prefill=1,decode=1", "--guess", "never"];
         let config = TestnetConfig {
             executable: self.executable.clone(),
             folder,
             peers: threads.iter().map(host).collect(),
             link_mbit,
             link_ms: None,
-            flags: all.into_iter().map(str::to_owned).collect(),
+            flags: all.map(str::to_owned).to_vec(),
         };
         Ok(Kept { net: Testnet::up(&config).await.map_err(exit)? })
     }
