@@ -23,7 +23,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dense;
-mod memory;
 mod packed;
 pub mod plain;
 mod quantised;
@@ -31,6 +30,7 @@ mod rounded;
 mod team;
 
 use crate::{
+    memory::Arena,
     quant::Blocks,
     wire::{Form, Rows, Turn},
 };
@@ -42,8 +42,8 @@ pub use packed::Packed;
 use quantised::{Part, Wide};
 use rounded::{Filled, Rounded};
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 pub(crate) use team::Team;
 
 /// Lanes of a dot product.
@@ -304,6 +304,8 @@ impl Simd {
 pub struct Cpu {
     simd: Simd,
     team: Team,
+    /// Where weights are laid out anew.
+    arena: Mutex<Arena>,
 }
 
 impl Cpu {
@@ -312,7 +314,7 @@ impl Cpu {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(simd: Simd, threads: usize) -> std::io::Result<Self> {
-        Ok(Self { simd, team: Team::new(threads)? })
+        Ok(Self { simd, team: Team::new(threads)?, arena: Mutex::default() })
     }
 
     /// Its instructions.
@@ -350,7 +352,8 @@ impl Cpu {
     /// Lays a quantised matrix out for products.
     #[must_use]
     pub fn pack(&self, blocks: Blocks<'_>) -> Packed {
-        Packed::new(&self.team, blocks)
+        let memory = self.arena.lock().unwrap_or_else(PoisonError::into_inner).zeroed(Packed::size(&blocks));
+        Packed::new(&self.team, memory, blocks)
     }
 
     /// [`Self::linear`] on the calling thread: for work that is already shared out.

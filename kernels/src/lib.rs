@@ -14,6 +14,7 @@ mod finite;
 pub mod gguf;
 mod linear;
 pub mod load;
+mod memory;
 mod models;
 pub mod pages;
 mod philox;

@@ -15,7 +15,8 @@
 //! | both | `[16 columns][output][4]` bytes: two upper bits of columns four apart | 6 bits |
 //! | both | `[4 columns][output][4]` bytes | 8 bits |
 
-use super::{dense::Cut, memory::Memory, team::Team};
+use super::{dense::Cut, team::Team};
+use crate::memory::Memory;
 use crate::quant::{Blocks, QuantType, large::Large, small::Small};
 use half::f16;
 
@@ -163,12 +164,11 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Lays `blocks` out anew.
-    pub(super) fn new(team: &Team, blocks: Blocks<'_>) -> Self {
+    /// Lays `blocks` out anew in `bytes`, of which there are [`Self::size`], all zero.
+    pub(super) fn new(team: &Team, mut bytes: Memory, blocks: Blocks<'_>) -> Self {
         let kind = blocks.kind();
         let layout = Layout::of(kind);
         let panel = panel(layout, &blocks);
-        let mut bytes = Memory::zeroed(Self::size(&blocks));
         let parts = Cut::new(&mut bytes, panel.max(1));
         team.share(parts.len(), |i| {
             // SAFETY: each part is handed out once.
