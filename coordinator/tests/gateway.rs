@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
-    gate::SplitChoice,
+    gate::{Overrule, SplitChoice},
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
 };
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
     Misfit, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
-    kv::Delivery,
+    kv::{Delivery, KvPace},
     stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
 
@@ -426,8 +426,14 @@ fn a_burst_is_spread_before_any_heartbeat_tells() {
     for n in 0..16 {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         let request = RequestId([n; 16]);
-        let actions =
-            story.tell(Event::Submit { request, model: MODEL, prompt: vec![Token(1)], generation, begun: None });
+        let actions = story.tell(Event::Submit {
+            request,
+            model: MODEL,
+            prompt: vec![Token(1)],
+            generation,
+            begun: None,
+            overrule: None,
+        });
         let [Action::OpenDecode { leader, .. }] = &actions[..] else { panic!("{actions:?}") };
         *leaders.entry(*leader).or_default() += 1;
     }
@@ -529,8 +535,26 @@ fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
     story.tell(Event::View(story.view.clone()));
     let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
     let prompt = vec![Token(1); 30_000];
-    story.tell(Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None });
+    story.tell(Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule: None });
     story.decode(DecodeEvent::Granted { cached: 0 });
     let (_, after) = story.silence();
     assert!(after > Duration::from_secs(240), "{after:?} for what takes thirty seconds when all is well");
+}
+
+/// A client may have its prompt computed where it likes; without a word of its own it is the gate's choice.
+#[test]
+fn who_says_where_a_prompt_is_computed_is_obeyed() {
+    let asked = |overrule| {
+        let mut story = Story::new();
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let prompt = vec![Token(1); 4];
+        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule };
+        match &story.tell(submit)[..] {
+            [Action::OpenDecode { open, .. }] => open.await_kv,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(asked(None), "these gateways always split");
+    assert!(!asked(Some(Overrule::InPlace)));
+    assert!(asked(Some(Overrule::Sent(None))) && asked(Some(Overrule::Sent(Some(KvPace::Whole)))));
 }

@@ -1,6 +1,7 @@
 //! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
 
 use crate::{
+    cores::Cores,
     faults::Wall,
     keys::KEYS_FILE,
     links::Shaping,
@@ -35,7 +36,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 31] = [
+pub const KNOBS: [Knob; 32] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -49,7 +50,8 @@ pub const KNOBS: [Knob; 31] = [
     knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
     knob("private", "false", "Start a new swarm with a secret"),
     knob("mdns", "true", "Look for peers on the local network"),
-    knob("threads", "", "Threads that compute, from 1 [default: all cores]"),
+    knob("threads", "", "Threads that compute, from 1 [default: as many as cores]"),
+    knob("cores", "", "Processors to use, as 0-3; with fewer threads the others are for the network [default: any]"),
     knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
     knob("memory", "", "Most memory to lend, for weights and KV pages, as 8GiB [default: half of what is free]"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
@@ -261,6 +263,7 @@ impl Settings {
             mdns: self.flag("mdns")?,
             model: self.model()?,
             threads: self.threads()?,
+            cores: self.cores()?.map(|(compute, _)| compute),
             memory_bytes: self.parse::<Bytes>("memory")?.map(|b| b.0),
             hours: self.parse("hours")?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
@@ -292,10 +295,20 @@ impl Settings {
         })
     }
 
+    /// Processors that compute, and those for all else, where the owner says which this process uses.
+    pub fn cores(&self) -> Result<Option<(Cores, Cores)>, ConfigError> {
+        let threads = self.threads()?.count;
+        Ok(self.parse::<Cores>("cores")?.map(|cores| cores.divided(threads)))
+    }
+
     fn threads(&self) -> Result<Threads, ConfigError> {
         let number = |name| Ok::<_, ConfigError>(self.parse::<NonZeroUsize>(name)?.map(NonZeroUsize::get));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let named = self.parse::<Cores>("cores")?.map(|cores| cores.len());
+        let cores = named.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let (count, ranks) = (number("threads")?.unwrap_or(cores).min(1024), number("tensor-parallel")?.unwrap_or(1));
+        if named.is_some_and(|cores| count > cores) {
+            return Err(self.wrong("threads", format!("{count} threads do not fit {cores} cores")));
+        }
         if ranks > count {
             return Err(self.wrong("tensor-parallel", format!("each rank needs a thread, and there are {count}")));
         }
@@ -446,6 +459,9 @@ mod tests {
         let threads = |flags: &[(&str, &str)]| gather(flags, &[], "").unwrap().node().map(|node| node.threads);
         assert_eq!(threads(&[("threads", "4")]), Ok(Threads::together(4)));
         assert_eq!(threads(&[("threads", "4"), ("tensor-parallel", "3")]), Ok(Threads { count: 4, ranks: 3 }));
+        assert_eq!(threads(&[("cores", "0-2,7")]), Ok(Threads::together(4)));
+        assert_eq!(threads(&[("cores", "0-2"), ("threads", "2")]), Ok(Threads::together(2)));
+        assert!(threads(&[("cores", "0"), ("threads", "2")]).is_err() && threads(&[("cores", "x")]).is_err());
         for wrong in ["0", "5", "two"] {
             let said = threads(&[("threads", "4"), ("tensor-parallel", wrong)]).unwrap_err().to_string();
             assert!(said.contains("tensor-parallel"), "{said}");

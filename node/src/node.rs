@@ -6,7 +6,7 @@ mod setup;
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
-    carrier,
+    carrier, cores,
     drafter::Drafter,
     driver::Driver,
     faults::{self, Faults},
@@ -309,10 +309,11 @@ impl Ground {
             pool_bytes: lent.kv_bytes() as usize,
             kv_dtype: self.config.kv_dtype,
         };
-        let engine = Engine::new(engine).map_err(|e| system(e.to_string()))?;
+        let start = || Compute::start(Engine::new(engine)?, faults);
+        let compute = cores::run_on(self.config.cores.as_ref(), start);
         let setup = HostSetup {
             me: self.identity.peer_id(),
-            compute: Compute::start(engine, faults).map_err(|e| system(e.to_string()))?,
+            compute: compute.and_then(|started| started).map_err(|e| system(e.to_string()))?,
             links: links.clone(),
             incoming,
             roster: roster.clone(),

@@ -21,8 +21,11 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::gate::Overrule;
 use tsnode_kernels::source::ModelSource;
-use tsnode_protocol::{Epoch, ModelCard, PeerId, Sampled, SwarmId, Term, Token, sampling::TokenLogprob, stream::End};
+use tsnode_protocol::{
+    Epoch, ModelCard, PeerId, Sampled, SwarmId, Term, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
+};
 
 /// What the gateway does with a request.
 enum Part {
@@ -233,6 +236,27 @@ async fn a_whole_answer_has_text_usage_and_names_its_peers() {
     assert_eq!(answer["usage"]["completion_tokens"], ids.len());
     assert_eq!(answer["usage"]["total_tokens"], prompt.len() + ids.len());
     assert_eq!(api.last_asked().generation.max_new_tokens, 9);
+}
+
+#[tokio::test]
+async fn a_header_says_where_a_prompt_is_computed() {
+    let api = Api::up(said(End::Length)).await;
+    let asked = async |way: &'static str| {
+        let request = api.client.post(format!("{}{TEXT}", api.url)).header("x-tsnode-kv", way);
+        request.json(&json!({ "prompt": "It was", "max_tokens": 9 })).send().await.unwrap().status().as_u16()
+    };
+    let ways = [
+        ("in-place", Overrule::InPlace),
+        ("sent", Overrule::Sent(None)),
+        ("layers", Overrule::Sent(Some(KvPace::Layers))),
+        ("whole", Overrule::Sent(Some(KvPace::Whole))),
+    ];
+    for (way, overrule) in ways {
+        assert_eq!((asked(way).await, api.last_asked().overrule), (200, Some(overrule)));
+    }
+    assert_eq!(asked("sideways").await, 400);
+    api.send(TEXT, &json!({ "prompt": "It was" })).await;
+    assert_eq!(api.last_asked().overrule, None);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use super::{ModelChoice, NodeConfig, NodeError};
 use crate::{
+    cores,
     hardware::{self, Lend},
     library::Shelf,
     store::Store,
@@ -75,11 +76,14 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
         let lend = Lend { threads: config.threads.count, memory_bytes: config.memory_bytes, kv_bytes: config.kv_bytes };
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let device = tokio::task::block_in_place(|| {
-            let device = hardware::processor(&host, lend, store)?;
-            hardware::room(&host, &device, source, config.threads.ranks)?;
-            let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
-            Ok::<_, hardware::LendError>(Device { profile, ..device })
+            cores::run_on(config.cores.as_ref(), || {
+                let device = hardware::processor(&host, lend, store)?;
+                hardware::room(&host, &device, source, config.threads.ranks)?;
+                let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
+                Ok::<_, hardware::LendError>(Device { profile, ..device })
+            })
         });
+        let device = device.map_err(|e| NodeError::System(e.to_string()))?;
         devices.push(device?);
     }
     Ok(Advert {

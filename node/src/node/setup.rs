@@ -1,6 +1,7 @@
 //! What a peer is told at its start, and why it may not start.
 
 use crate::{
+    cores::Cores,
     faults::Wall,
     hardware::LendError,
     identity::IdentityError,
@@ -63,6 +64,8 @@ pub struct NodeConfig {
     pub model: ModelChoice,
     /// Threads that compute, and the ranks that share them.
     pub threads: Threads,
+    /// Processors they stay on.
+    pub cores: Option<Cores>,
     /// Most memory to lend (bytes), if told.
     pub memory_bytes: Option<u64>,
     /// KV pages (bytes), if told.

@@ -1,0 +1,164 @@
+//! Which processors this process uses, and which of them compute. All else, the network above all, keeps off these where there are
+//! others: a thread that sends is otherwise woken where the one runs whose result it sends, and takes its turn.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+/// Processors by their numbers, as `0-3,6`; at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cores(BTreeSet<usize>);
+
+/// The system knows no more.
+const MOST: usize = 1024;
+
+impl FromStr for Cores {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WRONG: &str = "write processors as 0-3 or 0,2, from 0 to 1023";
+        let number = |text: &str| text.trim().parse::<usize>().ok().filter(|n| *n < MOST).ok_or(WRONG);
+        let mut all = BTreeSet::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let range = number(first)?..=number(last)?;
+            if range.is_empty() {
+                return Err(WRONG);
+            }
+            all.extend(range);
+        }
+        Ok(Self(all))
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(&all.join(","))
+    }
+}
+
+impl Cores {
+    /// How many, one at least.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The first so many are for threads that compute; the others, or all where there are no others, are for the rest.
+    #[must_use]
+    pub fn divided(&self, threads: usize) -> (Self, Self) {
+        let first = self.0.iter().take(threads.max(1)).copied().collect();
+        let others: BTreeSet<usize> = self.0.difference(&first).copied().collect();
+        (Self(first), if others.is_empty() { self.clone() } else { Self(others) })
+    }
+
+    /// This thread, and whatever thread it starts from now on, stays on them.
+    ///
+    /// # Errors
+    /// When this process may not run on one of them, or the system keeps threads nowhere.
+    pub fn stay(&self) -> io::Result<()> {
+        if let Some(missing) = self.0.difference(&system::allowed()?).next() {
+            let why = format!("there is no processor {missing} that this process may use");
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
+        system::stay(&self.0)
+    }
+
+    /// Runs `work` on them; threads that it starts stay there.
+    ///
+    /// # Errors
+    /// As [`Self::stay`].
+    pub fn run<R>(&self, work: impl FnOnce() -> R) -> io::Result<R> {
+        let before = system::allowed()?;
+        system::stay(&self.0)?;
+        let done = work();
+        system::stay(&before)?;
+        Ok(done)
+    }
+}
+
+/// Runs `work` on these processors, or anywhere where none are named.
+///
+/// # Errors
+/// As [`Cores::run`].
+pub fn run_on<R>(cores: Option<&Cores>, work: impl FnOnce() -> R) -> io::Result<R> {
+    match cores {
+        Some(cores) => cores.run(work),
+        None => Ok(work()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use std::{collections::BTreeSet, io};
+
+    /// Where this thread may run.
+    pub fn allowed() -> io::Result<BTreeSet<usize>> {
+        let set = sched_getaffinity(None)?;
+        Ok((0..CpuSet::MAX_CPU).filter(|n| set.is_set(*n)).collect())
+    }
+
+    pub fn stay(cores: &BTreeSet<usize>) -> io::Result<()> {
+        let mut set = CpuSet::new();
+        cores.iter().filter(|n| **n < CpuSet::MAX_CPU).for_each(|n| set.set(*n));
+        Ok(sched_setaffinity(None, &set)?)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::{collections::BTreeSet, io};
+
+    pub fn allowed() -> io::Result<BTreeSet<usize>> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this system keeps no thread on a processor: leave cores unset"))
+    }
+
+    pub fn stay(_: &BTreeSet<usize>) -> io::Result<()> {
+        allowed().map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_and_nonsense_is_refused() {
+        let read = |text: &str| text.parse::<Cores>().map(|cores| cores.to_string());
+        assert_eq!(read("0-2, 5,1"), Ok("0,1,2,5".into()));
+        assert_eq!("7".parse::<Cores>().unwrap().len(), 1);
+        for wrong in ["", "a", "2-1", "0-", "-1", "1024", "0-99999999999", "0,,1"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn some_compute_and_the_others_do_the_rest() {
+        let divided = |text: &str, threads| {
+            let (compute, rest) = text.parse::<Cores>().unwrap().divided(threads);
+            (compute.to_string(), rest.to_string())
+        };
+        assert_eq!(divided("4-7", 3), ("4,5,6".into(), "7".into()));
+        assert_eq!(divided("4-7", 4), ("4,5,6,7".into(), "4,5,6,7".into()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_stay_where_they_are_started() {
+        let here = || system::allowed().unwrap();
+        let on_its_own = std::thread::spawn(move || {
+            let (compute, rest) = Cores(here()).divided(1);
+            rest.stay().unwrap();
+            assert_eq!(here(), rest.0);
+            // That the rest may not run where others compute is no obstacle to these.
+            let started = compute.run(|| std::thread::spawn(here).join().unwrap()).unwrap();
+            assert_eq!((started, here()), (compute.0, rest.0));
+            assert!(Cores([MOST - 1].into()).stay().is_err());
+        });
+        on_its_own.join().unwrap();
+    }
+}
