@@ -64,10 +64,10 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     telemetry::start(settings.text("log"), settings.text("log-format"))
         .map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
     if verb == "join"
-        && let Some((_, rest)) = settings.cores().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
+        && let Some((compute, rest)) = settings.cores().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
     {
         // Before there is any other thread: they take it over.
-        rest.stay().map_err(|e| Exit::new(Kind::Config, format!("cores: {e}")))?;
+        compute.check().and_then(|()| rest.stay()).map_err(|e| Exit::new(Kind::Config, format!("cores: {e}")))?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|e| Exit::new(Kind::Other, format!("no threads: {e}")))?;

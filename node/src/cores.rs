@@ -60,17 +60,24 @@ impl Cores {
     /// # Errors
     /// When this process may not run on one of them, or the system keeps threads nowhere.
     pub fn stay(&self) -> io::Result<()> {
-        if let Some(missing) = self.0.difference(&system::allowed()?).next() {
-            let why = format!("there is no processor {missing} that this process may use");
-            return Err(io::Error::new(io::ErrorKind::NotFound, why));
-        }
+        self.check()?;
         system::stay(&self.0)
     }
 
-    /// Runs `work` on them; threads that it starts stay there.
+    /// Whether this thread may run on all of them.
     ///
     /// # Errors
     /// As [`Self::stay`].
+    pub fn check(&self) -> io::Result<()> {
+        let Some(missing) = self.0.difference(&system::allowed()?).next().copied() else { return Ok(()) };
+        let why = format!("there is no processor {missing} that this process may use");
+        Err(io::Error::new(io::ErrorKind::NotFound, why))
+    }
+
+    /// Runs `work` on them, and goes back to where this thread was; threads that `work` starts stay there.
+    ///
+    /// # Errors
+    /// When the system refuses. This thread may be kept off them: whether they are there is asked before ([`Self::check`]).
     pub fn run<R>(&self, work: impl FnOnce() -> R) -> io::Result<R> {
         let before = system::allowed()?;
         system::stay(&self.0)?;
@@ -156,8 +163,9 @@ mod tests {
             assert_eq!(here(), rest.0);
             // That the rest may not run where others compute is no obstacle to these.
             let started = compute.run(|| std::thread::spawn(here).join().unwrap()).unwrap();
-            assert_eq!((started, here()), (compute.0, rest.0));
+            assert_eq!((&started, &here()), (&compute.0, &rest.0));
             assert!(Cores([MOST - 1].into()).stay().is_err());
+            assert_eq!(compute.check().is_ok(), compute == rest);
         });
         on_its_own.join().unwrap();
     }
