@@ -8,6 +8,7 @@ mod judging;
 mod kept;
 mod observed;
 mod patience;
+mod queues;
 mod recovery;
 mod request;
 mod silence;
@@ -28,6 +29,7 @@ use judging::{Judging, shape};
 use kept::Kept;
 use observed::Observed;
 use patience::Patience;
+use queues::{Queues, Shares};
 use request::{Prefill, Request};
 use silence::is_progress;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +49,7 @@ pub struct Gateway {
     view: View,
     requests: BTreeMap<RequestId, Request>,
     router: Router,
+    queues: Queues,
     observed: Observed,
     kept: Kept,
     speeds: Speeds,
@@ -59,10 +62,10 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        let (observed, kept) = (Observed::default(), Kept::default());
+        let (queues, observed, kept) = (Queues::default(), Observed::default(), Kept::default());
         let (speeds, patience) = (Speeds::default(), Patience::default());
         let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
-        Self { config, view, requests, router, observed, kept, speeds, patience, traffic }
+        Self { config, view, requests, router, queues, observed, kept, speeds, patience, traffic }
     }
 
     /// Requests that have not ended.
@@ -85,9 +88,12 @@ impl Gateway {
     /// One event, and what follows from it.
     pub fn on_event(&mut self, now: Time, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
+        let touched = event.request();
+        let before = self.shares(touched);
         match event {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
+                self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
                 self.kept.retain(|id| self.view.group(*id).is_some_and(|group| self.view.is_whole(group)));
                 self.leave_the_dead(now, &mut out);
@@ -108,7 +114,13 @@ impl Gateway {
             Event::PrefillLost { request, reason } => self.prefill_lost(now, request, reason, &mut out),
             Event::Deadline => self.expire(now, &mut out),
         }
+        let after = self.shares(touched);
+        self.queues.moved(now, before, after);
         out
+    }
+
+    fn shares(&self, request: Option<RequestId>) -> Shares {
+        request.and_then(|request| self.requests.get(&request)).map_or([None; 2], queues::shares)
     }
 
     fn submit(&mut self, now: Time, request: RequestId, new: Request, out: &mut Vec<Action>) {
@@ -184,22 +196,16 @@ impl Gateway {
         out.push(Action::OpenDecode { request, leader: decode_leader, open });
     }
 
-    /// What groups have to do: heartbeats lag, so what this gateway gave them itself counts at least.
-    /// One that hangs is none where another is up.
+    /// What groups have to do. One that hangs is none where another is up.
     fn live_queues(&self, now: Time) -> BTreeMap<GroupId, Load> {
-        let mut own: BTreeMap<GroupId, u32> = BTreeMap::new();
-        for pick in self.requests.values().filter_map(|r| r.pick) {
-            *own.entry(pick.decode).or_default() += 1;
-        }
+        let own = queues::parts(self.requests.values());
         let model = |id: &GroupId| self.view.plan.as_ref().and_then(|plan| Some(plan.group(*id)?.model));
         let works = |id: &GroupId| !self.patience.is_out(now, *id);
         let working: BTreeSet<ModelId> = self.view.up.keys().filter(|id| works(id)).filter_map(model).collect();
         let counts = |id: &GroupId| works(id) || model(id).is_none_or(|model| !working.contains(&model));
-        let corrected = |(id, load): (&GroupId, &Load)| {
-            let own = own.get(id).copied().unwrap_or(0);
-            (*id, Load { running: load.running.max(own.saturating_sub(load.waiting)), ..*load })
-        };
-        self.view.up.iter().filter(|(id, _)| counts(id)).map(corrected).collect()
+        let current =
+            |(id, said): (&GroupId, &Load)| (*id, self.queues.now(*id, said, own.get(id).copied().unwrap_or_default()));
+        self.view.up.iter().filter(|(id, _)| counts(id)).map(current).collect()
     }
 
     /// Of groups that are slower than they claim.

@@ -155,6 +155,21 @@ pub enum Event {
     Deadline,
 }
 
+impl Event {
+    /// Whose it is, if it is one request's.
+    pub(super) fn request(&self) -> Option<RequestId> {
+        match self {
+            Self::Submit { request, .. }
+            | Self::Cancel { request }
+            | Self::Decode { request, .. }
+            | Self::DecodeLost { request, .. }
+            | Self::Prefill { request, .. }
+            | Self::PrefillLost { request, .. } => Some(*request),
+            Self::View(_) | Self::Deadline => None,
+        }
+    }
+}
+
 /// An answer that another gateway began.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Begun {

@@ -1,0 +1,180 @@
+//! Prompt flow 2: what groups have to do at this moment.
+//!
+//! A group says so once a second: a request that has ended since is still in it, and one that began since is not. Of its own
+//! requests a gateway knows better. Those it had there when the group counted are taken off what was said, and those it
+//! has there now are added. What is heard is a moment old: a request that ended shortly before may have been counted.
+
+use super::request::{Prefill, Request};
+use crate::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use tsnode_protocol::{GroupId, Load};
+
+/// From a group's counting to a gateway's hearing of it: its host looks four times a second, and so does who listens.
+const LAG: Duration = Duration::from_millis(600);
+
+/// What one gateway's requests are to a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Sequences there.
+    sequences: u32,
+    /// Tokens of prompts that are not computed yet, as far as the gateway knows.
+    pending_tokens: u32,
+}
+
+impl Part {
+    fn and(self, other: Self) -> Self {
+        Self {
+            sequences: self.sequences.saturating_add(other.sequences),
+            pending_tokens: self.pending_tokens.saturating_add(other.pending_tokens),
+        }
+    }
+
+    fn less(self, other: Self) -> Self {
+        Self {
+            sequences: self.sequences.saturating_sub(other.sequences),
+            pending_tokens: self.pending_tokens.saturating_sub(other.pending_tokens),
+        }
+    }
+}
+
+/// The parts of one request: in the group that decodes, and in another that prefills.
+pub(super) type Shares = [Option<(GroupId, Part)>; 2];
+
+/// The parts of some requests, by group.
+pub(super) type Parts = BTreeMap<GroupId, Part>;
+
+/// What groups last said, and what the gateway had given them by then.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    said: BTreeMap<GroupId, (Load, Part)>,
+    /// What was done of late, the oldest first.
+    done: VecDeque<(Time, GroupId, Part)>,
+}
+
+impl Queues {
+    /// Groups say this; `own` is what the gateway has there as they do.
+    pub fn hear(&mut self, now: Time, up: &BTreeMap<GroupId, Load>, own: &Parts) {
+        self.forget(now);
+        self.said.retain(|id, _| up.contains_key(id));
+        for (id, load) in up {
+            if self.said.get(id).is_none_or(|(said, _)| said != load) {
+                let done = self.done.iter().filter(|(_, group, _)| group == id).map(|(.., part)| *part);
+                let own = own.get(id).copied().unwrap_or_default();
+                self.said.insert(*id, (*load, done.fold(own, Part::and)));
+            }
+        }
+    }
+
+    /// A request had these parts, and has those now.
+    pub fn moved(&mut self, now: Time, before: Shares, after: Shares) {
+        let still = |id: GroupId| after.iter().flatten().find(|(group, _)| *group == id).map(|(_, part)| *part);
+        for (id, part) in before.into_iter().flatten() {
+            let done = part.less(still(id).unwrap_or_default());
+            if done != Part::default() {
+                self.forget(now);
+                self.done.push_back((now, id, done));
+            }
+        }
+    }
+
+    fn forget(&mut self, now: Time) {
+        while self.done.front().is_some_and(|(at, ..)| *at + LAG < now) {
+            self.done.pop_front();
+        }
+    }
+
+    /// What a group has to do, where the gateway has this there now.
+    pub fn now(&self, id: GroupId, said: &Load, own: Part) -> Load {
+        let before = self.said.get(&id).map(|(_, before)| *before).unwrap_or_default();
+        let others = Part { sequences: said.running.saturating_add(said.waiting), pending_tokens: said.pending_tokens };
+        let Part { sequences, pending_tokens } = others.less(before).and(own);
+        let waiting = said.waiting.min(sequences);
+        Load { running: sequences - waiting, waiting, pending_tokens, ..*said }
+    }
+}
+
+/// What a request is to its groups.
+pub(super) fn shares(r: &Request) -> Shares {
+    let Some(pick) = r.pick else { return [None; 2] };
+    let prompt = (r.prompt.len() as u32).saturating_sub(r.cached);
+    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt } else { 0 } };
+    let elsewhere = matches!(r.prefill, Prefill::Wanted | Prefill::Running);
+    let decode = (pick.decode, part(r.prefill == Prefill::ByDecode && !r.flows));
+    [Some(decode), elsewhere.then(|| (pick.prefill, part(r.first.is_none())))]
+}
+
+/// What these requests are to their groups.
+pub(super) fn parts<'a>(requests: impl Iterator<Item = &'a Request>) -> Parts {
+    let mut parts = Parts::new();
+    for (id, part) in requests.flat_map(shares).flatten() {
+        let known = parts.entry(id).or_default();
+        *known = known.and(part);
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: GroupId = GroupId([1; 8]);
+
+    fn load(running: u32, waiting: u32, pending_tokens: u32) -> Load {
+        Load { running, waiting, pending_tokens, ..Load::default() }
+    }
+
+    fn part(sequences: u32, pending_tokens: u32) -> Part {
+        Part { sequences, pending_tokens }
+    }
+
+    /// Said so while the gateway had `before` there, and seen so by it with `own` there now.
+    fn seen(said: Load, before: Part, own: Part) -> Load {
+        let mut queues = Queues::default();
+        queues.hear(Time::ZERO, &[(GROUP, said)].into(), &[(GROUP, before)].into());
+        queues.now(GROUP, &said, own)
+    }
+
+    #[test]
+    fn a_request_that_has_ended_is_none_and_one_that_has_begun_is_one() {
+        assert_eq!(seen(load(1, 0, 256), part(1, 256), part(0, 0)), load(0, 0, 0));
+        assert_eq!(seen(load(0, 0, 0), part(0, 0), part(2, 512)), load(2, 0, 512));
+        assert_eq!(seen(load(1, 0, 100), part(1, 100), part(1, 300)), load(1, 0, 300));
+    }
+
+    #[test]
+    fn those_of_others_stay() {
+        assert_eq!(seen(load(3, 2, 700), part(1, 200), part(0, 0)), load(2, 2, 500));
+        assert_eq!(seen(load(3, 2, 700), part(0, 0), part(1, 10)), load(4, 2, 710));
+        // More of its own have ended than the group says it runs: it spoke of some that waited.
+        assert_eq!(seen(load(1, 3, 0), part(3, 0), part(0, 0)), load(0, 1, 0));
+    }
+
+    #[test]
+    fn what_is_said_again_is_no_news_and_who_is_down_is_forgotten() {
+        let mut queues = Queues::default();
+        let up = [(GROUP, load(1, 0, 0))].into();
+        queues.hear(Time::ZERO, &up, &[(GROUP, part(1, 0))].into());
+        queues.hear(Time::ZERO, &up, &Parts::new());
+        assert_eq!(queues.now(GROUP, &load(1, 0, 0), part(0, 0)), load(0, 0, 0));
+        queues.hear(Time::ZERO, &BTreeMap::new(), &Parts::new());
+        queues.hear(Time::ZERO, &up, &Parts::new());
+        assert_eq!(queues.now(GROUP, &load(1, 0, 0), part(0, 0)), load(1, 0, 0));
+    }
+
+    #[test]
+    fn what_was_done_a_moment_before_it_was_said_may_be_in_it() {
+        let (mut queues, up) = (Queues::default(), [(GROUP, load(1, 0, 210))].into());
+        let (asked, prompted) = ([Some((GROUP, part(1, 512))), None], [Some((GROUP, part(1, 0))), None]);
+        let ms = Duration::from_millis;
+        queues.moved(ms(100), asked, prompted);
+        queues.moved(ms(200), prompted, [None; 2]);
+        queues.hear(ms(300), &up, &Parts::new());
+        assert_eq!(queues.now(GROUP, &load(1, 0, 210), part(0, 0)), load(0, 0, 0));
+        // Said later it is others' work.
+        let more = [(GROUP, load(2, 0, 100))].into();
+        queues.hear(ms(2000), &more, &Parts::new());
+        assert_eq!(queues.now(GROUP, &load(2, 0, 100), part(0, 0)), load(2, 0, 100));
+        assert!(queues.done.is_empty());
+    }
+}
