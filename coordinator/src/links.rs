@@ -17,7 +17,9 @@ pub const TRAIN: Duration = Duration::from_millis(40);
 /// One that took that part of it says enough.
 const ENOUGH: f64 = 0.75;
 /// The first train (bytes): 13 ms at 10 Mbit/s.
-pub const FIRST_TRAIN: u64 = 16 * 1024;
+const FIRST_TRAIN: u64 = 16 * 1024;
+/// One up to that long is over before a thread that was late has come (bytes).
+const SHORT_TRAIN: u64 = 1 << 20;
 /// What a link is taken to carry before anything is known: the first train then leaves at once.
 pub const FIRST_GUESS: BytesPerSecond = BytesPerSecond(12.5e6);
 /// How much longer a train may be than the one before: what a short one tells may be far too much.
@@ -29,7 +31,7 @@ const SHARES: u64 = 64;
 /// The longest (bytes): 6.7 ms at 10 Gbit/s.
 pub const LONGEST_TRAIN: u64 = 8 << 20;
 /// Trains in one probe.
-pub const TRAINS: usize = 5;
+const TRAINS: usize = 5;
 /// The part of a peer's upload that probes of all its links may take.
 const PART: f64 = 0.005;
 /// Weight of a new probe.
@@ -48,6 +50,8 @@ pub enum Evidence {
     Full(BytesPerSecond),
     /// Traffic was carried at this rate and nothing told that more would not have been.
     AtLeast(BytesPerSecond),
+    /// So was traffic of a sender that waited for its program at times: it may be far less than the link carries.
+    Passing(BytesPerSecond),
 }
 
 /// What is known of the link to one peer.
@@ -68,18 +72,25 @@ impl Estimate {
 
     /// Takes in what was seen of the bandwidth.
     pub fn note(&mut self, now: Time, seen: Evidence) {
+        let mut at = now;
         let (new, weight) = match (seen, self.bandwidth) {
             (Evidence::Probed(rate), _) => (rate, PROBED),
             (Evidence::Full(rate), _) => (rate, SEEN),
             // What is known to carry more has shown nothing new.
             (Evidence::AtLeast(rate), Some(known)) if rate.0 < known.0 => return,
             (Evidence::AtLeast(rate), _) => (rate, 1.0),
+            (Evidence::Passing(rate), Some(known)) if rate.0 > known.0 => {
+                // How much faster it is is still for a probe to find out.
+                at = self.at;
+                (rate, 1.0)
+            }
+            (Evidence::Passing(_), _) => return,
         };
         if !(new.0.is_finite() && new.0 > 0.0) {
             return;
         }
         self.bandwidth = Some(self.bandwidth.map_or(new, |old| mixed(old.0, new.0, weight, BytesPerSecond)));
-        self.at = now;
+        self.at = at;
     }
 
     /// Whether a probe would tell more than traffic has just told.
@@ -139,9 +150,54 @@ pub fn carried(arrivals: &[(Duration, u64)]) -> Option<BytesPerSecond> {
     slopes.get(slopes.len() / 2).copied().map(BytesPerSecond)
 }
 
+/// The trains of one probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Probing {
+    next: Option<u64>,
+    /// Trains that may still be sent.
+    left: usize,
+    found: Option<BytesPerSecond>,
+    /// Whether the next train is the last one again.
+    again: bool,
+}
+
+impl Default for Probing {
+    fn default() -> Self {
+        Self { next: Some(FIRST_TRAIN), left: TRAINS, found: None, again: false }
+    }
+}
+
+impl Probing {
+    /// Bytes of the next train, if there is to be one.
+    #[must_use]
+    pub fn next(&self) -> Option<u64> {
+        self.next
+    }
+
+    /// How fast the link is, as far as trains have told.
+    #[must_use]
+    pub fn found(&self) -> Option<BytesPerSecond> {
+        self.found
+    }
+
+    /// The train that was next has been carried so fast. A thread that was late makes a link look slow, and what looks slow looks
+    /// like enough: a short train that would be the last is sent twice, and the faster one counts.
+    pub fn seen(&mut self, rate: Option<BytesPerSecond>) {
+        let Some(sent) = self.next else { return };
+        let faster = |a: BytesPerSecond, b: BytesPerSecond| if a.0 > b.0 { a } else { b };
+        let before = self.found.filter(|_| self.again);
+        // One that came too quickly to tell is faster than any.
+        self.found = rate.map(|rate| before.map_or(rate, |before| faster(before, rate)));
+        self.left = self.left.saturating_sub(1);
+        let longer = next_train(sent, self.found);
+        let surely = self.again || sent > SHORT_TRAIN;
+        self.again = longer.is_none() && !surely;
+        self.next = longer.or(self.again.then_some(sent)).filter(|_| self.left > 0);
+    }
+}
+
 /// How long the train after one of `sent` bytes, carried at `rate`, must be; `None` where that one was long enough.
-#[must_use]
-pub fn next_train(sent: u64, rate: Option<BytesPerSecond>) -> Option<u64> {
+fn next_train(sent: u64, rate: Option<BytesPerSecond>) -> Option<u64> {
     let longest = LONGEST_TRAIN.min(sent.saturating_mul(LONGER));
     let Some(rate) = rate else {
         return (sent < LONGEST_TRAIN).then_some(longest);
@@ -219,6 +275,30 @@ mod tests {
         );
     }
 
+    /// The trains of a probe of a link, where a thread is late by so much at the first ones.
+    fn probed(mbit: f64, late: &[f64]) -> (Vec<u64>, f64) {
+        let (mut probing, mut sent) = (Probing::default(), Vec::new());
+        while let Some(bytes) = probing.next() {
+            let took = bytes as f64 / (mbit * MBIT) + late.get(sent.len()).unwrap_or(&0.0);
+            sent.push(bytes);
+            probing.seen((took > 3e-3).then_some(BytesPerSecond(bytes as f64 / took)));
+        }
+        (sent, probing.found().map_or(0.0, |rate| rate.0 / MBIT))
+    }
+
+    #[test]
+    fn a_thread_that_was_late_once_makes_no_link_slow() {
+        for mbit in [10.0, 100.0, 640.0, 10_000.0] {
+            let (punctual, _) = probed(mbit, &[]);
+            for late in [[0.04, 0.0], [0.0, 0.04]] {
+                let (sent, found) = probed(mbit, &late);
+                assert!(found > 0.85 * mbit, "{mbit}: {found} by {sent:?}");
+                assert!(sent.len() <= TRAINS && sent.len() <= punctual.len() + 1, "{sent:?}");
+            }
+        }
+        assert_eq!(probed(1.0, &[]).0, [FIRST_TRAIN; 2]);
+    }
+
     #[test]
     fn probes_take_less_than_a_hundredth_of_the_upload() {
         for mbit in [10.0, 100.0, 1000.0] {
@@ -240,6 +320,19 @@ mod tests {
         assert_eq!((link.bandwidth(), link.age(ms(11))), (Some(probed), ms(10)));
         link.note(ms(3), Evidence::AtLeast(BytesPerSecond(1000.0)));
         assert!((link.bandwidth().unwrap().0 - 1000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn traffic_that_waits_for_its_program_is_no_measurement() {
+        let (mut link, passing) = (Estimate::default(), |rate| Evidence::Passing(BytesPerSecond(rate)));
+        link.note(ms(0), passing(5.0));
+        assert!(link.bandwidth().is_none() && link.wants_probe(ms(0)));
+        link.note(ms(1), Evidence::Probed(BytesPerSecond(100.0)));
+        link.note(ms(2), passing(50.0));
+        assert_eq!(link.bandwidth().map(|b| b.0.round()), Some(100.0));
+        link.note(ms(50_000), passing(200.0));
+        assert_eq!(link.bandwidth().map(|b| b.0.round()), Some(200.0));
+        assert!(link.wants_probe(ms(60_001)), "a probe may find that it is faster still");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::links::pause_after;
 use tsnode_protocol::{Link, PeerId};
@@ -18,8 +18,12 @@ const EVERY: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(10);
 /// Between two probes of a round, at least.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A number that has moved by less than this part is no news.
+/// How often what traffic shows is looked at between rounds.
+const LOOK: Duration = Duration::from_secs(2);
+/// A number that has moved by less than this part is no news after a round.
 const NEWS: f64 = 0.05;
+/// Between rounds, neither is what would hardly change a decision: everyone hears of it.
+const SUDDEN: f64 = 0.3;
 /// So is latency that has moved by less than threads are late (seconds).
 const LATE: f64 = 0.5e-3;
 
@@ -61,13 +65,18 @@ impl Prober {
                 if measured.is_none() {
                     wait = AGAIN;
                 }
-                if !self.tell().await {
+                if !self.tell(NEWS).await {
                     return;
                 }
                 sleep(measured.unwrap_or(PAUSE).max(PAUSE)).await;
             }
             // A link that has taken another way is another link, and one that has lost its way is to find another.
-            let _ = timeout(wait, turns.changed()).await;
+            let until = Instant::now() + wait;
+            while Instant::now() < until && timeout(LOOK, turns.changed()).await.is_err() {
+                if !self.tell(SUDDEN).await {
+                    return;
+                }
+            }
         }
     }
 
@@ -87,9 +96,9 @@ impl Prober {
     }
 
     /// Says what is known now if it is news; false when nobody listens any more.
-    async fn tell(&mut self) -> bool {
+    async fn tell(&mut self, news: f64) -> bool {
         let now: Vec<Link> = self.links.measured().into_iter().map(|measured| measured.link).collect();
-        if !is_news(&self.told, &now) {
+        if !is_news(&self.told, &now, news) {
             return !self.news.is_closed();
         }
         self.told.clone_from(&now);
@@ -97,9 +106,9 @@ impl Prober {
     }
 }
 
-/// Whether a link has come, gone, or changed by more than measuring it twice would.
-fn is_news(told: &[Link], now: &[Link]) -> bool {
-    let moved = |a: f64, b: f64| (a - b).abs() > NEWS * a.abs().max(b.abs());
+/// Whether a link has come, gone, or changed by more than this part of it.
+fn is_news(told: &[Link], now: &[Link], news: f64) -> bool {
+    let moved = |a: f64, b: f64| (a - b).abs() > news * a.abs().max(b.abs());
     let changed = |(a, b): (&Link, &Link)| {
         a.to != b.to
             || a.path != b.path
@@ -123,9 +132,12 @@ mod tests {
             path: PathKind::Direct,
         };
         let told = [link(1, 0.01, 1e6), link(2, 0.01, 1e6)];
-        assert!(!is_news(&told, &[link(1, 0.0102, 1e6), link(2, 0.01, 1.02e6)]));
-        assert!(is_news(&told, &[link(1, 0.01, 1e6), link(2, 0.02, 1e6)]));
-        assert!(is_news(&told, &[link(1, 0.01, 1e6), link(3, 0.01, 1e6)]));
-        assert!(is_news(&told, &told[..1]) && !is_news(&[], &[]));
+        let news = |now: &[Link]| is_news(&told, now, NEWS);
+        assert!(!news(&[link(1, 0.0102, 1e6), link(2, 0.01, 1.02e6)]));
+        assert!(news(&[link(1, 0.01, 1e6), link(2, 0.02, 1e6)]));
+        assert!(news(&[link(1, 0.01, 1e6), link(3, 0.01, 1e6)]));
+        assert!(news(&told[..1]) && !is_news(&[], &[], NEWS));
+        let faster = [link(1, 0.01, 1e6), link(2, 0.01, 1.2e6)];
+        assert!(news(&faster) && !is_news(&told, &faster, SUDDEN));
     }
 }

@@ -31,15 +31,93 @@ pub(super) struct Meter {
     floor: AtomicU64,
 }
 
-/// A time in which the sender had always something to send.
+/// What is being acknowledged.
 #[derive(Debug, Default)]
 struct Run {
-    began: Option<Instant>,
-    bytes: u64,
+    /// By the acknowledgement that is being read.
+    batch: Batch,
+    /// While the sender has always something to send.
+    busy: Span,
     queue: Queue,
     /// Whether something was lost.
     lost: bool,
+    /// Whether the sender waits for its program at times or not.
+    all: Span,
+    waited: bool,
     found: Vec<Evidence>,
+}
+
+/// An acknowledgement, and when what it is for was sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mark {
+    came: Instant,
+    sent: Instant,
+}
+
+/// What comes in one acknowledgement: nothing tells which of its packets came when.
+#[derive(Debug, Default)]
+struct Batch {
+    mark: Option<Mark>,
+    bytes: u64,
+    /// Whether the sender had nothing to send.
+    idle: bool,
+}
+
+/// Bytes that were acknowledged after one mark, until another.
+#[derive(Debug, Default)]
+struct Span {
+    marks: Option<(Mark, Mark)>,
+    bytes: u64,
+}
+
+impl Span {
+    /// So many more, or the first mark: what came with that one may have been under way for any time.
+    fn add(&mut self, mark: Mark, bytes: u64) {
+        match &mut self.marks {
+            None => self.begin(mark),
+            Some((_, last)) => {
+                *last = mark;
+                self.bytes += bytes;
+            }
+        }
+    }
+
+    fn begin(&mut self, mark: Mark) {
+        (self.marks, self.bytes) = (Some((mark, mark)), 0);
+    }
+
+    fn stop(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How fast they were carried, if that took so long; the next span begins where this one ends. A far end that comes late
+    /// acknowledges in a moment what it took longer to send: the longer of both times counts.
+    fn rate(&mut self, least: Duration) -> Option<BytesPerSecond> {
+        let (first, last) = self.marks?;
+        let took = last.came.saturating_duration_since(first.came);
+        if took < least {
+            return None;
+        }
+        let took = took.max(last.sent.saturating_duration_since(first.sent));
+        let rate = BytesPerSecond(self.bytes as f64 / took.as_secs_f64());
+        self.begin(last);
+        Some(rate)
+    }
+
+    /// Since it began.
+    fn lasts(&self) -> Option<Duration> {
+        self.marks.map(|(first, _)| first.came.elapsed())
+    }
+
+    /// Whether nothing has come since its mark.
+    fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether nothing has come for so long.
+    fn is_old(&self, now: Instant, least: Duration) -> bool {
+        self.marks.is_some_and(|(_, last)| now.saturating_duration_since(last.came) > least)
+    }
 }
 
 /// Whether what was acknowledged had waited in the link's queue.
@@ -88,41 +166,59 @@ impl Meter {
 
     /// Whether the connection is busy with more than it can send.
     pub fn is_busy(&self) -> bool {
-        self.lock().began.is_some_and(|began| began.elapsed() < SPAN * 4)
+        self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
     }
 }
 
 impl Run {
-    fn acknowledged(&mut self, bytes: u64, idle: bool, rtt: &RttEstimator) {
-        if idle {
-            self.began = None;
-        }
-        self.bytes += bytes;
-        self.queue = self.queue.and(rtt.get() > rtt.min().mul_f64(QUEUED) + QUEUED_AT_LEAST);
+    fn acknowledged(&mut self, mark: Mark, bytes: u64, idle: bool, waited: bool) {
+        let latest = self.batch.mark.map_or(mark.sent, |before| before.sent.max(mark.sent));
+        self.batch.mark = Some(Mark { sent: latest, ..mark });
+        self.batch.bytes += bytes;
+        self.batch.idle |= idle;
+        self.queue = self.queue.and(waited);
     }
 
-    /// At the end of an acknowledgement, where what was acknowledged by now is known.
-    fn look(&mut self, now: Instant, span: Duration) {
-        let Some(began) = self.began else { return self.begin(now) };
-        let took = now.saturating_duration_since(began);
-        if took < span {
-            return;
+    /// At the end of an acknowledgement, where what was acknowledged by now is known. A sender that waits for its program shows
+    /// no more than what it sends.
+    fn look(&mut self, idle: bool, span: Duration) {
+        let Batch { mark, bytes, idle: was_idle } = std::mem::take(&mut self.batch);
+        let Some(mark) = mark else { return };
+        let idle = idle || was_idle;
+        if idle {
+            self.busy.stop();
+        } else {
+            self.busy.add(mark, bytes);
         }
-        let rate = BytesPerSecond(self.bytes as f64 / took.as_secs_f64());
+        if self.busy.is_empty() {
+            (self.queue, self.lost) = (Queue::Unseen, false);
+        }
+        if let Some(rate) = self.busy.rate(span) {
+            self.finds(if self.is_full() { Evidence::Full(rate) } else { Evidence::AtLeast(rate) });
+            (self.queue, self.lost) = (Queue::Unseen, false);
+        }
+        if self.all.is_old(mark.came, SPAN) {
+            self.all.stop();
+        }
+        self.waited |= idle;
+        self.all.add(mark, bytes);
+        if let Some(rate) = self.all.rate(span)
+            && std::mem::take(&mut self.waited)
+        {
+            self.finds(Evidence::Passing(rate));
+        }
+    }
+
+    fn finds(&mut self, evidence: Evidence) {
         if self.found.len() == KEPT {
             self.found.remove(0);
         }
-        self.found.push(if self.is_full() { Evidence::Full(rate) } else { Evidence::AtLeast(rate) });
-        self.begin(now);
+        self.found.push(evidence);
     }
 
     /// Whether the link carried all it can: its queue was never empty, or it has none to speak of and lost what was too much.
     fn is_full(&self) -> bool {
         self.queue == Queue::Stood || (self.lost && self.queue == Queue::Empty)
-    }
-
-    fn begin(&mut self, now: Instant) {
-        (self.began, self.bytes, self.queue, self.lost) = (Some(now), 0, Queue::Unseen, false);
     }
 }
 
@@ -133,7 +229,7 @@ pub(super) struct Metered;
 impl ControllerFactory for Metered {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
         let cubic = Arc::new(CubicConfig::default()).build(now, mtu);
-        Box::new(Watching { cubic, meter: Arc::default(), mtu, flying: 0, idle: true, rtt: Duration::ZERO })
+        Box::new(Watching { cubic, meter: Arc::default(), mtu, flying: 0, rtt: Duration::ZERO })
     }
 }
 
@@ -143,8 +239,6 @@ struct Watching {
     mtu: u16,
     /// Bytes on their way, about.
     flying: u64,
-    /// Whether the last acknowledgement found the sender with nothing to send.
-    idle: bool,
     rtt: Duration,
 }
 
@@ -169,16 +263,15 @@ impl Controller for Watching {
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, idle: bool, rtt: &RttEstimator) {
         self.cubic.on_ack(now, sent, bytes, idle, rtt);
-        (self.idle, self.rtt) = (idle, rtt.get());
-        self.meter.lock().acknowledged(bytes, idle, rtt);
+        self.rtt = rtt.get();
+        let waited = rtt.get() > rtt.min().mul_f64(QUEUED) + QUEUED_AT_LEAST;
+        self.meter.lock().acknowledged(Mark { came: now, sent }, bytes, idle, waited);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, idle: bool, largest: Option<u64>) {
         self.cubic.on_end_acks(now, in_flight, idle, largest);
         self.flying = in_flight;
-        if !(idle || self.idle) {
-            self.meter.lock().look(now, SPAN.max(2 * self.rtt));
-        }
+        self.meter.lock().look(idle, SPAN.max(2 * self.rtt));
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
@@ -202,8 +295,8 @@ impl Controller for Watching {
 
     /// Of the same connection: what is found by either is found.
     fn clone_box(&self) -> Box<dyn Controller> {
-        let Self { mtu, flying, idle, rtt, .. } = *self;
-        Box::new(Self { cubic: self.cubic.clone_box(), meter: self.meter.clone(), mtu, flying, idle, rtt })
+        let Self { mtu, flying, rtt, .. } = *self;
+        Box::new(Self { cubic: self.cubic.clone_box(), meter: self.meter.clone(), mtu, flying, rtt })
     }
 
     fn initial_window(&self) -> u64 {
@@ -212,5 +305,65 @@ impl Controller for Watching {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const KB: u64 = 1000;
+
+    /// So many bytes acknowledged after so many milliseconds, sent after so many, by a sender that then had nothing to send or
+    /// more; from a full link or not.
+    struct Ack {
+        came: u32,
+        sent: u32,
+        bytes: u64,
+        idle: bool,
+        waited: bool,
+    }
+
+    fn found(acks: impl Iterator<Item = Ack>) -> Vec<Evidence> {
+        let (mut run, start) = (Run::default(), Instant::now());
+        for Ack { came, sent, bytes, idle, waited } in acks {
+            let mark = Mark { came: start + MS * came, sent: start + MS * sent };
+            run.acknowledged(mark, bytes, idle, waited);
+            run.look(idle, SPAN);
+        }
+        run.found
+    }
+
+    #[test]
+    fn a_sender_that_always_has_more_shows_what_the_link_carries() {
+        let acks = |waited| {
+            (0..=20).map(move |k| Ack { came: 20 + 10 * k, sent: 10 * k, bytes: 10 * KB, idle: false, waited })
+        };
+        assert_eq!(found(acks(true)), [Evidence::Full(BytesPerSecond(1e6)); 2]);
+        assert_eq!(found(acks(false)), [Evidence::AtLeast(BytesPerSecond(1e6)); 2]);
+    }
+
+    #[test]
+    fn one_that_waits_for_its_program_shows_what_the_link_carries_at_least() {
+        // A layer's KV every 20 ms: it waits in no queue of the link, whatever round trips say.
+        let acks = (0..=10).map(|k| Ack { came: 20 + 20 * k, sent: 20 * k, bytes: 20 * KB, idle: true, waited: true });
+        assert_eq!(found(acks), [Evidence::Passing(BytesPerSecond(1e6)); 2]);
+        // Now and then a word: that shows nothing.
+        let words = (0..10).map(|k| Ack { came: 500 * k, sent: 500 * k, bytes: KB, idle: true, waited: false });
+        assert_eq!(found(words), []);
+    }
+
+    #[test]
+    fn who_comes_late_to_acknowledge_makes_no_link_faster() {
+        // What left in 200 ms is acknowledged at once, 190 ms late; the next 100 ms bring nothing.
+        let late = [(20, 0), (210, 200), (310, 205)];
+        let acks = late.map(|(came, sent)| Ack { came, sent, bytes: 200 * KB, idle: true, waited: false });
+        // The second is 190 ms after the first: too long to belong together.
+        let [Evidence::Passing(rate)] = found(acks.into_iter())[..] else { panic!() };
+        assert!(rate.0 <= 2e6, "{rate:?}");
+        let burst =
+            (0..=2).map(|k| Ack { came: 20 + 50 * k, sent: 100 * k, bytes: 100 * KB, idle: false, waited: false });
+        assert_eq!(found(burst), [Evidence::AtLeast(BytesPerSecond(1e6))]);
     }
 }

@@ -6,7 +6,7 @@ use super::{LinkError, Links, Stream};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
-use tsnode_coordinator::links::{FIRST_GUESS, FIRST_TRAIN, LONGEST_TRAIN, TRAINS, carried, next_train, train_window};
+use tsnode_coordinator::links::{FIRST_GUESS, LONGEST_TRAIN, Probing, carried, train_window};
 use tsnode_protocol::stream::{Opening, PROBE_BYTES, TrainSeen};
 use tsnode_protocol::{BytesPerSecond, Link, PeerId, Seconds};
 
@@ -71,21 +71,16 @@ pub(super) async fn ping(stream: &mut Stream) -> Result<Duration, LinkError> {
 
 /// Sends trains until one is long enough; says how many bytes they were, and how fast the last was carried.
 async fn trains(stream: &mut Stream, road: &Tuning, round_trip: Duration) -> Result<(u64, BytesPerSecond), LinkError> {
-    let (mut sent, mut bytes) = (0, FIRST_TRAIN);
-    let mut found = None;
-    for _ in 0..TRAINS {
-        let window = train_window(bytes, found.unwrap_or(FIRST_GUESS), Seconds(round_trip.as_secs_f64()));
-        road.meter.set_floor(window);
+    let (mut sent, mut probing) = (0, Probing::default());
+    while let Some(bytes) = probing.next() {
+        let guess = probing.found().unwrap_or(FIRST_GUESS);
+        road.meter.set_floor(train_window(bytes, guess, Seconds(round_trip.as_secs_f64())));
         let seen = train(stream, bytes).await;
         road.meter.set_floor(0);
         sent += bytes;
-        found = seen?.rate;
-        match next_train(bytes, found) {
-            Some(next) => bytes = next,
-            None => break,
-        }
+        probing.seen(seen?.rate);
     }
-    let rate = found.ok_or_else(|| LinkError::Lost("a probe told nothing".into()))?;
+    let rate = probing.found().ok_or_else(|| LinkError::Lost("a probe told nothing".into()))?;
     Ok((sent, rate))
 }
 
