@@ -1,9 +1,10 @@
 //! Spot checks: of some answers one token is computed again by another group, from the prompt and the tokens before it.
 //!
-//! Tokens depend on seed and position alone, so honest groups get the same one. Where they do not, a third group decides;
-//! where prompt and answer came from two groups, the one that answered is asked once more, alone: if it then gets what the
-//! others get, the KV it was sent was wrong. Where the client asked for the tokens' log-probabilities these are compared as
-//! well. A check looks like any other request, and is hung up on after its first token.
+//! Tokens depend on seed and position alone, so honest groups get the same one, and from logits that differ by no more than
+//! rounding: whoever chooses a token says how likely it was, and both groups' words are compared. Where they do not agree,
+//! a third group decides; where prompt and answer came from two groups, the one that answered is asked once more, alone: if
+//! it then gets what the others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on
+//! after its first token.
 
 use crate::{gateway::View, trust::Offence};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,16 @@ const LOGPROBS: f32 = 0.5;
 /// Alternatives asked for, to see near ties.
 const ALTERNATIVES: u8 = 5;
 
+/// Which answers are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpotChecks {
+    /// More of those by leaders that are new, fewer of the others'.
+    #[default]
+    Auto,
+    /// None: every peer is trusted.
+    Never,
+}
+
 /// An answer that ended well.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Served {
@@ -37,7 +48,7 @@ pub struct Served {
     pub prompt: Vec<Token>,
     /// The answer.
     pub answer: Vec<Token>,
-    /// Its tokens' log-probabilities, if the client asked for them.
+    /// Its tokens' log-probabilities, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
     /// What was asked for.
     pub generation: Generation,
@@ -108,6 +119,7 @@ pub enum Step {
 /// The checks of one gateway.
 #[derive(Debug, Default)]
 pub struct Checks {
+    which: SpotChecks,
     open: BTreeMap<RequestId, Check>,
     leaders: BTreeMap<PeerId, Known>,
 }
@@ -140,22 +152,35 @@ struct Asked {
 #[derive(Clone, Copy, Debug)]
 struct Word {
     token: Token,
-    /// None where nobody asked: then it agrees with any.
-    logprob: Option<f32>,
+    /// Minus infinity where nothing is said of it: then there is no such token.
+    logprob: f32,
 }
 
 impl Word {
+    fn new(token: Token, logprob: Option<f32>) -> Self {
+        Self { token, logprob: logprob.unwrap_or(f32::NEG_INFINITY) }
+    }
+
     fn agrees(self, other: Self) -> bool {
-        let apart = self.logprob.zip(other.logprob).map_or(0.0, |(a, b)| (a - b).abs());
-        // What is no number agrees with nothing.
-        self.token == other.token && apart <= LOGPROBS
+        // What is no number agrees with nothing, nor do infinities.
+        self.token == other.token && (self.logprob - other.logprob).abs() <= LOGPROBS
     }
 }
 
 impl Checks {
+    /// None yet.
+    #[must_use]
+    pub fn new(which: SpotChecks) -> Self {
+        Self { which, ..Self::default() }
+    }
+
     /// An answer has ended; `roll` is random. If it is to be checked, the first group to ask, under the name `check`.
     pub fn ended(&mut self, view: &View, served: Served, check: RequestId, roll: u64) -> Option<Ask> {
-        if !self.is_due(served.decode, roll) || served.answer.is_empty() || self.open.len() >= OPEN {
+        if self.which == SpotChecks::Never
+            || !self.is_due(served.decode, roll)
+            || served.answer.is_empty()
+            || self.open.len() >= OPEN
+        {
             return None;
         }
         let index = ((roll >> 32) % served.answer.len() as u64) as usize;
@@ -210,15 +235,14 @@ impl Checks {
 }
 
 impl Check {
-    /// What the answer says; who was asked for log-probabilities and gave none says that there is no such token.
+    /// What the answer says.
     fn claimed(&self) -> Word {
         let said = self.served.logprobs.get(self.index).copied().flatten();
-        let was_asked = self.served.generation.sampling.logprobs.is_some();
-        Word { token: self.served.answer[self.index], logprob: was_asked.then(|| said.unwrap_or(f32::NEG_INFINITY)) }
+        Word::new(self.served.answer[self.index], said)
     }
 
     fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> Step {
-        let (claimed, found) = (self.claimed(), Word { token: sampled.token, logprob: sampled.logprob });
+        let (claimed, found) = (self.claimed(), Word::new(sampled.token, sampled.logprob));
         let agrees = found.agrees(claimed) || is_tie(&self.served.generation, claimed, sampled);
         let Some(last) = self.asked.last_mut() else { return Step::Over(Verdict::Unclear) };
         last.said = Some(if agrees { claimed } else { found });
@@ -285,7 +309,7 @@ impl Check {
 fn is_tie(generation: &Generation, claimed: Word, sampled: &Sampled) -> bool {
     let best = sampled.logprob.unwrap_or(0.0);
     let near = |t: &tsnode_protocol::TokenLogprob| {
-        t.logprob > best - TIE && claimed.agrees(Word { token: t.token, logprob: Some(t.logprob) })
+        t.logprob > best - TIE && claimed.agrees(Word::new(t.token, Some(t.logprob)))
     };
     generation.sampling.temperature == 0.0 && sampled.top.iter().any(near)
 }
@@ -309,6 +333,7 @@ mod tests {
     const CHECK: RequestId = RequestId([7; 16]);
     const TRUTH: Token = Token(10);
     const LIE: Token = Token(66);
+    const LIKELY: Option<f32> = Some(-0.5);
 
     fn peer(n: u8) -> PeerId {
         PeerId([n; 32])
@@ -329,7 +354,7 @@ mod tests {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
         let (prefill, decode) = (peer(prefill), peer(decode));
-        let logprobs = Vec::new();
+        let logprobs = vec![LIKELY; 3];
         Served { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4, decode, prefill }
     }
 
@@ -340,7 +365,7 @@ mod tests {
         loop {
             assert_eq!((ask.open.answered.len(), ask.open.await_kv), (2, false));
             let lies = wrong.iter().any(|n| peer(*n) == ask.leader);
-            let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: None, top: vec![] };
+            let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: LIKELY, top: vec![] };
             match checks.said(&view, CHECK, Some(sampled)).unwrap() {
                 Step::Ask(next) => ask = next,
                 Step::Over(verdict) => return verdict,
@@ -352,6 +377,12 @@ mod tests {
     fn honest_answers_pass() {
         assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), Verdict::Passed);
         assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), Verdict::Passed);
+    }
+
+    #[test]
+    fn who_trusts_everybody_asks_nobody() {
+        let (view, mut checks) = (view(3), Checks::new(SpotChecks::Never));
+        assert!((0..2 * NEW).all(|roll| checks.ended(&view, served(2, 2, LIE), CHECK, roll).is_none()));
     }
 
     #[test]
@@ -391,9 +422,7 @@ mod tests {
     /// What a check says of the right token with this log-probability, where the others get another.
     fn of_logprob(claimed: Option<f32>, right: f32) -> Verdict {
         let (view, mut checks) = (view(4), Checks::default());
-        let mut served = served(2, 2, TRUTH);
-        served.generation.sampling.logprobs = Some(0);
-        served.logprobs = vec![claimed; 3];
+        let served = Served { logprobs: vec![claimed; 3], ..served(2, 2, TRUTH) };
         (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 0)).unwrap();
         loop {
             let said = Sampled { token: TRUTH, logprob: Some(right), top: vec![] };
@@ -404,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_the_token_from_other_logits_is_found_where_they_are_asked_for() {
+    fn who_gets_the_token_from_other_logits_is_found() {
         assert_eq!(of_logprob(Some(-0.5), -0.5), Verdict::Passed);
         assert_eq!(of_logprob(Some(-0.5), -0.8), Verdict::Passed);
         for wrong in [Some(-0.5), Some(f32::NAN), Some(f32::INFINITY), None] {
@@ -420,7 +449,7 @@ mod tests {
             let roll = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             if checks.ended(&view, served(2, 2, TRUTH), CHECK, roll).is_some() {
                 checked.push(n);
-                checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob: None, top: vec![] }));
+                checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob: LIKELY, top: vec![] }));
             }
         }
         let block = |n: u64| if n < 32 { n / 4 } else { 8 + (n - 32) / 32 };

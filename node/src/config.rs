@@ -17,6 +17,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     batcher::Guesses,
     gate::{KvChoice, SplitChoice},
+    spot::SpotChecks,
 };
 use tsnode_kernels::engine::Threads;
 use tsnode_protocol::{BytesPerSecond, KvDtype, kv::KvPace};
@@ -36,7 +37,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 32] = [
+pub const KNOBS: [Knob; 33] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -64,6 +65,7 @@ pub const KNOBS: [Knob; 32] = [
     ),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
+    knob("spot-check", "auto", "Have others compute a token of some answers again (auto), or trust every peer (never)"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
     knob("api-key", "", "Key that HTTP clients must show, beside those of tsnode keys"),
     knob(
@@ -284,6 +286,7 @@ impl Settings {
                 &[("auto", None), ("layers", Some(KvPace::Layers)), ("whole", Some(KvPace::Whole))],
             )?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
+            spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
             layout: self.parse("layout")?,
             api_key,

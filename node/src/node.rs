@@ -351,6 +351,7 @@ impl Ground {
             links: ways.links.clone(),
             roster: ways.roster.clone(),
             guard: ways.guard.clone(),
+            spot_checks: self.config.spot_checks,
             view,
             submissions,
             journal: ways.journal.clone(),

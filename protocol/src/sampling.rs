@@ -48,6 +48,13 @@ impl Sampling {
         }
     }
 
+    /// Whether logits are changed before a token is chosen.
+    #[must_use]
+    pub fn changes_logits(&self) -> bool {
+        let plain = self.repetition_penalty == 1.0 && self.frequency_penalty == 0.0 && self.presence_penalty == 0.0;
+        !plain || !self.logit_bias.is_empty()
+    }
+
     /// Refuses numbers that no sampler should see.
     ///
     /// # Errors
@@ -81,7 +88,8 @@ impl Sampling {
 pub struct Sampled {
     /// The choice.
     pub token: Token,
-    /// Natural log of its probability before temperature and cuts; asked for by [`Sampling::logprobs`].
+    /// Natural log of its probability before temperature and cuts. Whoever serves a swarm says it of every token, since others may
+    /// compute it again; clients are told where they ask for it ([`Sampling::logprobs`]).
     pub logprob: Option<f32>,
     /// The likeliest tokens, best first.
     pub top: Vec<TokenLogprob>,

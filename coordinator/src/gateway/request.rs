@@ -71,7 +71,7 @@ pub(super) struct Request {
     pub cached: u32,
     /// The answer, as far as the client has it.
     pub answer: Vec<Token>,
-    /// Of its tokens, if they are asked for.
+    /// Of its tokens, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
     /// The group that computed the prompt for another: it may still have it.
     pub prefilled_by: Option<GroupId>,
@@ -158,9 +158,7 @@ impl Request {
     pub fn answered(&mut self, sampled: &Sampled) {
         self.trail.extend(&[sampled.token]);
         self.answer.push(sampled.token);
-        if self.generation.sampling.logprobs.is_some() {
-            self.logprobs.push(sampled.logprob);
-        }
+        self.logprobs.push(sampled.logprob);
     }
 
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.

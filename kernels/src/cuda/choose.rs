@@ -21,11 +21,7 @@ impl Choice {
     /// For a row whose next token is at `position`; none where a choice needs all logits: for penalties, biases, and
     /// probabilities that are reported.
     pub fn of(sampling: &Sampling, position: u32) -> Option<Self> {
-        let plain = sampling.logit_bias.is_empty()
-            && sampling.repetition_penalty == 1.0
-            && sampling.frequency_penalty == 0.0
-            && sampling.presence_penalty == 0.0
-            && sampling.logprobs.is_none();
+        let plain = !sampling.changes_logits() && sampling.logprobs.is_none();
         let Sampling { seed, temperature, top_p, min_p, top_k, .. } = *sampling;
         plain.then_some(Self { seed, temperature, top_p, min_p, top_k, position, unused: 0 })
     }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     gateway::View,
-    spot::{Ask, Checks, Served, Step, Verdict},
+    spot::{Ask, Checks, Served, SpotChecks, Step, Verdict},
 };
 use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
 
@@ -32,9 +32,9 @@ pub(super) struct Examiner {
 }
 
 impl Examiner {
-    pub fn new(guard: Guard, tasks: TaskTracker) -> (Self, mpsc::Receiver<Answer>) {
+    pub fn new(which: SpotChecks, guard: Guard, tasks: TaskTracker) -> (Self, mpsc::Receiver<Answer>) {
         let (answers, receiver) = mpsc::channel(ANSWERS);
-        (Self { checks: Checks::default(), guard, tasks, answers }, receiver)
+        (Self { checks: Checks::new(which), guard, tasks, answers }, receiver)
     }
 
     /// An answer has ended well: it may be checked.

@@ -20,7 +20,10 @@ use std::collections::BTreeMap;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway as Machine, View};
+use tsnode_coordinator::{
+    gateway::{Action, Begun, Event, Gateway as Machine, View},
+    spot::SpotChecks,
+};
 use tsnode_protocol::{
     PeerId, RequestId, Traffic,
     stream::{DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest},
@@ -53,6 +56,8 @@ pub struct Drive {
     pub traffic: watch::Sender<Vec<Traffic>>,
     /// Is told of those who answer wrongly.
     pub guard: Guard,
+    /// Whether that is looked for.
+    pub spot_checks: SpotChecks,
     /// Owner of the tasks that follow streams.
     pub tasks: TaskTracker,
     /// The process's zero.
@@ -68,7 +73,7 @@ impl Drive {
     pub async fn run(mut self, stop: CancellationToken) {
         let (heard, mut ear) = mpsc::channel(HEARD);
         let (looked, mut found) = mpsc::channel(SUBMISSIONS);
-        let (examiner, mut examined) = Examiner::new(self.guard.clone(), self.tasks.clone());
+        let (examiner, mut examined) = Examiner::new(self.spot_checks, self.guard.clone(), self.tasks.clone());
         let mut desk = Desk { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);

@@ -19,6 +19,7 @@ use tsnode_coordinator::{
     gate::{KvChoice, SplitChoice},
     layout::Layout,
     lending::Hours,
+    spot::SpotChecks,
 };
 use tsnode_kernels::{engine::Threads, source::SourceError};
 use tsnode_protocol::{Invite, KvDtype, kv::KvPace};
@@ -78,6 +79,8 @@ pub struct NodeConfig {
     pub kv_pace: Option<KvPace>,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
+    /// Whether answers to clients of this peer are checked.
+    pub spot_checks: SpotChecks,
     /// Whether groups that this peer leads guess answers' next tokens.
     pub guesses: Guesses,
     /// Hours in which the host is lent; all of them where none are named.

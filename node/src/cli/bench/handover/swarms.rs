@@ -35,7 +35,8 @@ impl Swarms {
             let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
             PeerConfig::Host { flags: flags.chain(self.model.iter().cloned()).collect() }
         };
-        let all = ["--layout", "prefill=1,decode=1", "--guess", "never"];
+        // A check computes a prompt on the peer that is not asked: beside what is measured, or before it.
+        let all = ["--layout", "prefill=1,decode=1", "--guess", "never", "--spot-check", "never"];
         let config = TestnetConfig {
             executable: self.executable.clone(),
             folder,
