@@ -333,6 +333,11 @@ impl Engine {
         self.pools.iter().map(PagePool::count).fold(none, sum)
     }
 
+    /// Does a little of what the next sequences need, for when there is nothing else to do; says whether there may be more.
+    pub fn make_ready(&mut self) -> bool {
+        !self.stages.is_empty() && self.pools.iter_mut().any(PagePool::make_ready)
+    }
+
     /// Computes a batch: any mix of prompt chunks and single tokens, each slice's rows one after the other. The result
     /// may be changed in place by the caller.
     ///

@@ -127,6 +127,12 @@ pub struct PageCount {
     pub total: usize,
 }
 
+/// Pages whose memory is had of the system before anybody needs them (32 MiB): having it takes several milliseconds of the
+/// prompt of a small model otherwise.
+const READY: usize = (32 << 20) / PAGE_BYTES;
+/// What the system commits at once, at least.
+const COMMITTED: usize = 4096;
+
 /// All KV memory of a device. The system commits a page's memory when it is first written.
 pub struct PagePool {
     /// Empty where pages lie on a card.
@@ -137,6 +143,10 @@ pub struct PagePool {
     owners: Vec<Owners>,
     /// Pages that no running sequence owns and that are not free.
     spare: usize,
+    /// Pages from this one on have never been taken: those before it are free again, or owned.
+    fresh: usize,
+    /// Pages from this one on have never been written.
+    unwritten: usize,
 }
 
 impl PagePool {
@@ -152,6 +162,8 @@ impl PagePool {
             free,
             owners: vec![Owners::default(); pages],
             spare: 0,
+            fresh: 0,
+            unwritten: 0,
         }
     }
 
@@ -159,7 +171,8 @@ impl PagePool {
     pub(crate) fn elsewhere(bytes: usize) -> Self {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         let free = (0..pages as u32).rev().map(Page).collect();
-        Self { memory: Vec::new(), copies: Some(Vec::new()), free, owners: vec![Owners::default(); pages], spare: 0 }
+        let owners = vec![Owners::default(); pages];
+        Self { memory: Vec::new(), copies: Some(Vec::new()), free, owners, spare: 0, fresh: 0, unwritten: 0 }
     }
 
     /// Copies that are still to be made on the card, in their order.
@@ -194,8 +207,26 @@ impl PagePool {
     /// As many pages for a sequence that runs; the caller has checked that there are.
     fn take(&mut self, pages: usize) -> Vec<Page> {
         let taken = self.free.split_off(self.free.len() - pages);
-        taken.iter().for_each(|page| self.owners[page.0 as usize].running = 1);
+        for page in &taken {
+            let at = page.0 as usize;
+            self.owners[at].running = 1;
+            self.fresh = self.fresh.max(at + 1);
+        }
+        self.unwritten = self.unwritten.max(self.fresh);
         taken
+    }
+
+    /// Has the memory of one more page committed, while few are at hand; says whether there may be more to do.
+    pub(crate) fn make_ready(&mut self) -> bool {
+        let again = self.free.len() - (self.owners.len() - self.fresh);
+        let at_hand = again + self.unwritten - self.fresh;
+        if self.memory.is_empty() || at_hand >= READY || self.unwritten == self.owners.len() {
+            return false;
+        }
+        let page = self.page_mut(Page(self.unwritten as u32));
+        page.iter_mut().step_by(COMMITTED).for_each(|byte| *byte = 0);
+        self.unwritten += 1;
+        true
     }
 
     fn is_owned_once(&self, page: Page) -> bool {
@@ -269,6 +300,20 @@ mod tests {
         assert_eq!(full, PagesError::Full { wanted: 2, free: 1, total: 4 });
         one.release(&mut pool);
         assert_eq!(pool.count(), PageCount { free: 4, total: 4 });
+    }
+
+    #[test]
+    fn some_pages_are_at_hand_and_what_is_owned_is_left_alone() {
+        let mut pool = PagePool::new(2 * READY * PAGE_BYTES);
+        let ready = |pool: &mut PagePool| std::iter::from_fn(|| pool.make_ready().then_some(())).count();
+        assert_eq!((ready(&mut pool), ready(&mut pool)), (READY, 0));
+        let taken = pool.take(READY + 10);
+        taken.iter().for_each(|page| pool.page_mut(*page).fill(7));
+        assert_eq!(ready(&mut pool), READY - 10, "as many as there are");
+        assert!(taken.iter().all(|page| pool.page(*page).iter().all(|byte| *byte == 7)));
+        taken.into_iter().for_each(|page| pool.remove(page, Owner::Running));
+        assert_eq!((ready(&mut pool), pool.take(2 * READY).len()), (0, 2 * READY));
+        assert_eq!(ready(&mut PagePool::elsewhere(READY * PAGE_BYTES)), 0);
     }
 
     #[test]

@@ -2,12 +2,21 @@
 
 use crate::faults::Faults;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use tokio::sync::{
+    mpsc::{self, error::TryRecvError},
+    oneshot, watch,
+};
 use tsnode_kernels::engine::Engine;
 
 /// Jobs waiting for the compute thread. A full queue makes callers wait, which is what slows admission down.
 const JOBS: usize = 256;
+
+/// A thread without work for that long is not about to get some: until then a core is better left to the network, which brings it.
+const RESTED: Duration = Duration::from_millis(50);
 
 /// How often a thread that hangs on purpose looks whether it still should.
 const HANG_LOOK: Duration = Duration::from_millis(20);
@@ -54,9 +63,47 @@ impl Compute {
     }
 }
 
+/// The next job. A thread that has had none for a while makes the engine ready for some, a few hundredths of a millisecond at a
+/// time.
+fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
+    if let Some(job) = within(RESTED, jobs) {
+        return job;
+    }
+    loop {
+        match jobs.try_recv() {
+            Ok(job) => return Some(job),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if engine.make_ready() => {}
+            Err(TryRecvError::Empty) => return jobs.blocking_recv(),
+        }
+    }
+}
+
+/// What comes within that time: a job, or the end of them. The thread may outlive the runtime, whose clock it could not use then.
+fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>> {
+    struct Sleeper(Thread);
+    impl Wake for Sleeper {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Sleeper(std::thread::current())).into();
+    let (mut context, until) = (Context::from_waker(&waker), Instant::now() + time);
+    loop {
+        if let Poll::Ready(job) = jobs.poll_recv(&mut context) {
+            return Some(job);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        std::thread::park_timeout(left);
+    }
+}
+
 fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>) {
     let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
-    while let Some(job) = jobs.blocking_recv() {
+    while let Some(job) = next(&mut engine, &mut jobs) {
         while hangs() {
             std::thread::sleep(HANG_LOOK);
         }
