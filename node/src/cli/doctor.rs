@@ -114,6 +114,12 @@ fn examine(settings: &Settings) -> Vec<Finding> {
         }
     };
     found.push(finding("config", State::Ok, "every setting can be used".into()));
+    if let Ok(Some((compute, rest))) = settings.cores() {
+        found.push(match compute.check().and_then(|()| rest.check()) {
+            Ok(()) => finding("cores", State::Ok, format!("{compute} to compute, {rest} for all else")),
+            Err(error) => finding("cores", State::Fail, error.to_string()),
+        });
+    }
     let folder = &config.data_dir;
     let running = folder.join(HTTP_FILE).exists();
     found.push(if !folder.exists() {
