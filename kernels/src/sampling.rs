@@ -148,9 +148,12 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(usize, f64)> {
 /// Indices of the `n` largest, largest first; of equals, the first index first.
 fn best(logits: &[f32], n: usize) -> Vec<usize> {
     let n = n.min(logits.len());
+    if n == 0 {
+        return Vec::new();
+    }
     let mut order: Vec<usize> = (0..logits.len()).collect();
     let by = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-    if n < order.len() && n > 0 {
+    if n < order.len() {
         order.select_nth_unstable_by(n - 1, by);
     }
     order.truncate(n);
