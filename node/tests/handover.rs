@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use tsnode_testnet::{Sight, Swarm};
 
 const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_secs(5);
+/// So many hand-overs are held to the margin: what a link takes on the side no longer matters.
+const MANY: usize = 1000;
 /// Clients at once.
 const CLIENTS: usize = 8;
 /// Of so many hand-overs that clients break off one is followed by the death of a peer that prefills.
@@ -120,35 +123,48 @@ async fn with_a_death(net: &mut Net, range: std::ops::Range<usize>, tally: &Tall
     net.net.await_one_mind(4).await.unwrap();
 }
 
-/// What a link takes that peers open among themselves, at any time and from either end, above all with one that started again:
-/// two files, and what is on its way. One to dial another back from a new port, so that it learns whether strangers reach it,
-/// has a receive buffer of 3 MB, which the allocator keeps when it is closed.
-const LINK: Usage = Usage { bytes: 3 << 20, files: 2 };
+/// Of so much more or less it is said that it is what it was.
+const MARGIN: f64 = 0.05;
+/// One connection to dial another back from a new port, so that it learns whether strangers reach it, has a receive buffer of
+/// 3 MB, which the allocator keeps when it is closed. Peers ask for it at any time, above all one that started again.
+const LINK: f64 = (3 << 20) as f64;
+/// How long files stand still that are all there.
+const STILL: Duration = Duration::from_secs(3);
+/// Peers have sent something over each link within that, as each is probed once a minute.
+const ROUND: Duration = Duration::from_secs(70);
 
-/// Whether that is a twentieth more at most, but for so many new links.
-fn fits(before: Usage, now: Usage, links: usize) -> bool {
-    let most = |before: f64, link: f64| before * 1.05 + link * links as f64;
-    now.bytes as f64 <= most(before.bytes as f64, LINK.bytes as f64)
-        && now.files as f64 <= most(before.files as f64, LINK.files as f64)
+/// Whether there are within a twentieth as many files.
+fn as_many_files(before: Usage, now: Usage) -> bool {
+    now.files.abs_diff(before.files) as f64 <= before.files as f64 * MARGIN
 }
 
-/// Waits until a process has no more than it had, and says what it has.
-async fn settled(net: &Net, index: usize, before: Usage, links: usize) -> Usage {
-    let deadline = Instant::now() + LONG;
+/// Whether that is a twentieth more at most; `links` have been opened since, and closed.
+fn fits(before: Usage, now: Usage, links: usize) -> bool {
+    let more = |before: f64, now: f64| now - before * (1.0 + MARGIN);
+    more(before.files as f64, now.files as f64) <= 0.0
+        && more(before.bytes as f64, now.bytes as f64) <= LINK * links as f64
+}
+
+/// Waits until a process has what it had, which includes links that it opens to a peer that started again, and says what it
+/// has.
+async fn settled(net: &Net, index: usize, before: Usage, links: usize, patience: Duration) -> Usage {
+    let deadline = Instant::now() + patience;
     loop {
         let now = usage(net, index);
-        if fits(before, now, links) || Instant::now() > deadline {
+        if fits(before, now, links) && as_many_files(before, now) || Instant::now() > deadline {
             return now;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// Everything is given back, and says so.
+/// Everything is given back, and says so; `links` may have been opened to peers and closed. Where none have, those that are
+/// there are waited for until they are used again, and no file may be missing either.
 async fn all_is_given_back(net: &Net, before: &[Usage; 3], links: usize) {
     await_free_pages(net).await;
+    let patience = if links == 0 { ROUND } else { SHORT };
     for (index, before) in WATCHED.into_iter().zip(*before) {
-        let after = settled(net, index, before, links).await;
+        let after = settled(net, index, before, links, patience).await;
         let (name, mb) = (net.peer(index).name, |u: Usage| u.bytes as f64 / 1e6);
         println!(
             "{name}: {:.1} MB and {} files before, {:.1} MB and {} files after",
@@ -158,7 +174,31 @@ async fn all_is_given_back(net: &Net, before: &[Usage; 3], links: usize) {
             after.files
         );
         assert!(fits(before, after, links), "{name} has more in use: {before:?}, {after:?}");
+        assert!(links > 0 || as_many_files(before, after), "{name} has other files: {before:?}, {after:?}");
     }
+}
+
+fn all_links_measured(sights: &[Option<Sight>]) -> Result<(), String> {
+    let sight = sights[GATEWAY].as_ref().ok_or("no answer")?;
+    let alone = sight.peers.iter().find(|p| p.advert.links.len() + 1 < sights.len());
+    alone.map_or(Ok(()), |p| Err(format!("{} knows {} links", p.id, p.advert.links.len())))
+}
+
+/// Waits until everybody is connected with everybody, and says how many files that takes.
+async fn files_at_rest(net: &Net) -> [usize; 3] {
+    Swarm::of(net.net.peers().into_iter()).await_that(LONG, all_links_measured).await.unwrap();
+    let files = || WATCHED.map(|p| usage(net, p).files);
+    let (mut last, mut since) = (files(), Instant::now());
+    let deadline = since + LONG;
+    while since.elapsed() < STILL {
+        assert!(Instant::now() < deadline, "files do not stand still: {last:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = files();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last
 }
 
 /// All pages are written to and connections, buffers and caches grow to their sizes before anything is counted.
@@ -179,15 +219,18 @@ async fn hand_overs_that_are_broken_off_leave_nothing_behind() {
     let mut net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &few }).await;
     let whole = json!({ "prompt": prompt(1 << 20, 150), "max_tokens": 24, "temperature": 0, "ignore_eos": true });
     let (expected, _) = net.tokens(GATEWAY, whole.clone()).await;
+    let files = files_at_rest(&net).await;
     warm_up(&mut net, (count / 4).max(5 * CLIENTS)).await;
 
-    let before = WATCHED.map(|p| usage(&net, p));
+    // Files are those from before anything was broken off.
+    let in_use = |net: &Net| [0, 1, 2].map(|k| Usage { files: files[k], ..usage(net, WATCHED[k]) });
+    let before = in_use(&net);
     let (began, tally) = (Instant::now(), Tally::default());
     many(&net, 0..count, &tally).await;
     println!("{count} hand-overs broken off by clients in {:.1?}: {tally:?}", began.elapsed());
-    all_is_given_back(&net, &before, 1).await;
+    all_is_given_back(&net, &before, usize::from(count < MANY)).await;
 
-    let (before, tally) = (WATCHED.map(|p| usage(&net, p)), Tally::default());
+    let (before, tally) = (in_use(&net), Tally::default());
     let deaths = count.div_ceil(DEATHS);
     for death in 0..deaths {
         let first = count + death * 5 * CLIENTS;
