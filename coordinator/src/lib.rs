@@ -11,6 +11,7 @@ pub mod changeover;
 pub mod control;
 pub mod gate;
 pub mod gateway;
+pub mod lanes;
 pub mod layout;
 pub mod lending;
 pub mod links;

@@ -54,6 +54,17 @@ pub enum Evidence {
     Passing(BytesPerSecond),
 }
 
+impl Evidence {
+    /// The same of traffic beside which other traffic went unseen.
+    #[must_use]
+    pub fn at_least(self) -> Self {
+        match self {
+            Self::Full(rate) | Self::AtLeast(rate) | Self::Passing(rate) => Self::Passing(rate),
+            Self::Probed(_) => self,
+        }
+    }
+}
+
 /// What is known of the link to one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {

@@ -165,7 +165,8 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     let none = Seconds(0.0);
     let (pack, pack_tail, wire, unpack, unpack_tail) = (none, none, none, none, none);
     let bytes = 77;
-    let delivery = Delivery { from: prefill, to: decode, bytes, tiles: 1, pack, pack_tail, wire, unpack, unpack_tail };
+    let delivery =
+        Delivery { from: prefill, to: decode, bytes, tiles: 1, streams: 1, pack, pack_tail, wire, unpack, unpack_tail };
     // A leader may speak of others' work, and say it over and over.
     let stranger = Delivery { from: PeerId([99; 32]), ..delivery };
     story.decode(DecodeEvent::KvArrived { after: Seconds(0.2), deliveries: vec![stranger, delivery] });

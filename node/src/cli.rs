@@ -69,7 +69,8 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         // Before there is any other thread: they take it over.
         compute.check().and_then(|()| rest.stay()).map_err(|e| Exit::new(Kind::Config, format!("cores: {e}")))?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let workers = workers(verb, &settings).map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
     let runtime = runtime.map_err(|e| Exit::new(Kind::Other, format!("no threads: {e}")))?;
     let done = runtime.block_on(async {
         match verb {
@@ -93,6 +94,17 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     });
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
     done
+}
+
+/// Threads for all that does not compute: one for each connection that may share a hand-over.
+fn workers(verb: &str, settings: &Settings) -> Result<usize, crate::config::ConfigError> {
+    const FEW: usize = 2;
+    Ok(match verb {
+        "join" => usize::from(settings.lanes()?.most()).max(FEW),
+        // Both ends are here.
+        "bench" => std::thread::available_parallelism().map_or(FEW, usize::from).clamp(FEW, 8),
+        _ => FEW,
+    })
 }
 
 fn completions(matches: &ArgMatches) -> Result<(), Exit> {

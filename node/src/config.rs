@@ -10,17 +10,18 @@ use crate::{
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU8, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use tsnode_coordinator::{
     batcher::Guesses,
     gate::{KvChoice, SplitChoice},
+    lanes::Lanes,
     spot::SpotChecks,
 };
 use tsnode_kernels::engine::Threads;
-use tsnode_protocol::{BytesPerSecond, KvDtype, kv::KvPace};
+use tsnode_protocol::{BytesPerSecond, KvDtype, kv::KvPace, limits};
 
 /// Requests a minute of each client beyond this host, unless told otherwise.
 const REMOTE_RATE: u32 = 600;
@@ -37,7 +38,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 33] = [
+pub const KNOBS: [Knob; 34] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -62,6 +63,11 @@ pub const KNOBS: [Knob; 33] = [
         "kv-pace",
         "auto",
         "When KV leaves: layer by layer beside the prefill (layers), after it (whole), or as pays (auto)",
+    ),
+    knob(
+        "kv-lanes",
+        "auto",
+        "Connections that share a hand-over: 1 to 4, or as many as links and spare cores are worth (auto)",
     ),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
@@ -285,6 +291,7 @@ impl Settings {
                 "kv-pace",
                 &[("auto", None), ("layers", Some(KvPace::Layers)), ("whole", Some(KvPace::Whole))],
             )?,
+            kv_lanes: self.lanes()?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
             spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
@@ -307,7 +314,7 @@ impl Settings {
     fn threads(&self) -> Result<Threads, ConfigError> {
         let number = |name| Ok::<_, ConfigError>(self.parse::<NonZeroUsize>(name)?.map(NonZeroUsize::get));
         let named = self.parse::<Cores>("cores")?.map(|cores| cores.len());
-        let cores = named.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let cores = self.all_cores()?;
         let (count, ranks) = (number("threads")?.unwrap_or(cores).min(1024), number("tensor-parallel")?.unwrap_or(1));
         if named.is_some_and(|cores| count > cores) {
             return Err(self.wrong("threads", format!("{count} threads do not fit {cores} cores")));
@@ -316,6 +323,27 @@ impl Settings {
             return Err(self.wrong("tensor-parallel", format!("each rank needs a thread, and there are {count}")));
         }
         Ok(Threads { count, ranks })
+    }
+
+    /// Connections that may share a hand-over; by itself as many as cores that compute nothing.
+    ///
+    /// # Errors
+    /// When it is no number from 1 to [`limits::LANES`], or threads and cores are not what they should be.
+    pub fn lanes(&self) -> Result<Lanes, ConfigError> {
+        let text = self.text("kv-lanes");
+        if text != "auto" {
+            let lanes = text.parse::<NonZeroU8>().ok().filter(|n| n.get() <= limits::LANES);
+            let wrong = || self.wrong("kv-lanes", format!("choose auto, or from 1 to {}", limits::LANES));
+            return Ok(Lanes::Fixed(lanes.ok_or_else(wrong)?));
+        }
+        let all = self.all_cores()?;
+        Ok(Lanes::Spare(all.saturating_sub(self.threads()?.count)))
+    }
+
+    /// How many processors this process may use.
+    fn all_cores(&self) -> Result<usize, ConfigError> {
+        let named = self.parse::<Cores>("cores")?.map(|cores| cores.len());
+        Ok(named.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
     }
 
     fn http_rate(&self, http: SocketAddr) -> Result<Option<u32>, ConfigError> {

@@ -6,6 +6,7 @@
 mod accept;
 mod frames;
 mod known;
+mod lanes;
 mod lifeline;
 mod meter;
 mod priority;
@@ -23,6 +24,7 @@ mod uplink;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use known::Measured;
+pub use lanes::Roads;
 pub use lifeline::Gone;
 pub use probe::Probed;
 pub use shaping::Shaping;
@@ -38,6 +40,7 @@ use crate::{
 use accept::Servers;
 use futures::future::{BoxFuture, Shared};
 use known::Known;
+use lanes::Beside;
 use rates::Rates;
 use roads::Around;
 use rustls::pki_types::CertificateDer;
@@ -48,6 +51,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::lanes::Lanes;
 use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
 use tuning::{Tuning, Way};
 use uplink::Uplink;
@@ -143,6 +147,8 @@ pub struct LinksConfig {
     pub pulses: Option<Inbox>,
     /// Carries what does not get through by itself, where there is a control plane.
     pub carriage: Option<Carriage>,
+    /// How many connections may carry a hand-over.
+    pub lanes: Lanes,
 }
 
 /// A stream that another peer opened.
@@ -207,7 +213,7 @@ struct Inner {
     identity: Identity,
     me: PeerId,
     membership: Membership,
-    /// One connection per peer, or the attempt at one. Held for map operations only.
+    /// One connection per peer, beside those of [`lanes`], or the attempt at one. Held for map operations only.
     dials: Mutex<BTreeMap<PeerId, Dial>>,
     known: Known,
     datagrams: Datagrams,
@@ -221,6 +227,8 @@ struct Inner {
     spoilt: AtomicU64,
     carrier: Option<Carrier>,
     around: Around,
+    lanes: Lanes,
+    beside: Beside,
     /// Takes streams that others open, as long as this peer takes any.
     streams: mpsc::WeakSender<IncomingStream>,
     stop: CancellationToken,
@@ -260,6 +268,8 @@ impl Links {
             spoilt: AtomicU64::new(0),
             carrier,
             around: Around::default(),
+            lanes: config.lanes,
+            beside: Beside::default(),
             streams: sender.downgrade(),
             stop: stop.clone(),
         };
@@ -347,6 +357,7 @@ impl Links {
         if let Some(Ok(road)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
             road.connection.close(CODE_BYE.into(), b"gone");
         }
+        self.inner.beside.forget(peer);
         self.inner.around.forget(peer);
         self.inner.known.forget(peer);
     }

@@ -260,6 +260,7 @@ impl Ground {
                 faults: faults.clone(),
                 pulses: Some(inbox),
                 carriage: Some(carriage),
+                lanes: config.kv_lanes,
             },
             self.ends.clone(),
         )?;

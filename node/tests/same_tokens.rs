@@ -35,7 +35,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     let two = Net::up(Wish {
         peers: 2,
         gateways: 0,
-        flags: &["--layout", "prefill=1,decode=1", "--kv-codec", "raw"],
+        flags: &["--layout", "prefill=1,decode=1", "--kv-codec", "raw", "--kv-lanes", "2"],
         model_flags: &[],
     })
     .await;
@@ -48,6 +48,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     assert_ne!(trace["prefill"], trace["decode"]);
     // 2 sides, 4 layers, 4 KV heads of 32 channels, 2 bytes each, for every prompt token.
     assert_eq!(trace["kv_bytes"].as_u64().unwrap(), 2048 * trace["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(trace["deliveries"][0]["streams"], 2, "{trace}");
     let parts: f64 = trace["parts"].as_object().unwrap().values().map(|p| p.as_f64().unwrap()).sum();
     assert!((parts - trace["total"].as_f64().unwrap()).abs() < 1e-6 && parts <= took, "{parts} of {took} s: {trace}");
     let url = format!("{}/api/requests/{}", two.peer(1).http, trace["request"].as_str().unwrap());

@@ -4,7 +4,7 @@
 //! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`KvPart::Tile`] and a frame of its payload's bytes,
 //! then a [`KvPart::End`]. The decode stage answers with one [`KvAnswer`].
 
-use crate::{LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits};
+use crate::{Lane, LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -86,10 +86,30 @@ pub struct KvHeader {
     pub dtype: KvDtype,
     /// Packing of every tile.
     pub codec: KvCodec,
-    /// Layers sent on this stream.
+    /// Layers that both stages have.
     pub layers: LayerRange,
+    /// Of those, the ones sent on this stream.
+    pub lane: Lane,
     /// Tokens of the prompt, all of which will be sent.
     pub tokens: u32,
+}
+
+impl KvHeader {
+    /// Layers sent on this stream, in order.
+    pub fn carried(&self) -> impl Iterator<Item = u32> + Clone {
+        self.lane.layers(self.layers)
+    }
+
+    /// Refuses layers, tokens and lanes that there cannot be.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.layers.end > limits::LAYERS || self.tokens > limits::SEQUENCE_TOKENS {
+            return Err(CodecError::Invalid("KV out of range"));
+        }
+        self.lane.check()
+    }
 }
 
 /// A unit of KV: both keys and values of one layer, some KV heads, some tokens.
@@ -171,7 +191,7 @@ pub struct Packing {
     pub tail: Seconds,
 }
 
-/// One KV stream, as its receiver saw it.
+/// What one stage sent of a sequence's KV, as its receiver saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Delivery {
     /// Who sent it.
@@ -182,6 +202,8 @@ pub struct Delivery {
     pub bytes: u64,
     /// Tiles.
     pub tiles: u32,
+    /// Streams they came by, each on a connection of its own.
+    pub streams: u32,
     /// Packing, all of it, and what came after the prefill.
     pub pack: Seconds,
     /// Of that, after the prefill.
@@ -192,6 +214,20 @@ pub struct Delivery {
     pub unpack: Seconds,
     /// Of that, after the last byte.
     pub unpack_tail: Seconds,
+}
+
+impl Delivery {
+    /// With another of the same tiles' packing, that came beside it: its sender says the same of both what packing took.
+    pub fn join(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.tiles += other.tiles;
+        self.streams += other.streams;
+        self.pack = self.pack.max(other.pack);
+        self.pack_tail = self.pack_tail.max(other.pack_tail);
+        self.wire = self.wire.max(other.wire);
+        self.unpack = Seconds(self.unpack.0 + other.unpack.0);
+        self.unpack_tail = self.unpack_tail.max(other.unpack_tail);
+    }
 }
 
 /// The decode stage's answers to a KV stream: credit as often as it likes, then one of the others.

@@ -9,6 +9,8 @@ pub const TILE_BYTES: usize = 16 * 1024 * 1024;
 /// KV payload that a stage may send before the receiver has unpacked any of it (bytes): what a link of 1 Gbit/s holds in
 /// 128 ms.
 pub const KV_CREDIT: u64 = 16 * 1024 * 1024;
+/// Connections that carry one stage's KV to another stage.
+pub const LANES: u8 = 4;
 /// The activations of one step between two stages (bytes): 2,048 rows of 16,384 f32 values.
 pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
 /// A tokenizer or configuration file sent to a gateway without the model (bytes).

@@ -321,9 +321,7 @@ impl Opening {
             Self::Ring(hello) if usize::from(hello.position) >= hello.stages.len() => {
                 Err(CodecError::Invalid("no such stage"))
             }
-            Self::Kv(header) if header.layers.end > limits::LAYERS || header.tokens > limits::SEQUENCE_TOKENS => {
-                Err(CodecError::Invalid("KV out of range"))
-            }
+            Self::Kv(header) => header.check(),
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
             Self::Meet(meeting) => meeting.check(),
             Self::Pulse(words) if !(1..=limits::PULSES).contains(&words.len()) => {

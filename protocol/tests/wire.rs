@@ -6,10 +6,10 @@ use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
     Advert, BytesPerSecond, Call, Device, DeviceKind, Endorsement, Epoch, FlopsPerSecond, Gossip, Group, Heartbeat,
-    Invite, InviteId, KvCodec, KvDtype, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, Missed, ModelCard,
-    ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, RollCall, Route, Sampled,
-    Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, Token,
-    TokenLogprob, Traffic,
+    Invite, InviteId, KvCodec, KvDtype, Lane, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, Missed,
+    ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, RollCall,
+    Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TicketKey, TicketNotice,
+    TileHeader, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -193,6 +193,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         dtype: KvDtype::F16,
         codec: KvCodec::Int4,
         layers: layers(3, 5),
+        lane: Lane { index: 1, of: 2 },
         tokens: 200,
     };
     vec![
@@ -249,6 +250,7 @@ fn delivery() -> Delivery {
         to: PeerId([2; 32]),
         bytes: 1 << 33,
         tiles: 8,
+        streams: 2,
         pack: Seconds(0.25),
         pack_tail: Seconds(0.125),
         wire: Seconds(2.0),
@@ -403,6 +405,7 @@ fn openings_are_within_what_a_group_can_be() {
     let Opening::Kv(header) = named("opening kv") else { panic!("another opening") };
     refused(Opening::Kv(KvHeader { layers: layers(0, limits::LAYERS + 1), ..header }));
     refused(Opening::Kv(KvHeader { tokens: limits::SEQUENCE_TOKENS + 1, ..header }));
+    refused(Opening::Kv(KvHeader { lane: Lane { index: 2, of: 2 }, ..header }));
     let Opening::Ring(hello) = named("opening ring") else { panic!("another opening") };
     refused(Opening::Ring(RingHello { position: 2, ..hello.clone() }));
     refused(Opening::Ring(RingHello { stages: vec![], position: 0, ..hello }));

@@ -84,6 +84,7 @@ mod tests {
             to: PeerId([9; 32]),
             bytes,
             tiles: 1,
+            streams: 1,
             pack: Seconds(pack),
             pack_tail: none,
             wire: none,

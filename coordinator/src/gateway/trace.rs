@@ -211,6 +211,7 @@ mod tests {
             to: PeerId([2; 32]),
             bytes: 1000,
             tiles: 4,
+            streams: 1,
             pack: Seconds(0.08),
             pack_tail: Seconds(0.01),
             wire: Seconds(0.3),

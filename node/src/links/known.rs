@@ -23,12 +23,13 @@ pub struct Measured {
     pub age: Duration,
 }
 
-/// Takes in what traffic shows until `stop`.
+/// Takes in what traffic shows, and closes connections that nothing goes over, until `stop`.
 pub(super) async fn watch(links: Links, stop: CancellationToken) {
     let looks = async {
         loop {
             sleep(LOOK).await;
             links.inner.known.gather();
+            links.inner.beside.sweep();
         }
     };
     tokio::select! {
@@ -123,7 +124,7 @@ impl Known {
             let roads = known.live();
             for road in &roads {
                 let estimate = known.ways.learn(road.way.path());
-                road.meter.take().into_iter().for_each(|evidence| estimate.note(now, evidence));
+                road.evidence().for_each(|evidence| estimate.note(now, evidence));
             }
             turned += u64::from(known.turn(&roads));
             for road in &roads {
@@ -153,6 +154,11 @@ impl Known {
         let now = self.started.elapsed();
         let known = self.lock().get(&peer).and_then(|known| known.ways.known(path).copied());
         known.is_none_or(|known| known.wants_probe(now))
+    }
+
+    /// The link to a peer, once both latency and bandwidth are known.
+    pub fn link(&self, peer: PeerId) -> Option<Link> {
+        self.lock().get(&peer)?.ways.link(peer)
     }
 
     /// All links of which both latency and bandwidth are known, as many as an advert holds.

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 use tsnode_coordinator::allowance::{Allowance, Purse};
-use tsnode_protocol::{PeerId, stream::Opening};
+use tsnode_protocol::{PeerId, limits, stream::Opening};
 
 /// Requests, their KV and their journals: a large gateway's at their busiest.
 const WORK: Allowance = Allowance { per_second: 200.0, burst: 2000.0 };
+/// A hand-over may come in several.
+const KV: Allowance =
+    Allowance { per_second: WORK.per_second * limits::LANES as f64, burst: WORK.burst * limits::LANES as f64 };
 /// Rings are built anew a few times a second while a stage is loading, files fetched once, links probed rarely.
 const RARE: Allowance = Allowance { per_second: 20.0, burst: 200.0 };
 /// Each may bring 32 MiB: a probe a minute, and a transfer of eight times that now and then.
@@ -48,7 +51,7 @@ fn kind(opening: &Opening) -> (u8, Allowance) {
     match opening {
         Opening::Decode(_) => (0, WORK),
         Opening::Prefill(_) => (1, WORK),
-        Opening::Kv(_) => (2, WORK),
+        Opening::Kv(_) => (2, KV),
         Opening::Journal(_) => (3, WORK),
         Opening::Recall(_) => (4, WORK),
         Opening::Ring(_) => (5, RARE),

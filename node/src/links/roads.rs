@@ -135,6 +135,11 @@ impl Links {
         Err(last)
     }
 
+    /// At one address.
+    pub(super) async fn dial_at(&self, peer: PeerId, address: SocketAddr) -> Result<Arc<Tuning>, LinkError> {
+        self.dial_one(Arc::new(tls::client(&self.inner.identity, peer)?), peer, address).await
+    }
+
     async fn dial_one(
         &self,
         tls: Arc<quinn::crypto::rustls::QuicClientConfig>,
@@ -166,6 +171,11 @@ impl Links {
     fn settle(&self, peer: PeerId, address: SocketAddr, road: &Arc<Tuning>) {
         self.inner.known.join(peer, road);
         self.watch(peer, address, &road.connection);
+        self.serve_on(peer, road);
+    }
+
+    /// Takes the streams that the far end opens on a connection that was dialled here.
+    pub(super) fn serve_on(&self, peer: PeerId, road: &Arc<Tuning>) {
         let Some(streams) = self.inner.streams.upgrade() else { return };
         let (links, road) = (self.clone(), road.clone());
         tokio::spawn(async move {

@@ -2,15 +2,19 @@
 
 mod others;
 
-use super::{IncomingStream, LinkError, Links, LinksConfig, Shaping, Stream};
+use super::{IncomingStream, LinkError, Links, LinksConfig, Roads, Shaping, Stream};
 use crate::{guard::Guard, identity::Identity};
 use bytes::Bytes;
+use futures::future::join_all;
 use serde::Serialize;
 use std::net::SocketAddr;
+use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tsnode_coordinator::lanes::Lanes;
 use tsnode_protocol::{
-    KvCodec, KvDtype, LayerRange, Manifest, ModelId, PeerId, RequestId, Secret, SwarmId, TileHeader,
+    KvCodec, KvDtype, Lane, LayerRange, Manifest, ModelId, PeerId, RequestId, Secret, SwarmId, TileHeader,
     checksum::Checksum,
     codec,
     kv::{KvAnswer, KvHeader, KvPart, Packing},
@@ -28,6 +32,8 @@ const TILE: usize = 512 * 1024;
 pub enum Carrier {
     /// Our own links: tiles on a KV stream, checked against a manifest.
     Own,
+    /// The same, with several connections that share the tiles.
+    Lanes,
     /// One stream of a QUIC connection with the same settings, and nothing else.
     Bare,
     /// A TCP connection.
@@ -45,13 +51,15 @@ pub struct Moved {
     pub cpu_seconds: Option<f64>,
 }
 
-/// Moves `bytes` in datagrams of at most `datagram`, where there are any. Connections are there before the clock starts.
+/// Moves `bytes` in datagrams of at most `datagram`, where there are any, by `lanes` connections where several share them.
+/// Connections are there before the clock starts.
 ///
 /// # Errors
 /// When the two ends of this process do not reach each other.
-pub async fn carry(carrier: Carrier, bytes: u64, datagram: u16) -> Result<Moved, LinkError> {
+pub async fn carry(carrier: Carrier, bytes: u64, datagram: u16, lanes: NonZeroU8) -> Result<Moved, LinkError> {
     match carrier {
-        Carrier::Own => Pair::new(None, Some(datagram)).await?.hand_over(bytes).await,
+        Carrier::Own => Pair::new(None, Some(datagram), NonZeroU8::MIN).await?.hand_over(bytes).await,
+        Carrier::Lanes => Pair::new(None, Some(datagram), lanes).await?.hand_over(bytes).await,
         Carrier::Bare => others::bare(bytes, datagram).await,
         Carrier::Tcp => others::tcp(bytes).await,
         Carrier::Tls => others::tls(bytes).await,
@@ -76,7 +84,7 @@ pub struct Slowed {
 /// # Errors
 /// When the two ends of this process do not reach each other.
 pub async fn slowed(shaping: Shaping, bytes: u64) -> Result<Slowed, LinkError> {
-    let mut pair = Pair::new(Some(shaping), None).await?;
+    let mut pair = Pair::new(Some(shaping), None, NonZeroU8::MIN).await?;
     let probed = pair.from.links.probe(pair.to.id, &[pair.to.address]).await?;
     let moved = pair.hand_over(bytes).await?;
     let seen = pair.from.links.measured().first().map_or(f64::NAN, |m| m.link.bandwidth.0);
@@ -118,7 +126,7 @@ struct End {
 }
 
 impl End {
-    fn new(shaping: Option<Shaping>, datagram: Option<u16>) -> Result<Self, LinkError> {
+    fn new(shaping: Option<Shaping>, datagram: Option<u16>, lanes: NonZeroU8) -> Result<Self, LinkError> {
         let identity = Identity::from_seed(&crate::random_bytes());
         let id = identity.peer_id();
         let stop = CancellationToken::new();
@@ -136,6 +144,7 @@ impl End {
             faults: None,
             pulses: None,
             carriage: None,
+            lanes: Lanes::Fixed(lanes),
         };
         let (links, incoming, _) = Links::bind(config, stop.clone())?;
         let address = links.local_addr().map_err(|e| LinkError::Lost(e.to_string()))?;
@@ -150,32 +159,43 @@ struct Pair {
 }
 
 impl Pair {
-    async fn new(shaping: Option<Shaping>, datagram: Option<u16>) -> Result<Self, LinkError> {
-        let pair = Self { from: End::new(shaping, datagram)?, to: End::new(shaping, datagram)? };
-        let road = pair.from.links.road(pair.to.id, &[pair.to.address]).await?;
+    async fn new(shaping: Option<Shaping>, datagram: Option<u16>, lanes: NonZeroU8) -> Result<Self, LinkError> {
+        let end = || End::new(shaping, datagram, lanes);
+        let pair = Self { from: end()?, to: end()? };
+        let roads = pair.roads().await?;
         if let Some(datagram) = datagram {
-            settled(&road.connection, datagram).await;
+            join_all(roads.0.iter().map(|road| settled(&road.connection, datagram))).await;
         }
         Ok(pair)
     }
 
-    /// One KV stream, from its opening to its commitment.
+    async fn roads(&self) -> Result<Roads, LinkError> {
+        self.from.links.roads(self.to.id, &[self.to.address], u64::MAX, limits::LANES.into()).await
+    }
+
+    /// One KV stream on each connection, from its opening to its commitment.
     async fn hand_over(&mut self, bytes: u64) -> Result<Moved, LinkError> {
         let header = KvHeader {
             request: RequestId([0; 16]),
             model: ModelId([0; 16]),
             dtype: KvDtype::F16,
             codec: KvCodec::Int4,
-            layers: LayerRange { start: 0, end: 1 },
+            layers: LayerRange { start: 0, end: limits::LANES.into() },
+            lane: Lane::WHOLE,
             tokens: 512,
         };
         let watch = Watch::start();
-        let stream = self.from.links.open(self.to.id, &[self.to.address], &Opening::Kv(header)).await?;
-        let arrived = self.to.incoming.next().await.ok_or_else(nobody)?;
-        // On a thread of its own, as stages of two peers are.
-        let received = tokio::spawn(receive(arrived));
-        send(stream, bytes).await?;
-        received.await.map_err(|e| LinkError::Lost(e.to_string()))??;
+        let (roads, mut tasks) = (self.roads().await?, JoinSet::new());
+        for lane in roads.lanes() {
+            let stream = roads.open(lane, &Opening::Kv(KvHeader { lane, ..header })).await?;
+            let arrived = self.to.incoming.next().await.ok_or_else(nobody)?;
+            // On threads of their own, as stages of two peers are.
+            tasks.spawn(receive(arrived));
+            tasks.spawn(send(stream, bytes / u64::from(lane.of)));
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.map_err(|e| LinkError::Lost(e.to_string()))??;
+        }
         Ok(watch.stop())
     }
 }

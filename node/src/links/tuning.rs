@@ -4,10 +4,10 @@ use super::meter::{Meter, Metered};
 use super::{IDLE, KEEP_ALIVE};
 use crate::guard::Guard;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tsnode_coordinator::trust::Offence;
+use tsnode_coordinator::{links::Evidence, trust::Offence};
 use tsnode_protocol::{BytesPerSecond, PathKind, PeerId};
 
 /// Unread bytes of one stream: 1 Gbit/s over 130 ms.
@@ -101,6 +101,8 @@ pub(super) struct Tuning {
     pub way: Way,
     pub meter: Arc<Meter>,
     window: AtomicU64,
+    /// Whether others carry the same hand-overs.
+    shared: AtomicBool,
     /// Who answers for what comes over it, once that is proven, and to whom.
     far_end: OnceLock<(PeerId, Guard)>,
 }
@@ -109,7 +111,14 @@ impl Tuning {
     pub fn new(connection: quinn::Connection, way: Way) -> Arc<Self> {
         // A connection of this crate is always watched; nothing is lost but figures where one is not.
         let meter = Meter::of(&connection).unwrap_or_default();
-        Arc::new(Self { connection, way, meter, window: AtomicU64::new(SEND_WINDOWS.0), far_end: OnceLock::new() })
+        Arc::new(Self {
+            connection,
+            way,
+            meter,
+            window: AtomicU64::new(SEND_WINDOWS.0),
+            shared: AtomicBool::new(false),
+            far_end: OnceLock::new(),
+        })
     }
 
     /// The far end, which called or was called, has shown that it belongs here: from now on it answers for what it says.
@@ -123,6 +132,17 @@ impl Tuning {
         if let Some((peer, guard)) = self.far_end.get() {
             guard.blame(*peer, Offence::Garbage);
         }
+    }
+
+    /// It carries a part of hand-overs from now on.
+    pub fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+    }
+
+    /// What traffic has shown since the last call: where others carry the rest, not how slow the link is.
+    pub fn evidence(&self) -> impl Iterator<Item = Evidence> {
+        let shared = self.shared.load(Ordering::Relaxed);
+        self.meter.take().into_iter().map(move |seen| if shared { seen.at_least() } else { seen })
     }
 
     /// The far end that called here may do what peers may.

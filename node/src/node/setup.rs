@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use tsnode_coordinator::{
     batcher::Guesses,
     gate::{KvChoice, SplitChoice},
+    lanes::Lanes,
     layout::Layout,
     lending::Hours,
     spot::SpotChecks,
@@ -77,6 +78,8 @@ pub struct NodeConfig {
     pub kv_codec: KvChoice,
     /// When KV leaves, where it is not as pays.
     pub kv_pace: Option<KvPace>,
+    /// How many connections may carry a hand-over.
+    pub kv_lanes: Lanes,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
     /// Whether answers to clients of this peer are checked.

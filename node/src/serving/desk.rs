@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::engine::{Engine, StageKey};
 use tsnode_protocol::{
-    KvCodec, LayerRange, PeerId, RequestId,
+    KvCodec, PeerId, RequestId,
     kv::{Delivery, KvAnswer, KvHeader},
     ring::RingFrame,
 };
@@ -42,6 +42,17 @@ struct Pending {
     deliveries: Vec<Delivery>,
     /// Ends patience and reception when the sequence is released.
     end: CancellationToken,
+}
+
+impl Pending {
+    /// What came by several connections from one stage is one delivery.
+    fn add(&mut self, new: Delivery) {
+        let same = |d: &&mut Delivery| (d.from, d.to) == (new.from, new.to);
+        match self.deliveries.iter_mut().find(same) {
+            Some(delivery) => delivery.join(&new),
+            None => self.deliveries.push(new),
+        }
+    }
 }
 
 /// Sequences that wait for KV on this peer, by request and stage. Held for map operations only, never across an await.
@@ -128,7 +139,7 @@ impl Desk {
                     () = end.cancelled() => Err(ReceiveError::Unexpected),
                     taken = Reception::new(&expected, &header, receiver).take_in(from, &mut sender) => taken,
                 };
-                self.conclude(key, &expected, header.layers, taken).await
+                self.conclude(key, &expected, header.carried(), taken).await
             }
         };
         let answer = match answer {
@@ -149,7 +160,7 @@ impl Desk {
         &self,
         key: (RequestId, StageKey),
         expected: &Expected,
-        layers: LayerRange,
+        layers: impl Iterator<Item = u32>,
         taken: Result<Delivery, ReceiveError>,
     ) -> Result<(), ReceiveError> {
         let delivery = match taken {
@@ -163,8 +174,8 @@ impl Desk {
             let mut pending = self.lock();
             let entry = pending.get_mut(&key).filter(|p| p.expected.admission == expected.admission);
             let entry = entry.ok_or(ReceiveError::Unexpected)?;
-            entry.deliveries.push(delivery);
-            entry.arrived.extend(layers.iter());
+            entry.add(delivery);
+            entry.arrived.extend(layers);
             entry.arrived.sort_unstable();
             entry.arrived.dedup();
             entry.arrived.len() == expected.stage.layers.len() as usize

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tsnode_kernels::{engine::Engine, wire::tile_bytes};
 use tsnode_protocol::{
-    LayerRange, PeerId, RequestId,
+    Lane, LayerRange, PeerId, RequestId,
     kv::{KvHeader, KvPace},
     ring::{KvExport, KvTarget, RingFrame},
 };
@@ -151,11 +151,11 @@ impl Export {
         for target in &what.targets {
             let layers = target.layers.intersection(self.context.layers);
             if !layers.is_empty() {
-                let header = KvHeader { request, model, dtype, codec, layers, tokens };
+                let header = KvHeader { request, model, dtype, codec, layers, lane: Lane::WHOLE, tokens };
                 let (heads, dim) = (self.wanted.heads as usize, self.context.shape.head_dim as usize);
                 let layer = tile_bytes(codec, dtype, tokens as usize, heads, dim) as u64;
-                let left = layer * u64::from(layers.len());
-                parcels.push(Parcel::open(&self.context, target, header, left).await?);
+                let bytes = layer * u64::from(layers.len());
+                parcels.extend(Parcel::open(&self.context, target, header, bytes).await?);
             }
         }
         Ok(parcels)
@@ -175,7 +175,7 @@ impl Export {
             tile.payload = tile.payload.iter().map(|byte| byte.rotate_left(3)).collect();
         }
         let spoilt = links.spoils_tile().then(|| spoil(&tile.payload));
-        for parcel in parcels.iter_mut().filter(|p| p.layers.contains(tile.header.layer)) {
+        for parcel in parcels.iter_mut().filter(|p| p.carries(tile.header.layer)) {
             parcel.tile(&tile, spoilt.clone()).await?;
         }
         Ok(())

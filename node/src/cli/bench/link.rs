@@ -11,8 +11,9 @@ use crate::links::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde::Serialize;
+use std::num::NonZeroU8;
 use std::time::Duration;
-use tsnode_protocol::BytesPerSecond;
+use tsnode_protocol::{BytesPerSecond, limits};
 
 /// UDP payloads measured: over Ethernet, and within a LAN or a host.
 const DATAGRAMS: [u16; 2] = [1452, 6500];
@@ -48,6 +49,10 @@ pub(super) fn command() -> Command {
             .value_parser(value_parser!(u16).range(1200..=6500)),
     )
     .arg(
+        number("lanes", "N", "Also by as many connections that share a hand-over, as hosts with cores to spare do")
+            .value_parser(value_parser!(u8).range(2..=i64::from(limits::LANES))),
+    )
+    .arg(
         Arg::new("no-slower")
             .long("no-slower")
             .action(ArgAction::SetTrue)
@@ -68,6 +73,8 @@ struct Report {
 #[derive(Serialize)]
 struct Way {
     carrier: Carrier,
+    /// Connections that share them.
+    lanes: NonZeroU8,
     /// Largest UDP payload, where there are any.
     datagram: Option<u16>,
     gbit_s: f64,
@@ -104,7 +111,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let number = |name| matches.get_one::<u64>(name).copied().unwrap_or(1);
     let bytes = size.unwrap_or(SIZE) * MIB;
     let datagrams = matches.get_one::<u16>("mtu").map_or(DATAGRAMS.to_vec(), |mtu| vec![*mtu]);
-    let ways = ways(bytes, &datagrams, number("rounds") as usize).await.map_err(failed)?;
+    let lanes = matches.get_one::<u8>("lanes").copied().and_then(NonZeroU8::new);
+    let ways = ways(bytes, &datagrams, lanes, number("rounds") as usize).await.map_err(failed)?;
     if watch {
         say!(
             "{} MiB from one end to the other in one process, over loopback; medians of {} rounds",
@@ -136,15 +144,17 @@ fn failed(error: LinkError) -> Exit {
 }
 
 /// Everything once a round, beginning elsewhere each time.
-async fn ways(bytes: u64, datagrams: &[u16], rounds: usize) -> Result<Vec<Way>, LinkError> {
-    let quic = datagrams.iter().flat_map(|d| [(Carrier::Own, Some(*d)), (Carrier::Bare, Some(*d))]);
+async fn ways(bytes: u64, datagrams: &[u16], lanes: Option<NonZeroU8>, rounds: usize) -> Result<Vec<Way>, LinkError> {
+    let ours = [Some(Carrier::Own), lanes.map(|_| Carrier::Lanes), Some(Carrier::Bare)];
+    let quic = datagrams.iter().flat_map(|d| ours.into_iter().flatten().map(|carrier| (carrier, Some(*d))));
+    let shared = lanes.unwrap_or(NonZeroU8::MIN);
     let all: Vec<(Carrier, Option<u16>)> = quic.chain([(Carrier::Tcp, None), (Carrier::Tls, None)]).collect();
     let mut moved: Vec<Vec<Moved>> = vec![Vec::new(); all.len()];
     for round in 0..rounds {
         for k in 0..all.len() {
             let at = (round + k) % all.len();
             let (carrier, datagram) = all[at];
-            moved[at].push(trial::carry(carrier, bytes, datagram.unwrap_or_default()).await?);
+            moved[at].push(trial::carry(carrier, bytes, datagram.unwrap_or_default(), shared).await?);
         }
     }
     let of = |at: usize, carrier, datagram| {
@@ -153,6 +163,7 @@ async fn ways(bytes: u64, datagrams: &[u16], rounds: usize) -> Result<Vec<Way>, 
     };
     let way = |(at, (carrier, datagram)): (usize, &(Carrier, Option<u16>))| Way {
         carrier: *carrier,
+        lanes: if *carrier == Carrier::Lanes { shared } else { NonZeroU8::MIN },
         datagram: *datagram,
         gbit_s: median(moved[at].iter().map(|m| bytes as f64 * 8e-9 / m.seconds)),
         cpu_s_per_gib: moved[at]
@@ -177,12 +188,13 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 impl Way {
     fn print(&self) {
         let name = match self.carrier {
-            Carrier::Own => "tiles, manifest",
-            Carrier::Bare => "bare QUIC",
-            Carrier::Tcp => "TCP",
-            Carrier::Tls => "TLS over TCP",
+            Carrier::Own => "tiles, manifest".into(),
+            Carrier::Lanes => format!("on {} connections", self.lanes),
+            Carrier::Bare => "bare QUIC".into(),
+            Carrier::Tcp => "TCP".into(),
+            Carrier::Tls => "TLS over TCP".into(),
         };
-        let name = self.datagram.map_or(name.into(), |datagram| format!("{name}, {datagram}"));
+        let name: String = self.datagram.map_or(name.clone(), |datagram| format!("{name}, {datagram}"));
         let cpu = self.cpu_s_per_gib.map_or("not told".into(), |cpu| format!("{cpu:.2}"));
         let bare = self.of_bare.map_or(String::new(), |part| format!("{:.0} %", part * 100.0));
         let [tcp, tls] = [self.of_tcp, self.of_tls].map(|part| format!("{:.0} %", part * 100.0));
@@ -224,9 +236,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn every_way_is_measured_in_every_round() {
-        let ways = ways(4 * MIB, &[1452], 2).await.unwrap();
+        let ways = ways(4 * MIB, &[1452], NonZeroU8::new(2), 2).await.unwrap();
         let names: Vec<Carrier> = ways.iter().map(|w| w.carrier).collect();
-        assert_eq!(names, [Carrier::Own, Carrier::Bare, Carrier::Tcp, Carrier::Tls]);
+        assert_eq!(names, [Carrier::Own, Carrier::Lanes, Carrier::Bare, Carrier::Tcp, Carrier::Tls]);
         for way in &ways {
             assert!(way.gbit_s > 0.0 && way.of_tcp > 0.0 && way.rounds.len() == 2, "{:?}", way.carrier);
             assert_eq!(way.of_bare.is_some(), way.datagram.is_some());

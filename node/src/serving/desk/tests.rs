@@ -13,7 +13,7 @@ use tsnode_kernels::{
     source::ModelSource,
 };
 use tsnode_protocol::{
-    KvDtype, Manifest, ModelId, SwarmId, TileHeader, Token,
+    KvDtype, Lane, Manifest, ModelId, SwarmId, TileHeader, Token,
     checksum::Checksum,
     codec,
     kv::{KvPart, Packing},
@@ -42,6 +42,7 @@ fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
         faults: None,
         pulses: None,
         carriage: None,
+        lanes: tsnode_coordinator::lanes::Lanes::Spare(0),
     };
     let (links, incoming, _) = Links::bind(config, stop.clone()).unwrap();
     (me, links, incoming)
@@ -148,6 +149,7 @@ impl Bench {
             dtype: KvDtype::F16,
             codec: KvCodec::Int4,
             layers: self.stage.layers,
+            lane: Lane::WHOLE,
             tokens: PROMPT,
         };
         let parts = self.tiles().await.into_iter().map(|(tile, payload)| Part::Tile(tile, payload));
@@ -181,6 +183,15 @@ enum Part {
     Tile(TileHeader, Vec<u8>),
     /// The sequence is released now, at the receiver.
     Released(StageKey),
+}
+
+impl Part {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Tile(_, payload) => payload.len() as u64,
+            Self::Released(_) => 0,
+        }
+    }
 }
 
 /// What a sender says.
@@ -288,6 +299,42 @@ async fn a_layer_of_another_stage_is_a_stray() {
     // The stream announces half of the layers, and sends the others.
     sent.header.layers.end = 2;
     assert!(matches!(bench.send(sent).await, KvAnswer::Refused(_)));
+    assert_eq!(bench.stage.desk.refused().get("stray"), Some(&1));
+    bench.heard().await.unwrap_err();
+}
+
+/// Of every second layer.
+fn half(good: &Sent, index: u8) -> Sent {
+    let header = KvHeader { lane: Lane { index, of: 2 }, ..good.header };
+    let carried = |part: &&Part| matches!(part, Part::Tile(tile, _) if header.carried().any(|l| l == tile.layer));
+    let parts = good.parts.iter().filter(carried).map(|part| match part {
+        Part::Tile(tile, payload) => Part::Tile(*tile, payload.clone()),
+        Part::Released(key) => Part::Released(*key),
+    });
+    Sent { header, parts: parts.collect(), flip: false, end: true }
+}
+
+#[tokio::test]
+async fn what_comes_by_two_connections_is_one_delivery_once_both_are_whole() {
+    let mut bench = Bench::new().await;
+    bench.expect().await;
+    let good = bench.good().await;
+    assert_eq!(bench.send(half(&good, 1)).await, KvAnswer::Committed);
+    assert!(bench.side.try_recv().is_err(), "every other layer is missing");
+    assert_eq!(bench.send(half(&good, 0)).await, KvAnswer::Committed);
+    let deliveries = bench.heard().await.unwrap();
+    assert_eq!((deliveries.len(), deliveries[0].tiles, deliveries[0].streams), (1, 8, 2));
+    assert_eq!(deliveries[0].bytes, good.parts.iter().map(Part::bytes).sum::<u64>());
+    bench.release().await;
+}
+
+#[tokio::test]
+async fn a_layer_of_another_lane_is_a_stray() {
+    let mut bench = Bench::new().await;
+    bench.expect().await;
+    let good = bench.good().await;
+    let mixed = Sent { header: KvHeader { lane: Lane { index: 0, of: 2 }, ..good.header }, ..good };
+    assert!(matches!(bench.send(mixed).await, KvAnswer::Refused(_)));
     assert_eq!(bench.stage.desk.refused().get("stray"), Some(&1));
     bench.heard().await.unwrap_err();
 }

@@ -1,4 +1,4 @@
-//! Prompt flow 6: the KV stream to one decode stage. Nothing is sent beyond what the receiver gives credit for.
+//! Prompt flow 6: a KV stream to one decode stage, one of several where one core would not keep up with the link. Nothing is sent beyond what the receiver gives credit for.
 
 use super::{ExportError, packer::Tile};
 use crate::links::{FrameReceiver, FrameSender, LinkError, Stream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tsnode_coordinator::{batcher::KV_PATIENCE, urgency};
 use tsnode_protocol::{
-    LayerRange, Manifest, PeerId,
+    Manifest, PeerId,
     checksum::Checksum,
     codec,
     kv::{KvAnswer, KvHeader, KvPart, Packing},
@@ -20,10 +20,10 @@ use tsnode_protocol::{
 /// How long a decode stage may take to unpack something, and to confirm all of it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The KV stream to one target.
+/// A KV stream to one target.
 pub(super) struct Parcel {
     target: PeerId,
-    pub layers: LayerRange,
+    header: KvHeader,
     sender: FrameSender,
     receiver: FrameReceiver,
     tiles: u32,
@@ -37,19 +37,30 @@ pub(super) struct Parcel {
 }
 
 impl Parcel {
-    /// Opens the stream; the header says what will come, which is so many bytes.
+    /// Opens a stream on each of the connections that share what will come, which the header says and is so many bytes.
     pub async fn open(
         context: &StageContext,
         target: &KvTarget,
         header: KvHeader,
-        left: u64,
-    ) -> Result<Self, ExportError> {
-        let opened = context.links.open(target.peer, &target.addresses, &Opening::Kv(header)).await;
-        let Stream { sender, receiver } = opened.map_err(|e| ExportError::Link(target.peer, e))?;
-        let (target, layers, checksum) = (target.peer, header.layers, Checksum::default());
-        Ok(Self {
+        bytes: u64,
+    ) -> Result<Vec<Self>, ExportError> {
+        let link = |e| ExportError::Link(target.peer, e);
+        let roads = context.links.roads(target.peer, &target.addresses, bytes, header.layers.len()).await;
+        let roads = roads.map_err(link)?;
+        let mut parcels = Vec::new();
+        for lane in roads.lanes() {
+            let header = KvHeader { lane, ..header };
+            let stream = roads.open(lane, &Opening::Kv(header)).await.map_err(link)?;
+            parcels.push(Self::new(target.peer, header, stream, bytes / u64::from(lane.of)));
+        }
+        Ok(parcels)
+    }
+
+    fn new(target: PeerId, header: KvHeader, stream: Stream, left: u64) -> Self {
+        let Stream { sender, receiver } = stream;
+        Self {
             target,
-            layers,
+            header,
             sender,
             receiver,
             tiles: 0,
@@ -57,8 +68,13 @@ impl Parcel {
             owed: 0,
             left,
             opened: Instant::now(),
-            checksum,
-        })
+            checksum: Checksum::default(),
+        }
+    }
+
+    /// Whether it takes the tiles of a layer.
+    pub fn carries(&self, layer: u32) -> bool {
+        self.header.lane.carries(self.header.layers, layer)
     }
 
     /// Sends a tile once there is credit for it; of one that is spoilt on purpose, something else than its checksum is of.
