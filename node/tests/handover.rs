@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use tsnode_testnet::{Sight, Swarm};
 
 const LONG: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_secs(5);
 /// So many hand-overs are held to the margin: what a link takes on the side no longer matters.
 const MANY: usize = 1000;
 /// Clients at once.
@@ -129,11 +128,11 @@ const MARGIN: f64 = 0.05;
 /// 3 MB, which the allocator keeps when it is closed. Peers ask for it at any time, above all one that started again.
 const LINK: f64 = (3 << 20) as f64;
 /// How long files stand still that are all there.
-const STILL: Duration = Duration::from_secs(3);
+const STILL: Duration = Duration::from_secs(2);
 /// Peers have sent something over each link within that, as each is probed once a minute.
 const ROUND: Duration = Duration::from_secs(70);
 
-/// Whether there are within a twentieth as many files.
+/// Whether there are as many files, within a twentieth.
 fn as_many_files(before: Usage, now: Usage) -> bool {
     now.files.abs_diff(before.files) as f64 <= before.files as f64 * MARGIN
 }
@@ -145,13 +144,12 @@ fn fits(before: Usage, now: Usage, links: usize) -> bool {
         && more(before.bytes as f64, now.bytes as f64) <= LINK * links as f64
 }
 
-/// Waits until a process has what it had, which includes links that it opens to a peer that started again, and says what it
-/// has.
+/// Waits until a process has no more than it had, and says what it has.
 async fn settled(net: &Net, index: usize, before: Usage, links: usize, patience: Duration) -> Usage {
     let deadline = Instant::now() + patience;
     loop {
         let now = usage(net, index);
-        if fits(before, now, links) && as_many_files(before, now) || Instant::now() > deadline {
+        if fits(before, now, links) && (links > 0 || as_many_files(before, now)) || Instant::now() > deadline {
             return now;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -162,7 +160,7 @@ async fn settled(net: &Net, index: usize, before: Usage, links: usize, patience:
 /// there are waited for until they are used again, and no file may be missing either.
 async fn all_is_given_back(net: &Net, before: &[Usage; 3], links: usize) {
     await_free_pages(net).await;
-    let patience = if links == 0 { ROUND } else { SHORT };
+    let patience = if links == 0 { ROUND } else { LONG };
     for (index, before) in WATCHED.into_iter().zip(*before) {
         let after = settled(net, index, before, links, patience).await;
         let (name, mb) = (net.peer(index).name, |u: Usage| u.bytes as f64 / 1e6);

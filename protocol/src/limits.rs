@@ -6,7 +6,7 @@ pub const GOSSIP_BYTES: usize = 256 * 1024;
 pub const FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// One KV tile with its header (bytes).
 pub const TILE_BYTES: usize = 16 * 1024 * 1024;
-/// KV payload that a stage may send before the receiver has unpacked any of it (bytes): what a link of 1 Gbit/s holds in
+/// KV payload that a stage may send on one stream before the receiver has unpacked any of it (bytes): what a link of 1 Gbit/s holds in
 /// 128 ms.
 pub const KV_CREDIT: u64 = 16 * 1024 * 1024;
 /// Connections that carry one stage's KV to another stage.

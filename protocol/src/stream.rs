@@ -23,11 +23,20 @@ pub const ALPN: &[u8] = b"tsnode/1";
 /// Bytes in front of a frame.
 pub const FRAME_HEADER: usize = 4;
 
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Use {
+    /// Whatever either end opens.
+    Anything,
+    /// A part of hand-overs, beside one for anything.
+    Lane,
+}
+
 /// The first frame of a stream.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Opening {
-    /// Proof of membership: the dialer's nonce. Answer: [`ProofAnswer`]; then the dialer's [`Code`].
-    Prove(Nonce),
+    /// Proof of membership: the dialer's nonce, and what the connection is for. Answer: [`ProofAnswer`]; then the dialer's [`Code`].
+    Prove(Nonce, Use),
     /// Gateway → leader of a decode or mixed group.
     Decode(DecodeRequest),
     /// Gateway → leader of a prefill group.

@@ -22,7 +22,7 @@ use tsnode_protocol::{
     rollcall::{PeerTag, Present},
     stream::{
         Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting, Opening,
-        PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen,
+        PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen, Use,
     },
 };
 
@@ -197,7 +197,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         tokens: 200,
     };
     vec![
-        ("opening prove", Opening::Prove(Nonce([1; 32]))),
+        ("opening prove", Opening::Prove(Nonce([1; 32]), Use::Lane)),
         ("opening decode", Opening::Decode(decode)),
         ("opening prefill", Opening::Prefill(prefill)),
         ("opening ring", Opening::Ring(hello)),

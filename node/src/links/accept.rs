@@ -132,7 +132,10 @@ impl Newcomer {
         road.proven(peer, &links.inner.guard);
         road.open_up();
         links.inner.known.join(peer, &road);
-        if let Way::Open(from) = way {
+        // A lane stands and falls with the connection beside it.
+        if let Way::Open(from) = way
+            && !road.is_lane()
+        {
             links.inner.around.meet(peer, &road);
             links.watch(peer, from, &road.connection);
         }
@@ -182,7 +185,7 @@ async fn welcome(
     stream.sender.become_kind(Kind::of(&opening));
     match opening {
         Opening::Probe { bytes } => {
-            if let Err(error) = probe::answer(stream, &road, bytes).await {
+            if let Err(error) = probe::answer(stream, &links.inner.known.roads(peer), bytes).await {
                 tracing::debug!(%peer, %error, "probe ended");
             }
         }

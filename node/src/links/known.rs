@@ -82,7 +82,6 @@ impl Known {
     }
 
     /// All connections with a peer that live.
-    #[cfg(test)]
     pub fn roads(&self, peer: PeerId) -> Vec<Arc<Tuning>> {
         self.lock().get(&peer).map(Peer::live).unwrap_or_default()
     }
@@ -122,9 +121,12 @@ impl Known {
         let mut turned = 0;
         for known in self.lock().values_mut() {
             let roads = known.live();
+            // What one of several carries is not how slow the link is.
+            let shared = roads.iter().any(|road| road.is_lane());
             for road in &roads {
                 let estimate = known.ways.learn(road.way.path());
-                road.evidence().for_each(|evidence| estimate.note(now, evidence));
+                let seen = road.meter.take().into_iter();
+                seen.map(|e| if shared { e.at_least() } else { e }).for_each(|e| estimate.note(now, e));
             }
             turned += u64::from(known.turn(&roads));
             for road in &roads {

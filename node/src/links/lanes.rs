@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{Lane, PeerId, stream::Opening};
 
-/// How long a hand-over waits for another connection before it does without.
+/// How long a hand-over waits for other connections before it does without those that are not there.
 const MOMENT: Duration = Duration::from_millis(100);
 /// How long one that was not to be had is not asked for again.
 const LATER: Duration = Duration::from_secs(30);
@@ -39,15 +39,15 @@ impl Extra {
         self.dial.dialled.peek()?.as_ref().ok()
     }
 
-    /// Whether another is to be dialled in its place.
+    /// Whether another may be dialled in its place, to there: what goes over it ends where it began.
     fn is_done(&self, to: SocketAddr) -> bool {
         let failed = matches!(self.dial.dialled.peek(), Some(Err(_)));
-        if failed { self.since.elapsed() >= LATER } else { self.dial.is_over() || self.to != to }
+        if failed { self.since.elapsed() >= LATER } else { self.dial.is_over() || (self.to != to && self.is_idle()) }
     }
 
     /// Whether nothing goes over it: it is held here and by the task that waits for streams, and each stream holds it, too.
-    fn is_unused(&self) -> bool {
-        self.used.elapsed() >= UNUSED && self.road().is_none_or(|road| Arc::strong_count(road) <= 2)
+    fn is_idle(&self) -> bool {
+        self.road().is_none_or(|road| Arc::strong_count(road) <= 2)
     }
 }
 
@@ -73,7 +73,7 @@ impl Beside {
 
     /// Closes those that nothing has gone over for a while.
     pub fn sweep(&self) {
-        self.lock().retain(|_, extra| !extra.is_unused());
+        self.lock().retain(|_, extra| extra.used.elapsed() < UNUSED || !extra.is_idle());
     }
 }
 
@@ -112,25 +112,21 @@ impl Links {
         let mut roads = vec![first.clone()];
         let Way::Open(to) = first.way else { return Ok(Roads(roads)) };
         let link = self.inner.known.link(peer);
-        for number in 1..self.inner.lanes.of(link.as_ref(), bytes, layers) {
-            let dialled = self.beside(peer, to, number);
-            match timeout(MOMENT, dialled).await {
+        let dials = (1..self.inner.lanes.of(link.as_ref(), bytes, layers)).map_while(|n| self.beside(peer, to, n));
+        let (dials, until): (Vec<super::Dialled>, _) = (dials.collect(), Instant::now() + MOMENT);
+        for dialled in dials {
+            match timeout_at(until, dialled).await {
                 Ok(Ok(road)) => roads.push(road),
-                Ok(Err(error)) => {
-                    tracing::debug!(%peer, number, %error, "no connection beside the first");
-                    break;
-                }
+                Ok(Err(error)) => tracing::debug!(%peer, %error, "no connection beside the first"),
                 // It is there for the next one.
-                Err(_) => break,
+                Err(_) => {}
             }
-        }
-        if roads.len() > 1 {
-            roads.iter().for_each(|road| road.share());
         }
         Ok(Roads(roads))
     }
 
-    fn beside(&self, peer: PeerId, to: SocketAddr, number: u8) -> super::Dialled {
+    /// The attempt at another connection; none where the one there is goes elsewhere.
+    fn beside(&self, peer: PeerId, to: SocketAddr, number: u8) -> Option<super::Dialled> {
         let now = Instant::now();
         let mut extras = self.inner.beside.lock();
         if extras.get(&(peer, number)).is_some_and(|extra| extra.is_done(to)) {
@@ -138,23 +134,31 @@ impl Links {
         }
         let extra = extras.entry((peer, number)).or_insert_with(|| {
             let (links, cancel) = (self.clone(), CancellationToken::new());
-            let cancelled = cancel.clone();
-            let dialled = async move {
-                tokio::select! {
-                    dialled = timeout(PATIENCE, links.dial_beside(peer, to)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
-                    () = cancelled.cancelled() => Err(LinkError::Unreachable { peer, error: "it is gone, or elsewhere now".into() }),
-                }
-            };
-            let dial = Dial { dialled: dialled.boxed().shared(), cancel, addresses: vec![to] };
-            Extra { dial, to, since: now, used: now }
+            let dialled = links.clone().dial_beside(peer, to, cancel.clone()).boxed().shared();
+            // Goes on when the hand-over that asked for it does without.
+            tokio::spawn(dialled.clone());
+            Extra { dial: Dial { dialled, cancel, addresses: vec![to] }, to, since: now, used: now }
         });
+        if extra.to != to {
+            return None;
+        }
         extra.used = now;
-        extra.dial.dialled.clone()
+        Some(extra.dial.dialled.clone())
     }
 
-    async fn dial_beside(&self, peer: PeerId, to: SocketAddr) -> Result<Arc<Tuning>, LinkError> {
-        let road = self.dial_at(peer, to).await?;
-        road.share();
+    async fn dial_beside(
+        self,
+        peer: PeerId,
+        to: SocketAddr,
+        cancel: CancellationToken,
+    ) -> Result<Arc<Tuning>, LinkError> {
+        let gone = || LinkError::Unreachable { peer, error: "it is gone, or nobody needs it any more".into() };
+        let road = tokio::select! {
+            biased;
+            () = self.inner.stop.cancelled() => return Err(gone()),
+            () = cancel.cancelled() => return Err(gone()),
+            dialled = timeout(PATIENCE, self.dial_lane(peer, to)) => dialled.unwrap_or(Err(LinkError::TimedOut))?,
+        };
         self.inner.known.join(peer, &road);
         self.serve_on(peer, &road);
         Ok(road)

@@ -23,7 +23,7 @@ pub(super) enum Kind {
 impl Kind {
     pub fn of(opening: &Opening) -> Self {
         match opening {
-            Opening::Prove(_)
+            Opening::Prove(..)
             | Opening::Decode(_)
             | Opening::Prefill(_)
             | Opening::Journal(_)

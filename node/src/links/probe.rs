@@ -4,6 +4,7 @@
 use super::tuning::Tuning;
 use super::{LinkError, Links, Stream};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
 use tsnode_coordinator::links::{FIRST_GUESS, LONGEST_TRAIN, Probing, carried, train_window};
@@ -99,21 +100,21 @@ pub(super) async fn seen(stream: &mut Stream) -> Result<TrainSeen, LinkError> {
     seen.ok_or_else(|| LinkError::Lost("the probe was not answered".into()))
 }
 
-/// The far end: takes trains of `bytes` in all, and says of each how fast it came.
-pub(super) async fn answer(mut stream: Stream, road: &Tuning, bytes: u32) -> Result<(), LinkError> {
+/// The far end: takes trains of `bytes` in all, and says of each how fast it came, with whatever came by other connections.
+pub(super) async fn answer(mut stream: Stream, roads: &[Arc<Tuning>], bytes: u32) -> Result<(), LinkError> {
     let mut left = u64::from(bytes);
     while let Some(length) = stream.receiver.length(LONGEST_TRAIN.min(left) as usize).await? {
         left -= length as u64;
-        let rate = watch(&mut stream, road).await?;
+        let rate = watch(&mut stream, roads).await?;
         stream.sender.send(&TrainSeen { rate }).await?;
     }
     stream.sender.finish()
 }
 
-/// Lets a train pass, and looks at what the whole connection has received meanwhile: packets count when they come, not
+/// Lets a train pass, and looks at what all connections from there have received meanwhile: packets count when they come, not
 /// when those lost before them have come again.
-async fn watch(stream: &mut Stream, road: &Tuning) -> Result<Option<BytesPerSecond>, LinkError> {
-    let received = || road.connection.stats().udp_rx.bytes;
+async fn watch(stream: &mut Stream, roads: &[Arc<Tuning>]) -> Result<Option<BytesPerSecond>, LinkError> {
+    let received = || roads.iter().map(|road| road.connection.stats().udp_rx.bytes).sum();
     let started = Instant::now();
     let mut arrivals = vec![(Duration::ZERO, received())];
     let mut look = interval(LOOK);

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId,
     proof::{Code, Ends, Membership, Nonce, Side},
-    stream::{Opening, ProofAnswer},
+    stream::{Opening, ProofAnswer, Use},
 };
 
 /// The dialer's half.
@@ -18,10 +18,11 @@ pub(super) async fn as_dialer(
     me: PeerId,
     peer: PeerId,
 ) -> Result<(), LinkError> {
+    let used = if road.is_lane() { Use::Lane } else { Use::Anything };
     let halves = road.connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
     let mut stream = Stream::new(halves, Kind::Words, road);
     let nonce = Nonce(crate::random_bytes());
-    stream.sender.send(&Opening::Prove(nonce)).await?;
+    stream.sender.send(&Opening::Prove(nonce, used)).await?;
     // A listener of another swarm hangs up here.
     let stranger = || LinkError::NotAMember(peer.to_string());
     let answer: ProofAnswer = stream.receiver.recv().await.ok().flatten().ok_or_else(stranger)?;
@@ -57,13 +58,16 @@ async fn listen(road: &Arc<Tuning>, membership: &Membership, me: PeerId, peer: P
     let halves = road.connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
     let mut stream = Stream::new(halves, Kind::Words, road);
     let stranger = || LinkError::NotAMember(peer.to_string());
-    let Some(Opening::Prove(dialer_nonce)) = stream.receiver.recv().await? else { return Err(stranger()) };
+    let Some(Opening::Prove(dialer_nonce, used)) = stream.receiver.recv().await? else { return Err(stranger()) };
     let nonce = Nonce(crate::random_bytes());
     let ends = Ends { dialer: peer, listener: me, dialer_nonce, listener_nonce: nonce };
     stream.sender.send(&ProofAnswer { nonce, code: membership.code(Side::Listener, &ends) }).await?;
     let shown: Code = stream.receiver.recv().await?.ok_or_else(stranger)?;
     if !membership.accepts(Side::Dialer, &ends, shown) {
         return Err(stranger());
+    }
+    if used == Use::Lane {
+        road.become_lane();
     }
     stream.sender.finish()
 }

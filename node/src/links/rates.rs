@@ -57,7 +57,7 @@ fn kind(opening: &Opening) -> (u8, Allowance) {
         Opening::Ring(_) => (5, RARE),
         Opening::File { .. } => (6, RARE),
         Opening::Probe { .. } => (7, PROBES),
-        Opening::Prove(_) => (8, RARE),
+        Opening::Prove(..) => (8, RARE),
         Opening::Where => (9, RARE),
         Opening::Meet(_) => (10, MEETINGS),
         Opening::Pulse(_) => (11, RARE),

@@ -23,7 +23,7 @@ use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::paths::{HEAD_START, retry_after};
 use tsnode_protocol::PeerId;
-use tsnode_protocol::stream::{MEETING_ADDRESSES, Meeting, Opening, SeenAt};
+use tsnode_protocol::stream::{MEETING_ADDRESSES, Meeting, Opening, SeenAt, Use};
 
 /// How long both ends of a meeting try.
 const MEETING: Duration = Duration::from_secs(4);
@@ -57,7 +57,7 @@ impl Around {
     }
 
     /// The straight connection that `peer` has opened and not closed.
-    fn met(&self, peer: PeerId) -> Option<Arc<Tuning>> {
+    pub fn met(&self, peer: PeerId) -> Option<Arc<Tuning>> {
         let road = self.met.lock().unwrap_or_else(PoisonError::into_inner).get(&peer)?.upgrade()?;
         road.connection.close_reason().is_none().then_some(road)
     }
@@ -135,9 +135,10 @@ impl Links {
         Err(last)
     }
 
-    /// At one address.
-    pub(super) async fn dial_at(&self, peer: PeerId, address: SocketAddr) -> Result<Arc<Tuning>, LinkError> {
-        self.dial_one(Arc::new(tls::client(&self.inner.identity, peer)?), peer, address).await
+    /// Beside a connection to the same address.
+    pub(super) async fn dial_lane(&self, peer: PeerId, address: SocketAddr) -> Result<Arc<Tuning>, LinkError> {
+        let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
+        self.connected(peer, self.connecting(tls, address), Way::Open(address), Use::Lane).await
     }
 
     async fn dial_one(
@@ -146,10 +147,17 @@ impl Links {
         peer: PeerId,
         address: SocketAddr,
     ) -> Result<Arc<Tuning>, LinkError> {
+        self.connected(peer, self.connecting(tls, address), Way::Open(address), Use::Anything).await
+    }
+
+    fn connecting(
+        &self,
+        tls: Arc<quinn::crypto::rustls::QuicClientConfig>,
+        address: SocketAddr,
+    ) -> Result<quinn::Connecting, quinn::ConnectError> {
         let mut config = quinn::ClientConfig::new(tls);
         config.transport_config(Arc::new(tuning::transport(STREAMS, self.inner.datagrams.to(address))));
-        let connecting = self.inner.endpoint.connect_with(config, address, "tsnode");
-        self.connected(peer, connecting, Way::Open(address)).await
+        self.inner.endpoint.connect_with(config, address, "tsnode")
     }
 
     async fn connected(
@@ -157,13 +165,17 @@ impl Links {
         peer: PeerId,
         connecting: Result<quinn::Connecting, quinn::ConnectError>,
         way: Way,
+        used: Use,
     ) -> Result<Arc<Tuning>, LinkError> {
         let unreachable = |error: String| LinkError::Unreachable { peer, error };
         let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
         let road = Tuning::new(connecting.await.map_err(|e| unreachable(e.to_string()))?, way);
+        if used == Use::Lane {
+            road.become_lane();
+        }
         prove::as_dialer(&road, &self.inner.membership, self.inner.me, peer).await?;
         road.proven(peer, &self.inner.guard);
-        tracing::debug!(%peer, ?way, "data connection opened");
+        tracing::debug!(%peer, ?way, ?used, "data connection opened");
         Ok(road)
     }
 
@@ -207,7 +219,8 @@ impl Links {
         config.transport_config(Arc::new(tuning::carried(tuning::transport(STREAMS, tuning::LARGEST))));
         let endpoint = tunnel::endpoint(stream, super::settings(), None, self.inner.uplink.clone())
             .map_err(|e| LinkError::Lost(e.to_string()))?;
-        self.connected(peer, endpoint.connect_with(config, tunnel::FAR, "tsnode"), Way::Carried(path)).await
+        self.connected(peer, endpoint.connect_with(config, tunnel::FAR, "tsnode"), Way::Carried(path), Use::Anything)
+            .await
     }
 
     /// Looks for a straight way while `road` is in use, ever more rarely, and soon when something has changed.

@@ -571,6 +571,8 @@ async fn a_hand_over_takes_as_many_connections_as_it_may_and_keeps_them_for_the_
     let dialled = |roads: &Roads| roads.0.iter().map(|road| road.connection.stable_id()).collect::<Vec<usize>>();
     assert_eq!(dialled(&roads(32).await), dialled(&three), "the same ones again");
     assert_eq!(a.links.inner.known.roads(b.id).len(), 3);
+    let way_back = b.links.inner.around.met(a.id).unwrap();
+    assert!(!way_back.is_lane() && b.links.inner.known.roads(a.id).iter().filter(|road| road.is_lane()).count() == 2);
 
     a.links.forget(b.id);
     for road in &three.0 {

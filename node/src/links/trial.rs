@@ -163,6 +163,9 @@ impl Pair {
         let end = || End::new(shaping, datagram, lanes);
         let pair = Self { from: end()?, to: end()? };
         let roads = pair.roads().await?;
+        if roads.0.len() != usize::from(lanes.get()) {
+            return Err(LinkError::Lost("fewer connections than were asked for".into()));
+        }
         if let Some(datagram) = datagram {
             join_all(roads.0.iter().map(|road| settled(&road.connection, datagram))).await;
         }

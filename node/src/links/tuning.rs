@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tsnode_coordinator::{links::Evidence, trust::Offence};
+use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{BytesPerSecond, PathKind, PeerId};
 
 /// Unread bytes of one stream: 1 Gbit/s over 130 ms.
@@ -101,8 +101,8 @@ pub(super) struct Tuning {
     pub way: Way,
     pub meter: Arc<Meter>,
     window: AtomicU64,
-    /// Whether others carry the same hand-overs.
-    shared: AtomicBool,
+    /// Whether it carries parts of hand-overs, and nothing else.
+    lane: AtomicBool,
     /// Who answers for what comes over it, once that is proven, and to whom.
     far_end: OnceLock<(PeerId, Guard)>,
 }
@@ -116,7 +116,7 @@ impl Tuning {
             way,
             meter,
             window: AtomicU64::new(SEND_WINDOWS.0),
-            shared: AtomicBool::new(false),
+            lane: AtomicBool::new(false),
             far_end: OnceLock::new(),
         })
     }
@@ -134,15 +134,14 @@ impl Tuning {
         }
     }
 
-    /// It carries a part of hand-overs from now on.
-    pub fn share(&self) {
-        self.shared.store(true, Ordering::Relaxed);
+    /// It carries parts of hand-overs, and nothing else.
+    pub fn become_lane(&self) {
+        self.lane.store(true, Ordering::Relaxed);
     }
 
-    /// What traffic has shown since the last call: where others carry the rest, not how slow the link is.
-    pub fn evidence(&self) -> impl Iterator<Item = Evidence> {
-        let shared = self.shared.load(Ordering::Relaxed);
-        self.meter.take().into_iter().map(move |seen| if shared { seen.at_least() } else { seen })
+    /// Whether that is all it does.
+    pub fn is_lane(&self) -> bool {
+        self.lane.load(Ordering::Relaxed)
     }
 
     /// The far end that called here may do what peers may.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::engine::{Engine, StageKey};
 use tsnode_protocol::{
-    KvCodec, PeerId, RequestId,
+    KvCodec, LayerRange, PeerId, RequestId,
     kv::{Delivery, KvAnswer, KvHeader},
     ring::RingFrame,
 };
@@ -39,19 +39,20 @@ struct Pending {
     expected: Arc<Expected>,
     /// Layers that lie in pages, each counted once.
     arrived: Vec<u32>,
-    deliveries: Vec<Delivery>,
+    /// By the layers that both stages have.
+    deliveries: Vec<(LayerRange, Delivery)>,
     /// Ends patience and reception when the sequence is released.
     end: CancellationToken,
 }
 
 impl Pending {
     /// What came by several connections from one stage is one delivery.
-    fn add(&mut self, new: Delivery) {
-        let same = |d: &&mut Delivery| (d.from, d.to) == (new.from, new.to);
-        match self.deliveries.iter_mut().find(same) {
-            Some(delivery) => delivery.join(&new),
-            None => self.deliveries.push(new),
+    fn add(&mut self, header: &KvHeader, new: Delivery) {
+        match self.deliveries.iter_mut().find(|(layers, d)| (*layers, d.from) == (header.layers, new.from)) {
+            Some((_, delivery)) => delivery.join(&new),
+            None => self.deliveries.push((header.layers, new)),
         }
+        self.arrived.extend(header.carried());
     }
 }
 
@@ -110,7 +111,8 @@ impl Desk {
         let Some(pending) = self.leave(key, admission) else { return };
         pending.end.cancel();
         let position = pending.expected.stage.position;
-        let arrived = failed.map_or(Ok(pending.deliveries), Err);
+        let deliveries = pending.deliveries.into_iter().map(|(_, delivery)| delivery).collect();
+        let arrived = failed.map_or(Ok(deliveries), Err);
         let frame = RingFrame::KvArrived { request: key.0, position, arrived };
         // A ring that has ended no longer listens.
         let _ = pending.expected.side.send(Beside { admission, frame }).await;
@@ -139,7 +141,7 @@ impl Desk {
                     () = end.cancelled() => Err(ReceiveError::Unexpected),
                     taken = Reception::new(&expected, &header, receiver).take_in(from, &mut sender) => taken,
                 };
-                self.conclude(key, &expected, header.carried(), taken).await
+                self.conclude(key, &expected, &header, taken).await
             }
         };
         let answer = match answer {
@@ -160,7 +162,7 @@ impl Desk {
         &self,
         key: (RequestId, StageKey),
         expected: &Expected,
-        layers: impl Iterator<Item = u32>,
+        header: &KvHeader,
         taken: Result<Delivery, ReceiveError>,
     ) -> Result<(), ReceiveError> {
         let delivery = match taken {
@@ -174,8 +176,7 @@ impl Desk {
             let mut pending = self.lock();
             let entry = pending.get_mut(&key).filter(|p| p.expected.admission == expected.admission);
             let entry = entry.ok_or(ReceiveError::Unexpected)?;
-            entry.add(delivery);
-            entry.arrived.extend(layers);
+            entry.add(header, delivery);
             entry.arrived.sort_unstable();
             entry.arrived.dedup();
             entry.arrived.len() == expected.stage.layers.len() as usize

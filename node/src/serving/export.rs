@@ -12,8 +12,9 @@ pub(super) use packer::Taps;
 use super::stage::{Admission, Beside, Side, StageContext};
 use crate::links::LinkError;
 use bytes::Bytes;
+use futures::future::try_join_all;
 use packer::{Packer, Tile, Wanted};
-use parcel::Parcel;
+use parcel::{Layers, Parcel};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tsnode_kernels::{engine::Engine, wire::tile_bytes};
@@ -23,8 +24,10 @@ use tsnode_protocol::{
     ring::{KvExport, KvTarget, RingFrame},
 };
 
-/// Tiles packed and not yet sent.
+/// Tiles packed and not yet handed out.
 const TILES: usize = 16;
+/// Tiles handed out to a parcel and not yet sent.
+const AHEAD: usize = 2;
 
 /// The way to a sequence's export; dropping it ends the export.
 pub(super) struct Exporter {
@@ -117,31 +120,42 @@ struct Export {
 }
 
 impl Export {
-    async fn run(mut self, what: KvExport) -> Result<u64, ExportError> {
-        let mut parcels = self.open(&what).await?;
+    /// Packs and sends: what holds one parcel up holds up the others only once they have nothing left that is packed.
+    async fn run(self, what: KvExport) -> Result<u64, ExportError> {
+        let (mut couriers, mut deliveries) = (Vec::new(), Vec::new());
+        for parcel in self.open(&what).await? {
+            let (tiles, queue) = mpsc::channel(AHEAD);
+            couriers.push(Courier { layers: parcel.layers(), tiles });
+            deliveries.push(parcel.deliver(queue, self.packer.clone()));
+        }
+        let ((), bytes) = tokio::try_join!(self.feed(what.pace, couriers), try_join_all(deliveries))?;
+        Ok(bytes.iter().sum())
+    }
+
+    /// Hands out tiles until all there will be are packed.
+    async fn feed(mut self, pace: KvPace, couriers: Vec<Courier>) -> Result<(), ExportError> {
         loop {
             // Tiles of a layer leave in token order: what lies ready goes before anything more is packed.
             if let Ok(tile) = self.tiles.try_recv() {
-                self.send(tile, &mut parcels).await?;
+                self.hand_out(tile, &couriers).await?;
                 continue;
             }
             let computed = *self.computed.borrow_and_update();
             let whole = computed >= self.wanted.tokens;
-            if (whole || what.pace == KvPace::Layers) && self.packer.lags(computed) {
+            if (whole || pace == KvPace::Layers) && self.packer.lags(computed) {
                 self.catch_up(computed).await?;
                 continue;
             }
             if whole {
-                break;
+                return Ok(());
             }
             tokio::select! {
-                Some(tile) = self.tiles.recv() => self.send(tile, &mut parcels).await?,
+                Some(tile) = self.tiles.recv() => self.hand_out(tile, &couriers).await?,
                 changed = self.computed.changed() => {
                     changed.map_err(|_| ExportError::Pack("the sequence ended".into()))?;
                 }
             }
         }
-        self.conclude(parcels).await
     }
 
     async fn open(&self, what: &KvExport) -> Result<Vec<Parcel>, ExportError> {
@@ -169,29 +183,31 @@ impl Export {
         packed.map_err(|e| ExportError::Pack(e.to_string()))
     }
 
-    async fn send(&self, mut tile: Tile, parcels: &mut [Parcel]) -> Result<(), ExportError> {
+    async fn hand_out(&self, mut tile: Tile, couriers: &[Courier]) -> Result<(), ExportError> {
         let links = &self.context.links;
         if links.falsifies_tile() {
             tile.payload = tile.payload.iter().map(|byte| byte.rotate_left(3)).collect();
         }
         let spoilt = links.spoils_tile().then(|| spoil(&tile.payload));
-        for parcel in parcels.iter_mut().filter(|p| p.carries(tile.header.layer)) {
-            parcel.tile(&tile, spoilt.clone()).await?;
+        for courier in couriers.iter().filter(|c| c.layers.contain(tile.header.layer)) {
+            let sealed = Sealed { tile: tile.clone(), spoilt: spoilt.clone() };
+            // A parcel that takes none any more says itself why.
+            courier.tiles.send(sealed).await.map_err(|_| ExportError::Pack("a stream ended".into()))?;
         }
         Ok(())
     }
+}
 
-    async fn conclude(self, mut parcels: Vec<Parcel>) -> Result<u64, ExportError> {
-        let packing = self.packer.packing();
-        for parcel in &mut parcels {
-            parcel.close(packing).await?;
-        }
-        let mut bytes = 0;
-        for parcel in parcels {
-            bytes += parcel.confirmed().await?;
-        }
-        Ok(bytes)
-    }
+/// The way to a parcel that is being delivered.
+struct Courier {
+    layers: Layers,
+    tiles: mpsc::Sender<Sealed>,
+}
+
+/// A tile that is to be sent; of one that is spoilt on purpose, with something else than its checksum is of.
+struct Sealed {
+    tile: Tile,
+    spoilt: Option<Bytes>,
 }
 
 /// With one bit flipped.

@@ -537,7 +537,7 @@ impl Keeper {
                 self.tasks.spawn(async move { drop(journal.give(asked, stream).await) });
             }
             // Answered by the links themselves.
-            Opening::Prove(_) | Opening::Probe { .. } | Opening::Where | Opening::Meet(_) | Opening::Pulse(_) => {}
+            Opening::Prove(..) | Opening::Probe { .. } | Opening::Where | Opening::Meet(_) | Opening::Pulse(_) => {}
         }
     }
 

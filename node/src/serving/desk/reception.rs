@@ -4,7 +4,7 @@ use super::Expected;
 use crate::links::{FrameReceiver, FrameSender, LinkError};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tsnode_kernels::engine::Engine;
+use tsnode_kernels::engine::{Engine, EngineError};
 use tsnode_protocol::{
     KvCodec, KvDtype, Manifest, PeerId, Seconds, TileHeader,
     checksum::Checksum,
@@ -125,10 +125,12 @@ impl<'a> Reception<'a> {
         self.checksum.update(&codec::encode(&tile)).update(&payload);
         self.tiles += 1;
         self.bytes += payload.len() as u64;
-        let began = Instant::now();
-        self.payload = unpack(self.expected, self.header, tile, payload).await?;
+        let (began, work) = (Instant::now(), unpack(self.expected, self.header, tile, payload));
+        let work = work.await?;
+        self.payload = work.payload;
         self.last_unpack = began.elapsed();
-        self.unpack += self.last_unpack;
+        // Beside other lanes a tile waits for theirs to be unpacked, which would count for each.
+        self.unpack += if self.header.lane.of > 1 { work.took } else { self.last_unpack };
         if self.bytes - self.credited >= CREDIT_PIECE {
             answers.send(&KvAnswer::Credit(self.bytes - self.credited)).await?;
             self.credited = self.bytes;
@@ -196,14 +198,24 @@ fn check_header(expected: &Expected, header: &KvHeader) -> Result<(), ReceiveErr
     Ok(())
 }
 
+/// A tile's memory, to be used again, and how long the compute thread took.
+struct Unpacked {
+    payload: Vec<u8>,
+    took: Duration,
+}
+
 async fn unpack(
     expected: &Expected,
     header: &KvHeader,
     tile: TileHeader,
     payload: Vec<u8>,
-) -> Result<Vec<u8>, ReceiveError> {
+) -> Result<Unpacked, ReceiveError> {
     let (key, request, packing) = (expected.stage.key, expected.request, header.codec);
-    let job = move |engine: &mut Engine| engine.import(key, request, &tile, packing, &payload).map(|()| payload);
+    let job = move |engine: &mut Engine| {
+        let began = Instant::now();
+        engine.import(key, request, &tile, packing, &payload)?;
+        Ok::<_, EngineError>(Unpacked { payload, took: began.elapsed() })
+    };
     let done = expected.stage.compute.call(job).await.map_err(|e| ReceiveError::Unpack(e.to_string()))?;
     done.map_err(|e| ReceiveError::Unpack(e.to_string()))
 }

@@ -12,6 +12,7 @@ use tsnode_protocol::{KvCodec, LayerRange, RequestId, Seconds, TileHeader, kv::P
 const PIECE: u32 = 512;
 
 /// A packed tile on its way to the network.
+#[derive(Clone)]
 pub(super) struct Tile {
     pub header: TileHeader,
     pub payload: Bytes,
@@ -69,14 +70,19 @@ impl Packer {
         Packing { all: Seconds(p.spent.as_secs_f64()), tail: Seconds(p.late.as_secs_f64()) }
     }
 
-    /// Packs what is there of the first `computed` tokens and not packed yet, as far as there is room for tiles.
+    /// Packs what is there of the first `computed` tokens and not packed yet, as far as there is room for tiles: a tile of each layer
+    /// in turn, so that all who send layers have some.
     pub fn catch_up(&self, engine: &mut Engine, computed: u32) -> Result<(), EngineError> {
         let mut p = self.lock();
         let late = computed >= p.wanted.tokens;
-        for layer in p.wanted.layers.iter() {
-            let Wanted { stage, request, codec, .. } = p.wanted;
-            let fill = |tile: &TileHeader, payload: &mut Vec<u8>| engine.export(stage, request, tile, codec, payload);
-            p.pack(layer, computed, late, fill)?;
+        let mut packed = true;
+        while std::mem::take(&mut packed) {
+            for layer in p.wanted.layers.iter() {
+                let Wanted { stage, request, codec, .. } = p.wanted;
+                let fill =
+                    |tile: &TileHeader, payload: &mut Vec<u8>| engine.export(stage, request, tile, codec, payload);
+                packed |= p.pack(layer, computed, late, fill)?;
+            }
         }
         Ok(())
     }
@@ -88,41 +94,43 @@ impl Packer {
             return;
         }
         let Wanted { request, codec, .. } = p.wanted;
-        let fill = |tile: &TileHeader, payload: &mut Vec<u8>| {
+        let mut fill = |tile: &TileHeader, payload: &mut Vec<u8>| {
             let there = fresh.export(request, tile.token_start..tile.token_end, codec, payload);
             if there { Ok(()) } else { Err(EngineError::NoSequence(request)) }
         };
         // What cannot be packed now fails again after the step, where somebody hears of it.
-        let _ = p.pack(layer, end, false, fill);
+        while let Ok(true) = p.pack(layer, end, false, &mut fill) {}
     }
 }
 
 impl Progress {
+    /// One tile of a layer; whether there was one, and room.
     fn pack(
         &mut self,
         layer: u32,
         computed: u32,
         late: bool,
         mut fill: impl FnMut(&TileHeader, &mut Vec<u8>) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<bool, EngineError> {
         let Wanted { codec, tokens, layers, heads, .. } = self.wanted;
         let (end, place) = (codec.tile_end(computed, tokens), (layer - layers.start) as usize);
-        while self.next[place] < end {
-            // Nobody takes tiles, or there is no room: KV waits in its pages.
-            let Ok(room) = self.tiles.try_reserve() else { return Ok(()) };
-            let Range { start, end } = self.next[place]..end.min(self.next[place] + PIECE);
-            let mut header =
-                TileHeader { layer, head_start: 0, head_end: heads, token_start: start, token_end: end, bytes: 0 };
-            let (mut payload, began) = (Vec::new(), Instant::now());
-            fill(&header, &mut payload)?;
-            header.bytes = payload.len() as u32;
-            let took = began.elapsed();
-            self.spent += took;
-            self.late += if late { took } else { Duration::ZERO };
-            self.next[place] = end;
-            room.send(Tile { header, payload: payload.into() });
+        if self.next[place] >= end {
+            return Ok(false);
         }
-        Ok(())
+        // Nobody takes tiles, or there is no room: KV waits in its pages.
+        let Ok(room) = self.tiles.try_reserve() else { return Ok(false) };
+        let Range { start, end } = self.next[place]..end.min(self.next[place] + PIECE);
+        let mut header =
+            TileHeader { layer, head_start: 0, head_end: heads, token_start: start, token_end: end, bytes: 0 };
+        let (mut payload, began) = (Vec::new(), Instant::now());
+        fill(&header, &mut payload)?;
+        header.bytes = payload.len() as u32;
+        let took = began.elapsed();
+        self.spent += took;
+        self.late += if late { took } else { Duration::ZERO };
+        self.next[place] = end;
+        room.send(Tile { header, payload: payload.into() });
+        Ok(true)
     }
 }
 

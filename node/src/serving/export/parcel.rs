@@ -1,14 +1,17 @@
 //! Prompt flow 6: a KV stream to one decode stage, one of several where one core would not keep up with the link. Nothing is sent beyond what the receiver gives credit for.
 
-use super::{ExportError, packer::Tile};
+use super::{
+    ExportError, Sealed,
+    packer::{Packer, Tile},
+};
 use crate::links::{FrameReceiver, FrameSender, LinkError, Stream};
 use crate::serving::stage::StageContext;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
+use tokio::{sync::mpsc, time::timeout};
 use tsnode_coordinator::{batcher::KV_PATIENCE, urgency};
 use tsnode_protocol::{
-    Manifest, PeerId,
+    Lane, LayerRange, Manifest, PeerId,
     checksum::Checksum,
     codec,
     kv::{KvAnswer, KvHeader, KvPart, Packing},
@@ -19,6 +22,19 @@ use tsnode_protocol::{
 
 /// How long a decode stage may take to unpack something, and to confirm all of it.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The layers of a parcel.
+#[derive(Clone, Copy)]
+pub(super) struct Layers {
+    all: LayerRange,
+    lane: Lane,
+}
+
+impl Layers {
+    pub fn contain(self, layer: u32) -> bool {
+        self.lane.carries(self.all, layer)
+    }
+}
 
 /// A KV stream to one target.
 pub(super) struct Parcel {
@@ -72,13 +88,22 @@ impl Parcel {
         }
     }
 
-    /// Whether it takes the tiles of a layer.
-    pub fn carries(&self, layer: u32) -> bool {
-        self.header.lane.carries(self.header.layers, layer)
+    /// Whose tiles it takes.
+    pub fn layers(&self) -> Layers {
+        Layers { all: self.header.layers, lane: self.header.lane }
+    }
+
+    /// Sends what comes, then what the receiver holds it against; bytes that then lie in the target's pages.
+    pub async fn deliver(mut self, mut tiles: mpsc::Receiver<Sealed>, packer: Packer) -> Result<u64, ExportError> {
+        while let Some(Sealed { tile, spoilt }) = tiles.recv().await {
+            self.tile(&tile, spoilt).await?;
+        }
+        self.close(packer.packing()).await?;
+        self.confirmed().await
     }
 
     /// Sends a tile once there is credit for it; of one that is spoilt on purpose, something else than its checksum is of.
-    pub async fn tile(&mut self, tile: &Tile, spoilt: Option<Bytes>) -> Result<(), ExportError> {
+    async fn tile(&mut self, tile: &Tile, spoilt: Option<Bytes>) -> Result<(), ExportError> {
         let bytes = tile.payload.len() as u64;
         while self.owed > 0 && self.owed + bytes > limits::KV_CREDIT {
             match self.answer().await? {
@@ -100,7 +125,7 @@ impl Parcel {
     }
 
     /// Ends the stream with what the receiver holds it against.
-    pub async fn close(&mut self, packing: Packing) -> Result<(), ExportError> {
+    async fn close(&mut self, packing: Packing) -> Result<(), ExportError> {
         let manifest = Manifest { tiles: self.tiles, bytes: self.bytes, checksum: self.checksum.finish() };
         let link = |e| ExportError::Link(self.target, e);
         self.sender.send(&KvPart::End(manifest, packing)).await.map_err(link)?;
@@ -108,7 +133,7 @@ impl Parcel {
     }
 
     /// Bytes that now lie in the target's pages.
-    pub async fn confirmed(mut self) -> Result<u64, ExportError> {
+    async fn confirmed(mut self) -> Result<u64, ExportError> {
         loop {
             match self.answer().await? {
                 KvAnswer::Credit(_) => {}
