@@ -106,7 +106,8 @@ unsafe fn outputs<S: Stored, const R: usize, const C: usize>(block: Block<'_>, a
     }
 }
 
-/// `R` rows by `C` outputs, a register of lanes for each.
+/// `R` rows by `C` outputs, a register of lanes for each. Asks for the next outputs' weights meanwhile: the processor's own
+/// guesses end where a page of 4 KiB does, which may be every row.
 ///
 /// # Safety
 /// As for [`all`]; rows `r..r + R` and outputs `o..o + C` exist.
@@ -120,9 +121,14 @@ unsafe fn tile<S: Stored, const R: usize, const C: usize>(block: Block<'_>, acc:
         let ws: [*const u8; C] = std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * S::BYTES));
         let mut sums: [[__m256; C]; R] =
             std::array::from_fn(|i| std::array::from_fn(|j| _mm256_loadu_ps(acc[at(i, j)].as_ptr())));
+        let next = C * w.cols * S::BYTES;
         let mut k = 0;
         while k < len {
-            let wk: [__m256; C] = std::array::from_fn(|j| S::load(ws[j].add(k * S::BYTES)));
+            let wk: [__m256; C] = std::array::from_fn(|j| {
+                let at = ws[j].add(k * S::BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
+                S::load(at)
+            });
             for i in 0..R {
                 let xk = _mm256_loadu_ps(xs[i].add(k));
                 for j in 0..C {

@@ -119,7 +119,7 @@ unsafe fn outputs<S: Stored, const P: usize, const C: usize>(block: Block<'_>, a
     }
 }
 
-/// `P` pairs of rows by `C` outputs, a register of lanes for each.
+/// `P` pairs of rows by `C` outputs, a register of lanes for each; asks for weights ahead as AVX2's does.
 ///
 /// # Safety
 /// As for [`all`]; pairs `p..p + P` and outputs `o..o + C` exist.
@@ -143,9 +143,14 @@ unsafe fn tile<S: Stored, const P: usize, const C: usize>(block: Block<'_>, acc:
                 *sum = _mm512_insertf32x8::<1>(first, _mm256_loadu_ps(second.as_ptr()));
             }
         }
+        let next = C * w.cols * S::BYTES;
         let mut k = 0;
         while k < len {
-            let wk: [__m512; C] = std::array::from_fn(|j| S::load(ws[j].add(k * S::BYTES)));
+            let wk: [__m512; C] = std::array::from_fn(|j| {
+                let at = ws[j].add(k * S::BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
+                S::load(at)
+            });
             for i in 0..P {
                 let xk = _mm512_loadu_ps(xs[i].add(2 * k));
                 for j in 0..C {
