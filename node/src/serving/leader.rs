@@ -440,7 +440,7 @@ enum ToClient {
 fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     use tsnode_protocol::stream::End;
     Some(match action {
-        Action::Ring(_) => return None,
+        Action::Ring(_) | Action::Guess { .. } | Action::NoGuesses { .. } => return None,
         Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
         Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
         Action::KvArrived { request, after, deliveries } => {
