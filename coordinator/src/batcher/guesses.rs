@@ -7,7 +7,8 @@
 //! measured (`ways.rs`).
 
 use super::ways::Way;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, ops::AddAssign};
 use tsnode_protocol::{RequestId, Sampling, Token};
 
 /// Tokens that must occur again for what follows them to be a guess.
@@ -43,7 +44,7 @@ pub struct Wanted {
 }
 
 /// Guesses that were checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
     /// All.
     pub made: u64,
@@ -52,7 +53,7 @@ pub struct Checked {
 }
 
 /// Guesses that were checked, by who made them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// What occurred before.
     pub lookup: Checked,
@@ -67,8 +68,21 @@ impl Tally {
             Way::Lookup => &mut self.lookup,
             Way::Draft => &mut self.draft,
         };
-        checked.made += made;
-        checked.right += right;
+        *checked += Checked { made, right };
+    }
+}
+
+impl AddAssign for Checked {
+    fn add_assign(&mut self, more: Self) {
+        self.made += more.made;
+        self.right += more.right;
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, more: Self) {
+        self.lookup += more.lookup;
+        self.draft += more.draft;
     }
 }
 
