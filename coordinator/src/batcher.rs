@@ -6,34 +6,28 @@
 //! (`growth.rs`). Sequences that begin alike share pages (`prefixes.rs`).
 
 mod admission;
+mod asking;
 mod events;
 mod growth;
 mod guesses;
 mod prefixes;
 mod sequence;
 mod steps;
+mod ways;
 
 pub use events::{Action, Event};
-pub use guesses::Guesses;
+pub use guesses::{Checked, Guesses, Tally, Wanted};
 pub use sequence::{Kind, NewSequence};
 
-use crate::{
-    Time,
-    policy::{batching::Part, choice::Batches},
-};
+use crate::{Time, policy::choice::Batches};
 use admission::Queue;
-use guesses::Guessing;
 use prefixes::Prefixes;
 use sequence::{Sequence, State};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use steps::{Done, Steps};
-use tsnode_protocol::{
-    Load, RequestId, Sampled, Seconds, Token,
-    kv::Delivery,
-    ring::{RingFrame, Step},
-    stream::End,
-};
+use tsnode_protocol::{Load, RequestId, Sampled, Seconds, Token, kv::Delivery, ring::RingFrame, stream::End};
+use ways::Guessing;
 
 /// How long pages wait for KV from elsewhere, unless told otherwise.
 pub const KV_PATIENCE: Duration = Duration::from_secs(15);
@@ -88,6 +82,10 @@ pub struct Batcher {
     steps: Steps,
     prefixes: Prefixes,
     guessing: Guessing,
+    /// Steps that wait for the draft model.
+    asked: BTreeSet<u64>,
+    /// Guesses checked that nobody has been told of.
+    checked: Tally,
 }
 
 impl Batcher {
@@ -95,8 +93,16 @@ impl Batcher {
     #[must_use]
     pub fn new(config: BatcherConfig) -> Self {
         let (steps, prefixes) = (steps(&config), Prefixes::new(config.max_kept));
-        let guessing = Guessing::default();
-        Self { config, sequences: BTreeMap::new(), queue: Queue::default(), steps, prefixes, guessing }
+        Self {
+            config,
+            sequences: BTreeMap::new(),
+            queue: Queue::default(),
+            steps,
+            prefixes,
+            guessing: Guessing::default(),
+            asked: BTreeSet::new(),
+            checked: Tally::default(),
+        }
     }
 
     /// One event, and what follows from it.
@@ -118,6 +124,7 @@ impl Batcher {
             Event::KvSent { request, position, bytes, failed } => {
                 self.kv_sent(now, request, (position, bytes, failed), &mut out);
             }
+            Event::Guessed { step, guesses } => self.guessed(now, step, guesses, &mut out),
             Event::RingBroken { reason } => self.ring_broken(&reason, &mut out),
             Event::Deadline => self.expire(now, &mut out),
         }
@@ -149,6 +156,11 @@ impl Batcher {
             free_pages: 0,
             total_pages: 0,
         }
+    }
+
+    /// Guesses that were checked since the last call.
+    pub fn take_checked(&mut self) -> Tally {
+        std::mem::take(&mut self.checked)
     }
 
     fn begin(&mut self, request: RequestId, token: Token, out: &mut Vec<Action>) {
@@ -282,7 +294,9 @@ impl Batcher {
 
     /// An answer's next token, and those after it that were guessed right; no more than were asked for.
     fn answered(&mut self, request: RequestId, sampled: Vec<Sampled>, out: &mut Vec<Action>) {
-        let most = self.sequences.get(&request).map_or(0, |s| s.guessed as usize + 1);
+        let Some((guessed, by)) = self.sequences.get(&request).map(|s| (s.guessed as usize, s.by)) else { return };
+        let most = guessed + 1;
+        self.checked.add(by, guessed as u64, sampled.len().clamp(1, most) as u64 - 1);
         for sampled in sampled.into_iter().take(most) {
             let Some(sequence) = self.sequences.get(&request).filter(|s| matches!(s.state, State::Decoding)) else {
                 return;
@@ -366,6 +380,7 @@ impl Batcher {
         self.prefixes = Prefixes::new(self.config.max_kept);
         // Steps are counted anew: what was on its way is not to be taken for one of those.
         self.guessing.lose_steps();
+        self.asked.clear();
     }
 
     fn expire(&mut self, now: Time, out: &mut Vec<Action>) {
@@ -386,27 +401,6 @@ impl Batcher {
                 }
                 _ => {}
             }
-        }
-    }
-
-    /// Sets off the steps that may.
-    fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
-        while let Some((step, shares)) = self.steps.next() {
-            let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
-            let may = self.config.guesses == Guesses::Measured && guesses::may_help(answers);
-            let guess = |s: &steps::Share| {
-                let sequence = self.sequences.get_mut(&s.request);
-                sequence.filter(|_| may && s.part == Part::Answer).is_some_and(Sequence::guess)
-            };
-            let guesses = shares.iter().map(guess).filter(|found| *found).count();
-            let helps = guesses > 0 && self.guessing.helps(answers);
-            if guesses > 0 && answers == shares.len() {
-                self.guessing.sent(step, now, answers, helps);
-            }
-            let sequences = &mut self.sequences;
-            let entry = |s: &steps::Share| sequences.get_mut(&s.request)?.entry(now, s, helps);
-            let entries = shares.iter().filter_map(entry).collect();
-            out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Guesses, Kind, NewSequence, Wanted},
     policy::{batching::Limits, choice::Batches},
 };
 use tsnode_protocol::{
@@ -199,10 +199,56 @@ impl Ring {
     }
 }
 
-/// A batcher, its ring, and what gateways heard.
+/// What a draft model makes of its answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Knows {
+    /// What they will be.
+    All,
+    /// What they will be, for two tokens.
+    Some,
+    /// Something else.
+    Other,
+    /// Nothing: it fails, or has no room.
+    Nothing,
+}
+
+/// A draft model, as the batcher believes it to be: asked and told things in order.
+struct Draft {
+    knows: Knows,
+    told: BTreeMap<RequestId, Vec<Token>>,
+    answers: VecDeque<Event>,
+    /// Steps it was asked for.
+    asked: usize,
+}
+
+impl Draft {
+    fn guess(&mut self, period: u32, step: u64, wanted: Vec<Wanted>) {
+        let mut guesses = Vec::new();
+        for Wanted { request, start, tokens, most, .. } in wanted {
+            let told = self.told.entry(request).or_default();
+            assert_eq!(told.len(), start as usize, "what it was told has no gap, and is told once");
+            told.extend(tokens);
+            assert!((1..=4).contains(&most));
+            let place = told.len() as u32;
+            let tokens: Vec<Token> = (0..most + 1).map(|i| answer(period, place + i)).collect();
+            guesses.extend(match self.knows {
+                // One more than it may.
+                Knows::All => Some((request, tokens)),
+                Knows::Some => Some((request, [&tokens[..2.min(tokens.len())], &[Token(7)]].concat())),
+                Knows::Other => Some((request, vec![Token(7); most as usize])),
+                Knows::Nothing => None,
+            });
+        }
+        self.asked += 1;
+        self.answers.push_back(Event::Guessed { step, guesses });
+    }
+}
+
+/// A batcher, its ring and its draft model, and what gateways heard.
 struct Story {
     batcher: Batcher,
     ring: Ring,
+    draft: Draft,
     now: Duration,
     heard: Vec<Action>,
 }
@@ -218,22 +264,71 @@ impl Story {
 
     fn of(config: BatcherConfig, pages: u32) -> Self {
         let stages = config.stages as u16;
-        Self { batcher: Batcher::new(config), ring: Ring::new(stages, pages), now: Duration::ZERO, heard: vec![] }
+        let draft = Draft { knows: Knows::All, told: BTreeMap::new(), answers: VecDeque::new(), asked: 0 };
+        Self {
+            batcher: Batcher::new(config),
+            ring: Ring::new(stages, pages),
+            draft,
+            now: Duration::ZERO,
+            heard: vec![],
+        }
+    }
+
+    /// With a draft model.
+    fn drafted(stages: u16, pages: u32, knows: Knows) -> Self {
+        let (batches, guesses) = (Batches::Chunked(8), Guesses::Drafted);
+        let config = BatcherConfig { stages: stages.into(), batches, guesses, ..BatcherConfig::default() };
+        let mut story = Self::of(config, pages);
+        story.draft.knows = knows;
+        story
     }
 
     fn tell(&mut self, event: Event) -> &mut Self {
         for action in self.batcher.on_event(self.now, event) {
             match action {
                 Action::Ring(frame) => self.ring.on_the_way.push_back(frame),
+                Action::Guess { step, wanted } => self.draft.guess(self.ring.period, step, wanted),
+                Action::NoGuesses { request } => {
+                    assert!(self.draft.told.remove(&request).is_some(), "it was never told of that");
+                }
                 other => self.heard.push(other),
             }
         }
         self
     }
 
+    /// What happens next: the draft model answers, or a frame comes round.
+    fn next(&mut self) -> Option<Event> {
+        self.draft.answers.pop_front().or_else(|| self.ring.turn())
+    }
+
     /// Until the ring is quiet.
     fn settle(&mut self) -> &mut Self {
-        while let Some(event) = self.ring.turn() {
+        while let Some(event) = self.next() {
+            self.tell(event);
+        }
+        self
+    }
+
+    /// The same, where a step takes 10 ms and a draft model so long; steps that were done.
+    fn take(&mut self, draft: Duration) -> u32 {
+        let mut steps = 0;
+        while let Some(event) = self.next() {
+            self.now += match event {
+                Event::Guessed { .. } => draft,
+                Event::Sampled { .. } => Duration::from_millis(10),
+                _ => Duration::ZERO,
+            };
+            steps += u32::from(matches!(event, Event::Sampled { .. }));
+            self.tell(event);
+        }
+        steps
+    }
+
+    /// Until the draft model has been asked; it has not answered.
+    fn until_asked(&mut self) -> &mut Self {
+        while self.draft.answers.is_empty() {
+            let Some(event) = self.ring.turn() else { panic!("it is never asked") };
             self.tell(event);
         }
         self
@@ -283,6 +378,7 @@ impl Story {
 
     fn all_pages_are_free(&self) {
         assert_eq!(self.ring.free(), self.ring.pages, "pages were lost");
+        assert!(self.draft.told.is_empty(), "the draft model still has {:?}", self.draft.told.keys());
     }
 }
 
@@ -568,6 +664,94 @@ fn what_is_guessed_right_needs_no_step() {
     assert!(story.ring.guessed > 80 && steps < 120, "{} guessed right, {steps} steps", story.ring.guessed);
 }
 
+/// Whatever a draft model knows and takes, the tokens are the same; it is asked as long as that pays.
+#[test]
+fn a_draft_model_is_asked_where_it_helps() {
+    let fast = Duration::from_millis(5);
+    for (knows, takes, helps) in [
+        (Knows::All, fast, true),
+        (Knows::Some, fast, true),
+        (Knows::Other, fast, false),
+        (Knows::Nothing, fast, false),
+        (Knows::All, Duration::from_millis(80), false),
+    ] {
+        let mut story = Story::drafted(1, 4000, knows);
+        story.tell(Event::Submit(new(1, 10, 1000, Kind::Local)));
+        let steps = story.take(takes);
+        assert_eq!(story.tokens(1), (0..1000).map(|i| Token(110 + i)).collect::<Vec<_>>(), "{knows:?}");
+        let (asked, checked) = (story.draft.asked, story.batcher.take_checked());
+        let of_steps = asked as f64 / f64::from(steps);
+        assert_eq!(of_steps > 0.8, helps, "{knows:?} in {takes:?}: asked for {asked} of {steps} steps");
+        assert!(helps || asked < 80, "{knows:?} in {takes:?}: asked for {asked} of {steps} steps");
+        let Checked { made, right } = checked.draft;
+        match knows {
+            Knows::All => assert!(made > 0 && made == right, "{checked:?}"),
+            Knows::Some => assert!(right * 3 > made && right < made, "{checked:?}"),
+            Knows::Other => assert!(made > 0 && right == 0, "{checked:?}"),
+            Knows::Nothing => assert_eq!(made, 0),
+        }
+        assert_eq!(checked.lookup, Checked::default(), "nothing repeats itself");
+        story.all_pages_are_free();
+    }
+}
+
+/// Answers that repeat themselves need no draft model, those beside them do.
+#[test]
+fn what_repeats_itself_is_not_asked_about() {
+    let mut story = Story::drafted(1, 4000, Knows::All);
+    story.ring.period = 6;
+    story.tell(Event::Submit(new(1, 10, 400, Kind::Local)));
+    story.take(Duration::from_millis(5));
+    let checked = story.batcher.take_checked();
+    assert!(checked.lookup.right > 10 * checked.draft.right && checked.lookup.right > 150, "{checked:?}");
+    assert_eq!(story.tokens(1), (0..400).map(|i| answer(6, 10 + i)).collect::<Vec<_>>());
+}
+
+/// The step that waits for the draft model sets off with those that are left, and comes to nothing if nobody is.
+#[test]
+fn those_who_go_while_the_draft_model_guesses_are_in_no_step() {
+    for leaving in [vec![1], vec![1, 2]] {
+        let mut story = Story::drafted(1, 1000, Knows::All);
+        for n in 1..=2 {
+            story.tell(Event::Submit(new(n, 5, 100, Kind::Local)));
+        }
+        story.until_asked();
+        while story.draft.told.len() < 2 {
+            let event = story.next().unwrap();
+            story.tell(event).until_asked();
+        }
+        for n in &leaving {
+            story.tell(Event::Cancel { request: request(*n) });
+        }
+        story.tell(Event::Submit(new(3, 5, 20, Kind::Local)));
+        // One of the same name is another: guesses for the first are not for it.
+        story.tell(Event::Submit(new(1, 7, 20, Kind::AwaitKv)));
+        story.settle().kv_of(1, 7).tell(Event::Begin { request: request(1), first: answer(0, 7) }).settle();
+        assert_eq!(story.indices(3), (0..20).collect::<Vec<_>>());
+        assert_eq!((story.ends(1), story.ends(3)), (1, 1));
+        assert_eq!(story.ends(2), usize::from(leaving.len() == 1));
+        story.all_pages_are_free();
+    }
+}
+
+/// A ring breaks while the draft model guesses: what it says then is about nothing that exists.
+#[test]
+fn guesses_for_a_broken_ring_are_nobodys() {
+    let mut story = Story::drafted(2, 1000, Knows::All);
+    story.tell(Event::Submit(new(1, 5, 100, Kind::Local))).until_asked();
+    let late = story.draft.answers.pop_front().unwrap();
+    story.tell(Event::RingBroken { reason: "gone".into() });
+    story.ring = Ring::new(2, 1000);
+    story.draft.told.clear();
+    story.heard.clear();
+    story.tell(late.clone());
+    assert!(story.ring.on_the_way.is_empty() && story.heard.is_empty());
+    // A step of the next ring has the same number.
+    story.tell(Event::Submit(new(1, 6, 50, Kind::Local))).until_asked().tell(late).settle();
+    assert_eq!(story.tokens(1), (0..50).map(|i| Token(106 + i)).collect::<Vec<_>>());
+    story.all_pages_are_free();
+}
+
 /// Another group on the device has the pages: they are asked for again until it gives them back.
 #[test]
 fn pages_that_another_group_holds_are_waited_for() {
@@ -604,8 +788,11 @@ fn every_request_ends_once_whatever_the_order() {
         let batches = POLICIES[(seed % 4) as usize];
         let growth = 1 + dice(12) as u32;
         let max_kept = dice(4) as usize;
-        let config = BatcherConfig { stages: stages.into(), batches, growth, max_kept, ..BatcherConfig::default() };
+        let guesses = [Guesses::Measured, Guesses::Drafted, Guesses::Drafted, Guesses::Never][dice(4) as usize];
+        let config =
+            BatcherConfig { stages: stages.into(), batches, growth, max_kept, guesses, ..BatcherConfig::default() };
         let mut story = Story::of(config, 80);
+        story.draft.knows = [Knows::All, Knows::Some, Knows::Other, Knows::Nothing][dice(4) as usize];
         story.ring.period = dice(3) as u32 * 3;
         let mut prompts = Vec::new();
         let kinds: Vec<u64> = (0..8).map(|_| dice(3)).collect();
@@ -647,6 +834,11 @@ fn every_request_ends_once_whatever_the_order() {
                 4 if kinds[n as usize] == 2 => {
                     for position in 0..stages {
                         story.tell(Event::KvSent { request: r, position, bytes: 1, failed: None });
+                    }
+                }
+                5 => {
+                    if let Some(event) = story.draft.answers.pop_front() {
+                        story.tell(event);
                     }
                 }
                 _ => {

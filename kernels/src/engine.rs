@@ -4,6 +4,7 @@
 //! of its own, and results are those of one rank, bit for bit.
 
 mod attend;
+mod beside;
 mod carded;
 mod kept;
 mod parts;
@@ -11,6 +12,7 @@ mod shards;
 mod tap;
 mod tiles;
 
+pub use beside::Held;
 pub use carded::Pick;
 pub use kept::{KeptKey, Prefix};
 pub use tap::{Fresh, Tap};
@@ -20,7 +22,7 @@ pub(crate) use attend::{Attend, Look};
 use crate::{
     cpu::{Cpu, Simd, Team},
     cuda::{Card, CardError},
-    pages::{PAGE_BYTES, PageCount, PagePool, PagesError},
+    pages::{Owner, PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
     wire::{self, PayloadError},
@@ -226,6 +228,10 @@ impl Engine {
     /// # Errors
     /// When one token's KV does not fit a page, or the stage was cut for another number of ranks.
     pub fn load(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
+        self.take_in(model, Owner::Running)
+    }
+
+    fn take_in(&mut self, model: StageModel, owner: Owner) -> Result<StageKey, EngineError> {
         let StageModel { stages, shape, layers } = model;
         let (found, expected) = (stages.len(), self.devices.len());
         if found != expected {
@@ -240,7 +246,7 @@ impl Engine {
         }
         self.next_key += 1;
         let turns = Turns::new(parts[0].stage.as_ref());
-        self.stages.insert(key, Loaded { parts, shape, layers, turns });
+        self.stages.insert(key, Loaded { parts, shape, layers, turns, owner });
         Ok(key)
     }
 
@@ -268,8 +274,10 @@ impl Engine {
             return Err(EngineError::Twice(request));
         }
         let (layers, room) = (loaded.layers.len() as usize, room as usize);
-        self.kept.make_room(&mut self.pools, |rank| loaded.pages(rank, room), None);
-        let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room)?;
+        let needs: Vec<usize> = (0..self.pools.len()).map(|rank| loaded.pages(rank, room)).collect();
+        self.make_room(stage, &needs, None);
+        let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
+        let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room, loaded.owner)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
     }
@@ -294,8 +302,10 @@ impl Engine {
     /// # Errors
     /// When there are too few pages, or no such sequence; then it is as it was.
     pub fn grow(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
+        let kv = self.sequence(stage, request)?;
+        let needs: Vec<usize> = (0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize)).collect();
+        self.make_room(stage, &needs, None);
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
-        self.kept.make_room(&mut self.pools, |rank| kv.grow_pages(rank, room as usize), None);
         Ok(kv.grow(&mut self.pools, room as usize)?)
     }
 

@@ -104,10 +104,10 @@ pub struct Page(u32);
 
 /// Who owns a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+pub(crate) enum Owner {
     /// A sequence that runs.
     Running,
-    /// What is kept of one that ended, until somebody needs the memory.
+    /// What is there until somebody needs the memory: kept of a sequence that ended, or of one that gives way.
     Kept,
 }
 
@@ -204,15 +204,21 @@ impl PagePool {
         if self.has(wanted) { Ok(()) } else { Err(PagesError::Full { wanted, free, total }) }
     }
 
-    /// As many pages for a sequence that runs; the caller has checked that there are.
-    fn take(&mut self, pages: usize) -> Vec<Page> {
+    /// As many pages for a sequence; the caller has checked that there are.
+    fn take(&mut self, pages: usize, owner: Owner) -> Vec<Page> {
         let taken = self.free.split_off(self.free.len() - pages);
         for page in &taken {
             let at = page.0 as usize;
-            self.owners[at].running = 1;
+            self.owners[at] = match owner {
+                Owner::Running => Owners { running: 1, kept: 0 },
+                Owner::Kept => Owners { running: 0, kept: 1 },
+            };
             self.fresh = self.fresh.max(at + 1);
         }
         self.unwritten = self.unwritten.max(self.fresh);
+        if owner == Owner::Kept {
+            self.spare += pages;
+        }
         taken
     }
 
@@ -307,12 +313,12 @@ mod tests {
         let mut pool = PagePool::new(2 * READY * PAGE_BYTES);
         let ready = |pool: &mut PagePool| std::iter::from_fn(|| pool.make_ready().then_some(())).count();
         assert_eq!((ready(&mut pool), ready(&mut pool)), (READY, 0));
-        let taken = pool.take(READY + 10);
+        let taken = pool.take(READY + 10, Owner::Running);
         taken.iter().for_each(|page| pool.page_mut(*page).fill(7));
         assert_eq!(ready(&mut pool), READY - 10, "as many as there are");
         assert!(taken.iter().all(|page| pool.page(*page).iter().all(|byte| *byte == 7)));
         taken.into_iter().for_each(|page| pool.remove(page, Owner::Running));
-        assert_eq!((ready(&mut pool), pool.take(2 * READY).len()), (0, 2 * READY));
+        assert_eq!((ready(&mut pool), pool.take(2 * READY, Owner::Running).len()), (0, 2 * READY));
         assert_eq!(ready(&mut PagePool::elsewhere(READY * PAGE_BYTES)), 0);
     }
 

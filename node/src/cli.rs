@@ -180,6 +180,8 @@ pub fn command() -> Command {
                     "listen",
                     "model",
                     "no-model",
+                    "guess",
+                    "draft",
                     "threads",
                     "tensor-parallel",
                     "kv-dtype",

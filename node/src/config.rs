@@ -38,7 +38,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 34] = [
+pub const KNOBS: [Knob; 35] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -71,6 +71,11 @@ pub const KNOBS: [Knob; 34] = [
     ),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
+    knob(
+        "draft",
+        "",
+        "Small model with the tokenizer of --model that guesses for it, as SmolLM2-135M.gguf: a folder, a safetensors or a GGUF file [default: none]",
+    ),
     knob("spot-check", "auto", "Have others compute a token of some answers again (auto), or trust every peer (never)"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
     knob("api-key", "", "Key that HTTP clients must show, beside those of tsnode keys"),
@@ -295,6 +300,7 @@ impl Settings {
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
             spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
+            draft: self.draft()?,
             layout: self.parse("layout")?,
             api_key,
             http_rate: self.http_rate(http)?,
@@ -378,6 +384,15 @@ impl Settings {
             ("", false) => Ok(ModelChoice::Embedded),
             (_, true) => Err(self.wrong("no-model", "a model is named as well".into())),
             (path, false) => Ok(ModelChoice::Path(path.into())),
+        }
+    }
+
+    /// Who never guesses has no use for one.
+    fn draft(&self) -> Result<Option<PathBuf>, ConfigError> {
+        match (self.text("draft"), self.model()?) {
+            ("", _) => Ok(None),
+            (_, ModelChoice::None) => Err(self.wrong("draft", "there is no model to guess for".into())),
+            (path, _) => Ok(Some(PathBuf::from(path)).filter(|_| self.text("guess") != "never")),
         }
     }
 
@@ -522,6 +537,16 @@ mod tests {
         assert!(wrong.contains("threads") && wrong.contains("config.toml:3"), "{wrong}");
         let wrong = gather(&[("invite", "ts1xyz")], &[], "").unwrap().node().unwrap_err().to_string();
         assert!(wrong.contains("invite"), "{wrong}");
+    }
+
+    #[test]
+    fn a_draft_model_wants_a_model_and_guesses() {
+        let draft = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_DRAFT", "small.gguf")], "").unwrap().node();
+        assert_eq!(draft(&[]).unwrap().draft, Some("small.gguf".into()));
+        assert_eq!(draft(&[("guess", "never")]).unwrap().draft, None);
+        assert_eq!(draft(&[("draft", "")]).unwrap().draft, None);
+        let wrong = draft(&[("no-model", "true")]).unwrap_err().to_string();
+        assert!(wrong.contains("draft") && wrong.contains("no model"), "{wrong}");
     }
 
     #[test]

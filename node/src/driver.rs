@@ -279,7 +279,7 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, weights, cramped, kv_refused, held: _, talks: _ } =
+        let HostReport { ready, load, loading, weights, cramped, kv_refused, guesses, held: _, talks: _ } =
             self.host.report().await.ok()?;
         if cramped {
             self.changeover.make_room();
@@ -288,7 +288,8 @@ impl Driver {
             let refused = kv_refused.values().sum::<u64>() != view.kv_refused.values().sum::<u64>();
             view.kv_refused = kv_refused.into_iter().map(|(why, n)| (why.to_owned(), n)).collect();
             let read = std::mem::replace(&mut view.weights, weights) != weights;
-            refused | read | (std::mem::replace(&mut view.loading, loading) != loading)
+            let checked = std::mem::replace(&mut view.guesses, guesses) != guesses;
+            refused | read | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });
         Some(Event::Load { load, ready })
     }

@@ -66,7 +66,7 @@ impl From<NodeError> for Exit {
             NodeError::Identity(_) => Kind::Identity,
             NodeError::Model(_) | NodeError::Text { .. } => Kind::Model,
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
-            NodeError::Lend(_) => Kind::Config,
+            NodeError::Lend(_) | NodeError::Draft { .. } => Kind::Config,
             NodeError::Redeem(RedeemError::Unreachable(_)) => Kind::Unreachable,
             NodeError::Redeem(_) => Kind::Request,
             NodeError::Listen { .. } | NodeError::System(_) => Kind::Other,

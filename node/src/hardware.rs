@@ -13,6 +13,9 @@ const MEMORY_PART: f64 = 0.5;
 /// KV pages unless told otherwise: a part of what is lent, and at most this (bytes).
 const KV_PART: f64 = 0.25;
 const KV_AT_MOST: u64 = 4 << 30;
+/// What to do where a draft model has too little memory.
+const LESS_BESIDE: &str = "a layer of the model and its KV pages leave no more: lend less with --kv-memory, or name a smaller \
+                           draft model with --draft, or none";
 /// Fewer KV pages hold no sequence (bytes).
 const KV_AT_LEAST: u64 = 1 << 20;
 
@@ -130,6 +133,33 @@ pub fn room(host: &Host, device: &Device, source: &ModelSource, ranks: usize) ->
         tracing::warn!(%whole, %lent, %free, "this peer has room for a part of the model only: others must hold the rest");
     }
     Ok(())
+}
+
+/// Takes the memory of a draft model, if there is one, off what `device` lends; refuses one that does not fit beside a layer of
+/// the model that it guesses for, and the KV pages.
+///
+/// # Errors
+/// When there is less memory than that, or it cannot be cut for so many ranks.
+pub fn room_beside(
+    host: &Host,
+    device: Device,
+    (source, draft): (&ModelSource, Option<&ModelSource>),
+    ranks: usize,
+) -> Result<Device, LendError> {
+    let Some(draft) = draft else { return Ok(device) };
+    let need = draft_need(source, draft, ranks)?;
+    let (bytes, model) = (need.total(), Need::of_least(source, ranks, device.kv_bytes)?);
+    need.within_or(host.cpu.available_bytes.saturating_sub(model.total()), LESS_BESIDE)?;
+    let memory_bytes = device.memory_bytes.saturating_sub(bytes).max(device.kv_bytes);
+    Ok(Device { memory_bytes, ..device })
+}
+
+/// What a draft model needs: its KV lies in pages that nobody else needs just then, and steps use the model's buffers as far as
+/// those reach.
+pub fn draft_need(source: &ModelSource, draft: &ModelSource, ranks: usize) -> Result<Need, WeightsError> {
+    let of = |source: &ModelSource| Need::of(source, source.card().shape.all_layers(), ranks, 0);
+    let (draft, there) = (of(draft)?, of(source)?.working);
+    Ok(Need { what: format!("draft model {}", draft.what), working: draft.working.saturating_sub(there), ..draft })
 }
 
 /// What a layer of the model takes here. Measures in a tenth of a second with a small model and some seconds with a large

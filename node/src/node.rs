@@ -3,6 +3,7 @@
 mod lent;
 mod setup;
 
+pub use lent::open_draft;
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
@@ -319,6 +320,7 @@ impl Ground {
             incoming,
             roster: roster.clone(),
             source: lent.source,
+            draft: lent.draft,
             shelf: lent.shelf,
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
@@ -468,6 +470,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         cut_off: Vec::new(),
         rejected: Default::default(),
         kv_refused: Default::default(),
+        guesses: Default::default(),
         link_ages: Default::default(),
         addresses: Vec::new(),
         http: Some(http),

@@ -1,12 +1,15 @@
 //! Plan flow 6: loads the stages a plan gives this peer, and serves them.
 //!
 //! One task ([`host`]) owns the set of groups, another ([`loader`]) loads stages for it. A group has a task of its own: a [`leader`] where this peer has the
-//! first stage, a [`member`] elsewhere; both run a [`stage`] worker, which alone talks to the [`compute`] thread.
+//! first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to the [`compute`] thread. Where
+//! a draft model is lent a leader has a [`guesser`] beside it.
 
+mod checks;
 pub mod client;
 pub mod compute;
 mod desk;
 mod export;
+mod guesser;
 pub mod host;
 mod leader;
 mod loader;

@@ -7,9 +7,11 @@ mod guarded;
 mod model;
 mod stop;
 mod templates;
+mod vocabulary;
 
 pub use chat::{ChatMessage, ChatTemplate, TemplateText};
 pub use detokenise::Detokeniser;
 pub use model::{Defaults, TextError, TextModel};
 pub use stop::{Passed, StopStrings};
 pub use templates::Templates;
+pub use vocabulary::{VocabularyError, speak_alike};

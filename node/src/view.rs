@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use tsnode_coordinator::{gate::SplitChoice, lending::Lending};
+use tsnode_coordinator::{batcher::Tally, gate::SplitChoice, lending::Lending};
 use tsnode_kernels::load::Progress;
 use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
 
@@ -71,6 +71,9 @@ pub struct SwarmView {
     /// KV streams refused, by reason.
     #[serde(default)]
     pub kv_refused: BTreeMap<String, u64>,
+    /// Guesses at next tokens that groups led here had checked since the start.
+    #[serde(default)]
+    pub guesses: Tally,
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,

@@ -6,8 +6,8 @@ mod common;
 use common::{Net, PROMPT, Wish, owned};
 use serde::Deserialize;
 use serde_json::json;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tsnode_testnet::PeerConfig;
 
 const NEW_TOKENS: u32 = 128;
@@ -73,6 +73,72 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     ranks.down().await;
 }
 
+fn models() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels/models")
+}
+
+/// Guesses of the draft model that groups had checked, and those that were right, once a moment has passed since the last.
+async fn drafted(net: &Net, peers: usize) -> (u64, u64) {
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (mut made, mut right) = (0, 0);
+    for peer in 0..peers {
+        let url = format!("{}/api/swarm", net.peer(peer).http);
+        let view: serde_json::Value = net.client.get(url).send().await.unwrap().json().await.unwrap();
+        let of = |what: &str| view["guesses"]["draft"][what].as_u64().unwrap();
+        (made, right) = (made + of("made"), right + of("right"));
+    }
+    (made, right)
+}
+
+/// The model as its own draft model is always right, another one never: the tokens are the same, drawn ones too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draft_model_changes_no_token() {
+    let one = Net::up(Wish { peers: 1, gateways: 0, flags: &["--guess", "never"], model_flags: &[] }).await;
+    let expected = answers(&one, 0).await;
+    one.down().await;
+
+    let draft = models().join("gutenberg-tiny").display().to_string();
+    for (peers, layout) in [(1, "mixed=1"), (2, "mixed=2"), (2, "prefill=1,decode=1")] {
+        let flags = ["--layout", layout, "--kv-codec", "raw", "--draft", &draft];
+        let net = Net::up(Wish { peers, gateways: 0, flags: &flags, model_flags: &[] }).await;
+        assert_eq!(answers(&net, 0).await, expected, "{layout}");
+        let both = futures::future::join_all((0..4).map(|_| answers(&net, 0))).await;
+        assert!(both.iter().all(|answers| *answers == expected), "{layout}, four at once");
+        let (made, right) = drafted(&net, peers).await;
+        println!("{layout}: {right} of {made} guesses were right");
+        assert!(made > 50 && right * 100 >= made * 95, "{layout}: {right} of {made} guesses were right");
+        net.down().await;
+    }
+
+    let (model, other) = (models().join("reference/llama-gqa"), models().join("reference/mistral-window"));
+    let model_flags = ["--model", &model.display().to_string(), "--draft", &other.display().to_string()];
+    let flags = ["--kv-dtype", "f32"];
+    let net = Net::up(Wish { peers: 1, gateways: 0, flags: &flags, model_flags: &model_flags }).await;
+    for Case { prompt, greedy } in cases(&model) {
+        let body = json!({ "prompt": prompt, "max_tokens": greedy.len(), "temperature": 0, "ignore_eos": true });
+        assert_eq!(net.tokens(0, body).await.0, greedy, "prompt of {}", prompt.len());
+    }
+    let (made, right) = drafted(&net, 1).await;
+    assert!(made > 50 && right * 4 < made, "{right} of {made} guesses were right");
+    net.down().await;
+}
+
+#[test]
+fn a_draft_model_of_other_tokens_is_refused_by_name() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), models().join("reference/llama-gqa"));
+    let mut join = std::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    join.args(["join", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--mdns=false", "--data-dir"]);
+    let ended = join.arg(folder.path()).arg("--draft").arg(&other).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(3), "{said}");
+    assert!(said.contains("reference/llama-gqa cannot guess for the embedded model"), "{said}");
+}
+
+fn cases(model: &Path) -> Vec<Case> {
+    let cases: Cases = serde_json::from_slice(&std::fs::read(model.join("cases.json")).unwrap()).unwrap();
+    cases.cases
+}
+
 #[derive(Deserialize)]
 struct Cases {
     cases: Vec<Case>,
@@ -100,9 +166,8 @@ const REFERENCE: [&str; 9] = [
 /// cases for prompts of 1, 7, 33 and 200 tokens; logits are compared in `kernels/tests/reference.rs`.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reference_models_cut_over_peers_continue_as_transformers_does() {
-    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/reference");
     for name in REFERENCE {
-        let folder = models.join(name);
+        let folder = models().join("reference").join(name);
         let path = folder.display().to_string();
         let net = Net::up(Wish {
             peers: 3,
@@ -111,8 +176,7 @@ async fn reference_models_cut_over_peers_continue_as_transformers_does() {
             model_flags: &["--model", &path],
         })
         .await;
-        let cases: Cases = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
-        for case in cases.cases {
+        for case in cases(&folder) {
             let body =
                 json!({ "prompt": case.prompt, "max_tokens": case.greedy.len(), "temperature": 0, "ignore_eos": true });
             let (tokens, answer) = net.tokens(2, body).await;

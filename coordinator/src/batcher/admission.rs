@@ -186,6 +186,9 @@ impl Batcher {
     pub(super) fn let_go(&mut self, request: RequestId, sequence: &Sequence, out: &mut Vec<Action>) {
         self.prefixes.ends(request);
         self.queue.go_on_behind(request);
+        if sequence.told > 0 {
+            out.push(Action::NoGuesses { request });
+        }
         if matches!(sequence.state, State::Waiting) {
             return;
         }

@@ -1,6 +1,6 @@
 //! What a batcher hears, and what it does.
 
-use super::NewSequence;
+use super::{NewSequence, guesses::Wanted};
 use tsnode_protocol::{
     RequestId, Sampled, Seconds, Token,
     kv::Delivery,
@@ -73,6 +73,13 @@ pub enum Event {
         /// Why it could not.
         failed: Option<String>,
     },
+    /// From the draft model: what it was asked for, or nothing.
+    Guessed {
+        /// The step that waits for it.
+        step: u64,
+        /// Tokens that may come next.
+        guesses: Vec<(RequestId, Vec<Token>)>,
+    },
     /// The ring is no more: nothing on it exists any longer.
     RingBroken {
         /// Why.
@@ -87,6 +94,18 @@ pub enum Event {
 pub enum Action {
     /// Send this round the ring.
     Ring(RingFrame),
+    /// Have the draft model guess; the step waits for [`Event::Guessed`], which must come.
+    Guess {
+        /// The step.
+        step: u64,
+        /// Of which answers, and how many.
+        wanted: Vec<Wanted>,
+    },
+    /// The draft model is asked no more about a sequence that it was told of.
+    NoGuesses {
+        /// The sequence.
+        request: RequestId,
+    },
     /// Pages are reserved; KV may come.
     Granted {
         /// The sequence.

@@ -80,6 +80,7 @@ impl Batcher {
         self.let_go(request, &sequence, out);
         sequence.grows_overtaken += u32::from(sequence.growing.take().is_some());
         sequence.pushed_out += 1;
+        sequence.told = 0;
         (sequence.kind, sequence.state, sequence.waits_since) = (Kind::Local, State::Waiting, now);
         self.sequences.insert(request, sequence);
         self.queue.push_front(request);

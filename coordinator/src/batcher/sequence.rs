@@ -1,6 +1,11 @@
 //! A sequence as its leader sees it.
 
-use super::{BatcherConfig, guesses::Lookup, steps::Share};
+use super::{
+    BatcherConfig,
+    guesses::{Lookup, MOST, Wanted},
+    steps::Share,
+    ways::Way,
+};
 use crate::{Time, policy::batching::Part};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -80,9 +85,12 @@ pub(super) struct Sequence {
     pub growing: Option<u32>,
     pub generation: Generation,
     pub lookup: Lookup,
-    /// What may follow its tokens, and how much of that the step on its way checks.
+    /// What may follow its tokens, by whom, and how much of that the step on its way checks.
     pub guesses: Vec<Token>,
+    pub by: Way,
     pub guessed: u32,
+    /// Tokens that the draft model was told.
+    pub told: u32,
     pub kind: Kind,
     pub state: State,
     /// The gateway has been told that there are pages, and how many tokens of the prompt were there already.
@@ -121,7 +129,9 @@ impl Sequence {
             generation: new.generation,
             lookup: Lookup::default(),
             guesses: Vec::new(),
+            by: Way::Plain,
             guessed: 0,
+            told: 0,
             computed_here: false,
             codec: new.codec,
             settled: false,
@@ -247,12 +257,39 @@ impl Sequence {
         }
     }
 
-    /// Guesses what follows its tokens, as far as there is room and more is wanted; whether there is a guess.
+    /// Guesses what follows its tokens by what it repeats; whether there is a guess.
     pub fn guess(&mut self) -> bool {
-        let most = self.room.saturating_sub(self.len()).min(self.left().saturating_sub(1));
+        let most = self.guessable();
         self.guesses.clear();
-        self.guesses.extend_from_slice(self.lookup.guess(&self.tokens, most as usize));
+        self.guesses.extend_from_slice(self.lookup.guess(&self.tokens, most));
+        self.by = Way::Lookup;
         !self.guesses.is_empty()
+    }
+
+    /// Whether a draft model could help with it.
+    pub fn wants_guesses(&self) -> bool {
+        self.guesses.is_empty() && self.guessable() > 0
+    }
+
+    /// What a draft model is asked about it, which so has been told all its tokens.
+    pub fn wanted(&mut self, request: RequestId) -> Option<Wanted> {
+        let most = Some(self.guessable()).filter(|_| self.wants_guesses())? as u32;
+        let (start, all) = (self.told, self.len());
+        self.told = all;
+        let (tokens, sampling) = (self.tokens[start as usize..].to_vec(), self.generation.sampling.clone());
+        Some(Wanted { request, start, tokens, most, sampling })
+    }
+
+    /// What a draft model guesses; no more than it was asked for.
+    pub fn take_guesses(&mut self, mut guesses: Vec<Token>) {
+        guesses.truncate(self.guessable());
+        (self.guesses, self.by) = (guesses, Way::Draft);
+    }
+
+    /// How many tokens may be guessed: as far as there is room, and more is wanted than the next.
+    fn guessable(&self) -> usize {
+        let room = self.room.saturating_sub(self.len()).min(self.left().saturating_sub(1));
+        MOST.min(room as usize)
     }
 
     /// What it was to share, now that the stages have answered, unless their answer no longer counts.
@@ -265,14 +302,14 @@ impl Sequence {
         Some(shared)
     }
 
-    /// What of it is computed in a step, with what was guessed if that helps.
-    pub fn entry(&mut self, now: Time, share: &Share, helps: bool) -> Option<StepEntry> {
+    /// What of it is computed in a step, with what was guessed unless the step goes without.
+    pub fn entry(&mut self, now: Time, share: &Share, way: Way) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
         self.stepped.get_or_insert(now);
         match (share.part, &mut self.state) {
             (Part::Answer, State::Decoding) => {
                 let mut tokens = vec![*self.tokens.last()?];
-                if helps {
+                if way != Way::Plain {
                     tokens.append(&mut self.guesses);
                 }
                 self.guessed = tokens.len() as u32 - 1;

@@ -111,6 +111,12 @@ impl Steps {
         Some((step, shares))
     }
 
+    /// What is still here of a step that has not set off yet.
+    pub fn shares(&self, step: u64) -> Vec<Share> {
+        let found = self.on_the_way.iter().find(|s| s.step == step);
+        found.into_iter().flat_map(|s| &s.members).filter_map(|m| self.share(m)).collect()
+    }
+
     /// The last stage has chosen these tokens in a step. What is done with that, and with steps before it, in order.
     pub fn done(&mut self, step: u64, sampled: Vec<(RequestId, Sampled)>) -> Vec<Done> {
         if let Some(found) = self.on_the_way.iter_mut().find(|s| s.step == step) {

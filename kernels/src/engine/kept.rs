@@ -102,6 +102,9 @@ impl Engine {
         if !self.stages.contains_key(&stage) {
             return Err(EngineError::NoStage);
         }
+        if self.gives_way(stage) {
+            return Err(EngineError::NoPrefix);
+        }
         if self.sequences.contains_key(&(stage, request)) {
             return Err(EngineError::Twice(request));
         }
@@ -112,7 +115,7 @@ impl Engine {
         };
         let from = self.prefix(stage, prefix, tokens, room)?;
         let pages: Vec<usize> = (0..self.pools.len()).map(|rank| from.fork_pages(rank, tokens, room)).collect();
-        self.kept.make_room(&mut self.pools, |rank| pages[rank], spared);
+        self.make_room(stage, &pages, spared);
         if let Some(key) = spared {
             self.kept.touch(key);
         }
@@ -135,8 +138,12 @@ impl Engine {
     }
 
     /// Ends a sequence and keeps its first `tokens` tokens, as many as are present, until they are forgotten or their
-    /// memory is needed; `None` if it is not there.
+    /// memory is needed; `None` if it is not there, or gives way anyhow.
     pub fn keep(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Option<KeptKey> {
+        if self.gives_way(stage) {
+            self.release(stage, request);
+            return None;
+        }
         let kv = self.sequences.remove(&(stage, request))?.keep(&mut self.pools, tokens as usize);
         Some(self.kept.insert(stage, kv))
     }

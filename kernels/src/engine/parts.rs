@@ -4,7 +4,7 @@ use super::Input;
 use crate::{
     cpu::Cpu,
     models::Stage,
-    pages::{Layout, PagesError},
+    pages::{Layout, Owner, PagesError},
     ranks::Rank,
     wire::Turn,
 };
@@ -17,6 +17,8 @@ pub(super) struct Loaded {
     pub shape: ModelShape,
     pub layers: LayerRange,
     pub turns: Turns,
+    /// Who owns its sequences' pages.
+    pub owner: Owner,
 }
 
 /// How the keys of each layer of a stage turn.

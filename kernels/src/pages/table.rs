@@ -23,10 +23,26 @@ impl SequenceKv {
     /// # Errors
     /// When the pool has too few; then none is taken.
     pub fn reserve(pool: &mut PagePool, layout: Layout, layers: usize, room: usize) -> Result<Self, PagesError> {
+        Self::reserve_as(Owner::Running, pool, layout, layers, room)
+    }
+
+    /// The same, for a sequence that may have to give way.
+    pub(crate) fn reserve_as(
+        owner: Owner,
+        pool: &mut PagePool,
+        layout: Layout,
+        layers: usize,
+        room: usize,
+    ) -> Result<Self, PagesError> {
         let each = layout.pages(room);
         pool.check(each * layers)?;
-        let layers = (0..layers).map(|_| pool.take(each)).collect();
-        Ok(Self { layout, layers, len: 0, room, owner: Owner::Running })
+        let layers = (0..layers).map(|_| pool.take(each, owner)).collect();
+        Ok(Self { layout, layers, len: 0, room, owner })
+    }
+
+    /// Pages it has.
+    pub(crate) fn pages(&self) -> usize {
+        self.layers.iter().map(Vec::len).sum()
     }
 
     /// Pages that a sequence takes from the pool which begins with this one's first `tokens` tokens.
@@ -50,7 +66,7 @@ impl SequenceKv {
         let fork = |from: &Vec<Page>| {
             let mut pages = from[..whole].to_vec();
             pages.iter().for_each(|page| pool.add(*page, Owner::Running));
-            let fresh = pool.take(each - whole);
+            let fresh = pool.take(each - whole, Owner::Running);
             if !tokens.is_multiple_of(self.layout.tokens) {
                 pool.copy(from[whole], fresh[0]);
             }
@@ -74,7 +90,8 @@ impl SequenceKv {
     pub fn grow(&mut self, pool: &mut PagePool, room: usize) -> Result<(), PagesError> {
         pool.check(self.grow_pages(room))?;
         let more = self.layout.pages(room).saturating_sub(self.layout.pages(self.room));
-        self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more)));
+        let owner = self.owner;
+        self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more, owner)));
         self.room = self.room.max(room);
         Ok(())
     }

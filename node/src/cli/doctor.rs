@@ -7,11 +7,12 @@ use crate::{
     hardware::{self, LendError},
     identity::Identity,
     memory::{Need, Size},
-    node::{HTTP_FILE, ModelChoice, NodeConfig},
+    node::{HTTP_FILE, ModelChoice, NodeConfig, open_draft},
 };
 use clap::ArgMatches;
 use serde::Serialize;
 use std::net::{TcpListener, UdpSocket};
+use std::sync::Arc;
 use std::time::Instant;
 use tsnode_kernels::{
     cuda::{Libraries, Library},
@@ -153,8 +154,9 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
         Ok(source) => source,
         Err(error) => return vec![finding("model", State::Fail, error.to_string())],
     };
+    let source = Arc::new(source);
     match fits(host, config, &source) {
-        Ok(fits) => std::iter::once(fits).chain(times(&source, config)).collect(),
+        Ok(fits) => std::iter::once(fits).chain(draft(host, config, &source)).chain(times(&source, config)).collect(),
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }
 }
@@ -171,6 +173,23 @@ fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Findin
         finding("model", State::Note, said)
     } else {
         finding("model", State::Ok, format!("{whole}; {layers} layers"))
+    })
+}
+
+/// The draft model, if there is to be one.
+fn draft(host: &Host, config: &NodeConfig, source: &Arc<ModelSource>) -> Option<Finding> {
+    let draft = match open_draft(config, Some(source)) {
+        Ok(draft) => draft?,
+        Err(error) => return Some(finding("draft", State::Fail, error.to_string())),
+    };
+    let need = hardware::draft_need(source, &draft, config.threads.ranks);
+    let fits = need.map_err(|e| e.to_string()).and_then(|need| {
+        let said = need.to_string();
+        need.within(host.cpu.available_bytes).map(|()| said).map_err(|e| e.to_string())
+    });
+    Some(match fits {
+        Ok(said) => finding("draft", State::Ok, said),
+        Err(error) => finding("draft", State::Fail, error),
     })
 }
 

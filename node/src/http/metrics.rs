@@ -79,6 +79,10 @@ impl Metrics {
             ("stages_loaded", "Stages loaded or begun to be since the start", view.weights.stages as i64),
             ("weight_bytes_read", "Bytes of weights read since the start", view.weights.bytes as i64),
             ("kv_refused", "KV streams refused since the start", view.kv_refused.values().sum::<u64>() as i64),
+            ("guesses_lookup", "Tokens guessed by what an answer repeats", view.guesses.lookup.made as i64),
+            ("guesses_lookup_right", "Of those, the right ones", view.guesses.lookup.right as i64),
+            ("guesses_draft", "Tokens guessed by the draft model", view.guesses.draft.made as i64),
+            ("guesses_draft_right", "Of those, the right ones", view.guesses.draft.right as i64),
             ("messages_refused", "Messages refused since the start", view.rejected.values().sum::<u64>() as i64),
         ];
         for (name, help, value) in gauges {

@@ -87,6 +87,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         cut_off: vec![],
         rejected: BTreeMap::new(),
         kv_refused: BTreeMap::new(),
+        guesses: Default::default(),
         link_ages: BTreeMap::new(),
         addresses: vec![],
         http: None,

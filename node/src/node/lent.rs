@@ -6,7 +6,7 @@ use crate::{
     hardware::{self, Lend},
     library::Shelf,
     store::Store,
-    text::{Templates, TextError, TextModel},
+    text::{Templates, TextError, TextModel, speak_alike},
 };
 use std::sync::Arc;
 use tsnode_kernels::{
@@ -19,6 +19,8 @@ use tsnode_protocol::{Advert, Device};
 pub(super) struct Lent {
     /// None on a gateway.
     pub source: Option<Arc<ModelSource>>,
+    /// What guesses for it.
+    pub draft: Option<Arc<ModelSource>>,
     /// The model's small files.
     pub shelf: Shelf,
     /// The advert, without addresses yet.
@@ -31,8 +33,9 @@ impl Lent {
         let source = open(&config.model)?;
         let shelf = Shelf::new(source.clone());
         check_text(&shelf).await?;
-        let advert = advert(config, source.as_deref(), store)?;
-        Ok(Self { source, shelf, advert })
+        let draft = tokio::task::block_in_place(|| open_draft(config, source.as_ref()))?;
+        let advert = advert(config, source.as_deref(), draft.as_deref(), store)?;
+        Ok(Self { source, draft, shelf, advert })
     }
 
     /// Memory for KV pages (bytes).
@@ -47,6 +50,30 @@ fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
         ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
         ModelChoice::Path(path) => Some(Arc::new(ModelSource::open(path)?)),
     })
+}
+
+/// The model that is to guess for `source`, if there is to be one; one that speaks of other tokens is refused.
+///
+/// # Errors
+/// When it cannot be used, or not for that.
+pub fn open_draft(
+    config: &NodeConfig,
+    source: Option<&Arc<ModelSource>>,
+) -> Result<Option<Arc<ModelSource>>, NodeError> {
+    let (Some(path), Some(source)) = (&config.draft, source) else { return Ok(None) };
+    let draft = Arc::new(ModelSource::open(path)?);
+    let texts = [&draft, source].map(|source| Shelf::new(Some(source.clone())).own());
+    let [Some(of_draft), Some(of_model)] = texts else { return Ok(None) };
+    let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
+    let read = |files| {
+        let failed = |error| NodeError::Text { model: path.display().to_string(), error };
+        TextModel::new(files, &templates).map_err(failed)
+    };
+    let (of_draft, of_model) = (read(&of_draft)?, read(&of_model)?);
+    let (draft_file, model) = (path.display().to_string(), config.model.to_string());
+    let refused = |error| NodeError::Draft { draft: draft_file, model, error };
+    speak_alike(of_draft.tokenizer(), of_model.tokenizer()).map_err(refused)?;
+    Ok(Some(draft))
 }
 
 /// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
@@ -65,7 +92,12 @@ async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
     }
 }
 
-fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> Result<Advert, NodeError> {
+fn advert(
+    config: &NodeConfig,
+    source: Option<&ModelSource>,
+    draft: Option<&ModelSource>,
+    store: &Store,
+) -> Result<Advert, NodeError> {
     let mut devices = Vec::new();
     if let Some(source) = source {
         let host = Hardware::detect();
@@ -79,6 +111,7 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, store: &Store) -> R
             cores::run_on(config.cores.as_ref(), || {
                 let device = hardware::processor(&host, lend, store)?;
                 hardware::room(&host, &device, source, config.threads.ranks)?;
+                let device = hardware::room_beside(&host, device, (source, draft), config.threads.ranks)?;
                 let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
                 Ok::<_, hardware::LendError>(Device { profile, ..device })
             })

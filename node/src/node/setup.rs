@@ -10,8 +10,9 @@ use crate::{
     links::{LinkError, Shaping},
     store::StoreError,
     swarm::{RedeemError, SwarmError},
-    text::TextError,
+    text::{TextError, VocabularyError},
 };
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tsnode_coordinator::{
@@ -34,6 +35,16 @@ pub enum ModelChoice {
     Path(PathBuf),
     /// None: the peer is a gateway only.
     None,
+}
+
+impl fmt::Display for ModelChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded => f.write_str("the embedded model"),
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::None => f.write_str("no model"),
+        }
+    }
 }
 
 /// Which swarm to be in.
@@ -86,6 +97,8 @@ pub struct NodeConfig {
     pub spot_checks: SpotChecks,
     /// Whether groups that this peer leads guess answers' next tokens.
     pub guesses: Guesses,
+    /// A small model that guesses for it.
+    pub draft: Option<PathBuf>,
     /// Hours in which the host is lent; all of them where none are named.
     pub hours: Option<Hours>,
     /// Groups asked for.
@@ -126,6 +139,16 @@ pub enum NodeError {
         model: String,
         /// Why.
         error: TextError,
+    },
+    /// A draft model that speaks of other tokens.
+    #[error("{draft} cannot guess for {model}: {error}; --draft wants a model with the same tokenizer")]
+    Draft {
+        /// Which.
+        draft: String,
+        /// For which.
+        model: String,
+        /// Why not.
+        error: VocabularyError,
     },
     /// An address is taken or cannot be had.
     #[error("cannot listen on {address} ({what}): {error}")]

@@ -1,9 +1,11 @@
 //! Plan flow 6: owns the groups this peer has a stage of, and brings streams to the task that serves them.
 
 use super::{
+    checks::Checks,
     client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
     compute::Compute,
     desk::Desk,
+    guesser::DraftModel,
     leader::{self, Going, LeaderSetup, REQUESTS, Report},
     loader::{Loaded, Loader, NotLoaded, Order, Tally},
     member::{self, Over, RingStream},
@@ -23,7 +25,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::{batcher::BatcherConfig, policy::choice::Batches};
+use tsnode_coordinator::{
+    batcher::{BatcherConfig, Guesses, Tally as Checked},
+    policy::choice::Batches,
+};
 use tsnode_kernels::{
     engine::{StageKey, Threads},
     load::Progress,
@@ -65,6 +70,8 @@ pub struct HostSetup {
     pub roster: Roster,
     /// The model this peer has; none on a gateway.
     pub source: Option<Arc<ModelSource>>,
+    /// The model that guesses for it, if there is one.
+    pub draft: Option<Arc<ModelSource>>,
     /// What clients got, of other gateways too.
     pub journal: Journal,
     /// What the shelf of small files gives to others.
@@ -102,6 +109,8 @@ pub struct HostReport {
     pub cramped: bool,
     /// KV streams refused since the start, by why.
     pub kv_refused: BTreeMap<&'static str, u64>,
+    /// Guesses that groups led here had checked since the start.
+    pub guesses: Checked,
 }
 
 enum Command {
@@ -132,8 +141,9 @@ impl Host {
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
         let (compute, source, threads) = (setup.compute.clone(), setup.source.clone(), setup.threads);
+        let draft = setup.draft.clone();
         let tally = Arc::<Tally>::default();
-        tasks.spawn(Loader { compute, source, threads, progress, tally: tally.clone(), loaded }.run(ordered));
+        tasks.spawn(Loader { compute, source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
         let (pages, known) = watch::channel(None);
         let (compute, stop) = (setup.compute.clone(), setup.stop.clone());
         tasks.spawn(async move {
@@ -153,6 +163,7 @@ impl Host {
             cramped: false,
             freed: Arc::default(),
             tally,
+            checks: Arc::default(),
             talks: TaskTracker::new(),
             held: Arc::default(),
             pages: known,
@@ -237,6 +248,7 @@ struct Keeper {
     /// A stage was unloaded.
     freed: Arc<Notify>,
     tally: Arc<Tally>,
+    checks: Arc<Checks>,
     /// Streams of gateways that have not ended.
     talks: TaskTracker,
     /// Sequences on all stages.
@@ -377,7 +389,7 @@ impl Keeper {
     }
 
     /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.
-    fn open_group(&mut self, Loaded { order, stage }: Loaded) {
+    fn open_group(&mut self, Loaded { order, stage, draft }: Loaded) {
         let key = match stage {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
@@ -411,10 +423,10 @@ impl Keeper {
             held: self.held.clone(),
             tasks: self.tasks.clone(),
         };
-        self.start_task(group, context);
+        self.start_task(group, context, draft);
     }
 
-    fn start_task(&mut self, group: Group, context: StageContext) {
+    fn start_task(&mut self, group: Group, context: StageContext, draft: Option<DraftModel>) {
         let (rings_in, rings) = mpsc::channel(RINGS);
         let (report, reported) = watch::channel(Report::default());
         let retire = self.setup.stop.child_token();
@@ -429,12 +441,18 @@ impl Keeper {
             let (sender, requests) = mpsc::channel(REQUESTS);
             requests_in = Some(sender);
             let batches = Batches::measured(self.setup.roster.profiles(&group).iter());
-            tracing::debug!(group = %id, ?batches, "leads");
+            let guesses = match (self.setup.batcher.guesses, &draft) {
+                (Guesses::Measured, Some(_)) => Guesses::Drafted,
+                (guesses, _) => guesses,
+            };
+            tracing::debug!(group = %id, ?batches, ?guesses, "leads");
             let setup = LeaderSetup {
                 group: group.clone(),
                 context,
                 roster: self.setup.roster.clone(),
-                config: BatcherConfig { stages: group.stages.len(), batches, ..self.setup.batcher.clone() },
+                config: BatcherConfig { stages: group.stages.len(), batches, guesses, ..self.setup.batcher.clone() },
+                draft,
+                checks: self.checks.clone(),
                 requests,
                 rings,
                 report,
@@ -467,6 +485,7 @@ impl Keeper {
             weights: self.tally.so_far(),
             cramped: self.cramped,
             kv_refused: self.desk.refused(),
+            guesses: self.checks.so_far(),
             ..HostReport::default()
         };
         for (id, running) in &self.groups {

@@ -4,7 +4,9 @@
 //! builds it again whenever it breaks.
 
 use super::{
+    checks::Checks,
     client::LeaderRequest,
+    guesser::{DraftModel, Guesser, GuesserGone, Order},
     member::{RingStream, open_onward},
     stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
 };
@@ -48,6 +50,9 @@ pub(super) struct LeaderSetup {
     pub context: StageContext,
     pub roster: Roster,
     pub config: BatcherConfig,
+    /// What guesses beside prompt lookup.
+    pub draft: Option<DraftModel>,
+    pub checks: Arc<Checks>,
     pub requests: mpsc::Receiver<LeaderRequest>,
     pub rings: mpsc::Receiver<RingStream>,
     pub report: watch::Sender<Report>,
@@ -156,6 +161,8 @@ struct Leader {
     context: StageContext,
     roster: Roster,
     batcher: Batcher,
+    draft: Option<DraftModel>,
+    checks: Arc<Checks>,
     clients: BTreeMap<RequestId, Served>,
     turns: u64,
     requests: mpsc::Receiver<LeaderRequest>,
@@ -172,6 +179,8 @@ struct Leader {
 /// A ring that has come round.
 struct Ring {
     worker: mpsc::Sender<Arrived>,
+    /// Knows this ring's sequences only.
+    guesser: Option<Guesser>,
     back: mpsc::Receiver<RingFrame>,
     /// Resolves when the ring breaks.
     end: tokio::task::JoinHandle<StageError>,
@@ -182,6 +191,8 @@ impl Leader {
         let (speak, words) = mpsc::channel(WORDS);
         Self {
             batcher: Batcher::new(setup.config),
+            draft: setup.draft,
+            checks: setup.checks,
             group: setup.group,
             context: setup.context,
             roster: setup.roster,
@@ -226,6 +237,10 @@ impl Leader {
                     None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
                 why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
+                guessed = answer_of(&mut ring.guesser) => match guessed {
+                    Ok(event) => [Some(event), None],
+                    Err(gone) => return Ended::Broken(gone.into()),
+                },
                 Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
                 () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
@@ -238,6 +253,7 @@ impl Leader {
                         return Ended::Broken(error);
                     }
                 }
+                self.checks.add(self.batcher.take_checked());
             }
         }
     }
@@ -247,7 +263,7 @@ impl Leader {
         let (to_leader, back) = mpsc::channel(FRAMES);
         if self.group.stages.len() == 1 {
             let work = Worker::run(self.context.clone(), Downstream::Leader(to_leader), arrived);
-            return Ok(Ring { worker, back, end: tokio::spawn(work) });
+            return Ok(Ring { worker, guesser: self.guesser(), back, end: tokio::spawn(work) });
         }
         let hello = RingHello {
             group: self.group.id,
@@ -276,7 +292,12 @@ impl Leader {
                 why = read_back(receiver, to_leader) => why,
             }
         });
-        Ok(Ring { worker, back, end })
+        Ok(Ring { worker, guesser: self.guesser(), back, end })
+    }
+
+    fn guesser(&self) -> Option<Guesser> {
+        let StageContext { compute, shape, tasks, .. } = &self.context;
+        self.draft.clone().map(|draft| Guesser::start(draft, compute.clone(), shape.vocab, tasks))
     }
 
     /// Waits until the last stage's stream of this very ring arrives.
@@ -378,6 +399,8 @@ impl Leader {
                 .worker
                 .try_send(Arrived::from(frame))
                 .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
+            Action::Guess { step, wanted } => Ok(ring.ask(Order::Guess { step, wanted })?),
+            Action::NoGuesses { request } => Ok(ring.ask(Order::Forget(request))?),
             other => {
                 self.answer(other);
                 Ok(())
@@ -436,11 +459,25 @@ enum ToClient {
     Failed(String),
 }
 
+impl Ring {
+    fn ask(&self, order: Order) -> Result<(), GuesserGone> {
+        self.guesser.as_ref().ok_or(GuesserGone)?.order(order)
+    }
+}
+
+/// What a ring's guesser says, if there is one.
+async fn answer_of(guesser: &mut Option<Guesser>) -> Result<Event, GuesserGone> {
+    match guesser {
+        Some(guesser) => guesser.answer().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What a gateway is told of an action, and whether it is the last it hears.
 fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     use tsnode_protocol::stream::End;
     Some(match action {
-        Action::Ring(_) => return None,
+        Action::Ring(_) | Action::Guess { .. } | Action::NoGuesses { .. } => return None,
         Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
         Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
         Action::KvArrived { request, after, deliveries } => {

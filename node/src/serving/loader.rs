@@ -4,7 +4,7 @@
 //! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
 //! has left.
 
-use super::compute::Compute;
+use super::{compute::Compute, guesser::DraftModel};
 use crate::{memory::Need, view::Weights};
 use std::sync::{
     Arc,
@@ -35,6 +35,8 @@ pub(super) struct Order {
 pub(super) struct Loaded {
     pub order: Order,
     pub stage: Result<StageKey, NotLoaded>,
+    /// What guesses for the groups that this peer leads, once it is loaded.
+    pub draft: Option<DraftModel>,
 }
 
 /// Why there is no stage.
@@ -76,6 +78,8 @@ pub(super) struct Loader {
     pub compute: Compute,
     /// The model this peer has.
     pub source: Option<Arc<ModelSource>>,
+    /// The draft model, if it has one.
+    pub draft: Option<Arc<ModelSource>>,
     /// Threads that may be used.
     pub threads: Threads,
     /// How far it is, while it loads.
@@ -88,10 +92,14 @@ pub(super) struct Loader {
 
 impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
+        let mut draft = None;
         while let Some(order) = orders.recv().await {
+            if order.position == 0 && draft.is_none() && !order.given_up.is_cancelled() {
+                draft = self.load_draft().await;
+            }
             let stage = if order.given_up.is_cancelled() { Err(NotLoaded::Unwanted) } else { self.load(&order).await };
             self.progress.send_replace(None);
-            if self.loaded.send(Loaded { order, stage }).await.is_err() {
+            if self.loaded.send(Loaded { order, stage, draft: draft.clone() }).await.is_err() {
                 return;
             }
         }
@@ -103,7 +111,9 @@ impl Loader {
             return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
         };
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
-        let (key, report) = self.load_layers(source, layers).await?;
+        let (stage, report) = self.read_layers(source, layers).await?;
+        let key = self.compute.call(move |engine| engine.load(stage)).await.map_err(NotLoaded::failed)?;
+        let key = key.map_err(NotLoaded::failed)?;
         tracing::info!(
             group = %group.id, phase = %group.phase, position = order.position, %layers,
             bytes = report.bytes, seconds = report.took.as_secs_f64(),
@@ -113,11 +123,33 @@ impl Loader {
         Ok(key)
     }
 
-    async fn load_layers(
+    /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
+    /// only logged; the next group that is led here may find it can.
+    async fn load_draft(&self) -> Option<DraftModel> {
+        let source = self.draft.clone()?;
+        let (shape, name) = (source.card().shape, source.card().name.clone());
+        let loaded = async {
+            let (stage, report) = self.read_layers(source, shape.all_layers()).await?;
+            let key = self.compute.call(move |engine| engine.load_beside(stage)).await.map_err(NotLoaded::failed)?;
+            Ok::<_, NotLoaded>((key.map_err(NotLoaded::failed)?, report))
+        };
+        match loaded.await {
+            Ok((key, report)) => {
+                tracing::info!(%name, bytes = report.bytes, seconds = report.took.as_secs_f64(), "draft model loaded");
+                Some(DraftModel::new(key, shape))
+            }
+            Err(error) => {
+                tracing::error!(%name, %error, "draft model not loaded: answers are guessed without it");
+                None
+            }
+        }
+    }
+
+    async fn read_layers(
         &self,
         source: Arc<ModelSource>,
         layers: LayerRange,
-    ) -> Result<(StageKey, LoadReport), NotLoaded> {
+    ) -> Result<(StageModel, LoadReport), NotLoaded> {
         let pages = self.compute.call(|engine| engine.pages()).await.map_err(NotLoaded::failed)?;
         // Pages in use have their memory already.
         let kv = (pages.free * PAGE_BYTES) as u64;
@@ -133,9 +165,7 @@ impl Loader {
             };
             source.load_stage_by(threads, layers, &mut tell).map_err(NotLoaded::failed)
         };
-        let (stage, report) = on_a_thread(load).await.map_err(NotLoaded::Failed)??;
-        let key = self.compute.call(move |engine| engine.load(stage)).await.map_err(NotLoaded::failed)?;
-        Ok((key.map_err(NotLoaded::failed)?, report))
+        on_a_thread(load).await.map_err(NotLoaded::Failed)?
     }
 }
 

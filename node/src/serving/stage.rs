@@ -7,6 +7,7 @@ use super::{
     compute::{Compute, ComputeError},
     desk::{Desk, Expected},
     export::{self, Exporter, Taps},
+    guesser::GuesserGone,
 };
 use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
 use std::collections::BTreeMap;
@@ -59,6 +60,8 @@ pub(super) enum StageError {
     Link(#[from] LinkError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    #[error(transparent)]
+    Guesser(#[from] GuesserGone),
     #[error("the stage before closed the ring")]
     Upstream,
     #[error("{0}")]

@@ -1,0 +1,93 @@
+//! Prompt flow 8: steps set off, some of them once a draft model has guessed for them.
+//!
+//! A step of answers alone may wait for guesses: the policy has chosen who computes in it, and nobody else takes their
+//! places meanwhile. Whatever becomes of them until the guesses are there, the step sets off with those that are left, and
+//! with no guesses where none came.
+
+use super::{
+    Action, Batcher, Guesses,
+    steps::Share,
+    ways::{self, Way},
+};
+use crate::{Time, policy::batching::Part};
+use tsnode_protocol::{
+    RequestId, Token,
+    ring::{RingFrame, Step},
+};
+
+impl Batcher {
+    /// Sets off the steps that may, or asks for their guesses first.
+    pub(super) fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
+        while let Some((step, shares)) = self.steps.next() {
+            match self.way(now, step, &shares) {
+                Way::Draft => self.ask(step, &shares, out),
+                way => self.set_off(now, step, &shares, way, out),
+            }
+        }
+    }
+
+    /// What the draft model guesses, or nothing.
+    pub(super) fn guessed(
+        &mut self,
+        now: Time,
+        step: u64,
+        guesses: Vec<(RequestId, Vec<Token>)>,
+        out: &mut Vec<Action>,
+    ) {
+        if !self.asked.remove(&step) {
+            return;
+        }
+        let shares = self.steps.shares(step);
+        if shares.is_empty() {
+            self.guessing.lose(step);
+            return self.step_done(now, step, Vec::new(), out);
+        }
+        for (request, tokens) in guesses {
+            let is_here = shares.iter().any(|s| s.request == request);
+            if let Some(sequence) = self.sequences.get_mut(&request).filter(|s| is_here && s.wants_guesses()) {
+                sequence.take_guesses(tokens);
+            }
+        }
+        self.set_off(now, step, &shares, Way::Draft, out);
+    }
+
+    /// Where a step has its guesses from. It is timed if it has a choice and nothing but answers.
+    fn way(&mut self, now: Time, step: u64, shares: &[Share]) -> Way {
+        let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
+        if self.config.guesses == Guesses::Never || !ways::may_help(answers) {
+            return Way::Plain;
+        }
+        let (mut found, mut wanting) = (false, false);
+        for share in shares.iter().filter(|s| s.part == Part::Answer) {
+            let Some(sequence) = self.sequences.get_mut(&share.request) else { continue };
+            found |= sequence.guess();
+            wanting |= sequence.wants_guesses();
+        }
+        let alone = answers == shares.len();
+        let drafts = wanting && alone && self.config.guesses == Guesses::Drafted;
+        let possible: &[Way] = match (found, drafts) {
+            (false, false) => return Way::Plain,
+            (true, false) => &[Way::Plain, Way::Lookup],
+            (false, true) => &[Way::Plain, Way::Draft],
+            (true, true) => &[Way::Plain, Way::Lookup, Way::Draft],
+        };
+        let way = self.guessing.choose(answers, possible);
+        if alone {
+            self.guessing.begins(step, now, answers, way);
+        }
+        way
+    }
+
+    fn ask(&mut self, step: u64, shares: &[Share], out: &mut Vec<Action>) {
+        let wanted = |s: &Share| self.sequences.get_mut(&s.request)?.wanted(s.request);
+        let wanted = shares.iter().filter_map(wanted).collect();
+        self.asked.insert(step);
+        out.push(Action::Guess { step, wanted });
+    }
+
+    fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Way, out: &mut Vec<Action>) {
+        let entry = |s: &Share| self.sequences.get_mut(&s.request)?.entry(now, s, way);
+        let entries = shares.iter().filter_map(entry).collect();
+        out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
+    }
+}

@@ -1,0 +1,64 @@
+//! Stages beside the others: their sequences give way to all others' as soon as those need the memory.
+//!
+//! What a draft model remembers of an answer makes it faster and nothing else, as what is kept of ended sequences does. Its
+//! pages count as free. What is kept goes first, which nobody may ever ask for again; and a sequence beside displaces what is
+//! kept, but none of its kind, which would take turns at reading the same tokens.
+
+use super::{Engine, EngineError, KeptKey, StageKey};
+use crate::{
+    pages::{Owner, PagePool},
+    source::StageModel,
+};
+use tsnode_protocol::RequestId;
+
+/// What there is of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Tokens present.
+    pub present: u32,
+    /// Tokens reserved for.
+    pub room: u32,
+}
+
+impl Engine {
+    /// Takes a stage in whose sequences give way: each may be gone after any admission or growth of another.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load_beside(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
+        self.take_in(model, Owner::Kept)
+    }
+
+    /// A sequence as it is here, if it is.
+    #[must_use]
+    pub fn held(&self, stage: StageKey, request: RequestId) -> Option<Held> {
+        let kv = self.sequences.get(&(stage, request))?;
+        Some(Held { present: kv.len() as u32, room: kv.room() as u32 })
+    }
+
+    /// Sees to it that each rank has so many pages for a sequence of a stage, as far as others' may go for it.
+    pub(super) fn make_room(&mut self, stage: StageKey, needs: &[usize], spared: Option<KeptKey>) {
+        let gives_way = self.gives_way(stage);
+        let out_of_reach = |rank| if gives_way { self.beside(rank) } else { 0 };
+        let may_get = |(rank, pool): (usize, &PagePool)| pool.count().free >= needs[rank] + out_of_reach(rank);
+        if !self.pools.iter().enumerate().all(may_get) {
+            return;
+        }
+        self.kept.make_room(&mut self.pools, |rank| needs[rank], spared);
+        while !gives_way && self.pools.iter().zip(needs).any(|(pool, need)| !pool.has(*need)) {
+            let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
+            let Some((stage, request)) = beside.max_by_key(|(_, kv)| kv.pages(0)).map(|(key, _)| *key) else { return };
+            self.release(stage, request);
+        }
+    }
+
+    /// Pages of those that give way.
+    fn beside(&self, rank: usize) -> usize {
+        let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
+        beside.map(|(_, kv)| kv.pages(rank)).sum()
+    }
+
+    pub(super) fn gives_way(&self, stage: StageKey) -> bool {
+        self.stages.get(&stage).is_some_and(|loaded| loaded.owner == Owner::Kept)
+    }
+}
