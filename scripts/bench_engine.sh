@@ -6,8 +6,11 @@ here=target/bench-engine
 mkdir -p "$here"
 if [ ! -x "$here/venv/bin/python" ]; then
     python3 -m venv "$here/venv"
-    # GCC 12 drops the stores that fill the tiles' configuration, and llama.cpp with AMX then dies at its first prompt.
-    CMAKE_ARGS="-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'" "$here/venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/bench_engine.txt
+    # GCC 12 drops the stores that fill the tiles' configuration, and llama.cpp with AMX then dies at its first prompt. Where there
+    # are no tiles it is built as it comes.
+    flags=""
+    if grep -q amx_tile /proc/cpuinfo; then flags="-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'"; fi
+    CMAKE_ARGS="$flags" "$here/venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/bench_engine.txt
 fi
 cargo build --release --quiet -p tsnode
 exec "$here/venv/bin/python" scripts/bench_engine.py "$@"

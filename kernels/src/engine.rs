@@ -201,7 +201,7 @@ impl Engine {
         let ranks = threads.ranks.max(1);
         let device = |rank| -> std::io::Result<Device> {
             let cpu = Cpu::new(Simd::detect(), threads.of(rank))?;
-            Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new() })
+            Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
         };
         let pages = pool_bytes / PAGE_BYTES;
         let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
@@ -429,9 +429,10 @@ impl Engine {
             let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
-            let runs = Run::all(batch, kvs, device.cpu.has_chunks(layout.dim));
+            let runs = Run::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
             let mut attend = Attend { pool, sequences, stage, positions, others, group, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
+            device.runs = attend::emptied(attend.runs);
             if let Output::Logits { rows } = output {
                 device.chosen.clear();
                 rows.iter().for_each(|row| device.chosen.extend_from_slice(&device.hidden[row * width..][..width]));

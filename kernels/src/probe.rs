@@ -1,6 +1,9 @@
 //! Plan flow 1: measures what the processor does: matrix products and reading memory, in about a third of a second.
 
-use crate::cpu::{Cpu, Dtype, Matrix, Simd};
+use crate::{
+    cpu::{Cpu, Dtype, Matrix, Simd},
+    memory::Memory,
+};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond};
@@ -66,9 +69,10 @@ pub struct Limits {
 /// When the system gives no threads.
 pub fn limits(threads: usize) -> std::io::Result<Limits> {
     let cpu = Cpu::new(Simd::detect(), threads.max(1))?;
-    let memory: Vec<u64> = (0..LIMIT_BYTES as u64 / 8).collect();
+    let mut memory = Memory::zeroed(LIMIT_BYTES);
+    memory.fill(1);
     let read = best_of(|| {
-        black_box(cpu.read_all(black_box(&memory)));
+        black_box(cpu.read_all(black_box(bytemuck::cast_slice(&memory))));
     });
     let multiply_adds = 1 << 22;
     let multiply = best_of(|| {

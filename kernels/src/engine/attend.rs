@@ -57,9 +57,15 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Those of a batch whose sequences are `kvs`; rows of prompts `together` if they may be.
-    pub fn all(batch: &[Slice], kvs: impl Iterator<Item = &'a SequenceKv>, together: bool) -> Vec<Self> {
-        let (mut runs, mut row) = (Vec::with_capacity(batch.len()), 0);
+    /// Those of a batch whose sequences are `kvs`; rows of prompts `together` if they may be. They lie in memory of the step
+    /// before.
+    pub fn all(
+        before: Vec<Run<'_>>,
+        batch: &[Slice],
+        kvs: impl Iterator<Item = &'a SequenceKv>,
+        together: bool,
+    ) -> Vec<Self> {
+        let (mut runs, mut row) = (emptied(before), 0);
         for (slice, kv) in batch.iter().zip(kvs) {
             let (start, len) = (slice.start as usize, slice.len as usize);
             let each = if together && len >= CHUNK_FROM { CHUNK } else { 1 };
@@ -75,6 +81,12 @@ impl<'a> Run<'a> {
     fn work(&self, window: Option<usize>) -> usize {
         self.len * (self.start + self.len).min(window.unwrap_or(usize::MAX))
     }
+}
+
+/// The memory of some runs, for runs of others' sequences.
+pub(super) fn emptied<'b>(runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
+    // Collecting what is made of a vector's items, one for one or fewer, keeps its memory; that it does is tested.
+    runs.into_iter().filter_map(|_| None).collect()
 }
 
 impl<'a> Attend<'a> {

@@ -1,6 +1,6 @@
 //! What ranks hold of a stage, and what each computes with.
 
-use super::Input;
+use super::{Input, attend::Run};
 use crate::{
     cpu::Cpu,
     models::Stage,
@@ -87,6 +87,8 @@ pub(super) struct Device {
     pub hidden: Vec<f32>,
     pub chosen: Vec<f32>,
     pub logits: Vec<f32>,
+    /// Memory for the runs of a batch; none are left in it.
+    pub runs: Vec<Run<'static>>,
 }
 
 /// What enters a stage, as every rank has it.

@@ -9,7 +9,7 @@ use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
 /// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.
-const AHEAD: usize = 3072;
+pub(super) const AHEAD: usize = 3072;
 
 /// See [`super::super::quantised::wide`].
 pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
