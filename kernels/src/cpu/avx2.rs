@@ -287,14 +287,7 @@ unsafe fn weighted<S: Stored>(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut
             _ => {}
         }
     }
-    let whole = v.cols - v.cols % LANES;
-    for (r, out) in out.chunks_exact_mut(v.cols).enumerate() {
-        for (d, out) in out.iter_mut().enumerate().skip(whole) {
-            for (t, p) in p[r * stride..][..v.rows].iter().enumerate() {
-                *out = p.mul_add(v.dtype.get(v.bytes, t * v.cols + d), *out);
-            }
-        }
-    }
+    plain::last_channels(p, stride, v, out);
 }
 
 /// # Safety

@@ -70,6 +70,21 @@ pub(super) fn weighted_rows(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [
     }
 }
 
+/// [`weighted_rows`] for the channels after the last whole group of lanes.
+pub(super) fn last_channels(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
+    let whole = v.cols - v.cols % LANES;
+    if whole == v.cols {
+        return;
+    }
+    for (p, out) in p.chunks(stride).zip(out.chunks_exact_mut(v.cols)) {
+        for (d, out) in out.iter_mut().enumerate().skip(whole) {
+            for (t, p) in p.iter().enumerate().take(v.rows) {
+                *out = p.mul_add(v.dtype.get(v.bytes, t * v.cols + d), *out);
+            }
+        }
+    }
+}
+
 /// All numbers of a matrix, widened.
 pub(super) fn widen(w: Matrix<'_>, out: &mut [f32]) {
     for (i, out) in out.iter_mut().enumerate().take(w.rows * w.cols) {
