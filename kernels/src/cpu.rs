@@ -9,6 +9,7 @@
 //! | `plain.rs` | the definition |
 //! | `avx2.rs` | the same for AVX2, FMA and F16C |
 //! | `avx512.rs` | the same for AVX-512 with VNNI, and with tiles (AMX) |
+//! | `neon.rs` | the same for NEON, with and without products of bytes (`dotprod`) |
 //! | `dense.rs` | products in blocks that stay in caches |
 //! | `packed.rs` | quantised matrices, laid out for products |
 //! | `rounded.rs` | rows rounded to 8 bits, what quantised matrices are multiplied by |
@@ -23,6 +24,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dense;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 pub mod plain;
 mod quantised;
@@ -168,6 +171,12 @@ pub enum Simd {
     /// The same, and tiles of bytes (AMX).
     #[cfg(target_arch = "x86_64")]
     Amx,
+    /// NEON, which every aarch64 processor has.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// The same with its extension for whole-number products of bytes (`dotprod`).
+    #[cfg(target_arch = "aarch64")]
+    NeonDots,
 }
 
 /// Calls the definition or a fast version of it.
@@ -179,6 +188,8 @@ macro_rules! by_simd {
             Simd::Avx2 => avx2::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 | Simd::Amx => avx512::$what($($arg),*),
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon | Simd::NeonDots => neon::$what($($arg),*),
         }
     };
 }
@@ -201,6 +212,21 @@ impl Simd {
             let more = [(Self::Avx512, wider), (Self::Amx, tiles)].into_iter().filter(|(_, has)| *has);
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            let dots = neon::has_dots().then_some(Self::NeonDots);
+            return [Self::Plain, Self::Neon].into_iter().chain(dots).collect();
+        }
+        #[cfg(not(target_arch = "aarch64"))]
+        vec![Self::Plain]
+    }
+
+    /// Those of [`Self::all`] that pack KV for links each in a way of its own: tiles and the products of NEON do nothing for it.
+    #[must_use]
+    pub fn packing() -> Vec<Self> {
+        #[cfg(target_arch = "x86_64")]
+        return Self::all().into_iter().filter(|simd| *simd != Self::Amx).collect();
+        #[cfg(not(target_arch = "x86_64"))]
         vec![Self::Plain]
     }
 
@@ -271,6 +297,10 @@ impl Simd {
     }
 
     fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+        #[cfg(target_arch = "aarch64")]
+        if self == Self::NeonDots {
+            return neon::wide_by_dots(w, panel, x, part, out);
+        }
         by_simd!(self, wide(w, panel, x, part, out));
     }
 
@@ -283,6 +313,7 @@ impl Simd {
     }
 
     /// Whether products of so many rounded rows are faster by [`Self::tiles`].
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "only AMX has tiles"))]
     fn has_tiles_for(self, rows: usize) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -292,6 +323,7 @@ impl Simd {
     }
 
     /// Products of many rounded rows with some panels, by tiles; by nothing if there are none.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "only AMX has tiles"))]
     fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {

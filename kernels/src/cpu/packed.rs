@@ -134,7 +134,7 @@ impl Layout {
 }
 
 /// Calls a function made for a kind, whose number is its constant parameter.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! by_kind {
     ($kind:expr, $what:ident($($arg:expr),*)) => {
         match $kind {
@@ -151,7 +151,7 @@ macro_rules! by_kind {
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) use by_kind;
 
 /// A quantised matrix laid out for products.

@@ -172,8 +172,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "of copy"
         );
     }
-    // Tiles of AMX do nothing for a codec.
-    let all = Simd::all().into_iter().filter(|simd| *simd != Simd::Amx).rev();
+    let all = Simd::packing().into_iter().rev();
     let loads = || CODECS.into_iter().flat_map(|codec| LOADS.map(|load| (codec, load)));
     for (simd, (codec, load)) in all.flat_map(|simd| loads().map(move |load| (simd, load))) {
         let speed = speed(simd, codec, load)?;
