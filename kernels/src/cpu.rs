@@ -215,7 +215,7 @@ impl Simd {
         #[cfg(target_arch = "aarch64")]
         {
             let dots = neon::has_dots().then_some(Self::NeonDots);
-            return [Self::Plain, Self::Neon].into_iter().chain(dots).collect();
+            [Self::Plain, Self::Neon].into_iter().chain(dots).collect()
         }
         #[cfg(not(target_arch = "aarch64"))]
         vec![Self::Plain]

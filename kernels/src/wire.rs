@@ -36,7 +36,9 @@ mod tile;
 mod turn;
 
 use lines::Lines;
-pub(crate) use plain::{decode, encode, encode_from, low_high};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use plain::encode_from;
+pub(crate) use plain::{decode, encode, low_high};
 pub(crate) use steps::choose;
 pub(crate) use tile::Strip;
 pub use tile::{Packing, Tile, export, import};

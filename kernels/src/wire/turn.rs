@@ -38,11 +38,13 @@ impl Turn {
         Self { pairs, half, angles }
     }
 
+    #[cfg(any(target_arch = "x86_64", test))]
     pub(crate) fn pairs(&self) -> RopePairs {
         self.pairs
     }
 
     /// Pairs of channels that turn.
+    #[cfg(any(target_arch = "x86_64", test))]
     pub(crate) fn half(&self) -> usize {
         self.half
     }
