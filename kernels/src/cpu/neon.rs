@@ -28,11 +28,29 @@ pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::{wide, wide_by_dots};
 pub(super) use rounded::round;
 
-// The compiler has NEON everywhere, so plain code is vector code where it can be, as the loops that measure the machine are.
-// Packing KV for links is the definition too: nobody has written it in NEON yet.
-pub(super) use super::plain::{choose, decode, encode, low_high, multiply_only, sum, turn_back, turn_on};
+// The compiler has NEON everywhere, so plain code is vector code where it can be, as the loop that measures reading is.
+// Packing KV for links is the definition too, though it is not: nobody has written that in NEON yet.
+pub(super) use super::plain::{choose, decode, encode, low_high, sum, turn_back, turn_on};
+
+use super::LANES;
+use eight::Eight;
+use std::{arch::aarch64::*, hint::black_box};
 
 /// Whether there are products of bytes that add up four at a time.
 pub(super) fn has_dots() -> bool {
     std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+/// `count` multiply-adds in chains enough to keep every unit busy. Products are added to what a chain has: NEON has no
+/// instruction for the other way round, as the definition has it, and moving numbers for it would be measured instead.
+pub(super) fn multiply_only(count: usize) -> f32 {
+    // SAFETY: registers only. The numbers are hidden from the compiler, which else works out the end.
+    unsafe {
+        let (x, w): (Eight, Eight) = ([vdupq_n_f32(black_box(0.5)); 2], [vdupq_n_f32(black_box(0.001)); 2]);
+        let mut chains: [Eight; 12] = std::array::from_fn(|i| [vdupq_n_f32(black_box(i as f32)); 2]);
+        for _ in 0..count / (12 * LANES) {
+            chains = chains.map(|chain| eight::multiply_add(chain, x, w));
+        }
+        chains.into_iter().flatten().map(|four| vaddvq_f32(four)).sum()
+    }
 }

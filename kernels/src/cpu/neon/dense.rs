@@ -28,7 +28,7 @@ unsafe fn all<S: Stored>(block: Block<'_>, acc: &mut [Lanes]) {
             r += 4;
         }
         match block.rows() - r {
-            3 => outputs::<S, 3, 4>(block, acc, r),
+            3 => outputs::<S, 3, 3>(block, acc, r),
             2 => outputs::<S, 2, 4>(block, acc, r),
             1 => outputs::<S, 1, 4>(block, acc, r),
             _ => {}
