@@ -84,6 +84,7 @@ impl<'a> Run<'a> {
 }
 
 /// The memory of some runs, for runs of others' sequences.
+#[allow(clippy::unnecessary_filter_map)] // A filter would leave what they borrow as it is.
 pub(super) fn emptied<'b>(runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
     // Collecting what is made of a vector's items, one for one or fewer, keeps its memory; that it does is tested.
     runs.into_iter().filter_map(|_| None).collect()
