@@ -77,11 +77,21 @@ async fn a_loss_flips_phases_and_nobody_reads_weights() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_another_kind_flip_phases_and_nobody_reads_weights() {
     let flags = ["--kv-codec", "raw", "--split", "always"];
-    let mut net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
-    let before = groups(&net).await;
-    let read = weights(&net, &[0, 1, 2, 3]).await;
-    let clients = Clients::start(&net, 4, &[], long_prompt);
-
+    // By what was measured the first plan may be the best for both kinds: then it is tried again.
+    let mut tries = 0..5;
+    let (mut net, before, read, clients) = loop {
+        assert!(tries.next().is_some(), "no plan was another for requests of another kind");
+        let net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
+        let before = groups(&net).await;
+        let read = weights(&net, &[0, 1, 2, 3]).await;
+        let clients = Clients::start(&net, 4, &[], long_prompt);
+        if swarm(&net).await_that(HUNDRED, |sights| is_other(sights, &before)).await.is_ok() {
+            break (net, before, read, clients);
+        }
+        println!("the plan stayed: {before:?}");
+        clients.end().await;
+        net.down().await;
+    };
     let after = changed(&mut net, HUNDRED, 5, &before).await;
     println!("after {} answers {before:?} became {after:?}", clients.served.load(Relaxed));
     clients.await_more(8).await;
@@ -132,6 +142,13 @@ async fn groups(net: &Net) -> BTreeMap<String, String> {
     sight.plan.unwrap().groups.into_iter().map(|g| (g.id, g.phase)).collect()
 }
 
+/// Whether the last of them has another plan.
+fn is_other(sights: &[Option<Sight>], before: &BTreeMap<String, String>) -> Result<(), String> {
+    let plan = sights.last().and_then(|s| s.as_ref()?.plan.as_ref()).ok_or("no plan")?;
+    let same = plan.groups.len() == before.len() && plan.groups.iter().all(|g| before.get(&g.id) == Some(&g.phase));
+    if same { Err("the plan is as it was".to_owned()) } else { Ok(()) }
+}
+
 /// Groups of the plan that follows within a while, when all of so many peers see it up.
 async fn changed(
     net: &mut Net,
@@ -139,12 +156,7 @@ async fn changed(
     peers: usize,
     before: &BTreeMap<String, String>,
 ) -> BTreeMap<String, String> {
-    let other = |sights: &[Option<Sight>]| {
-        let plan = sights.last().and_then(|s| s.as_ref()?.plan.as_ref()).ok_or("no plan")?;
-        let same = plan.groups.len() == before.len() && plan.groups.iter().all(|g| before.get(&g.id) == Some(&g.phase));
-        if same { Err("the plan is as it was".to_owned()) } else { Ok(()) }
-    };
-    swarm(net).await_that(within, other).await.unwrap();
+    swarm(net).await_that(within, |sights| is_other(sights, before)).await.unwrap();
     net.net.await_one_mind(peers).await.unwrap();
     groups(net).await
 }
