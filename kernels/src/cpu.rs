@@ -365,9 +365,9 @@ impl Cpu {
         if w.cols == 0 {
             out.fill(0.0);
         } else if rows * w.rows * w.cols < PARALLEL_FROM {
-            dense::product_here(self.simd, x, w, out);
+            dense::product(self.simd, None, x, w, out);
         } else {
-            dense::product(self.simd, &self.team, x, w, out);
+            dense::product(self.simd, Some(&self.team), x, w, out);
         }
     }
 
@@ -393,7 +393,7 @@ impl Cpu {
         if w.cols == 0 {
             return out.fill(0.0);
         }
-        dense::product_here(self.simd, x, w, out);
+        dense::product(self.simd, None, x, w, out);
     }
 
     /// `out[r * stride + o] = x[r] · w[o]` on the calling thread, for short rows such as a head's.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `chunk.rs` | attention of many rows of a prompt |
 //! | `dense.rs` | dense products of several rows |
+//! | `rows.rs` | rows as these read them |
 //! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
 //! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
@@ -16,12 +17,13 @@ mod dense;
 mod exp;
 mod packed;
 mod rounded;
+mod rows;
 pub(super) mod tiles;
 mod wire;
 
-pub(super) use super::avx2::{reduce_all, scores, turn_back, turn_on, weighted_rows, widen};
+pub(super) use super::avx2::{lanes, reduce_all, scores, turn_back, turn_on, weighted_rows, widen};
 use super::plain;
-pub(super) use dense::lanes;
+pub(super) use dense::product;
 pub(super) use exp::{silu_mul, softmax};
 use packed::AHEAD;
 pub(super) use packed::wide;

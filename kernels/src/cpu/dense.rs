@@ -3,7 +3,9 @@
 //! A panel is a few outputs by a depth of columns that fits the second-level cache; all rows pass it before the next.
 //! Sums stay in lanes from depth to depth, so blocks change nothing of a sum's order.
 
-use super::{LANES, Lanes, Matrix, SHARE_FROM, Simd, plain, team::Team};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::{LANES, Lanes, Matrix, Simd, plain, team::Team};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
@@ -21,8 +23,6 @@ const KEPT: usize = 4096;
 const PARTS_PER_THREAD: usize = 4;
 
 thread_local! {
-    /// Rows in pairs, as [`Block::pairs`] has them.
-    static PAIRS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// Lanes and sums of the panel a thread works on, kept from step to step.
     static SCRATCH: RefCell<(Vec<Lanes>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
@@ -32,9 +32,6 @@ thread_local! {
 pub(super) struct Block<'a> {
     pub x: &'a [f32],
     pub w: Matrix<'a>,
-    /// The rows' whole groups of lanes once more, two rows side by side: `[pair][group][row of the pair][lane]`, after the last
-    /// row zeros. Empty for versions that do not read it.
-    pub pairs: &'a [f32],
     /// First column.
     pub from: usize,
     /// Columns, a multiple of [`LANES`].
@@ -51,7 +48,6 @@ impl Block<'_> {
     pub fn check(&self, acc: &[Lanes]) {
         assert!(self.len.is_multiple_of(LANES) && self.from + self.len <= self.w.cols);
         assert!(self.x.len() == self.rows() * self.w.cols && acc.len() == self.rows() * self.w.rows);
-        assert!(self.pairs.is_empty() || self.pairs.len() == self.rows().div_ceil(2) * pair_len(self.w.cols));
     }
 }
 
@@ -126,92 +122,44 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// `out[r][o] = x[r] · w[o]`, shared among the team.
-pub(super) fn product(simd: Simd, team: &Team, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+/// `out[r][o] = x[r] · w[o]`, shared among the team; on the calling thread without one.
+pub(super) fn product(simd: Simd, team: Option<&Team>, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
     let rows = x.len() / w.cols;
-    let width = panel_width(rows, w.rows, team.threads());
+    #[cfg(target_arch = "x86_64")]
+    if simd.has_pairs() && rows > 1 {
+        return avx512::product(team, x, w, out);
+    }
+    let width = panel_width(rows, w.rows, team.map_or(1, Team::threads), PANEL);
     let outputs = Outputs::new(out, rows, w.rows);
-    with_pairs(simd, Some(team), x, w.cols, |pairs| {
-        team.share(w.rows.div_ceil(width), |part| {
-            let (from, to) = (part * width, w.rows.min((part + 1) * width));
-            panel(simd, x, pairs, w.slice(from, to), &outputs, from);
-        });
-    });
-}
-
-/// The same on the calling thread.
-pub(super) fn product_here(simd: Simd, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-    let rows = x.len() / w.cols;
-    let width = panel_width(rows, w.rows, 1);
-    let outputs = Outputs::new(out, rows, w.rows);
-    with_pairs(simd, None, x, w.cols, |pairs| {
-        for from in (0..w.rows).step_by(width) {
-            panel(simd, x, pairs, w.slice(from, w.rows.min(from + width)), &outputs, from);
-        }
-    });
-}
-
-/// Numbers of a pair of rows of `cols` columns.
-fn pair_len(cols: usize) -> usize {
-    2 * (cols - cols % LANES)
-}
-
-/// Puts rows side by side in pairs, if `simd` reads them so.
-fn with_pairs(simd: Simd, team: Option<&Team>, x: &[f32], cols: usize, work: impl FnOnce(&[f32])) {
-    let (rows, len) = (x.len() / cols, pair_len(cols));
-    if !simd.has_pairs() || rows < 2 || len == 0 {
-        return work(&[]);
-    }
-    PAIRS.with_borrow_mut(|pairs| {
-        pairs.resize(rows.div_ceil(2) * len, 0.0);
-        let parts = Cut::new(pairs, len);
-        let pair = |i: usize| {
-            // SAFETY: each part is handed out once.
-            #[allow(unsafe_code)]
-            let out = unsafe { parts.part(i) };
-            pair(&x[2 * i * cols..x.len().min(2 * (i + 1) * cols)], cols, out);
-        };
-        match team.filter(|_| x.len() >= SHARE_FROM) {
-            Some(team) => team.share(parts.len(), pair),
-            None => (0..parts.len()).for_each(pair),
-        }
-        work(pairs);
-    });
-}
-
-fn pair(rows: &[f32], cols: usize, out: &mut [f32]) {
-    for (half, row) in rows.chunks_exact(cols).enumerate() {
-        for (x, out) in row.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<{ 2 * LANES }>().0) {
-            out[half * LANES..][..LANES].copy_from_slice(x);
-        }
-    }
-    if rows.len() < 2 * cols {
-        out.as_chunks_mut::<{ 2 * LANES }>().0.iter_mut().for_each(|out| out[LANES..].fill(0.0));
+    let panel = |part: usize| {
+        let (from, to) = (part * width, w.rows.min((part + 1) * width));
+        panel(simd, x, w.slice(from, to), &outputs, from);
+    };
+    let parts = w.rows.div_ceil(width);
+    match team {
+        Some(team) => team.share(parts, panel),
+        None => (0..parts).for_each(panel),
     }
 }
 
-fn panel_width(rows: usize, outputs: usize, threads: usize) -> usize {
-    let most = if rows >= ROWS / 8 { PANEL } else { KEPT / rows.max(1) };
+/// Outputs of a panel, `many` at most for many rows.
+pub(super) fn panel_width(rows: usize, outputs: usize, threads: usize, many: usize) -> usize {
+    let most = if rows >= ROWS / 8 { many } else { KEPT / rows.max(1) };
     let shares = if threads == 1 { 1 } else { threads * PARTS_PER_THREAD };
     outputs.div_ceil(shares).clamp(1, most).next_multiple_of(4)
 }
 
-fn panel(simd: Simd, x: &[f32], pairs: &[f32], w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
-    let in_pairs = ROWS / 2 * pair_len(w.cols);
+fn panel(simd: Simd, x: &[f32], w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
     SCRATCH.with_borrow_mut(|(lanes, sums)| {
         for (block, x) in x.chunks(ROWS * w.cols).enumerate() {
             let rows = x.len() / w.cols;
-            let pairs = match pairs.len() {
-                0 => pairs,
-                len => &pairs[block * in_pairs..len.min((block + 1) * in_pairs)],
-            };
             lanes.clear();
             lanes.resize(rows * w.rows, [0.0; LANES]);
             sums.resize(rows * w.rows, 0.0);
             let whole = w.cols - w.cols % LANES;
             let depth = (NEAR / rows).max(DEPTH) / LANES * LANES;
             for from in (0..whole).step_by(depth) {
-                simd.lanes(Block { x, w, pairs, from, len: depth.min(whole - from) }, lanes);
+                simd.lanes(Block { x, w, from, len: depth.min(whole - from) }, lanes);
             }
             if whole < w.cols {
                 plain::last_lanes(x, w, lanes);

@@ -1,8 +1,31 @@
 //! Dense products of several rows: two rows side by side in a register, so that both have their eight lanes, and the same
 //! eight weights for both.
+//!
+//! Rows are laid out once as products read them (`rows.rs`). A panel is a few outputs; its rows pass a depth of columns after
+//! the other, and sums of a tile (some pairs of rows by some outputs) wait in memory in the order registers leave them.
 
-use super::super::{Dtype, LANES, Lanes, avx2, dense::Block};
+use super::super::{
+    Dtype, LANES, Matrix,
+    dense::{self, Outputs},
+    team::Team,
+};
+use super::rows::{Line, Rows, Tile};
 use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+/// Pairs of rows that pass a panel before the next: what waits of their sums stays in a second-level cache.
+const PAIRS: usize = 32;
+/// Outputs of a panel for many rows: so many that rows are seldom read again, a multiple of every tile's.
+const PANEL: usize = 192;
+/// What every tile's outputs divide.
+const OUTPUTS: usize = 24;
+
+thread_local! {
+    /// Rows laid out, kept from step to step.
+    static ROWS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// Sums of the panel a thread works on.
+    static SUMS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
 
 /// How eight stored numbers become eight lanes, twice.
 trait Stored {
@@ -59,114 +82,195 @@ impl Stored for Bf16 {
     }
 }
 
-/// See [`super::super::plain::lanes`].
-pub(in super::super) fn lanes(block: Block<'_>, acc: &mut [Lanes]) {
-    if block.pairs.is_empty() {
-        return avx2::lanes(block, acc);
+/// See [`dense::product`]; on the calling thread without a team. For two rows and more.
+pub(in super::super) fn product(team: Option<&Team>, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+    let count = x.len() / w.cols;
+    let width = dense::panel_width(count, w.rows, team.map_or(1, Team::threads), PANEL).next_multiple_of(OUTPUTS);
+    let outputs = Outputs::new(out, count, w.rows);
+    ROWS.with_borrow_mut(|lines| {
+        let rows = Rows::lay(team, x, w.cols, lines);
+        let panel = |part: usize| {
+            let (from, to) = (part * width, w.rows.min((part + 1) * width));
+            panel(&rows, w.slice(from, to), &outputs, from);
+        };
+        let parts = w.rows.div_ceil(width);
+        match team {
+            Some(team) => team.share(parts, panel),
+            None => (0..parts).for_each(panel),
+        }
+    });
+}
+
+/// All rows by the outputs of `w`, which are those from `first` on.
+fn panel(rows: &Rows<'_>, w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
+    assert_eq!(rows.cols(), w.cols);
+    SUMS.with_borrow_mut(|sums| {
+        sums.resize(PAIRS.min(rows.pairs()) * w.rows, Line::ZERO);
+        // SAFETY: `Simd::detect` chose this file only after `is_available`. Rows are as wide as `w`'s, and there is room for
+        // the sums of as many pairs as pass together.
+        unsafe {
+            let of = Panel { rows, w, out, first };
+            match w.dtype {
+                Dtype::F32 => of.run::<F32>(sums),
+                Dtype::F16 => of.run::<F16>(sums),
+                Dtype::Bf16 => of.run::<Bf16>(sums),
+            }
+        }
+    });
+}
+
+#[derive(Clone, Copy)]
+struct Panel<'a> {
+    rows: &'a Rows<'a>,
+    w: Matrix<'a>,
+    out: &'a Outputs<'a>,
+    first: usize,
+}
+
+impl Panel<'_> {
+    /// # Safety
+    /// The processor has AVX-512 (F, BW, DQ, VL), rows are as wide as `w`'s, and `sums` has a line for every output and pair of
+    /// those that pass together.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn run<S: Stored>(self, sums: &mut [Line]) {
+        let pairs = self.rows.pairs();
+        for first in (0..pairs).step_by(PAIRS) {
+            for depth in 0..self.rows.depths() {
+                for tile in Tile::all(first..pairs.min(first + PAIRS)) {
+                    let sums = &mut sums[(tile.first - first) * self.w.rows..][..tile.pairs * self.w.rows];
+                    // SAFETY: the tile is one of the rows', and its sums are those of all outputs.
+                    unsafe {
+                        match tile.pairs {
+                            8 => self.outputs::<S, 8, 3>(tile, depth, sums),
+                            4 => self.outputs::<S, 4, 6>(tile, depth, sums),
+                            3 => self.outputs::<S, 3, 6>(tile, depth, sums),
+                            2 => self.outputs::<S, 2, 6>(tile, depth, sums),
+                            _ => self.outputs::<S, 1, 8>(tile, depth, sums),
+                        }
+                    }
+                }
+            }
+        }
     }
-    block.check(acc);
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the block lies inside its matrices, and there are
-    // pairs of its rows.
-    unsafe {
-        match block.w.dtype {
-            Dtype::F32 => all::<F32>(block, acc),
-            Dtype::F16 => all::<F16>(block, acc),
-            Dtype::Bf16 => all::<Bf16>(block, acc),
+
+    /// # Safety
+    /// As for [`Self::run`]; `tile` is one of the rows', of `P` pairs, and `sums` holds those of all outputs.
+    #[inline(always)]
+    unsafe fn outputs<S: Stored, const P: usize, const C: usize>(self, tile: Tile, depth: usize, sums: &mut [Line]) {
+        let whole = self.w.rows - self.w.rows % C;
+        let (many, few) = sums.split_at_mut(P * whole);
+        // SAFETY: outputs `o..o + C`, then single ones, exist; their sums are as many.
+        unsafe {
+            for (o, sums) in (0..whole).step_by(C).zip(many.chunks_exact_mut(P * C)) {
+                self.tile::<S, P, C>(tile, depth, o, sums);
+            }
+            for (o, sums) in (whole..self.w.rows).zip(few.chunks_exact_mut(P)) {
+                self.tile::<S, P, 1>(tile, depth, o, sums);
+            }
+        }
+    }
+
+    /// `P` pairs of rows by `C` outputs, a register of lanes for each. Asks for the next outputs' weights meanwhile.
+    ///
+    /// # Safety
+    /// As for [`Self::outputs`]; outputs `o..o + C` exist, and there are `P * C` sums.
+    #[inline(always)]
+    unsafe fn tile<S: Stored, const P: usize, const C: usize>(
+        self,
+        tile: Tile,
+        depth: usize,
+        o: usize,
+        sums: &mut [Line],
+    ) {
+        let (Self { rows, w, .. }, last) = (self, depth + 1 == self.rows.depths());
+        let (x, columns) = rows.at(tile, depth);
+        let (whole, rest) = (columns.len() / LANES, columns.len() % LANES);
+        // SAFETY: a tile's lines lie one after the other, `P` for every group of eight columns; each load of weights reads
+        // a whole group of `columns`, or through `rest_of` what is left of one.
+        unsafe {
+            let ws: [*const u8; C] =
+                std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + columns.start) * S::BYTES));
+            let mut acc = [[_mm512_setzero_ps(); C]; P];
+            if depth > 0 {
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    for (j, acc) in acc.iter_mut().enumerate() {
+                        *acc = sums.get_unchecked(i * C + j).load();
+                    }
+                }
+            }
+            let next = C * w.cols * S::BYTES;
+            for group in 0..whole {
+                let wk: [__m512; C] = std::array::from_fn(|j| {
+                    let at = ws[j].add(group * LANES * S::BYTES);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
+                    S::load(at)
+                });
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let xk = (*x.add(group * P + i)).load();
+                    for (acc, wk) in acc.iter_mut().zip(wk) {
+                        *acc = _mm512_fmadd_ps(xk, wk, *acc);
+                    }
+                }
+            }
+            if rest > 0 {
+                // Lanes past the end keep what they have, as the definition's do.
+                let some = ((1u16 << rest) - 1) * 0x101;
+                let wk: [__m512; C] = std::array::from_fn(|j| rest_of::<S>(ws[j].add(whole * LANES * S::BYTES), rest));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let xk = (*x.add(whole * P + i)).load();
+                    for (acc, wk) in acc.iter_mut().zip(wk) {
+                        *acc = _mm512_mask3_fmadd_ps(xk, wk, *acc, some);
+                    }
+                }
+            }
+            if last {
+                return self.put(tile, o, acc);
+            }
+            for (i, acc) in acc.into_iter().enumerate() {
+                for (j, acc) in acc.into_iter().enumerate() {
+                    sums.get_unchecked_mut(i * C + j).store(acc);
+                }
+            }
+        }
+    }
+
+    /// Adds up lanes in the order of [`super::super::plain::reduce`] and writes what they come to. No closures: they would not
+    /// have these instructions.
+    ///
+    /// # Safety
+    /// As for [`Self::tile`].
+    #[inline(always)]
+    unsafe fn put<const P: usize, const C: usize>(self, tile: Tile, o: usize, acc: [[__m512; C]; P]) {
+        let mut sums = [[0.0; C]; 2];
+        for (row, acc) in (2 * tile.first..).step_by(2).zip(acc) {
+            for (j, lanes) in acc.into_iter().enumerate() {
+                // SAFETY: registers only.
+                unsafe {
+                    let four = _mm512_add_ps(lanes, _mm512_shuffle_f32x4::<0b10_11_00_01>(lanes, lanes));
+                    let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+                    let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+                    sums[0][j] = _mm512_cvtss_f32(one);
+                    sums[1][j] = _mm_cvtss_f32(_mm512_extractf32x4_ps::<2>(one));
+                }
+            }
+            for (row, sums) in (row..self.rows.count()).zip(&sums) {
+                // SAFETY: every panel has outputs of its own.
+                unsafe { self.out.put(row, self.first + o, sums) };
+            }
         }
     }
 }
 
-/// # Safety
-/// The processor has AVX-512 (F, BW, DQ, VL), `block.check(acc)` holds, and there are pairs.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn all<S: Stored>(block: Block<'_>, acc: &mut [Lanes]) {
-    let pairs = block.rows().div_ceil(2);
-    let mut p = 0;
-    // SAFETY: every tile below stays within the pairs and outputs counted here.
-    unsafe {
-        while p + 8 <= pairs {
-            outputs::<S, 8, 3>(block, acc, p);
-            p += 8;
-        }
-        if p + 4 <= pairs {
-            outputs::<S, 4, 6>(block, acc, p);
-            p += 4;
-        }
-        match pairs - p {
-            3 => outputs::<S, 3, 6>(block, acc, p),
-            2 => outputs::<S, 2, 6>(block, acc, p),
-            1 => outputs::<S, 1, 8>(block, acc, p),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As for [`all`], and pairs `p..p + P` exist.
-#[inline(always)]
-unsafe fn outputs<S: Stored, const P: usize, const C: usize>(block: Block<'_>, acc: &mut [Lanes], p: usize) {
-    let mut o = 0;
-    // SAFETY: outputs `o..o + C` (then single ones) exist.
-    unsafe {
-        while o + C <= block.w.rows {
-            tile::<S, P, C>(block, acc, p, o);
-            o += C;
-        }
-        while o < block.w.rows {
-            tile::<S, P, 1>(block, acc, p, o);
-            o += 1;
-        }
-    }
-}
-
-/// `P` pairs of rows by `C` outputs, a register of lanes for each; asks for weights ahead as AVX2's does.
+/// Less than eight numbers as lanes, the others zero.
 ///
 /// # Safety
-/// As for [`all`]; pairs `p..p + P` and outputs `o..o + C` exist.
+/// `at` points to `count < 8` readable numbers; AVX-512 (F, BW, DQ).
 #[inline(always)]
-unsafe fn tile<S: Stored, const P: usize, const C: usize>(block: Block<'_>, acc: &mut [Lanes], p: usize, o: usize) {
-    let Block { pairs, w, from, len, .. } = block;
-    let each = 2 * (w.cols - w.cols % LANES);
-    let rows = block.rows();
-    // SAFETY: loads read eight numbers of each row of a pair, and of outputs, at `k + 8 <= len` behind `from`; the last
-    // pair's second row may have no sums.
+unsafe fn rest_of<S: Stored>(at: *const u8, count: usize) -> __m512 {
+    let mut bytes = [0; 4 * LANES];
+    // SAFETY: the caller's promise; then eight numbers of the array.
     unsafe {
-        let at = |row: usize, j: usize| row * w.rows + o + j;
-        let xs: [*const f32; P] = std::array::from_fn(|i| pairs.as_ptr().add((p + i) * each + 2 * from));
-        let ws: [*const u8; C] = std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * S::BYTES));
-        let mut sums = [[_mm512_setzero_ps(); C]; P];
-        for (i, sums) in sums.iter_mut().enumerate() {
-            for (j, sum) in sums.iter_mut().enumerate() {
-                let row = 2 * (p + i);
-                let first = _mm512_castps256_ps512(_mm256_loadu_ps(acc[at(row, j)].as_ptr()));
-                let second = if row + 1 < rows { acc[at(row + 1, j)] } else { [0.0; LANES] };
-                *sum = _mm512_insertf32x8::<1>(first, _mm256_loadu_ps(second.as_ptr()));
-            }
-        }
-        let next = C * w.cols * S::BYTES;
-        let mut k = 0;
-        while k < len {
-            let wk: [__m512; C] = std::array::from_fn(|j| {
-                let at = ws[j].add(k * S::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
-                S::load(at)
-            });
-            for i in 0..P {
-                let xk = _mm512_loadu_ps(xs[i].add(2 * k));
-                for j in 0..C {
-                    sums[i][j] = _mm512_fmadd_ps(xk, wk[j], sums[i][j]);
-                }
-            }
-            k += LANES;
-        }
-        for (i, sums) in sums.iter().enumerate() {
-            for (j, sum) in sums.iter().enumerate() {
-                let row = 2 * (p + i);
-                _mm256_storeu_ps(acc[at(row, j)].as_mut_ptr(), _mm512_castps512_ps256(*sum));
-                if row + 1 < rows {
-                    _mm256_storeu_ps(acc[at(row + 1, j)].as_mut_ptr(), _mm512_extractf32x8_ps::<1>(*sum));
-                }
-            }
-        }
+        std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), count * S::BYTES);
+        S::load(bytes.as_ptr())
     }
 }
