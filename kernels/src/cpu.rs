@@ -14,6 +14,8 @@
 //! | `packed.rs` | quantised matrices, laid out for products |
 //! | `rounded.rs` | rows rounded to 8 bits, what quantised matrices are multiplied by |
 //! | `quantised.rs` | products of the two |
+//! | `product.rs` | products with one matrix or several, shared among threads |
+//! | `simple.rs` | norms, gates and turns |
 //! | `memory.rs` | memory for large matrices |
 //! | `team.rs` | the threads |
 //!
@@ -28,20 +30,25 @@ mod dense;
 mod neon;
 mod packed;
 pub mod plain;
+mod product;
 mod quantised;
 mod rounded;
+mod simple;
 mod team;
 
 use crate::{
     memory::Arena,
     quant::Blocks,
+    rope::RopePairs,
     wire::{Form, Rows, Turn},
 };
-pub(crate) use dense::Outputs;
-use dense::{Block, Cut};
+use dense::Block;
+pub(crate) use dense::{Cut, Outputs};
 use half::{bf16, f16};
 use packed::Layout;
 pub use packed::Packed;
+pub use product::Operand;
+use product::Task;
 use quantised::{Part, Wide};
 use rounded::{Filled, Rounded};
 use std::ops::Range;
@@ -155,6 +162,15 @@ impl<'a> Matrix<'a> {
             *out = self.dtype.get(row.bytes, i);
         }
     }
+}
+
+/// How one half of an MLP gates the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by its tanh form (Hendrycks and Gimpel 2016).
+    Gelu,
 }
 
 /// The instructions to use, asked of the processor once.
@@ -304,6 +320,24 @@ impl Simd {
         by_simd!(self, wide(w, panel, x, part, out));
     }
 
+    /// `gate[i] = act(gate[i]) * up[i]`.
+    fn gate_mul(self, act: Gate, gate: &mut [f32], up: &[f32]) {
+        match act {
+            Gate::Silu => by_simd!(self, silu_mul(gate, up)),
+            Gate::Gelu => by_simd!(self, gelu_mul(gate, up)),
+        }
+    }
+
+    /// Presses every number of `x` smoothly between `-cap` and `cap`.
+    pub(crate) fn soft_cap(self, x: &mut [f32], cap: f32) {
+        by_simd!(self, soft_cap(x, cap));
+    }
+
+    /// Turns every head of `dim` channels of a row ([`crate::rope::turn`]).
+    pub(crate) fn turn_heads(self, row: &mut [f32], dim: usize, cos: &[f32], sin: &[f32], pairs: RopePairs) {
+        by_simd!(self, turn_heads(row, dim, cos, sin, pairs));
+    }
+
     /// Whether products of several rows read them in pairs.
     fn has_pairs(self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -360,15 +394,7 @@ impl Cpu {
     /// # Panics
     /// When sizes do not fit together.
     pub fn linear(&self, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-        let rows = x.len() / w.cols.max(1);
-        assert_eq!((x.len(), out.len()), (rows * w.cols, rows * w.rows), "linear sizes");
-        if w.cols == 0 {
-            out.fill(0.0);
-        } else if rows * w.rows * w.cols < PARALLEL_FROM {
-            dense::product(self.simd, None, x, w, out);
-        } else {
-            dense::product(self.simd, Some(&self.team), x, w, out);
-        }
+        self.products(x, [(Operand::Dense(w), out)]);
     }
 
     /// `out[r][o] = x[r] · w[o]`, each row rounded to 8 bits first (`rounded.rs`).
@@ -376,9 +402,41 @@ impl Cpu {
     /// # Panics
     /// When sizes do not fit together.
     pub fn quantised(&self, x: &[f32], w: &Packed, out: &mut [f32]) {
-        let rows = x.len() / w.cols().max(1);
-        assert_eq!((x.len(), out.len()), (rows * w.cols(), rows * w.rows()), "quantised sizes");
-        quantised::product(self.simd, &self.team, x, w, out);
+        self.products(x, [(Operand::Packed(w), out)]);
+    }
+
+    /// Products of the same rows with several matrices.
+    ///
+    /// # Panics
+    /// When sizes do not fit together.
+    pub fn products<const N: usize>(&self, x: &[f32], each: [(Operand<'_>, &mut [f32]); N]) {
+        product::product(self.simd, &self.team, x, each, None);
+    }
+
+    /// Products of the same rows with two matrices of a gated MLP, and the first's outputs gated: `out[r][o] =
+    /// act(x[r] · gate[o]) * (x[r] · up[o])`. Each thread gates what it has multiplied. The second's outputs are left as they
+    /// are.
+    ///
+    /// # Panics
+    /// When sizes do not fit together.
+    pub fn gated(&self, x: &[f32], gate: (Operand<'_>, &mut [f32]), up: (Operand<'_>, &mut [f32]), act: Gate) {
+        assert_eq!(gate.0.outputs(), up.0.outputs(), "outputs of a gated MLP");
+        if std::mem::discriminant(&gate.0) != std::mem::discriminant(&up.0) {
+            // Cut into other parts, each.
+            self.products(x, [(gate.0, &mut *gate.1), (up.0, &mut *up.1)]);
+            return self.gate_mul(act, gate.1, up.1);
+        }
+        let simd = self.simd;
+        let then = |tasks: &[Task<'_>], range: Range<usize>| {
+            let [gate, up] = tasks else { return };
+            for row in 0..gate.out().rows() {
+                // SAFETY: both are cut alike, and who multiplied a part has its outputs alone.
+                #[allow(unsafe_code)]
+                let (gate, up) = unsafe { (gate.out().some(row, range.clone()), up.out().some(row, range.clone())) };
+                simd.gate_mul(act, gate, up);
+            }
+        };
+        product::product(self.simd, &self.team, x, [gate, up], Some(&then));
     }
 
     /// Lays a quantised matrix out for products.
@@ -393,7 +451,7 @@ impl Cpu {
         if w.cols == 0 {
             return out.fill(0.0);
         }
-        dense::product(self.simd, None, x, w, out);
+        dense::product_here(self.simd, x, w, out);
     }
 
     /// `out[r * stride + o] = x[r] · w[o]` on the calling thread, for short rows such as a head's.
@@ -467,42 +525,57 @@ impl Cpu {
         by_simd!(self.simd, softmax(x));
     }
 
-    /// `gate[i] = silu(gate[i]) * up[i]`.
-    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+    /// `gate[i] = act(gate[i]) * up[i]`.
+    pub fn gate_mul(&self, act: Gate, gate: &mut [f32], up: &[f32]) {
         self.for_each_part(gate, SHARE_FROM / 4, up.len() * 16, |part, gate| {
-            let up = &up[part * (SHARE_FROM / 4)..][..gate.len()];
-            by_simd!(self.simd, silu_mul(gate, up));
+            self.simd.gate_mul(act, gate, &up[part * (SHARE_FROM / 4)..][..gate.len()]);
         });
+    }
+
+    /// Presses every number of `x` smoothly between `-cap` and `cap`.
+    pub fn soft_cap(&self, x: &mut [f32], cap: f32) {
+        let all = x.len();
+        self.for_each_part(x, SHARE_FROM / 4, all * 16, |_, x| self.simd.soft_cap(x, cap));
     }
 
     /// RMS norm of every row of `x` with weights `w`.
     pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
         let width = w.len();
         self.for_each_part(out, width, 4 * x.len(), |row, out| {
-            let x = &x[row * width..][..width];
-            let mean = self.dot(x, x) / width as f32;
-            let scale = 1.0 / (mean + eps).sqrt();
-            for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
-                *out = x * scale * w;
-            }
+            by_simd!(self.simd, rms_norm(&x[row * width..][..width], w, eps, out));
+        });
+    }
+
+    /// Adds `more` to `x`, then the RMS norm of every row, while it is at hand.
+    ///
+    /// # Panics
+    /// When sizes differ.
+    pub fn add_rms_norm(&self, x: &mut [f32], more: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+        let width = w.len();
+        assert!(x.len() == more.len() && x.len() == out.len() && x.len().is_multiple_of(width), "norm sizes");
+        let (all, rows) = (x.len(), Cut::new(x, width));
+        self.for_each_part(out, width, 4 * all, |row, out| {
+            // SAFETY: each row is handed out once.
+            #[allow(unsafe_code)]
+            let x = unsafe { rows.part(row) };
+            by_simd!(self.simd, add_rms_norm(x, &more[row * width..][..width], w, eps, out));
         });
     }
 
     /// Layer norm of every row of `x` with weights `w` and biases `b`.
     pub fn layer_norm(&self, x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
         let width = w.len();
-        let ones = vec![1.0; width];
-        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-            let mean = self.dot(x, &ones) / width as f32;
-            for (out, x) in out.iter_mut().zip(x) {
-                *out = x - mean;
-            }
-            let variance = self.dot(out, out) / width as f32;
-            let scale = 1.0 / (variance + eps).sqrt();
-            for ((out, w), b) in out.iter_mut().zip(w).zip(b) {
-                *out = (*out * scale).mul_add(*w, *b);
-            }
-        }
+        self.for_each_part(out, width, 4 * x.len(), |row, out| {
+            by_simd!(self.simd, layer_norm(&x[row * width..][..width], w, b, eps, out));
+        });
+    }
+
+    /// `x += more`.
+    pub fn add(&self, x: &mut [f32], more: &[f32]) {
+        self.for_each_part(x, SHARE_FROM / 4, more.len(), |part, x| {
+            let more = &more[part * (SHARE_FROM / 4)..][..x.len()];
+            x.iter_mut().zip(more).for_each(|(x, more)| *x += more);
+        });
     }
 
     /// The sum of all numbers: reads memory as fast as the threads can.
@@ -536,12 +609,6 @@ impl Cpu {
             total.fetch_xor(sum.to_bits(), std::sync::atomic::Ordering::Relaxed);
         });
         f32::from_bits(total.into_inner())
-    }
-
-    fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
-        let mut out = [0.0];
-        self.dots_here(a, Matrix::new(bytemuck::cast_slice(b), Dtype::F32, 1, b.len()), &mut out);
-        out[0]
     }
 
     /// Runs `work` on each part of `out` (`part` numbers each), shared among the threads when it is worth it.
@@ -630,11 +697,13 @@ mod tests {
                 fast.softmax(&mut b);
                 prop_assert_eq!(bits(&a), bits(&b));
                 // Gates from far below what has a power of e to far above.
-                a.iter_mut().zip(&x).for_each(|(a, x)| *a = x * 120.0);
-                b.copy_from_slice(&a);
-                plain.silu_mul(&mut a, &x);
-                fast.silu_mul(&mut b, &x);
-                prop_assert_eq!(bits(&a), bits(&b));
+                for act in [Gate::Silu, Gate::Gelu] {
+                    a.iter_mut().zip(&x).for_each(|(a, x)| *a = x * 120.0);
+                    b.copy_from_slice(&a);
+                    plain.gate_mul(act, &mut a, &x);
+                    fast.gate_mul(act, &mut b, &x);
+                    prop_assert_eq!(bits(&a), bits(&b));
+                }
             }
         }
 

@@ -17,7 +17,7 @@ pub use carded::Pick;
 pub use kept::{KeptKey, Prefix};
 pub use tap::{Fresh, Tap};
 
-pub(crate) use attend::{Attend, Look};
+pub(crate) use attend::{Attend, Look, Turn};
 
 use crate::{
     cpu::{Cpu, Simd, Team},

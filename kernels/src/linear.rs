@@ -1,7 +1,7 @@
 //! Weight matrices as layers hold them: as they lie in the file where products read that, packed where they do not.
 
 use crate::{
-    cpu::{Cpu, Packed},
+    cpu::{Cpu, Operand, Packed},
     weights::{Tensor, View},
 };
 use std::sync::{Arc, OnceLock};
@@ -41,11 +41,16 @@ impl Weight {
         }
     }
 
-    /// `out[r][o] = x[r] · w[o]`. A quantised matrix that was not prepared is when it is first used.
+    /// `out[r][o] = x[r] · w[o]`.
     pub(crate) fn apply(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
+        cpu.products(x, [(self.operand(cpu), out)]);
+    }
+
+    /// As products take it. A quantised matrix that was not prepared is when it is first used.
+    pub(crate) fn operand(&self, cpu: &Cpu) -> Operand<'_> {
         match self.0.tensor.view() {
-            View::Dense(matrix) => cpu.linear(x, matrix, out),
-            View::Quantised(blocks) => cpu.quantised(x, self.0.packed.get_or_init(|| cpu.pack(blocks)), out),
+            View::Dense(matrix) => Operand::Dense(matrix),
+            View::Quantised(blocks) => Operand::Packed(self.0.packed.get_or_init(|| cpu.pack(blocks))),
         }
     }
 

@@ -8,7 +8,7 @@ mod table;
 
 pub use table::SequenceKv;
 
-use crate::cpu::Dtype;
+use crate::cpu::{Cut, Dtype};
 use tsnode_protocol::{KvDtype, ModelShape};
 
 /// Bytes of a page: 16 tokens of Llama-3-8B, 128 of the embedded model.
@@ -275,6 +275,11 @@ impl PagePool {
 
     fn page_mut(&mut self, page: Page) -> &mut [u8] {
         &mut self.memory[page.0 as usize * PAGE_BYTES..][..PAGE_BYTES]
+    }
+
+    /// All memory, to be written by threads side by side.
+    pub(crate) fn cut(&mut self) -> Cut<'_, u8> {
+        Cut::new(&mut self.memory, PAGE_BYTES)
     }
 
     fn copy(&mut self, from: Page, to: Page) {

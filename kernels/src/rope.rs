@@ -105,6 +105,7 @@ fn scale(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
 }
 
 /// Turns the first `2 * cos.len()` of one head's channels; the others, if there are any, stay as they are.
+#[inline(always)]
 pub fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], pairs: RopePairs) {
     let head = &mut head[..2 * cos.len()];
     match pairs {
@@ -123,6 +124,7 @@ pub fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], pairs: RopePairs) {
 }
 
 /// The point `(a, b)`, turned.
+#[inline(always)]
 fn turned(a: f32, b: f32, cos: f32, sin: f32) -> (f32, f32) {
     (a * cos - b * sin, b * cos + a * sin)
 }

@@ -20,6 +20,7 @@ pub fn tanh(x: f32) -> f32 {
 }
 
 /// Presses every number of `x` smoothly between `-cap` and `cap` (Gemma 2).
+#[inline(always)]
 pub fn soft_cap(x: &mut [f32], cap: f32) {
     for x in x {
         *x = tanh(*x / cap) * cap;
@@ -27,6 +28,7 @@ pub fn soft_cap(x: &mut [f32], cap: f32) {
 }
 
 /// `gate[i] = gelu(gate[i]) * up[i]`, with GELU by its tanh form (Hendrycks and Gimpel 2016).
+#[inline(always)]
 pub fn gelu_mul(gate: &mut [f32], up: &[f32]) {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     for (gate, up) in gate.iter_mut().zip(up) {

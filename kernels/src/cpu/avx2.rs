@@ -2,11 +2,13 @@
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod packed;
+mod simple;
 mod turn;
 mod wire;
 
 use super::{Dtype, LANES, Lanes, Matrix, dense::Block, packed::Layout, plain, rounded::Filled};
 pub(super) use packed::wide;
+pub(super) use simple::{add_rms_norm, gelu_mul, layer_norm, rms_norm, soft_cap, turn_heads};
 use std::arch::x86_64::*;
 pub(super) use turn::{turn_back, turn_on};
 pub(super) use wire::{choose, decode, encode, low_high};

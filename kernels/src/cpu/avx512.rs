@@ -21,9 +21,12 @@ mod rows;
 pub(super) mod tiles;
 mod wire;
 
-pub(super) use super::avx2::{lanes, reduce_all, scores, turn_back, turn_on, weighted_rows, widen};
+pub(super) use super::avx2::{
+    add_rms_norm, gelu_mul, lanes, layer_norm, reduce_all, rms_norm, scores, soft_cap, turn_back, turn_heads, turn_on,
+    weighted_rows, widen,
+};
 use super::plain;
-pub(super) use dense::product;
+pub(super) use dense::{Rows, panel, width, with_rows};
 pub(super) use exp::{silu_mul, softmax};
 use packed::AHEAD;
 pub(super) use packed::wide;

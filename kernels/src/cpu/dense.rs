@@ -5,9 +5,10 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::{LANES, Lanes, Matrix, Simd, plain, team::Team};
+use super::{LANES, Lanes, Matrix, Simd, packed::WIDE, plain, team::Team};
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Columns of a panel: sixteen rows of them fit a first-level cache.
 const DEPTH: usize = 512;
@@ -52,7 +53,7 @@ impl Block<'_> {
 }
 
 /// Memory cut into parts of one length, the last maybe shorter, for threads that each take some.
-pub(super) struct Cut<'a, T> {
+pub(crate) struct Cut<'a, T> {
     start: *mut T,
     len: usize,
     part: usize,
@@ -60,7 +61,7 @@ pub(super) struct Cut<'a, T> {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: `part` is the only access, and its callers take each part once.
+// SAFETY: `part` and `range` are the only accesses, and their callers take nothing twice.
 unsafe impl<T: Send> Sync for Cut<'_, T> {}
 
 impl<'a, T> Cut<'a, T> {
@@ -88,6 +89,19 @@ impl<'a, T> Cut<'a, T> {
     }
 }
 
+impl<T> Cut<'_, T> {
+    /// Items of a range, whatever the parts.
+    ///
+    /// # Safety
+    /// Nobody else has any of them.
+    #[allow(unsafe_code, clippy::mut_from_ref)] // As in `part`.
+    pub unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the slice this was made of; nobody else has it, by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
 /// Outputs of a product that threads fill side by side.
 pub(crate) struct Outputs<'a> {
     start: *mut f32,
@@ -97,7 +111,7 @@ pub(crate) struct Outputs<'a> {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: `put` is the only access, and its callers write disjoint outputs.
+// SAFETY: `put` and `some` are the only accesses, and their callers have disjoint outputs.
 unsafe impl Sync for Outputs<'_> {}
 
 impl<'a> Outputs<'a> {
@@ -105,6 +119,27 @@ impl<'a> Outputs<'a> {
     pub fn new(out: &'a mut [f32], rows: usize, width: usize) -> Self {
         assert_eq!(out.len(), rows * width);
         Self { start: out.as_mut_ptr(), rows, width, _borrowed: PhantomData }
+    }
+
+    /// Outputs of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Some outputs of a row.
+    ///
+    /// # Safety
+    /// No other thread has them, and the caller has them once.
+    #[allow(unsafe_code, clippy::mut_from_ref)] // As in `Cut::part`.
+    pub unsafe fn some(&self, row: usize, range: Range<usize>) -> &mut [f32] {
+        assert!(row < self.rows && range.start <= range.end && range.end <= self.width);
+        // SAFETY: inside the slice this was made of, by the line above; nobody else has it, by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.width + range.start), range.len()) }
     }
 
     /// Writes `values` as the outputs from `first` on of `row`.
@@ -117,29 +152,80 @@ impl<'a> Outputs<'a> {
         // SAFETY: inside the slice this was made of, by the line above; nobody else touches it, by the caller.
         unsafe {
             let to = self.start.add(row * self.width + first);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
+            match values.first_chunk() {
+                // A whole panel's, as one store.
+                Some(all) if values.len() == WIDE => to.cast::<[f32; WIDE]>().write_unaligned(*all),
+                _ => std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len()),
+            }
         }
     }
 }
 
-/// `out[r][o] = x[r] · w[o]`, shared among the team; on the calling thread without one.
-pub(super) fn product(simd: Simd, team: Option<&Team>, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-    let rows = x.len() / w.cols;
+/// Rows as dense products read them.
+pub(super) struct Laid<'a> {
+    x: &'a [f32],
+    cols: usize,
+    /// In lines, where a version of its own reads them so.
     #[cfg(target_arch = "x86_64")]
-    if simd.has_pairs() && rows > 1 {
-        return avx512::product(team, x, w, out);
+    lines: Option<avx512::Rows<'a>>,
+}
+
+/// Calls `work` with rows of `cols` numbers, laid out if `lay` says that many are to be multiplied by dense matrices.
+pub(super) fn with_laid<T>(
+    simd: Simd,
+    team: Option<&Team>,
+    x: &[f32],
+    cols: usize,
+    lay: bool,
+    work: impl FnOnce(&Laid<'_>) -> T,
+) -> T {
+    #[cfg(target_arch = "x86_64")]
+    if lay && simd.has_pairs() {
+        return avx512::with_rows(team, x, cols, |lines| work(&Laid { x, cols, lines: Some(lines) }));
     }
-    let width = panel_width(rows, w.rows, team.map_or(1, Team::threads), PANEL);
-    let outputs = Outputs::new(out, rows, w.rows);
-    let panel = |part: usize| {
-        let (from, to) = (part * width, w.rows.min((part + 1) * width));
-        panel(simd, x, w.slice(from, to), &outputs, from);
-    };
-    let parts = w.rows.div_ceil(width);
-    match team {
-        Some(team) => team.share(parts, panel),
-        None => (0..parts).for_each(panel),
+    let _ = (simd, team, lay);
+    work(&Laid {
+        x,
+        cols,
+        #[cfg(target_arch = "x86_64")]
+        lines: None,
+    })
+}
+
+impl Laid<'_> {
+    /// How many there are.
+    pub fn rows(&self) -> usize {
+        self.x.len() / self.cols
     }
+
+    /// Outputs of a panel for `threads` threads.
+    pub fn width(&self, outputs: usize, threads: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.lines.is_some() {
+            return avx512::width(self.rows(), outputs, threads);
+        }
+        panel_width(self.rows(), outputs, threads, PANEL)
+    }
+
+    /// `out[r][first + o] = x[r] · w[o]`.
+    pub fn panel(&self, simd: Simd, w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(rows) = &self.lines {
+            return avx512::panel(rows, w, out, first);
+        }
+        panel(simd, self.x, w, out, first);
+    }
+}
+
+/// `out[r][o] = x[r] · w[o]` on the calling thread.
+pub(super) fn product_here(simd: Simd, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+    let rows = x.len() / w.cols;
+    with_laid(simd, None, x, w.cols, rows > 1, |laid| {
+        let (width, out) = (laid.width(w.rows, 1), Outputs::new(out, rows, w.rows));
+        for from in (0..w.rows).step_by(width) {
+            laid.panel(simd, w.slice(from, w.rows.min(from + width)), &out, from);
+        }
+    });
 }
 
 /// Outputs of a panel, `many` at most for many rows.

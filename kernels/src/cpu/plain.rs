@@ -1,7 +1,11 @@
 //! The definition: what every fast version must give, to the bit.
 
 use super::{KEYS, LANES, Lanes, Matrix, dense::Block};
-pub(super) use super::{quantised::wide, rounded::round};
+pub(super) use super::{
+    quantised::wide,
+    rounded::round,
+    simple::{add_rms_norm, gelu_mul, layer_norm, rms_norm, soft_cap, turn_heads},
+};
 pub(super) use crate::wire::{choose, decode, encode, low_high, turn_back, turn_on};
 
 /// Adds the lanes of a dot product: halves first, so that vector instructions can do it the same way.

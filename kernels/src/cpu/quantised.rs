@@ -5,7 +5,6 @@ use super::{
     dense::Outputs,
     packed::{HALVES, Layout, Packed, WIDE},
     rounded::Rounded,
-    team::Team,
 };
 use half::f16;
 use std::cell::RefCell;
@@ -22,31 +21,22 @@ const PARTS_PER_THREAD: usize = 4;
 pub(super) type Wide = [f32; WIDE];
 
 thread_local! {
-    static ROUNDED: RefCell<Rounded> = RefCell::default();
     static SUMS: RefCell<Vec<Wide>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `out[r][o] = x[r] · w[o]`, the rows rounded first; shared among the team.
-pub(super) fn product(simd: Simd, team: &Team, x: &[f32], w: &Packed, out: &mut [f32]) {
-    if x.is_empty() {
-        // A step in the middle of a prompt asks for no logits.
-        return;
+/// Outputs of a part for `threads` threads: whole panels.
+pub(super) fn width(outputs: usize, threads: usize) -> usize {
+    outputs.div_ceil(WIDE).div_ceil(threads * PARTS_PER_THREAD).max(1) * WIDE
+}
+
+/// `out[r][o] = x[r] · w[o]` for some outputs, from the first of a panel on.
+pub(super) fn outputs(simd: Simd, x: &Rounded, w: &Packed, range: Range<usize>, out: &Outputs<'_>) {
+    let panels = range.start / WIDE..range.end.div_ceil(WIDE);
+    if simd.has_tiles_for(x.rows) {
+        simd.tiles(x, w, panels, out);
+    } else {
+        panels_of(simd, x, w, panels, out);
     }
-    ROUNDED.with_borrow_mut(|rounded| {
-        rounded.fill(simd, team, w.layout, w.cols, x);
-        let outputs = Outputs::new(out, rounded.rows, w.rows);
-        let panels = w.rows.div_ceil(WIDE);
-        let share = panels.div_ceil(team.threads() * PARTS_PER_THREAD).max(1);
-        let rounded = &*rounded;
-        team.share(panels.div_ceil(share), |part| {
-            let panels = part * share..panels.min((part + 1) * share);
-            if simd.has_tiles_for(rounded.rows) {
-                simd.tiles(rounded, w, panels, &outputs);
-            } else {
-                panels_of(simd, rounded, w, panels, &outputs);
-            }
-        });
-    });
 }
 
 fn panels_of(simd: Simd, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
@@ -72,7 +62,7 @@ fn panels_of(simd: Simd, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Ou
 pub(super) fn put(w: &Packed, panel: usize, first: usize, sums: &[Wide], out: &Outputs<'_>) {
     let width = WIDE.min(w.rows - panel * WIDE);
     for (row, sums) in (first..).zip(sums) {
-        // SAFETY: every part of `product` has panels of its own.
+        // SAFETY: every part of a product has panels of its own.
         #[allow(unsafe_code)]
         unsafe {
             out.put(row, panel * WIDE, &sums[..width]);

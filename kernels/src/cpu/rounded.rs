@@ -18,6 +18,7 @@ pub(super) const TILE_ROWS: usize = 16;
 pub(super) struct Rounded {
     pub rows: usize,
     pub cols: usize,
+    way: Way,
     pub bytes: Vec<i8>,
     /// Of each block, what one is worth.
     pub scales: Vec<f32>,
@@ -25,6 +26,20 @@ pub(super) struct Rounded {
     pub sums: Vec<i16>,
     /// Of each part, what the weights' shift adds to its products, negative.
     pub shifts: Vec<i32>,
+}
+
+/// What of a layout rounding depends on.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Way {
+    numbers: usize,
+    part: usize,
+    shift: u8,
+}
+
+impl Way {
+    fn of(layout: Layout) -> Self {
+        Self { numbers: layout.numbers, part: layout.part, shift: layout.shift }
+    }
 }
 
 /// Some rows of [`Rounded`], to be filled.
@@ -37,8 +52,8 @@ pub(super) struct Filled<'a> {
 
 impl Rounded {
     /// Rounds rows of `cols` numbers for products with `layout`.
-    pub fn fill(&mut self, simd: Simd, team: &Team, layout: Layout, cols: usize, x: &[f32]) {
-        (self.rows, self.cols) = (x.len() / cols, cols);
+    pub fn fill(&mut self, simd: Simd, team: Option<&Team>, layout: Layout, cols: usize, x: &[f32]) {
+        (self.rows, self.cols, self.way) = (x.len() / cols, cols, Way::of(layout));
         let (blocks, parts) = (cols / layout.numbers, cols / layout.part);
         let room = self.rows.next_multiple_of(TILE_ROWS);
         self.bytes.resize(room * cols, 0);
@@ -49,7 +64,7 @@ impl Rounded {
         let bytes = Cut::new(&mut self.bytes, each * cols);
         let scales = Cut::new(&mut self.scales, each * blocks);
         let (sums, shifts) = (Cut::new(&mut self.sums, each * parts), Cut::new(&mut self.shifts, each * parts));
-        team.share(self.rows.div_ceil(each), |i| {
+        let round = |i: usize| {
             // SAFETY: each part is handed out once.
             #[allow(unsafe_code)]
             let filled = unsafe {
@@ -57,13 +72,23 @@ impl Rounded {
             };
             let from = i * each * cols;
             simd.round(layout, &x[from..x.len().min(from + each * cols)], filled);
-        });
+        };
+        match team.filter(|_| each < self.rows) {
+            Some(team) => team.share(self.rows.div_ceil(each), round),
+            None => (0..self.rows.div_ceil(each)).for_each(round),
+        }
+    }
+
+    /// Whether it was filled as products with `w` want it.
+    pub fn is_for(&self, w: &Packed) -> bool {
+        self.way == Way::of(w.layout)
     }
 
     /// Whether it holds all that products with `w` read: what fast versions rely on.
     pub fn fits(&self, w: &Packed) -> bool {
         let (room, parts) = (self.rows.next_multiple_of(TILE_ROWS), w.cols / w.layout.part);
         self.cols == w.cols
+            && self.is_for(w)
             && self.bytes.len() == room * w.cols
             && self.scales.len() == room * w.blocks()
             && [self.sums.len(), self.shifts.len()] == [room * parts; 2]

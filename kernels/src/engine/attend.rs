@@ -10,7 +10,7 @@ use crate::{
     cpu::{Cpu, Outputs},
     pages::{Layout, PagePool, SequenceKv, Side},
     ranks::Gather,
-    tanh,
+    rope::RopePairs,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,6 +26,24 @@ pub(crate) struct Look {
     pub cap: Option<f32>,
     /// Tokens a row sees, itself included; all without one.
     pub window: Option<usize>,
+}
+
+/// How the heads of every row turn with its position: cosines and sines `[row][half]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn<'a> {
+    pub cos: &'a [f32],
+    pub sin: &'a [f32],
+    /// Pairs of channels that turn.
+    pub half: usize,
+    pub pairs: RopePairs,
+}
+
+impl Turn<'_> {
+    /// Turns some heads of `dim` channels of a row.
+    fn row(&self, cpu: &Cpu, row: usize, dim: usize, heads: &mut [f32]) {
+        let (cos, sin) = (&self.cos[row * self.half..][..self.half], &self.sin[row * self.half..][..self.half]);
+        cpu.simd().turn_heads(heads, dim, cos, sin, self.pairs);
+    }
 }
 
 /// What a rank's layers see of the engine: attention over the pages of the batch's sequences, and the other ranks.
@@ -101,22 +119,21 @@ impl<'a> Attend<'a> {
         self.others.gather(rows, x);
     }
 
-    /// Stores keys and values of every row in `layer` of the stage, then mixes values by softmax of scaled products.
-    /// `q` and `out` are `[row][head][channel]`, `k` and `v` `[row][kv_head][channel]`.
-    #[allow(clippy::too_many_arguments)] // Three inputs and an output, as everyone calls them.
+    /// Turns queries and keys, stores keys and values of every row in `layer` of the stage, then mixes values by softmax of
+    /// scaled products. `q` and `out` are `[row][head][channel]`, `k` and `v` `[row][kv_head][channel]`.
     pub(crate) fn attend(
         &mut self,
         cpu: &Cpu,
         layer: usize,
         look: Look,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
+        turn: Option<Turn<'_>>,
+        (q, k, v): (&mut [f32], &mut [f32], &[f32]),
         out: &mut [f32],
     ) {
         let Layout { heads: kv_heads, dim, .. } = self.layout;
-        self.store(layer, k, v);
+        self.store(cpu, layer, turn, q, k, v);
         self.tap(layer);
+        let q = &*q;
         let pool = &*self.pool;
         let part = self.group * dim;
         let runs = &self.runs;
@@ -142,17 +159,30 @@ impl<'a> Attend<'a> {
         });
     }
 
-    fn store(&mut self, layer: usize, k: &[f32], v: &[f32]) {
+    /// Turns a head of keys with the queries that share it and stores it with its values, for some rows at a time.
+    fn store(&mut self, cpu: &Cpu, layer: usize, turn: Option<Turn<'_>>, q: &mut [f32], k: &mut [f32], v: &[f32]) {
         let Layout { heads, dim, .. } = self.layout;
-        for Run { kv, row, start, len } in &self.runs {
-            for (row, position) in (*row..row + len).zip(*start..) {
-                for head in 0..heads {
-                    let at = (row * heads + head) * dim;
-                    kv.write(self.pool, layer, Side::Keys, head, position, &k[at..at + dim]);
-                    kv.write(self.pool, layer, Side::Values, head, position, &v[at..at + dim]);
+        let (rows, part, work) = (self.positions.len(), self.group * dim, 4 * (q.len() + 2 * k.len()));
+        let (q, k) = (Outputs::new(q, rows, heads * part), Outputs::new(k, rows, heads * dim));
+        let (runs, memory) = (&self.runs, self.pool.cut());
+        cpu.share(runs.len() * heads, work, |i| {
+            let (&Run { kv, row, start, len }, head) = (&runs[i / heads], i % heads);
+            for (row, position) in (row..row + len).zip(start..) {
+                // SAFETY: every row and head is in one run, and each run is handed out once for each head; rows of a
+                // sequence have positions of their own, and sequences pages of their own where they write.
+                #[allow(unsafe_code)]
+                unsafe {
+                    let key = k.some(row, head * dim..(head + 1) * dim);
+                    if let Some(turn) = turn {
+                        turn.row(cpu, row, dim, key);
+                        turn.row(cpu, row, dim, q.some(row, head * part..(head + 1) * part));
+                    }
+                    kv.write_beside(&memory, layer, Side::Keys, (head, position), key);
+                    let value = &v[(row * heads + head) * dim..][..dim];
+                    kv.write_beside(&memory, layer, Side::Values, (head, position), value);
                 }
             }
-        }
+        });
     }
 
     /// Whoever takes KV out is told that this layer's is there.
@@ -214,7 +244,7 @@ fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: 
         }
         scores.iter_mut().for_each(|score| *score *= look.scale);
         if let Some(cap) = look.cap {
-            tanh::soft_cap(scores, cap);
+            cpu.simd().soft_cap(scores, cap);
         }
         scores.chunks_exact_mut(context).for_each(|p| cpu.softmax(p));
         out.fill(0.0);

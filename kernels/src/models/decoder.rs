@@ -14,7 +14,6 @@ use crate::{
     gguf::ROPE_FACTORS,
     linear::Weight,
     rope::{Rope, RopeScaling},
-    tanh,
     weights::{Checkpoint, Tensor, WeightsError},
 };
 use parts::{Norm, Part};
@@ -166,7 +165,7 @@ impl<L: Layer> Stage for Decoder<L> {
         head.norm.forward(cpu, hidden, normed);
         head.weight.apply(cpu, normed, out);
         if let Some(cap) = self.config.logit_cap {
-            tanh::soft_cap(out, cap);
+            cpu.soft_cap(out, cap);
         }
     }
 

@@ -2,7 +2,7 @@
 //! and logits pressed between caps. Norms' weights are stored as differences from 1, and embeddings are scaled.
 
 use super::{
-    Family, add,
+    Family,
     decoder::{
         self, Scratch, Step,
         parts::{Attention, Gated, Norm, Part},
@@ -71,12 +71,12 @@ impl decoder::Layer for Layer {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);
-        add(hidden, &s.normed);
+        step.cpu.add(hidden, &s.normed);
 
         self.mlp_norm.forward(step.cpu, hidden, &mut s.normed);
         self.mlp.forward(step, s);
         self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.normed);
-        add(hidden, &s.normed);
+        step.cpu.add(hidden, &s.normed);
     }
 
     fn outline(&self) -> LayerOutline<'_> {

@@ -1,7 +1,7 @@
 //! Llama 1–3 (Touvron et al. 2023) and SmolLM: RMS norms before attention and MLP, rotary positions, SiLU gates.
 
 use super::{
-    Family, add,
+    Family,
     decoder::{
         self, Scratch, Step,
         parts::{Attention, Gated, Norm, Part},
@@ -48,11 +48,9 @@ impl decoder::Layer for Layer {
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
-        add(hidden, &s.out);
-
-        self.mlp_norm.forward(step.cpu, hidden, &mut s.normed);
+        self.mlp_norm.forward_added(step.cpu, hidden, &s.out, &mut s.normed);
         self.mlp.forward(step, s);
-        add(hidden, &s.out);
+        step.cpu.add(hidden, &s.out);
     }
 
     fn outline(&self) -> LayerOutline<'_> {

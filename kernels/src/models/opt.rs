@@ -192,11 +192,12 @@ impl Layer {
         self.key.forward(cpu, rows, normed, &mut s.k);
         self.value.forward(cpu, rows, normed, &mut s.v);
         let look = Look { scale: c.attention_scale, cap: None, window: None };
-        attend.attend(cpu, index, look, &s.q, &s.k, &s.v, sized(&mut s.mixed, s.q.len()));
+        let mixed = sized(&mut s.mixed, s.q.len());
+        attend.attend(cpu, index, look, None, (&mut s.q, &mut s.k, &s.v), mixed);
         attend.gather(rows, &mut s.mixed);
         self.output.forward(cpu, rows, &s.mixed, &mut s.out);
         attend.gather(rows, &mut s.out);
-        add(hidden, &s.out);
+        cpu.add(hidden, &s.out);
 
         self.mlp_norm.forward(cpu, c.norm_eps, hidden, normed);
         self.up.forward(cpu, rows, normed, &mut s.up);
@@ -204,7 +205,7 @@ impl Layer {
         attend.gather(rows, &mut s.up);
         self.down.forward(cpu, rows, &s.up, &mut s.out);
         attend.gather(rows, &mut s.out);
-        add(hidden, &s.out);
+        cpu.add(hidden, &s.out);
     }
 
     fn linears(&self) -> [&Linear; 6] {

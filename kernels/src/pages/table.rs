@@ -1,7 +1,7 @@
 //! A sequence's page table: what it owns, shares with others and leaves behind.
 
-use super::{Layout, Owner, Page, PagePool, PagesError, Side};
-use crate::cpu::Matrix;
+use super::{Layout, Owner, PAGE_BYTES, Page, PagePool, PagesError, Side};
+use crate::cpu::{Cut, Matrix};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::ops::Range;
 use tsnode_protocol::KvDtype;
@@ -161,15 +161,33 @@ impl SequenceKv {
 
     /// Stores one head's channels of one token, narrowed to the pages' elements.
     pub fn write(&self, pool: &mut PagePool, layer: usize, side: Side, head: usize, token: usize, values: &[f32]) {
-        let bytes = self.element_mut(pool, layer, side, head, token);
-        match self.layout.dtype {
-            KvDtype::F32 => narrow(bytes, values, f32::to_le_bytes),
-            KvDtype::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(bytes) {
-                Ok(out) => out.convert_from_f32_slice(values),
-                Err(_) => narrow(bytes, values, |v| f16::from_f32(v).to_le_bytes()),
-            },
-            KvDtype::Bf16 => narrow(bytes, values, |v| bf16::from_f32(v).to_le_bytes()),
-        }
+        store(self.layout.dtype, self.element_mut(pool, layer, side, head, token), values);
+    }
+
+    /// The same where threads write different tokens or heads side by side.
+    ///
+    /// # Safety
+    /// Nobody else writes or reads this head's channels of the token meanwhile; `memory` is the pool's.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn write_beside(
+        &self,
+        memory: &Cut<'_, u8>,
+        layer: usize,
+        side: Side,
+        (head, token): (usize, usize),
+        values: &[f32],
+    ) {
+        // SAFETY: the caller's promise: elements of a page lie apart.
+        let bytes = unsafe { memory.range(self.place(layer, side, head, token)) };
+        store(self.layout.dtype, bytes, values);
+    }
+
+    /// Where in the pool's memory one head's channels of one token lie.
+    fn place(&self, layer: usize, side: Side, head: usize, token: usize) -> Range<usize> {
+        let l = &self.layout;
+        let page = self.layers[layer][token / l.tokens].0 as usize * PAGE_BYTES;
+        let at = page + l.head(side, head) + (token % l.tokens) * l.row();
+        at..at + l.row()
     }
 
     /// One head's channels of one token as they lie in the page, to be written.
@@ -181,17 +199,13 @@ impl SequenceKv {
         head: usize,
         token: usize,
     ) -> &'p mut [u8] {
-        let l = &self.layout;
-        let at = l.head(side, head) + (token % l.tokens) * l.row();
-        &mut pool.page_mut(self.layers[layer][token / l.tokens])[at..at + l.row()]
+        &mut pool.memory[self.place(layer, side, head, token)]
     }
 
     /// One head's channels of one token as they lie in the page.
     #[must_use]
     pub fn element<'p>(&self, pool: &'p PagePool, layer: usize, side: Side, head: usize, token: usize) -> &'p [u8] {
-        let l = &self.layout;
-        let at = l.head(side, head) + (token % l.tokens) * l.row();
-        &pool.page(self.layers[layer][token / l.tokens])[at..at + l.row()]
+        &pool.memory[self.place(layer, side, head, token)]
     }
 
     /// Widens one head's channels of consecutive tokens from `first` on, `[token][channel]`.
@@ -258,6 +272,18 @@ impl SequenceKv {
         let l = self.layout;
         let matrix = move |run: &'p [u8]| Matrix::new(run, l.stored(), run.len() / l.row(), l.dim);
         self.runs(pool, layer, side, head, tokens).map(matrix)
+    }
+}
+
+/// Writes numbers as `dtype` has them.
+fn store(dtype: KvDtype, bytes: &mut [u8], values: &[f32]) {
+    match dtype {
+        KvDtype::F32 => narrow(bytes, values, f32::to_le_bytes),
+        KvDtype::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(bytes) {
+            Ok(out) => out.convert_from_f32_slice(values),
+            Err(_) => narrow(bytes, values, |v| f16::from_f32(v).to_le_bytes()),
+        },
+        KvDtype::Bf16 => narrow(bytes, values, |v| bf16::from_f32(v).to_le_bytes()),
     }
 }
 

@@ -9,7 +9,8 @@ use super::super::{
     dense::{self, Outputs},
     team::Team,
 };
-use super::rows::{Line, Rows, Tile};
+pub(in super::super) use super::rows::Rows;
+use super::rows::{Line, Tile};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
@@ -82,27 +83,23 @@ impl Stored for Bf16 {
     }
 }
 
-/// See [`dense::product`]; on the calling thread without a team. For two rows and more.
-pub(in super::super) fn product(team: Option<&Team>, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
-    let count = x.len() / w.cols;
-    let width = dense::panel_width(count, w.rows, team.map_or(1, Team::threads), PANEL).next_multiple_of(OUTPUTS);
-    let outputs = Outputs::new(out, count, w.rows);
-    ROWS.with_borrow_mut(|lines| {
-        let rows = Rows::lay(team, x, w.cols, lines);
-        let panel = |part: usize| {
-            let (from, to) = (part * width, w.rows.min((part + 1) * width));
-            panel(&rows, w.slice(from, to), &outputs, from);
-        };
-        let parts = w.rows.div_ceil(width);
-        match team {
-            Some(team) => team.share(parts, panel),
-            None => (0..parts).for_each(panel),
-        }
-    });
+/// Calls `work` with rows laid out.
+pub(in super::super) fn with_rows<T>(
+    team: Option<&Team>,
+    x: &[f32],
+    cols: usize,
+    work: impl FnOnce(Rows<'_>) -> T,
+) -> T {
+    ROWS.with_borrow_mut(|lines| work(Rows::lay(team, x, cols, lines)))
+}
+
+/// Outputs of a panel.
+pub(in super::super) fn width(rows: usize, outputs: usize, threads: usize) -> usize {
+    dense::panel_width(rows, outputs, threads, PANEL).next_multiple_of(OUTPUTS)
 }
 
 /// All rows by the outputs of `w`, which are those from `first` on.
-fn panel(rows: &Rows<'_>, w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
+pub(in super::super) fn panel(rows: &Rows<'_>, w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
     assert_eq!(rows.cols(), w.cols);
     SUMS.with_borrow_mut(|sums| {
         sums.resize(PAIRS.min(rows.pairs()) * w.rows, Line::ZERO);

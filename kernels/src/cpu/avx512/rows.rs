@@ -13,7 +13,7 @@ const NEAR: usize = 16 * DEPTH;
 /// What a register holds, where loading it never touches two lines of a cache.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-pub(super) struct Line([f32; 2 * LANES]);
+pub(in super::super) struct Line([f32; 2 * LANES]);
 
 impl Line {
     pub const ZERO: Self = Self([0.0; 2 * LANES]);
@@ -37,7 +37,7 @@ impl Line {
 
 /// Pairs of rows worked on at once.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(in super::super) struct Tile {
     /// First pair.
     pub first: usize,
     /// 8, 4, 3, 2 or 1.
@@ -63,7 +63,7 @@ impl Tile {
 
 /// Rows in lines: `[depth][tile][group][pair of the tile]`, each line eight numbers of the pair's first row and eight of its
 /// second. What is not there, of a row or a column, is zero.
-pub(super) struct Rows<'a> {
+pub(in super::super) struct Rows<'a> {
     lines: &'a [Line],
     count: usize,
     cols: usize,
@@ -140,7 +140,7 @@ impl Line {
         let mut line = Self::ZERO;
         for (row, half) in rows.chunks_exact(cols).zip(line.0.as_chunks_mut::<LANES>().0) {
             let some = &row[from..cols.min(from + LANES)];
-            match some.as_array() {
+            match some.first_chunk() {
                 Some(eight) => *half = *eight,
                 None => half[..some.len()].copy_from_slice(some),
             }

@@ -5,7 +5,6 @@ use super::{Look, Place, Rows};
 use crate::{
     cpu::{Cpu, KEYS},
     pages::{PagePool, SequenceKv, Side},
-    tanh,
 };
 use std::cell::RefCell;
 use std::ops::Range;
@@ -106,7 +105,7 @@ fn tile(
         let seen = seen(tile.start + i / rows.group);
         let scores = &mut scores[seen.start - start..seen.end - start];
         if let Some(cap) = look.cap {
-            tanh::soft_cap(scores, cap);
+            cpu.simd().soft_cap(scores, cap);
         }
         cpu.softmax(scores);
     }

@@ -3,8 +3,8 @@
 use super::{Angles, Scratch, Step};
 use crate::{
     config::{Activation, ModelConfig},
-    cpu::Cpu,
-    engine::Look,
+    cpu::{Cpu, Gate},
+    engine::{Look, Turn},
     linear::Weight,
     models::{
         add_bias,
@@ -12,8 +12,7 @@ use crate::{
         sized,
     },
     ranks::Rank,
-    rope::{RopePairs, turn},
-    tanh,
+    rope::RopePairs,
     weights::{Checkpoint, WeightsError},
 };
 use std::cell::{Cell, RefCell};
@@ -132,6 +131,12 @@ impl Norm {
         cpu.rms_norm(x, &self.weight, self.eps, sized(out, x.len()));
     }
 
+    /// The same after `more` was added to `x`.
+    pub(in crate::models) fn forward_added(&self, cpu: &Cpu, x: &mut [f32], more: &[f32], out: &mut Vec<f32>) {
+        let out = sized(out, x.len());
+        cpu.add_rms_norm(x, more, &self.weight, self.eps, out);
+    }
+
     pub(in crate::models) fn outline(&self) -> NormOutline<'_> {
         NormOutline { weight: &self.weight, eps: self.eps }
     }
@@ -146,10 +151,17 @@ struct Linear {
 
 impl Linear {
     fn forward(&self, cpu: &Cpu, rows: usize, x: &[f32], out: &mut Vec<f32>) {
-        let out = sized(out, rows * self.outputs);
-        self.weight.apply(cpu, x, out);
-        if let Some(bias) = &self.bias {
-            add_bias(out, bias);
+        Self::forward_all(cpu, rows, x, [(self, out)]);
+    }
+
+    /// Several by the same rows.
+    fn forward_all<const N: usize>(cpu: &Cpu, rows: usize, x: &[f32], each: [(&Self, &mut Vec<f32>); N]) {
+        let mut each = each.map(|(linear, out)| (linear, sized(out, rows * linear.outputs)));
+        cpu.products(x, each.each_mut().map(|(linear, out)| (linear.weight.operand(cpu), &mut **out)));
+        for (linear, out) in each {
+            if let Some(bias) = &linear.bias {
+                add_bias(out, bias);
+            }
         }
     }
 }
@@ -218,20 +230,18 @@ impl Attention {
 
     pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
         let Step { cpu, rows, layer, .. } = *step;
-        self.query.forward(cpu, rows, &s.normed, &mut s.q);
-        self.key.forward(cpu, rows, &s.normed, &mut s.k);
-        self.value.forward(cpu, rows, &s.normed, &mut s.v);
+        let inputs = [(&self.query, &mut s.q), (&self.key, &mut s.k), (&self.value, &mut s.v)];
+        Linear::forward_all(cpu, rows, &s.normed, inputs);
         if let Some([query, key]) = &self.head_norms {
             query.forward(cpu, &s.q, &mut s.mixed);
             swap(&mut s.q, &mut s.mixed);
             key.forward(cpu, &s.k, &mut s.mixed);
             swap(&mut s.k, &mut s.mixed);
         }
-        let angles = &s.angles[self.rope];
-        self.turn_rows(&mut s.q, self.query.outputs, angles);
-        self.turn_rows(&mut s.k, self.key.outputs, angles);
+        let Angles { cos, sin, half } = &s.angles[self.rope];
+        let turn = Turn { cos, sin, half: *half, pairs: self.pairs };
         let mixed = sized(&mut s.mixed, s.q.len());
-        step.attend.attend(cpu, layer, self.look, &s.q, &s.k, &s.v, mixed);
+        step.attend.attend(cpu, layer, self.look, Some(turn), (&mut s.q, &mut s.k, &s.v), mixed);
         step.attend.gather(rows, &mut s.mixed);
         self.output.forward(cpu, rows, &s.mixed, &mut s.out);
         step.attend.gather(rows, &mut s.out);
@@ -246,15 +256,6 @@ impl Attention {
             look: self.look,
             rope: self.rope,
             pairs: self.pairs,
-        }
-    }
-
-    /// Turns every head of every row by the row's angles.
-    fn turn_rows(&self, x: &mut [f32], width: usize, angles: &Angles) {
-        let half = angles.half;
-        let angles = angles.cos.chunks_exact(half).zip(angles.sin.chunks_exact(half));
-        for (row, (cos, sin)) in x.chunks_exact_mut(width).zip(angles) {
-            row.chunks_exact_mut(self.head_dim).for_each(|head| turn(head, cos, sin, self.pairs));
         }
     }
 }
@@ -302,15 +303,23 @@ impl Gated {
         }
     }
 
+    fn act(&self) -> Gate {
+        match self.activation {
+            Activation::Silu => Gate::Silu,
+            // `Keys::gate` lets no gated MLP have the latter.
+            Activation::GeluTanh | Activation::Relu => Gate::Gelu,
+        }
+    }
+
     pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
         let Step { cpu, rows, .. } = *step;
-        self.gate.forward(cpu, rows, &s.normed, &mut s.gate);
-        self.up.forward(cpu, rows, &s.normed, &mut s.up);
-        match self.activation {
-            Activation::Silu => cpu.silu_mul(&mut s.gate, &s.up),
-            Activation::GeluTanh => tanh::gelu_mul(&mut s.gate, &s.up),
-            // `Keys::gate` lets no gated MLP have it.
-            Activation::Relu => {}
+        if self.gate.bias.is_none() && self.up.bias.is_none() {
+            let [gate, up] = [(&self.gate, &mut s.gate), (&self.up, &mut s.up)]
+                .map(|(linear, out)| (linear.weight.operand(cpu), sized(out, rows * linear.outputs)));
+            cpu.gated(&s.normed, gate, up, self.act());
+        } else {
+            Linear::forward_all(cpu, rows, &s.normed, [(&self.gate, &mut s.gate), (&self.up, &mut s.up)]);
+            cpu.gate_mul(self.act(), &mut s.gate, &s.up);
         }
         step.attend.gather(rows, &mut s.gate);
         self.down.forward(cpu, rows, &s.gate, &mut s.out);
