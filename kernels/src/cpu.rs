@@ -338,6 +338,15 @@ impl Simd {
         by_simd!(self, turn_heads(row, dim, cos, sin, pairs));
     }
 
+    /// Asks memory for a matrix that will be read soon: the processor's own guesses end where a page of 4 KiB does.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "others are not asked"))]
+    pub(crate) fn ask_for(self, w: Matrix<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self != Self::Plain {
+            avx2::ask_for(w.bytes);
+        }
+    }
+
     /// Whether products of several rows read them in pairs.
     fn has_pairs(self) -> bool {
         #[cfg(target_arch = "x86_64")]

@@ -183,6 +183,14 @@ pub(super) fn reduce_all(acc: &[Lanes], sums: &mut [f32]) {
     unsafe { fast(acc, sums) }
 }
 
+/// Asks memory for some bytes that will be read soon.
+pub(super) fn ask_for(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        // SAFETY: asking reads nothing; every x86-64 processor can.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
+    }
+}
+
 /// See [`plain::scores`].
 pub(super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
     let rows = x.len() / w.cols.max(1);

@@ -2,9 +2,11 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `attend.rs` | attention of single rows |
 //! | `chunk.rs` | attention of many rows of a prompt |
 //! | `dense.rs` | dense products of several rows |
 //! | `rows.rs` | rows as these read them |
+//! | `stored.rs` | how stored numbers become lanes |
 //! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
 //! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
@@ -12,20 +14,22 @@
 //! | `wire.rs` | KV packed for links |
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
+mod attend;
 pub(super) mod chunk;
 mod dense;
 mod exp;
 mod packed;
 mod rounded;
 mod rows;
+mod stored;
 pub(super) mod tiles;
 mod wire;
 
 pub(super) use super::avx2::{
-    add_rms_norm, gelu_mul, lanes, layer_norm, reduce_all, rms_norm, scores, soft_cap, turn_back, turn_heads, turn_on,
-    weighted_rows, widen,
+    add_rms_norm, gelu_mul, lanes, layer_norm, reduce_all, rms_norm, soft_cap, turn_back, turn_heads, turn_on, widen,
 };
 use super::plain;
+pub(super) use attend::{scores, weighted_rows};
 pub(super) use dense::{Rows, panel, width, with_rows};
 pub(super) use exp::{silu_mul, softmax};
 use packed::AHEAD;

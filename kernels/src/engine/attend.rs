@@ -7,7 +7,7 @@ use super::{
     tap::{Step, Stored},
 };
 use crate::{
-    cpu::{Cpu, Outputs},
+    cpu::{Cpu, Matrix, Outputs},
     pages::{Layout, PagePool, SequenceKv, Side},
     ranks::Gather,
     rope::RopePairs,
@@ -238,10 +238,10 @@ fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: 
     SCORES.with_borrow_mut(|scores| {
         scores.resize(group * context, 0.0);
         let mut done = 0;
-        for keys in kv.blocks(pool, at.layer, Side::Keys, at.head, tokens.clone()) {
+        read_ahead(cpu, kv.blocks(pool, at.layer, Side::Keys, at.head, tokens.clone()), |keys| {
             cpu.scores(q, keys, context, &mut scores[done..]);
             done += keys.rows();
-        }
+        });
         scores.iter_mut().for_each(|score| *score *= look.scale);
         if let Some(cap) = look.cap {
             cpu.simd().soft_cap(scores, cap);
@@ -249,9 +249,20 @@ fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: 
         scores.chunks_exact_mut(context).for_each(|p| cpu.softmax(p));
         out.fill(0.0);
         let mut from = 0;
-        for values in kv.blocks(pool, at.layer, Side::Values, at.head, tokens.clone()) {
+        read_ahead(cpu, kv.blocks(pool, at.layer, Side::Values, at.head, tokens.clone()), |values| {
             cpu.weighted_rows(&scores[from..], context, values, out);
             from += values.rows();
-        }
+        });
     });
+}
+
+/// Calls `work` with each block, having asked for the next: pages lie apart, and the processor cannot guess where.
+fn read_ahead<'p>(cpu: &Cpu, blocks: impl Iterator<Item = Matrix<'p>>, mut work: impl FnMut(Matrix<'p>)) {
+    let mut blocks = blocks.peekable();
+    while let Some(block) = blocks.next() {
+        if let Some(next) = blocks.peek() {
+            cpu.simd().ask_for(*next);
+        }
+        work(block);
+    }
 }

@@ -18,6 +18,11 @@ pub(in super::super) struct Line([f32; 2 * LANES]);
 impl Line {
     pub const ZERO: Self = Self([0.0; 2 * LANES]);
 
+    /// Sets one half.
+    pub fn put(&mut self, half: usize, eight: &[f32; LANES]) {
+        self.0[half * LANES..][..LANES].copy_from_slice(eight);
+    }
+
     /// # Safety
     /// The processor has AVX-512F.
     #[inline(always)]
