@@ -20,10 +20,9 @@ pub(super) mod tiles;
 mod wire;
 
 pub(super) use super::avx2::{reduce_all, scores, turn_back, turn_on, weighted_rows, widen};
-use super::plain;
+use super::{avx2::AHEAD, plain};
 pub(super) use dense::lanes;
 pub(super) use exp::{silu_mul, softmax};
-use packed::AHEAD;
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 use std::arch::x86_64::*;
