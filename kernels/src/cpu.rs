@@ -7,7 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `plain.rs` | the definition |
-//! | `avx2.rs` | the same for AVX2, FMA and F16C |
+//! | `avx2.rs` | the same for AVX2, FMA and F16C, with and without products of bytes (AVX-VNNI) |
 //! | `avx512.rs` | the same for AVX-512 with VNNI, and with tiles (AMX) |
 //! | `neon.rs` | the same for NEON, with and without products of bytes (`dotprod`) |
 //! | `dense.rs` | products in blocks that stay in caches |
@@ -181,6 +181,9 @@ pub enum Simd {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// The same with whole-number products of bytes (AVX-VNNI): consumers' processors that have no AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    Avx2Dots,
     /// AVX-512 with its extensions for bytes and words, short vectors and whole-number products (VNNI).
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -201,7 +204,7 @@ macro_rules! by_simd {
         match $simd {
             Simd::Plain => plain::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 => avx2::$what($($arg),*),
+            Simd::Avx2 | Simd::Avx2Dots => avx2::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 | Simd::Amx => avx512::$what($($arg),*),
             #[cfg(target_arch = "aarch64")]
@@ -223,9 +226,10 @@ impl Simd {
     pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
-            let wider = avx512::is_available();
+            let (dots, wider) = (avx2::has_dots(), avx512::is_available());
             let tiles = wider && avx512::tiles::is_available();
-            let more = [(Self::Avx512, wider), (Self::Amx, tiles)].into_iter().filter(|(_, has)| *has);
+            let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Amx, tiles)];
+            let more = more.into_iter().filter(|(_, has)| *has);
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
         }
         #[cfg(target_arch = "aarch64")]
@@ -237,11 +241,11 @@ impl Simd {
         vec![Self::Plain]
     }
 
-    /// Those of [`Self::all`] that pack KV for links each in a way of its own: tiles and the products of NEON do nothing for it.
+    /// Those of [`Self::all`] that pack KV for links each in a way of its own: tiles and products of bytes do nothing for it.
     #[must_use]
     pub fn packing() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        return Self::all().into_iter().filter(|simd| *simd != Self::Amx).collect();
+        return Self::all().into_iter().filter(|simd| !matches!(simd, Self::Avx2Dots | Self::Amx)).collect();
         #[cfg(not(target_arch = "x86_64"))]
         vec![Self::Plain]
     }
@@ -313,6 +317,10 @@ impl Simd {
     }
 
     fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx2Dots {
+            return avx2::wide_by_dots(w, panel, x, part, out);
+        }
         #[cfg(target_arch = "aarch64")]
         if self == Self::NeonDots {
             return neon::wide_by_dots(w, panel, x, part, out);

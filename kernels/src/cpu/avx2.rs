@@ -1,20 +1,39 @@
 //! AVX2 + FMA + F16C: several rows and outputs at a time, each sum in the order `plain` defines.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `packed.rs` | quantised products |
+//! | `simple.rs` | norms, gates and turns |
+//! | `bytes.rs` | what they are made of: products of bytes, with and without instructions for them (AVX-VNNI) |
+//! | `turn.rs` | keys turned back and on for links |
+//! | `wire.rs` | KV packed for links |
+//!
+//! The rest is here.
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
+mod bytes;
 mod packed;
 mod simple;
 mod turn;
 mod wire;
 
 use super::{Dtype, LANES, Lanes, Matrix, dense::Block, packed::Layout, plain, rounded::Filled};
-pub(super) use packed::wide;
+pub(super) use packed::{wide, wide_by_dots};
 pub(super) use simple::{add_rms_norm, gelu_mul, layer_norm, rms_norm, soft_cap, turn_heads};
 use std::arch::x86_64::*;
 pub(super) use turn::{turn_back, turn_on};
 pub(super) use wire::{choose, decode, encode, low_high};
 
+/// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.
+pub(super) const AHEAD: usize = 3072;
+
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+/// Whether there are products of bytes that add up four at a time.
+pub(super) fn has_dots() -> bool {
+    is_x86_feature_detected!("avxvnni")
 }
 
 /// How eight stored numbers become eight lanes.
@@ -380,11 +399,23 @@ pub(super) fn widen(w: Matrix<'_>, out: &mut [f32]) {
     }
 }
 
-/// See [`plain::sum`].
+/// See [`plain::sum`]. Asks for lines ahead, as products do: the limit is not to be below what they reach.
 pub(super) fn sum(numbers: &[u64]) -> u64 {
     #[target_feature(enable = "avx2")]
     unsafe fn fast(numbers: &[u64]) -> u64 {
-        plain::sum(numbers)
+        let (lines, rest) = numbers.as_chunks::<8>();
+        let mut sums = [_mm256_setzero_si256(); 2];
+        for line in lines {
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD / 8).cast());
+            for (sum, half) in sums.iter_mut().zip(line.as_chunks::<4>().0) {
+                // SAFETY: half a line is four numbers.
+                *sum = _mm256_add_epi64(*sum, unsafe { _mm256_loadu_si256(half.as_ptr().cast()) });
+            }
+        }
+        let mut four = [0; 4];
+        // SAFETY: four numbers.
+        unsafe { _mm256_storeu_si256(four.as_mut_ptr().cast(), _mm256_add_epi64(sums[0], sums[1])) };
+        plain::sum(&four).wrapping_add(plain::sum(rest))
     }
     // SAFETY: as in `softmax`.
     unsafe { fast(numbers) }

@@ -28,11 +28,10 @@ mod wire;
 pub(super) use super::avx2::{
     add_rms_norm, gelu_mul, lanes, layer_norm, reduce_all, rms_norm, soft_cap, turn_back, turn_heads, turn_on, widen,
 };
-use super::plain;
+use super::{avx2::AHEAD, plain};
 pub(super) use attend::{scores, weighted_rows};
 pub(super) use dense::{Rows, panel, width, with_rows};
 pub(super) use exp::{silu_mul, softmax};
-use packed::AHEAD;
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 use std::arch::x86_64::*;

@@ -1,15 +1,13 @@
 //! Products of few rounded rows with packed matrices: sixteen outputs to a register.
 
 use super::super::{
+    avx2::AHEAD,
     packed::{Bits, FOUR, HALVES, Layout, Packed, WIDE, by_kind},
     quantised::{Part, Wide},
     rounded::Rounded,
 };
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
-
-/// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.
-pub(super) const AHEAD: usize = 3072;
 
 /// See [`super::super::quantised::wide`].
 pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {

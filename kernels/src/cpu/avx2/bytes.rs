@@ -1,0 +1,260 @@
+//! Whole numbers of a block: products of quants, which are stored without signs, and of rounded rows, which have them, four
+//! columns of eight outputs at a time.
+//!
+//! Loops here have no closures: they would not have the processor's instructions, and calls would take their place.
+
+use super::super::packed::{Bits, FOUR, Layout, WIDE};
+use super::packed::RowBlock;
+use crate::quant::QuantType;
+use std::arch::x86_64::*;
+
+/// Whole numbers of `H` times eight outputs for each of `R` rows.
+pub(super) type Whole<const R: usize, const H: usize> = [[__m256i; H]; R];
+
+/// A way of multiplying.
+pub(super) trait Bytes {
+    /// Products of a block with each row, times the parts' scales, added up.
+    ///
+    /// # Safety
+    /// The processor has AVX2 and the instructions of this way; `block` points to a whole block of kind number `KIND`, which
+    /// has eight times `H` outputs from `from` on, and rows are rounded for its layout.
+    unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
+        block: *const u8,
+        from: usize,
+        rows: &[RowBlock; R],
+    ) -> Whole<R, H>;
+}
+
+/// By AVX2: products as words, as many of them as fit added up, then times the scale of their part.
+pub(super) struct Words;
+
+impl Bytes for Words {
+    #[inline(always)]
+    unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
+        block: *const u8,
+        from: usize,
+        rows: &[RowBlock; R],
+    ) -> Whole<R, H> {
+        let layout = const { Layout::of(QuantType::ALL[KIND]) };
+        let at_once = fours_in_words(layout.bits).min(layout.part / 4);
+        // SAFETY: parts and fours of columns are those of the block; what each load reads is said where it is defined.
+        unsafe {
+            let quants = block.add(layout.header() + 4 * from);
+            let mut sums = Self::shifts::<KIND, R, H>(block, from, rows);
+            for part in 0..layout.parts() {
+                let mut scales = [_mm256_set1_epi16(1); H];
+                if layout.is_large() {
+                    for (h, scales) in scales.iter_mut().enumerate() {
+                        *scales = scale_words(block.add(layout.part_scales() + part * WIDE + from + 8 * h));
+                    }
+                }
+                for first in (part * layout.part / 4..(part + 1) * layout.part / 4).step_by(at_once) {
+                    let mut words = [[_mm256_setzero_si256(); H]; R];
+                    for four in first..first + at_once {
+                        let q = columns::<H>(layout, quants, four);
+                        for (words, row) in words.iter_mut().zip(rows) {
+                            let x = row.four(four);
+                            for (words, q) in words.iter_mut().zip(q) {
+                                *words = _mm256_add_epi16(*words, products(layout, q, x));
+                            }
+                        }
+                    }
+                    for (sums, words) in sums.iter_mut().zip(words) {
+                        for h in 0..H {
+                            sums[h] = add_words(sums[h], words[h], scales[h]);
+                        }
+                    }
+                }
+            }
+            sums
+        }
+    }
+}
+
+impl Words {
+    /// What the shift of quants takes away. Those of eight bits get their signs back instead.
+    ///
+    /// # Safety
+    /// As for [`Bytes::whole`].
+    #[inline(always)]
+    unsafe fn shifts<const KIND: usize, const R: usize, const H: usize>(
+        block: *const u8,
+        from: usize,
+        rows: &[RowBlock; R],
+    ) -> Whole<R, H> {
+        let layout = const { Layout::of(QuantType::ALL[KIND]) };
+        // SAFETY: parts of the block; eight scales each.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); H]; R];
+            if layout.shift == 0 || layout.bits == Bits::Eight {
+                return sums;
+            }
+            if !layout.is_large() {
+                for (sums, row) in sums.iter_mut().zip(rows) {
+                    *sums = [row.shift(0); H];
+                }
+                return sums;
+            }
+            for pair in 0..layout.parts() / 2 {
+                for h in 0..H {
+                    let at = block.add(layout.part_scales() + 2 * pair * WIDE + from + 8 * h);
+                    let parts = _mm_unpacklo_epi8(_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(WIDE).cast()));
+                    let scales = _mm256_cvtepi8_epi16(parts);
+                    for (sums, row) in sums.iter_mut().zip(rows) {
+                        sums[h] = add_words(sums[h], scales, row.pair_of_sums(pair));
+                    }
+                }
+            }
+            let shift = _mm256_set1_epi32(-i32::from(layout.shift));
+            for sum in sums.as_flattened_mut() {
+                *sum = _mm256_mullo_epi32(*sum, shift);
+            }
+            sums
+        }
+    }
+}
+
+/// By instructions made for it (AVX-VNNI): four products added up at once.
+pub(super) struct Dots;
+
+impl Bytes for Dots {
+    #[inline(always)]
+    unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
+        block: *const u8,
+        from: usize,
+        rows: &[RowBlock; R],
+    ) -> Whole<R, H> {
+        let layout = const { Layout::of(QuantType::ALL[KIND]) };
+        let fours = layout.part / 4;
+        // SAFETY: parts and fours of columns are those of the block; what each load reads is said where it is defined.
+        unsafe {
+            let quants = block.add(layout.header() + 4 * from);
+            let mut sums = [[_mm256_setzero_si256(); H]; R];
+            for part in 0..layout.parts() {
+                let mut dots = [[_mm256_setzero_si256(); H]; R];
+                if layout.shift != 0 {
+                    for (dots, row) in dots.iter_mut().zip(rows) {
+                        *dots = [row.shift(part); H];
+                    }
+                }
+                for four in part * fours..(part + 1) * fours {
+                    let q = columns::<H>(layout, quants, four);
+                    for (dots, row) in dots.iter_mut().zip(rows) {
+                        let x = row.four(four);
+                        for (dot, q) in dots.iter_mut().zip(q) {
+                            *dot = _mm256_dpbusd_avx_epi32(*dot, q, x);
+                        }
+                    }
+                }
+                if !layout.is_large() {
+                    return dots;
+                }
+                for h in 0..H {
+                    let scale = block.add(layout.part_scales() + part * WIDE + from + 8 * h);
+                    let scale = _mm256_cvtepi8_epi32(_mm_loadl_epi64(scale.cast()));
+                    for (sums, dots) in sums.iter_mut().zip(&dots) {
+                        sums[h] = _mm256_add_epi32(sums[h], _mm256_mullo_epi32(scale, dots[h]));
+                    }
+                }
+            }
+            sums
+        }
+    }
+}
+
+/// Adds products of words, two of them together.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+pub(super) unsafe fn add_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the caller's promise; registers only.
+    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
+}
+
+/// Fours of columns whose products, two of them, fit a word together: `31 · 2 · 127 · 4` does.
+const fn fours_in_words(bits: Bits) -> usize {
+    match bits {
+        Bits::Four => 8,
+        Bits::Five => 4,
+        Bits::Six => 2,
+        Bits::Eight => 1,
+    }
+}
+
+/// A whole-number scale for each of eight outputs as both words of each.
+///
+/// # Safety
+/// Eight readable bytes, and AVX2.
+#[inline(always)]
+unsafe fn scale_words(at: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scales = _mm_loadl_epi64(at.cast());
+        _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(scales, scales))
+    }
+}
+
+/// Products of four columns, two added up as a word.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn products(layout: Layout, q: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller's promise; registers only.
+    unsafe {
+        if layout.bits != Bits::Eight {
+            return _mm256_maddubs_epi16(q, x);
+        }
+        // Shifted bytes do not fit two to a word, so back to those with signs; `x` is never -128.
+        let q = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+        _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+    }
+}
+
+/// Columns `4 * four..` of `H` times eight outputs.
+///
+/// # Safety
+/// As for [`four_columns`].
+#[inline(always)]
+unsafe fn columns<const H: usize>(layout: Layout, quants: *const u8, four: usize) -> [__m256i; H] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut q = [_mm256_setzero_si256(); H];
+        for (h, q) in q.iter_mut().enumerate() {
+            *q = four_columns(layout, quants.add(32 * h), four);
+        }
+        q
+    }
+}
+
+/// Columns `4 * four..` of eight outputs, four bytes each, shifted.
+///
+/// # Safety
+/// `quants` points to a block's quants, moved on to the outputs that are wanted; AVX2.
+#[inline(always)]
+unsafe fn four_columns(layout: Layout, quants: *const u8, four: usize) -> __m256i {
+    // SAFETY: every load is of the half of 64 bytes that belongs to these columns.
+    unsafe {
+        if layout.bits == Bits::Eight {
+            return _mm256_loadu_si256(quants.add(four * FOUR).cast());
+        }
+        let both = _mm256_loadu_si256(quants.add(four / 2 * FOUR).cast());
+        let low = if four.is_multiple_of(2) { both } else { _mm256_srli_epi16::<4>(both) };
+        let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
+        let (fours, bits, mask) = match layout.bits {
+            Bits::Five => (8, 1, 1 << 4),
+            Bits::Six => (4, 2, 3 << 4),
+            Bits::Four | Bits::Eight => return low,
+        };
+        // The bits wanted are moved to where they belong: up for the first columns, down for the last.
+        let upper = _mm256_loadu_si256(quants.add(layout.upper() + four / fours * FOUR).cast());
+        let from = four % fours * bits;
+        let moved = if from <= 4 {
+            _mm256_sll_epi16(upper, _mm_cvtsi32_si128(4 - from as i32))
+        } else {
+            _mm256_srl_epi16(upper, _mm_cvtsi32_si128(from as i32 - 4))
+        };
+        _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(mask)))
+    }
+}
