@@ -6,6 +6,8 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `matrix.rs` | dense matrices |
+//! | `simd.rs` | the instructions a processor has, and which version uses them |
 //! | `plain.rs` | the definition |
 //! | `avx2.rs` | the same for AVX2, FMA and F16C, with and without products of bytes (AVX-VNNI) |
 //! | `avx512.rs` | the same for AVX-512 with VNNI, and with tiles (AMX) |
@@ -26,6 +28,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dense;
+mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packed;
@@ -33,27 +36,21 @@ pub mod plain;
 mod product;
 mod quantised;
 mod rounded;
+mod simd;
 mod simple;
 mod team;
 
-use crate::{
-    memory::Arena,
-    quant::Blocks,
-    rope::RopePairs,
-    wire::{Form, Rows, Turn},
-};
-use dense::Block;
+use crate::{memory::Arena, quant::Blocks};
 pub(crate) use dense::{Cut, Outputs};
-use half::{bf16, f16};
-use packed::Layout;
+pub use matrix::{Dtype, Matrix};
 pub use packed::Packed;
 pub use product::Operand;
 use product::Task;
-use quantised::{Part, Wide};
-use rounded::{Filled, Rounded};
+use simd::by_simd;
+pub use simd::{Gate, Simd};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 pub(crate) use team::Team;
 
 /// Lanes of a dot product.
@@ -64,324 +61,8 @@ pub(crate) const KEYS: usize = 16;
 type Lanes = [f32; LANES];
 /// Multiply-adds below which handing work to other threads costs more than it saves.
 const PARALLEL_FROM: usize = 1 << 16;
-/// Rounded rows from which tiles are faster, also on their first use of weights.
-#[cfg(target_arch = "x86_64")]
-const TILES_FROM: usize = 9;
 /// Numbers below which simple work on each is not shared.
 const SHARE_FROM: usize = 1 << 14;
-
-/// How numbers of a matrix are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// Single precision.
-    F32,
-    /// Half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Dtype {
-    /// Bytes of one number.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-
-    /// The number at `index` of `bytes`, widened.
-    ///
-    /// # Panics
-    /// When `bytes` ends before it.
-    #[must_use]
-    pub fn get(self, bytes: &[u8], index: usize) -> f32 {
-        let at = index * self.bytes();
-        match self {
-            Self::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
-            Self::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
-            Self::Bf16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
-        }
-    }
-}
-
-/// A row-major matrix as it lies in a file or a page; its bytes need no alignment.
-#[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    bytes: &'a [u8],
-    dtype: Dtype,
-    rows: usize,
-    cols: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// A view of `bytes` as `rows` × `cols` numbers.
-    ///
-    /// # Panics
-    /// When `bytes` is not exactly that long; weights and pages check sizes where they are made.
-    #[must_use]
-    pub fn new(bytes: &'a [u8], dtype: Dtype, rows: usize, cols: usize) -> Self {
-        assert_eq!(bytes.len(), rows * cols * dtype.bytes(), "matrix of {rows} x {cols} {dtype:?}");
-        Self { bytes, dtype, rows, cols }
-    }
-
-    /// All its bytes.
-    pub(crate) fn bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
-    /// How its numbers are stored.
-    pub(crate) fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    /// Rows.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Numbers in a row.
-    #[must_use]
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Rows `from..to`.
-    #[must_use]
-    pub fn slice(&self, from: usize, to: usize) -> Self {
-        let row = self.cols * self.dtype.bytes();
-        Self { bytes: &self.bytes[from * row..to * row], rows: to - from, ..*self }
-    }
-
-    /// Writes row `index`, widened.
-    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
-        let row = self.slice(index, index + 1);
-        for (i, out) in out.iter_mut().enumerate().take(self.cols) {
-            *out = self.dtype.get(row.bytes, i);
-        }
-    }
-}
-
-/// How one half of an MLP gates the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// GELU by its tanh form (Hendrycks and Gimpel 2016).
-    Gelu,
-}
-
-/// The instructions to use, asked of the processor once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Simd {
-    /// None beyond what every processor has: the definition.
-    Plain,
-    /// AVX2, FMA and F16C.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// The same with whole-number products of bytes (AVX-VNNI): consumers' processors that have no AVX-512.
-    #[cfg(target_arch = "x86_64")]
-    Avx2Dots,
-    /// AVX-512 with its extensions for bytes and words, short vectors and whole-number products (VNNI).
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    /// The same, and tiles of bytes (AMX).
-    #[cfg(target_arch = "x86_64")]
-    Amx,
-    /// NEON, which every aarch64 processor has.
-    #[cfg(target_arch = "aarch64")]
-    Neon,
-    /// The same with its extension for whole-number products of bytes (`dotprod`).
-    #[cfg(target_arch = "aarch64")]
-    NeonDots,
-}
-
-/// Calls the definition or a fast version of it.
-macro_rules! by_simd {
-    ($simd:expr, $what:ident($($arg:expr),*)) => {
-        match $simd {
-            Simd::Plain => plain::$what($($arg),*),
-            #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 | Simd::Avx2Dots => avx2::$what($($arg),*),
-            #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 | Simd::Amx => avx512::$what($($arg),*),
-            #[cfg(target_arch = "aarch64")]
-            Simd::Neon | Simd::NeonDots => neon::$what($($arg),*),
-        }
-    };
-}
-
-impl Simd {
-    /// The best this processor has.
-    #[must_use]
-    pub fn detect() -> Self {
-        static BEST: OnceLock<Simd> = OnceLock::new();
-        *BEST.get_or_init(|| Self::all().last().copied().unwrap_or(Self::Plain))
-    }
-
-    /// All that this processor has, the fastest last.
-    #[must_use]
-    pub fn all() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if avx2::is_available() {
-            let (dots, wider) = (avx2::has_dots(), avx512::is_available());
-            let tiles = wider && avx512::tiles::is_available();
-            let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Amx, tiles)];
-            let more = more.into_iter().filter(|(_, has)| *has);
-            return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
-        }
-        #[cfg(target_arch = "aarch64")]
-        {
-            let dots = neon::has_dots().then_some(Self::NeonDots);
-            [Self::Plain, Self::Neon].into_iter().chain(dots).collect()
-        }
-        #[cfg(not(target_arch = "aarch64"))]
-        vec![Self::Plain]
-    }
-
-    /// Those of [`Self::all`] that pack KV for links each in a way of its own: tiles and products of bytes do nothing for it.
-    #[must_use]
-    pub fn packing() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        return Self::all().into_iter().filter(|simd| !matches!(simd, Self::Avx2Dots | Self::Amx)).collect();
-        #[cfg(not(target_arch = "x86_64"))]
-        vec![Self::Plain]
-    }
-
-    /// See [`wire::turn_back`].
-    pub(crate) fn turn_back(
-        self,
-        turn: &Turn,
-        form: Form,
-        rows: Rows<'_>,
-        out: &mut [u8],
-        low: &mut [f32],
-        high: &mut [f32],
-    ) {
-        by_simd!(self, turn_back(turn, form, rows, out, low, high));
-    }
-
-    /// See [`wire::turn_on`].
-    pub(crate) fn turn_on(self, turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
-        by_simd!(self, turn_on(turn, dim, first, numbers, dtype, out));
-    }
-
-    /// See [`wire::low_high`].
-    pub(crate) fn low_high(self, form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
-        by_simd!(self, low_high(form, rows, low, high));
-    }
-
-    /// See [`wire::choose`].
-    pub(crate) fn choose(
-        self,
-        form: Form,
-        low: &[f32],
-        high: &[f32],
-        head: &mut [u8],
-        inverse: &mut [f32],
-        zero: &mut [f32],
-    ) {
-        by_simd!(self, choose(form, low, high, head, inverse, zero));
-    }
-
-    /// See [`wire::encode`].
-    pub(crate) fn encode(self, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
-        by_simd!(self, encode(form, rows, inverse, zero, codes));
-    }
-
-    /// See [`wire::decode`].
-    pub(crate) fn decode(
-        self,
-        form: Form,
-        codes: &[u8],
-        first: usize,
-        scales: (&[f32], &[f32]),
-        dtype: Dtype,
-        out: &mut [u8],
-    ) {
-        by_simd!(self, decode(form, codes, first, scales, dtype, out));
-    }
-
-    fn lanes(self, block: Block<'_>, acc: &mut [Lanes]) {
-        by_simd!(self, lanes(block, acc));
-    }
-
-    fn reduce(self, acc: &[Lanes], sums: &mut [f32]) {
-        by_simd!(self, reduce_all(acc, sums));
-    }
-
-    fn round(self, layout: Layout, x: &[f32], out: Filled<'_>) {
-        by_simd!(self, round(layout, x, out));
-    }
-
-    fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
-        #[cfg(target_arch = "x86_64")]
-        if self == Self::Avx2Dots {
-            return avx2::wide_by_dots(w, panel, x, part, out);
-        }
-        #[cfg(target_arch = "aarch64")]
-        if self == Self::NeonDots {
-            return neon::wide_by_dots(w, panel, x, part, out);
-        }
-        by_simd!(self, wide(w, panel, x, part, out));
-    }
-
-    /// `gate[i] = act(gate[i]) * up[i]`.
-    fn gate_mul(self, act: Gate, gate: &mut [f32], up: &[f32]) {
-        match act {
-            Gate::Silu => by_simd!(self, silu_mul(gate, up)),
-            Gate::Gelu => by_simd!(self, gelu_mul(gate, up)),
-        }
-    }
-
-    /// Presses every number of `x` smoothly between `-cap` and `cap`.
-    pub(crate) fn soft_cap(self, x: &mut [f32], cap: f32) {
-        by_simd!(self, soft_cap(x, cap));
-    }
-
-    /// Turns every head of `dim` channels of a row ([`crate::rope::turn`]).
-    pub(crate) fn turn_heads(self, row: &mut [f32], dim: usize, cos: &[f32], sin: &[f32], pairs: RopePairs) {
-        by_simd!(self, turn_heads(row, dim, cos, sin, pairs));
-    }
-
-    /// Asks memory for a matrix that will be read soon: the processor's own guesses end where a page of 4 KiB does.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "others are not asked"))]
-    pub(crate) fn ask_for(self, w: Matrix<'_>) {
-        #[cfg(target_arch = "x86_64")]
-        if self != Self::Plain {
-            avx2::ask_for(w.bytes);
-        }
-    }
-
-    /// Whether products of several rows read them in pairs.
-    fn has_pairs(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return matches!(self, Self::Avx512 | Self::Amx);
-        #[cfg(not(target_arch = "x86_64"))]
-        return false;
-    }
-
-    /// Whether products of so many rounded rows are faster by [`Self::tiles`].
-    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "only AMX has tiles"))]
-    fn has_tiles_for(self, rows: usize) -> bool {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Amx => rows >= TILES_FROM,
-            _ => false,
-        }
-    }
-
-    /// Products of many rounded rows with some panels, by tiles; by nothing if there are none.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "only AMX has tiles"))]
-    fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
-        #[cfg(target_arch = "x86_64")]
-        if self == Self::Amx {
-            avx512::tiles::panels(x, w, panels, out);
-        }
-    }
-}
 
 /// The processor: its instructions and the threads lent to computing.
 pub struct Cpu {
@@ -652,6 +333,7 @@ impl Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
     use proptest::prelude::*;
 
     fn stored(values: &[f32], dtype: Dtype) -> Vec<u8> {
