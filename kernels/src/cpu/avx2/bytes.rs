@@ -4,7 +4,7 @@
 //! Loops here have no closures: they would not have the processor's instructions, and calls would take their place.
 
 use super::super::packed::{Bits, FOUR, Layout, WIDE};
-use super::packed::RowBlock;
+use super::{ask_for_part, packed::RowBlock};
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
@@ -42,6 +42,10 @@ impl Bytes for Words {
             let quants = block.add(layout.header() + 4 * from);
             let mut sums = Self::shifts::<KIND, R, H>(block, from, rows);
             for part in 0..layout.parts() {
+                // Of outputs in two halves the first asks for both.
+                if from == 0 {
+                    ask_for_part(layout, block, part);
+                }
                 let mut scales = [_mm256_set1_epi16(1); H];
                 if layout.is_large() {
                     for (h, scales) in scales.iter_mut().enumerate() {
@@ -131,6 +135,10 @@ impl Bytes for Dots {
             let quants = block.add(layout.header() + 4 * from);
             let mut sums = [[_mm256_setzero_si256(); H]; R];
             for part in 0..layout.parts() {
+                // Of outputs in two halves the first asks for both.
+                if from == 0 {
+                    ask_for_part(layout, block, part);
+                }
                 let mut dots = [[_mm256_setzero_si256(); H]; R];
                 if layout.shift != 0 {
                     for (dots, row) in dots.iter_mut().zip(rows) {

@@ -5,10 +5,7 @@ use super::super::{
     quantised::{Part, Wide},
     rounded::Rounded,
 };
-use super::{
-    AHEAD,
-    bytes::{Bytes, Dots, Whole, Words, add_words},
-};
+use super::bytes::{Bytes, Dots, Whole, Words, add_words};
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
@@ -89,9 +86,6 @@ unsafe fn group<const KIND: usize, B: Bytes, const R: usize, const H: usize>(
         let mut acc: [[__m256; R]; 2] =
             [0, 8].map(|from| std::array::from_fn(|i| _mm256_loadu_ps(out[r + i].as_ptr().add(from))));
         for (b, block) in (part.from..).zip(bytes.chunks_exact(layout.block())) {
-            for line in (0..layout.block()).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
-            }
             let rows = std::array::from_fn(|i| RowBlock::new(layout, x, (part.first + r + i) * per_row + b));
             for from in (0..WIDE).step_by(8 * H) {
                 let whole = B::whole::<KIND, R, H>(block.as_ptr(), from, &rows);

@@ -1,7 +1,7 @@
 //! Products of few rounded rows with packed matrices: sixteen outputs to a register.
 
 use super::super::{
-    avx2::AHEAD,
+    avx2::ask_for_part,
     packed::{Bits, FOUR, HALVES, Layout, Packed, WIDE, by_kind},
     quantised::{Part, Wide},
     rounded::Rounded,
@@ -52,9 +52,6 @@ unsafe fn group<const KIND: usize, const R: usize>(bytes: &[u8], x: &Rounded, pa
     unsafe {
         let mut acc: [__m512; R] = std::array::from_fn(|i| _mm512_loadu_ps(out[r + i].as_ptr()));
         for (b, block) in (part.from..).zip(bytes.chunks_exact(layout.block())) {
-            for line in (0..layout.block()).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
-            }
             let rows = std::array::from_fn(|i| RowBlock::new(layout, x, (part.first + r + i) * per_row + b));
             add_block::<KIND, R>(block.as_ptr(), &rows, &mut acc);
         }
@@ -105,6 +102,7 @@ unsafe fn add_block<const KIND: usize, const R: usize>(block: *const u8, rows: &
         let quants = block.add(layout.header());
         let mut sums = [_mm512_setzero_si512(); R];
         for part in 0..layout.parts() {
+            ask_for_part(layout, block, part);
             let mut dots = [_mm512_setzero_si512(); R];
             if layout.shift != 0 {
                 dots = std::array::from_fn(|i| _mm512_set1_epi32(*rows[i].shifts.add(part)));
