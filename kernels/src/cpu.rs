@@ -1,8 +1,9 @@
 //! Arithmetic on the processor: one definition in plain Rust, and fast versions of it.
 //!
 //! All give the same bits. A dot product runs in eight lanes (element `k` belongs to lane `k mod 8`), each lane a chain
-//! of fused multiply-adds in the order of `k`, and the lanes are added by one fixed tree ([`plain::reduce`]). How many
-//! rows or outputs are worked on at a time changes nothing of that.
+//! of fused multiply-adds in the order of `k`, and the lanes are added by one fixed tree ([`plain::reduce`]). With bfloat16
+//! matrices lanes take numbers two at a time (`bf16.rs`). How many rows or outputs are worked on at a time changes nothing of
+//! that.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -10,9 +11,10 @@
 //! | `simd.rs` | the instructions a processor has, and which version uses them |
 //! | `plain.rs` | the definition |
 //! | `avx2.rs` | the same for AVX2, FMA and F16C, with and without products of bytes (AVX-VNNI) |
-//! | `avx512.rs` | the same for AVX-512 with VNNI, and with tiles (AMX) |
+//! | `avx512.rs` | the same for AVX-512 with VNNI, with products of bfloat16, and with tiles (AMX) |
 //! | `neon.rs` | the same for NEON, with and without products of bytes (`dotprod`) |
 //! | `dense.rs` | products in blocks that stay in caches |
+//! | `bf16.rs` | the definition of those with bfloat16 matrices |
 //! | `packed.rs` | quantised matrices, laid out for products |
 //! | `rounded.rs` | rows rounded to 8 bits, what quantised matrices are multiplied by |
 //! | `quantised.rs` | products of the two |
@@ -27,6 +29,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 mod dense;
 mod matrix;
 #[cfg(target_arch = "aarch64")]
@@ -165,7 +168,7 @@ impl Cpu {
 
     /// Whether attention of many rows has a version of its own for heads of `dim` channels.
     pub(crate) fn has_chunks(&self, dim: usize) -> bool {
-        self.simd.has_pairs() && dim.is_multiple_of(KEYS)
+        self.simd.has_lines() && dim.is_multiple_of(KEYS)
     }
 
     /// All numbers of a matrix, widened.

@@ -2,6 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `dense.rs` | dense products |
 //! | `packed.rs` | quantised products |
 //! | `simple.rs` | norms, gates and turns |
 //! | `bytes.rs` | what they are made of: products of bytes, with and without instructions for them (AVX-VNNI) |
@@ -12,12 +13,15 @@
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod bytes;
+pub(super) mod dense;
 mod packed;
 mod simple;
 mod turn;
 mod wire;
 
-use super::{Dtype, LANES, Lanes, Matrix, dense::Block, packed::Layout, plain, rounded::Filled};
+use super::{Dtype, LANES, Lanes, Matrix, packed::Layout, plain, rounded::Filled};
+pub(super) use dense::{lanes, lanes_of_two};
+use half::bf16;
 pub(super) use packed::{wide, wide_by_dots};
 pub(super) use simple::{add_rms_norm, gelu_mul, layer_norm, rms_norm, soft_cap, turn_heads};
 use std::arch::x86_64::*;
@@ -87,96 +91,6 @@ impl Stored for Bf16 {
         // SAFETY: the caller promises 16 readable bytes; the load needs no alignment. A bfloat16 is the upper half of
         // the single-precision number.
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())))) }
-    }
-}
-
-/// See [`plain::lanes`].
-pub(super) fn lanes(block: Block<'_>, acc: &mut [Lanes]) {
-    block.check(acc);
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the block lies inside its matrices.
-    unsafe {
-        match block.w.dtype {
-            Dtype::F32 => all::<F32>(block, acc),
-            Dtype::F16 => all::<F16>(block, acc),
-            Dtype::Bf16 => all::<Bf16>(block, acc),
-        }
-    }
-}
-
-/// # Safety
-/// The processor has AVX2, FMA and F16C, and `block.check(acc)` holds.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn all<S: Stored>(block: Block<'_>, acc: &mut [Lanes]) {
-    let mut r = 0;
-    // SAFETY: every tile below stays within the rows and outputs counted here.
-    unsafe {
-        while r + 4 <= block.rows() {
-            outputs::<S, 4, 3>(block, acc, r);
-            r += 4;
-        }
-        match block.rows() - r {
-            3 => outputs::<S, 3, 4>(block, acc, r),
-            2 => outputs::<S, 2, 4>(block, acc, r),
-            1 => outputs::<S, 1, 4>(block, acc, r),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As for [`all`], and rows `r..r + R` exist.
-#[inline(always)]
-unsafe fn outputs<S: Stored, const R: usize, const C: usize>(block: Block<'_>, acc: &mut [Lanes], r: usize) {
-    let mut o = 0;
-    // SAFETY: outputs `o..o + C` (then single ones) exist.
-    unsafe {
-        while o + C <= block.w.rows {
-            tile::<S, R, C>(block, acc, r, o);
-            o += C;
-        }
-        while o < block.w.rows {
-            tile::<S, R, 1>(block, acc, r, o);
-            o += 1;
-        }
-    }
-}
-
-/// `R` rows by `C` outputs, a register of lanes for each. Asks for the next outputs' weights meanwhile: the processor's own
-/// guesses end where a page of 4 KiB does, which may be every row.
-///
-/// # Safety
-/// As for [`all`]; rows `r..r + R` and outputs `o..o + C` exist.
-#[inline(always)]
-unsafe fn tile<S: Stored, const R: usize, const C: usize>(block: Block<'_>, acc: &mut [Lanes], r: usize, o: usize) {
-    let Block { x, w, from, len, .. } = block;
-    // SAFETY: loads read eight numbers at `k + 8 <= len` behind `from` of rows and outputs that exist.
-    unsafe {
-        let at = |i: usize, j: usize| (r + i) * w.rows + o + j;
-        let xs: [*const f32; R] = std::array::from_fn(|i| x.as_ptr().add((r + i) * w.cols + from));
-        let ws: [*const u8; C] = std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * S::BYTES));
-        let mut sums: [[__m256; C]; R] =
-            std::array::from_fn(|i| std::array::from_fn(|j| _mm256_loadu_ps(acc[at(i, j)].as_ptr())));
-        let next = C * w.cols * S::BYTES;
-        let mut k = 0;
-        while k < len {
-            let wk: [__m256; C] = std::array::from_fn(|j| {
-                let at = ws[j].add(k * S::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
-                S::load(at)
-            });
-            for i in 0..R {
-                let xk = _mm256_loadu_ps(xs[i].add(k));
-                for j in 0..C {
-                    sums[i][j] = _mm256_fmadd_ps(xk, wk[j], sums[i][j]);
-                }
-            }
-            k += LANES;
-        }
-        for i in 0..R {
-            for j in 0..C {
-                _mm256_storeu_ps(acc[at(i, j)].as_mut_ptr(), sums[i][j]);
-            }
-        }
     }
 }
 
@@ -453,6 +367,16 @@ pub(super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     }
     // SAFETY: as in `softmax`.
     unsafe { fast(layout, x, out) }
+}
+
+/// See [`plain::round_to_bf16`].
+pub(super) fn round_to_bf16(x: &[f32], out: &mut [bf16]) {
+    #[target_feature(enable = "avx2")]
+    unsafe fn fast(x: &[f32], out: &mut [bf16]) {
+        plain::round_to_bf16(x, out);
+    }
+    // SAFETY: as in `softmax`.
+    unsafe { fast(x, out) }
 }
 
 pub(super) fn softmax(x: &mut [f32]) {

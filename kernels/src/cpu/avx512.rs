@@ -5,6 +5,7 @@
 //! | `attend.rs` | attention of single rows |
 //! | `chunk.rs` | attention of many rows of a prompt |
 //! | `dense.rs` | dense products of several rows |
+//! | `bf16.rs` | products of bfloat16 numbers as they are |
 //! | `rows.rs` | rows as these read them |
 //! | `stored.rs` | how stored numbers become lanes |
 //! | `exp.rs` | softmax and gates |
@@ -15,6 +16,7 @@
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod attend;
+pub(super) mod bf16;
 pub(super) mod chunk;
 mod dense;
 mod exp;
@@ -26,11 +28,12 @@ pub(super) mod tiles;
 mod wire;
 
 pub(super) use super::avx2::{
-    add_rms_norm, gelu_mul, lanes, layer_norm, reduce_all, rms_norm, soft_cap, turn_back, turn_heads, turn_on, widen,
+    add_rms_norm, gelu_mul, lanes, lanes_of_two, layer_norm, reduce_all, rms_norm, round_to_bf16, soft_cap, turn_back,
+    turn_heads, turn_on, widen,
 };
 use super::{avx2::AHEAD, plain};
 pub(super) use attend::{scores, weighted_rows};
-pub(super) use dense::{Rows, panel, width, with_rows};
+pub(super) use dense::{Lines, panel, width, with_lines};
 pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;

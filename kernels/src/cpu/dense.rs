@@ -5,7 +5,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::{LANES, Lanes, Matrix, Simd, packed::WIDE, plain, team::Team};
+use super::{Dtype, LANES, Lanes, Matrix, SHARE_FROM, Simd, bf16 as two, packed::WIDE, plain, team::Team};
+use half::bf16;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -26,20 +27,58 @@ const PARTS_PER_THREAD: usize = 4;
 thread_local! {
     /// Lanes and sums of the panel a thread works on, kept from step to step.
     static SCRATCH: RefCell<(Vec<Lanes>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    /// Rows rounded to bfloat16.
+    static ROUNDED: RefCell<Vec<bf16>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A number of a row, as products with some matrices take it.
+pub(super) trait Number: Copy {
+    /// Numbers that every lane takes as many of.
+    const GROUP: usize;
+
+    /// Goes on with lanes over whole groups of columns.
+    fn lanes(simd: Simd, block: Block<'_, Self>, acc: &mut [Lanes]);
+
+    /// The columns after the last whole group.
+    fn last_lanes(x: &[Self], w: Matrix<'_>, acc: &mut [Lanes]);
+}
+
+impl Number for f32 {
+    const GROUP: usize = LANES;
+
+    fn lanes(simd: Simd, block: Block<'_>, acc: &mut [Lanes]) {
+        simd.lanes(block, acc);
+    }
+
+    fn last_lanes(x: &[Self], w: Matrix<'_>, acc: &mut [Lanes]) {
+        plain::last_lanes(x, w, acc);
+    }
+}
+
+impl Number for bf16 {
+    const GROUP: usize = two::SIXTEEN;
+
+    fn lanes(simd: Simd, block: Block<'_, Self>, acc: &mut [Lanes]) {
+        simd.lanes_of_two(block, acc);
+    }
+
+    fn last_lanes(x: &[Self], w: Matrix<'_>, acc: &mut [Lanes]) {
+        two::last_lanes_of_two(x, w, acc);
+    }
 }
 
 /// Some columns of `x` and `w`: `x` holds rows as wide as `w`'s.
 #[derive(Clone, Copy)]
-pub(super) struct Block<'a> {
-    pub x: &'a [f32],
+pub(super) struct Block<'a, X = f32> {
+    pub x: &'a [X],
     pub w: Matrix<'a>,
     /// First column.
     pub from: usize,
-    /// Columns, a multiple of [`LANES`].
+    /// Columns, a multiple of [`Number::GROUP`].
     pub len: usize,
 }
 
-impl Block<'_> {
+impl<X: Number> Block<'_, X> {
     /// Rows of `x`.
     pub fn rows(&self) -> usize {
         self.x.len() / self.w.cols
@@ -47,7 +86,7 @@ impl Block<'_> {
 
     /// Whether it lies inside, and `acc` has lanes for every row and output: what fast versions rely on.
     pub fn check(&self, acc: &[Lanes]) {
-        assert!(self.len.is_multiple_of(LANES) && self.from + self.len <= self.w.cols);
+        assert!(self.len.is_multiple_of(X::GROUP) && self.from + self.len <= self.w.cols);
         assert!(self.x.len() == self.rows() * self.w.cols && acc.len() == self.rows() * self.w.rows);
     }
 }
@@ -165,31 +204,75 @@ impl<'a> Outputs<'a> {
 pub(super) struct Laid<'a> {
     x: &'a [f32],
     cols: usize,
+    /// Rounded to bfloat16, where matrices are that.
+    rounded: &'a [bf16],
     /// In lines, where a version of its own reads them so.
     #[cfg(target_arch = "x86_64")]
-    lines: Option<avx512::Rows<'a>>,
+    lines: avx512::Lines<'a>,
 }
 
-/// Calls `work` with rows of `cols` numbers, laid out if `lay` says that many are to be multiplied by dense matrices.
+/// For which dense matrices rows are made ready.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wanted {
+    /// Of single or half precision.
+    pub eight: bool,
+    /// bfloat16.
+    pub two: bool,
+}
+
+impl Wanted {
+    /// For these matrices.
+    pub fn by(dtypes: impl Iterator<Item = Dtype>) -> Self {
+        dtypes.fold(Self::default(), |wanted, dtype| match dtype {
+            Dtype::Bf16 => Self { two: true, ..wanted },
+            Dtype::F32 | Dtype::F16 => Self { eight: true, ..wanted },
+        })
+    }
+}
+
+/// Calls `work` with rows of `cols` numbers, made ready for the matrices that are wanted.
 pub(super) fn with_laid<T>(
     simd: Simd,
     team: Option<&Team>,
     x: &[f32],
     cols: usize,
-    lay: bool,
+    wanted: Wanted,
     work: impl FnOnce(&Laid<'_>) -> T,
 ) -> T {
     #[cfg(target_arch = "x86_64")]
-    if lay && simd.has_pairs() {
-        return avx512::with_rows(team, x, cols, |lines| work(&Laid { x, cols, lines: Some(lines) }));
+    if x.len() > cols && simd.has_lines() {
+        return avx512::with_lines(team, x, cols, wanted, simd.multiplies_bf16(), |lines| {
+            work(&Laid { x, cols, rounded: &[], lines })
+        });
     }
-    let _ = (simd, team, lay);
-    work(&Laid {
-        x,
-        cols,
-        #[cfg(target_arch = "x86_64")]
-        lines: None,
+    ROUNDED.with_borrow_mut(|all| {
+        let rounded = if wanted.two { round(simd, team, x, all) } else { &[] };
+        work(&Laid {
+            x,
+            cols,
+            rounded,
+            #[cfg(target_arch = "x86_64")]
+            lines: avx512::Lines::default(),
+        })
     })
+}
+
+/// Rounds rows to bfloat16, shared among the threads when it is worth it.
+fn round<'a>(simd: Simd, team: Option<&Team>, x: &[f32], all: &'a mut Vec<bf16>) -> &'a [bf16] {
+    all.resize(x.len(), bf16::ZERO);
+    match team.filter(|_| x.len() >= SHARE_FROM) {
+        Some(team) => {
+            let parts = Cut::new(all, SHARE_FROM / 4);
+            team.share(parts.len(), |i| {
+                // SAFETY: each part is handed out once.
+                #[allow(unsafe_code)]
+                let part = unsafe { parts.part(i) };
+                simd.round_to_bf16(&x[i * (SHARE_FROM / 4)..][..part.len()], part);
+            });
+        }
+        None => simd.round_to_bf16(x, all),
+    }
+    all
 }
 
 impl Laid<'_> {
@@ -201,7 +284,7 @@ impl Laid<'_> {
     /// Outputs of a panel for `threads` threads.
     pub fn width(&self, outputs: usize, threads: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if self.lines.is_some() {
+        if self.lines.any() {
             return avx512::width(self.rows(), outputs, threads);
         }
         panel_width(self.rows(), outputs, threads, PANEL)
@@ -210,17 +293,20 @@ impl Laid<'_> {
     /// `out[r][first + o] = x[r] · w[o]`.
     pub fn panel(&self, simd: Simd, w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(rows) = &self.lines {
+        if let Some(rows) = self.lines.of(w.dtype) {
             return avx512::panel(rows, w, out, first);
         }
-        panel(simd, self.x, w, out, first);
+        match w.dtype {
+            Dtype::Bf16 => panel(simd, self.rounded, w, out, first),
+            Dtype::F32 | Dtype::F16 => panel(simd, self.x, w, out, first),
+        }
     }
 }
 
 /// `out[r][o] = x[r] · w[o]` on the calling thread.
 pub(super) fn product_here(simd: Simd, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
     let rows = x.len() / w.cols;
-    with_laid(simd, None, x, w.cols, rows > 1, |laid| {
+    with_laid(simd, None, x, w.cols, Wanted::by([w.dtype].into_iter()), |laid| {
         let (width, out) = (laid.width(w.rows, 1), Outputs::new(out, rows, w.rows));
         for from in (0..w.rows).step_by(width) {
             laid.panel(simd, w.slice(from, w.rows.min(from + width)), &out, from);
@@ -235,20 +321,20 @@ pub(super) fn panel_width(rows: usize, outputs: usize, threads: usize, many: usi
     outputs.div_ceil(shares).clamp(1, most).next_multiple_of(4)
 }
 
-fn panel(simd: Simd, x: &[f32], w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
+fn panel<X: Number>(simd: Simd, x: &[X], w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
     SCRATCH.with_borrow_mut(|(lanes, sums)| {
         for (block, x) in x.chunks(ROWS * w.cols).enumerate() {
             let rows = x.len() / w.cols;
             lanes.clear();
             lanes.resize(rows * w.rows, [0.0; LANES]);
             sums.resize(rows * w.rows, 0.0);
-            let whole = w.cols - w.cols % LANES;
-            let depth = (NEAR / rows).max(DEPTH) / LANES * LANES;
+            let whole = w.cols - w.cols % X::GROUP;
+            let depth = (NEAR / rows).max(DEPTH) / X::GROUP * X::GROUP;
             for from in (0..whole).step_by(depth) {
-                simd.lanes(Block { x, w, from, len: depth.min(whole - from) }, lanes);
+                X::lanes(simd, Block { x, w, from, len: depth.min(whole - from) }, lanes);
             }
             if whole < w.cols {
-                plain::last_lanes(x, w, lanes);
+                X::last_lanes(x, w, lanes);
             }
             simd.reduce(lanes, sums);
             for (row, sums) in sums.chunks_exact(w.rows).enumerate() {

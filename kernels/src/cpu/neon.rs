@@ -22,7 +22,7 @@ mod packed;
 mod rounded;
 
 pub(super) use attend::{scores, weighted_rows};
-pub(super) use dense::{lanes, reduce_all};
+pub(super) use dense::{lanes, lanes_of_two, reduce_all};
 pub(super) use eight::widen;
 pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::{wide, wide_by_dots};
@@ -31,7 +31,7 @@ pub(super) use rounded::round;
 // The compiler has NEON everywhere, so plain code is vector code where it can be, as the loop that measures reading is.
 // Packing KV for links is the definition too, though it is not: nobody has written that in NEON yet.
 pub(super) use super::plain::{
-    add_rms_norm, choose, decode, encode, gelu_mul, layer_norm, low_high, rms_norm, soft_cap, sum, turn_back,
+    add_rms_norm, choose, decode, encode, gelu_mul, layer_norm, low_high, rms_norm, round_to_bf16, soft_cap, sum, turn_back,
     turn_heads, turn_on,
 };
 

@@ -2,6 +2,7 @@
 
 use super::{KEYS, LANES, Lanes, Matrix, dense::Block};
 pub(super) use super::{
+    bf16::{lanes_of_two, round as round_to_bf16},
     quantised::wide,
     rounded::round,
     simple::{add_rms_norm, gelu_mul, layer_norm, rms_norm, soft_cap, turn_heads},
@@ -16,7 +17,8 @@ pub fn reduce(lanes: [f32; LANES]) -> f32 {
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
-/// Goes on with the lanes of every row and output, over the block's columns. `acc` is `[row][output]`.
+/// Goes on with the lanes of every row and output, over the block's columns. `acc` is `[row][output]`. Of bfloat16 matrices it
+/// is [`lanes_of_two`].
 pub(super) fn lanes(block: Block<'_>, acc: &mut [Lanes]) {
     let Block { x, w, from, len, .. } = block;
     for (x, acc) in x.chunks_exact(w.cols).zip(acc.chunks_exact_mut(w.rows)) {

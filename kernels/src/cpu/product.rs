@@ -1,8 +1,8 @@
 //! Products of some rows with one matrix or several: rows are made ready once, and work is handed out once.
 
 use super::{
-    Matrix, PARALLEL_FROM, Packed, Simd,
-    dense::{self, Laid, Outputs},
+    Dtype, Matrix, PARALLEL_FROM, Packed, Simd,
+    dense::{self, Laid, Outputs, Wanted},
     quantised,
     rounded::Rounded,
     team::Team,
@@ -43,8 +43,12 @@ impl Operand<'_> {
         }
     }
 
-    fn is_many_rows_of_dense(&self, simd: Simd, rows: usize) -> bool {
-        matches!(self, Self::Dense(_)) && rows > 1 && simd.has_pairs()
+    /// How a dense matrix's numbers are stored.
+    fn dense(&self) -> Option<Dtype> {
+        match self {
+            Self::Dense(matrix) => Some(matrix.dtype),
+            Self::Packed(_) => None,
+        }
     }
 }
 
@@ -74,14 +78,14 @@ pub(super) fn product<const N: usize>(
     }
     let team = Some(team).filter(|_| rows * outputs * cols >= PARALLEL_FROM);
     let threads = team.map_or(1, Team::threads);
-    let lay = each.iter().any(|(w, _)| w.is_many_rows_of_dense(simd, rows));
+    let wanted = Wanted::by(each.iter().filter_map(|(w, _)| w.dense()));
     ROUNDED.with_borrow_mut(|rounded| {
         let mut ways = 0;
         let round = each.each_ref().map(|(w, _)| match w {
             Operand::Dense(_) => None,
             Operand::Packed(w) => Some(fill(simd, team, x, w, rounded, &mut ways)),
         });
-        dense::with_laid(simd, team, x, cols, lay, |laid| {
+        dense::with_laid(simd, team, x, cols, wanted, |laid| {
             let mut round = round.into_iter().flatten();
             let tasks = each.map(|(w, out)| {
                 let (outputs, out) = (w.outputs(), Outputs::new(out, rows, w.outputs()));

@@ -19,6 +19,7 @@ use crate::{
     rope::RopePairs,
     wire::{Form, Rows, Turn},
 };
+use half::bf16;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -49,7 +50,10 @@ pub enum Simd {
     /// AVX-512 with its extensions for bytes and words, short vectors and whole-number products (VNNI).
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The same, and tiles of bytes (AMX).
+    /// The same, and products of two bfloat16 numbers each, where these are faster than multiply-adds.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    /// AVX-512 with tiles of bytes (AMX). Such processors' products of bfloat16 are slower than their multiply-adds.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// NEON, which every aarch64 processor has.
@@ -68,7 +72,7 @@ macro_rules! by_simd {
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 | Simd::Avx2Dots => avx2::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 | Simd::Amx => avx512::$what($($arg),*),
+            Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => avx512::$what($($arg),*),
             #[cfg(target_arch = "aarch64")]
             Simd::Neon | Simd::NeonDots => neon::$what($($arg),*),
         }
@@ -81,7 +85,15 @@ impl Simd {
     #[must_use]
     pub fn detect() -> Self {
         static BEST: OnceLock<Simd> = OnceLock::new();
-        *BEST.get_or_init(|| Self::all().last().copied().unwrap_or(Self::Plain))
+        *BEST.get_or_init(|| Self::all().into_iter().rfind(|simd| simd.is_worth_it()).unwrap_or(Self::Plain))
+    }
+
+    /// Whether it is faster than what comes before it.
+    fn is_worth_it(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self != Self::Avx512Bf16 || avx512::bf16::is_fast();
+        #[cfg(not(target_arch = "x86_64"))]
+        true
     }
 
     /// All that this processor has, the fastest last.
@@ -90,8 +102,8 @@ impl Simd {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
             let (dots, wider) = (avx2::has_dots(), avx512::is_available());
-            let tiles = wider && avx512::tiles::is_available();
-            let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Amx, tiles)];
+            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::tiles::is_available());
+            let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Avx512Bf16, twos), (Self::Amx, tiles)];
             let more = more.into_iter().filter(|(_, has)| *has);
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
         }
@@ -104,11 +116,14 @@ impl Simd {
         vec![Self::Plain]
     }
 
-    /// Those of [`Self::all`] that pack KV for links each in a way of its own: tiles and products of bytes do nothing for it.
+    /// Those of [`Self::all`] that pack KV for links each in a way of its own: no products do anything for it.
     #[must_use]
     pub fn packing() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        return Self::all().into_iter().filter(|simd| !matches!(simd, Self::Avx2Dots | Self::Amx)).collect();
+        return Self::all()
+            .into_iter()
+            .filter(|simd| !matches!(simd, Self::Avx2Dots | Self::Avx512Bf16 | Self::Amx))
+            .collect();
         #[cfg(not(target_arch = "x86_64"))]
         vec![Self::Plain]
     }
@@ -171,6 +186,18 @@ impl Simd {
         by_simd!(self, lanes(block, acc));
     }
 
+    pub(super) fn lanes_of_two(self, block: Block<'_, bf16>, acc: &mut [Lanes]) {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512Bf16 {
+            return avx512::bf16::lanes_of_two(block, acc);
+        }
+        by_simd!(self, lanes_of_two(block, acc));
+    }
+
+    pub(super) fn round_to_bf16(self, x: &[f32], out: &mut [bf16]) {
+        by_simd!(self, round_to_bf16(x, out));
+    }
+
     pub(super) fn reduce(self, acc: &[Lanes], sums: &mut [f32]) {
         by_simd!(self, reduce_all(acc, sums));
     }
@@ -218,12 +245,18 @@ impl Simd {
         }
     }
 
-    /// Whether products of several rows read them in pairs.
-    pub(super) fn has_pairs(self) -> bool {
+    /// Whether dense products of several rows read them in lines, two rows to each.
+    pub(super) fn has_lines(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return matches!(self, Self::Avx512 | Self::Amx);
+        return matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::Amx);
         #[cfg(not(target_arch = "x86_64"))]
         return false;
+    }
+
+    /// Whether it multiplies bfloat16 numbers as they are.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn multiplies_bf16(self) -> bool {
+        self == Self::Avx512Bf16
     }
 
     /// Whether products of so many rounded rows are faster by [`Self::tiles`].

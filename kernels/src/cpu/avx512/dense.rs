@@ -1,18 +1,17 @@
 //! Dense products of several rows: two rows side by side in a register, so that both have their eight lanes, and the same
-//! eight weights for both.
+//! weights for both.
 //!
 //! Rows are laid out once as products read them (`rows.rs`). A panel is a few outputs; its rows pass a depth of columns after
 //! the other, and sums of a tile (some pairs of rows by some outputs) wait in memory in the order registers leave them.
 
 use super::super::{
-    Dtype, LANES, Matrix,
-    dense::{self, Outputs},
+    Dtype, Matrix,
+    dense::{self, Outputs, Wanted},
     team::Team,
 };
-pub(in super::super) use super::rows::Rows;
 use super::{
-    rows::{Line, Tile},
-    stored::{Bf16, F16, F32, Stored},
+    rows::{Form, Line, Rows, Tile},
+    stored::{F16, F32, Multiplied, One, Two, TwoApart},
 };
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -25,20 +24,50 @@ const PANEL: usize = 192;
 const OUTPUTS: usize = 24;
 
 thread_local! {
-    /// Rows laid out, kept from step to step.
-    static ROWS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// Rows laid out for matrices of single or half precision and for bfloat16 ones, kept from step to step.
+    static ROWS: RefCell<[Vec<Line>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
     /// Sums of the panel a thread works on.
     static SUMS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `work` with rows laid out.
-pub(in super::super) fn with_rows<T>(
+/// Rows laid out, for the matrices that are to be multiplied.
+#[derive(Default)]
+pub(in super::super) struct Lines<'a> {
+    eight: Option<Rows<'a>>,
+    two: Option<Rows<'a>>,
+}
+
+impl Lines<'_> {
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        self.eight.is_some() || self.two.is_some()
+    }
+
+    /// Those for such matrices.
+    pub fn of(&self, dtype: Dtype) -> Option<&Rows<'_>> {
+        match dtype {
+            Dtype::F32 | Dtype::F16 => self.eight.as_ref(),
+            Dtype::Bf16 => self.two.as_ref(),
+        }
+    }
+}
+
+/// Calls `work` with rows laid out; bfloat16 numbers as they are if the processor `multiplies` them.
+pub(in super::super) fn with_lines<T>(
     team: Option<&Team>,
     x: &[f32],
     cols: usize,
-    work: impl FnOnce(Rows<'_>) -> T,
+    wanted: Wanted,
+    multiplies: bool,
+    work: impl FnOnce(Lines<'_>) -> T,
 ) -> T {
-    ROWS.with_borrow_mut(|lines| work(Rows::lay(team, x, cols, lines)))
+    ROWS.with_borrow_mut(|[eight, two]| {
+        let form = if multiplies { Form::Two } else { Form::TwoApart };
+        work(Lines {
+            eight: wanted.eight.then(|| Rows::lay(team, x, cols, Form::Eight, eight)),
+            two: wanted.two.then(|| Rows::lay(team, x, cols, form, two)),
+        })
+    })
 }
 
 /// Outputs of a panel.
@@ -51,14 +80,16 @@ pub(in super::super) fn panel(rows: &Rows<'_>, w: Matrix<'_>, out: &Outputs<'_>,
     assert_eq!(rows.cols(), w.cols);
     SUMS.with_borrow_mut(|sums| {
         sums.resize(PAIRS.min(rows.pairs()) * w.rows, Line::ZERO);
-        // SAFETY: `Simd::detect` chose this file only after `is_available`. Rows are as wide as `w`'s, and there is room for
-        // the sums of as many pairs as pass together.
+        let of = Panel { rows, w, out, first };
+        // SAFETY: `Simd::detect` chose this file only after `is_available`, and lines of two only where the processor multiplies
+        // them. Rows are as wide as `w`'s, and there is room for the sums of as many pairs as pass together.
         unsafe {
-            let of = Panel { rows, w, out, first };
-            match w.dtype {
-                Dtype::F32 => of.run::<F32>(sums),
-                Dtype::F16 => of.run::<F16>(sums),
-                Dtype::Bf16 => of.run::<Bf16>(sums),
+            match (w.dtype, rows.form()) {
+                (Dtype::F32, Form::Eight) => of.run::<One<F32>>(sums),
+                (Dtype::F16, Form::Eight) => of.run::<One<F16>>(sums),
+                (Dtype::Bf16, Form::Two) => of.run_two(sums),
+                (Dtype::Bf16, Form::TwoApart) => of.run::<TwoApart>(sums),
+                (dtype, form) => unreachable!("rows in {form:?} for {dtype:?}"),
             }
         }
     });
@@ -77,7 +108,25 @@ impl Panel<'_> {
     /// The processor has AVX-512 (F, BW, DQ, VL), rows are as wide as `w`'s, and `sums` has a line for every output and pair of
     /// those that pass together.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn run<S: Stored>(self, sums: &mut [Line]) {
+    unsafe fn run<M: Multiplied>(self, sums: &mut [Line]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.tiles::<M>(sums) }
+    }
+
+    /// The same for lines of two.
+    ///
+    /// # Safety
+    /// As for [`Self::run`], and the processor has products of bfloat16.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn run_two(self, sums: &mut [Line]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.tiles::<Two>(sums) }
+    }
+
+    /// # Safety
+    /// As for [`Self::run`].
+    #[inline(always)]
+    unsafe fn tiles<M: Multiplied>(self, sums: &mut [Line]) {
         let pairs = self.rows.pairs();
         for first in (0..pairs).step_by(PAIRS) {
             for depth in 0..self.rows.depths() {
@@ -86,11 +135,11 @@ impl Panel<'_> {
                     // SAFETY: the tile is one of the rows', and its sums are those of all outputs.
                     unsafe {
                         match tile.pairs {
-                            8 => self.outputs::<S, 8, 3>(tile, depth, sums),
-                            4 => self.outputs::<S, 4, 6>(tile, depth, sums),
-                            3 => self.outputs::<S, 3, 6>(tile, depth, sums),
-                            2 => self.outputs::<S, 2, 6>(tile, depth, sums),
-                            _ => self.outputs::<S, 1, 8>(tile, depth, sums),
+                            8 => self.outputs::<M, 8, 3>(tile, depth, sums),
+                            4 => self.outputs::<M, 4, 6>(tile, depth, sums),
+                            3 => self.outputs::<M, 3, 6>(tile, depth, sums),
+                            2 => self.outputs::<M, 2, 6>(tile, depth, sums),
+                            _ => self.outputs::<M, 1, 8>(tile, depth, sums),
                         }
                     }
                 }
@@ -101,16 +150,21 @@ impl Panel<'_> {
     /// # Safety
     /// As for [`Self::run`]; `tile` is one of the rows', of `P` pairs, and `sums` holds those of all outputs.
     #[inline(always)]
-    unsafe fn outputs<S: Stored, const P: usize, const C: usize>(self, tile: Tile, depth: usize, sums: &mut [Line]) {
+    unsafe fn outputs<M: Multiplied, const P: usize, const C: usize>(
+        self,
+        tile: Tile,
+        depth: usize,
+        sums: &mut [Line],
+    ) {
         let whole = self.w.rows - self.w.rows % C;
         let (many, few) = sums.split_at_mut(P * whole);
         // SAFETY: outputs `o..o + C`, then single ones, exist; their sums are as many.
         unsafe {
             for (o, sums) in (0..whole).step_by(C).zip(many.chunks_exact_mut(P * C)) {
-                self.tile::<S, P, C>(tile, depth, o, sums);
+                self.tile::<M, P, C>(tile, depth, o, sums);
             }
             for (o, sums) in (whole..self.w.rows).zip(few.chunks_exact_mut(P)) {
-                self.tile::<S, P, 1>(tile, depth, o, sums);
+                self.tile::<M, P, 1>(tile, depth, o, sums);
             }
         }
     }
@@ -120,7 +174,7 @@ impl Panel<'_> {
     /// # Safety
     /// As for [`Self::outputs`]; outputs `o..o + C` exist, and there are `P * C` sums.
     #[inline(always)]
-    unsafe fn tile<S: Stored, const P: usize, const C: usize>(
+    unsafe fn tile<M: Multiplied, const P: usize, const C: usize>(
         self,
         tile: Tile,
         depth: usize,
@@ -128,13 +182,13 @@ impl Panel<'_> {
         sums: &mut [Line],
     ) {
         let (Self { rows, w, .. }, last) = (self, depth + 1 == self.rows.depths());
-        let (x, columns) = rows.at(tile, depth);
-        let (whole, rest) = (columns.len() / LANES, columns.len() % LANES);
-        // SAFETY: a tile's lines lie one after the other, `P` for every group of eight columns; each load of weights reads
-        // a whole group of `columns`, or through `rest_of` what is left of one.
+        let ((x, columns), (group, lines)) = (rows.at(tile, depth), (M::FORM.columns(), M::FORM.lines()));
+        let (whole, rest) = (columns.len() / group, columns.len() % group);
+        // SAFETY: a tile's lines lie one after the other, those of `P` pairs for every group of columns; each load of weights
+        // reads a whole group of `columns`, or through `rest_of` what is left of one.
         unsafe {
             let ws: [*const u8; C] =
-                std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + columns.start) * S::BYTES));
+                std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + columns.start) * M::BYTES));
             let mut acc = [[_mm512_setzero_ps(); C]; P];
             if depth > 0 {
                 for (i, acc) in acc.iter_mut().enumerate() {
@@ -143,28 +197,27 @@ impl Panel<'_> {
                     }
                 }
             }
-            let next = C * w.cols * S::BYTES;
-            for group in 0..whole {
-                let wk: [__m512; C] = std::array::from_fn(|j| {
-                    let at = ws[j].add(group * LANES * S::BYTES);
+            let next = C * w.cols * M::BYTES;
+            for g in 0..whole {
+                let wk: [M::Weights; C] = std::array::from_fn(|j| {
+                    let at = ws[j].add(g * group * M::BYTES);
                     _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
-                    S::load(at)
+                    M::weights(at)
                 });
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    let xk = (*x.add(group * P + i)).load();
+                    let x = x.add((g * P + i) * lines);
                     for (acc, wk) in acc.iter_mut().zip(wk) {
-                        *acc = _mm512_fmadd_ps(xk, wk, *acc);
+                        *acc = M::multiply_add(x, wk, *acc);
                     }
                 }
             }
             if rest > 0 {
-                // Lanes past the end keep what they have, as the definition's do.
-                let some = ((1u16 << rest) - 1) * 0x101;
-                let wk: [__m512; C] = std::array::from_fn(|j| rest_of::<S>(ws[j].add(whole * LANES * S::BYTES), rest));
+                let wk: [M::Weights; C] =
+                    std::array::from_fn(|j| rest_of::<M>(ws[j].add(whole * group * M::BYTES), rest));
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    let xk = (*x.add(whole * P + i)).load();
+                    let x = x.add((whole * P + i) * lines);
                     for (acc, wk) in acc.iter_mut().zip(wk) {
-                        *acc = _mm512_mask3_fmadd_ps(xk, wk, *acc, some);
+                        *acc = M::multiply_add_rest(x, wk, *acc, rest);
                     }
                 }
             }
@@ -206,16 +259,16 @@ impl Panel<'_> {
     }
 }
 
-/// Less than eight numbers as lanes, the others zero.
+/// Less than a group of numbers, and zeros.
 ///
 /// # Safety
-/// `at` points to `count < 8` readable numbers; AVX-512 (F, BW, DQ).
+/// `at` points to so many readable numbers, fewer than a group; AVX-512 (F, BW, DQ, VL).
 #[inline(always)]
-unsafe fn rest_of<S: Stored>(at: *const u8, count: usize) -> __m512 {
-    let mut bytes = [0; 4 * LANES];
-    // SAFETY: the caller's promise; then eight numbers of the array.
+unsafe fn rest_of<M: Multiplied>(at: *const u8, count: usize) -> M::Weights {
+    let mut bytes = [0; 32];
+    // SAFETY: the caller's promise; then a group of the array.
     unsafe {
-        std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), count * S::BYTES);
-        S::load(bytes.as_ptr())
+        std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), count * M::BYTES);
+        M::weights(bytes.as_ptr())
     }
 }

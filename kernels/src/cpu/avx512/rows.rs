@@ -1,14 +1,42 @@
-//! Rows laid out for dense products: in pairs, eight numbers of each in a line, and in the order in which they are read.
+//! Rows laid out for dense products: in pairs, a group of numbers of each in a line, and in the order in which they are read.
 
-use super::super::{LANES, SHARE_FROM, dense::Cut, team::Team};
+use super::super::{LANES, SHARE_FROM, bf16, dense::Cut, team::Team};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Groups of eight columns of a depth: those of sixteen rows fit a first-level cache.
+/// Lines of a pair of rows in a depth: those of sixteen rows fit a first-level cache.
 const DEPTH: usize = 64;
-/// Groups of eight columns of all rows that fit it: few rows take more columns at a time, so that weights are read as they
-/// lie in memory.
+/// Lines of all rows, twice, that fit it: few rows take more columns at a time, so that weights are read as they lie in memory.
 const NEAR: usize = 16 * DEPTH;
+
+/// What lines hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in super::super) enum Form {
+    /// Eight numbers of each row.
+    Eight,
+    /// Sixteen of each row, rounded to bfloat16.
+    Two,
+    /// Sixteen of each row, rounded to bfloat16 and widened again: first every second number, then the others.
+    TwoApart,
+}
+
+impl Form {
+    /// Columns of a group.
+    pub const fn columns(self) -> usize {
+        match self {
+            Self::Eight => LANES,
+            Self::Two | Self::TwoApart => bf16::SIXTEEN,
+        }
+    }
+
+    /// Lines of a group for two rows.
+    pub const fn lines(self) -> usize {
+        match self {
+            Self::Eight | Self::Two => 1,
+            Self::TwoApart => 2,
+        }
+    }
+}
 
 /// What a register holds, where loading it never touches two lines of a cache.
 #[repr(align(64))]
@@ -66,26 +94,27 @@ impl Tile {
     }
 }
 
-/// Rows in lines: `[depth][tile][group][pair of the tile]`, each line eight numbers of the pair's first row and eight of its
-/// second. What is not there, of a row or a column, is zero.
+/// Rows in lines: `[depth][tile][group][pair of the tile][line of the group]`, half of each line of the pair's first row and half
+/// of its second. What is not there, of a row or a column, is zero.
 pub(in super::super) struct Rows<'a> {
     lines: &'a [Line],
+    form: Form,
     count: usize,
     cols: usize,
-    /// Groups of eight columns of a depth; of the last one maybe fewer.
+    /// Groups of columns of a depth; of the last one maybe fewer.
     depth: usize,
 }
 
 impl<'a> Rows<'a> {
     /// Lays out rows of `cols` numbers in memory of the step before.
-    pub fn lay(team: Option<&Team>, x: &[f32], cols: usize, lines: &'a mut Vec<Line>) -> Self {
-        let (count, groups) = (x.len() / cols, cols.div_ceil(LANES));
+    pub fn lay(team: Option<&Team>, x: &[f32], cols: usize, form: Form, lines: &'a mut Vec<Line>) -> Self {
+        let (count, groups) = (x.len() / cols, cols.div_ceil(form.columns()));
         let pairs = count.div_ceil(2);
         // Depths of about one length: a short one at the end would be little work for much loading.
-        let depth = groups.div_ceil(groups.div_ceil(DEPTH.max(NEAR / count)));
-        lines.resize(pairs * groups, Line::ZERO);
+        let depth = groups.div_ceil(groups.div_ceil(DEPTH.max(NEAR / count) / form.lines()));
+        lines.resize(pairs * groups * form.lines(), Line::ZERO);
         let tiles = pairs.div_ceil(8);
-        let cut = Cut::new(lines, 1);
+        let cut = Cut::new(lines, form.lines());
         let lay = |part: usize| {
             let (from, tiles) = (part / tiles * depth, part % tiles * 8..pairs.min((part % tiles + 1) * 8));
             let here = depth.min(groups - from);
@@ -95,8 +124,8 @@ impl<'a> Rows<'a> {
                     for group in 0..here {
                         let at = from * pairs + here * tile.first + group * tile.pairs + pair;
                         // SAFETY: every depth and tile is laid out once, and their lines lie apart.
-                        let line = unsafe { cut.part(at) };
-                        line[0] = Line::of(two, cols, (from + group) * LANES);
+                        let lines = unsafe { cut.part(at) };
+                        Line::lay(form, two, cols, (from + group) * form.columns(), lines);
                     }
                 }
             }
@@ -106,7 +135,12 @@ impl<'a> Rows<'a> {
             Some(team) => team.share(parts, lay),
             None => (0..parts).for_each(lay),
         }
-        Self { lines, count, cols, depth }
+        Self { lines, form, count, cols, depth }
+    }
+
+    /// What lines hold.
+    pub fn form(&self) -> Form {
+        self.form
     }
 
     /// Rows.
@@ -126,30 +160,41 @@ impl<'a> Rows<'a> {
 
     /// Depths.
     pub fn depths(&self) -> usize {
-        self.cols.div_ceil(LANES).div_ceil(self.depth)
+        self.cols.div_ceil(self.form.columns()).div_ceil(self.depth)
     }
 
-    /// Lines of a tile at a depth, `tile.pairs` for every group of columns, and which columns these are.
+    /// Lines of a tile at a depth, those of `tile.pairs` for every group of columns, and which columns these are.
     #[inline(always)]
     pub fn at(&self, tile: Tile, depth: usize) -> (*const Line, Range<usize>) {
+        let (columns, lines) = (self.form.columns(), self.form.lines());
         let from = depth * self.depth;
-        let here = self.depth.min(self.cols.div_ceil(LANES) - from);
-        let lines = &self.lines[from * self.pairs() + here * tile.first..][..here * tile.pairs];
-        (lines.as_ptr(), from * LANES..self.cols.min((from + here) * LANES))
+        let here = self.depth.min(self.cols.div_ceil(columns) - from);
+        let first = from * self.pairs() + here * tile.first;
+        let lines = &self.lines[first * lines..][..here * tile.pairs * lines];
+        (lines.as_ptr(), from * columns..self.cols.min((from + here) * columns))
     }
 }
 
 impl Line {
-    /// Columns from `from` on of one or two rows.
-    fn of(rows: &[f32], cols: usize, from: usize) -> Self {
-        let mut line = Self::ZERO;
-        for (row, half) in rows.chunks_exact(cols).zip(line.0.as_chunks_mut::<LANES>().0) {
-            let some = &row[from..cols.min(from + LANES)];
-            match some.first_chunk() {
-                Some(eight) => *half = *eight,
-                None => half[..some.len()].copy_from_slice(some),
+    /// A group of columns from `from` on of one or two rows.
+    fn lay(form: Form, rows: &[f32], cols: usize, from: usize, lines: &mut [Self]) {
+        lines.fill(Self::ZERO);
+        for (half, row) in rows.chunks_exact(cols).enumerate() {
+            let some = &row[from..cols.min(from + form.columns())];
+            match form {
+                Form::Eight => lines[0].0[half * LANES..][..some.len()].copy_from_slice(some),
+                Form::Two => {
+                    let line: &mut [u16; 4 * LANES] = bytemuck::cast_mut(&mut lines[0].0);
+                    let half = &mut line[half * bf16::SIXTEEN..][..bf16::SIXTEEN];
+                    half.iter_mut().zip(some).for_each(|(out, x)| *out = bf16::rounded(*x));
+                }
+                Form::TwoApart => {
+                    for (k, x) in some.iter().enumerate() {
+                        let wide = f32::from_bits(u32::from(bf16::rounded(*x)) << 16);
+                        lines[1 - k % 2].0[half * LANES + k / 2] = wide;
+                    }
+                }
             }
         }
-        line
     }
 }

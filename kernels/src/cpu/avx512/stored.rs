@@ -1,6 +1,8 @@
 //! How numbers as they are stored become a register's.
 
+use super::rows::{Form, Line};
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 /// How stored numbers become lanes.
 pub(super) trait Stored {
@@ -76,5 +78,101 @@ impl Stored for Bf16 {
     unsafe fn load_all(at: *const u8) -> __m512 {
         // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast())))) }
+    }
+}
+
+/// How lines of rows and stored numbers become lanes.
+pub(super) trait Multiplied {
+    /// What the lanes of two rows take at once, of an output.
+    type Weights: Copy;
+    /// Of a stored number.
+    const BYTES: usize;
+    /// Of the rows.
+    const FORM: Form;
+    /// # Safety
+    /// `at` points to as many readable numbers as [`Form::columns`], and the processor has AVX-512 (F, BW, DQ, VL).
+    unsafe fn weights(at: *const u8) -> Self::Weights;
+    /// # Safety
+    /// `x` points to [`Form::lines`] lines, and the processor has AVX-512 (F, BW, DQ, VL).
+    unsafe fn multiply_add(x: *const Line, w: Self::Weights, sums: __m512) -> __m512;
+    /// Of the last columns, fewer than a group, behind which rows and weights are zero.
+    ///
+    /// # Safety
+    /// As for [`Self::multiply_add`].
+    #[inline(always)]
+    unsafe fn multiply_add_rest(x: *const Line, w: Self::Weights, sums: __m512, _columns: usize) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { Self::multiply_add(x, w, sums) }
+    }
+}
+
+/// A number for each lane.
+pub(super) struct One<S>(PhantomData<S>);
+
+impl<S: Stored> Multiplied for One<S> {
+    type Weights = __m512;
+    const BYTES: usize = S::BYTES;
+    const FORM: Form = Form::Eight;
+    #[inline(always)]
+    unsafe fn weights(at: *const u8) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(at) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(x: *const Line, w: __m512, sums: __m512) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_fmadd_ps((*x).load(), w, sums) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add_rest(x: *const Line, w: __m512, sums: __m512, columns: usize) -> __m512 {
+        // Lanes past the end keep what they have, as the definition's do.
+        let some = ((1u16 << columns) - 1) * 0x101;
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_mask3_fmadd_ps((*x).load(), w, sums, some) }
+    }
+}
+
+/// Two bfloat16 numbers for each lane, as they are: for processors that multiply them so.
+pub(super) struct Two;
+
+impl Multiplied for Two {
+    type Weights = __m512i;
+    const BYTES: usize = 2;
+    const FORM: Form = Form::Two;
+    #[inline(always)]
+    unsafe fn weights(at: *const u8) -> __m512i {
+        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
+        unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(at.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(x: *const Line, w: __m512i, sums: __m512) -> __m512 {
+        // SAFETY: the caller's promise; any 512 bits are numbers.
+        unsafe {
+            let x = std::mem::transmute::<__m512, __m512bh>((*x).load());
+            _mm512_dpbf16_ps(sums, x, std::mem::transmute::<__m512i, __m512bh>(w))
+        }
+    }
+}
+
+/// The same, widened: the second ones and the first ones. A bfloat16 is the upper half of the single-precision number.
+pub(super) struct TwoApart;
+
+impl Multiplied for TwoApart {
+    type Weights = [__m512; 2];
+    const BYTES: usize = 2;
+    const FORM: Form = Form::TwoApart;
+    #[inline(always)]
+    unsafe fn weights(at: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
+        unsafe {
+            let both = _mm512_broadcast_i64x4(_mm256_loadu_si256(at.cast()));
+            let second = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(second), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(both))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(x: *const Line, w: [__m512; 2], sums: __m512) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_fmadd_ps((*x.add(1)).load(), w[1], _mm512_fmadd_ps((*x).load(), w[0], sums)) }
     }
 }
