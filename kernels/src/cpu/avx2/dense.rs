@@ -8,6 +8,7 @@ use super::{F16, F32, Stored};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// How rows and stored numbers become lanes.
 pub(in super::super) trait Multiplied {
@@ -156,8 +157,7 @@ pub(in super::super) unsafe fn outputs<M: Multiplied, const R: usize, const C: u
     }
 }
 
-/// `R` rows by `C` outputs, a register of lanes for each. Asks for the next outputs' weights meanwhile: the processor's own
-/// guesses end where a page of 4 KiB does, which may be every row.
+/// `R` rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Ask`]).
 ///
 /// # Safety
 /// As for [`outputs`]; outputs `o..o + C` exist.
@@ -176,26 +176,95 @@ unsafe fn tile<M: Multiplied, const R: usize, const C: usize>(
         let ws: [*const u8; C] = std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * M::BYTES));
         let mut sums: [[__m256; C]; R] =
             std::array::from_fn(|i| std::array::from_fn(|j| _mm256_loadu_ps(acc[at(i, j)].as_ptr())));
-        let next = C * w.cols * M::BYTES;
-        let mut k = 0;
-        while k < len {
-            let wk: [M::Group; C] = std::array::from_fn(|j| {
-                let at = ws[j].add(k * M::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
-                M::weights(at)
-            });
-            for i in 0..R {
-                let xk = M::row(xs[i].add(k));
-                for j in 0..C {
-                    sums[i][j] = M::multiply_add(xk, wk[j], sums[i][j]);
+        let group = M::Number::GROUP;
+        let (line, mut k) = (LINE / M::BYTES, 0);
+        for Ask { lines, further } in Ask::all(len / line, C * w.cols * M::BYTES) {
+            while k < lines.end * line {
+                for w in ws {
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(k * M::BYTES + further).cast());
                 }
+                for part in 0..line / group {
+                    go_on::<M, R, C>(xs, ws, k + part * group, &mut sums);
+                }
+                k += line;
             }
-            k += M::Number::GROUP;
+        }
+        while k < len {
+            go_on::<M, R, C>(xs, ws, k, &mut sums);
+            k += group;
         }
         for i in 0..R {
             for j in 0..C {
                 _mm256_storeu_ps(acc[at(i, j)].as_mut_ptr(), sums[i][j]);
             }
+        }
+    }
+}
+
+/// A group of columns from `k` on.
+///
+/// # Safety
+/// All rows and outputs have these columns; whatever instructions `M` needs, the caller has.
+#[inline(always)]
+unsafe fn go_on<M: Multiplied, const R: usize, const C: usize>(
+    xs: [*const M::Number; R],
+    ws: [*const u8; C],
+    k: usize,
+    sums: &mut [[__m256; C]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let wk: [M::Group; C] = std::array::from_fn(|j| M::weights(ws[j].add(k * M::BYTES)));
+        for i in 0..R {
+            let xk = M::row(xs[i].add(k));
+            for j in 0..C {
+                sums[i][j] = M::multiply_add(xk, wk[j], sums[i][j]);
+            }
+        }
+    }
+}
+
+/// Bytes of a cache line.
+pub(in super::super) const LINE: usize = 64;
+/// Lines of every output's weights that are asked for before they are needed.
+const AHEAD: usize = 32;
+
+/// How much further on some lines of a tile's weights are asked for: in the same outputs, and at their end in the next
+/// tile's. The processor's own guesses end where a page of 4 KiB does, which may be every output; and what several outputs
+/// need comes from several places, which it guesses worse than one.
+pub(in super::super) struct Ask {
+    /// Lines of each output.
+    pub lines: Range<usize>,
+    /// Bytes from one of them to what is asked for with it.
+    pub further: usize,
+}
+
+impl Ask {
+    /// For outputs of so many lines, the next tile's so many bytes behind.
+    #[inline(always)]
+    pub fn all(lines: usize, next: usize) -> [Self; 2] {
+        let ahead = AHEAD.min(lines);
+        let same = lines - ahead;
+        [
+            Self { lines: 0..same, further: ahead * LINE },
+            Self { lines: same..lines, further: next.wrapping_sub(same * LINE) },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_the_next_outputs_is_asked_for_once() {
+        for lines in [0, 1, 5, AHEAD, AHEAD + 1, 100] {
+            let next = 100_000;
+            let asked =
+                Ask::all(lines, next).into_iter().flat_map(|ask| ask.lines.map(move |at| at * LINE + ask.further));
+            let ahead = AHEAD.min(lines);
+            let expected = (ahead..lines).map(|at| at * LINE).chain((0..ahead).map(|at| next + at * LINE));
+            assert!(asked.eq(expected), "{lines}");
         }
     }
 }

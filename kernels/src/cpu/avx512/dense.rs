@@ -6,6 +6,7 @@
 
 use super::super::{
     Dtype, Matrix,
+    avx2::dense::{Ask, LINE},
     dense::{self, Outputs, Wanted},
     team::Team,
 };
@@ -169,7 +170,7 @@ impl Panel<'_> {
         }
     }
 
-    /// `P` pairs of rows by `C` outputs, a register of lanes for each. Asks for the next outputs' weights meanwhile.
+    /// `P` pairs of rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Ask`]).
     ///
     /// # Safety
     /// As for [`Self::outputs`]; outputs `o..o + C` exist, and there are `P * C` sums.
@@ -197,19 +198,21 @@ impl Panel<'_> {
                     }
                 }
             }
-            let next = C * w.cols * M::BYTES;
-            for g in 0..whole {
-                let wk: [M::Weights; C] = std::array::from_fn(|j| {
-                    let at = ws[j].add(g * group * M::BYTES);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
-                    M::weights(at)
-                });
-                for (i, acc) in acc.iter_mut().enumerate() {
-                    let x = x.add((g * P + i) * lines);
-                    for (acc, wk) in acc.iter_mut().zip(wk) {
-                        *acc = M::multiply_add(x, wk, *acc);
+            let (line, mut g) = (LINE / (group * M::BYTES), 0);
+            for Ask { lines, further } in Ask::all(whole / line, C * w.cols * M::BYTES) {
+                while g < lines.end * line {
+                    for w in ws {
+                        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(g * group * M::BYTES + further).cast());
                     }
+                    for part in 0..line {
+                        go_on::<M, P, C>(x, ws, g + part, &mut acc);
+                    }
+                    g += line;
                 }
+            }
+            while g < whole {
+                go_on::<M, P, C>(x, ws, g, &mut acc);
+                g += 1;
             }
             if rest > 0 {
                 let wk: [M::Weights; C] =
@@ -254,6 +257,29 @@ impl Panel<'_> {
             for (row, sums) in (row..self.rows.count()).zip(&sums) {
                 // SAFETY: every panel has outputs of its own.
                 unsafe { self.out.put(row, self.first + o, sums) };
+            }
+        }
+    }
+}
+
+/// Group `group` of the columns.
+///
+/// # Safety
+/// All rows and outputs have it; AVX-512 (F, BW, DQ, VL), and whatever `M` needs.
+#[inline(always)]
+unsafe fn go_on<M: Multiplied, const P: usize, const C: usize>(
+    x: *const Line,
+    ws: [*const u8; C],
+    group: usize,
+    acc: &mut [[__m512; C]; P],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let wk: [M::Weights; C] = std::array::from_fn(|j| M::weights(ws[j].add(group * M::FORM.columns() * M::BYTES)));
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let x = x.add((group * P + i) * M::FORM.lines());
+            for (acc, wk) in acc.iter_mut().zip(wk) {
+                *acc = M::multiply_add(x, wk, *acc);
             }
         }
     }
