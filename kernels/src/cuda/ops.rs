@@ -54,9 +54,9 @@ pub(crate) struct Ops {
 /// What products of so many rows with weights of a form read.
 pub(crate) fn kind_for(form: Form, rows: usize) -> Kind {
     match form {
+        Form::Bf16 => Kind::Bf16,
         _ if rows <= FEW => Kind::F32,
         Form::F32 => Kind::F32,
-        Form::Bf16 => Kind::Bf16,
         _ => Kind::F16,
     }
 }
@@ -188,28 +188,23 @@ impl Ops {
         // What was rounded or narrowed for one serves the next.
         let (mut rounded, mut narrowed) = (None, None);
         for (w, out) in list {
-            let wanted = kind_for(w.form, rows);
-            match w.form.rounded() {
-                Some(block) if rows <= FEW => {
-                    if rounded != Some(block) {
-                        self.round(input.at, rows * w.cols, block)?;
-                        rounded = Some(block);
-                    }
-                    self.few_rounded(rows, w, *out)?;
+            if let Some(block) = w.form.rounded().filter(|_| rows <= FEW) {
+                if rounded != Some(block) {
+                    self.round(input.at, rows * w.cols, block)?;
+                    rounded = Some(block);
                 }
-                _ if rows <= FEW => self.few(input.at, rows, w, *out)?,
-                _ => {
-                    let mut at = input.at;
-                    if input.kind != wanted {
-                        if narrowed != Some(wanted) {
-                            self.narrow(input.at, rows * w.cols, wanted)?;
-                            narrowed = Some(wanted);
-                        }
-                        at = self.narrowed.at();
-                    }
-                    self.many(at, rows, w, *out)?;
-                }
+                self.few_rounded(rows, w, *out)?;
+                continue;
             }
+            let (wanted, mut at) = (kind_for(w.form, rows), input.at);
+            if input.kind != wanted {
+                if narrowed != Some(wanted) {
+                    self.narrow(input.at, rows * w.cols, wanted)?;
+                    narrowed = Some(wanted);
+                }
+                at = self.narrowed.at();
+            }
+            if rows <= FEW { self.few(at, rows, w, *out)? } else { self.many(at, rows, w, *out)? }
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-// Products of few rows: all are limited by reading the weights once. Rows stay in single precision for dense weights, and
-// are rounded to 8 bits for quantised ones, as on the processor.
+// Products of few rows: all are limited by reading the weights once. As on the processor rows stay in single precision for
+// weights of single and half precision, are rounded to bfloat16 for weights that are, and to 8 bits for quantised ones.
 #include "forms.cuh"
 
-// Eight numbers of a row of weights, widened.
+// Eight numbers of a row of weights, or of a row they are multiplied by, widened.
 template <int FORM> DEVICE void eight_of(const u8 *row, u32 col, float (&out)[8]) {
     if (FORM == FORM_F32) {
         const float4 *at = (const float4 *)(row + (u64)col * 4);
@@ -39,7 +39,7 @@ DEVICE void finish(float (&acc)[ROWS][OUTS], float *parts, u32 split, u64 first,
 // `split` of a block's eight warps share an output and cut its columns; the host chooses so many that all processors of
 // the card have work. Two outputs a warp keep enough reads under way.
 template <int FORM, int ROWS>
-DEVICE void dense_few(const float *x, u32 rows, const u8 *w, u64 outs, u32 cols, u32 split, float *out, u32 stride) {
+DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u32 split, float *out, u32 stride) {
     constexpr int OUTS = 2;
     __shared__ float parts[8 * ROWS * OUTS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -55,9 +55,9 @@ DEVICE void dense_few(const float *x, u32 rows, const u8 *w, u64 outs, u32 cols,
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (r >= (int)rows) break;
-                const float4 *at = (const float4 *)(x + (u64)r * cols + col);
-                float4 a = at[0], b = at[1];
-                float eight[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+                constexpr int OF_ROWS = FORM == FORM_BF16 ? FORM_BF16 : FORM_F32;
+                float eight[8];
+                eight_of<OF_ROWS>(x + (u64)r * cols * (OF_ROWS == FORM_F32 ? 4 : 2), col, eight);
 #pragma unroll
                 for (int o = 0; o < OUTS; o++)
 #pragma unroll
@@ -69,7 +69,7 @@ DEVICE void dense_few(const float *x, u32 rows, const u8 *w, u64 outs, u32 cols,
 }
 
 #define DENSE_FEW(name, FORM, ROWS)                                                                                    \
-    KERNEL(256) name(const float *x, u32 rows, const u8 *w, u64 outs, u32 cols, u32 split, float *out, u32 stride) {   \
+    KERNEL(256) name(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u32 split, float *out, u32 stride) {      \
         dense_few<FORM, ROWS>(x, rows, w, outs, cols, split, out, stride);                                             \
     }                                                                                                                  \
     EXPORT(name)
