@@ -1,9 +1,12 @@
-//! The forward pass against Hugging Face transformers: logits within 1e-3, greedy tokens equal, however it is cut.
+//! The forward pass against Hugging Face transformers: logits within 1e-3 where weights are of single or half precision,
+//! greedy tokens equal, however it is cut.
 #![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+
+mod widened;
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
     source::ModelSource,
@@ -21,7 +24,12 @@ const MODELS: [&str; 9] = [
     "gemma3-local",
     "phi3-longrope",
 ];
+/// Those whose weights are not bfloat16.
+const OF_OTHER_TYPES: [&str; 3] = ["qwen2-bias", "opt-relu", "qwen3-norms"];
 const TOLERANCE: f32 = 1e-3;
+/// Of logits with bfloat16 weights, which rows are rounded to as well, where those of transformers were not
+/// (models/reference/README.md). Logits spread by 1 to 4; a wrong sign or turn leaves about that.
+const ROUNDED: f32 = 0.1;
 const REQUEST: RequestId = RequestId([1; 16]);
 
 #[derive(Deserialize)]
@@ -94,12 +102,12 @@ fn argmax(logits: &[f32]) -> u32 {
     logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
 }
 
-fn check_logits(name: &str, case: &Case, logits: &[f32]) {
+fn check_logits(name: &str, case: &Case, logits: &[f32], tolerance: f32) {
     let vocab = logits.len() / case.prompt.len();
     for (position, expected) in &case.logits {
         let at: usize = position.parse().unwrap();
         let worst = logits[at * vocab..][..vocab].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst <= TOLERANCE, "{name}, prompt {}, position {at}: off by {worst}", case.prompt.len());
+        assert!(worst <= tolerance, "{name}, prompt {}, position {at}: off by {worst}", case.prompt.len());
     }
 }
 
@@ -115,24 +123,37 @@ fn check_greedy(name: &str, case: &Case, pipeline: &mut Pipeline, request: Reque
 #[test]
 fn logits_and_greedy_tokens_agree_with_transformers_however_layers_and_prompts_are_cut() {
     for name in MODELS {
-        let source = ModelSource::open(&folder(name)).unwrap();
-        let layers = source.card().shape.layers;
-        let mut cuts: Vec<Vec<u32>> = vec![vec![]];
-        cuts.extend((1..layers).map(|c| vec![c]));
-        cuts.extend((2..layers).map(|c| vec![1, c]));
-        for cut in cuts {
-            for case in cases(name) {
-                for chunk in [case.prompt.len(), 16, 1] {
-                    let mut pipeline = Pipeline::new(&source, &cut);
-                    pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
-                    let mut logits = Vec::new();
-                    for (i, part) in case.prompt.chunks(chunk).enumerate() {
-                        logits.extend(pipeline.run(REQUEST, i * chunk, part));
-                    }
-                    check_logits(name, &case, &logits);
-                    let vocab = logits.len() / case.prompt.len();
-                    check_greedy(name, &case, &mut pipeline, REQUEST, &logits[logits.len() - vocab..]);
+        let widened = widened::copy(&folder(name));
+        however_cut(name, widened.path(), TOLERANCE);
+    }
+}
+
+#[test]
+fn so_they_do_with_weights_as_they_are_stored() {
+    for name in MODELS {
+        let tolerance = if OF_OTHER_TYPES.contains(&name) { TOLERANCE } else { ROUNDED };
+        however_cut(name, &folder(name), tolerance);
+    }
+}
+
+fn however_cut(name: &str, folder: &Path, tolerance: f32) {
+    let source = ModelSource::open(folder).unwrap();
+    let layers = source.card().shape.layers;
+    let mut cuts: Vec<Vec<u32>> = vec![vec![]];
+    cuts.extend((1..layers).map(|c| vec![c]));
+    cuts.extend((2..layers).map(|c| vec![1, c]));
+    for cut in cuts {
+        for case in cases(name) {
+            for chunk in [case.prompt.len(), 16, 1] {
+                let mut pipeline = Pipeline::new(&source, &cut);
+                pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
+                let mut logits = Vec::new();
+                for (i, part) in case.prompt.chunks(chunk).enumerate() {
+                    logits.extend(pipeline.run(REQUEST, i * chunk, part));
                 }
+                check_logits(name, &case, &logits, tolerance);
+                let vocab = logits.len() / case.prompt.len();
+                check_greedy(name, &case, &mut pipeline, REQUEST, &logits[logits.len() - vocab..]);
             }
         }
     }
