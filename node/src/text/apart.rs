@@ -6,7 +6,7 @@
 //!
 //! Parent and child say JSON, one value a line: the template, which is answered as a rendering is; then conversations.
 
-use super::{ChatMessage, ChatTemplate, TemplateText, TextError};
+use super::{ChatMessage, ChatTemplate, TemplateText, TextError, chat::clock};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{BufRead, Write};
@@ -168,7 +168,7 @@ fn confine() -> std::io::Result<()> {
 
 fn serve(mut questions: impl BufRead, mut answers: impl Write) -> std::io::Result<()> {
     let Some(template) = hear(&mut questions)? else { return Ok(()) };
-    let template = ChatTemplate::new(template);
+    let template = ChatTemplate::new(template, clock::here);
     say(&mut answers, &template.as_ref().map(|_| String::new()).map_err(String::clone))?;
     let Ok(template) = template else { return Ok(()) };
     while let Some(messages) = hear::<Vec<ChatMessage>>(&mut questions)? {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     fn template(text: &str) -> serde_json::Value {
-        serde_json::json!({ "text": text, "bos": "<s>", "eos": "</s>" })
+        serde_json::json!({ "text": text, "special": { "bos_token": "<s>", "eos_token": "</s>" } })
     }
 
     #[test]

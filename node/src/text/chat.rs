@@ -1,11 +1,24 @@
 //! Chat templates: Jinja as Hugging Face writes it.
+//!
+//! What transformers adds to Jinja is here too: `raise_exception`, `strftime_now`, `tojson` as Python writes it, and a tag for
+//! training. Objects keep the order of their keys (a feature of minijinja), as Python's do.
 
-use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig, value::Serde};
+pub(super) mod clock;
+mod json;
+mod tags;
+#[cfg(test)]
+mod tests;
+
+use clock::Clock;
+use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A template's steps, so that none runs forever.
 const FUEL: u64 = 5_000_000;
 const NAME: &str = "chat";
+/// Tokens that a template may name.
+const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +33,8 @@ pub struct ChatMessage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateText {
     text: String,
-    bos: String,
-    eos: String,
+    /// Special tokens by what they are for; one that the model has not is undefined.
+    special: BTreeMap<String, String>,
 }
 
 impl TemplateText {
@@ -37,24 +50,24 @@ impl TemplateText {
             }
             _ => return None,
         };
-        Some(Self { text, bos: special(&settings["bos_token"]), eos: special(&settings["eos_token"]) })
+        let special = SPECIAL.iter().filter_map(|name| Some(((*name).to_owned(), special(&settings[name])?)));
+        Some(Self { text, special: special.collect() })
     }
 }
 
 /// The same, ready to be rendered.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    bos: String,
-    eos: String,
+    special: BTreeMap<String, String>,
 }
 
 impl ChatTemplate {
-    /// Reads it.
+    /// Reads it; the clock is asked whenever it asks for the date.
     ///
     /// # Errors
     /// When it is not valid Jinja: why.
-    pub fn new(template: TemplateText) -> Result<Self, String> {
-        let TemplateText { text, bos, eos } = template;
+    pub fn new(template: TemplateText, clock: Clock) -> Result<Self, String> {
+        let TemplateText { text, special } = template;
         let broken = |e: Error| e.to_string();
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -64,8 +77,14 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, why))
         });
-        environment.add_template_owned(NAME, text).map_err(broken)?;
-        Ok(Self { environment, bos, eos })
+        environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+            clock::strftime(&clock(), &format).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
+        });
+        environment.add_filter("tojson", json::tojson);
+        // To Python none is nothing to go through, to minijinja an empty list.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        environment.add_template_owned(NAME, tags::readable(&text)).map_err(broken)?;
+        Ok(Self { environment, special })
     }
 
     /// The conversation as text, ready for the model's answer.
@@ -73,45 +92,21 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses it: why.
     pub fn render(&self, messages: &[ChatMessage]) -> Result<String, String> {
+        self.fill(context! { messages => Serde(messages) })
+    }
+
+    /// What transformers names and is not given is none, and no error to ask for.
+    fn fill(&self, given: Value) -> Result<String, String> {
         let input = |e: Error| format!("chat template: {e}");
         let template = self.environment.get_template(NAME).map_err(input)?;
-        let context = minijinja::context! {
-            messages => Serde(messages),
-            bos_token => self.bos.clone(),
-            eos_token => self.eos.clone(),
-            add_generation_prompt => true,
-        };
-        template.render(context).map_err(input)
+        let special = Value::from(Serde(&self.special));
+        let usual = context! { tools => (), documents => (), add_generation_prompt => true, ..special };
+        template.render(context! { ..given, ..usual }).map_err(input)
     }
 }
 
 /// A special token is a text, or an object with its content.
-fn special(value: &serde_json::Value) -> String {
-    value.as_str().or(value["content"].as_str()).unwrap_or_default().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn template(text: &str) -> Result<String, String> {
-        let settings = serde_json::json!({ "chat_template": text, "bos_token": { "content": "<s>" } });
-        let message = ChatMessage { role: "user".into(), content: " hi ".into() };
-        ChatTemplate::new(TemplateText::find(&settings, None).unwrap())?.render(&[message])
-    }
-
-    #[test]
-    fn python_is_understood_as_far_as_templates_use_it() {
-        let text =
-            "{{ bos_token }}{% for m in messages %}{{ m['content'].strip().upper() }}{{ m.get('x', '-') }}{% endfor %}";
-        assert_eq!(template(text).unwrap(), "<s>HI-");
-    }
-
-    #[test]
-    fn a_template_may_refuse_and_may_not_run_forever() {
-        assert!(template("{{ raise_exception('no system role') }}").unwrap_err().contains("no system role"));
-        let loops = "{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}";
-        assert!(template(loops).is_err());
-        assert!(template("{% for").is_err());
-    }
+fn special(value: &serde_json::Value) -> Option<String> {
+    let text = value.as_str().or(value["content"].as_str())?;
+    (!text.is_empty()).then(|| text.to_owned())
 }

@@ -1,6 +1,6 @@
 //! Where chat templates are rendered.
 
-use super::{ChatMessage, ChatTemplate, TemplateText, TextError, apart::Apart};
+use super::{ChatMessage, ChatTemplate, TemplateText, TextError, apart::Apart, chat::clock};
 use std::path::PathBuf;
 
 /// Where to render them.
@@ -25,7 +25,7 @@ impl Templates {
 
     pub(super) fn renderer(&self, template: TemplateText) -> Result<Renderer, TextError> {
         Ok(match self {
-            Self::Here => Renderer::Here(ChatTemplate::new(template).map_err(TextError::template)?),
+            Self::Here => Renderer::Here(ChatTemplate::new(template, clock::here).map_err(TextError::template)?),
             Self::Apart(program) => Renderer::Apart(Apart::new(program, template)),
         })
     }

@@ -143,7 +143,8 @@ const SETTINGS: &str = r#"{"bos_token":{"content":"<s>"},"eos_token":"</s>","cha
 const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}{{ bos_token }}{% for message in messages %}\
 {%- if message['role'] not in ['user', 'system', 'assistant'] %}{{ raise_exception('role') }}{% endif %}\
 {% set ns.last = loop.index0 %}{{ '<s>' + message['role'] + '\\n' + message['content'] | trim }}{{ message.content.split(' ')[0][1:3] }}\
-{% endfor %}{% macro end(x, y=1) %}{{ x }}{% endmacro %}{{ end(ns.last|string) }}{{ messages[0]|tojson }}{% if add_generation_prompt %}a{% endif %}";
+{% endfor %}{% macro end(x, y=1) %}{{ x }}{% endmacro %}{{ end(ns.last|string) }}{{ messages[0]|tojson }}{{ {'b': [1.5, none], 'a': {}}|tojson(indent=2, separators=(',', ':'), sort_keys=true) }}\
+{%- generation -%}{{ strftime_now('%d %b %Y %H:%M:%S.%f %Z') if tools is none }}{%- endgeneration %}{% if add_generation_prompt %}a{% endif %}";
 
 const TRACE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n";
 const PLAIN_TRACE: &str = "arrival_s,prompt_tokens,output_tokens\n0.5,12,3\n1.25,2048,1\n";
