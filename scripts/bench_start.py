@@ -3,7 +3,8 @@
     python3 scripts/bench_start.py [tsnode] [flags of `tsnode join`]
 
 Starts a peer of a new private swarm three times: the first measures the machine, the others remember. A peer that is alone
-waits for company before it plans, until a client asks.
+waits for company before it plans, until a client asks. Ends with 1 where more is resident than weights, KV pages and
+150 MB, or where the embedded model's first token takes more than half a second on a machine that was measured.
 """
 
 import json
@@ -18,7 +19,10 @@ import urllib.request
 from pathlib import Path
 
 REQUESTS = 16
-PATIENCE = 60.0
+PATIENCE = 300.0
+# The goals: bytes beside weights and KV pages, and seconds to the first token.
+BESIDE = 150e6
+FIRST_TOKEN = 0.5
 
 
 def free_port() -> int:
@@ -34,14 +38,27 @@ def complete(port: int, prompt: str, tokens: int) -> None:
     urllib.request.urlopen(request, timeout=PATIENCE).read()
 
 
-def resident(pid: int) -> str:
+def gauges(port: int) -> dict[str, float]:
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE).read().decode()
+    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {fields[0]: float(fields[1]) for fields in lines if len(fields) == 2}
+
+
+def resident(pid: int, port: int) -> bool:
+    """Says what memory is in use; whether that is within the goal."""
+    # Gauges are of the last heartbeat.
+    time.sleep(1.5)
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    resident, own = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
-    return f"{resident:.0f} MiB resident, {own:.0f} MiB of them its own"
+    resident, own = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
+    weights, kv = (gauges(port)[f"tsnode_{name}"] for name in ("weight_bytes", "kv_bytes"))
+    beside = resident - weights - kv
+    parts = [f"{name} {size / 1e6:.0f}" for name, size in (("weights", weights), ("KV pages", kv), ("beside", beside))]
+    print(f"  {resident / 1e6:.0f} MB resident ({own / 1e6:.0f} its own): {', '.join(parts)}")
+    return beside <= BESIDE
 
 
-def measure(executable: str, flags: list[str], folder: str) -> None:
+def measure(executable: str, flags: list[str], folder: str, is_first: bool) -> bool:
     port = free_port()
     started = time.monotonic()
     command = [executable, "join", "--private", "--data-dir", folder]
@@ -56,14 +73,18 @@ def measure(executable: str, flags: list[str], folder: str) -> None:
                 if peer.poll() is not None or time.monotonic() - started > PATIENCE:
                     sys.exit("the peer gave no token")
                 time.sleep(0.005)
-        print(f"first token after {time.monotonic() - started:.2f} s; {resident(peer.pid)}")
+        took = time.monotonic() - started
+        print(f"first token after {took:.2f} s{', the machine measured' if is_first else ''}")
+        quick = is_first or bool(flags) or took <= FIRST_TOKEN
+        idle = resident(peer.pid, port)
         prompt = "It was a dark and stormy night. " * 20
         many = [threading.Thread(target=complete, args=(port, prompt, 200)) for _ in range(REQUESTS)]
         for thread in many:
             thread.start()
         for thread in many:
             thread.join()
-        print(f"after {REQUESTS} requests at once: {resident(peer.pid)}")
+        print(f"after {REQUESTS} requests at once")
+        return resident(peer.pid, port) and idle and quick
     finally:
         peer.terminate()
         peer.wait()
@@ -72,5 +93,5 @@ def measure(executable: str, flags: list[str], folder: str) -> None:
 if __name__ == "__main__":
     executable, *flags = sys.argv[1:] or ["target/release/tsnode"]
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(3):
-            measure(executable, flags, folder)
+        good = [measure(executable, flags, folder, n == 0) for n in range(3)]
+    sys.exit(0 if all(good) else 1)

@@ -81,7 +81,19 @@ impl Cpu {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(simd: Simd, threads: usize) -> std::io::Result<Self> {
-        Ok(Self { simd, team: Team::new(threads)?, arena: Mutex::default() })
+        Self::started(simd, threads, |_| ())
+    }
+
+    /// The same, where each thread but the caller's does `starting` first, with its number from 1 on.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(crate) fn started(
+        simd: Simd,
+        threads: usize,
+        starting: impl Fn(usize) + Clone + Send + 'static,
+    ) -> std::io::Result<Self> {
+        Ok(Self { simd, team: Team::started(threads, starting)?, arena: Mutex::default() })
     }
 
     /// Its instructions.

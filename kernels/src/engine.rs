@@ -22,6 +22,7 @@ pub(crate) use attend::{Attend, Look, Turn};
 use crate::{
     cpu::{Cpu, Simd, Team},
     cuda::{Card, CardError},
+    load::{InUse, StageMemory},
     pages::{Owner, PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
     source::StageModel,
@@ -32,6 +33,7 @@ use kept::Kept;
 use parts::{Device, Loaded, Part, Turns};
 use shards::Shards;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tap::{Stored, Tapped};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
 
@@ -56,7 +58,15 @@ impl Threads {
         let ranks = self.ranks.max(1);
         (self.count / ranks + usize::from(rank < self.count % ranks)).max(1)
     }
+
+    /// Of all ranks before one: the number of its first.
+    fn before(self, rank: usize) -> usize {
+        (0..rank).map(|rank| self.of(rank)).sum()
+    }
 }
+
+/// What a thread that computes does first, with its number: those of a rank follow each other, and the engine's caller is 0.
+pub type Starting = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// How an engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,18 +207,28 @@ impl Engine {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(config: EngineConfig) -> std::io::Result<Self> {
+        Self::started(config, Arc::new(|_| ()))
+    }
+
+    /// The same, where each thread but the caller's does `starting` first.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn started(config: EngineConfig, starting: Starting) -> std::io::Result<Self> {
         let EngineConfig { threads, pool_bytes, kv_dtype } = config;
         let ranks = threads.ranks.max(1);
         let device = |rank| -> std::io::Result<Device> {
-            let cpu = Cpu::new(Simd::detect(), threads.of(rank))?;
+            let (starting, first) = (starting.clone(), threads.before(rank));
+            let cpu = Cpu::started(Simd::detect(), threads.of(rank), move |member| starting(first + member))?;
             Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
         };
         let pages = pool_bytes / PAGE_BYTES;
         let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
+        let devices = (0..ranks).map(device).collect::<Result<_, _>>()?;
         Ok(Self {
-            team: Team::new(ranks)?,
+            team: Team::started(ranks, move |rank| starting(threads.before(rank)))?,
             hall: Hall::new(ranks),
-            devices: (0..ranks).map(device).collect::<Result<_, _>>()?,
+            devices,
             card: None,
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
@@ -246,7 +266,9 @@ impl Engine {
         }
         self.next_key += 1;
         let turns = Turns::new(parts[0].stage.as_ref());
-        self.stages.insert(key, Loaded { parts, shape, layers, turns, owner });
+        let here = self.card.is_none().then(|| StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total());
+        let weights = here.unwrap_or_default();
+        self.stages.insert(key, Loaded { parts, shape, layers, turns, owner, weights });
         Ok(key)
     }
 
@@ -341,6 +363,13 @@ impl Engine {
         let none = PageCount { free: 0, total: 0 };
         let sum = |a: PageCount, b: PageCount| PageCount { free: a.free + b.free, total: a.total + b.total };
         self.pools.iter().map(PagePool::count).fold(none, sum)
+    }
+
+    /// What stages and pages take here.
+    #[must_use]
+    pub fn in_use(&self) -> InUse {
+        let weights = self.stages.values().map(|loaded| loaded.weights).sum();
+        InUse { weights, kv: self.pools.iter().map(PagePool::committed).sum() }
     }
 
     /// Does a little of what the next sequences need, for when there is nothing else to do; says whether there may be more.

@@ -6,6 +6,7 @@
 use crate::{
     cpu::Cpu,
     linear::Weight,
+    memory,
     models::Stage,
     weights::{Tensor, WeightsError},
 };
@@ -64,9 +65,9 @@ impl StageMemory {
     }
 
     /// Of all ranks together.
-    pub(crate) fn of(stages: &[Box<dyn Stage>]) -> Self {
-        let (weights, tables) = all_of(stages);
-        let bytes: u64 = stages.iter().map(|stage| stage.bytes()).map(|bytes| bytes.layers + bytes.head).sum();
+    pub(crate) fn of<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> Self {
+        let (weights, tables) = all_of(stages.clone());
+        let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
         let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
         let mapped = |tensor: &Tensor| weights.iter().any(|w| w.packed_bytes() == 0 && w.tensor().meets(tensor));
         let once = tables.iter().filter(|table| !mapped(table)).map(|table| table.bytes());
@@ -79,15 +80,29 @@ impl StageMemory {
     }
 }
 
+/// What an engine holds (bytes), all but what it computes with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InUse {
+    /// Weights of all loaded stages, as [`StageMemory::total`] has them; none of those on a card.
+    pub weights: u64,
+    /// KV pages that have been written to, or made ready to be: what the system has given of the pool.
+    pub kv: u64,
+}
+
 /// What all ranks have: matrices that rows are multiplied by, and tensors that rows are taken out of.
-fn all_of(stages: &[Box<dyn Stage>]) -> (Vec<&Weight>, Vec<&Tensor>) {
-    let weights = stages.iter().flat_map(|stage| stage.weights()).collect();
-    (weights, stages.iter().flat_map(|stage| stage.tables()).collect())
+fn all_of<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> (Vec<&'a Weight>, Vec<&'a Tensor>) {
+    let weights = stages.clone().flat_map(|stage| stage.weights()).collect();
+    (weights, stages.flat_map(|stage| stage.tables()).collect())
+}
+
+/// Stages, looked at only.
+pub(crate) fn each(stages: &[Box<dyn Stage>]) -> impl Iterator<Item = &dyn Stage> + Clone {
+    stages.iter().map(|stage| stage.as_ref())
 }
 
 /// Looks at all of a stage's weights, and leaves them as they lie.
 pub(crate) fn look(stages: &[Box<dyn Stage>], cpu: &Cpu) -> Result<(), WeightsError> {
-    let (weights, tables) = all_of(stages);
+    let (weights, tables) = all_of(each(stages));
     tables.into_iter().chain(weights.into_iter().map(Weight::tensor)).try_for_each(|tensor| tensor.check(cpu))
 }
 
@@ -98,7 +113,7 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoadReport, WeightsError> {
     let started = Instant::now();
-    let (weights, mut tables) = all_of(stages);
+    let (weights, mut tables) = all_of(each(stages));
     // An output head may be the embedding; cut up, its parts are all of it.
     tables.retain(|table| !weights.iter().any(|w| w.tensor().meets(table)));
     let total = weights.iter().map(|w| w.tensor()).chain(tables.iter().copied()).map(Tensor::bytes).sum();
@@ -128,5 +143,6 @@ pub(crate) fn run(
         }
         step(tensor.bytes());
     }
+    memory::trim();
     Ok(LoadReport { took: started.elapsed(), ..report })
 }

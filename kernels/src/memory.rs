@@ -56,6 +56,21 @@ impl Arena {
     }
 }
 
+/// Gives back to the system what its allocator keeps though nobody uses it: of a large vocabulary's tokenizer, read and built
+/// before, tens of megabytes.
+pub(crate) fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[allow(unsafe_code)]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(kept: usize) -> std::ffi::c_int;
+        }
+        // SAFETY: glibc's, declared as it is there; it may be called at any time by any thread, and touches only what is free.
+        // What it answers is whether it found anything.
+        let _ = unsafe { malloc_trim(0) };
+    }
+}
+
 /// What the system gave.
 struct Piece {
     start: *mut u8,

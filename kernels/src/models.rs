@@ -138,6 +138,9 @@ fn add_bias(out: &mut [f32], bias: &[f32]) {
 }
 
 /// Resizes without keeping content: scratch memory that is written whole before it is read.
+/// Rows that pass an MLP together: enough that reading its weights again for the next ones is little beside multiplying.
+pub(crate) const ROWS_OF_MLP: usize = 512;
+
 fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.resize(len, 0.0);
     &mut buffer[..len]

@@ -192,6 +192,11 @@ impl PagePool {
         PageCount { free: self.free.len() + self.spare, total: self.owners.len() }
     }
 
+    /// Bytes of pages whose memory the system has committed here.
+    pub(crate) fn committed(&self) -> u64 {
+        if self.memory.is_empty() { 0 } else { (self.unwritten * PAGE_BYTES) as u64 }
+    }
+
     /// Whether so many pages can be had without taking any from what is kept.
     #[must_use]
     pub fn has(&self, pages: usize) -> bool {
@@ -318,6 +323,7 @@ mod tests {
         let mut pool = PagePool::new(2 * READY * PAGE_BYTES);
         let ready = |pool: &mut PagePool| std::iter::from_fn(|| pool.make_ready().then_some(())).count();
         assert_eq!((ready(&mut pool), ready(&mut pool)), (READY, 0));
+        assert_eq!(pool.committed(), (READY * PAGE_BYTES) as u64);
         let taken = pool.take(READY + 10, Owner::Running);
         taken.iter().for_each(|page| pool.page_mut(*page).fill(7));
         assert_eq!(ready(&mut pool), READY - 10, "as many as there are");

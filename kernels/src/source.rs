@@ -225,7 +225,7 @@ impl ModelSource {
     /// # Errors
     /// When there are more ranks than heads; when a tensor is missing or misshapen, which [`Self::open`] has found before.
     pub fn stage_memory(&self, layers: LayerRange, ranks: usize) -> Result<StageMemory, WeightsError> {
-        Ok(StageMemory::of(&self.cut(layers, ranks)?))
+        Ok(StageMemory::of(load::each(&self.cut(layers, ranks)?)))
     }
 
     /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
@@ -233,14 +233,16 @@ impl ModelSource {
     #[must_use]
     pub fn working_bytes(&self, layers: LayerRange, ranks: usize, largest: Largest) -> u64 {
         let (c, ranks) = (&self.config, ranks.max(1));
-        // Cut up over ranks: queries, keys, values, the half of the MLP that gates. Whole on each: the residual stream, its
-        // norm and a part's output, what attention mixes, the MLP between its matrices.
-        let cut = (c.heads + 2 * c.kv_heads) * c.head_dim + c.intermediate;
-        let whole = 3 * c.hidden + c.heads * c.head_dim + c.intermediate;
+        // Cut up over ranks: queries, keys, values. Whole on each: the residual stream, its norm and a part's output, what
+        // attention mixes. Of the MLP between its matrices few rows at a time, the half that gates cut up, the other whole.
+        let cut = (c.heads + 2 * c.kv_heads) * c.head_dim;
+        let whole = 3 * c.hidden + c.heads * c.head_dim;
+        let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
+        let few = largest.tokens.min(models::ROWS_OF_MLP as u64) * (between * c.intermediate) as u64;
         // Ranks lay their columns down on two tables, and logits side by side.
-        let (tables, logits) = if ranks > 1 { (2 * c.hidden.max(c.intermediate), 2) } else { (0, 1) };
+        let (tables, logits) = if ranks > 1 { (2 * c.hidden, 2) } else { (0, 1) };
         let head = if layers.end as usize == c.layers { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
-        4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + largest.logits * head as u64)
+        4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + few + largest.logits * head as u64)
     }
 
     /// Some layers, as each of `ranks` has them.

@@ -9,7 +9,7 @@ use crate::{
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -53,6 +53,14 @@ pub enum WeightsError {
     /// A tensor the model needs is not there.
     #[error("tensor {0} is missing: the weights are of another model, or a file is missing")]
     Missing(String),
+    /// A tensor is not in the file that the index says has it.
+    #[error("tensor {name} is missing: by the index it is in {file}, which is of another model or of another version")]
+    NotIn {
+        /// Which.
+        name: String,
+        /// The file that should have it.
+        file: String,
+    },
     /// A tensor has other sizes than config.json says.
     #[error("tensor {name} has shape {found:?}, config.json asks for {expected:?}")]
     Shape {
@@ -193,6 +201,8 @@ impl Entry {
 pub struct Checkpoint {
     shards: Vec<Storage>,
     tensors: BTreeMap<String, Arc<Entry>>,
+    /// Which file has a tensor, by the index of a folder with several.
+    index: BTreeMap<String, String>,
     /// Gives tensors the names they have in the file, where those are others.
     names: Option<&'static Architecture>,
 }
@@ -297,8 +307,11 @@ impl Checkpoint {
     /// When a file is missing, unreadable or broken.
     pub fn open(folder: &Path) -> Result<Self, WeightsError> {
         let index = folder.join("model.safetensors.index.json");
-        let names = if index.exists() { shard_names(&index)? } else { vec!["model.safetensors".to_owned()] };
-        let mut checkpoint = Self::default();
+        if !index.exists() {
+            return Self::open_file(&folder.join("model.safetensors"));
+        }
+        let mut checkpoint = Self { index: read_index(&index)?, ..Self::default() };
+        let names: BTreeSet<String> = checkpoint.index.values().cloned().collect();
         for name in names {
             checkpoint.add(Storage::map(&folder.join(&name))?)?;
         }
@@ -409,8 +422,7 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str, expected: &[usize], rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
-        let missing = || WeightsError::Missing(self.called(name));
-        let entry = self.tensors.get(name).ok_or_else(missing)?;
+        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         if entry.shape != expected {
             let (found, expected) = (entry.shape.clone(), expected.to_vec());
             return Err(WeightsError::Shape { name: self.called(name), found, expected });
@@ -418,6 +430,13 @@ impl Checkpoint {
         let unread = |found: String| WeightsError::Dtype { name: self.called(name), found };
         let stored = entry.stored.clone().map_err(unread)?;
         Ok(Tensor { entry: entry.clone(), range: entry.range.clone(), stored, rows, cols })
+    }
+
+    fn missing(&self, name: &str) -> WeightsError {
+        match self.index.get(name) {
+            Some(file) => WeightsError::NotIn { name: name.to_owned(), file: file.clone() },
+            None => WeightsError::Missing(self.called(name)),
+        }
     }
 
     /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every
@@ -447,15 +466,16 @@ fn dense(dtype: safetensors::Dtype) -> Result<Stored, String> {
     }))
 }
 
-fn shard_names(index: &Path) -> Result<Vec<String>, WeightsError> {
+/// Which file has which tensor.
+fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
     let io = |error| WeightsError::Io { path: index.to_owned(), error };
     let broken = |error: String| WeightsError::Broken { file: index.display().to_string(), error };
     let text = std::fs::read(index).map_err(io)?;
     let Index { weight_map } = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
-    let names: std::collections::BTreeSet<String> = weight_map.into_values().collect();
+    let names: BTreeSet<&String> = weight_map.values().collect();
     // A name with a folder in it could point anywhere on the disk.
     if names.len() > SHARDS || names.iter().any(|n| n.contains(['/', '\\'])) {
         return Err(broken("too many files, or a file name with a folder in it".into()));
     }
-    Ok(names.into_iter().collect())
+    Ok(weight_map)
 }

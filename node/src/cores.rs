@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
+use std::sync::Arc;
+use tsnode_kernels::engine::Starting;
 
 /// Processors by their numbers, as `0-3,6`; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,12 @@ impl Cores {
         (Self(first), if others.is_empty() { self.clone() } else { Self(others) })
     }
 
+    /// One of them alone, for the thread of that number among those that compute; none where there are more threads.
+    #[must_use]
+    pub fn only(&self, number: usize) -> Option<Self> {
+        self.0.iter().nth(number).map(|core| Self([*core].into()))
+    }
+
     /// This thread, and whatever thread it starts from now on, stays on them.
     ///
     /// # Errors
@@ -98,6 +106,20 @@ pub fn run_on<R>(cores: Option<&Cores>, work: impl FnOnce() -> R) -> io::Result<
     }
 }
 
+/// Keeps each thread that computes on a processor of its own, where some are named: neighbours then keep their caches, and no two
+/// take turns on one while another is idle. Where none are named the system places threads, for several peers on one host would
+/// all take the same ones.
+#[must_use]
+pub fn each_its_own(cores: Option<&Cores>) -> Starting {
+    let cores = cores.cloned();
+    Arc::new(move |number| {
+        let own = cores.as_ref().and_then(|cores| cores.only(number));
+        if let Some(Err(error)) = own.map(|own| own.stay()) {
+            tracing::warn!(number, %error, "a thread that computes does not stay on its processor");
+        }
+    })
+}
+
 #[cfg(target_os = "linux")]
 mod system {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -132,6 +154,12 @@ mod system {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_os = "linux")]
+    use std::{collections::BTreeMap, sync::Mutex};
+    #[cfg(target_os = "linux")]
+    use tsnode_kernels::engine::{Engine, EngineConfig, Threads};
+    #[cfg(target_os = "linux")]
+    use tsnode_protocol::KvDtype;
 
     #[test]
     fn lists_are_read_and_nonsense_is_refused() {
@@ -166,6 +194,47 @@ mod tests {
             assert_eq!((&started, &here()), (&compute.0, &rest.0));
             assert!(Cores([MOST - 1].into()).stay().is_err());
             assert_eq!(compute.check().is_ok(), compute == rest);
+        });
+        on_its_own.join().unwrap();
+    }
+
+    /// Members' processors by number, in an engine with so many threads and ranks.
+    #[cfg(target_os = "linux")]
+    fn members(cores: &Cores, threads: Threads) -> BTreeMap<usize, BTreeSet<usize>> {
+        let places: Arc<Mutex<BTreeMap<usize, BTreeSet<usize>>>> = Arc::default();
+        let (seen, stay) = (places.clone(), each_its_own(Some(cores)));
+        let starting = move |number| {
+            stay(number);
+            assert!(seen.lock().unwrap().insert(number, system::allowed().unwrap()).is_none(), "two are {number}");
+        };
+        let config = EngineConfig { threads, pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
+        // When it has gone its threads have begun, and ended.
+        drop(cores.run(|| Engine::started(config, Arc::new(starting))).unwrap().unwrap());
+        std::mem::take(&mut places.lock().unwrap())
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn each_thread_that_computes_has_a_processor_of_its_own() {
+        let here = Cores(system::allowed().unwrap());
+        if here.len() < 2 {
+            println!("one processor: no two threads can have one each");
+            return;
+        }
+        let count = here.len().min(4);
+        let on_its_own = std::thread::spawn(move || {
+            let (compute, _) = here.divided(count);
+            for ranks in 1..=count {
+                let places = members(&compute, Threads { count, ranks });
+                let expected: BTreeMap<_, _> = (1..count).map(|n| (n, compute.only(n).unwrap().0)).collect();
+                assert_eq!(places, expected, "{ranks} ranks");
+            }
+            assert_eq!(compute.only(count), None);
+            // The caller's is that of the thread which owns the engine.
+            let first = compute.only(0);
+            let owner = || std::thread::spawn(|| system::allowed().unwrap()).join().unwrap();
+            assert_eq!(Some(Cores(run_on(first.as_ref(), owner).unwrap())), first);
+            assert_eq!(here.0, system::allowed().unwrap());
         });
         on_its_own.join().unwrap();
     }

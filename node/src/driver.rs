@@ -279,7 +279,7 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, weights, cramped, kv_refused, guesses, held: _, talks: _ } =
+        let HostReport { ready, load, loading, weights, in_use, cramped, kv_refused, guesses, held: _, talks: _ } =
             self.host.report().await.ok()?;
         if cramped {
             self.changeover.make_room();
@@ -288,8 +288,9 @@ impl Driver {
             let refused = kv_refused.values().sum::<u64>() != view.kv_refused.values().sum::<u64>();
             view.kv_refused = kv_refused.into_iter().map(|(why, n)| (why.to_owned(), n)).collect();
             let read = std::mem::replace(&mut view.weights, weights) != weights;
+            let held = std::mem::replace(&mut view.in_use, in_use) != in_use;
             let checked = std::mem::replace(&mut view.guesses, guesses) != guesses;
-            refused | read | checked | (std::mem::replace(&mut view.loading, loading) != loading)
+            refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });
         Some(Event::Load { load, ready })
     }

@@ -311,8 +311,12 @@ impl Ground {
             pool_bytes: lent.kv_bytes() as usize,
             kv_dtype: self.config.kv_dtype,
         };
-        let start = || Compute::start(Engine::new(engine)?, faults);
-        let compute = cores::run_on(self.config.cores.as_ref(), start);
+        let cores = self.config.cores.as_ref();
+        let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
+        let engine = started.and_then(|started| started).map_err(|e| system(e.to_string()))?;
+        // The thread that owns the engine is the first of those that compute.
+        let first = cores.and_then(|cores| cores.only(0));
+        let compute = cores::run_on(first.as_ref(), || Compute::start(engine, faults));
         let setup = HostSetup {
             me: self.identity.peer_id(),
             compute: compute.and_then(|started| started).map_err(|e| system(e.to_string()))?,
@@ -458,6 +462,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         lending: Default::default(),
         loading: None,
         weights: Default::default(),
+        in_use: Default::default(),
         epoch: Epoch(0),
         term: Term(0),
         coordinator: None,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use tsnode_coordinator::{batcher::Tally, gate::SplitChoice, lending::Lending};
-use tsnode_kernels::load::Progress;
+use tsnode_kernels::load::{InUse, Progress};
 use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
 
 /// How far a peer has come on its way to being useful.
@@ -45,6 +45,9 @@ pub struct SwarmView {
     /// Weights that this peer has read to serve them, since it started.
     #[serde(default)]
     pub weights: Weights,
+    /// What stages and KV pages take in this peer's memory.
+    #[serde(default)]
+    pub in_use: InUse,
     /// Epoch it is in.
     pub epoch: Epoch,
     /// Term it follows.

@@ -6,9 +6,10 @@
 
 use super::dense::Cut;
 use std::any::Any;
+use std::cell::Cell;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -19,6 +20,11 @@ const LOOKS: usize = 4_000;
 const OPEN: usize = 1 << 31;
 
 type Work = dyn Fn(usize) + Sync;
+
+thread_local! {
+    /// Which member of its team this thread is; 0 for one that is none, as callers are.
+    static MEMBER: Cell<usize> = const { Cell::new(0) };
+}
 
 /// What the team is to do: the caller's closure, parts handed out so far, and how many there are.
 #[derive(Clone, Copy)]
@@ -58,6 +64,14 @@ impl Team {
     /// # Errors
     /// When the system gives no threads.
     pub fn new(threads: usize) -> std::io::Result<Self> {
+        Self::started(threads, |_| ())
+    }
+
+    /// The same, whose members each do `starting` first, with their numbers: from 1 on, for the caller is 0.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn started(threads: usize, starting: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             job: Mutex::new(None),
             round: AtomicUsize::new(0),
@@ -70,9 +84,13 @@ impl Team {
         });
         let mut team = Self { shared, members: Vec::new(), busy: Mutex::new(()) };
         for i in 1..threads {
-            let shared = team.shared.clone();
-            let member = std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || member(&shared))?;
-            team.members.push(member);
+            let (shared, starting) = (team.shared.clone(), starting.clone());
+            let run = move || {
+                MEMBER.set(i);
+                starting(i);
+                member(&shared);
+            };
+            team.members.push(std::thread::Builder::new().name(format!("compute-{i}")).spawn(run)?);
         }
         Ok(team)
     }
@@ -109,13 +127,16 @@ impl Team {
     }
 
     /// Runs `work` on each of the items, side by side if there is a thread for each: then they may wait for each other, if
-    /// this is the only work the team has.
+    /// this is the only work the team has. A thread takes the item of its own number if it can, so that what it works on stays
+    /// near it.
     ///
     /// # Panics
     /// As [`Self::share`].
     pub fn share_each<T: Send>(&self, items: &mut [T], work: impl Fn(usize, &mut T) + Sync) {
         let items = Cut::new(items, 1);
-        self.share(items.len(), |i| {
+        let places = Places::new(items.len());
+        self.share(items.len(), |part| {
+            let i = places.take(part);
             // SAFETY: each item is handed out once.
             let item = unsafe { items.part(i) };
             work(i, &mut item[0]);
@@ -215,6 +236,33 @@ impl Shared {
     }
 }
 
+/// Items that nobody has taken, a bit for each; with more than there are bits they are taken in order.
+struct Places {
+    free: Option<AtomicU64>,
+}
+
+impl Places {
+    fn new(items: usize) -> Self {
+        let bits = u64::BITS as usize;
+        Self { free: (1..=bits).contains(&items).then(|| AtomicU64::new(u64::MAX >> (bits - items))) }
+    }
+
+    /// The caller's own item, or another that is free. Asked once for each part of the work there always is one, and each is
+    /// given once.
+    fn take(&self, part: usize) -> usize {
+        let Some(all) = &self.free else { return part };
+        loop {
+            let free = all.load(Ordering::Relaxed);
+            let own = Some(MEMBER.get()).filter(|own| free.checked_shr(*own as u32).is_some_and(|bits| bits & 1 == 1));
+            let place = own.unwrap_or(free.trailing_zeros() as usize);
+            let bit = 1 << place;
+            if all.fetch_and(!bit, Ordering::Relaxed) & bit != 0 {
+                return place;
+            }
+        }
+    }
+}
+
 fn member(shared: &Shared) {
     let mut seen = 0;
     while let Some(round) = shared.next_round(seen) {
@@ -243,6 +291,34 @@ mod tests {
                 assert!(done.iter().all(|d| d.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn every_item_is_somebodys_and_each_threads_is_its_own() {
+        let team = Team::new(3).unwrap();
+        for items in [0, 1, 2, 3, 64, 65, 100] {
+            let mut done = vec![0; items];
+            team.share_each(&mut done, |i, done| *done += i + 1);
+            assert_eq!(done, (1..=items).collect::<Vec<_>>());
+        }
+        let met = std::sync::Barrier::new(3);
+        for _ in 0..100 {
+            team.share_each(&mut [(); 3], |i, ()| {
+                // Nobody has two of them: each waits for all.
+                met.wait();
+                assert_eq!(i, MEMBER.get());
+            });
+        }
+    }
+
+    #[test]
+    fn members_begin_by_what_they_are_told() {
+        let began: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let here = began.clone();
+        drop(Team::started(4, move |member| here.lock().unwrap().push(member)).unwrap());
+        let mut began = began.lock().unwrap().clone();
+        began.sort_unstable();
+        assert_eq!(began, [1, 2, 3]);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(super) struct Loaded {
     pub turns: Turns,
     /// Who owns its sequences' pages.
     pub owner: Owner,
+    /// What its weights take here (bytes).
+    pub weights: u64,
 }
 
 /// How the keys of each layer of a stage turn.

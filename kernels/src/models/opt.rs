@@ -1,6 +1,6 @@
 //! OPT: learned positions, layer norm before each block and at the end, ReLU, biases everywhere, tied head.
 
-use super::{Family, Share, Stage, StageBytes, add, add_bias, sized};
+use super::{Family, ROWS_OF_MLP, Share, Stage, StageBytes, add, add_bias, sized};
 use crate::{
     config::{Activation, ConfigError, Keys, ModelConfig},
     cpu::Cpu,
@@ -146,7 +146,10 @@ impl Linear {
     }
 
     fn forward(&self, cpu: &Cpu, rows: usize, x: &[f32], out: &mut Vec<f32>) {
-        let out = sized(out, rows * self.bias.len());
+        self.apply(cpu, x, sized(out, rows * self.bias.len()));
+    }
+
+    fn apply(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
         self.weight.apply(cpu, x, out);
         add_bias(out, &self.bias);
     }
@@ -200,10 +203,15 @@ impl Layer {
         cpu.add(hidden, &s.out);
 
         self.mlp_norm.forward(cpu, c.norm_eps, hidden, normed);
-        self.up.forward(cpu, rows, normed, &mut s.up);
-        s.up.iter_mut().for_each(|x| *x = x.max(0.0));
-        attend.gather(rows, &mut s.up);
-        self.down.forward(cpu, rows, &s.up, &mut s.out);
+        let width = self.down.bias.len();
+        let some = sized(&mut s.out, rows * width).chunks_mut(ROWS_OF_MLP * width);
+        for (x, out) in normed.chunks(ROWS_OF_MLP * c.hidden).zip(some) {
+            let rows = x.len() / c.hidden;
+            self.up.forward(cpu, rows, x, &mut s.up);
+            s.up.iter_mut().for_each(|x| *x = x.max(0.0));
+            attend.gather(rows, &mut s.up);
+            self.down.apply(cpu, &s.up, out);
+        }
         attend.gather(rows, &mut s.out);
         cpu.add(hidden, &s.out);
     }

@@ -76,6 +76,8 @@ impl Metrics {
             ("groups_ready", "Groups that take requests", view.ready_groups.len() as i64),
             ("kv_pages_free", "KV pages free on this peer", pages.0.into()),
             ("kv_pages", "KV pages of this peer", pages.1.into()),
+            ("kv_bytes", "Bytes of KV pages that the system has given", view.in_use.kv as i64),
+            ("weight_bytes", "Bytes of weights of the stages that are loaded", view.in_use.weights as i64),
             ("stages_loaded", "Stages loaded or begun to be since the start", view.weights.stages as i64),
             ("weight_bytes_read", "Bytes of weights read since the start", view.weights.bytes as i64),
             ("kv_refused", "KV streams refused since the start", view.kv_refused.values().sum::<u64>() as i64),

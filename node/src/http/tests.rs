@@ -75,6 +75,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         lending: Default::default(),
         loading: None,
         weights: Default::default(),
+        in_use: Default::default(),
         epoch: Epoch(0),
         term: Term(0),
         coordinator: None,

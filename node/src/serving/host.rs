@@ -31,7 +31,7 @@ use tsnode_coordinator::{
 };
 use tsnode_kernels::{
     engine::{StageKey, Threads},
-    load::Progress,
+    load::{InUse, Progress},
     pages::PageCount,
     source::ModelSource,
 };
@@ -105,6 +105,8 @@ pub struct HostReport {
     pub loading: Option<Progress>,
     /// Weights read since the start.
     pub weights: Weights,
+    /// What stages and pages take in memory.
+    pub in_use: InUse,
     /// A stage of the plan has no room here beside those that stand.
     pub cramped: bool,
     /// KV streams refused since the start, by why.
@@ -254,7 +256,7 @@ struct Keeper {
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
     /// What the compute thread last said, and when. Nobody waits for it: it may be busy, or hang.
-    pages: watch::Receiver<Option<(PageCount, Instant)>>,
+    pages: watch::Receiver<Option<Pages>>,
     orders: mpsc::Sender<Order>,
     far: watch::Receiver<Option<Progress>>,
     tasks: TaskTracker,
@@ -497,7 +499,8 @@ impl Keeper {
             report.load.waiting += load.waiting;
             report.load.pending_tokens += load.pending_tokens;
         }
-        if let Some((pages, at)) = *self.pages.borrow() {
+        if let Some(Pages { count: pages, in_use, at }) = *self.pages.borrow() {
+            report.in_use = in_use;
             report.load.free_pages = pages.free as u32;
             report.load.total_pages = pages.total as u32;
             if at.elapsed() > HANGS {
@@ -587,11 +590,19 @@ fn refuse(request: LeaderRequest, why: &str) {
     }
 }
 
+/// What the compute thread said of its pages, and when.
+#[derive(Clone, Copy, Debug)]
+struct Pages {
+    count: PageCount,
+    in_use: InUse,
+    at: Instant,
+}
+
 /// Knows the pages, a moment ago.
-async fn look_at_pages(compute: Compute, pages: watch::Sender<Option<(PageCount, Instant)>>) {
+async fn look_at_pages(compute: Compute, pages: watch::Sender<Option<Pages>>) {
     loop {
-        if let Ok(count) = compute.call(|engine| engine.pages()).await {
-            pages.send_replace(Some((count, Instant::now())));
+        if let Ok((count, in_use)) = compute.call(|engine| (engine.pages(), engine.in_use())).await {
+            pages.send_replace(Some(Pages { count, in_use, at: Instant::now() }));
         }
         sleep(PAGES_LOOK).await;
     }

@@ -7,7 +7,7 @@ use crate::{
     engine::{Look, Turn},
     linear::Weight,
     models::{
-        add_bias,
+        ROWS_OF_MLP, add_bias,
         outline::{AttentionOutline, GatedOutline, LinearOutline, NormOutline},
         sized,
     },
@@ -152,6 +152,13 @@ struct Linear {
 impl Linear {
     fn forward(&self, cpu: &Cpu, rows: usize, x: &[f32], out: &mut Vec<f32>) {
         Self::forward_all(cpu, rows, x, [(self, out)]);
+    }
+
+    fn apply(&self, cpu: &Cpu, x: &[f32], out: &mut [f32]) {
+        self.weight.apply(cpu, x, out);
+        if let Some(bias) = &self.bias {
+            add_bias(out, bias);
+        }
     }
 
     /// Several by the same rows.
@@ -311,18 +318,31 @@ impl Gated {
         }
     }
 
+    /// Some rows at a time: what lies between the matrices is the widest of all, and is not kept for more.
     pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
-        let Step { cpu, rows, .. } = *step;
-        if self.gate.bias.is_none() && self.up.bias.is_none() {
-            let [gate, up] = [(&self.gate, &mut s.gate), (&self.up, &mut s.up)]
-                .map(|(linear, out)| (linear.weight.operand(cpu), sized(out, rows * linear.outputs)));
-            cpu.gated(&s.normed, gate, up, self.act());
-        } else {
-            Linear::forward_all(cpu, rows, &s.normed, [(&self.gate, &mut s.gate), (&self.up, &mut s.up)]);
-            cpu.gate_mul(self.act(), &mut s.gate, &s.up);
+        let (rows, width) = (step.rows, self.down.outputs);
+        let inputs = s.normed.len() / rows.max(1);
+        let Scratch { normed, out, gate, up, .. } = s;
+        let together = rows.clamp(1, ROWS_OF_MLP);
+        let each = normed.chunks(together * inputs).zip(sized(out, rows * width).chunks_mut(together * width));
+        for (x, out) in each {
+            let rows = x.len() / inputs;
+            self.gate(step.cpu, rows, x, gate, up);
+            step.attend.gather(rows, gate);
+            self.down.apply(step.cpu, gate, out);
         }
-        step.attend.gather(rows, &mut s.gate);
-        self.down.forward(cpu, rows, &s.gate, &mut s.out);
-        step.attend.gather(rows, &mut s.out);
+        step.attend.gather(rows, out);
+    }
+
+    /// `gate` is what goes into the last matrix.
+    fn gate(&self, cpu: &Cpu, rows: usize, x: &[f32], gate: &mut Vec<f32>, up: &mut Vec<f32>) {
+        if self.gate.bias.is_none() && self.up.bias.is_none() {
+            let [gate, up] = [(&self.gate, gate), (&self.up, up)]
+                .map(|(linear, out)| (linear.weight.operand(cpu), sized(out, rows * linear.outputs)));
+            cpu.gated(x, gate, up, self.act());
+        } else {
+            Linear::forward_all(cpu, rows, x, [(&self.gate, &mut *gate), (&self.up, &mut *up)]);
+            cpu.gate_mul(self.act(), gate, up);
+        }
     }
 }

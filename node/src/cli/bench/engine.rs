@@ -25,6 +25,8 @@ const KV: KvDtype = KvDtype::F16;
 const EACH: Duration = Duration::from_secs(2);
 /// Prompts (tokens), as far as the model's context goes.
 const PROMPTS: [u32; 3] = [128, 512, 2048];
+/// Tokens of a prompt that a chunk comes after, and the chunk's: what a step of the batcher's takes of a long prompt.
+const CHUNKS: [(u32, u32); 1] = [(2048, 512)];
 /// Sequences answered together, and tokens each has.
 const ANSWERS: [(u32, u32); 4] = [(1, 128), (1, 2048), (4, 128), (16, 128)];
 
@@ -161,9 +163,10 @@ fn failed(error: &dyn std::fmt::Display) -> Exit {
 /// Steps the model's context has room for.
 fn steps(source: &ModelSource) -> Vec<Step> {
     let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
+    let chunks = CHUNKS.map(|(context, new)| Step { batch: 1, context, new });
     let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
     let fits = |step: &Step| step.room() <= source.card().shape.context;
-    prompts.into_iter().chain(answers).filter(fits).collect()
+    prompts.into_iter().chain(chunks).chain(answers).filter(fits).collect()
 }
 
 /// What it took until the first step was done.
