@@ -251,9 +251,10 @@ impl Batcher {
         }
         sequence.state = State::Waiting;
         sequence.waits_since = now;
+        let place = sequence.place(request);
         out.push(Action::Ring(RingFrame::Release(request)));
         self.queue.pages_came_back();
-        self.queue.push_front(request);
+        self.queue.push(place);
     }
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {

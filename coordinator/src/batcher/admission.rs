@@ -1,8 +1,10 @@
-//! Who gets pages, and when: first come first, but for those that wait for another to compute what they begin with.
+//! Who gets pages, and when: first come first, but for those that wait for another to compute what they begin with. Several are
+//! asked for at once, so where the pages are too few for one, some that came later may get theirs. That happens to it once: from
+//! then on it is asked for alone, or short ones without end would take what comes back before it is enough.
 
 use super::{Action, Batcher, NewSequence, Sequence, State};
 use crate::Time;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     RequestId,
@@ -13,13 +15,18 @@ use tsnode_protocol::{
 /// After how long pages are asked for again that another group on the same device may have given back.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// A sequence's place among others: when it came, and its name.
+pub(super) type Place = (Time, RequestId);
+
 /// Sequences without pages.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// First come first.
-    waiting: VecDeque<RequestId>,
+    waiting: BTreeSet<Place>,
     /// Those that wait for another to have computed what they begin with, by it.
-    behind: BTreeMap<RequestId, Vec<RequestId>>,
+    behind: BTreeMap<RequestId, Vec<Place>>,
+    /// The one asked for last, if it was refused before.
+    alone: Option<RequestId>,
     /// Pages were refused and none has come back since.
     full: bool,
     retry_at: Option<Time>,
@@ -30,12 +37,12 @@ impl Queue {
         self.waiting.len() + self.behind.values().map(Vec::len).sum::<usize>()
     }
 
-    pub fn push_front(&mut self, request: RequestId) {
-        self.waiting.push_front(request);
+    pub fn push(&mut self, place: Place) {
+        self.waiting.insert(place);
     }
 
     fn next(&mut self) -> Option<RequestId> {
-        if self.full { None } else { self.waiting.pop_front() }
+        if self.full { None } else { self.waiting.pop_first().map(|(_, request)| request) }
     }
 
     /// No pages for anybody before some have come back.
@@ -59,15 +66,13 @@ impl Queue {
 
     /// Those that waited for this sequence wait no longer.
     pub fn go_on_behind(&mut self, request: RequestId) {
-        for request in self.behind.remove(&request).unwrap_or_default().into_iter().rev() {
-            self.waiting.push_front(request);
-        }
+        self.waiting.extend(self.behind.remove(&request).unwrap_or_default());
     }
 
     /// It waits no longer.
     pub fn remove(&mut self, request: RequestId) {
-        self.waiting.retain(|r| *r != request);
-        self.behind.values_mut().for_each(|all| all.retain(|r| *r != request));
+        self.waiting.retain(|(_, r)| *r != request);
+        self.behind.values_mut().for_each(|all| all.retain(|(_, r)| *r != request));
     }
 }
 
@@ -89,14 +94,15 @@ impl Batcher {
             // The group that began the answer could not say any more that this was all.
             return out.push(Action::End { request, end });
         }
+        self.queue.push(sequence.place(request));
         self.sequences.insert(request, sequence);
-        self.queue.waiting.push_back(request);
     }
 
     pub(super) fn admit_waiting(&mut self, out: &mut Vec<Action>) {
-        while self.sequences.len() - self.queue.len() < self.config.max_running {
+        while self.sequences.len() - self.queue.len() < self.config.max_running && !self.asks_for_one_alone() {
             let Some(request) = self.queue.next() else { return };
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
+            self.queue.alone = sequence.refused.then_some(request);
             if !sequence.awaits_kv() && sequence.generated() == 0 {
                 sequence.tokens.extend(sequence.first.take());
             }
@@ -105,7 +111,7 @@ impl Batcher {
                 continue;
             }
             if let Some(ahead) = self.prefixes.worth_waiting_for(&sequence.tokens) {
-                self.queue.behind.entry(ahead).or_default().push(request);
+                self.queue.behind.entry(ahead).or_default().push(sequence.place(request));
                 continue;
             }
             let shared = self.prefixes.shared(&sequence.tokens);
@@ -114,9 +120,16 @@ impl Batcher {
         }
     }
 
+    /// Whether the stages have yet to answer for one that was refused before.
+    fn asks_for_one_alone(&self) -> bool {
+        let alone = self.queue.alone.and_then(|request| self.sequences.get(&request));
+        alone.is_some_and(|sequence| matches!(sequence.state, State::Admitting { .. }))
+    }
+
     pub(super) fn admitted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let Some(shared) = sequence.admission_answered() else { return };
+        sequence.refused = false;
         let there = shared.map_or(0, |s| s.tokens);
         if !sequence.granted {
             (sequence.granted, sequence.cached) = (true, there);
@@ -147,7 +160,8 @@ impl Batcher {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let Some(shared) = sequence.admission_answered() else { return };
         sequence.state = State::Waiting;
-        let granted = sequence.granted;
+        sequence.refused |= matches!(why, Refusal::Full(_));
+        let (granted, place) = (sequence.granted, sequence.place(request));
         // Stages before the one that refused hold pages already.
         out.push(Action::Ring(RingFrame::Release(request)));
         self.prefixes.ends(request);
@@ -156,7 +170,7 @@ impl Batcher {
             self.sequences.remove(&request);
             return out.push(no_room(request, granted, reason));
         }
-        self.queue.push_front(request);
+        self.queue.push(place);
         match why {
             Refusal::PrefixGone => self.forget_shared(shared, out),
             _ => self.queue.is_full(),

@@ -54,7 +54,7 @@ impl Batcher {
             return out.push(Action::End { request, end: End::Failed(reason) });
         }
         let those_that_may = self.sequences.iter().filter(|(_, s)| s.may_be_pushed_out());
-        let youngest = those_that_may.max_by_key(|(request, s)| (s.submitted, **request));
+        let youngest = those_that_may.max_by_key(|(request, s)| s.place(**request));
         let Some(youngest) = youngest.map(|(request, _)| *request) else { return };
         self.push_out(now, youngest, out);
         self.queue.is_full();
@@ -73,7 +73,7 @@ impl Batcher {
         sequence.growing.take()
     }
 
-    /// Takes a sequence's pages; it waits at the head of the queue.
+    /// Takes a sequence's pages; it waits before those that came after it.
     fn push_out(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(mut sequence) = self.sequences.remove(&request) else { return };
         self.steps.leave(request);
@@ -82,7 +82,7 @@ impl Batcher {
         sequence.pushed_out += 1;
         sequence.told = 0;
         (sequence.kind, sequence.state, sequence.waits_since) = (Kind::Local, State::Waiting, now);
+        self.queue.push(sequence.place(request));
         self.sequences.insert(request, sequence);
-        self.queue.push_front(request);
     }
 }

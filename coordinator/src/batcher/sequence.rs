@@ -2,6 +2,7 @@
 
 use super::{
     BatcherConfig,
+    admission::Place,
     guesses::{Lookup, MOST, Wanted},
     steps::Share,
     ways::Way,
@@ -104,6 +105,8 @@ pub(super) struct Sequence {
     /// Admissions and growth under way whose answer no longer counts.
     pub overtaken: u32,
     pub grows_overtaken: u32,
+    /// There were too few pages when it was asked for last.
+    pub refused: bool,
     /// How often it had to give its pages back.
     pub pushed_out: u32,
     /// Bytes sent by stage.
@@ -141,12 +144,17 @@ impl Sequence {
             cached: 0,
             overtaken: 0,
             grows_overtaken: 0,
+            refused: false,
             pushed_out: 0,
             sent: BTreeMap::new(),
             submitted: now,
             waits_since: now,
             stepped: None,
         }
+    }
+
+    pub fn place(&self, request: RequestId) -> Place {
+        (self.submitted, request)
     }
 
     pub fn awaits_kv(&self) -> bool {
