@@ -4,7 +4,7 @@
 mod gguf_writer;
 mod widened;
 
-use gguf_writer::{Form, Writer, convert};
+use gguf_writer::{Form, Writer, convert, large, made};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use tokenizers::Tokenizer;
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, Threads},
     gguf::Gguf,
+    quant::QuantType,
     source::ModelSource,
 };
 use tsnode_protocol::{KvDtype, RequestId, Token};
@@ -109,17 +110,48 @@ fn spread(x: &[f32]) -> f32 {
     (x.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
 }
 
+/// A model with quantised weights beside one with the numbers that these stand for.
+fn computes_what_its_numbers_do(name: &str, folder: &Path, form: Form, widened: Form) {
+    let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
+    let [found, expected] = [form, widened].map(|form| logits(&opened(&convert(folder, form, "gpt-2")), &tokens));
+    let off: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
+    let (off, all) = (spread(&off), spread(&expected));
+    println!("{name}, {form:?}: {} of the logits' spread", off / all);
+    assert!(off <= ROUNDING * all, "{name}, {form:?}: off by {off} where logits spread by {all}");
+}
+
 #[test]
 fn quantised_weights_compute_what_their_numbers_do() {
     for (name, _) in references() {
-        let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
-        let quantised = opened(&convert(&reference(&name), Form::Q8, "gpt-2"));
-        let widened = opened(&convert(&reference(&name), Form::WidenedQ8, "gpt-2"));
-        let (found, expected) = (logits(&quantised, &tokens), logits(&widened, &tokens));
-        let off: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
-        let (off, all) = (spread(&off), spread(&expected));
-        println!("{name}: {} of the logits' spread", off / all);
-        assert!(off <= ROUNDING * all, "{name}: off by {off} where logits spread by {all}");
+        computes_what_its_numbers_do(&name, &reference(&name), Form::Q8, Form::WidenedQ8);
+    }
+}
+
+/// K-quants that most files are made of, and by how much of a part's largest number one may be off: about a step of the numbers,
+/// since scales and least values have steps as well.
+const LARGE: [(QuantType, f32); 3] = [(QuantType::Q4K, 0.15), (QuantType::Q5K, 0.1), (QuantType::Q6K, 0.05)];
+
+#[test]
+fn large_blocks_compute_what_their_numbers_do() {
+    let folder = made::wide();
+    for (kind, _) in LARGE {
+        computes_what_its_numbers_do("wide", folder.path(), Form::Large(kind), Form::WidenedLarge(kind));
+    }
+}
+
+/// What the tests encode is near what it was, so that a model of it computes something.
+#[test]
+fn large_blocks_keep_their_numbers() {
+    let numbers: Vec<f32> = (0..1024).map(|i| ((i * 37 % 101) as f32 / 101.0 - 0.4) * (1 + i / 100) as f32).collect();
+    for (kind, most) in LARGE {
+        let blocks = large::encode(kind, &numbers);
+        assert_eq!(blocks.len(), 4 * kind.bytes());
+        let kept = large::widened(kind, &blocks);
+        for (part, kept) in numbers.chunks(16).zip(kept.chunks(16)) {
+            let largest = part.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+            assert!(furthest(part, kept) <= most * largest, "{kind:?}: {part:?} became {kept:?}");
+        }
+        assert_eq!(large::widened(kind, &large::encode(kind, &[0.0; 256])), [0.0; 256]);
     }
 }
 

@@ -3,11 +3,12 @@
 
 mod gguf_writer;
 
-use gguf_writer::{Form, convert};
+use gguf_writer::{Form, convert, made};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},
     pages::PAGE_BYTES,
+    quant::QuantType,
     source::ModelSource,
     weights::WeightsError,
 };
@@ -118,6 +119,18 @@ fn quantised_matrices_are_cut_too() {
         let path = folder.path().join("model.gguf");
         let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
         std::fs::write(&path, convert(&embedded, form, "gpt-2").bytes()).unwrap();
+        check(&ModelSource::open(&path).unwrap(), 4);
+    }
+}
+
+/// Ranks share the rows of a matrix and each row is whole on one of them, so that no block of 256 is cut: rows of one block
+/// are shared by four ranks, and three of them have parts that no block divides.
+#[test]
+fn large_blocks_are_cut_too() {
+    let (folder, wide) = (tempfile::tempdir().unwrap(), made::wide());
+    for kind in [QuantType::Q4K, QuantType::Q6K] {
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, convert(wide.path(), Form::Large(kind), "gpt-2").bytes()).unwrap();
         check(&ModelSource::open(&path).unwrap(), 4);
     }
 }

@@ -3,6 +3,8 @@
 use crate::gguf_writer::{Form, convert};
 use safetensors::{Dtype, tensor::TensorView};
 use std::collections::BTreeMap;
+use tempfile::TempDir;
+use tsnode_kernels::quant::QuantType;
 
 pub const CONFIG: &str = r#"{"model_type":"llama","num_hidden_layers":1,"hidden_size":32,"intermediate_size":32,
 "num_attention_heads":2,"num_key_value_heads":1,"head_dim":16,"vocab_size":8,"max_position_embeddings":256,
@@ -13,29 +15,37 @@ pub const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[{"id":6,"content
 "model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"c":3,"abc":4,"d":5},"merges":[["a","b"],["ab","c"]]}}"#;
 const INDEX: &str = r#"{"weight_map":{"model.norm.weight":"model.safetensors"}}"#;
 
+/// The model's width, and one that blocks of 256 fit.
+const NARROW: usize = 32;
+const WIDE: usize = 256;
+
+/// Tensors and their sizes; 0 is the width.
 const TENSORS: [(&str, &[usize]); 11] = [
-    ("model.embed_tokens.weight", &[8, 32]),
-    ("model.norm.weight", &[32]),
-    ("model.layers.0.input_layernorm.weight", &[32]),
-    ("model.layers.0.post_attention_layernorm.weight", &[32]),
-    ("model.layers.0.self_attn.q_proj.weight", &[32, 32]),
-    ("model.layers.0.self_attn.k_proj.weight", &[16, 32]),
-    ("model.layers.0.self_attn.v_proj.weight", &[16, 32]),
-    ("model.layers.0.self_attn.o_proj.weight", &[32, 32]),
-    ("model.layers.0.mlp.gate_proj.weight", &[32, 32]),
-    ("model.layers.0.mlp.up_proj.weight", &[32, 32]),
-    ("model.layers.0.mlp.down_proj.weight", &[32, 32]),
+    ("model.embed_tokens.weight", &[8, 0]),
+    ("model.norm.weight", &[0]),
+    ("model.layers.0.input_layernorm.weight", &[0]),
+    ("model.layers.0.post_attention_layernorm.weight", &[0]),
+    ("model.layers.0.self_attn.q_proj.weight", &[32, 0]),
+    ("model.layers.0.self_attn.k_proj.weight", &[16, 0]),
+    ("model.layers.0.self_attn.v_proj.weight", &[16, 0]),
+    ("model.layers.0.self_attn.o_proj.weight", &[0, 32]),
+    ("model.layers.0.mlp.gate_proj.weight", &[32, 0]),
+    ("model.layers.0.mlp.up_proj.weight", &[32, 0]),
+    ("model.layers.0.mlp.down_proj.weight", &[0, 32]),
 ];
 
 /// `model.safetensors`.
-fn weights() -> Vec<u8> {
+fn weights(width: usize) -> Vec<u8> {
     let numbers = |len: usize| (0..len).flat_map(|i| half::f16::from_f32((i % 13) as f32 / 16.0 - 0.3).to_le_bytes());
-    let bytes: Vec<Vec<u8>> = TENSORS.iter().map(|(_, shape)| numbers(shape.iter().product()).collect()).collect();
-    let views: BTreeMap<_, _> = TENSORS
-        .iter()
-        .zip(&bytes)
-        .map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F16, shape.to_vec(), bytes).unwrap()))
-        .collect();
+    let sized = |shape: &[usize]| shape.iter().map(|n| if *n == 0 { width } else { *n }).collect::<Vec<_>>();
+    let filled = |(name, shape): (&'static str, &[usize])| {
+        let shape = sized(shape);
+        let bytes: Vec<u8> = numbers(shape.iter().product()).collect();
+        (name, (shape, bytes))
+    };
+    let all: BTreeMap<_, _> = TENSORS.map(filled).into();
+    let views =
+        all.iter().map(|(name, (shape, bytes))| (*name, TensorView::new(Dtype::F16, shape.clone(), bytes).unwrap()));
     safetensors::serialize(views, None).unwrap()
 }
 
@@ -45,23 +55,33 @@ pub fn folders() -> Vec<Vec<u8>> {
     [(CONFIG, ""), (CONFIG, INDEX), (mistral.as_str(), INDEX)]
         .map(|(config, index)| {
             let sized = |text: &str| [&(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat();
-            [sized(config), sized(index), weights()].concat()
+            [sized(config), sized(index), weights(NARROW)].concat()
         })
         .to_vec()
 }
 
-/// The model as GGUF files: quantised, and not.
+/// The model as GGUF files: quantised, and not; and a wider one in blocks of 256.
 pub fn ggufs() -> Vec<Vec<u8>> {
-    let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
-    write("config.json", CONFIG.as_bytes());
-    write("tokenizer.json", TOKENIZER.as_bytes());
-    write("tokenizer_config.json", br#"{"add_bos_token":true,"chat_template":"{{ messages }}"}"#);
-    write("model.safetensors", &weights());
-    let mut pieces = convert(folder.path(), Form::F16, "default");
+    let narrow = files(CONFIG, NARROW);
+    let mut pieces = convert(narrow.path(), Form::F16, "default");
     pieces
         .count("general.alignment", 64)
         .reals("tokenizer.ggml.scores", &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, 0.0, 0.0]);
     pieces.flag("tokenizer.ggml.add_space_prefix", false).count("llama.attention.sliding_window", 0);
-    vec![convert(folder.path(), Form::Q8, "llama-bpe").bytes(), pieces.bytes()]
+    let config = CONFIG.replace("\"hidden_size\":32", "\"hidden_size\":256");
+    let wide = files(&config, WIDE);
+    let large = |kind| convert(wide.path(), Form::Large(kind), "llama-bpe").bytes();
+    let quantised = convert(narrow.path(), Form::Q8, "llama-bpe").bytes();
+    vec![quantised, pieces.bytes(), large(QuantType::Q4K), large(QuantType::Q6K)]
+}
+
+/// A folder with the model.
+fn files(config: &str, width: usize) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    write("config.json", config.as_bytes());
+    write("tokenizer.json", TOKENIZER.as_bytes());
+    write("tokenizer_config.json", br#"{"add_bos_token":true,"chat_template":"{{ messages }}"}"#);
+    write("model.safetensors", &weights(width));
+    folder
 }

@@ -1,11 +1,15 @@
 //! Writes GGUF files for tests, and models of Hugging Face folders as llama.cpp's converter does.
 #![allow(dead_code)] // Not every test writes everything.
 
+pub mod large;
+pub mod made;
+
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+use tsnode_kernels::quant::QuantType;
 
 /// Where tensors lie: at multiples of this.
 const ALIGNMENT: usize = 32;
@@ -140,6 +144,10 @@ pub enum Form {
     Q8,
     /// Single precision, of the numbers that [`Form::Q8`] keeps.
     WidenedQ8,
+    /// Blocks of 256; as [`Form::Q8`] where rows are no whole blocks.
+    Large(QuantType),
+    /// Single precision, of the numbers that [`Form::Large`] keeps.
+    WidenedLarge(QuantType),
 }
 
 /// A folder's model as GGUF.
@@ -333,15 +341,21 @@ fn neighbours(numbers: &[f32], heads: usize, rows: usize) -> Vec<f32> {
 }
 
 fn stored(shape: &[usize], numbers: &[f32], form: Form) -> (u32, Vec<u8>) {
-    let blocks = shape[shape.len() - 1].is_multiple_of(32);
+    let whole = |block: usize| shape[shape.len() - 1].is_multiple_of(block);
     let single = |numbers: &[f32]| (0, numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
     let half = |numbers: &[f32]| (1, numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect());
     match form {
         _ if shape.len() == 1 => single(numbers),
         Form::F32 => single(numbers),
-        Form::Q8 if blocks => (8, numbers.chunks_exact(32).flat_map(|x| q8(x).0).collect()),
-        Form::WidenedQ8 if blocks => single(&numbers.chunks_exact(32).flat_map(|x| q8(x).1).collect::<Vec<_>>()),
-        Form::F16 | Form::Q8 | Form::WidenedQ8 => half(numbers),
+        Form::Large(kind) if whole(large::NUMBERS) => (large::number(kind), large::encode(kind, numbers)),
+        Form::WidenedLarge(kind) if whole(large::NUMBERS) => {
+            single(&large::widened(kind, &large::encode(kind, numbers)))
+        }
+        Form::Q8 | Form::Large(_) if whole(32) => (8, numbers.chunks_exact(32).flat_map(|x| q8(x).0).collect()),
+        Form::WidenedQ8 | Form::WidenedLarge(_) if whole(32) => {
+            single(&numbers.chunks_exact(32).flat_map(|x| q8(x).1).collect::<Vec<_>>())
+        }
+        Form::F16 | Form::Q8 | Form::WidenedQ8 | Form::Large(_) | Form::WidenedLarge(_) => half(numbers),
     }
 }
 
