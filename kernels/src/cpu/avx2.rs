@@ -31,8 +31,9 @@ pub(super) use wire::{choose, decode, encode, low_high};
 /// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.
 pub(super) const AHEAD: usize = 3072;
 
-/// Asks for a part's share of the lines of a block further on. Those of a whole block of 256 at once would be more than a
-/// processor waits for at a time, and what it needs now would wait behind them.
+/// Asks for a part's share of the lines of a block further on, into the second-level cache: the first is asked for by loads
+/// early enough, and waits for fewer lines at a time. Those of a whole block of 256 at once would be more than a processor waits
+/// for, and what it needs now would wait behind them.
 ///
 /// # Safety
 /// SSE.
@@ -41,7 +42,7 @@ pub(super) unsafe fn ask_for_part(layout: Layout, block: *const u8, part: usize)
     let (lines, parts) = (layout.block().div_ceil(64), layout.parts());
     for line in part * lines / parts..(part + 1) * lines / parts {
         // SAFETY: the caller's promise; asking for what is not there does nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + 64 * line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(2 * AHEAD + 64 * line).cast()) };
     }
 }
 
