@@ -93,7 +93,7 @@ impl Cpu {
         threads: usize,
         starting: impl Fn(usize) + Clone + Send + 'static,
     ) -> std::io::Result<Self> {
-        Ok(Self { simd, team: Team::started(threads, starting)?, arena: Mutex::default() })
+        Ok(Self { simd, team: Team::new(threads, starting)?, arena: Mutex::default() })
     }
 
     /// Its instructions.

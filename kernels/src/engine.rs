@@ -226,7 +226,7 @@ impl Engine {
         let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
         let devices = (0..ranks).map(device).collect::<Result<_, _>>()?;
         Ok(Self {
-            team: Team::started(ranks, move |rank| starting(threads.before(rank)))?,
+            team: Team::new(ranks, move |rank| starting(threads.before(rank)))?,
             hall: Hall::new(ranks),
             devices,
             card: None,

@@ -59,19 +59,12 @@ pub struct Team {
 }
 
 impl Team {
-    /// A team of `threads`, the caller's included.
+    /// A team of `threads`, the caller's included. Members each do `starting` first, with their numbers: from 1 on, for the
+    /// caller is 0.
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn new(threads: usize) -> std::io::Result<Self> {
-        Self::started(threads, |_| ())
-    }
-
-    /// The same, whose members each do `starting` first, with their numbers: from 1 on, for the caller is 0.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn started(threads: usize, starting: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Self> {
+    pub fn new(threads: usize, starting: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             job: Mutex::new(None),
             round: AtomicUsize::new(0),
@@ -281,7 +274,7 @@ mod tests {
 
     #[test]
     fn every_part_is_done_once_in_every_round() {
-        let team = Team::new(3).unwrap();
+        let team = Team::new(3, |_| ()).unwrap();
         for parts in [0, 1, 2, 3, 100] {
             for _ in 0..200 {
                 let done: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
@@ -295,7 +288,7 @@ mod tests {
 
     #[test]
     fn every_item_is_somebodys_and_each_threads_is_its_own() {
-        let team = Team::new(3).unwrap();
+        let team = Team::new(3, |_| ()).unwrap();
         for items in [0, 1, 2, 3, 64, 65, 100] {
             let mut done = vec![0; items];
             team.share_each(&mut done, |i, done| *done += i + 1);
@@ -315,7 +308,7 @@ mod tests {
     fn members_begin_by_what_they_are_told() {
         let began: Arc<Mutex<Vec<usize>>> = Arc::default();
         let here = began.clone();
-        drop(Team::started(4, move |member| here.lock().unwrap().push(member)).unwrap());
+        drop(Team::new(4, move |member| here.lock().unwrap().push(member)).unwrap());
         let mut began = began.lock().unwrap().clone();
         began.sort_unstable();
         assert_eq!(began, [1, 2, 3]);
@@ -323,7 +316,7 @@ mod tests {
 
     #[test]
     fn members_that_slept_are_woken() {
-        let team = Team::new(2).unwrap();
+        let team = Team::new(2, |_| ()).unwrap();
         for _ in 0..3 {
             // Members go to sleep on their own; whether they have by now changes nothing of what must hold.
             while team.shared.asleep.load(Ordering::Relaxed) == 0 {
@@ -339,7 +332,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_team_goes_on() {
-        let team = Team::new(3).unwrap();
+        let team = Team::new(3, |_| ()).unwrap();
         for bad in 0..8 {
             let failed = catch_unwind(AssertUnwindSafe(|| team.share(8, |i| assert_ne!(i, bad))));
             assert!(failed.is_err());
