@@ -68,18 +68,48 @@ pub struct Limits {
 /// # Errors
 /// When the system gives no threads.
 pub fn limits(threads: usize) -> std::io::Result<Limits> {
-    let cpu = Cpu::new(Simd::detect(), threads.max(1))?;
-    let mut memory = Memory::zeroed(LIMIT_BYTES);
-    memory.fill(1);
-    let read = best_of(|| {
-        black_box(cpu.read_all(black_box(bytemuck::cast_slice(&memory))));
-    });
-    let multiply_adds = 1 << 22;
-    let multiply = best_of(|| {
-        black_box(cpu.multiply_only(black_box(multiply_adds)));
-    });
-    let operations = 2.0 * (multiply_adds * threads.max(1)) as f64;
-    Ok(Limits { read: BytesPerSecond(LIMIT_BYTES as f64 / read), multiply: FlopsPerSecond(operations / multiply) })
+    let limiter = Limiter::new(threads)?;
+    Ok(Limits { read: limiter.read(), multiply: limiter.multiply() })
+}
+
+/// What limits are measured with, as often as they are asked for: where memory is shared with other machines they are others
+/// a second later.
+pub struct Limiter {
+    cpu: Cpu,
+    threads: usize,
+    memory: Memory,
+}
+
+impl Limiter {
+    /// With so many threads, one at least.
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn new(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.max(1);
+        let mut memory = Memory::zeroed(LIMIT_BYTES);
+        memory.fill(1);
+        Ok(Self { cpu: Cpu::new(Simd::detect(), threads)?, threads, memory })
+    }
+
+    /// Reading memory now.
+    #[must_use]
+    pub fn read(&self) -> BytesPerSecond {
+        let seconds = best_of(|| {
+            black_box(self.cpu.read_all(black_box(bytemuck::cast_slice(&self.memory))));
+        });
+        BytesPerSecond(LIMIT_BYTES as f64 / seconds)
+    }
+
+    /// Multiplying.
+    #[must_use]
+    pub fn multiply(&self) -> FlopsPerSecond {
+        let multiply_adds = 1 << 22;
+        let seconds = best_of(|| {
+            black_box(self.cpu.multiply_only(black_box(multiply_adds)));
+        });
+        FlopsPerSecond(2.0 * (multiply_adds * self.threads) as f64 / seconds)
+    }
 }
 
 /// Seconds of the fastest run: other programs only ever make it slower.
