@@ -4,7 +4,7 @@
 
 Starts a peer of a new private swarm three times: the first measures the machine, the others remember. A peer that is alone
 waits for company before it plans, until a client asks. Ends with 1 where more is resident than weights, KV pages and
-150 MB, or where the embedded model's first token takes more than half a second on a machine that was measured.
+150 MB, or where the embedded model's first token takes more than half a second.
 """
 
 import json
@@ -75,7 +75,7 @@ def measure(executable: str, flags: list[str], folder: str, is_first: bool) -> b
                 time.sleep(0.005)
         took = time.monotonic() - started
         print(f"first token after {took:.2f} s{', the machine measured' if is_first else ''}")
-        quick = is_first or bool(flags) or took <= FIRST_TOKEN
+        quick = bool(flags) or took <= FIRST_TOKEN
         idle = resident(peer.pid, port)
         prompt = "It was a dark and stormy night. " * 20
         many = [threading.Thread(target=complete, args=(port, prompt, 200)) for _ in range(REQUESTS)]

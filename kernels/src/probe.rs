@@ -1,4 +1,4 @@
-//! Plan flow 1: measures what the processor does: matrix products and reading memory, in about a third of a second.
+//! Plan flow 1: measures what the processor does: matrix products and reading memory, in about a tenth of a second.
 
 use crate::{
     cpu::{Cpu, Dtype, Matrix, Simd},
@@ -8,8 +8,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond};
 
-/// Time given to each measurement.
-const EACH: Duration = Duration::from_millis(150);
+/// Time given to each measurement at a peer's first start: some dozens of runs, of which the best counts.
+const EACH: Duration = Duration::from_millis(40);
+/// Time given to each limit.
+const LIMIT: Duration = Duration::from_millis(150);
 /// Memory read for bandwidth: more than the caches of most processors hold.
 const READ_BYTES: usize = 64 << 20;
 /// Memory read for the limit.
@@ -40,7 +42,7 @@ fn flops(cpu: &Cpu) -> FlopsPerSecond {
     let x = vec![1.0; rows * width];
     let mut out = vec![0.0; rows * width];
     let each = (2 * rows * width * width) as f64;
-    FlopsPerSecond(each / best_of(|| cpu.linear(black_box(&x), weights, &mut out)))
+    FlopsPerSecond(each / best_of(EACH, || cpu.linear(black_box(&x), weights, &mut out)))
 }
 
 fn bandwidth(cpu: &Cpu) -> BytesPerSecond {
@@ -51,7 +53,7 @@ fn bandwidth(cpu: &Cpu) -> BytesPerSecond {
     let weights = Matrix::new(&weights, Dtype::Bf16, rows, width);
     let x = vec![1.0; width];
     let mut out = vec![0.0; rows];
-    BytesPerSecond(READ_BYTES as f64 / best_of(|| cpu.linear(black_box(&x), weights, &mut out)))
+    BytesPerSecond(READ_BYTES as f64 / best_of(EACH, || cpu.linear(black_box(&x), weights, &mut out)))
 }
 
 /// What the processor could do at most: reading memory and multiplying, with nothing else in the way.
@@ -95,7 +97,7 @@ impl Limiter {
     /// Reading memory now.
     #[must_use]
     pub fn read(&self) -> BytesPerSecond {
-        let seconds = best_of(|| {
+        let seconds = best_of(LIMIT, || {
             black_box(self.cpu.read_all(black_box(bytemuck::cast_slice(&self.memory))));
         });
         BytesPerSecond(LIMIT_BYTES as f64 / seconds)
@@ -105,7 +107,7 @@ impl Limiter {
     #[must_use]
     pub fn multiply(&self) -> FlopsPerSecond {
         let multiply_adds = 1 << 22;
-        let seconds = best_of(|| {
+        let seconds = best_of(LIMIT, || {
             black_box(self.cpu.multiply_only(black_box(multiply_adds)));
         });
         FlopsPerSecond(2.0 * (multiply_adds * self.threads) as f64 / seconds)
@@ -113,10 +115,10 @@ impl Limiter {
 }
 
 /// Seconds of the fastest run: other programs only ever make it slower.
-fn best_of(mut run: impl FnMut()) -> f64 {
+fn best_of(time: Duration, mut run: impl FnMut()) -> f64 {
     let started = Instant::now();
     let mut best = f64::INFINITY;
-    while started.elapsed() < EACH {
+    while started.elapsed() < time {
         let at = Instant::now();
         run();
         best = best.min(at.elapsed().as_secs_f64());

@@ -100,7 +100,7 @@ pub fn kv_bytes(host: &Host, asked: Option<u64>, at_most: Option<u64>) -> Result
     if kv < KV_AT_LEAST || kv > free { Err(LendError::Memory { asked: kv, free }) } else { Ok(kv) }
 }
 
-/// The processor as a device of the swarm. Measures in a third of a second, unless it has before.
+/// The processor as a device of the swarm. Measures in a tenth of a second, unless it has before.
 ///
 /// # Errors
 /// When the host has not what is asked for.
