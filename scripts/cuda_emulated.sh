@@ -8,6 +8,8 @@ top=$(cd "$(dirname "$0")/.." && pwd)
 here=$top/target/cuda-emulated
 mkdir -p "$here"
 g++ -std=c++17 -O2 -mf16c -mfma -ffp-contract=off -fno-strict-aliasing -shared -fPIC -Wl,-soname,libcuda.so.1 \
-    -I "$top/kernels/src/cuda/device" -I "$top/kernels/src/cuda/emulator" "$top/kernels/src/cuda/emulator/driver.cpp" -o "$here/libcuda.so.1"
+    -I "$top/kernels/src/cuda/device" -I "$top/kernels/src/cuda/emulator" "$top/kernels/src/cuda/emulator/driver.cpp" -o "$here/libcuda.so.1.$$"
+# At once, since programs may still run with the one before.
+mv "$here/libcuda.so.1.$$" "$here/libcuda.so.1"
 ln -sf libcuda.so.1 "$here/libcuda.so"
 LD_LIBRARY_PATH=$here${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$@"

@@ -42,6 +42,7 @@ pub(crate) use machine::Queue;
 pub use nvml::CardFacts;
 pub use probe::CardSpeeds;
 pub(crate) use tiles::{CardTile, CardTurn};
+pub(crate) use weights::bytes_on_card;
 
 use crate::{
     engine::{Slice, StageKey},
@@ -169,6 +170,16 @@ impl Card {
     pub fn pool_bytes(&self, weights: u64) -> Result<usize, CardError> {
         let free = self.machine.free_bytes()?;
         Ok(free.saturating_sub(HEADROOM + free / 16).saturating_sub(weights as usize))
+    }
+
+    /// Waits for all that the card was asked for, and asks it something: a card that is lost, or in whose memory something could
+    /// not be corrected, answers with that from then on.
+    ///
+    /// # Errors
+    /// When it does not answer as it should.
+    pub fn check(&self) -> Result<(), CardError> {
+        self.machine.finish()?;
+        self.machine.free_bytes().map(|_| ())
     }
 
     /// Takes memory for pages.

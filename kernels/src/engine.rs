@@ -6,6 +6,7 @@
 mod attend;
 mod beside;
 mod carded;
+mod choosing;
 mod kept;
 mod parts;
 mod shards;
@@ -363,6 +364,12 @@ impl Engine {
         let none = PageCount { free: 0, total: 0 };
         let sum = |a: PageCount, b: PageCount| PageCount { free: a.free + b.free, total: a.total + b.total };
         self.pools.iter().map(PagePool::count).fold(none, sum)
+    }
+
+    /// Elements of its pages.
+    #[must_use]
+    pub fn kv_dtype(&self) -> KvDtype {
+        self.dtype
     }
 
     /// What stages and pages take here.

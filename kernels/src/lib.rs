@@ -20,6 +20,7 @@ pub mod pages;
 mod philox;
 pub mod probe;
 pub mod profile;
+pub mod proof;
 pub mod quant;
 mod ranks;
 pub mod rope;

@@ -5,6 +5,7 @@
 
 use crate::{
     cpu::Cpu,
+    cuda::bytes_on_card,
     linear::Weight,
     memory,
     models::Stage,
@@ -100,10 +101,22 @@ pub(crate) fn each(stages: &[Box<dyn Stage>]) -> impl Iterator<Item = &dyn Stage
     stages.iter().map(|stage| stage.as_ref())
 }
 
-/// Looks at all of a stage's weights, and leaves them as they lie.
-pub(crate) fn look(stages: &[Box<dyn Stage>], cpu: &Cpu) -> Result<(), WeightsError> {
-    let (weights, tables) = all_of(each(stages));
-    tables.into_iter().chain(weights.into_iter().map(Weight::tensor)).try_for_each(|tensor| tensor.check(cpu))
+/// Memory that stages' weights take on a card (bytes), where formats without kernels are widened.
+pub(crate) fn on_a_card<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
+    let (weights, tables) = all_of(stages.clone());
+    let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
+    let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
+    let there = tables.into_iter().chain(weights.iter().map(|w| w.tensor())).map(bytes_on_card);
+    there.sum::<u64>() + bytes.saturating_sub(matrices)
+}
+
+/// Looks at all of a stage's weights and leaves them as they lie, saying after each how far it is.
+pub(crate) fn look(
+    stages: &[Box<dyn Stage>],
+    cpu: &Cpu,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<LoadReport, WeightsError> {
+    through(stages, cpu, progress, |_, _| ())
 }
 
 /// Looks at all of a stage's weights and packs those that are quantised, saying after each how far it is.
@@ -111,6 +124,24 @@ pub(crate) fn run(
     stages: &[Box<dyn Stage>],
     cpu: &Cpu,
     progress: &mut dyn FnMut(Progress),
+) -> Result<LoadReport, WeightsError> {
+    through(stages, cpu, progress, |weight, report| {
+        let at = Instant::now();
+        weight.prepare(cpu);
+        if weight.packed_bytes() > 0 {
+            report.quantised += weight.tensor().bytes();
+            report.packed += weight.packed_bytes();
+            report.packing += at.elapsed();
+        }
+    })
+}
+
+/// Looks at all of a stage's weights, and does something with each matrix while what was just read of it is still in memory.
+fn through(
+    stages: &[Box<dyn Stage>],
+    cpu: &Cpu,
+    progress: &mut dyn FnMut(Progress),
+    mut then: impl FnMut(&Weight, &mut LoadReport),
 ) -> Result<LoadReport, WeightsError> {
     let started = Instant::now();
     let (weights, mut tables) = all_of(each(stages));
@@ -131,17 +162,9 @@ pub(crate) fn run(
         step(table.bytes());
     }
     for weight in weights {
-        let tensor = weight.tensor();
-        tensor.check(cpu)?;
-        // While what was just read is still in memory.
-        let at = Instant::now();
-        weight.prepare(cpu);
-        if weight.packed_bytes() > 0 {
-            report.quantised += tensor.bytes();
-            report.packed += weight.packed_bytes();
-            report.packing += at.elapsed();
-        }
-        step(tensor.bytes());
+        weight.tensor().check(cpu)?;
+        then(weight, &mut report);
+        step(weight.tensor().bytes());
     }
     memory::trim();
     Ok(LoadReport { took: started.elapsed(), ..report })

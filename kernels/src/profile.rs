@@ -11,7 +11,7 @@ mod fit;
 use crate::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Slice, StageKey, Threads},
     pages::{Layout, PAGE_BYTES},
-    source::ModelSource,
+    source::{ModelSource, StageModel},
     weights::WeightsError,
 };
 use fit::{dot, misfit, non_negative};
@@ -44,6 +44,11 @@ const STEPS: [Step; 6] =
 const OTHER_STEPS: [Step; 5] = [answers(1, 30), answers(2, 8), answers(3, 45), answers(8, 4), answers(12, 10)];
 /// Both in one iteration: nothing is fitted to these.
 const MIXED: [Step; 3] = [prompt(0, 2).beside(4, 30), prompt(20, 1).beside(1, 60), prompt(40, 1).beside(8, 8)];
+
+/// What is measured of a model.
+const FIRST: LayerRange = LayerRange { start: 0, end: 1 };
+/// Layers of it on a card, if it has so many.
+const ON_CARD: u32 = 4;
 
 /// Most memory taken for KV while measuring (bytes).
 const POOL_AT_MOST: usize = 1 << 30;
@@ -92,30 +97,80 @@ pub fn measure(
     threads: Threads,
     kv_dtype: KvDtype,
 ) -> Result<Option<LayerProfile>, ProfileError> {
+    let Some(groups) = groups(source) else { return Ok(None) };
+    let pool_bytes = pool_bytes(source, threads.ranks, kv_dtype, &groups.concat())?;
+    let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
+    let first = source.load_stage_by(threads, FIRST, &mut |_| ())?.0;
+    measured(&mut engine, source, first, (Output::Hidden, groups)).map(Some)
+}
+
+/// The same on an engine that computes on a card and holds no sequence. What a step costs beside its layers, being asked for and
+/// waited for, is as much as a layer of a small model: several layers share it, and their rows stay on the card, as all but a
+/// stage's last ones do.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_on(engine: &mut Engine, source: &ModelSource) -> Result<Option<LayerProfile>, ProfileError> {
+    let Some(groups) = groups(source) else { return Ok(None) };
+    let few = LayerRange { end: ON_CARD.min(source.card().shape.layers - 1), ..FIRST };
+    let first = source.load_stage_for_card(few, 1)?;
+    measured(engine, source, first, (Output::Logits { rows: &[] }, groups)).map(Some)
+}
+
+/// Steps to time: what prompts are fitted to and tried on, what answers are, and both together. None where they do not fit the model.
+fn groups(source: &ModelSource) -> Option<[Vec<Step>; 5]> {
     let shape = source.card().shape;
     let part = shape.context.min(REACH) / PARTS;
-    if shape.layers < 2 || part == 0 {
-        return Ok(None);
-    }
     let scaled = |steps: &[Step]| steps.iter().map(|s| s.times(part)).collect::<Vec<_>>();
-    let groups = [&PROMPTS[..], &OTHER_PROMPTS, &STEPS, &OTHER_STEPS, &MIXED].map(scaled);
-    let all: Vec<Step> = groups.iter().flatten().copied().collect();
-    let times = Bench::new(source, threads, kv_dtype, &all)?.times(&all)?;
-    let mut times = times.into_iter();
+    let fits = shape.layers >= 2 && part > 0;
+    fits.then(|| [&PROMPTS[..], &OTHER_PROMPTS, &STEPS, &OTHER_STEPS, &MIXED].map(scaled))
+}
+
+fn measured(
+    engine: &mut Engine,
+    source: &ModelSource,
+    first: StageModel,
+    (output, groups): (Output<'static>, [Vec<Step>; 5]),
+) -> Result<LayerProfile, ProfileError> {
+    let (all, layers) = (groups.concat(), f64::from(first.layers.len()));
+    let stage = engine.load(first)?;
+    let times = Bench::new(engine, stage, source, (output, &all)).and_then(|mut bench| bench.times(&all));
+    // Sequences go with it.
+    engine.unload(stage);
+    let mut times = times?.into_iter().map(|seconds| seconds / layers);
     let [prompts, other_prompts, steps, other_steps, mixed] =
         groups.map(|group| group.into_iter().zip(&mut times).collect::<Vec<_>>());
     let prefill = non_negative(&prompts.iter().map(|(s, t)| (s.prompt_row(), *t)).collect::<Vec<_>>());
     let decode = non_negative(&steps.iter().map(|(s, t)| (s.answers_row(), *t)).collect::<Vec<_>>());
     let foretold = |s: &Step| dot(&s.prompt_row(), &prefill) + dot(&s.answers_row(), &decode);
     let tried = |group: &[(Step, f64)]| misfit(&group.iter().map(|(s, t)| (foretold(s), *t)).collect::<Vec<_>>());
-    Ok(Some(LayerProfile {
+    Ok(LayerProfile {
         model: source.card().id,
         prefill,
         decode,
         prompts: tried(&other_prompts),
         steps: tried(&other_steps),
         mixed: tried(&mixed),
-    }))
+    })
+}
+
+/// Tokens that each sequence has at the most.
+fn rooms(steps: &[Step]) -> BTreeMap<RequestId, u32> {
+    let mut rooms = BTreeMap::new();
+    for slice in steps.iter().flat_map(Step::batch) {
+        let room = rooms.entry(slice.request).or_insert(0);
+        *room = slice.len.saturating_add(slice.start).max(*room);
+    }
+    rooms
+}
+
+/// Memory for pages of all sequences (bytes).
+fn pool_bytes(source: &ModelSource, ranks: usize, kv_dtype: KvDtype, steps: &[Step]) -> Result<usize, EngineError> {
+    let layout = Layout::new(&source.card().shape, kv_dtype)?;
+    // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
+    let pages = |room: &u32| layout.pages(*room as usize) + ranks;
+    let pages: usize = rooms(steps).values().map(pages).sum();
+    Ok((pages * PAGE_BYTES).min(POOL_AT_MOST))
 }
 
 impl Step {
@@ -154,44 +209,41 @@ fn named(sequence: u32) -> RequestId {
 }
 
 /// A layer, and sequences long enough for every step.
-struct Bench {
-    engine: Engine,
+struct Bench<'e> {
+    engine: &'e mut Engine,
     stage: StageKey,
+    output: Output<'static>,
     tokens: Vec<Token>,
 }
 
-impl Bench {
-    fn new(source: &ModelSource, threads: Threads, kv_dtype: KvDtype, steps: &[Step]) -> Result<Self, ProfileError> {
-        let shape = source.card().shape;
-        let mut rooms = BTreeMap::new();
-        for slice in steps.iter().flat_map(Step::batch) {
-            let room = rooms.entry(slice.request).or_insert(0);
-            *room = slice.len.saturating_add(slice.start).max(*room);
-        }
-        let layout = Layout::new(&shape, kv_dtype).map_err(EngineError::from)?;
-        // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
-        let pages = |room: &u32| layout.pages(*room as usize) + threads.ranks;
-        let pages: usize = rooms.values().map(pages).sum();
-        let pool_bytes = (pages * PAGE_BYTES).min(POOL_AT_MOST);
-        let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
-        let first = LayerRange { start: 0, end: 1 };
-        let stage = engine.load(source.load_stage_by(threads, first, &mut |_| ())?.0)?;
-        for (&request, &room) in &rooms {
+impl<'e> Bench<'e> {
+    fn new(
+        engine: &'e mut Engine,
+        stage: StageKey,
+        source: &ModelSource,
+        (output, steps): (Output<'static>, &[Step]),
+    ) -> Result<Self, EngineError> {
+        let (extent, _) = engine.extent(stage)?;
+        let (shape, dtype) = (source.card().shape, engine.kv_dtype());
+        for (request, room) in rooms(steps) {
             engine.admit(stage, request, room)?;
-            let tile = TileHeader {
-                layer: 0,
-                head_start: 0,
-                head_end: shape.kv_heads,
-                token_start: 0,
-                token_end: room,
-                bytes: 0,
-            };
             // Written, so that pages exist and are not all the same zero page.
-            let bytes = u64::from(room) * shape.kv_elements_per_token_layer() * kv_dtype.bytes() as u64;
-            engine.import(stage, request, &tile, KvCodec::Raw, &vec![0; bytes as usize])?;
+            let bytes = u64::from(room) * shape.kv_elements_per_token_layer() * dtype.bytes() as u64;
+            let payload = vec![0; bytes as usize];
+            for layer in extent.start..extent.end {
+                let all = TileHeader {
+                    layer,
+                    head_start: 0,
+                    head_end: shape.kv_heads,
+                    token_start: 0,
+                    token_end: room,
+                    bytes: 0,
+                };
+                engine.import(stage, request, &all, KvCodec::Raw, &payload)?;
+            }
         }
         let rows = steps.iter().map(|s| s.chunk + s.answers).max().unwrap_or(0);
-        Ok(Self { engine, stage, tokens: (0..rows).map(|n| Token(n % shape.vocab)).collect() })
+        Ok(Self { engine, stage, output, tokens: (0..rows).map(|n| Token(n % shape.vocab)).collect() })
     }
 
     /// Seconds of each step's fastest run: other programs only ever make it slower.
@@ -216,7 +268,7 @@ impl Bench {
                 self.engine.set_len(self.stage, slice.request, slice.start)?;
             }
             let at = Instant::now();
-            self.engine.forward(self.stage, batch, Input::Tokens(&self.tokens[..rows]), Output::Hidden)?;
+            self.engine.forward(self.stage, batch, Input::Tokens(&self.tokens[..rows]), self.output)?;
             runs.add(at.elapsed());
         }
         Ok(())

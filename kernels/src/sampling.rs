@@ -104,7 +104,7 @@ fn penalise(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &
 }
 
 /// The likeliest token; of equals, the first.
-fn greedy(logits: &[f32]) -> Token {
+pub(crate) fn greedy(logits: &[f32]) -> Token {
     let top = largest(logits);
     Token(logits.iter().position(|x| *x == top).unwrap_or(0) as u32)
 }

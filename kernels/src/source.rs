@@ -228,6 +228,14 @@ impl ModelSource {
         Ok(StageMemory::of(load::each(&self.cut(layers, ranks)?)))
     }
 
+    /// Memory that the weights of some layers take on a card (bytes).
+    ///
+    /// # Errors
+    /// As [`Self::stage_memory`].
+    pub fn card_bytes(&self, layers: LayerRange) -> Result<u64, WeightsError> {
+        Ok(load::on_a_card(load::each(&self.cut(layers, 1)?)))
+    }
+
     /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
     /// step there was and are kept.
     #[must_use]
@@ -263,16 +271,29 @@ impl ModelSource {
         self.load_stage_by(Threads::together(1), layers, &mut |_| ()).map(|(stage, _)| stage)
     }
 
+    /// Some layers, for an engine on a card, by so many threads: [`Self::load_stage_for_card_by`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_stage_for_card(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
+        self.load_stage_for_card_by(threads, layers, &mut |_| ()).map(|(stage, _)| stage)
+    }
+
     /// Some layers, for an engine on a card: every number is looked at, by so many threads, and nothing is laid out for the
-    /// processor.
+    /// processor. `progress` is told after each tensor.
     ///
     /// # Errors
     /// When a number is not finite, or the system gives no threads.
-    pub fn load_stage_for_card(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
+    pub fn load_stage_for_card_by(
+        &self,
+        threads: usize,
+        layers: LayerRange,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(StageModel, LoadReport), WeightsError> {
         let stages = self.cut(layers, 1)?;
         let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(WeightsError::Threads)?;
-        load::look(&stages, &cpu)?;
-        Ok(StageModel { stages, shape: self.card.shape, layers })
+        let report = load::look(&stages, &cpu, progress)?;
+        Ok((StageModel { stages, shape: self.card.shape, layers }, report))
     }
 
     /// Some layers, ready for an engine with so many ranks, by threads that end with it. Every number is looked at, the first

@@ -182,6 +182,7 @@ pub fn command() -> Command {
                     "no-model",
                     "guess",
                     "draft",
+                    "device",
                     "threads",
                     "tensor-parallel",
                     "kv-dtype",

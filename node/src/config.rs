@@ -38,7 +38,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 35] = [
+pub const KNOBS: [Knob; 36] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -52,6 +52,11 @@ pub const KNOBS: [Knob; 35] = [
     knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
     knob("private", "false", "Start a new swarm with a secret"),
     knob("mdns", "true", "Look for peers on the local network"),
+    knob(
+        "device",
+        "auto",
+        "What computes: cpu, cards as cuda:0 or cuda:0,cuda:1, or all cards that pass a trial with the model, else the processor (auto)",
+    ),
     knob("threads", "", "Threads that compute, from 1 [default: as many as cores]"),
     knob("cores", "", "Processors to use, as 0-3; with fewer threads the others are for the network [default: any]"),
     knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
@@ -275,6 +280,7 @@ impl Settings {
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
             model: self.model()?,
+            devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,
             cores: self.cores()?.map(|(compute, _)| compute),
             memory_bytes: self.parse::<Bytes>("memory")?.map(|b| b.0),

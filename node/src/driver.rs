@@ -279,8 +279,13 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, weights, in_use, cramped, kv_refused, guesses, held: _, talks: _ } =
+        let HostReport { ready, load, loading, weights, in_use, cramped, lost, kv_refused, guesses, held: _, talks: _ } =
             self.host.report().await.ok()?;
+        if let Some(devices) = self.owner.lose(&lost)
+            && let Some(event) = self.advertise(|advert| advert.devices = devices)
+        {
+            self.step(event).await;
+        }
         if cramped {
             self.changeover.make_room();
         }

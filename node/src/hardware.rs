@@ -1,8 +1,14 @@
 //! Plan flow 1: what this host lends, measured once and remembered.
 
+mod card;
+mod choice;
+
+pub use card::{CardUnfit, lend as card, try_card};
+pub use choice::{ChoiceError, DeviceChoice, DeviceName};
+
 use crate::{
     memory::{Need, Size, TooLarge},
-    store::Store,
+    store::{Measured, Store},
 };
 use serde::{Deserialize, Serialize};
 use tsnode_kernels::{device::Host, engine::Threads, probe, profile, source::ModelSource, weights::WeightsError};
@@ -81,6 +87,14 @@ pub enum LendError {
     /// The system gives no threads.
     #[error("cannot measure the processor: {0}")]
     Measure(#[from] std::io::Error),
+    /// A card that was named.
+    #[error("cuda:{ordinal} cannot be lent: {error}; `tsnode doctor` says what was found, --device cpu does without")]
+    Card {
+        /// Its number.
+        ordinal: u16,
+        /// Why not.
+        error: CardUnfit,
+    },
 }
 
 /// Memory lent, of which there may be `at_most` so much (bytes).
@@ -179,7 +193,7 @@ pub fn profile(
         kv: format!("{kv:?}"),
         method: profile::METHOD,
     };
-    let kept = store.profile().and_then(|bytes| serde_json::from_slice::<Profiled>(&bytes).ok());
+    let kept = store.measured(Measured::Profile).and_then(|bytes| serde_json::from_slice::<Profiled>(&bytes).ok());
     if let Some(Profiled { profile, .. }) =
         kept.filter(|k| k.of == of && k.profile.model == source.card().id && k.profile.is_plausible())
     {
@@ -195,7 +209,7 @@ pub fn profile(
     };
     log(&profile, "a layer was measured");
     if let Ok(bytes) = serde_json::to_vec(&Profiled { of, profile }) {
-        store.set_profile(&bytes);
+        store.set_measured(Measured::Profile, &bytes);
     }
     Some(profile)
 }
@@ -208,7 +222,10 @@ fn log(profile: &LayerProfile, what: &str) {
 fn speed(host: &Host, threads: usize, store: &Store) -> std::io::Result<probe::Speed> {
     let version = env!("CARGO_PKG_VERSION");
     let fits = |r: &Remembered| r.cpu == host.cpu.name && r.threads == threads && r.version == version;
-    let kept = store.probe().and_then(|bytes| serde_json::from_slice::<Remembered>(&bytes).ok()).filter(fits);
+    let kept = store
+        .measured(Measured::Processor)
+        .and_then(|bytes| serde_json::from_slice::<Remembered>(&bytes).ok())
+        .filter(fits);
     if let Some(kept) = kept {
         let (flops, bandwidth) = (FlopsPerSecond(kept.flops), BytesPerSecond(kept.bandwidth));
         return Ok(probe::Speed { flops, bandwidth });
@@ -222,7 +239,7 @@ fn speed(host: &Host, threads: usize, store: &Store) -> std::io::Result<probe::S
         bandwidth: speed.bandwidth.0,
     };
     if let Ok(bytes) = serde_json::to_vec(&remembered) {
-        store.set_probe(&bytes);
+        store.set_measured(Measured::Processor, &bytes);
     }
     Ok(speed)
 }
@@ -243,7 +260,7 @@ mod tests {
         let device =
             processor(&host, Lend { threads: 1, memory_bytes: None, kv_bytes: Some(8 << 20) }, &store).unwrap();
         assert_eq!(device.kv_bytes, 8 << 20);
-        assert!(store.probe().is_some(), "measured once, then remembered");
+        assert!(store.measured(Measured::Processor).is_some(), "measured once, then remembered");
     }
 
     #[test]
@@ -256,7 +273,7 @@ mod tests {
                 profile(&host, &source, Threads::together(threads), KvDtype::F16, &store)
                     .is_some_and(|p| p.is_plausible())
             );
-            String::from_utf8(store.profile().unwrap()).unwrap()
+            String::from_utf8(store.measured(Measured::Profile).unwrap()).unwrap()
         };
         let first = kept_of(1);
         assert_eq!(kept_of(1), first);
@@ -269,7 +286,7 @@ mod tests {
         let other = second.replace(&format!(r#""method":{}"#, profile::METHOD), r#""method":0"#);
         assert_ne!(other, second);
         for kept in [old, &other] {
-            store.set_profile(kept.as_bytes());
+            store.set_measured(Measured::Profile, kept.as_bytes());
             assert!(![kept, &second].contains(&&*kept_of(2)), "{kept}");
         }
     }

@@ -1,5 +1,6 @@
 //! A running peer: everything is started here in order, and stopped in reverse.
 
+mod devices;
 mod lent;
 mod setup;
 
@@ -54,7 +55,7 @@ use tsnode_coordinator::{
     planner::{Scheduler, Wish},
     trust::Trust,
 };
-use tsnode_kernels::engine::{Engine, EngineConfig};
+use tsnode_kernels::engine::Engine;
 use tsnode_protocol::{Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, Traffic, proof::Membership};
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
@@ -305,21 +306,18 @@ impl Ground {
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
         faults: Option<watch::Receiver<Faults>>,
     ) -> Result<Host, NodeError> {
-        let system = |e: String| NodeError::System(e);
-        let engine = EngineConfig {
-            threads: self.config.threads,
-            pool_bytes: lent.kv_bytes() as usize,
-            kv_dtype: self.config.kv_dtype,
-        };
         let cores = self.config.cores.as_ref();
-        let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
-        let engine = started.and_then(|started| started).map_err(|e| system(e.to_string()))?;
-        // The thread that owns the engine is the first of those that compute.
+        // The thread that owns the processor's engine is the first of those that compute.
         let first = cores.and_then(|cores| cores.only(0));
-        let compute = cores::run_on(first.as_ref(), || Compute::start(engine, faults));
+        let start = |engine: Engine| {
+            let on = first.as_ref().filter(|_| !engine.is_on_card());
+            let faults = faults.clone();
+            cores::run_on(on, || Compute::start(engine, faults)).and_then(|started| started)
+        };
+        let computes: Result<Vec<Compute>, std::io::Error> = lent.engines.into_iter().map(start).collect();
         let setup = HostSetup {
             me: self.identity.peer_id(),
-            compute: compute.and_then(|started| started).map_err(|e| system(e.to_string()))?,
+            computes: computes.map_err(|e| NodeError::System(e.to_string()))?,
             links: links.clone(),
             incoming,
             roster: roster.clone(),

@@ -1,12 +1,13 @@
 //! What the owner of this machine wants of it: to lend it, to have it back for a while, to leave.
 
 use crate::store::Store;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::lending::{Hours, Lending};
-use tsnode_protocol::Device;
+use tsnode_protocol::{BytesPerSecond, Device, FlopsPerSecond};
 
 /// How long a peer that lends nothing any more serves on where nobody has planned without it: it may be the only one.
 const GRACE: Duration = Duration::from_secs(10);
@@ -77,6 +78,22 @@ impl Owner {
         self.devices = devices;
     }
 
+    /// These of them, by their places, do nothing any more. What is to be advertised now, if that changes something: those that are left
+    /// keep their places, which plans name them by.
+    pub fn lose(&mut self, lost: &BTreeSet<u16>) -> Option<Vec<Device>> {
+        let before = self.devices.clone();
+        for (place, device) in (0..).zip(&mut self.devices) {
+            if lost.contains(&place) {
+                let (flops, bandwidth) = (FlopsPerSecond(0.0), BytesPerSecond(0.0));
+                *device = Device { memory_bytes: 0, kv_bytes: 0, flops, bandwidth, profile: None, ..device.clone() };
+            }
+        }
+        if self.devices.iter().all(|device| device.memory_bytes == 0) {
+            self.devices.clear();
+        }
+        (self.devices != before && self.lending == Lending::Lends).then(|| self.devices.clone())
+    }
+
     /// Whether the machine is lent now.
     #[must_use]
     pub fn lending(&self) -> Lending {
@@ -131,7 +148,7 @@ fn minute_of_day() -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_protocol::{BytesPerSecond, DeviceKind, FlopsPerSecond};
+    use tsnode_protocol::DeviceKind;
 
     fn device() -> Device {
         Device {
@@ -164,5 +181,18 @@ mod tests {
         helm.pause(false);
         assert_eq!(again.look(now), Some(Turn::Lend(vec![device()])));
         assert!(!*again.moving().borrow() && !again.store.paused());
+    }
+
+    #[test]
+    fn a_device_that_is_lost_keeps_its_place_until_none_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let (_helm, mut owner) = Owner::new(store, None, CancellationToken::new());
+        owner.set_devices(vec![device(), device()]);
+        let said = owner.lose(&BTreeSet::from([0])).unwrap();
+        assert_eq!((said.len(), said[0].memory_bytes, &said[1]), (2, 0, &device()));
+        assert_eq!(owner.lose(&BTreeSet::from([0])), None, "it is known");
+        assert_eq!(owner.lose(&BTreeSet::from([0, 1])), Some(vec![]));
+        assert_eq!(owner.lose(&BTreeSet::from([0, 1])), None);
     }
 }

@@ -8,6 +8,7 @@ mod checks;
 pub mod client;
 pub mod compute;
 mod desk;
+mod devices;
 mod export;
 mod guesser;
 pub mod host;

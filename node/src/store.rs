@@ -2,6 +2,7 @@
 
 use crate::ledger::{Ledger, LedgerError, advice};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -88,6 +89,27 @@ impl Belonging {
     }
 }
 
+/// What was measured here, each remembered by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// The processor.
+    Processor,
+    /// What a layer of the model takes on it.
+    Profile,
+    /// A card, by its number, and the model on it.
+    Card(u16),
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Processor => f.write_str("probe"),
+            Self::Profile => f.write_str("profile"),
+            Self::Card(number) => write!(f, "card {number}"),
+        }
+    }
+}
+
 /// A locked data folder and what is remembered in it. Clones share both.
 #[derive(Clone)]
 pub struct Store {
@@ -138,26 +160,15 @@ impl Store {
         &self.folder
     }
 
-    /// What the hardware was measured at.
+    /// What was remembered of a measurement.
     #[must_use]
-    pub fn probe(&self) -> Option<Vec<u8>> {
-        self.get("probe")
-    }
-
-    /// Remembers what the hardware was measured at.
-    pub fn set_probe(&self, bytes: &[u8]) {
-        self.set("probe", bytes);
-    }
-
-    /// The remembered profile of the model.
-    #[must_use]
-    pub fn profile(&self) -> Option<Vec<u8>> {
-        self.get("profile")
+    pub fn measured(&self, what: Measured) -> Option<Vec<u8>> {
+        self.get(&what.to_string())
     }
 
     /// Remembers it.
-    pub fn set_profile(&self, bytes: &[u8]) {
-        self.set("profile", bytes);
+    pub fn set_measured(&self, what: Measured, bytes: &[u8]) {
+        self.set(&what.to_string(), bytes);
     }
 
     /// The swarm this peer was in last; none where it was in none.

@@ -7,6 +7,7 @@
 use super::{GatewayConfig, Observed, Request, View, kept::Kept};
 use crate::{
     gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
+    links::WITHIN_PEER,
     router::{self, Choice, Pick},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,6 +90,7 @@ impl Judging<'_> {
         let shape = shape(self.view, r.model)?;
         let (from, to) = (prefill.leader()?, decode.leader()?);
         let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
+        let unmeasured = if from == to { WITHIN_PEER } else { (UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH) };
         let kv = match r.codec {
             _ if !r.is_settled() => self.config.kv,
             KvCodec::Raw => KvChoice::Raw,
@@ -110,8 +112,8 @@ impl Judging<'_> {
             local: self.side(&shape, decode, up),
             local_has: self.usable_at(r, decode.id),
             answered: r.next_index(),
-            latency: link.map_or(UNKNOWN_LATENCY, |l| l.latency),
-            bandwidth: link.map_or(UNKNOWN_BANDWIDTH, |l| l.bandwidth),
+            latency: link.map_or(unmeasured.0, |l| l.latency),
+            bandwidth: link.map_or(unmeasured.1, |l| l.bandwidth),
             element_bytes: self.config.element_bytes,
             packed: seen(packed),
             raw: seen(KvCodec::Raw),

@@ -99,8 +99,11 @@ impl Gateway {
 
     /// Whether the link is known over which the KV of a request's prompt goes.
     fn is_measured(&self, r: &Request) -> bool {
-        let link = |(from, to): (PeerId, PeerId)| self.view.adverts.get(&from)?.links.iter().find(|l| l.to == to);
-        r.prefill_leader.zip(r.decode_leader).and_then(link).is_some()
+        let is_known = |(from, to): (PeerId, PeerId)| {
+            let advert = self.view.adverts.get(&from);
+            from == to || advert.is_some_and(|a| a.links.iter().any(|l| l.to == to))
+        };
+        r.prefill_leader.zip(r.decode_leader).is_some_and(is_known)
     }
 }
 

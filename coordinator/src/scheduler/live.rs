@@ -25,7 +25,9 @@ use super::{
     start,
     workload::Workload,
 };
-use crate::{control::Members, gate::SplitChoice, policy::choice::Batches, simulator::Replay, traffic};
+use crate::{
+    control::Members, gate::SplitChoice, links::WITHIN_PEER, policy::choice::Batches, simulator::Replay, traffic,
+};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
     Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds,
@@ -204,6 +206,10 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
     }
     let row = |from: &PeerId| {
         let mut row = vec![UNMEASURED; peers.len()];
+        if let Ok(own) = peers.binary_search(from) {
+            let (latency, bandwidth) = WITHIN_PEER;
+            row[own] = Path { latency, bandwidth };
+        }
         for link in members.get(from).map_or(&[][..], |a| &a.links) {
             if let Ok(place) = peers.binary_search(&link.to) {
                 row[place] = Path { latency: link.latency, bandwidth: link.bandwidth };

@@ -94,6 +94,13 @@ impl Form {
     }
 }
 
+/// Bytes of a tensor on a card.
+pub(crate) fn bytes_on_card(tensor: &Tensor) -> u64 {
+    let view = tensor.view();
+    let (rows, cols) = size(&view);
+    Form::of(&view).bytes(rows * cols) as u64
+}
+
 /// A matrix on a card, `[output][input]`: one tensor's, or several with as many inputs one below the other.
 #[derive(Debug)]
 pub(crate) struct Matrix {

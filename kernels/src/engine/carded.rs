@@ -41,6 +41,14 @@ impl Engine {
         self.card.is_some()
     }
 
+    /// Whether what it computes on still does what it is asked for; a processor does.
+    ///
+    /// # Errors
+    /// When a card is lost.
+    pub fn check_card(&self) -> Result<(), CardError> {
+        self.card.as_ref().map_or(Ok(()), Card::check)
+    }
+
     /// Computes a batch and chooses tokens of some rows, on a card without having their logits come here.
     ///
     /// # Errors
@@ -54,10 +62,7 @@ impl Engine {
     ) -> Result<Vec<Sampled>, EngineError> {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };
-        let choices: Option<Vec<Choice>> = picks.iter().map(|pick| Choice::of(pick.sampling, pick.position)).collect();
-        if let Some(choices) = choices.filter(|choices| self.card.is_some() && !choices.is_empty()) {
-            self.check(stage, batch, input, output)?;
-            let tokens = self.step_on_card(stage, batch, input, output, &choices, None)?;
+        if let Some(tokens) = self.choose_on_card(stage, batch, input, picks, None)? {
             return Ok(tokens.into_iter().map(|token| Sampled { token, logprob: None, top: Vec::new() }).collect());
         }
         let logits = self.forward(stage, batch, input, output)?;
@@ -79,7 +84,7 @@ impl Engine {
     }
 
     /// A step that fits. What comes out is in `self.out`, or is the tokens if there are choices.
-    fn step_on_card(
+    pub(super) fn step_on_card(
         &mut self,
         stage: StageKey,
         batch: &[Slice],

@@ -4,7 +4,7 @@ use super::{is_set, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
-    hardware::{self, LendError},
+    hardware::{self, DeviceChoice, LendError},
     identity::Identity,
     memory::{Need, Size},
     node::{HTTP_FILE, ModelChoice, NodeConfig, open_draft},
@@ -15,7 +15,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Instant;
 use tsnode_kernels::{
-    cuda::{Libraries, Library},
+    cuda::{self, Libraries, Library},
     device::Host,
     profile,
     source::ModelSource,
@@ -96,10 +96,11 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     ];
     found.push(match &host.gpus {
         Ok(gpus) => {
-            let names: Vec<String> =
-                gpus.iter().map(|g| format!("{} ({:.0} GiB)", g.name, gib(g.memory_bytes))).collect();
-            let use_ = "used by `tsnode bench engine --device cuda:0` alone, unproven";
-            finding("gpu", State::Note, format!("{}; {use_}", names.join(", ")))
+            let names: Vec<String> = gpus
+                .iter()
+                .map(|g| format!("cuda:{}, {} ({:.0} GiB)", g.ordinal, g.name, gib(g.memory_bytes)))
+                .collect();
+            finding("gpu", State::Ok, names.join("; "))
         }
         Err(why) => finding("gpu", State::Note, format!("{why}; the processor computes")),
     });
@@ -155,10 +156,41 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
         Err(error) => return vec![finding("model", State::Fail, error.to_string())],
     };
     let source = Arc::new(source);
+    let cards = cards(&source, config);
+    if !cards.is_empty() && config.devices != DeviceChoice::Auto {
+        return cards.into_iter().chain(draft(host, config, &source)).collect();
+    }
     match fits(host, config, &source) {
-        Ok(fits) => std::iter::once(fits).chain(draft(host, config, &source)).chain(times(&source, config)).collect(),
+        Ok(fits) => {
+            cards.into_iter().chain([fits]).chain(draft(host, config, &source)).chain(times(&source, config)).collect()
+        }
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }
+}
+
+/// Cards that a peer would lend, each tried with the model: a fraction of a second, and a little of its memory.
+fn cards(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
+    let cards: Vec<u16> = match &config.devices {
+        DeviceChoice::Auto => cuda::usable().unwrap_or_default(),
+        DeviceChoice::Named(names) => names.iter().filter_map(|name| name.card()).collect(),
+    };
+    let tried = |ordinal| match hardware::try_card(ordinal, source, config.threads.count, config.kv_dtype) {
+        Ok(about) => {
+            let driver = about.facts.driver.unwrap_or_else(|| "unknown".into());
+            let said = format!(
+                "cuda:{ordinal}, {} with driver {driver}, computes {} as the processor does",
+                about.name,
+                source.card().name
+            );
+            finding("card", State::Ok, said)
+        }
+        // Where cards are not named the processor serves in their place.
+        Err(error) => {
+            let state = if config.devices == DeviceChoice::Auto { State::Note } else { State::Fail };
+            finding("card", state, format!("cuda:{ordinal} is not used: {error}"))
+        }
+    };
+    cards.into_iter().map(tried).collect()
 }
 
 /// What the model needs, beside what there is.

@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::lending::Lending;
+use tsnode_protocol::Device;
 
 pub(super) async fn run(settings: &Settings) -> Result<(), Exit> {
     let config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
@@ -68,14 +69,18 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
 /// What this machine lends, once it has been measured.
 fn describe_worth(view: &SwarmView) -> Option<String> {
     let own = view.peers.iter().find(|p| p.id == view.me)?;
-    let device = own.advert.devices.first()?;
-    Some(format!(
-        "lends {}: {:.0} GFLOP/s, {:.0} GB/s, {} for KV",
-        device.name,
-        device.flops.0 / 1e9,
-        device.bandwidth.0 / 1e9,
-        Size(device.kv_bytes),
-    ))
+    let worth = |device: &Device| {
+        format!(
+            "lends {}, {}: {:.0} GFLOP/s, {:.0} GB/s, {} for KV",
+            device.kind,
+            device.name,
+            device.flops.0 / 1e9,
+            device.bandwidth.0 / 1e9,
+            Size(device.kv_bytes),
+        )
+    };
+    let worth: Vec<String> = own.advert.devices.iter().map(worth).collect();
+    (!worth.is_empty()).then(|| worth.join("\n"))
 }
 
 fn describe(view: &SwarmView) -> String {
@@ -89,9 +94,9 @@ fn describe(view: &SwarmView) -> String {
         Readiness::Ready if view.lending != Lending::Lends => format!("lends nothing: {}", view.lending),
         Readiness::Ready => {
             let mine = view.plan.iter().flat_map(|p| &p.groups);
-            let mine = mine.flat_map(|g| g.stages.iter().map(move |s| (g.phase, s))).find(|(_, s)| s.peer == view.me);
-            let work = mine
-                .map_or("takes requests for the others".into(), |(phase, s)| format!("{phase}, layers {}", s.layers));
+            let mine = mine.flat_map(|g| g.stages.iter().map(move |s| (g.phase, s))).filter(|(_, s)| s.peer == view.me);
+            let work: Vec<String> = mine.map(|(phase, s)| format!("{phase}, layers {}", s.layers)).collect();
+            let work = if work.is_empty() { "takes requests for the others".into() } else { work.join("; ") };
             format!("ready: {work}; {}; send requests to {http}/v1", count(view))
         }
     }

@@ -1,9 +1,7 @@
 //! What a peer lends: its model, and the devices to compute it with.
 
-use super::{ModelChoice, NodeConfig, NodeError};
+use super::{ModelChoice, NodeConfig, NodeError, devices::Devices};
 use crate::{
-    cores,
-    hardware::{self, Lend},
     library::Shelf,
     store::Store,
     text::{Templates, TextError, TextModel, speak_alike},
@@ -11,11 +9,12 @@ use crate::{
 use std::sync::Arc;
 use tsnode_kernels::{
     device::Host as Hardware,
+    engine::Engine,
     source::{ModelSource, SourceError},
 };
 use tsnode_protocol::{Advert, Device};
 
-/// A peer's model and advert.
+/// A peer's model, what it computes with, and its advert.
 pub(super) struct Lent {
     /// None on a gateway.
     pub source: Option<Arc<ModelSource>>,
@@ -23,6 +22,8 @@ pub(super) struct Lent {
     pub draft: Option<Arc<ModelSource>>,
     /// The model's small files.
     pub shelf: Shelf,
+    /// Engines, one for each device of the advert.
+    pub engines: Vec<Engine>,
     /// The advert, without addresses yet.
     pub advert: Advert,
 }
@@ -34,13 +35,14 @@ impl Lent {
         let shelf = Shelf::new(source.clone());
         check_text(&shelf).await?;
         let draft = tokio::task::block_in_place(|| open_draft(config, source.as_ref()))?;
-        let advert = advert(config, source.as_deref(), draft.as_deref(), store)?;
-        Ok(Self { source, draft, shelf, advert })
-    }
-
-    /// Memory for KV pages (bytes).
-    pub fn kv_bytes(&self) -> u64 {
-        self.advert.devices.first().map_or(0, |d| d.kv_bytes)
+        // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
+        let devices = |source: &Arc<ModelSource>| {
+            let devices = Devices { config, models: (source, draft.as_deref()), host: Hardware::detect(), store };
+            tokio::task::block_in_place(|| devices.lend())
+        };
+        let (devices, engines) = source.as_ref().map_or(Ok(Vec::new()), devices)?.into_iter().unzip();
+        let advert = advert(config, source.as_deref(), devices);
+        Ok(Self { source, draft, shelf, engines, advert })
     }
 }
 
@@ -92,34 +94,8 @@ async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
     }
 }
 
-fn advert(
-    config: &NodeConfig,
-    source: Option<&ModelSource>,
-    draft: Option<&ModelSource>,
-    store: &Store,
-) -> Result<Advert, NodeError> {
-    let mut devices = Vec::new();
-    if let Some(source) = source {
-        let host = Hardware::detect();
-        match &host.gpus {
-            Ok(gpus) => tracing::info!(?gpus, "GPUs found; this version computes on the processor"),
-            Err(why) => tracing::info!(why, "no GPU"),
-        }
-        let lend = Lend { threads: config.threads.count, memory_bytes: config.memory_bytes, kv_bytes: config.kv_bytes };
-        // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
-        let device = tokio::task::block_in_place(|| {
-            cores::run_on(config.cores.as_ref(), || {
-                let device = hardware::processor(&host, lend, store)?;
-                hardware::room(&host, &device, source, config.threads.ranks)?;
-                let device = hardware::room_beside(&host, device, (source, draft), config.threads.ranks)?;
-                let profile = hardware::profile(&host, source, config.threads, config.kv_dtype, store);
-                Ok::<_, hardware::LendError>(Device { profile, ..device })
-            })
-        });
-        let device = device.map_err(|e| NodeError::System(e.to_string()))?;
-        devices.push(device?);
-    }
-    Ok(Advert {
+fn advert(config: &NodeConfig, source: Option<&ModelSource>, devices: Vec<Device>) -> Advert {
+    Advert {
         name: config.name.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
         addresses: Vec::new(),
@@ -130,5 +106,5 @@ fn advert(
         reachable: true,
         invites: vec![],
         traffic: vec![],
-    })
+    }
 }

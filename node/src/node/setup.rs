@@ -3,7 +3,7 @@
 use crate::{
     cores::Cores,
     faults::Wall,
-    hardware::LendError,
+    hardware::{DeviceChoice, LendError},
     identity::IdentityError,
     invites::InvitesError,
     keys::KeysError,
@@ -75,6 +75,8 @@ pub struct NodeConfig {
     pub mdns: bool,
     /// The model.
     pub model: ModelChoice,
+    /// What computes.
+    pub devices: DeviceChoice,
     /// Threads that compute, and the ranks that share them.
     pub threads: Threads,
     /// Processors they stay on.

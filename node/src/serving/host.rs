@@ -5,6 +5,7 @@ use super::{
     client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
     compute::Compute,
     desk::Desk,
+    devices::{Devices, Lost},
     guesser::DraftModel,
     leader::{self, Going, LeaderSetup, REQUESTS, Report},
     loader::{Loaded, Loader, NotLoaded, Order, Tally},
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     batcher::{BatcherConfig, Guesses, Tally as Checked},
@@ -32,11 +33,10 @@ use tsnode_coordinator::{
 use tsnode_kernels::{
     engine::{StageKey, Threads},
     load::{InUse, Progress},
-    pages::PageCount,
     source::ModelSource,
 };
 use tsnode_protocol::{
-    Group, GroupId, KvDtype, Load, PeerId, Plan,
+    Group, GroupId, KvDtype, Load, PeerId, Plan, Stage,
     ring::RingHello,
     stream::{DecodeEvent, Opening, PrefillEvent},
 };
@@ -47,10 +47,6 @@ const COMMANDS: usize = 256;
 const STAGES: usize = 64;
 /// Loaded stages on their way back; the loader waits above it.
 const LOADED: usize = 4;
-/// How often the compute thread is asked for its pages.
-const PAGES_LOOK: Duration = Duration::from_millis(250);
-/// A compute thread that does not answer for so long hangs: no step takes nearly that long. What is led here is not up then.
-const HANGS: Duration = Duration::from_secs(10);
 /// How long what runs on a retired stage may hold memory that the next one waits for.
 const ROOM: Duration = Duration::from_secs(20);
 /// Rings reaching a stage at once; a leader builds one at a time.
@@ -60,8 +56,8 @@ const RINGS: usize = 8;
 pub struct HostSetup {
     /// This peer.
     pub me: PeerId,
-    /// The compute thread.
-    pub compute: Compute,
+    /// Compute threads, one for each device of the advert.
+    pub computes: Vec<Compute>,
     /// The data plane.
     pub links: Links,
     /// Streams that others open.
@@ -109,6 +105,8 @@ pub struct HostReport {
     pub in_use: InUse,
     /// A stage of the plan has no room here beside those that stand.
     pub cramped: bool,
+    /// Devices that do nothing any more, by their places in the advert.
+    pub lost: BTreeSet<u16>,
     /// KV streams refused since the start, by why.
     pub kv_refused: BTreeMap<&'static str, u64>,
     /// Guesses that groups led here had checked since the start.
@@ -142,18 +140,10 @@ impl Host {
         let (orders, ordered) = mpsc::channel(STAGES);
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
-        let (compute, source, threads) = (setup.compute.clone(), setup.source.clone(), setup.threads);
-        let draft = setup.draft.clone();
+        let (source, draft, threads) = (setup.source.clone(), setup.draft.clone(), setup.threads);
         let tally = Arc::<Tally>::default();
-        tasks.spawn(Loader { compute, source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
-        let (pages, known) = watch::channel(None);
-        let (compute, stop) = (setup.compute.clone(), setup.stop.clone());
-        tasks.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = look_at_pages(compute, pages) => {}
-            }
-        });
+        tasks.spawn(Loader { source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
+        let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &setup.stop);
         let keeper = Keeper {
             setup,
             desk: Desk::default(),
@@ -168,12 +158,13 @@ impl Host {
             checks: Arc::default(),
             talks: TaskTracker::new(),
             held: Arc::default(),
-            pages: known,
+            devices,
+            lost: BTreeSet::new(),
             orders,
             far,
             tasks: tasks.clone(),
         };
-        tasks.spawn(keeper.run(receiver, arrivals));
+        tasks.spawn(keeper.run(receiver, arrivals, losses));
         Self { commands }
     }
 
@@ -224,6 +215,8 @@ impl Host {
 /// A group with a stage here.
 struct Running {
     group: Group,
+    /// The device its stage is on.
+    device: u16,
     /// Set where this peer leads.
     requests: Option<mpsc::Sender<LeaderRequest>>,
     rings: mpsc::Sender<RingStream>,
@@ -255,15 +248,21 @@ struct Keeper {
     talks: TaskTracker,
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
-    /// What the compute thread last said, and when. Nobody waits for it: it may be busy, or hang.
-    pages: watch::Receiver<Option<Pages>>,
+    devices: Devices,
+    /// Those that are lost.
+    lost: BTreeSet<u16>,
     orders: mpsc::Sender<Order>,
     far: watch::Receiver<Option<Progress>>,
     tasks: TaskTracker,
 }
 
 impl Keeper {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut loaded: mpsc::Receiver<Loaded>) {
+    async fn run(
+        mut self,
+        mut commands: mpsc::Receiver<Command>,
+        mut loaded: mpsc::Receiver<Loaded>,
+        mut losses: mpsc::Receiver<Lost>,
+    ) {
         let (stop, freed) = (self.setup.stop.clone(), self.freed.clone());
         loop {
             tokio::select! {
@@ -274,6 +273,7 @@ impl Keeper {
                     None => return,
                 },
                 Some(loaded) = loaded.recv() => self.open_group(loaded),
+                Some(lost) = losses.recv() => self.lose(lost),
                 arrived = self.setup.incoming.next() => match arrived {
                     Some(arrived) => self.receive(arrived),
                     None => return,
@@ -348,10 +348,31 @@ impl Keeper {
         }
     }
 
+    /// What is on a card that is lost goes on elsewhere: steps fail there, the plan after this one has it no more.
+    fn lose(&mut self, Lost { device, why }: Lost) {
+        tracing::error!(device, error = %why, "a card does nothing any more: it is not lent until this peer starts again");
+        self.lost.insert(device);
+        let draining = &mut self.draining;
+        self.groups.retain(|id, running| {
+            let kept = running.device != device;
+            if !kept {
+                tracing::info!(group = %id, "group loses its card");
+                running.retire.cancel();
+                draining.push(running.evict.clone());
+            }
+            kept
+        });
+    }
+
     fn order(&mut self, group: Group, position: usize) {
+        let device = group.stages[position].device;
+        let Some(compute) = self.devices.compute(device).filter(|_| !self.lost.contains(&device)).cloned() else {
+            tracing::warn!(group = %group.id, device, "the plan gives this peer a stage on a device that it does not lend");
+            return;
+        };
         let given_up = self.setup.stop.child_token();
         self.loading.insert(group.id, given_up.clone());
-        self.send_order(Order { group, position, given_up });
+        self.send_order(Order { group, position, compute, given_up });
     }
 
     fn send_order(&mut self, order: Order) {
@@ -376,8 +397,9 @@ impl Keeper {
             return;
         }
         self.draining.retain(|evict| !evict.is_cancelled());
-        let is_alone = self.draining.is_empty() && self.groups.keys().all(|id| self.planned.contains(id));
-        let (group, layers) = (&order.group, order.group.stages[order.position].layers);
+        let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
+        let mut beside = self.groups.iter().filter(|(_, running)| running.device == device);
+        let is_alone = self.draining.is_empty() && beside.all(|(id, _)| self.planned.contains(id));
         if let (NotLoaded::NoRoom(why), false) = (&why, is_alone) {
             tracing::info!(group = %group.id, %layers, why, "no room beside what the plan no longer has: that goes first");
             if !std::mem::replace(&mut self.cramped, true) {
@@ -396,11 +418,10 @@ impl Keeper {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
         };
-        let Order { group, position, given_up } = order;
+        let Order { group, position, compute, given_up } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
-        let compute = self.setup.compute.clone();
         if given_up.is_cancelled() {
             let freed = self.freed.clone();
             self.tasks.spawn(async move {
@@ -436,7 +457,7 @@ impl Keeper {
         let end =
             End { compute: context.compute.clone(), key: context.key, over: evict.clone(), freed: self.freed.clone() };
         let mut requests_in = None;
-        let id = group.id;
+        let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
         let HostSetup { me, moving, going: others, .. } = &self.setup;
         let going = Going { me: *me, moving: moving.clone(), others: others.clone() };
         if context.position == 0 {
@@ -475,7 +496,8 @@ impl Keeper {
                 end.come().await;
             });
         }
-        let running = Running { group, requests: requests_in, rings: rings_in, report: reported, retire, evict };
+        let running =
+            Running { group, device, requests: requests_in, rings: rings_in, report: reported, retire, evict };
         self.groups.insert(id, running);
     }
 
@@ -486,27 +508,24 @@ impl Keeper {
             loading: *self.far.borrow(),
             weights: self.tally.so_far(),
             cramped: self.cramped,
+            lost: self.lost.clone(),
             kv_refused: self.desk.refused(),
             guesses: self.checks.so_far(),
             ..HostReport::default()
         };
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();
-            if ready {
+            if ready && !self.devices.hangs(running.device) {
                 report.ready.push(*id);
             }
             report.load.running += load.running;
             report.load.waiting += load.waiting;
             report.load.pending_tokens += load.pending_tokens;
         }
-        if let Some(Pages { count: pages, in_use, at }) = *self.pages.borrow() {
-            report.in_use = in_use;
-            report.load.free_pages = pages.free as u32;
-            report.load.total_pages = pages.total as u32;
-            if at.elapsed() > HANGS {
-                report.ready.clear();
-            }
-        }
+        let (pages, in_use) = self.devices.pages();
+        report.in_use = in_use;
+        report.load.free_pages = pages.free as u32;
+        report.load.total_pages = pages.total as u32;
         report
     }
 
@@ -587,24 +606,6 @@ fn refuse(request: LeaderRequest, why: &str) {
     match request {
         LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
         LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
-    }
-}
-
-/// What the compute thread said of its pages, and when.
-#[derive(Clone, Copy, Debug)]
-struct Pages {
-    count: PageCount,
-    in_use: InUse,
-    at: Instant,
-}
-
-/// Knows the pages, a moment ago.
-async fn look_at_pages(compute: Compute, pages: watch::Sender<Option<Pages>>) {
-    loop {
-        if let Ok((count, in_use)) = compute.call(|engine| (engine.pages(), engine.in_use())).await {
-            pages.send_replace(Some(Pages { count, in_use, at: Instant::now() }));
-        }
-        sleep(PAGES_LOOK).await;
     }
 }
 

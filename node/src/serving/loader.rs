@@ -6,6 +6,7 @@
 
 use super::{compute::Compute, guesser::DraftModel};
 use crate::{memory::Need, view::Weights};
+use std::collections::BTreeMap;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -13,13 +14,14 @@ use std::sync::{
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
+    cuda::CardError,
     device,
-    engine::{StageKey, Threads},
+    engine::{Engine, EngineError, StageKey, Threads},
     load::{LoadReport, Progress},
     pages::PAGE_BYTES,
     source::{ModelSource, StageModel},
 };
-use tsnode_protocol::{Group, LayerRange};
+use tsnode_protocol::{Group, LayerRange, Stage};
 
 /// A stage that a plan gives this peer.
 pub(super) struct Order {
@@ -27,6 +29,8 @@ pub(super) struct Order {
     pub group: Group,
     /// Its place in the ring.
     pub position: usize,
+    /// The thread of the device that gets it.
+    pub compute: Compute,
     /// Nobody wants it any more.
     pub given_up: CancellationToken,
 }
@@ -53,6 +57,15 @@ pub(super) enum NotLoaded {
     Failed(String),
 }
 
+impl From<EngineError> for NotLoaded {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Card(CardError::Memory { .. }) => Self::NoRoom(error.to_string()),
+            error => Self::failed(error),
+        }
+    }
+}
+
 impl NotLoaded {
     fn failed(error: impl ToString) -> Self {
         Self::Failed(error.to_string())
@@ -74,8 +87,6 @@ impl Tally {
 
 /// Loads what is ordered until nobody can order any more.
 pub(super) struct Loader {
-    /// The compute thread, which gets the stages.
-    pub compute: Compute,
     /// The model this peer has.
     pub source: Option<Arc<ModelSource>>,
     /// The draft model, if it has one.
@@ -92,30 +103,32 @@ pub(super) struct Loader {
 
 impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
-        let mut draft = None;
+        // By the device it is on.
+        let mut drafts = BTreeMap::new();
         while let Some(order) = orders.recv().await {
-            if order.position == 0 && draft.is_none() && !order.given_up.is_cancelled() {
-                draft = self.load_draft().await;
+            let device = order.group.stages[order.position].device;
+            if order.position == 0 && !drafts.contains_key(&device) && !order.given_up.is_cancelled() {
+                drafts.extend(self.load_draft(&order.compute).await.map(|draft| (device, draft)));
             }
             let stage = if order.given_up.is_cancelled() { Err(NotLoaded::Unwanted) } else { self.load(&order).await };
             self.progress.send_replace(None);
-            if self.loaded.send(Loaded { order, stage, draft: draft.clone() }).await.is_err() {
+            let draft = drafts.get(&device).cloned();
+            if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
                 return;
             }
         }
     }
 
     async fn load(&self, order: &Order) -> Result<StageKey, NotLoaded> {
-        let (group, layers) = (&order.group, order.group.stages[order.position].layers);
+        let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
         let Some(source) = self.source.clone().filter(|s| s.card().id == group.model) else {
             return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
         };
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
-        let (stage, report) = self.read_layers(source, layers).await?;
-        let key = self.compute.call(move |engine| engine.load(stage)).await.map_err(NotLoaded::failed)?;
-        let key = key.map_err(NotLoaded::failed)?;
+        let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
+        let key = order.compute.call(move |engine| engine.load(stage)).await.map_err(NotLoaded::failed)??;
         tracing::info!(
-            group = %group.id, phase = %group.phase, position = order.position, %layers,
+            group = %group.id, phase = %group.phase, position = order.position, device, %layers,
             bytes = report.bytes, seconds = report.took.as_secs_f64(),
             quantised = report.quantised, packed = report.packed, packing_s = report.packing.as_secs_f64(),
             "stage loaded"
@@ -124,14 +137,14 @@ impl Loader {
     }
 
     /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
-    /// only logged; the next group that is led here may find it can.
-    async fn load_draft(&self) -> Option<DraftModel> {
+    /// only logged; the next group that is led there may find it can.
+    async fn load_draft(&self, compute: &Compute) -> Option<DraftModel> {
         let source = self.draft.clone()?;
         let (shape, name) = (source.card().shape, source.card().name.clone());
         let loaded = async {
-            let (stage, report) = self.read_layers(source, shape.all_layers()).await?;
-            let key = self.compute.call(move |engine| engine.load_beside(stage)).await.map_err(NotLoaded::failed)?;
-            Ok::<_, NotLoaded>((key.map_err(NotLoaded::failed)?, report))
+            let (stage, report) = self.read_layers(compute, source, shape.all_layers()).await?;
+            let key = compute.call(move |engine| engine.load_beside(stage)).await.map_err(NotLoaded::failed)??;
+            Ok::<_, NotLoaded>((key, report))
         };
         match loaded.await {
             Ok((key, report)) => {
@@ -145,24 +158,31 @@ impl Loader {
         }
     }
 
+    /// Reads layers as the device of that thread wants them.
     async fn read_layers(
         &self,
+        compute: &Compute,
         source: Arc<ModelSource>,
         layers: LayerRange,
     ) -> Result<(StageModel, LoadReport), NotLoaded> {
-        let pages = self.compute.call(|engine| engine.pages()).await.map_err(NotLoaded::failed)?;
+        let asked = |engine: &mut Engine| (engine.pages(), engine.is_on_card());
+        let (pages, on_card) = compute.call(asked).await.map_err(NotLoaded::failed)?;
         // Pages in use have their memory already.
         let kv = (pages.free * PAGE_BYTES) as u64;
         let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
         let load = move || -> Result<(StageModel, LoadReport), NotLoaded> {
-            let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
-            need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
             let mut before = 0;
             let mut tell = |far: Progress| {
                 tally.bytes.fetch_add(far.done.saturating_sub(before), Ordering::Relaxed);
                 before = far.done;
                 progress.send_replace(Some(far));
             };
+            if on_card {
+                // Whether it has room there the card says.
+                return source.load_stage_for_card_by(threads.count, layers, &mut tell).map_err(NotLoaded::failed);
+            }
+            let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
+            need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
             source.load_stage_by(threads, layers, &mut tell).map_err(NotLoaded::failed)
         };
         on_a_thread(load).await.map_err(NotLoaded::Failed)?

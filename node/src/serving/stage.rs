@@ -3,6 +3,8 @@
 //! The worker is the same at every place of a ring; only the last stage chooses tokens, and what it passes on goes
 //! to the leader.
 
+mod choosing;
+
 use super::{
     compute::{Compute, ComputeError},
     desk::{Desk, Expected},
@@ -10,6 +12,7 @@ use super::{
     guesser::GuesserGone,
 };
 use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
+use choosing::{Sampler, compute_and_choose};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc,
@@ -23,7 +26,7 @@ use tsnode_kernels::{
     pages::PagesError,
 };
 use tsnode_protocol::{
-    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, RequestId, Sampled, Sampling, Token, limits,
+    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, RequestId, Sampled, Token, limits,
     ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
@@ -134,13 +137,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// What the choice of the next token depends on beside the logits.
-struct Sampler {
-    sampling: Sampling,
-    prompt: Arc<[Token]>,
-    generated: Vec<Token>,
 }
 
 /// One stage of one ring, for as long as the ring lives.
@@ -374,13 +370,9 @@ impl Worker {
             } else {
                 Input::Hidden(&hidden)
             };
-            let rows = sampled_rows(&step);
-            let output = Output::Logits { rows: &rows };
-            let logits = forget_guesses(engine, key, &step)
-                .and_then(|()| engine.forward_tapped(key, &slices(&step), input, output, taps.as_tap()));
-            let chosen = logits.map(|logits| choose(&step, logits, vocab, &mut samplers));
-            let chosen = chosen.map_err(|e| e.to_string());
-            (step, samplers, chosen)
+            let chosen = forget_guesses(engine, key, &step)
+                .and_then(|()| compute_and_choose(engine, key, &step, input, (vocab, &mut samplers), &mut taps));
+            (step, samplers, chosen.map_err(|e| e.to_string()))
         };
         let (step, samplers, chosen) = self.context.compute.call(run).await?;
         for (request, sampler) in samplers {
@@ -530,56 +522,10 @@ fn slices(step: &Step) -> Vec<Slice> {
     step.entries.iter().map(slice).collect()
 }
 
-/// Rows after which a token is chosen: the last of a prompt, all of an answer.
-fn sampled_rows(step: &Step) -> Vec<usize> {
-    let mut end = 0;
-    let mut rows = Vec::new();
-    for entry in &step.entries {
-        let start = end;
-        end += entry.tokens.len();
-        match (entry.sample, entry.prompt) {
-            (true, true) => rows.push(end - 1),
-            (true, false) => rows.extend(start..end),
-            (false, _) => {}
-        }
-    }
-    rows
-}
-
 /// Tokens computed for guesses that turned out wrong are forgotten before others take their places.
 fn forget_guesses(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<(), EngineError> {
     let mut answers = step.entries.iter().filter(|e| !e.prompt);
     answers.try_for_each(|e| engine.truncate(stage, e.request, e.start))
-}
-
-/// Chooses tokens by the logits of [`sampled_rows`], each answer's as long as the guess before them was right.
-fn choose(
-    step: &Step,
-    logits: &mut [f32],
-    vocab: usize,
-    samplers: &mut BTreeMap<RequestId, Sampler>,
-) -> Vec<(RequestId, Sampled)> {
-    let mut rows = logits.chunks_exact_mut(vocab);
-    let mut chosen = Vec::new();
-    for entry in step.entries.iter().filter(|e| e.sample) {
-        let (guesses, first) = if entry.prompt {
-            (&[][..], entry.start + entry.tokens.len() as u32)
-        } else {
-            (&entry.tokens[1..], entry.start + 1)
-        };
-        let rows = rows.by_ref().take(guesses.len() + 1).zip(first..);
-        let (mut sampler, mut right) = (samplers.get_mut(&entry.request), true);
-        for (n, (logits, position)) in rows.enumerate() {
-            let Some(s) = sampler.as_deref_mut().filter(|_| right) else { continue };
-            let sampled = tsnode_kernels::sampling::sample(logits, &s.sampling, &s.prompt, &s.generated, position);
-            right = guesses.get(n) == Some(&sampled.token);
-            if right {
-                s.generated.push(sampled.token);
-            }
-            chosen.push((entry.request, sampled));
-        }
-    }
-    chosen
 }
 
 fn to_bytes(values: &[f32]) -> Vec<u8> {

@@ -49,6 +49,11 @@ impl Net {
     }
 
     pub async fn of(peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
+        Self::run_by(PathBuf::from(env!("CARGO_BIN_EXE_tsnode")), peers, flags).await
+    }
+
+    /// The same of another program.
+    pub async fn run_by(executable: PathBuf, peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
         let turn = ONE.acquire().await.unwrap();
         let folder = Folder(tempfile::tempdir().unwrap());
         let mut flags = owned(flags);
@@ -56,7 +61,7 @@ impl Net {
             flags.extend(["--split".into(), "always".into()]);
         }
         let config = TestnetConfig {
-            executable: PathBuf::from(env!("CARGO_BIN_EXE_tsnode")),
+            executable,
             folder: folder.0.path().to_owned(),
             peers,
             link_mbit: None,

@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
 
-use crate::{invites, keys, store::Store};
+use crate::{
+    invites, keys,
+    store::{Measured, Store},
+};
 use std::path::Path;
 use tsnode_protocol::{InviteId, LayerProfile, PeerId, Secret, SwarmId, ledger};
 
@@ -75,7 +78,8 @@ fn invites_in(folder: &Path) -> bool {
 
 fn remembered(folder: &Path) -> bool {
     let Ok(store) = Store::open(folder) else { return false };
-    let profile = store.profile().and_then(|bytes| serde_json::from_slice::<LayerProfile>(&bytes).ok());
+    let profile =
+        store.measured(Measured::Profile).and_then(|bytes| serde_json::from_slice::<LayerProfile>(&bytes).ok());
     let plausible = profile.is_some_and(|profile| profile.is_plausible());
     let known = store.known(SWARM);
     assert!(known.iter().all(|address| !address.contains('\n')));
@@ -89,7 +93,7 @@ fn remembered(folder: &Path) -> bool {
     assert!(next > life || life.0 == u32::MAX, "{life:?} is followed by {next:?}");
     let lived = u64::from(life.0) > NOW;
     let said = [plausible, !known.is_empty(), matches!(swarm, Ok(Some(_))), last.is_some(), lived, store.paused()];
-    said.contains(&true) || store.probe().is_some()
+    said.contains(&true) || store.measured(Measured::Processor).is_some()
 }
 
 const KEYS: &str = r#"[{"name":"bob","scope":"inference","hash":"ab"},

@@ -7,17 +7,19 @@ use crate::{
         machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},
+    proof::{self, ProofError},
     source::ModelSource,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
-/// A machine that does so many things more, and then nothing.
+/// A machine that does so many things more, and then nothing; and that forgets one kernel.
 #[derive(Debug)]
 struct Failing {
     inner: Arc<dyn Machine>,
     left: AtomicUsize,
+    forgets: Option<&'static str>,
 }
 
 impl Failing {
@@ -54,7 +56,8 @@ impl Machine for Failing {
         self.ask().and_then(|()| self.inner.copy(from, to, bytes))
     }
     fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
-        self.ask().and_then(|()| self.inner.launch(queue, launch, args))
+        self.ask()?;
+        if self.forgets == Some(launch.kernel) { Ok(()) } else { self.inner.launch(queue, launch, args) }
     }
     fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
         self.ask().and_then(|()| self.inner.product(product, x, w, out))
@@ -112,7 +115,7 @@ fn steps(engine: &mut Engine, stage: StageKey) -> Result<(), EngineError> {
 fn a_card_that_is_lost_is_an_error_whenever_it_is() {
     for inner in machines() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
-        let failing = |left| Arc::new(Failing { inner: inner.clone(), left: AtomicUsize::new(left) });
+        let failing = |left| Arc::new(Failing { inner: inner.clone(), left: AtomicUsize::new(left), forgets: None });
         let all = failing(usize::MAX);
         story(all.clone(), &source).unwrap();
         let calls = usize::MAX - all.left.load(Ordering::Relaxed);
@@ -122,5 +125,29 @@ fn a_card_that_is_lost_is_an_error_whenever_it_is() {
             let lost = story(failing(left), &source).unwrap_err();
             assert!(matches!(lost, EngineError::Card(CardError::Failed { .. })), "{left}: {lost}");
         }
+    }
+}
+
+#[test]
+fn a_card_is_proved_with_the_model_and_one_that_computes_something_else_is_not() {
+    for inner in machines() {
+        let prove = |name: &str, forgets| {
+            let source = ModelSource::open(&here().join("models/reference").join(name)).unwrap();
+            let machine = Arc::new(Failing { inner: inner.clone(), left: AtomicUsize::new(usize::MAX), forgets });
+            let mut engine = Engine::on_card(Card::on(machine), POOL, KvDtype::F16).unwrap();
+            let proved = proof::compare(&mut engine, &source, 1);
+            assert_eq!(engine.pages().free, engine.pages().total, "{name}");
+            proved
+        };
+        for name in ["llama-gqa", "gemma2-caps", "qwen3-norms"] {
+            prove(name, None).unwrap();
+        }
+        let kernels = ["norm", "gate", "choose", "embed"];
+        for kernel in kernels {
+            let refused = prove("llama-gqa", Some(kernel)).unwrap_err();
+            let told = matches!(refused, ProofError::Differs { .. } | ProofError::Choice { .. });
+            assert!(told, "{kernel}: {refused}");
+        }
+        assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Card(_)))));
     }
 }

@@ -13,7 +13,7 @@ use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
 use tsnode_coordinator::scheduler::live::{self, Why};
-use tsnode_protocol::{Group, PeerId, Plan};
+use tsnode_protocol::{Group, PeerId, Plan, Stage};
 
 pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
@@ -33,7 +33,7 @@ pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<()
         return Ok(());
     };
     print(&view, plan)?;
-    reasons.iter().for_each(|why| explain(why, &names(&view)));
+    reasons.iter().for_each(|why| explain(why, &view));
     Ok(())
 }
 
@@ -50,7 +50,7 @@ fn print(view: &SwarmView, plan: &Plan) -> Result<(), Exit> {
     let mut rows = vec![["GROUP", "PHASE", "STAGES", "STATE"].map(String::from).to_vec()];
     for group in &plan.groups {
         let up = if view.ready_groups.contains(&group.id) { "up" } else { "not up" };
-        rows.push(vec![group.id.to_string(), group.phase.to_string(), stages(group, &names), up.into()]);
+        rows.push(vec![group.id.to_string(), group.phase.to_string(), stages(group, view, &names), up.into()]);
     }
     table(&rows)?;
     say!("");
@@ -61,13 +61,21 @@ fn print(view: &SwarmView, plan: &Plan) -> Result<(), Exit> {
     table(&rows)
 }
 
-fn stages(group: &Group, names: &BTreeMap<PeerId, String>) -> String {
-    let all: Vec<String> =
-        group.stages.iter().map(|s| format!("{} [layers {}]", name(names, s.peer), s.layers)).collect();
-    all.join(" → ")
+/// Each stage's peer and layers, and its device where the peer has several.
+fn stages(group: &Group, view: &SwarmView, names: &BTreeMap<PeerId, String>) -> String {
+    let device = |stage: &Stage| {
+        let devices = &view.peers.iter().find(|peer| peer.id == stage.peer)?.advert.devices;
+        devices.get(usize::from(stage.device)).filter(|_| devices.len() > 1).map(|device| device.kind)
+    };
+    let stage = |stage: &Stage| {
+        let on = device(stage).map_or_else(String::new, |kind| format!(" {kind}"));
+        format!("{}{on} [layers {}]", name(names, stage.peer), stage.layers)
+    };
+    group.stages.iter().map(stage).collect::<Vec<_>>().join(" → ")
 }
 
-fn explain(why: &Why, names: &BTreeMap<PeerId, String>) {
+fn explain(why: &Why, view: &SwarmView) {
+    let names = &names(view);
     let kept = |value: f64| format!("{:.2} %", value * 100.0);
     say!("\n{}: valued at {:.3} requests/s, the adopted groups are worth {}", why.model, why.rate, kept(why.adopted));
     if why.others.is_empty() {
@@ -78,7 +86,7 @@ fn explain(why: &Why, names: &BTreeMap<PeerId, String>) {
         let worth = if loses >= 0.0 { format!("{} less", kept(loses)) } else { format!("{} more", kept(-loses)) };
         say!("  runner-up {}: {worth}", n + 1);
         for group in &other.groups {
-            say!("    {} {}", group.phase, stages(group, names));
+            say!("    {} {}", group.phase, stages(group, view, names));
         }
     }
 }

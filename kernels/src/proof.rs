@@ -1,0 +1,212 @@
+//! Whether a card computes a model as the processor does: looked at before anybody counts on it.
+//!
+//! Kernels are the same on every card, drivers and cards are not; and an owner's card may be broken. So the model that is to be
+//! served is tried itself, in the format of its weights: its first layer and its last, a prompt and single tokens behind
+//! it, KV that leaves packed and as it is, and the choice of a token. That takes a fraction of a second and the memory of two
+//! layers.
+
+use crate::{
+    engine::{Engine, EngineConfig, EngineError, Input, Output, Pick, Slice, StageKey, Threads},
+    source::ModelSource,
+    weights::WeightsError,
+};
+use half::{bf16, f16};
+use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token};
+
+/// Tokens of the prompt, which are enough for the kernels of many rows, and single ones behind it.
+const PROMPT: u32 = 40;
+const AFTER: u32 = 3;
+/// Rows may be as far apart, in parts of their length: what quantised weights and rows of 16 bits leave of a layer, many times
+/// over. What a kernel that is wrong leaves is no row at all.
+const APART: f32 = 0.05;
+/// The same of KV that went through four bits.
+const APART_PACKED: f32 = 0.2;
+/// Pages for two sequences on the processor (bytes); committed as they are used.
+const POOL: usize = 256 << 20;
+
+const REQUEST: RequestId = RequestId([1; 16]);
+const COPY: RequestId = RequestId([2; 16]);
+
+/// Why a card is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProofError {
+    /// The system gives no threads.
+    #[error("no threads: {0}")]
+    Threads(#[from] std::io::Error),
+    /// The layers' weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A layer did not run on one of them.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// It ran, and gave something else.
+    #[error("{what} on the card are {by:.2} of their length off the processor's, where {most} is the most")]
+    Differs {
+        /// Which rows.
+        what: &'static str,
+        /// Distance, as a part of their length.
+        by: f32,
+        /// As much is what rounding may do.
+        most: f32,
+    },
+    /// It chose another token than the likeliest of its own.
+    #[error("the card chose token {} where {} was the likeliest", .chosen.0, .likeliest.0)]
+    Choice {
+        /// Its choice.
+        chosen: Token,
+        /// The likeliest.
+        likeliest: Token,
+    },
+}
+
+/// Computes some of a model on a card, and the same on the processor by so many threads.
+///
+/// # Errors
+/// When the card does not compute the model, or not as the processor does.
+pub fn compare(card: &mut Engine, source: &ModelSource, threads: usize) -> Result<(), ProofError> {
+    let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: card.kv_dtype() };
+    let mut processor = Engine::new(config)?;
+    let shape = source.card().shape;
+    let first = LayerRange { start: 0, end: 1 };
+    let rows = Pair::load(&mut processor, card, source, first)?.compare(source, None)?;
+    if shape.layers > 1 {
+        let last = LayerRange { start: shape.layers - 1, end: shape.layers };
+        Pair::load(&mut processor, card, source, last)?.compare(source, Some(rows))?;
+    }
+    Ok(())
+}
+
+/// Refuses rows that are further apart than rounding leaves them.
+fn within(what: &'static str, right: &[f32], found: &[f32], most: f32) -> Result<(), ProofError> {
+    let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x) * f64::from(x)).sum::<f64>();
+    let size = squares(&mut right.iter().copied());
+    let off = squares(&mut right.iter().zip(found).map(|(a, b)| a - b));
+    let by = (off / size.max(f64::MIN_POSITIVE)).sqrt() as f32;
+    // What is no number is not within anything.
+    if by <= most && found.len() == right.len() { Ok(()) } else { Err(ProofError::Differs { what, by, most }) }
+}
+
+/// A payload's elements.
+fn numbers(bytes: &[u8], dtype: KvDtype) -> Vec<f32> {
+    let pairs = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    match dtype {
+        KvDtype::F16 => pairs().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+        KvDtype::Bf16 => pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+        KvDtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+    }
+}
+
+/// One layer on both.
+struct Pair<'e> {
+    processor: &'e mut Engine,
+    card: &'e mut Engine,
+    keys: (StageKey, StageKey),
+    layers: LayerRange,
+    last: bool,
+}
+
+impl Drop for Pair<'_> {
+    fn drop(&mut self) {
+        self.processor.unload(self.keys.0);
+        self.card.unload(self.keys.1);
+    }
+}
+
+impl<'e> Pair<'e> {
+    fn load(
+        processor: &'e mut Engine,
+        card: &'e mut Engine,
+        source: &ModelSource,
+        layers: LayerRange,
+    ) -> Result<Self, ProofError> {
+        let on_processor = processor.load(source.load_stage(layers)?)?;
+        let on_card =
+            card.load(source.load_stage_for_card(layers, 1)?).inspect_err(|_| processor.unload(on_processor))?;
+        let last = layers.end == source.card().shape.layers;
+        Ok(Self { processor, card, keys: (on_processor, on_card), layers, last })
+    }
+
+    /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
+    fn compare(mut self, source: &ModelSource, entering: Option<Vec<f32>>) -> Result<Vec<f32>, ProofError> {
+        let shape = source.card().shape;
+        let after = AFTER.min(shape.context.saturating_sub(1));
+        let prompt = PROMPT.min(shape.context - after);
+        let width = shape.hidden as usize;
+        let tokens: Vec<Token> = (0..prompt + after).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
+        self.processor.admit(self.keys.0, REQUEST, prompt + after)?;
+        self.card.admit(self.keys.1, REQUEST, prompt + after)?;
+        let steps = std::iter::once((0, prompt)).chain((prompt..prompt + after).map(|start| (start, 1)));
+        let mut leaving = Vec::new();
+        for (start, len) in steps {
+            let range = start as usize..(start + len) as usize;
+            let input = match &entering {
+                Some(rows) => Input::Hidden(&rows[range.start * width..range.end * width]),
+                None => Input::Tokens(&tokens[range]),
+            };
+            leaving.extend(self.step(Slice { request: REQUEST, start, len }, input)?);
+        }
+        self.compare_kv(prompt, source)?;
+        Ok(leaving)
+    }
+
+    /// One step on both; the processor's rows, or its logits on the last layer.
+    fn step(&mut self, slice: Slice, input: Input<'_>) -> Result<Vec<f32>, ProofError> {
+        let (batch, wanted) = ([slice], [slice.len as usize - 1]);
+        let output = if self.last { Output::Logits { rows: &wanted } } else { Output::Hidden };
+        let right = self.processor.forward(self.keys.0, &batch, input, output)?.to_vec();
+        let found = self.card.forward(self.keys.1, &batch, input, output)?.to_vec();
+        within(if self.last { "logits" } else { "a layer's rows" }, &right, &found, APART)?;
+        if self.last {
+            self.choose(slice, input, &found)?;
+        }
+        Ok(right)
+    }
+
+    /// The same step once more, its token chosen there.
+    fn choose(&mut self, slice: Slice, input: Input<'_>, logits: &[f32]) -> Result<(), ProofError> {
+        self.card.set_len(self.keys.1, slice.request, slice.start)?;
+        let greedy = Sampling::greedy();
+        let picks = [Pick { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
+        let Some(&[chosen]) = self.card.choose_on_card(self.keys.1, &[slice], input, &picks, None)?.as_deref() else {
+            return Ok(());
+        };
+        let likeliest = crate::sampling::greedy(logits);
+        if chosen == likeliest { Ok(()) } else { Err(ProofError::Choice { chosen, likeliest }) }
+    }
+
+    /// KV as it is, and through four bits.
+    fn compare_kv(&mut self, tokens: u32, source: &ModelSource) -> Result<(), ProofError> {
+        let heads = source.card().shape.kv_heads;
+        let layer = self.layers.start;
+        let tile = TileHeader { layer, head_start: 0, head_end: heads, token_start: 0, token_end: tokens, bytes: 0 };
+        let (mut right, mut found, mut packed) = (Vec::new(), Vec::new(), Vec::new());
+        self.processor.export(self.keys.0, REQUEST, &tile, KvCodec::Raw, &mut right)?;
+        self.card.export(self.keys.1, REQUEST, &tile, KvCodec::Raw, &mut found)?;
+        let dtype = self.processor.kv_dtype();
+        let numbers = |bytes: &[u8]| numbers(bytes, dtype);
+        let right = numbers(&right);
+        within("keys and values", &right, &numbers(&found), APART)?;
+        self.card.export(self.keys.1, REQUEST, &tile, KvCodec::Int4, &mut packed)?;
+        self.card.admit(self.keys.1, COPY, tokens)?;
+        self.card.import(self.keys.1, COPY, &tile, KvCodec::Int4, &packed)?;
+        self.card.set_len(self.keys.1, COPY, tokens)?;
+        self.card.export(self.keys.1, COPY, &tile, KvCodec::Raw, &mut found)?;
+        within("packed keys and values", &right, &numbers(&found), APART_PACKED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_not_what_the_processor_computes() {
+        let right = [1.0, -2.0, 0.5];
+        assert!(within("rows", &right, &[1.01, -2.0, 0.5], APART).is_ok());
+        for wrong in [&[1.0, -2.0, f32::NAN][..], &[1.0, -2.0, 1.5], &[0.0; 3], &right[..2]] {
+            let said = within("rows", &right, wrong, APART).unwrap_err();
+            assert!(said.to_string().starts_with("rows on the card"), "{said}");
+        }
+        assert!(within("rows", &[0.0; 3], &[1e-3, 0.0, 0.0], APART).is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! Plan flow 1: the devices of this host that are lent, measured, and the engines that compute on them.
+
+use super::{NodeConfig, NodeError};
+use crate::{
+    cores,
+    hardware::{self, DeviceChoice, DeviceName, Lend, LendError},
+    store::Store,
+};
+use tsnode_kernels::{
+    cuda,
+    device::Host,
+    engine::{Engine, EngineConfig},
+    source::ModelSource,
+};
+use tsnode_protocol::Device;
+
+/// What is looked for.
+pub(super) struct Devices<'a> {
+    pub config: &'a NodeConfig,
+    /// The model, and what guesses for it.
+    pub models: (&'a ModelSource, Option<&'a ModelSource>),
+    pub host: Host,
+    pub store: &'a Store,
+}
+
+impl Devices<'_> {
+    /// All that are lent, in the order of the advert.
+    pub fn lend(&self) -> Result<Vec<(Device, Engine)>, NodeError> {
+        match &self.config.devices {
+            DeviceChoice::Named(names) => names.iter().map(|name| self.named(*name)).collect(),
+            DeviceChoice::Auto => {
+                let cards = self.cards();
+                if cards.is_empty() { Ok(vec![self.processor()?]) } else { Ok(cards) }
+            }
+        }
+    }
+
+    fn named(&self, name: DeviceName) -> Result<(Device, Engine), NodeError> {
+        match name {
+            DeviceName::Processor => self.processor(),
+            DeviceName::Card(ordinal) => self.card(ordinal).map_err(|error| LendError::Card { ordinal, error }.into()),
+        }
+    }
+
+    /// All cards that compute the model. One that does not is said, and is no reason not to serve.
+    fn cards(&self) -> Vec<(Device, Engine)> {
+        if let Err(why) = &self.host.gpus {
+            tracing::info!(why, "no GPU");
+            return Vec::new();
+        }
+        let usable = cuda::usable().unwrap_or_else(|error| {
+            tracing::warn!(%error, "GPUs are not used");
+            Vec::new()
+        });
+        let lend = |ordinal| match self.card(ordinal) {
+            Ok(lent) => Some(lent),
+            Err(error) => {
+                tracing::warn!(card = ordinal, %error, "a card is not used");
+                None
+            }
+        };
+        usable.into_iter().take(tsnode_protocol::limits::DEVICES).filter_map(lend).collect()
+    }
+
+    fn card(&self, ordinal: u16) -> Result<(Device, Engine), hardware::CardUnfit> {
+        hardware::card(ordinal, self.models, self.asked(), self.config.kv_dtype, self.store)
+    }
+
+    fn processor(&self) -> Result<(Device, Engine), NodeError> {
+        let (Self { config, host, store, .. }, (source, draft)) = (self, self.models);
+        let cores = config.cores.as_ref();
+        let measured = cores::run_on(cores, || {
+            let device = hardware::processor(host, self.asked(), store)?;
+            hardware::room(host, &device, source, config.threads.ranks)?;
+            let device = hardware::room_beside(host, device, (source, draft), config.threads.ranks)?;
+            let profile = hardware::profile(host, source, config.threads, config.kv_dtype, store);
+            Ok::<_, LendError>(Device { profile, ..device })
+        });
+        let system = |e: std::io::Error| NodeError::System(e.to_string());
+        let device = measured.map_err(system)??;
+        let engine =
+            EngineConfig { threads: config.threads, pool_bytes: device.kv_bytes as usize, kv_dtype: config.kv_dtype };
+        let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
+        Ok((device, started.and_then(|started| started).map_err(system)?))
+    }
+
+    fn asked(&self) -> Lend {
+        let NodeConfig { threads, memory_bytes, kv_bytes, .. } = *self.config;
+        Lend { threads: threads.count, memory_bytes, kv_bytes }
+    }
+}

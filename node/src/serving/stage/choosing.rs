@@ -1,0 +1,148 @@
+//! Prompt flow 8: the last stage's tokens, chosen on its card where that can be, so that no logits come from there, and here
+//! otherwise.
+
+use super::slices;
+use crate::serving::export::Taps;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tsnode_kernels::{
+    engine::{Engine, EngineError, Input, Output, Pick, StageKey},
+    sampling::sample,
+};
+use tsnode_protocol::{
+    RequestId, Sampled, Sampling, Token,
+    ring::{Step, StepEntry},
+};
+
+/// What the choice of the next token depends on beside the logits.
+pub(super) struct Sampler {
+    pub sampling: Sampling,
+    pub prompt: Arc<[Token]>,
+    pub generated: Vec<Token>,
+}
+
+pub(super) type Samplers = BTreeMap<RequestId, Sampler>;
+
+/// A row after which a token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    /// Of the batch.
+    row: usize,
+    request: RequestId,
+    /// Of the token chosen.
+    position: u32,
+    /// What was guessed to be that token.
+    guess: Option<Token>,
+}
+
+/// Computes a step and chooses tokens, each answer's as long as the guess before them was right.
+pub(super) fn compute_and_choose(
+    engine: &mut Engine,
+    key: StageKey,
+    step: &Step,
+    input: Input<'_>,
+    (vocab, samplers): (usize, &mut Samplers),
+    taps: &mut Taps,
+) -> Result<Vec<(RequestId, Sampled)>, EngineError> {
+    let (rows, batch) = (rows(&step.entries), slices(step));
+    if let Some(picks) = picks(&rows, samplers)
+        && let Some(tokens) = engine.choose_on_card(key, &batch, input, &picks, taps.as_tap())?
+    {
+        let chosen = |n: usize, _: &Sampler| Sampled { token: tokens[n], logprob: None, top: Vec::new() };
+        return Ok(choose(&rows, samplers, chosen));
+    }
+    let wanted: Vec<usize> = rows.iter().map(|row| row.row).collect();
+    let output = Output::Logits { rows: &wanted };
+    let logits = engine.forward_tapped(key, &batch, input, output, taps.as_tap())?;
+    let chosen = |n: usize, s: &Sampler| {
+        sample(&mut logits[n * vocab..][..vocab], &s.sampling, &s.prompt, &s.generated, rows[n].position)
+    };
+    Ok(choose(&rows, samplers, chosen))
+}
+
+/// After the last token of a prompt, and after all of an answer.
+fn rows(entries: &[StepEntry]) -> Vec<Row> {
+    let (mut end, mut rows) = (0, Vec::new());
+    for entry in entries {
+        let (start, request) = (end, entry.request);
+        end += entry.tokens.len();
+        let first = if entry.prompt { entry.tokens.len().saturating_sub(1) } else { 0 };
+        let after = entry.start + 1;
+        let row = |n: usize| {
+            let guess = entry.tokens.get(n + 1).copied();
+            Row { row: start + n, request, position: after + n as u32, guess }
+        };
+        if entry.sample {
+            rows.extend((first..entry.tokens.len()).map(row));
+        }
+    }
+    rows
+}
+
+/// How each row's token is chosen; none where that is not known of one.
+fn picks<'s>(rows: &[Row], samplers: &'s Samplers) -> Option<Vec<Pick<'s>>> {
+    let pick = |row: &Row| {
+        let sampling = &samplers.get(&row.request)?.sampling;
+        Some(Pick { row: row.row, sampling, position: row.position })
+    };
+    rows.iter().map(pick).collect()
+}
+
+/// What `chosen` says of each row, by its number, up to the first of an answer's that a wrong guess went before.
+fn choose(
+    rows: &[Row],
+    samplers: &mut Samplers,
+    mut chosen: impl FnMut(usize, &Sampler) -> Sampled,
+) -> Vec<(RequestId, Sampled)> {
+    let mut tokens = Vec::with_capacity(rows.len());
+    let mut wrong = None;
+    for (n, row) in rows.iter().enumerate() {
+        let Some(sampler) = samplers.get_mut(&row.request).filter(|_| wrong != Some(row.request)) else { continue };
+        let sampled = chosen(n, sampler);
+        if row.guess == Some(sampled.token) {
+            sampler.generated.push(sampled.token);
+        } else {
+            wrong = Some(row.request);
+        }
+        tokens.push((row.request, sampled));
+    }
+    tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: RequestId = RequestId([1; 16]);
+    const B: RequestId = RequestId([2; 16]);
+
+    fn entry(request: RequestId, start: u32, tokens: &[u32], prompt: bool) -> StepEntry {
+        StepEntry { request, start, tokens: tokens.iter().copied().map(Token).collect(), prompt, sample: true }
+    }
+
+    #[test]
+    fn a_prompt_has_one_token_and_an_answer_one_for_each_guess_that_was_right() {
+        let silent = StepEntry { sample: false, ..entry(B, 0, &[1, 2], true) };
+        let entries = [silent, entry(A, 4, &[7, 8, 9], true), entry(B, 10, &[3, 4, 5], false)];
+        let rows = rows(&entries);
+        let places: Vec<(usize, u32)> = rows.iter().map(|row| (row.row, row.position)).collect();
+        assert_eq!(places, [(4, 7), (5, 11), (6, 12), (7, 13)]);
+        let sampler = || Sampler { sampling: Sampling::greedy(), prompt: [].into(), generated: Vec::new() };
+        let told = |tokens: [u32; 4]| {
+            let mut samplers: Samplers = [(A, sampler()), (B, sampler())].into();
+            assert_eq!(picks(&rows, &samplers).map(|picks| picks.len()), Some(4));
+            let chosen = choose(&rows, &mut samplers, |n, _| Sampled {
+                token: Token(tokens[n]),
+                logprob: None,
+                top: Vec::new(),
+            });
+            let of_b: Vec<u32> = chosen.iter().filter(|c| c.0 == B).map(|c| c.1.token.0).collect();
+            assert_eq!(chosen.len(), of_b.len() + 1);
+            (of_b, samplers[&B].generated.iter().map(|t| t.0).collect::<Vec<_>>())
+        };
+        assert_eq!(told([1, 4, 5, 6]), (vec![4, 5, 6], vec![4, 5]));
+        assert_eq!(told([1, 4, 9, 6]), (vec![4, 9], vec![4]));
+        assert_eq!(told([1, 9, 5, 6]), (vec![9], vec![]));
+        assert!(picks(&rows, &[(A, sampler())].into()).is_none());
+    }
+}
