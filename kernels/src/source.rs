@@ -6,7 +6,7 @@ use crate::{
     engine::Threads,
     gguf,
     load::{self, Largest, LoadReport, Progress, StageMemory},
-    models::{self, Share, Stage},
+    models::{self, Share, Stage, StageBytes},
     ranks::Rank,
     weights::{Checkpoint, WeightsError},
 };
@@ -106,6 +106,15 @@ pub struct StageModel {
     pub(crate) stages: Vec<Box<dyn Stage>>,
     pub(crate) shape: ModelShape,
     pub(crate) layers: LayerRange,
+}
+
+impl StageModel {
+    /// What each rank's weights take as they lie in the file (bytes).
+    #[must_use]
+    pub fn rank_bytes(&self) -> Vec<u64> {
+        let bytes = self.stages.iter().map(|stage| stage.bytes());
+        bytes.map(|StageBytes { embed, layers, head }| embed + layers + head).collect()
+    }
 }
 
 impl ModelSource {
@@ -269,8 +278,16 @@ impl ModelSource {
     /// # Errors
     /// When a number is not finite, or the system gives no threads.
     pub fn load_stage_for_card(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
-        let stages = self.cut(layers, 1)?;
-        let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(WeightsError::Threads)?;
+        self.load_stage_for_cards(layers, Threads::together(threads))
+    }
+
+    /// The same for an engine on several cards, as many as there are ranks.
+    ///
+    /// # Errors
+    /// As there, and when there are more ranks than heads of keys and values.
+    pub fn load_stage_for_cards(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        let stages = self.cut(layers, threads.ranks)?;
+        let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
         load::look(&stages, &cpu)?;
         Ok(StageModel { stages, shape: self.card.shape, layers })
     }

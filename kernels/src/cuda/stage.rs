@@ -4,6 +4,7 @@ mod layer;
 
 use super::{
     buffers::Buffer,
+    columns::Columns,
     machine::{CardError, Machine, Memory},
     ops::{Kind, Ops, Out, Rows, kind_for_all},
     step::Step,
@@ -13,15 +14,28 @@ use super::{
 use crate::{
     models::{LinearOutline, NormOutline, Outline},
     pages::Layout,
+    ranks::Outputs,
     rope::RopePairs,
+    weights::Tensor,
     wire::Turn,
 };
 use layer::{Layer, Pages, Place};
+
+pub(crate) use layer::Piece;
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
 
 /// Channels of a head that kernels are written for.
 const MOST_DIM: usize = 256;
+
+/// A step that goes through a stage on a card.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass<'a> {
+    pub step: &'a Step,
+    pub layout: Layout,
+    /// Whether the compute queue is marked by each layer's number once its keys and values are stored.
+    pub marks: bool,
+}
 
 /// Consecutive layers of a model on a card.
 #[derive(Debug)]
@@ -56,6 +70,8 @@ struct Linear {
     parts: Vec<Matrix>,
     bias: Option<Memory>,
     outs: usize,
+    /// Of the first matrix.
+    outputs: Outputs,
 }
 
 /// Memory that a step's rows are in on their way; one for all stages of a card.
@@ -68,16 +84,22 @@ pub(crate) struct Work {
     inputs: Buffer,
     mixed: Buffer,
     out: Buffer,
+    /// Own columns of several rows, where other cards have the others.
+    mixed_apart: Buffer,
+    out_apart: Buffer,
+    logits_apart: Buffer,
 }
 
 impl Work {
     pub fn new(machine: &Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
         let (hidden, chosen, logits) = (buffer(), buffer(), buffer());
-        Self { hidden, chosen, logits, normed: buffer(), inputs: buffer(), mixed: buffer(), out: buffer() }
+        let (normed, inputs, mixed, out) = (buffer(), buffer(), buffer(), buffer());
+        let (mixed_apart, out_apart, logits_apart) = (buffer(), buffer(), buffer());
+        Self { hidden, chosen, logits, normed, inputs, mixed, out, mixed_apart, out_apart, logits_apart }
     }
 
-    /// See [`Ops::renewals`].
+    /// See [`Ops::renewals`]. Nothing is recorded where columns lie apart.
     pub fn renewals(&self) -> usize {
         let all = [&self.hidden, &self.chosen, &self.logits, &self.normed, &self.inputs, &self.mixed, &self.out];
         all.iter().map(|buffer| buffer.renewals()).sum()
@@ -109,9 +131,17 @@ impl Linear {
         let mut forms = tensors.iter().map(|tensor| Form::of(&tensor.view()));
         let first = forms.next();
         let parts = if forms.all(|form| Some(form) == first) {
-            vec![Matrix::load(machine, &tensors)?]
+            let all = linears.iter().map(|linear| linear.outputs.all).sum();
+            vec![Matrix::load(machine, &tensors)?.part_of(all)]
         } else {
-            tensors.iter().map(|tensor| Matrix::load(machine, &[tensor])).collect::<Result<_, _>>()?
+            let each = tensors.iter().zip(linears);
+            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<Matrix, CardError> {
+                Ok(Matrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
+            };
+            each.map(load).collect::<Result<_, _>>()?
+        };
+        let Some(outputs) = linears.first().map(|linear| linear.outputs.clone()) else {
+            return Err(CardError::Unsupported("a matrix of nothing".into()));
         };
         let outs = parts.iter().map(|part| part.rows).sum();
         let bias = if linears.iter().any(|linear| linear.bias.is_some()) {
@@ -121,7 +151,7 @@ impl Linear {
         } else {
             None
         };
-        Ok(Self { parts, bias, outs })
+        Ok(Self { parts, bias, outs, outputs })
     }
 
     /// What its products read.
@@ -156,8 +186,8 @@ impl CardStage {
         }
         let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
         let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, CardError> {
-            let weight = LinearOutline { weight: head.weight, bias: None };
-            Ok(Head { norm: Norm::load(machine, head.norm)?, weight: Linear::load(machine, &[weight])?, cap: head.cap })
+            let weight = Linear::load(machine, &[head.linear])?;
+            Ok(Head { norm: Norm::load(machine, head.norm)?, weight, cap: head.cap })
         };
         let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), CardError> {
             let (frequencies, amplitude) = rope.frequencies();
@@ -183,9 +213,14 @@ impl CardStage {
         self.turns.get(layer.rope).map(|angles| CardTurn { angles: angles.at(), half: self.half, pairs })
     }
 
-    /// Tokens whose logits it computes.
+    /// Tokens whose logits it and its like on other cards compute.
     pub fn vocab(&self) -> usize {
-        self.head.as_ref().map_or(0, |head| head.weight.outs)
+        self.head.as_ref().map_or(0, |head| head.weight.outputs.all)
+    }
+
+    /// How many layers there are.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// Rows of the step's tokens in `work.hidden`.
@@ -195,36 +230,74 @@ impl CardStage {
         ops.embed(table, step.tokens, step.rows, *scale, hidden)
     }
 
-    /// Runs every layer over `work.hidden`. With `marks`, the compute queue is marked by the layer's number once its keys and
-    /// values are stored.
-    pub fn layers(
+    /// Runs every layer over `work.hidden`, where the card has all of each.
+    pub fn run(&self, ops: &mut Ops, work: &mut Work, pass: Pass<'_>) -> Result<(), CardError> {
+        for layer in 0..self.layers.len() {
+            for piece in Piece::ALL {
+                self.piece(ops, work, pass, layer, piece)?;
+            }
+        }
+        self.end(ops, work, pass.step)
+    }
+
+    /// A piece of a layer over `work.hidden`: the card's columns of it.
+    pub fn piece(
         &self,
         ops: &mut Ops,
         work: &mut Work,
-        step: &Step,
-        layout: Layout,
-        marks: bool,
-    ) -> Result<(), CardError> {
-        let hidden = work.hidden.fit(step.rows * self.width * 4)?;
-        // What the layer before adds to the rows is added by the next norm.
-        let mut more = None;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let table = step.table(index);
-            let pages = Pages { memory: step.memory, table, most: step.most, layout };
-            let place = Place { ops, work, step, width: self.width, hidden };
-            more = layer.forward(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))?;
+        pass: Pass<'_>,
+        index: usize,
+        piece: Piece,
+    ) -> Result<Columns, CardError> {
+        let Pass { step, layout, marks } = pass;
+        let layer = &self.layers[index];
+        if !matches!(piece, Piece::Attend) {
+            let place = self.place(ops, work, step);
+            return match piece {
+                Piece::Output => layer.output(place),
+                Piece::Gate => layer.gate(place),
+                Piece::Attend | Piece::Down => layer.down(place),
+            };
         }
-        match more {
-            Some(more) => ops.add(hidden, more, step.rows * self.width),
+        // What the layer before adds to the rows is added by the next norm.
+        let more = self.added_before(ops, work, step, index)?;
+        let pages = Pages { memory: step.memory, table: step.table(index), most: step.most, layout };
+        let place = self.place(ops, work, step);
+        layer.mix(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))
+    }
+
+    /// Adds what the last layer adds.
+    pub fn end(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), CardError> {
+        match self.added_before(ops, work, step, self.layers.len())? {
+            Some(more) => ops.add(work.hidden.at(), more, step.rows * self.width),
             None => Ok(()),
         }
     }
 
-    /// Logits in `work.logits` of the step's chosen rows.
-    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), CardError> {
-        let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(()) };
+    /// What is still to be added to the rows before a layer.
+    fn added_before(
+        &self,
+        ops: &mut Ops,
+        work: &mut Work,
+        step: &Step,
+        index: usize,
+    ) -> Result<Option<u64>, CardError> {
+        match index.checked_sub(1).and_then(|before| self.layers.get(before)) {
+            Some(before) => before.end(self.place(ops, work, step)),
+            None => Ok(None),
+        }
+    }
+
+    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut Work, step: &'a Step) -> Place<'a> {
+        let hidden = work.hidden.at();
+        Place { ops, work, step, width: self.width, hidden }
+    }
+
+    /// The card's columns of the logits of the step's chosen rows; none if there are none.
+    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<Option<Columns>, CardError> {
+        let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(None) };
         if rows == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let mut from = work.hidden.at();
         if let Some(chosen) = step.chosen {
@@ -234,11 +307,14 @@ impl CardStage {
         }
         let normed = Rows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
         ops.norm(from, None, head.norm.weight.at(), head.norm.eps, rows, self.width, normed)?;
-        let logits = work.logits.fit(rows * head.weight.outs * 4)?;
-        head.weight.run(ops, normed, rows, logits)?;
-        match head.cap {
-            Some(cap) => ops.soft_cap(logits, rows * head.weight.outs, cap),
-            None => Ok(()),
+        let outputs = &head.weight.outputs;
+        // The card that has the first columns is to have all.
+        let whole = if outputs.mine.start == 0 { work.logits.fit(rows * outputs.all * 4)? } else { 0 };
+        let logits = Columns::place(outputs, rows, 4, whole, &mut work.logits_apart)?;
+        head.weight.run(ops, normed, rows, logits.own)?;
+        if let Some(cap) = head.cap {
+            ops.soft_cap(logits.own, rows * head.weight.outs, cap)?;
         }
+        Ok(Some(logits))
     }
 }

@@ -4,6 +4,7 @@ use super::{Linear, Norm, Work, kv_kind};
 use crate::{
     config::Activation,
     cuda::{
+        columns::Columns,
         machine::{Arg, CardError, Launch, Machine, Memory},
         ops::{Ops, Rows},
         step::Step,
@@ -36,6 +37,8 @@ pub(super) struct Layer {
     pub rope: usize,
     pub neighbours: bool,
     heads: usize,
+    /// Heads of keys and values of all cards.
+    all_kv_heads: usize,
 }
 
 /// A layer's pages.
@@ -77,6 +80,7 @@ impl Layer {
             rope: attention.rope,
             neighbours: attention.pairs == RopePairs::Neighbours,
             heads: queries / attention.head_dim.max(1),
+            all_kv_heads: attention.inputs[1].outputs.all / attention.head_dim.max(1),
         })
     }
 }
@@ -90,9 +94,31 @@ pub(super) struct Place<'a> {
     pub hidden: u64,
 }
 
+/// What is computed of a layer between two times that cards put their columns side by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Piece {
+    /// What attention mixes for each head, from rows normed and turned.
+    Attend,
+    /// What attention adds to the rows.
+    Output,
+    /// The half of the MLP that is gated.
+    Gate,
+    /// What the MLP adds to the rows.
+    Down,
+}
+
+impl Piece {
+    /// A layer's, in their order.
+    ///
+    /// Every other one leaves its columns in `mixed`, those between in `out`. So a card writes where others copy from only
+    /// after it has met them once more, when they were done with copying: see `cards.rs`.
+    pub const ALL: [Self; 4] = [Self::Attend, Self::Output, Self::Gate, Self::Down];
+}
+
 impl Layer {
-    /// What is still to be added to the rows is handed in and out.
-    pub fn forward(
+    /// Columns of what attention mixes, by the rows with what is still to be added to them; with a mark once keys and values
+    /// are stored.
+    pub fn mix(
         &self,
         place: Place<'_>,
         more: Option<u64>,
@@ -100,10 +126,9 @@ impl Layer {
         half: usize,
         pages: Pages,
         mark: Option<usize>,
-    ) -> Result<Option<u64>, CardError> {
+    ) -> Result<Columns, CardError> {
         let Place { ops, work, step, width, hidden } = place;
         let rows = step.rows;
-        let out = work.out.fit(rows * width * 4)?;
         let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
 
         let normed = Rows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
@@ -113,24 +138,45 @@ impl Layer {
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
-        let mixed_width = self.heads * pages.layout.dim;
-        let kind = self.output.kind(rows);
-        let mixed = Rows { at: work.mixed.fit(rows * mixed_width.max(self.down_width()) * 4)?, kind };
-        self.attend(ops, step, inputs, pages, mixed)?;
-        self.output.run(ops, mixed, rows, out)?;
-        let more = added(ops, self.attention_post_norm.as_ref(), out, rows, width, hidden)?;
-
-        let normed = Rows { kind: self.gate_up.kind(rows), ..normed };
-        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
-        self.gate_up.run(ops, normed, rows, inputs)?;
-        let gated = Rows { kind: self.down.kind(rows), ..mixed };
-        ops.gate(inputs, rows, self.down_width(), self.gelu, gated)?;
-        self.down.run(ops, gated, rows, out)?;
-        added(ops, self.mlp_post_norm.as_ref(), out, rows, width, hidden)
+        let (kind, heads) = (self.output.kind(rows), &self.inputs.outputs);
+        let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
+        let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
+        self.attend(ops, step, inputs, pages, Rows { at: mixed.own, kind })?;
+        Ok(mixed)
     }
 
-    fn down_width(&self) -> usize {
-        self.gate_up.outs / 2
+    /// Columns of what attention adds.
+    pub fn output(&self, place: Place<'_>) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, .. } = place;
+        let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows) };
+        product(&self.output, ops, mixed, step.rows, width, work)
+    }
+
+    /// Columns of the MLP's gated half, by the rows with what attention adds.
+    pub fn gate(&self, place: Place<'_>) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, hidden } = place;
+        let rows = step.rows;
+        let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
+        let normed = Rows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
+        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
+        self.gate_up.run(ops, normed, rows, work.inputs.at())?;
+        let (kind, outputs) = (self.down.kind(rows), &self.gate_up.outputs);
+        let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
+        ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, Rows { at: gated.own, kind })?;
+        Ok(gated)
+    }
+
+    /// Columns of what the MLP adds.
+    pub fn down(&self, place: Place<'_>) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, .. } = place;
+        let gated = Rows { at: work.mixed.at(), kind: self.down.kind(step.rows) };
+        product(&self.down, ops, gated, step.rows, width, work)
+    }
+
+    /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
+    pub fn end(&self, place: Place<'_>) -> Result<Option<u64>, CardError> {
+        let Place { ops, work, step, width, hidden } = place;
+        added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
     }
 
     fn turn_and_store(
@@ -223,7 +269,9 @@ impl Layer {
         let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (rows, group) = (step.singles_count, self.heads / kv_heads);
         let across = kv_heads * group.div_ceil(8);
-        let parts = step.parts_for(self.look.window, across, ops.machine.processors());
+        // As on one card that had all heads, so that sums are the same.
+        let of_all = self.all_kv_heads * group.div_ceil(8);
+        let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
         let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
         let args = [
             [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
@@ -265,4 +313,19 @@ fn added(
         None => Ok(Some(out)),
         Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
     }
+}
+
+/// Columns of what is added to rows.
+fn product(
+    linear: &Linear,
+    ops: &mut Ops,
+    input: Rows,
+    rows: usize,
+    width: usize,
+    work: &mut Work,
+) -> Result<Columns, CardError> {
+    let whole = work.out.fit(rows * width * 4)?;
+    let out = Columns::place(&linear.outputs, rows, 4, whole, &mut work.out_apart)?;
+    linear.run(ops, input, rows, out.own)?;
+    Ok(out)
 }

@@ -4,7 +4,7 @@ use super::{attention::POOL, here, machines};
 use crate::{
     cuda::{
         Card, CardInfo,
-        machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
+        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},
     source::ModelSource,
@@ -64,6 +64,12 @@ impl Machine for Failing {
     }
     fn wait_for(&self, number: usize) -> Result<(), CardError> {
         self.ask().and_then(|()| self.inner.wait_for(number))
+    }
+    fn offer(&self) -> Result<Peer, CardError> {
+        self.ask().and_then(|()| self.inner.offer())
+    }
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+        self.ask().and_then(|()| self.inner.fetch(from, rows))
     }
     fn finish(&self) -> Result<(), CardError> {
         self.ask().and_then(|()| self.inner.finish())
