@@ -52,7 +52,7 @@ fn reference_models_on_two_cards_give_the_bits_and_tokens_of_one() {
             let (logits, tokens) = greedy(&mut one, stage, len, 6);
             let (mut two, stage) = on(2, &source, dtype).unwrap();
             let (found, chosen) = greedy(&mut two, stage, len, 6);
-            assert_eq!(bits(&found), bits(&logits), "{name}, {len} {dtype:?}");
+            assert!(bits(&found) == bits(&logits), "{name}, {len} {dtype:?}");
             assert_eq!(chosen, tokens, "{name}, {len} {dtype:?}");
         }
     }
@@ -109,7 +109,7 @@ fn long_sequences_give_the_bits_of_one_card() {
     let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
     let wanted = long_and_short(&mut one, stage);
     let (mut cards, stage) = on(3, &source, KvDtype::F16).unwrap();
-    assert_eq!(long_and_short(&mut cards, stage), wanted);
+    assert!(long_and_short(&mut cards, stage) == wanted);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_beginning_shared_on_several_cards_is_as_good_as_ones_own() {
     engine.release(stage, OTHER);
     engine.admit(stage, REQUEST, 20).unwrap();
     step(&mut engine, REQUEST, 0, &tokens[..7]);
-    assert_eq!(shared, step(&mut engine, REQUEST, 7, &tokens[7..9]));
+    assert!(shared == step(&mut engine, REQUEST, 7, &tokens[7..9]));
     engine.release(stage, REQUEST);
     assert_eq!(engine.pages(), free);
 }
