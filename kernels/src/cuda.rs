@@ -16,9 +16,13 @@
 //! | `probe.rs`, `nvml.rs` | what a card can do, measured and by its own word |
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
+//! | `cards.rs` | several cards that hold stages together |
+//! | `columns.rs` | what each of them computes of a row, and where |
 
 mod buffers;
+mod cards;
 mod choose;
+mod columns;
 mod driver;
 #[cfg(test)]
 mod emulator;
@@ -34,6 +38,7 @@ mod tests;
 mod tiles;
 mod weights;
 
+pub(crate) use cards::{Cards, TilePart, TilePlace};
 pub(crate) use choose::Choice;
 pub use driver::usable;
 pub use libraries::{Libraries, Library};
@@ -41,7 +46,7 @@ pub use machine::CardError;
 pub(crate) use machine::Queue;
 pub use nvml::CardFacts;
 pub use probe::CardSpeeds;
-pub(crate) use tiles::{CardTile, CardTurn};
+use tiles::{CardTile, CardTurn};
 pub(crate) use weights::bytes_on_card;
 
 use crate::{
@@ -50,9 +55,10 @@ use crate::{
     pages::{Layout, PAGE_BYTES},
 };
 use buffers::Buffer;
+use columns::Columns;
 use machine::{Machine, Memory, Recorded};
 use ops::Ops;
-use stage::{CardStage, Work};
+use stage::{CardStage, Pass, Piece, Work};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use step::{Step, StepInput, Wanted};
@@ -114,14 +120,20 @@ pub(crate) struct Job<'a> {
     pub chosen: &'a [usize],
     /// How their tokens are chosen, if they are chosen there.
     pub choices: &'a [Choice],
-    /// Pages of every layer and sequence, `most` each.
-    pub tables: &'a [u32],
-    pub most: usize,
-    pub layout: Layout,
+    /// By card.
+    pub shares: &'a [Share],
     /// Query heads that share one of keys and values.
     pub group: usize,
     /// Whether each layer is marked once its keys and values are stored.
     pub marks: bool,
+}
+
+/// Where a card has the keys and values of a step.
+pub(crate) struct Share {
+    /// Pages of every layer and sequence, `most` each.
+    pub tables: Vec<u32>,
+    pub most: usize,
+    pub layout: Layout,
 }
 
 /// What enters a stage.
@@ -182,6 +194,21 @@ impl Card {
         self.machine.free_bytes().map(|_| ())
     }
 
+    /// Memory for the pages of several cards (bytes), by what weights take on each: [`Engine::on_cards`] shares it out
+    /// alike, so the card that has least says how much.
+    ///
+    /// [`Engine::on_cards`]: crate::engine::Engine::on_cards
+    ///
+    /// # Errors
+    /// When a card does not answer.
+    pub fn pool_bytes_of_all(cards: &[Self], weights: &[u64]) -> Result<usize, CardError> {
+        let mut least = usize::MAX;
+        for (card, weights) in cards.iter().zip(weights) {
+            least = least.min(card.pool_bytes(*weights)?);
+        }
+        Ok(if cards.is_empty() { 0 } else { least.saturating_mul(cards.len()) })
+    }
+
     /// Takes memory for pages.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), CardError> {
         self.pages = Some(Memory::take(&self.machine, bytes / PAGE_BYTES * PAGE_BYTES)?);
@@ -213,8 +240,32 @@ impl Card {
     }
 
     /// Computes a step; it is under way when this returns.
-    pub(crate) fn start(&mut self, job: &Job<'_>) -> Result<(), CardError> {
-        let stage = self.stages.get(&job.stage).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))?;
+    pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share) -> Result<(), CardError> {
+        let step = self.send(job, share)?;
+        self.take_rows(job)?;
+        let recording = Recording {
+            stage: job.stage,
+            step,
+            chooses: !job.choices.is_empty(),
+            embeds: matches!(job.rows, CardInput::Tokens(tokens) if !tokens.is_empty()),
+        };
+        let worth_it = step.rows <= RECORDED_ROWS && step.tiles_count == 0 && !job.marks;
+        let known = if worth_it { self.seen.iter().position(|(seen, _)| *seen == recording) } else { None };
+        if let Some(place) = known.filter(|_| self.all_renewals() == self.renewals) {
+            return match self.seen[place].1 {
+                Some(recorded) => self.machine.replay(recorded),
+                None => self.record(place, job, share),
+            };
+        }
+        self.run(&step, job, share, recording)?;
+        if worth_it {
+            self.remember(recording);
+        }
+        Ok(())
+    }
+
+    /// Tells the card of a step.
+    fn send(&mut self, job: &Job<'_>, share: &Share) -> Result<Step, CardError> {
         let tokens = match job.rows {
             CardInput::Tokens(tokens) => tokens,
             CardInput::Hidden(_) => &[],
@@ -224,42 +275,27 @@ impl Card {
             tokens,
             chosen: job.chosen,
             choices: job.choices,
-            tables: job.tables,
-            most: job.most,
-            dtype: job.layout.dtype,
+            tables: &share.tables,
+            most: share.most,
+            dtype: share.layout.dtype,
             group: job.group,
-            memory: self.pages.as_ref().map_or(0, Memory::at),
+            memory: self.pool(),
         };
-        let step = self.input.send(&self.machine, &wanted)?;
-        if let CardInput::Hidden(rows) = job.rows {
-            let at = self.work.hidden.fit(rows.len() * 4)?;
-            self.machine.upload(Queue::Compute, at, bytemuck::cast_slice(rows))?;
-        }
-        let (chooses, embeds) = (!job.choices.is_empty(), !tokens.is_empty());
-        let recording = Recording { stage: job.stage, step, chooses, embeds };
-        let worth_it = step.rows <= RECORDED_ROWS && step.tiles_count == 0 && !job.marks;
-        let known = if worth_it { self.seen.iter().position(|(seen, _)| *seen == recording) } else { None };
-        if let Some(place) = known.filter(|_| self.all_renewals() == self.renewals) {
-            return match self.seen[place].1 {
-                Some(recorded) => self.machine.replay(recorded),
-                None => self.record(place, job),
-            };
-        }
-        let parts = Parts { ops: &mut self.ops, work: &mut self.work, tokens: &mut self.tokens };
-        run(stage, parts, &step, job, recording)?;
-        if worth_it {
-            self.remember(recording);
-        }
-        Ok(())
+        self.input.send(&self.machine, &wanted)
+    }
+
+    /// Copies rows of the stage before to the card, if such enter.
+    fn take_rows(&mut self, job: &Job<'_>) -> Result<(), CardError> {
+        let CardInput::Hidden(rows) = job.rows else { return Ok(()) };
+        let at = self.work.hidden.fit(rows.len() * 4)?;
+        self.machine.upload(Queue::Compute, at, bytemuck::cast_slice(rows))
     }
 
     /// Records a run that was seen before, and runs it.
-    fn record(&mut self, place: usize, job: &Job<'_>) -> Result<(), CardError> {
+    fn record(&mut self, place: usize, job: &Job<'_>, share: &Share) -> Result<(), CardError> {
         let recording = self.seen[place].0;
-        let Some(stage) = self.stages.get(&job.stage) else { return Ok(()) };
         let records = self.machine.record()?;
-        let parts = Parts { ops: &mut self.ops, work: &mut self.work, tokens: &mut self.tokens };
-        let ran = run(stage, parts, &recording.step, job, recording);
+        let ran = self.run(&recording.step, job, share, recording);
         if !records {
             return ran;
         }
@@ -269,6 +305,33 @@ impl Card {
         let recorded = recorded?;
         self.seen[place].1 = Some(recorded);
         self.machine.replay(recorded)
+    }
+
+    /// Launches all of a step.
+    fn run(&mut self, step: &Step, job: &Job<'_>, share: &Share, recording: Recording) -> Result<(), CardError> {
+        if recording.embeds {
+            self.embed(job.stage, step)?;
+        }
+        let pass = Pass { step, layout: share.layout, marks: job.marks };
+        stage(&self.stages, job.stage)?.run(&mut self.ops, &mut self.work, pass)?;
+        self.head(job.stage, step)?;
+        if recording.chooses { self.choose(job.stage, step) } else { Ok(()) }
+    }
+
+    fn embed(&mut self, key: StageKey, step: &Step) -> Result<(), CardError> {
+        stage(&self.stages, key)?.embed(&self.ops, &mut self.work, step)
+    }
+
+    /// The card's columns of logits.
+    fn head(&mut self, key: StageKey, step: &Step) -> Result<Option<Columns>, CardError> {
+        stage(&self.stages, key)?.logits(&mut self.ops, &mut self.work, step)
+    }
+
+    /// Chooses tokens by logits of which the card has all.
+    fn choose(&mut self, key: StageKey, step: &Step) -> Result<(), CardError> {
+        let vocab = stage(&self.stages, key)?.vocab();
+        let out = self.tokens.fit(step.chosen_rows * 4)?;
+        self.ops.choose(self.work.logits.at(), step.chosen_rows, vocab, step.choices, out)
     }
 
     fn all_renewals(&self) -> usize {
@@ -319,24 +382,6 @@ impl Card {
     }
 }
 
-/// What a run writes.
-struct Parts<'a> {
-    ops: &'a mut Ops,
-    work: &'a mut Work,
-    tokens: &'a mut Buffer,
-}
-
-/// Launches all of a step.
-fn run(stage: &CardStage, parts: Parts<'_>, step: &Step, job: &Job<'_>, recording: Recording) -> Result<(), CardError> {
-    let Parts { ops, work, tokens } = parts;
-    if recording.embeds {
-        stage.embed(ops, work, step)?;
-    }
-    stage.layers(ops, work, step, job.layout, job.marks)?;
-    stage.logits(ops, work, step)?;
-    if recording.chooses {
-        let out = tokens.fit(step.chosen_rows * 4)?;
-        ops.choose(work.logits.at(), step.chosen_rows, stage.vocab(), step.choices, out)?;
-    }
-    Ok(())
+fn stage(stages: &BTreeMap<StageKey, CardStage>, key: StageKey) -> Result<&CardStage, CardError> {
+    stages.get(&key).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))
 }

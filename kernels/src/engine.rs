@@ -22,7 +22,7 @@ pub(crate) use attend::{Attend, Look, Turn};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
-    cuda::{Card, CardError},
+    cuda::{CardError, Cards},
     load::{InUse, StageMemory},
     pages::{Owner, PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall, Rank},
@@ -56,14 +56,18 @@ impl Threads {
 
     /// Of one rank.
     fn of(self, rank: usize) -> usize {
-        let ranks = self.ranks.max(1);
-        (self.count / ranks + usize::from(rank < self.count % ranks)).max(1)
+        share_of(self.count, rank, self.ranks.max(1)).max(1)
     }
 
     /// Of all ranks before one: the number of its first.
     fn before(self, rank: usize) -> usize {
         (0..rank).map(|rank| self.of(rank)).sum()
     }
+}
+
+/// A rank's share of so many.
+fn share_of(all: usize, rank: usize, ranks: usize) -> usize {
+    all / ranks + usize::from(rank < all % ranks)
 }
 
 /// What a thread that computes does first, with its number: those of a rank follow each other, and the engine's caller is 0.
@@ -187,7 +191,7 @@ pub struct Engine {
     hall: Hall,
     devices: Vec<Device>,
     /// What computes in place of the processor, if something does.
-    card: Option<Card>,
+    cards: Option<Cards>,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
@@ -224,13 +228,13 @@ impl Engine {
             Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
         };
         let pages = pool_bytes / PAGE_BYTES;
-        let pool = |rank| PagePool::new((pages / ranks + usize::from(rank < pages % ranks)) * PAGE_BYTES);
+        let pool = |rank| PagePool::new(share_of(pages, rank, ranks) * PAGE_BYTES);
         let devices = (0..ranks).map(device).collect::<Result<_, _>>()?;
         Ok(Self {
             team: Team::new(ranks, move |rank| starting(threads.before(rank)))?,
             hall: Hall::new(ranks),
             devices,
-            card: None,
+            cards: None,
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),
@@ -254,20 +258,20 @@ impl Engine {
 
     fn take_in(&mut self, model: StageModel, owner: Owner) -> Result<StageKey, EngineError> {
         let StageModel { stages, shape, layers } = model;
-        let (found, expected) = (stages.len(), self.devices.len());
+        let (found, expected) = (stages.len(), self.pools.len());
         if found != expected {
             return Err(EngineError::Ranks { found, expected });
         }
         let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
         let key = StageKey(self.next_key);
-        match &mut self.card {
-            Some(card) => carded::load(card, key, &parts)?,
+        match &mut self.cards {
+            Some(cards) => carded::load(cards, key, &parts)?,
             None => parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu)),
         }
         self.next_key += 1;
         let turns = Turns::new(parts[0].stage.as_ref());
-        let here = self.card.is_none().then(|| StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total());
+        let here = self.cards.is_none().then(|| StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total());
         let weights = here.unwrap_or_default();
         self.stages.insert(key, Loaded { parts, shape, layers, turns, owner, weights });
         Ok(key)
@@ -282,8 +286,8 @@ impl Engine {
             self.release(stage, request);
         }
         self.kept.drop_stage(&mut self.pools, stage);
-        if let Some(card) = &mut self.card {
-            card.unload(stage);
+        if let Some(cards) = &mut self.cards {
+            cards.unload(stage);
         }
     }
 
@@ -412,7 +416,7 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
-        if self.card.is_some() {
+        if self.cards.is_some() {
             return self.forward_on_card(stage, batch, input, output, tap);
         }
         self.positions.clear();

@@ -101,8 +101,8 @@ pub(crate) fn each(stages: &[Box<dyn Stage>]) -> impl Iterator<Item = &dyn Stage
     stages.iter().map(|stage| stage.as_ref())
 }
 
-/// Memory that stages' weights take on a card (bytes), where formats without kernels are widened.
-pub(crate) fn on_a_card<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
+/// Memory that stages' weights take on cards (bytes), where formats without kernels are widened.
+pub(crate) fn on_cards<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
     let (weights, tables) = all_of(stages.clone());
     let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
     let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();

@@ -113,7 +113,7 @@ pub fn measure(
 pub fn measure_on(engine: &mut Engine, source: &ModelSource) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
     let few = LayerRange { end: ON_CARD.min(source.card().shape.layers - 1), ..FIRST };
-    let first = source.load_stage_for_card(few, 1)?;
+    let first = source.load_stage_for_cards(few, Threads { count: 1, ranks: engine.cards() })?;
     measured(engine, source, first, (Output::Logits { rows: &[] }, groups)).map(Some)
 }
 

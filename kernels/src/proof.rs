@@ -1,4 +1,4 @@
-//! Whether a card computes a model as the processor does: looked at before anybody counts on it.
+//! Whether a card, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
 //! Kernels are the same on every card, drivers and cards are not; and an owner's card may be broken. So the model that is to be
 //! served is tried itself, in the format of its weights: its first layer and its last, a prompt and single tokens behind
@@ -120,8 +120,9 @@ impl<'e> Pair<'e> {
         layers: LayerRange,
     ) -> Result<Self, ProofError> {
         let on_processor = processor.load(source.load_stage(layers)?)?;
-        let on_card =
-            card.load(source.load_stage_for_card(layers, 1)?).inspect_err(|_| processor.unload(on_processor))?;
+        let on_card = card
+            .load(source.load_stage_for_cards(layers, Threads { count: 1, ranks: card.cards() })?)
+            .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
         Ok(Self { processor, card, keys: (on_processor, on_card), layers, last })
     }

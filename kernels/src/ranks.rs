@@ -55,6 +55,13 @@ impl Rank {
     }
 }
 
+/// Outputs of a matrix: how many there are, and which of them a rank has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outputs {
+    pub all: usize,
+    pub mine: Range<usize>,
+}
+
 /// What a rank hears from the others.
 pub(crate) trait Gather {
     /// Puts the columns of all ranks side by side: `x` is `[row][mine]` and becomes `[row][all]`, the same on every rank.

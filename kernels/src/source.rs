@@ -6,7 +6,7 @@ use crate::{
     engine::Threads,
     gguf,
     load::{self, Largest, LoadReport, Progress, StageMemory},
-    models::{self, Share, Stage},
+    models::{self, Share, Stage, StageBytes},
     ranks::Rank,
     weights::{Checkpoint, WeightsError},
 };
@@ -106,6 +106,15 @@ pub struct StageModel {
     pub(crate) stages: Vec<Box<dyn Stage>>,
     pub(crate) shape: ModelShape,
     pub(crate) layers: LayerRange,
+}
+
+impl StageModel {
+    /// What each rank's weights take as they lie in the file (bytes).
+    #[must_use]
+    pub fn rank_bytes(&self) -> Vec<u64> {
+        let bytes = self.stages.iter().map(|stage| stage.bytes());
+        bytes.map(|StageBytes { embed, layers, head }| embed + layers + head).collect()
+    }
 }
 
 impl ModelSource {
@@ -228,12 +237,12 @@ impl ModelSource {
         Ok(StageMemory::of(load::each(&self.cut(layers, ranks)?)))
     }
 
-    /// Memory that the weights of some layers take on a card (bytes).
+    /// Memory that the weights of some layers take on so many cards, all together (bytes).
     ///
     /// # Errors
     /// As [`Self::stage_memory`].
-    pub fn card_bytes(&self, layers: LayerRange) -> Result<u64, WeightsError> {
-        Ok(load::on_a_card(load::each(&self.cut(layers, 1)?)))
+    pub fn card_bytes(&self, layers: LayerRange, cards: usize) -> Result<u64, WeightsError> {
+        Ok(load::on_cards(load::each(&self.cut(layers, cards)?)))
     }
 
     /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
@@ -271,27 +280,35 @@ impl ModelSource {
         self.load_stage_by(Threads::together(1), layers, &mut |_| ()).map(|(stage, _)| stage)
     }
 
-    /// Some layers, for an engine on a card, by so many threads: [`Self::load_stage_for_card_by`].
+    /// Some layers, for an engine on a card, by so many threads: [`Self::load_stage_for_cards_by`].
     ///
     /// # Errors
     /// As there.
     pub fn load_stage_for_card(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
-        self.load_stage_for_card_by(threads, layers, &mut |_| ()).map(|(stage, _)| stage)
+        self.load_stage_for_cards(layers, Threads::together(threads))
     }
 
-    /// Some layers, for an engine on a card: every number is looked at, by so many threads, and nothing is laid out for the
-    /// processor. `progress` is told after each tensor.
+    /// The same for several cards, as many as there are ranks.
     ///
     /// # Errors
-    /// When a number is not finite, or the system gives no threads.
-    pub fn load_stage_for_card_by(
+    /// As there.
+    pub fn load_stage_for_cards(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        self.load_stage_for_cards_by(threads, layers, &mut |_| ()).map(|(stage, _)| stage)
+    }
+
+    /// Some layers, for an engine on as many cards as there are ranks: every number is looked at, by so many threads, and nothing
+    /// is laid out for the processor. `progress` is told after each tensor.
+    ///
+    /// # Errors
+    /// When a number is not finite, there are more ranks than heads of keys and values, or the system gives no threads.
+    pub fn load_stage_for_cards_by(
         &self,
-        threads: usize,
+        threads: Threads,
         layers: LayerRange,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
-        let stages = self.cut(layers, 1)?;
-        let cpu = Cpu::new(Simd::detect(), threads.max(1)).map_err(WeightsError::Threads)?;
+        let stages = self.cut(layers, threads.ranks)?;
+        let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
         let report = load::look(&stages, &cpu, progress)?;
         Ok((StageModel { stages, shape: self.card.shape, layers }, report))
     }

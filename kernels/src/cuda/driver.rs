@@ -6,18 +6,19 @@
 #![allow(unsafe_code)]
 
 mod blas;
+mod peers;
 mod staging;
 
 use super::{
     CardInfo,
     libraries::Libraries,
-    machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
+    machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
     nvml,
 };
 use blas::Blas;
 use cudarc::driver::{DriverError, result, sys};
 use staging::Staging;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,6 +59,8 @@ struct State {
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
     graphs: Vec<sys::CUgraphExec>,
+    /// Contexts of other cards that this one has copied from.
+    reached: BTreeSet<usize>,
 }
 
 // SAFETY: the driver's handles may be used from any thread whose context is the card's, which `bind` sees to; what is kept
@@ -140,6 +143,7 @@ impl DriverCard {
             staging: Staging::new()?,
             marks: BTreeMap::new(),
             graphs: Vec::new(),
+            reached: BTreeSet::new(),
         };
         let blas = Libraries::find().blas.found.as_ref().and_then(|_| Blas::new().ok()).map(Mutex::new);
         Ok(Self {
@@ -344,6 +348,14 @@ impl Machine for DriverCard {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: see above.
         unsafe { result::stream::wait_event(self.side, event, flags) }.map_err(failed("waiting for a mark"))
+    }
+
+    fn offer(&self) -> Result<Peer, CardError> {
+        self.offered()
+    }
+
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+        self.fetch_from(from, rows)
     }
 
     fn finish(&self) -> Result<(), CardError> {

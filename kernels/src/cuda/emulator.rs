@@ -2,7 +2,7 @@
 //! (`emulator/emulator.cpp`). For tests only.
 
 use super::CardInfo;
-use super::machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded};
+use super::machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -152,6 +152,16 @@ impl Machine for Emulator {
 
     fn wait_for(&self, _: usize) -> Result<(), CardError> {
         Ok(())
+    }
+
+    fn offer(&self) -> Result<Peer, CardError> {
+        Ok(Peer::default())
+    }
+
+    fn fetch(&self, _: Peer, rows: Rectangle) -> Result<(), CardError> {
+        let Rectangle { from, from_pitch, to, to_pitch, width, rows } = rows;
+        (0..rows as u64)
+            .try_for_each(|row| self.copy(from + row * from_pitch as u64, to + row * to_pitch as u64, width))
     }
 
     fn finish(&self) -> Result<(), CardError> {

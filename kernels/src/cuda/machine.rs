@@ -107,6 +107,29 @@ pub(crate) struct Product {
     pub stride: usize,
 }
 
+/// What another machine needs to copy from one's memory, in that machine's own words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Which device.
+    pub device: i32,
+    /// The context that the memory is of.
+    pub context: usize,
+    /// What the work that was asked for before is marked by.
+    pub mark: usize,
+}
+
+/// Rows of bytes to be copied, and how far apart they lie on both sides (bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rectangle {
+    pub from: u64,
+    pub from_pitch: usize,
+    pub to: u64,
+    pub to_pitch: usize,
+    /// Of a row.
+    pub width: usize,
+    pub rows: usize,
+}
+
 /// A recorded run of launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Recorded(pub usize);
@@ -146,6 +169,11 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     fn mark(&self, number: usize) -> Result<(), CardError>;
     /// Has the side queue wait for a mark.
     fn wait_for(&self, number: usize) -> Result<(), CardError>;
+    /// Marks what the compute queue was asked so far, for machines that copy what it leaves.
+    fn offer(&self) -> Result<Peer, CardError>;
+    /// Has the compute queue copy rows from the memory of a machine of the same kind, this one or another, once that has done
+    /// all it was asked before it made the offer. Nobody waits but the queue.
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError>;
     /// Waits for both queues.
     fn finish(&self) -> Result<(), CardError>;
     /// Begins to record launches on the compute queue instead of running them; `false` where that is not done.

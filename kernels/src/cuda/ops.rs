@@ -25,6 +25,16 @@ pub(crate) enum Kind {
     Bf16 = 2,
 }
 
+impl Kind {
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
 /// Rows of numbers on a card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
@@ -232,7 +242,7 @@ impl Ops {
     }
 
     /// Warps of a block of eight that share an output's columns, so that all processors have work: `outputs` is how many
-    /// are worked on by others, `most` how often the columns can be cut.
+    /// are worked on by others, here or on other cards, `most` how often the columns can be cut.
     fn split(&self, outputs: usize, most: usize) -> usize {
         let mut split = 1;
         while split < 8 && split * 2 <= most && outputs * split < self.machine.processors() * WARPS {
@@ -254,7 +264,7 @@ impl Ops {
             _ => "few_bf16_8",
         };
         let groups = w.rows.div_ceil(2);
-        let split = self.split(groups, w.cols.div_ceil(512));
+        let split = self.split(w.all.div_ceil(2), w.cols.div_ceil(512));
         let args = [
             x.into(),
             whole(rows),
@@ -279,7 +289,7 @@ impl Ops {
             (_, 1) => ("few_q6_k_1", w.cols / 32),
             _ => ("few_q6_k_8", w.cols / 32),
         };
-        let split = self.split(w.rows, pieces.div_ceil(32));
+        let split = self.split(w.all, pieces.div_ceil(32));
         let [bytes, scales, sums] = self.rounded_parts(rows * w.cols);
         let args = [
             bytes,
@@ -313,14 +323,14 @@ impl Ops {
             let grid = [blocks(rows, 64), blocks(w.rows, 64), 1];
             return self.run("many", "many_f32", grid, 256, &product_args(x, rows, w, out));
         }
-        let large = blocks(rows, 128) as usize * blocks(w.rows, 128) as usize;
+        let large = blocks(rows, 128) as usize * blocks(w.all, 128) as usize;
         if rows > SOME && large >= self.machine.processors() {
             let grid = [blocks(rows, 128), blocks(w.rows, 128), 1];
             return self.run("many", many_kernel(w.form), grid, 256, &product_args(x, rows, w, out));
         }
         let (across, down) = (blocks(rows, 32), blocks(w.rows, 64));
         // Columns are cut so that all processors have two blocks, but not into less than four steps of 32.
-        let wanted = (2 * self.machine.processors()).div_ceil((across * down) as usize);
+        let wanted = (2 * self.machine.processors()).div_ceil((across * blocks(w.all, 64)) as usize);
         let parts = wanted.min(w.cols.div_ceil(32) / 4).clamp(1, 16);
         if parts == 1 {
             return self.run("many", some_kernel(w.form), [across, down, 1], 256, &product_args(x, rows, w, out));

@@ -58,7 +58,8 @@ fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), CardError> {
         .map(|i| if i % 2 == 0 { (i / 2 * 37) as u8 } else { 0x3c | (i as u8 & 2) << 6 })
         .collect();
     let (x, out) = (Memory::of(machine, &bytes[..2 * rows * cols])?, Memory::take(machine, 4 * rows * outs)?);
-    let w = Matrix { memory: Memory::of(machine, &bytes[..2 * outs * cols])?, form: Form::Bf16, rows: outs, cols };
+    let memory = Memory::of(machine, &bytes[..2 * outs * cols])?;
+    let w = Matrix { memory, form: Form::Bf16, rows: outs, cols, all: outs };
     let product = Product { brain: true, rows, outs, cols, stride: outs };
     let by_library = machine.product(product, x.at(), w.memory.at(), out.at())?;
     let mut ops = Ops::new(machine.clone());

@@ -1,28 +1,41 @@
 //! A stage on a card: its weights there, and its layers as launches.
 
+mod layer;
+
 use super::{
     buffers::Buffer,
-    machine::{Arg, CardError, Launch, Machine, Memory},
+    columns::Columns,
+    machine::{CardError, Machine, Memory},
     ops::{Kind, Ops, Out, Rows, kind_for_all},
     step::Step,
     tiles::CardTurn,
     weights::{Form, Matrix, size},
 };
 use crate::{
-    config::Activation,
-    engine::Look,
-    models::{LayerOutline, LinearOutline, NormOutline, Outline},
+    models::{LinearOutline, NormOutline, Outline},
     pages::Layout,
+    ranks::Outputs,
     rope::RopePairs,
+    weights::Tensor,
     wire::Turn,
 };
+use layer::{Layer, Pages, Place};
+
+pub(crate) use layer::Piece;
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
 
 /// Channels of a head that kernels are written for.
 const MOST_DIM: usize = 256;
-/// Tokens of a tile of keys; rows and heads of a tile of queries.
-const TILE: usize = 64;
+
+/// A step that goes through a stage on a card.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass<'a> {
+    pub step: &'a Step,
+    pub layout: Layout,
+    /// Whether the compute queue is marked by each layer's number once its keys and values are stored.
+    pub marks: bool,
+}
 
 /// Consecutive layers of a model on a card.
 #[derive(Debug)]
@@ -36,24 +49,6 @@ pub(crate) struct CardStage {
     half: usize,
     /// Angles of each rope over a block of packed keys.
     turns: Vec<Memory>,
-}
-
-#[derive(Debug)]
-struct Layer {
-    attention_norm: Norm,
-    inputs: Linear,
-    head_norms: Option<[Norm; 2]>,
-    output: Linear,
-    attention_post_norm: Option<Norm>,
-    mlp_norm: Norm,
-    gate_up: Linear,
-    down: Linear,
-    mlp_post_norm: Option<Norm>,
-    gelu: bool,
-    look: Look,
-    rope: usize,
-    neighbours: bool,
-    heads: usize,
 }
 
 #[derive(Debug)]
@@ -75,6 +70,8 @@ struct Linear {
     parts: Vec<Matrix>,
     bias: Option<Memory>,
     outs: usize,
+    /// Of the first matrix.
+    outputs: Outputs,
 }
 
 /// Memory that a step's rows are in on their way; one for all stages of a card.
@@ -87,33 +84,26 @@ pub(crate) struct Work {
     inputs: Buffer,
     mixed: Buffer,
     out: Buffer,
+    /// Own columns of several rows, where other cards have the others.
+    mixed_apart: Buffer,
+    out_apart: Buffer,
+    logits_apart: Buffer,
 }
 
 impl Work {
     pub fn new(machine: &Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
         let (hidden, chosen, logits) = (buffer(), buffer(), buffer());
-        Self { hidden, chosen, logits, normed: buffer(), inputs: buffer(), mixed: buffer(), out: buffer() }
+        let (normed, inputs, mixed, out) = (buffer(), buffer(), buffer(), buffer());
+        let (mixed_apart, out_apart, logits_apart) = (buffer(), buffer(), buffer());
+        Self { hidden, chosen, logits, normed, inputs, mixed, out, mixed_apart, out_apart, logits_apart }
     }
 
-    /// See [`Ops::renewals`].
+    /// See [`Ops::renewals`]. Nothing is recorded where columns lie apart.
     pub fn renewals(&self) -> usize {
         let all = [&self.hidden, &self.chosen, &self.logits, &self.normed, &self.inputs, &self.mixed, &self.out];
         all.iter().map(|buffer| buffer.renewals()).sum()
     }
-}
-
-/// A layer's pages.
-#[derive(Clone, Copy)]
-struct Pages {
-    memory: u64,
-    table: u64,
-    most: usize,
-    layout: Layout,
-}
-
-fn whole(x: usize) -> Arg {
-    Arg::Whole(x as u32)
 }
 
 /// How elements of pages are stored.
@@ -141,9 +131,17 @@ impl Linear {
         let mut forms = tensors.iter().map(|tensor| Form::of(&tensor.view()));
         let first = forms.next();
         let parts = if forms.all(|form| Some(form) == first) {
-            vec![Matrix::load(machine, &tensors)?]
+            let all = linears.iter().map(|linear| linear.outputs.all).sum();
+            vec![Matrix::load(machine, &tensors)?.part_of(all)]
         } else {
-            tensors.iter().map(|tensor| Matrix::load(machine, &[tensor])).collect::<Result<_, _>>()?
+            let each = tensors.iter().zip(linears);
+            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<Matrix, CardError> {
+                Ok(Matrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
+            };
+            each.map(load).collect::<Result<_, _>>()?
+        };
+        let Some(outputs) = linears.first().map(|linear| linear.outputs.clone()) else {
+            return Err(CardError::Unsupported("a matrix of nothing".into()));
         };
         let outs = parts.iter().map(|part| part.rows).sum();
         let bias = if linears.iter().any(|linear| linear.bias.is_some()) {
@@ -153,7 +151,7 @@ impl Linear {
         } else {
             None
         };
-        Ok(Self { parts, bias, outs })
+        Ok(Self { parts, bias, outs, outputs })
     }
 
     /// What its products read.
@@ -177,36 +175,6 @@ impl Linear {
     }
 }
 
-impl Layer {
-    fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, CardError> {
-        let norm = |norm: NormOutline<'_>| Norm::load(machine, norm);
-        let LayerOutline { attention, mlp, .. } = layer;
-        if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
-            return Err(CardError::Unsupported("an MLP without a gate".into()));
-        }
-        let queries = size(&attention.inputs[0].weight.tensor().view()).0;
-        Ok(Self {
-            attention_norm: norm(layer.attention_norm)?,
-            inputs: Linear::load(machine, &attention.inputs)?,
-            head_norms: match attention.head_norms {
-                Some([query, key]) => Some([norm(query)?, norm(key)?]),
-                None => None,
-            },
-            output: Linear::load(machine, &[attention.output])?,
-            attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
-            mlp_norm: norm(layer.mlp_norm)?,
-            gate_up: Linear::load(machine, &mlp.inputs)?,
-            down: Linear::load(machine, &[mlp.down])?,
-            mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
-            gelu: mlp.activation == Activation::GeluTanh,
-            look: attention.look,
-            rope: attention.rope,
-            neighbours: attention.pairs == RopePairs::Neighbours,
-            heads: queries / attention.head_dim.max(1),
-        })
-    }
-}
-
 impl CardStage {
     /// Copies a stage's weights to the card.
     ///
@@ -218,8 +186,8 @@ impl CardStage {
         }
         let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
         let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, CardError> {
-            let weight = LinearOutline { weight: head.weight, bias: None };
-            Ok(Head { norm: Norm::load(machine, head.norm)?, weight: Linear::load(machine, &[weight])?, cap: head.cap })
+            let weight = Linear::load(machine, &[head.linear])?;
+            Ok(Head { norm: Norm::load(machine, head.norm)?, weight, cap: head.cap })
         };
         let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), CardError> {
             let (frequencies, amplitude) = rope.frequencies();
@@ -245,9 +213,14 @@ impl CardStage {
         self.turns.get(layer.rope).map(|angles| CardTurn { angles: angles.at(), half: self.half, pairs })
     }
 
-    /// Tokens whose logits it computes.
+    /// Tokens whose logits it and its like on other cards compute.
     pub fn vocab(&self) -> usize {
-        self.head.as_ref().map_or(0, |head| head.weight.outs)
+        self.head.as_ref().map_or(0, |head| head.weight.outputs.all)
+    }
+
+    /// How many layers there are.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// Rows of the step's tokens in `work.hidden`.
@@ -257,36 +230,74 @@ impl CardStage {
         ops.embed(table, step.tokens, step.rows, *scale, hidden)
     }
 
-    /// Runs every layer over `work.hidden`. With `marks`, the compute queue is marked by the layer's number once its keys and
-    /// values are stored.
-    pub fn layers(
+    /// Runs every layer over `work.hidden`, where the card has all of each.
+    pub fn run(&self, ops: &mut Ops, work: &mut Work, pass: Pass<'_>) -> Result<(), CardError> {
+        for layer in 0..self.layers.len() {
+            for piece in Piece::ALL {
+                self.piece(ops, work, pass, layer, piece)?;
+            }
+        }
+        self.end(ops, work, pass.step)
+    }
+
+    /// A piece of a layer over `work.hidden`: the card's columns of it.
+    pub fn piece(
         &self,
         ops: &mut Ops,
         work: &mut Work,
-        step: &Step,
-        layout: Layout,
-        marks: bool,
-    ) -> Result<(), CardError> {
-        let hidden = work.hidden.fit(step.rows * self.width * 4)?;
-        // What the layer before adds to the rows is added by the next norm.
-        let mut more = None;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let table = step.table(index);
-            let pages = Pages { memory: step.memory, table, most: step.most, layout };
-            let place = Place { ops, work, step, width: self.width, hidden };
-            more = layer.forward(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))?;
+        pass: Pass<'_>,
+        index: usize,
+        piece: Piece,
+    ) -> Result<Columns, CardError> {
+        let Pass { step, layout, marks } = pass;
+        let layer = &self.layers[index];
+        if !matches!(piece, Piece::Attend) {
+            let place = self.place(ops, work, step);
+            return match piece {
+                Piece::Output => layer.output(place),
+                Piece::Gate => layer.gate(place),
+                Piece::Attend | Piece::Down => layer.down(place),
+            };
         }
-        match more {
-            Some(more) => ops.add(hidden, more, step.rows * self.width),
+        // What the layer before adds to the rows is added by the next norm.
+        let more = self.added_before(ops, work, step, index)?;
+        let pages = Pages { memory: step.memory, table: step.table(index), most: step.most, layout };
+        let place = self.place(ops, work, step);
+        layer.mix(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))
+    }
+
+    /// Adds what the last layer adds.
+    pub fn end(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), CardError> {
+        match self.added_before(ops, work, step, self.layers.len())? {
+            Some(more) => ops.add(work.hidden.at(), more, step.rows * self.width),
             None => Ok(()),
         }
     }
 
-    /// Logits in `work.logits` of the step's chosen rows.
-    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), CardError> {
-        let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(()) };
+    /// What is still to be added to the rows before a layer.
+    fn added_before(
+        &self,
+        ops: &mut Ops,
+        work: &mut Work,
+        step: &Step,
+        index: usize,
+    ) -> Result<Option<u64>, CardError> {
+        match index.checked_sub(1).and_then(|before| self.layers.get(before)) {
+            Some(before) => before.end(self.place(ops, work, step)),
+            None => Ok(None),
+        }
+    }
+
+    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut Work, step: &'a Step) -> Place<'a> {
+        let hidden = work.hidden.at();
+        Place { ops, work, step, width: self.width, hidden }
+    }
+
+    /// The card's columns of the logits of the step's chosen rows; none if there are none.
+    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<Option<Columns>, CardError> {
+        let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(None) };
         if rows == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let mut from = work.hidden.at();
         if let Some(chosen) = step.chosen {
@@ -296,197 +307,14 @@ impl CardStage {
         }
         let normed = Rows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
         ops.norm(from, None, head.norm.weight.at(), head.norm.eps, rows, self.width, normed)?;
-        let logits = work.logits.fit(rows * head.weight.outs * 4)?;
-        head.weight.run(ops, normed, rows, logits)?;
-        match head.cap {
-            Some(cap) => ops.soft_cap(logits, rows * head.weight.outs, cap),
-            None => Ok(()),
+        let outputs = &head.weight.outputs;
+        // The card that has the first columns is to have all.
+        let whole = if outputs.mine.start == 0 { work.logits.fit(rows * outputs.all * 4)? } else { 0 };
+        let logits = Columns::place(outputs, rows, 4, whole, &mut work.logits_apart)?;
+        head.weight.run(ops, normed, rows, logits.own)?;
+        if let Some(cap) = head.cap {
+            ops.soft_cap(logits.own, rows * head.weight.outs, cap)?;
         }
-    }
-}
-
-/// What a layer computes with.
-struct Place<'a> {
-    ops: &'a mut Ops,
-    work: &'a mut Work,
-    step: &'a Step,
-    width: usize,
-    hidden: u64,
-}
-
-impl Layer {
-    /// What is still to be added to the rows is handed in and out.
-    fn forward(
-        &self,
-        place: Place<'_>,
-        more: Option<u64>,
-        rope: &(Memory, f32),
-        half: usize,
-        pages: Pages,
-        mark: Option<usize>,
-    ) -> Result<Option<u64>, CardError> {
-        let Place { ops, work, step, width, hidden } = place;
-        let rows = step.rows;
-        let out = work.out.fit(rows * width * 4)?;
-        let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
-
-        let normed = Rows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
-        ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
-        self.inputs.run(ops, normed, rows, inputs)?;
-        self.turn_and_store(ops, step, inputs, rope, half, pages)?;
-        if let Some(number) = mark {
-            ops.machine.mark(number)?;
-        }
-        let mixed_width = self.heads * pages.layout.dim;
-        let kind = self.output.kind(rows);
-        let mixed = Rows { at: work.mixed.fit(rows * mixed_width.max(self.down_width()) * 4)?, kind };
-        self.attend(ops, step, inputs, pages, mixed)?;
-        self.output.run(ops, mixed, rows, out)?;
-        let more = added(ops, self.attention_post_norm.as_ref(), out, rows, width, hidden)?;
-
-        let normed = Rows { kind: self.gate_up.kind(rows), ..normed };
-        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
-        self.gate_up.run(ops, normed, rows, inputs)?;
-        let gated = Rows { kind: self.down.kind(rows), ..mixed };
-        ops.gate(inputs, rows, self.down_width(), self.gelu, gated)?;
-        self.down.run(ops, gated, rows, out)?;
-        added(ops, self.mlp_post_norm.as_ref(), out, rows, width, hidden)
-    }
-
-    fn down_width(&self) -> usize {
-        self.gate_up.outs / 2
-    }
-
-    fn turn_and_store(
-        &self,
-        ops: &Ops,
-        step: &Step,
-        x: u64,
-        (frequencies, amplitude): &(Memory, f32),
-        half: usize,
-        pages: Pages,
-    ) -> Result<(), CardError> {
-        let Layout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
-        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
-        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
-        let args = [
-            x.into(),
-            whole(self.inputs.outs),
-            whole(self.heads),
-            whole(kv_heads),
-            whole(dim),
-            step.positions.into(),
-            step.sequences.into(),
-            frequencies.into(),
-            (*amplitude).into(),
-            whole(half),
-            Arg::Whole(u32::from(self.neighbours)),
-            norm(0).into(),
-            norm(1).into(),
-            eps.into(),
-            pages.memory.into(),
-            pages.table.into(),
-            whole(pages.most),
-            whole(tokens),
-            Arg::Whole(kv_kind(dtype) as u32),
-        ];
-        let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
-        let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
-        ops.attention(launch, &args)
-    }
-
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
-        if step.tiles_count > 0 {
-            self.attend_chunks(ops, step, q, pages, out)?;
-        }
-        if step.singles_count > 0 {
-            self.attend_singles(ops, step, q, pages, out)?;
-        }
-        Ok(())
-    }
-
-    /// What both kernels of attention are told of scores and pages.
-    fn common(&self, pages: Pages) -> [Arg; 8] {
-        let Layout { heads, tokens, .. } = pages.layout;
-        [
-            self.look.scale.into(),
-            self.look.cap.unwrap_or(0.0).into(),
-            whole(self.look.window.unwrap_or(0)),
-            pages.memory.into(),
-            pages.table.into(),
-            whole(pages.most),
-            whole(tokens),
-            whole(heads),
-        ]
-    }
-
-    fn attend_chunks(&self, ops: &Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
-        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
-        let (kernel, wide) = match (dtype, dim) {
-            (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
-            (KvDtype::Bf16, ..=128) => ("chunk_128_bf16", 128),
-            (KvDtype::Bf16, _) => ("chunk_256_bf16", 256),
-            (_, ..=64) => ("chunk_64_f16", 64),
-            (_, ..=128) => ("chunk_128_f16", 128),
-            _ => ("chunk_256_f16", 256),
-        };
-        let group = self.heads / kv_heads;
-        let args = [
-            [q.into(), whole(self.inputs.outs), whole(group), step.tiles.into()].as_slice(),
-            &self.common(pages),
-            &[whole(dim), out.at.into(), Arg::Whole(out.kind as u32)],
-        ]
-        .concat();
-        // Tiles of queries, keys and values, rows apart by eight numbers more than they have.
-        let shared = (3 * TILE * (wide + 8) * 2) as u32;
-        let grid = [step.tiles_count as u32, kv_heads as u32, 1];
-        ops.attention(Launch { module: "chunk", kernel, grid, threads: 128, shared }, &args)
-    }
-
-    fn attend_singles(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
-        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
-        let (rows, group) = (step.singles_count, self.heads / kv_heads);
-        let across = kv_heads * group.div_ceil(8);
-        let parts = step.parts_for(self.look.window, across, ops.machine.processors());
-        let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
-        let args = [
-            [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
-            &[step.positions.into(), step.sequences.into()],
-            &self.common(pages),
-            &[whole(dim), Arg::Whole(kv_kind(dtype) as u32), sums.into(), tops.into()],
-            &[out.at.into(), Arg::Whole(out.kind as u32)],
-        ]
-        .concat();
-        let grid = [parts as u32, across as u32, rows as u32];
-        ops.attention(Launch { module: "attend", kernel: "attend_rows", grid, threads: 128, shared: 0 }, &args)?;
-        if parts == 1 {
-            return Ok(());
-        }
-        let args = [
-            sums.into(),
-            tops.into(),
-            step.singles.into(),
-            whole(parts),
-            whole(dim),
-            out.at.into(),
-            Arg::Whole(out.kind as u32),
-        ];
-        let grid = [self.heads as u32, rows as u32, 1];
-        ops.attention(Launch { module: "attend", kernel: "attend_merge", grid, threads: 128, shared: 0 }, &args)
-    }
-}
-
-/// What came out is added by the next norm, or here if it is normed first.
-fn added(
-    ops: &Ops,
-    norm: Option<&Norm>,
-    out: u64,
-    rows: usize,
-    width: usize,
-    hidden: u64,
-) -> Result<Option<u64>, CardError> {
-    match norm {
-        None => Ok(Some(out)),
-        Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
+        Ok(Some(logits))
     }
 }

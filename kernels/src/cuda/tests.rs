@@ -9,6 +9,7 @@ mod failing;
 mod models;
 mod packing;
 mod products;
+mod together;
 
 use super::{
     driver,
@@ -31,6 +32,16 @@ pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
             Vec::new()
         }
     }
+}
+
+/// So many machines of one kind, different cards as far as there are: from `TSNODE_TEST_CARD` on, or the emulator.
+pub(super) fn several(count: usize) -> Vec<Arc<dyn Machine>> {
+    let Ok(first) = std::env::var("TSNODE_TEST_CARD") else {
+        return machines().into_iter().cycle().take(count).collect();
+    };
+    let first: u16 = first.parse().unwrap();
+    let usable: Vec<u16> = driver::usable().unwrap().into_iter().filter(|ordinal| *ordinal >= first).collect();
+    usable.iter().cycle().take(count).map(|ordinal| driver::open(*ordinal).unwrap()).collect()
 }
 
 /// The crate's folder: where a test binary is run on another machine, that machine's.

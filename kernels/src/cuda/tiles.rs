@@ -50,6 +50,17 @@ pub(crate) struct CardTile<'a> {
 }
 
 impl CardTile<'_> {
+    /// Bytes of its keys, and of its values behind them.
+    pub fn sides(&self) -> [usize; 2] {
+        [Side::Keys, Side::Values].map(|side| self.heads.len() * self.strip_bytes(side))
+    }
+
+    /// Bytes of a head's keys or values.
+    fn strip_bytes(&self, side: Side) -> usize {
+        let blocks = self.tokens.clone().step_by(BLOCK).map(|token| BLOCK.min(self.tokens.end - token));
+        blocks.map(|tokens| block_bytes(self.codec, self.layout.dtype, side, tokens, self.layout.dim)).sum()
+    }
+
     /// Its blocks in the order of their bytes, and how many bytes those are.
     fn blocks(&self) -> (Vec<TileBlock>, usize) {
         let (mut blocks, mut at) = (Vec::new(), 0);
@@ -86,18 +97,36 @@ impl CardTile<'_> {
     }
 }
 
+/// Where a packed tile lies on a card.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packed {
+    at: u64,
+    pub bytes: usize,
+}
+
 impl Card {
     /// Packs a tile into `payload`, which becomes as long as the tile, and waits for it, but not for steps that came after
     /// what `queue` was asked for.
     pub(crate) fn export(&mut self, queue: Queue, tile: &CardTile<'_>, payload: &mut Vec<u8>) -> Result<(), CardError> {
+        let packed = self.pack(queue, tile)?;
+        payload.resize(packed.bytes, 0);
+        self.unload_packed(queue, packed, payload)
+    }
+
+    /// Packs a tile on the card; it is under way when this returns.
+    pub(super) fn pack(&mut self, queue: Queue, tile: &CardTile<'_>) -> Result<Packed, CardError> {
         let (blocks, bytes) = tile.blocks();
-        payload.resize(bytes, 0);
         if blocks.is_empty() {
-            return Ok(());
+            return Ok(Packed { at: 0, bytes: 0 });
         }
         let [at, table, packed] = self.tile_memory(queue, &blocks, tile.pages, bytes)?;
         self.run_tiles(queue, "pack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed)?)?;
-        self.machine.download(queue, packed, payload)
+        Ok(Packed { at: packed, bytes })
+    }
+
+    /// Waits for a tile that was packed, and takes it.
+    pub(super) fn unload_packed(&self, queue: Queue, packed: Packed, payload: &mut [u8]) -> Result<(), CardError> {
+        if packed.bytes == 0 { Ok(()) } else { self.machine.download(queue, packed.at, payload) }
     }
 
     /// Unpacks a payload of the right length into pages.

@@ -108,6 +108,9 @@ pub(crate) struct Matrix {
     pub form: Form,
     pub rows: usize,
     pub cols: usize,
+    /// Rows on all cards that have parts of it. How sums are cut follows from these, so that they are the same on any number
+    /// of cards.
+    pub all: usize,
 }
 
 impl Matrix {
@@ -117,6 +120,11 @@ impl Matrix {
         let matrix = Self::of_views(machine, &views)?;
         tensors.iter().for_each(|tensor| tensor.forget());
         Ok(matrix)
+    }
+
+    /// As a part of one of so many rows.
+    pub fn part_of(self, all: usize) -> Self {
+        Self { all, ..self }
     }
 
     fn of_views(machine: &Arc<dyn Machine>, views: &[View<'_>]) -> Result<Self, CardError> {
@@ -135,7 +143,7 @@ impl Matrix {
             };
             lay_out(view, form, &mut send)?;
         }
-        Ok(Self { memory, form, rows, cols })
+        Ok(Self { memory, form, rows, cols, all: rows })
     }
 
     /// One matrix that is no checkpoint's.

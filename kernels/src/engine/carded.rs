@@ -1,13 +1,17 @@
-//! An engine whose stages and pages are on a card: the same sequences, books of pages and tiles, computed there.
+//! An engine whose stages and pages are on cards: the same sequences, books of pages and tiles, computed there. Several
+//! cards are as many ranks.
 
-use super::{Engine, EngineConfig, EngineError, Fresh, Input, Output, Part, Slice, StageKey, Tap, Threads};
+mod tiles;
+
+pub(super) use tiles::export_beside;
+
+use super::{Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Slice, StageKey, Tap, Threads};
 use crate::{
-    cuda::{Card, CardError, CardInput, CardTile, Choice, Job, Queue},
-    pages::{PagePool, SequenceKv},
+    cuda::{Card, CardError, CardInput, Cards, Choice, Job, Share},
+    pages::{PAGE_BYTES, PagePool, SequenceKv},
     sampling,
 };
-use std::ops::Range;
-use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampled, Sampling, TileHeader, Token};
+use tsnode_protocol::{KvDtype, Sampled, Sampling, Token};
 
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
@@ -25,28 +29,44 @@ impl Engine {
     ///
     /// # Errors
     /// When the system gives no thread, or the card has no memory for the pages.
-    pub fn on_card(mut card: Card, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
+    pub fn on_card(card: Card, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
+        Self::on_cards(vec![card], pool_bytes, kv_dtype)
+    }
+
+    /// An engine whose stages several cards hold together, each a rank: stages are to be cut for as many. `pool_bytes` of
+    /// their memory in all, as much of each, are for pages ([`Card::pool_bytes_of_all`]).
+    ///
+    /// # Errors
+    /// When there is no card, the system gives no thread, or a card has no memory for the pages.
+    pub fn on_cards(cards: Vec<Card>, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
         let config = EngineConfig { threads: Threads::together(1), pool_bytes: 0, kv_dtype };
         let missing = |e: std::io::Error| CardError::Missing(format!("no thread for a card: {e}"));
         let mut engine = Self::new(config).map_err(missing)?;
-        card.reserve(pool_bytes)?;
-        engine.pools = vec![PagePool::elsewhere(pool_bytes)];
-        engine.card = Some(card);
+        let (ranks, pages) = (cards.len(), pool_bytes / PAGE_BYTES);
+        let share = |rank| super::share_of(pages, rank, ranks);
+        engine.cards = Some(Cards::new(cards, share)?);
+        engine.pools = (0..ranks).map(|rank| PagePool::elsewhere(share(rank) * PAGE_BYTES)).collect();
         Ok(engine)
     }
 
-    /// Whether it computes on a card.
+    /// Whether it computes on a card, or several.
     #[must_use]
     pub fn is_on_card(&self) -> bool {
-        self.card.is_some()
+        self.cards.is_some()
     }
 
     /// Whether what it computes on still does what it is asked for; a processor does.
     ///
     /// # Errors
     /// When a card is lost.
-    pub fn check_card(&self) -> Result<(), CardError> {
-        self.card.as_ref().map_or(Ok(()), Card::check)
+    pub fn check_cards(&self) -> Result<(), CardError> {
+        self.cards.as_ref().map_or(Ok(()), Cards::check)
+    }
+
+    /// On how many cards it computes; on none where the processor does.
+    #[must_use]
+    pub fn cards(&self) -> usize {
+        if self.is_on_card() { self.pools.len() } else { 0 }
     }
 
     /// Computes a batch and chooses tokens of some rows, on a card without having their logits come here.
@@ -93,14 +113,11 @@ impl Engine {
         choices: &[Choice],
         tap: Option<&mut dyn Tap>,
     ) -> Result<Vec<Token>, EngineError> {
+        self.copy_pages()?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
-        let layout = loaded.parts[0].layout;
-        let kvs: Vec<&SequenceKv> =
-            batch.iter().map(|s| Ok(self.sequence(stage, s.request)?.of(0))).collect::<Result<_, EngineError>>()?;
-        let (tables, most) = tables(&kvs, layers.len() as usize);
-        let card = self.card.as_mut().ok_or(EngineError::NoStage)?;
-        card.copy_pages(&self.pools[0].take_copies())?;
+        let shares = self.shares(loaded, stage, batch)?;
+        let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
         let chosen = match output {
             Output::Hidden => &[],
             Output::Logits { rows } => rows,
@@ -110,127 +127,60 @@ impl Engine {
             Input::Hidden(rows) => CardInput::Hidden(rows),
         };
         let group = (shape.heads / shape.kv_heads) as usize;
-        let (tables, layers_count) = (tables.as_slice(), layers.len() as usize);
-        let job = Job { stage, batch, rows, chosen, choices, tables, most, layout, group, marks: tap.is_some() };
-        card.start(&job)?;
+        let job = Job { stage, batch, rows, chosen, choices, shares: &shares, group, marks: tap.is_some() };
+        cards.start(&job)?;
         if let Some(tap) = tap {
             // Layers are packed on the side while later ones are computed.
-            for layer in 0..layers_count {
-                card.wait_for_layer(layer)?;
+            for layer in 0..layers.len() as usize {
+                cards.wait_for_layer(layer)?;
                 let (pool, sequences, scratch) = (&self.pools[0], &self.sequences, &mut self.wire);
-                let turn = loaded.turns.of(layer);
-                let heads = layout.heads;
-                let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, card: Some(card) };
+                let (turn, heads) = (loaded.turns.of(layer), shape.kv_heads as usize);
+                let cards = Some(&mut *cards);
+                let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, cards };
                 tap.layer(layers.start + layer as u32, &mut fresh);
             }
         }
         let tokens = match output {
             Output::Hidden => {
                 let count = batch.iter().map(|slice| slice.len as usize).sum();
-                card.hidden(&job, count, &mut self.out).map(|()| Vec::new())
+                cards.hidden(&job, count, &mut self.out).map(|()| Vec::new())
             }
-            Output::Logits { .. } if choices.is_empty() => card.logits(&job, &mut self.out).map(|()| Vec::new()),
-            Output::Logits { .. } => card.tokens(&job),
+            Output::Logits { .. } if choices.is_empty() => cards.logits(&job, &mut self.out).map(|()| Vec::new()),
+            Output::Logits { .. } => cards.tokens(&job),
         }?;
         self.are_present(stage, batch);
         Ok(tokens)
     }
 
-    /// Packs and unpacks a sequence's reserved pages on a card, whatever is in them: their bytes, and seconds of each.
-    ///
-    /// # Errors
-    /// When the engine is on no card, or the sequence is not there.
-    pub(crate) fn packing_on_card(
-        &mut self,
-        stage: StageKey,
-        request: RequestId,
-        tokens: u32,
-        codec: KvCodec,
-        runs: usize,
-    ) -> Result<(u64, f64, f64), EngineError> {
-        let kv = self.sequence(stage, request)?.of(0);
-        let (layers, _) = self.extent(stage)?;
-        let layout = kv.layout();
-        let pages: Vec<Vec<u32>> = (0..layers.len() as usize).map(|layer| kv.pages_of(layer).collect()).collect();
-        let card = self.card.as_mut().ok_or_else(|| CardError::Missing("no card".into()))?;
-        let (heads, tokens) = (0..layout.heads, 0..tokens as usize);
-        let mut tiles = Vec::with_capacity(pages.len());
-        for (layer, pages) in pages.iter().enumerate() {
-            let (heads, tokens, turn) = (heads.clone(), tokens.clone(), card.turn(stage, layer));
-            tiles.push(CardTile { pages, layout, heads, tokens, codec, turn });
-        }
-        let bytes = 2 * layout.heads * tokens.len() * layout.row() * pages.len();
-        let (pack, unpack) = card.packing_seconds(&tiles, runs)?;
-        Ok((bytes as u64, pack, unpack))
+    /// Where each card has the keys and values of a batch.
+    fn shares(&self, loaded: &Loaded, stage: StageKey, batch: &[Slice]) -> Result<Vec<Share>, EngineError> {
+        let share = |(rank, part): (usize, &Part)| {
+            let kv = |slice: &Slice| Ok(self.sequence(stage, slice.request)?.of(rank));
+            let kvs = batch.iter().map(kv).collect::<Result<Vec<_>, EngineError>>()?;
+            let (tables, most) = tables(&kvs, loaded.layers.len() as usize);
+            Ok(Share { tables, most, layout: part.layout })
+        };
+        loaded.parts.iter().enumerate().map(share).collect()
     }
 
-    /// [`Engine::export`] from a card.
-    pub(super) fn export_from_card(
-        &mut self,
-        stage: StageKey,
-        request: RequestId,
-        tile: &TileHeader,
-        codec: KvCodec,
-        payload: &mut Vec<u8>,
-    ) -> Result<(), EngineError> {
-        let place = self.locate(stage, request, tile, codec)?;
-        if tile.token_end as usize > place.kv.len() {
-            return Err(EngineError::Tile(*tile));
+    /// Copies what sequences are to have of others' pages, before anything else is written there.
+    fn copy_pages(&mut self) -> Result<(), EngineError> {
+        let Some(cards) = &mut self.cards else { return Ok(()) };
+        for (rank, pool) in self.pools.iter_mut().enumerate() {
+            cards.copy_pages(rank, &pool.take_copies())?;
         }
-        let (kv, layer) = (place.kv.of(0), place.layer);
-        let (pages, layout) = (kv.pages_of(layer).collect::<Vec<_>>(), kv.layout());
-        let (heads, tokens) = extent(tile);
-        let card = self.card.as_mut().ok_or(EngineError::NoStage)?;
-        card.copy_pages(&self.pools[0].take_copies())?;
-        let turn = card.turn(stage, layer);
-        Ok(card.export(Queue::Compute, &CardTile { pages: &pages, layout, heads, tokens, codec, turn }, payload)?)
-    }
-
-    /// [`Engine::import`] to a card, of a payload of the right length.
-    pub(super) fn import_to_card(
-        &mut self,
-        stage: StageKey,
-        request: RequestId,
-        tile: &TileHeader,
-        codec: KvCodec,
-        payload: &[u8],
-    ) -> Result<(), EngineError> {
-        let place = self.locate(stage, request, tile, codec)?;
-        let (kv, layer) = (place.kv.of(0), place.layer);
-        let (pages, layout) = (kv.pages_of(layer).collect::<Vec<_>>(), kv.layout());
-        let (heads, tokens) = extent(tile);
-        let card = self.card.as_mut().ok_or(EngineError::NoStage)?;
-        card.copy_pages(&self.pools[0].take_copies())?;
-        let turn = card.turn(stage, layer);
-        Ok(card.import(&CardTile { pages: &pages, layout, heads, tokens, codec, turn }, payload)?)
+        Ok(())
     }
 }
 
-/// Copies a stage to a card.
-pub(super) fn load(card: &mut Card, key: StageKey, parts: &[Part]) -> Result<(), EngineError> {
-    let [part] = parts else { return Err(EngineError::Ranks { found: parts.len(), expected: 1 }) };
+/// Copies a stage to the cards that hold it.
+pub(super) fn load(cards: &mut Cards, key: StageKey, parts: &[Part]) -> Result<(), EngineError> {
     let none = || CardError::Unsupported("this family of models".into());
-    let outline = part.stage.outline().ok_or_else(none)?;
-    Ok(card.load(key, &outline, &part.layout)?)
-}
-
-/// Packs a layer's KV while later layers are computed; whether the card did it.
-pub(super) fn export_beside(
-    card: &mut Card,
-    kv: &SequenceKv,
-    (stage, layer): (StageKey, usize),
-    tokens: Range<usize>,
-    codec: KvCodec,
-    payload: &mut Vec<u8>,
-) -> bool {
-    let (pages, layout) = (kv.pages_of(layer).collect::<Vec<_>>(), kv.layout());
-    let turn = card.turn(stage, layer);
-    let tile = CardTile { pages: &pages, layout, heads: 0..layout.heads, tokens, codec, turn };
-    card.export(Queue::Side, &tile, payload).is_ok()
-}
-
-fn extent(tile: &TileHeader) -> (Range<usize>, Range<usize>) {
-    (tile.head_start as usize..tile.head_end as usize, tile.token_start as usize..tile.token_end as usize)
+    let mut outlines = Vec::with_capacity(parts.len());
+    for part in parts {
+        outlines.push((part.stage.outline().ok_or_else(none)?, part.layout));
+    }
+    Ok(cards.load(key, outlines.into_iter())?)
 }
 
 /// Pages of every layer and sequence, and how many each has room for: a power of two, so that few sizes come up.

@@ -3,7 +3,7 @@
 use super::{Shards, StageKey, carded, parts::Turns};
 use crate::{
     cpu::Simd,
-    cuda::Card,
+    cuda::{Cards, TilePlace},
     pages::PagePool,
     wire::{self, Packing, Tile, Turn},
 };
@@ -13,8 +13,8 @@ use tsnode_protocol::{KvCodec, RequestId};
 
 /// Whoever wants a layer's KV before the next layer is computed.
 ///
-/// It is called on the thread that computes, which waits for it. Where several ranks hold a stage it is not called: no rank
-/// has all heads.
+/// It is called on the thread that computes, which waits for it. Where several ranks of the processor hold a stage it is not
+/// called: no rank has all heads. Several cards are asked for theirs by one thread, which calls it as for one card.
 pub trait Tap: Send {
     /// Keys and values of the step's tokens are stored in this layer, counted over the model.
     fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>);
@@ -32,24 +32,25 @@ pub struct Fresh<'a> {
     pub(super) turn: Option<&'a Turn>,
     pub(super) scratch: &'a mut wire::Scratch,
     /// Where the pages are, if not here.
-    pub(super) card: Option<&'a mut Card>,
+    pub(super) cards: Option<&'a mut Cards>,
 }
 
 impl Fresh<'_> {
     /// Packs tokens of a sequence, those before the step or in it, straight from their pages. `payload` becomes as long as
     /// the tile; what memory it has is used again. Whether the sequence is there and has room for so many.
     pub fn export(&mut self, request: RequestId, tokens: Range<u32>, codec: KvCodec, payload: &mut Vec<u8>) -> bool {
-        let Some(kv) = self.sequences.get(&(self.stage, request)).map(|kv| kv.of(0)) else { return false };
+        let Some(kv) = self.sequences.get(&(self.stage, request)) else { return false };
         let tokens = tokens.start as usize..tokens.end as usize;
         if tokens.end > kv.room() || !tokens.start.is_multiple_of(codec.tile_step() as usize) {
             return false;
         }
-        if let Some(card) = &mut self.card {
-            return carded::export_beside(card, kv, (self.stage, self.layer), tokens, codec, payload);
+        if let Some(cards) = &mut self.cards {
+            let place = TilePlace { stage: self.stage, layer: self.layer, tokens, codec };
+            return carded::export_beside(cards, kv, &place, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
         let packing = Packing { simd: Simd::detect(), codec, turn: self.turn };
-        wire::export(packing, kv, self.pool, &tile, self.scratch, payload);
+        wire::export(packing, kv.of(0), self.pool, &tile, self.scratch, payload);
         true
     }
 }
@@ -80,7 +81,7 @@ impl Stored for Tapped<'_> {
     fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>) {
         let Step { stage, sequences } = step;
         let (turn, scratch) = (self.turns.of(layer), &mut *self.scratch);
-        let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, card: None };
+        let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, cards: None };
         self.tap.layer(self.first + layer as u32, &mut fresh);
     }
 }

@@ -4,7 +4,7 @@ pub(super) mod parts;
 
 use super::{
     Loaded, Share, Stage, StageBytes,
-    outline::{HeadOutline, LayerOutline, Outline},
+    outline::{HeadOutline, LayerOutline, LinearOutline, Outline},
     sized,
 };
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     engine::Attend,
     gguf::ROPE_FACTORS,
     linear::Weight,
+    ranks::Outputs,
     rope::{Rope, RopeScaling},
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -92,6 +93,13 @@ struct Decoder<L> {
 struct Head {
     norm: Norm,
     weight: Weight,
+    outputs: Outputs,
+}
+
+impl Head {
+    fn outline(&self) -> LinearOutline<'_> {
+        LinearOutline { weight: &self.weight, bias: None, outputs: &self.outputs }
+    }
 }
 
 /// Loads a stage whose layers `layer` loads.
@@ -109,11 +117,12 @@ pub(super) fn load<L: Layer + 'static>(
         // A checkpoint may say nothing of tying and simply have no head.
         let tied = c.tied || !checkpoint.has("lm_head.weight");
         let all = matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
-        let weight = Weight::new(all.rows(rank.outputs(c.vocab)));
+        let outputs = Outputs { all: c.vocab, mine: rank.outputs(c.vocab) };
+        let weight = Weight::new(all.rows(outputs.mine.clone()));
         let part = Part::new(c, checkpoint, rank, "model".to_owned(), 0);
         let norm = part.norm("norm")?;
         bytes.head = weight.bytes() + part.bytes();
-        Some(Head { norm, weight })
+        Some(Head { norm, weight, outputs })
     } else {
         None
     };
@@ -187,7 +196,7 @@ impl<L: Layer> Stage for Decoder<L> {
             hidden: self.config.hidden,
             embed: self.embed.as_ref().map(|table| (table, self.config.embed_scale)),
             layers: self.layers.iter().map(Layer::outline).collect(),
-            head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), weight: &h.weight, cap }),
+            head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), linear: h.outline(), cap }),
             ropes: &self.ropes,
         })
     }

@@ -4,6 +4,7 @@ use crate::{
     config::Activation,
     engine::Look,
     linear::Weight,
+    ranks::Outputs,
     rope::{Rope, RopePairs},
     weights::Tensor,
 };
@@ -44,6 +45,8 @@ pub(crate) struct NormOutline<'a> {
 pub(crate) struct LinearOutline<'a> {
     pub weight: &'a Weight,
     pub bias: Option<&'a [f32]>,
+    /// Those of all ranks' that weight and bias are of.
+    pub outputs: &'a Outputs,
 }
 
 /// Attention.
@@ -71,7 +74,7 @@ pub(crate) struct GatedOutline<'a> {
 /// What makes logits.
 pub(crate) struct HeadOutline<'a> {
     pub norm: NormOutline<'a>,
-    pub weight: &'a Weight,
+    pub linear: LinearOutline<'a>,
     /// Largest size of a logit, approached smoothly.
     pub cap: Option<f32>,
 }

@@ -103,7 +103,7 @@ pub fn lend(
     let card = Card::open(ordinal)?;
     let about = card.about();
     let shape = source.card().shape;
-    let whole = |source: &ModelSource| source.card_bytes(source.card().shape.all_layers());
+    let whole = |source: &ModelSource| source.card_bytes(source.card().shape.all_layers(), 1);
     let (weights, beside) = (whole(source)?, draft.map_or(Ok(0), whole)?);
     let free = (card.pool_bytes(0)? as u64).saturating_sub(beside);
     let shared = shared(lend, free, weights);
@@ -197,7 +197,7 @@ fn shared(lend: Lend, free: u64, weights: u64) -> Shared {
 fn largest_layer(source: &ModelSource) -> Result<u64, WeightsError> {
     let layers = source.card().shape.layers;
     let ends = [0, layers.saturating_sub(1)].map(|start| LayerRange { start, end: start + 1 });
-    ends.into_iter().try_fold(0, |most, layer| Ok(source.card_bytes(layer)?.max(most)))
+    ends.into_iter().try_fold(0, |most, layer| Ok(source.card_bytes(layer, 1)?.max(most)))
 }
 
 #[cfg(test)]

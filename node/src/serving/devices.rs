@@ -88,7 +88,7 @@ impl Devices {
 
 /// Knows a device's pages, a moment ago, until its card is lost.
 async fn ask(compute: Compute, say: watch::Sender<Option<Said>>) -> CardError {
-    let look = |engine: &mut Engine| engine.check_card().map(|()| (engine.pages(), engine.in_use()));
+    let look = |engine: &mut Engine| engine.check_cards().map(|()| (engine.pages(), engine.in_use()));
     loop {
         match compute.call(look).await {
             Ok(Ok((pages, in_use))) => drop(say.send_replace(Some(Said { pages, in_use, at: Instant::now() }))),

@@ -165,8 +165,8 @@ impl Loader {
         source: Arc<ModelSource>,
         layers: LayerRange,
     ) -> Result<(StageModel, LoadReport), NotLoaded> {
-        let asked = |engine: &mut Engine| (engine.pages(), engine.is_on_card());
-        let (pages, on_card) = compute.call(asked).await.map_err(NotLoaded::failed)?;
+        let asked = |engine: &mut Engine| (engine.pages(), engine.cards());
+        let (pages, cards) = compute.call(asked).await.map_err(NotLoaded::failed)?;
         // Pages in use have their memory already.
         let kv = (pages.free * PAGE_BYTES) as u64;
         let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
@@ -177,9 +177,10 @@ impl Loader {
                 before = far.done;
                 progress.send_replace(Some(far));
             };
-            if on_card {
-                // Whether it has room there the card says.
-                return source.load_stage_for_card_by(threads.count, layers, &mut tell).map_err(NotLoaded::failed);
+            if cards > 0 {
+                // Whether they have room for it the cards say.
+                let threads = Threads { ranks: cards, ..threads };
+                return source.load_stage_for_cards_by(threads, layers, &mut tell).map_err(NotLoaded::failed);
             }
             let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
             need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;

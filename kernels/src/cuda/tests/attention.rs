@@ -109,7 +109,7 @@ pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Two sequences, in chunks and tokens, together and alone.
-fn story(engine: &mut Engine, stage: StageKey, vocab: usize) -> Vec<Vec<f32>> {
+pub(super) fn story(engine: &mut Engine, stage: StageKey, vocab: usize) -> Vec<Vec<f32>> {
     let (a, b) = (RequestId([1; 16]), RequestId([2; 16]));
     engine.admit(stage, a, 300).unwrap();
     engine.admit(stage, b, 120).unwrap();

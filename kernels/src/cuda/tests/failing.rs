@@ -1,12 +1,12 @@
 //! A card that fails is an error of the engine, whichever call it fails at; what was there before can be given back.
 
-use super::{attention::POOL, here, machines};
+use super::{attention::POOL, here, machines, several};
 use crate::{
     cuda::{
         Card, CardInfo,
-        machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
+        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
     },
-    engine::{Engine, EngineError, Input, Output, Slice, StageKey},
+    engine::{Engine, EngineError, Input, Output, Slice, StageKey, Threads},
     proof::{self, ProofError},
     source::ModelSource,
 };
@@ -68,6 +68,12 @@ impl Machine for Failing {
     fn wait_for(&self, number: usize) -> Result<(), CardError> {
         self.ask().and_then(|()| self.inner.wait_for(number))
     }
+    fn offer(&self) -> Result<Peer, CardError> {
+        self.ask().and_then(|()| self.inner.offer())
+    }
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+        self.ask().and_then(|()| self.inner.fetch(from, rows))
+    }
     fn finish(&self) -> Result<(), CardError> {
         self.ask().and_then(|()| self.inner.finish())
     }
@@ -87,11 +93,23 @@ impl Machine for Failing {
 
 const REQUEST: RequestId = RequestId([1; 16]);
 
-/// A stage loaded, a prompt, and one token three times over: seen, recorded, run again.
-fn story(machine: Arc<Failing>, source: &ModelSource) -> Result<(), EngineError> {
-    let mut engine = Engine::on_card(Card::on(machine), POOL, KvDtype::F16)?;
+impl Failing {
+    fn after(inner: &Arc<dyn Machine>, left: usize) -> Arc<Self> {
+        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(left), forgets: None })
+    }
+
+    fn that_forgets(inner: &Arc<dyn Machine>, forgets: Option<&'static str>) -> Arc<Self> {
+        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(usize::MAX), forgets })
+    }
+}
+
+/// A stage loaded, a prompt, and one token three times over: on one card seen, recorded, run again.
+fn story(machines: Vec<Arc<Failing>>, source: &ModelSource) -> Result<(), EngineError> {
+    let ranks = machines.len();
+    let cards = machines.into_iter().map(|machine| Card::on(machine)).collect();
+    let mut engine = Engine::on_cards(cards, POOL, KvDtype::F16)?;
     let range = LayerRange { start: 0, end: source.card().shape.layers };
-    let stage = engine.load(source.load_stage_for_card(range, 1).unwrap())?;
+    let stage = engine.load(source.load_stage_for_cards(range, Threads { count: 1, ranks }).unwrap())?;
     let free = engine.pages();
     engine.admit(stage, REQUEST, 20)?;
     let computed = steps(&mut engine, stage);
@@ -115,14 +133,10 @@ fn steps(engine: &mut Engine, stage: StageKey) -> Result<(), EngineError> {
 fn a_card_that_is_lost_is_an_error_whenever_it_is() {
     for inner in machines() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
-        let failing = |left| Arc::new(Failing { inner: inner.clone(), left: AtomicUsize::new(left), forgets: None });
-        let all = failing(usize::MAX);
-        story(all.clone(), &source).unwrap();
-        let calls = usize::MAX - all.left.load(Ordering::Relaxed);
-        assert!(calls > 200, "{calls}");
-        // Every call of a card that is about to be lost, but for most of those that are alike.
-        for left in (0..calls - 3).step_by(7).chain(calls - 40..calls - 3) {
-            let lost = story(failing(left), &source).unwrap_err();
+        let all = Failing::after(&inner, usize::MAX);
+        story(vec![all.clone()], &source).unwrap();
+        for left in moments(&all, 200) {
+            let lost = story(vec![Failing::after(&inner, left)], &source).unwrap_err();
             assert!(matches!(lost, EngineError::Card(CardError::Failed { .. })), "{left}: {lost}");
         }
     }
@@ -133,7 +147,7 @@ fn a_card_is_proved_with_the_model_and_one_that_computes_something_else_is_not()
     for inner in machines() {
         let prove = |name: &str, forgets| {
             let source = ModelSource::open(&here().join("models/reference").join(name)).unwrap();
-            let machine = Arc::new(Failing { inner: inner.clone(), left: AtomicUsize::new(usize::MAX), forgets });
+            let machine = Failing::that_forgets(&inner, forgets);
             let mut engine = Engine::on_card(Card::on(machine), POOL, KvDtype::F16).unwrap();
             let proved = proof::compare(&mut engine, &source, 1);
             assert_eq!(engine.pages().free, engine.pages().total, "{name}");
@@ -150,4 +164,58 @@ fn a_card_is_proved_with_the_model_and_one_that_computes_something_else_is_not()
         }
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Card(_)))));
     }
+}
+
+/// Every call of a card that is about to be lost, but for most of those that are alike.
+fn moments(all: &Failing, least: usize) -> impl Iterator<Item = usize> + use<> {
+    let calls = usize::MAX - all.left.load(Ordering::Relaxed);
+    assert!(calls > least, "{calls}");
+    (0..calls - 3).step_by(7).chain(calls - 40..calls - 3)
+}
+
+#[test]
+fn one_of_several_cards_that_is_lost_is_an_error_whenever_it_is() {
+    let inner = several(2);
+    if inner.is_empty() {
+        return;
+    }
+    let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
+    let cards = |left: [usize; 2]| inner.iter().zip(left).map(|(inner, left)| Failing::after(inner, left)).collect();
+    let all: Vec<Arc<Failing>> = cards([usize::MAX; 2]);
+    story(all.clone(), &source).unwrap();
+    for (rank, all) in all.iter().enumerate() {
+        for left in moments(all, 200) {
+            let mut each = [usize::MAX; 2];
+            each[rank] = left;
+            let lost = story(cards(each), &source).unwrap_err();
+            assert!(matches!(lost, EngineError::Card(CardError::Failed { .. })), "{rank}, {left}: {lost}");
+        }
+    }
+}
+
+#[test]
+fn cards_go_on_after_a_step_that_one_had_no_memory_for() {
+    let inner = several(2);
+    if inner.is_empty() {
+        return;
+    }
+    let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
+    let story = |full: bool| {
+        let machines = [Failing::after(&inner[0], usize::MAX), Failing::after(&inner[1], usize::MAX)];
+        let cards = machines.iter().map(|machine| Card::on(machine.clone())).collect();
+        let mut engine = Engine::on_cards(cards, POOL, KvDtype::F16).unwrap();
+        let range = LayerRange { start: 0, end: source.card().shape.layers };
+        let stage = engine.load(source.load_stage_for_cards(range, Threads { count: 1, ranks: 2 }).unwrap()).unwrap();
+        engine.admit(stage, REQUEST, 20).unwrap();
+        if full {
+            // The second does not come as far as the first.
+            machines[1].left.store(30, Ordering::Relaxed);
+            assert!(matches!(steps(&mut engine, stage), Err(EngineError::Card(_))));
+            machines[1].left.store(usize::MAX, Ordering::Relaxed);
+        }
+        steps(&mut engine, stage).unwrap();
+        let batch = [Slice { request: REQUEST, start: 10, len: 1 }];
+        engine.forward(stage, &batch, Input::Tokens(&[Token(3)]), Output::Logits { rows: &[0] }).unwrap().to_vec()
+    };
+    assert_eq!(story(true), story(false));
 }

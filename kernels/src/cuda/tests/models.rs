@@ -11,19 +11,19 @@ use crate::{
 };
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
 
-const REQUEST: RequestId = RequestId([1; 16]);
-const OTHER: RequestId = RequestId([2; 16]);
+pub(super) const REQUEST: RequestId = RequestId([1; 16]);
+pub(super) const OTHER: RequestId = RequestId([2; 16]);
 
-fn source(name: &str) -> ModelSource {
+pub(super) fn source(name: &str) -> ModelSource {
     ModelSource::open(&super::here().join("models/reference").join(name)).unwrap()
 }
 
-fn prompt(len: usize) -> Vec<Token> {
+pub(super) fn prompt(len: usize) -> Vec<Token> {
     (0..len).map(|i| Token((i * 37 + 11) as u32 % 64)).collect()
 }
 
 /// Logits of a prompt's last row, and greedy tokens after it.
-fn greedy(engine: &mut Engine, stage: StageKey, len: usize, count: usize) -> (Vec<f32>, Vec<u32>) {
+pub(super) fn greedy(engine: &mut Engine, stage: StageKey, len: usize, count: usize) -> (Vec<f32>, Vec<u32>) {
     engine.admit(stage, REQUEST, (len + count) as u32).unwrap();
     let batch = [Slice { request: REQUEST, start: 0, len: len as u32 }];
     let output = Output::Logits { rows: &[len - 1] };
@@ -74,7 +74,7 @@ fn a_model_without_kernels_is_refused_in_words() {
 }
 
 /// Whoever takes a layer's KV while the step goes on.
-struct Taken(Vec<(u32, Vec<u8>)>);
+pub(super) struct Taken(pub Vec<(u32, Vec<u8>)>);
 
 impl Tap for Taken {
     fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>) {

@@ -11,7 +11,7 @@ use crate::{
         outline::{AttentionOutline, GatedOutline, LinearOutline, NormOutline},
         sized,
     },
-    ranks::Rank,
+    ranks::{Outputs, Rank},
     rope::RopePairs,
     weights::{Checkpoint, WeightsError},
 };
@@ -70,12 +70,12 @@ impl<'a> Part<'a> {
 
     /// The rank's outputs of the matrix `name` with `inputs` inputs, with their biases if there are any.
     fn linear(&self, name: &str, outputs: Outputs, inputs: usize) -> Result<Linear, WeightsError> {
-        let Outputs { all, mine } = outputs;
+        let Outputs { all, mine } = outputs.clone();
         let weight = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), all, inputs)?;
         let bias = format!("{name}.bias");
         let bias =
             if self.checkpoint.has(&self.full(&bias)) { Some(self.vector(&bias, all, mine.clone())?) } else { None };
-        Ok(self.counted(Linear { weight: Weight::new(weight.rows(mine.clone())), bias, outputs: mine.len() }))
+        Ok(self.counted(Linear { weight: Weight::new(weight.rows(mine)), bias, outputs }))
     }
 
     /// Matrices that lie in one tensor, one below the other.
@@ -88,10 +88,11 @@ impl<'a> Part<'a> {
         let rows = outputs.iter().map(|outputs| outputs.all).sum();
         let together = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), rows, inputs)?;
         let mut from = 0;
-        Ok(outputs.map(|Outputs { all, mine }| {
+        Ok(outputs.map(|outputs| {
+            let Outputs { all, mine } = &outputs;
             let weight = Weight::new(together.rows(from + mine.start..from + mine.end));
             from += all;
-            self.counted(Linear { weight, bias: None, outputs: mine.len() })
+            self.counted(Linear { weight, bias: None, outputs })
         }))
     }
 
@@ -111,12 +112,6 @@ impl<'a> Part<'a> {
     fn full(&self, name: &str) -> String {
         format!("{}.{name}", self.name)
     }
-}
-
-/// Outputs of a matrix: how many there are, and which of them the rank has.
-struct Outputs {
-    all: usize,
-    mine: Range<usize>,
 }
 
 /// RMS norm.
@@ -146,7 +141,7 @@ impl Norm {
 struct Linear {
     weight: Weight,
     bias: Option<Vec<f32>>,
-    outputs: usize,
+    outputs: Outputs,
 }
 
 impl Linear {
@@ -163,7 +158,7 @@ impl Linear {
 
     /// Several by the same rows.
     fn forward_all<const N: usize>(cpu: &Cpu, rows: usize, x: &[f32], each: [(&Self, &mut Vec<f32>); N]) {
-        let mut each = each.map(|(linear, out)| (linear, sized(out, rows * linear.outputs)));
+        let mut each = each.map(|(linear, out)| (linear, sized(out, rows * linear.outputs.mine.len())));
         cpu.products(x, each.each_mut().map(|(linear, out)| (linear.weight.operand(cpu), &mut **out)));
         for (linear, out) in each {
             if let Some(bias) = &linear.bias {
@@ -175,7 +170,7 @@ impl Linear {
 
 impl Linear {
     fn outline(&self) -> LinearOutline<'_> {
-        LinearOutline { weight: &self.weight, bias: self.bias.as_deref() }
+        LinearOutline { weight: &self.weight, bias: self.bias.as_deref(), outputs: &self.outputs }
     }
 }
 
@@ -320,7 +315,7 @@ impl Gated {
 
     /// Some rows at a time: what lies between the matrices is the widest of all, and is not kept for more.
     pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
-        let (rows, width) = (step.rows, self.down.outputs);
+        let (rows, width) = (step.rows, self.down.outputs.mine.len());
         let inputs = s.normed.len() / rows.max(1);
         let Scratch { normed, out, gate, up, .. } = s;
         let together = rows.clamp(1, ROWS_OF_MLP);
@@ -338,7 +333,7 @@ impl Gated {
     fn gate(&self, cpu: &Cpu, rows: usize, x: &[f32], gate: &mut Vec<f32>, up: &mut Vec<f32>) {
         if self.gate.bias.is_none() && self.up.bias.is_none() {
             let [gate, up] = [(&self.gate, gate), (&self.up, up)]
-                .map(|(linear, out)| (linear.weight.operand(cpu), sized(out, rows * linear.outputs)));
+                .map(|(linear, out)| (linear.weight.operand(cpu), sized(out, rows * linear.outputs.mine.len())));
             cpu.gated(x, gate, up, self.act());
         } else {
             Linear::forward_all(cpu, rows, x, [(&self.gate, &mut *gate), (&self.up, &mut *up)]);

@@ -1,0 +1,229 @@
+//! Cards that hold stages together: each has its outputs of every matrix, its heads and pages for those, and all have whole
+//! rows, as ranks of processors have ([`ranks`](crate::ranks)).
+//!
+//! One thread asks all of them in turns, a piece of a layer at a time; between two pieces every card copies the others'
+//! columns beside its own, once those are computed. Cards wait for each other by marks in their queues, and nobody waits for
+//! a card before a step's results are wanted.
+//!
+//! Nothing is overwritten that another still copies from: a card writes where it wrote two pieces ago ([`Piece::ALL`]), and
+//! when others offered what they computed since, they had been asked to copy that before. By the same a card that grows its
+//! memory, which waits for all it was asked, gives none back that is copied from.
+
+mod tiles;
+
+pub(crate) use tiles::{TilePart, TilePlace};
+
+use super::{
+    Card, CardError, CardInput, Columns, Job, Pass, Piece, Share,
+    machine::{Peer, Rectangle},
+    stage,
+    step::Step,
+};
+use crate::{
+    engine::StageKey,
+    models::Outline,
+    pages::{Layout, PAGE_BYTES},
+};
+use tsnode_protocol::Token;
+
+/// One card, or several with a rank each.
+#[derive(Debug)]
+pub(crate) struct Cards {
+    each: Vec<Card>,
+    /// Of the step at hand, by card; kept from step to step.
+    steps: Vec<Step>,
+    columns: Vec<Columns>,
+    offers: Vec<Peer>,
+    /// A card's part of a tile.
+    packed: Vec<u8>,
+}
+
+impl Cards {
+    /// Of one card or more, with memory of so many pages on each.
+    pub fn new(mut each: Vec<Card>, pages: impl Fn(usize) -> usize) -> Result<Self, CardError> {
+        if each.is_empty() {
+            return Err(CardError::Missing("no card".into()));
+        }
+        for (rank, card) in each.iter_mut().enumerate() {
+            card.reserve(pages(rank) * PAGE_BYTES)?;
+        }
+        Ok(Self { each, steps: Vec::new(), columns: Vec::new(), offers: Vec::new(), packed: Vec::new() })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.each.len()
+    }
+
+    /// Copies a stage to the cards, a part of it to each; if one cannot take it none has it.
+    pub fn load<'a>(
+        &mut self,
+        key: StageKey,
+        parts: impl Iterator<Item = (Outline<'a>, Layout)>,
+    ) -> Result<(), CardError> {
+        let mut cards = self.each.iter_mut().zip(parts);
+        let loaded = cards.try_for_each(|(card, (outline, layout))| card.load(key, &outline, &layout));
+        if loaded.is_err() {
+            self.unload(key);
+        }
+        loaded
+    }
+
+    pub fn unload(&mut self, key: StageKey) {
+        self.each.iter_mut().for_each(|card| card.unload(key));
+    }
+
+    /// Computes a step; it is under way when this returns.
+    pub fn start(&mut self, job: &Job<'_>) -> Result<(), CardError> {
+        if let ([only], [share]) = (self.each.as_mut_slice(), job.shares) {
+            return only.start(job, share);
+        }
+        let started = self.start_together(job);
+        if started.is_err() {
+            self.come_to_rest();
+        }
+        started
+    }
+
+    /// What one still copies from another of a step that failed must not be written by the next.
+    fn come_to_rest(&self) {
+        // A card that is lost copies nothing any more.
+        self.each.iter().for_each(|card| drop(card.machine.finish()));
+    }
+
+    fn start_together(&mut self, job: &Job<'_>) -> Result<(), CardError> {
+        self.steps.clear();
+        for (card, share) in self.each.iter_mut().zip(job.shares) {
+            self.steps.push(card.send(job, share)?);
+        }
+        self.enter(job)?;
+        for layer in 0..stage(&self.each[0].stages, job.stage)?.layers() {
+            for piece in Piece::ALL {
+                self.columns.clear();
+                for ((card, share), step) in self.each.iter_mut().zip(job.shares).zip(&self.steps) {
+                    self.columns.push(card.piece(job, share, step, layer, piece)?);
+                }
+                self.put_side_by_side()?;
+            }
+        }
+        for (card, step) in self.each.iter_mut().zip(&self.steps) {
+            card.end(job.stage, step)?;
+        }
+        self.head(job)
+    }
+
+    /// Rows enter the first card, which has the table of tokens, and go from there to the others.
+    fn enter(&mut self, job: &Job<'_>) -> Result<(), CardError> {
+        let Some((first, others)) = self.each.split_first_mut() else { return Ok(()) };
+        first.take_rows(job)?;
+        if matches!(job.rows, CardInput::Tokens(_)) {
+            first.embed(job.stage, &self.steps[0])?;
+        }
+        let width = self.steps[0].rows * stage(&first.stages, job.stage)?.width * 4;
+        let (offer, from) = (first.machine.offer()?, first.work.hidden.at());
+        for other in others {
+            let to = other.work.hidden.fit(width)?;
+            let rows = Rectangle { from, from_pitch: width, to, to_pitch: width, width, rows: 1 };
+            other.machine.fetch(offer, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Every card copies the columns that it has not where they belong.
+    fn put_side_by_side(&mut self) -> Result<(), CardError> {
+        self.offer()?;
+        (0..self.each.len()).try_for_each(|rank| self.fetch(rank))
+    }
+
+    fn offer(&mut self) -> Result<(), CardError> {
+        self.offers.clear();
+        for card in &self.each {
+            self.offers.push(card.machine.offer()?);
+        }
+        Ok(())
+    }
+
+    fn fetch(&self, rank: usize) -> Result<(), CardError> {
+        let (machine, whole) = (&self.each[rank].machine, self.columns[rank].whole);
+        for (from, (columns, offer)) in self.columns.iter().zip(&self.offers).enumerate() {
+            if from != rank || !columns.are_in_place() {
+                machine.fetch(*offer, columns.to(whole))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of all cards, side by side on the first, which chooses tokens by them.
+    fn head(&mut self, job: &Job<'_>) -> Result<(), CardError> {
+        self.columns.clear();
+        for (card, step) in self.each.iter_mut().zip(&self.steps) {
+            self.columns.extend(card.head(job.stage, step)?);
+        }
+        if self.columns.is_empty() {
+            return Ok(());
+        }
+        self.offer()?;
+        self.fetch(0)?;
+        if job.choices.is_empty() { Ok(()) } else { self.each[0].choose(job.stage, &self.steps[0]) }
+    }
+
+    /// Waits for a step's logits, `[row][vocab]`.
+    pub fn logits(&mut self, job: &Job<'_>, out: &mut Vec<f32>) -> Result<(), CardError> {
+        self.others_are_done()?;
+        self.each[0].logits(job, out)
+    }
+
+    /// Waits for a step's rows, for the next stage.
+    pub fn hidden(&mut self, job: &Job<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), CardError> {
+        self.others_are_done()?;
+        self.each[0].hidden(job, rows, out)
+    }
+
+    /// Waits for the tokens chosen.
+    pub fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Token>, CardError> {
+        self.others_are_done()?;
+        self.each[0].tokens(job)
+    }
+
+    /// Waits for all cards but the first: what it has of one that was lost meanwhile is no result.
+    fn others_are_done(&self) -> Result<(), CardError> {
+        self.each.iter().skip(1).try_for_each(|card| card.machine.finish())
+    }
+
+    /// Whether all of them still do what they are asked for.
+    pub fn check(&self) -> Result<(), CardError> {
+        self.each.iter().try_for_each(Card::check)
+    }
+
+    /// Has what leaves wait until a layer's keys and values are stored.
+    pub fn wait_for_layer(&self, layer: usize) -> Result<(), CardError> {
+        self.each.iter().try_for_each(|card| card.wait_for_layer(layer))
+    }
+}
+
+impl Card {
+    fn piece(
+        &mut self,
+        job: &Job<'_>,
+        share: &Share,
+        step: &Step,
+        layer: usize,
+        piece: Piece,
+    ) -> Result<Columns, CardError> {
+        let pass = Pass { step, layout: share.layout, marks: job.marks };
+        stage(&self.stages, job.stage)?.piece(&mut self.ops, &mut self.work, pass, layer, piece)
+    }
+
+    fn end(&mut self, key: StageKey, step: &Step) -> Result<(), CardError> {
+        stage(&self.stages, key)?.end(&mut self.ops, &mut self.work, step)
+    }
+}
+
+impl Drop for Cards {
+    fn drop(&mut self) {
+        // The memory of one goes while another may still copy from it.
+        if self.each.len() > 1 {
+            self.come_to_rest();
+        }
+    }
+}

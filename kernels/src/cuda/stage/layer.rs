@@ -1,0 +1,331 @@
+//! A layer on a card: its weights there, and its parts as launches.
+
+use super::{Linear, Norm, Work, kv_kind};
+use crate::{
+    config::Activation,
+    cuda::{
+        columns::Columns,
+        machine::{Arg, CardError, Launch, Machine, Memory},
+        ops::{Ops, Rows},
+        step::Step,
+        weights::size,
+    },
+    engine::Look,
+    models::{LayerOutline, NormOutline},
+    pages::Layout,
+    rope::RopePairs,
+};
+use std::sync::Arc;
+use tsnode_protocol::KvDtype;
+
+/// Tokens of a tile of keys; rows and heads of a tile of queries.
+const TILE: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    attention_norm: Norm,
+    inputs: Linear,
+    head_norms: Option<[Norm; 2]>,
+    output: Linear,
+    attention_post_norm: Option<Norm>,
+    mlp_norm: Norm,
+    gate_up: Linear,
+    down: Linear,
+    mlp_post_norm: Option<Norm>,
+    gelu: bool,
+    look: Look,
+    pub rope: usize,
+    pub neighbours: bool,
+    heads: usize,
+    /// Heads of keys and values of all cards.
+    all_kv_heads: usize,
+}
+
+/// A layer's pages.
+#[derive(Clone, Copy)]
+pub(super) struct Pages {
+    pub memory: u64,
+    pub table: u64,
+    pub most: usize,
+    pub layout: Layout,
+}
+
+fn whole(x: usize) -> Arg {
+    Arg::Whole(x as u32)
+}
+
+impl Layer {
+    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, CardError> {
+        let norm = |norm: NormOutline<'_>| Norm::load(machine, norm);
+        let LayerOutline { attention, mlp, .. } = layer;
+        if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
+            return Err(CardError::Unsupported("an MLP without a gate".into()));
+        }
+        let queries = size(&attention.inputs[0].weight.tensor().view()).0;
+        Ok(Self {
+            attention_norm: norm(layer.attention_norm)?,
+            inputs: Linear::load(machine, &attention.inputs)?,
+            head_norms: match attention.head_norms {
+                Some([query, key]) => Some([norm(query)?, norm(key)?]),
+                None => None,
+            },
+            output: Linear::load(machine, &[attention.output])?,
+            attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
+            mlp_norm: norm(layer.mlp_norm)?,
+            gate_up: Linear::load(machine, &mlp.inputs)?,
+            down: Linear::load(machine, &[mlp.down])?,
+            mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
+            gelu: mlp.activation == Activation::GeluTanh,
+            look: attention.look,
+            rope: attention.rope,
+            neighbours: attention.pairs == RopePairs::Neighbours,
+            heads: queries / attention.head_dim.max(1),
+            all_kv_heads: attention.inputs[1].outputs.all / attention.head_dim.max(1),
+        })
+    }
+}
+
+/// What a layer computes with.
+pub(super) struct Place<'a> {
+    pub ops: &'a mut Ops,
+    pub work: &'a mut Work,
+    pub step: &'a Step,
+    pub width: usize,
+    pub hidden: u64,
+}
+
+/// What is computed of a layer between two times that cards put their columns side by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Piece {
+    /// What attention mixes for each head, from rows normed and turned.
+    Attend,
+    /// What attention adds to the rows.
+    Output,
+    /// The half of the MLP that is gated.
+    Gate,
+    /// What the MLP adds to the rows.
+    Down,
+}
+
+impl Piece {
+    /// A layer's, in their order.
+    ///
+    /// Every other one leaves its columns in `mixed`, those between in `out`. So a card writes where others copy from only
+    /// after it has met them once more, when they were done with copying: see `cards.rs`.
+    pub const ALL: [Self; 4] = [Self::Attend, Self::Output, Self::Gate, Self::Down];
+}
+
+impl Layer {
+    /// Columns of what attention mixes, by the rows with what is still to be added to them; with a mark once keys and values
+    /// are stored.
+    pub fn mix(
+        &self,
+        place: Place<'_>,
+        more: Option<u64>,
+        rope: &(Memory, f32),
+        half: usize,
+        pages: Pages,
+        mark: Option<usize>,
+    ) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, hidden } = place;
+        let rows = step.rows;
+        let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
+
+        let normed = Rows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
+        ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
+        self.inputs.run(ops, normed, rows, inputs)?;
+        self.turn_and_store(ops, step, inputs, rope, half, pages)?;
+        if let Some(number) = mark {
+            ops.machine.mark(number)?;
+        }
+        let (kind, heads) = (self.output.kind(rows), &self.inputs.outputs);
+        let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
+        let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
+        self.attend(ops, step, inputs, pages, Rows { at: mixed.own, kind })?;
+        Ok(mixed)
+    }
+
+    /// Columns of what attention adds.
+    pub fn output(&self, place: Place<'_>) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, .. } = place;
+        let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows) };
+        product(&self.output, ops, mixed, step.rows, width, work)
+    }
+
+    /// Columns of the MLP's gated half, by the rows with what attention adds.
+    pub fn gate(&self, place: Place<'_>) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, hidden } = place;
+        let rows = step.rows;
+        let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
+        let normed = Rows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
+        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
+        self.gate_up.run(ops, normed, rows, work.inputs.at())?;
+        let (kind, outputs) = (self.down.kind(rows), &self.gate_up.outputs);
+        let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
+        ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, Rows { at: gated.own, kind })?;
+        Ok(gated)
+    }
+
+    /// Columns of what the MLP adds.
+    pub fn down(&self, place: Place<'_>) -> Result<Columns, CardError> {
+        let Place { ops, work, step, width, .. } = place;
+        let gated = Rows { at: work.mixed.at(), kind: self.down.kind(step.rows) };
+        product(&self.down, ops, gated, step.rows, width, work)
+    }
+
+    /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
+    pub fn end(&self, place: Place<'_>) -> Result<Option<u64>, CardError> {
+        let Place { ops, work, step, width, hidden } = place;
+        added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
+    }
+
+    fn turn_and_store(
+        &self,
+        ops: &Ops,
+        step: &Step,
+        x: u64,
+        (frequencies, amplitude): &(Memory, f32),
+        half: usize,
+        pages: Pages,
+    ) -> Result<(), CardError> {
+        let Layout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
+        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
+        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
+        let args = [
+            x.into(),
+            whole(self.inputs.outs),
+            whole(self.heads),
+            whole(kv_heads),
+            whole(dim),
+            step.positions.into(),
+            step.sequences.into(),
+            frequencies.into(),
+            (*amplitude).into(),
+            whole(half),
+            Arg::Whole(u32::from(self.neighbours)),
+            norm(0).into(),
+            norm(1).into(),
+            eps.into(),
+            pages.memory.into(),
+            pages.table.into(),
+            whole(pages.most),
+            whole(tokens),
+            Arg::Whole(kv_kind(dtype) as u32),
+        ];
+        let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
+        let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
+        ops.attention(launch, &args)
+    }
+
+    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
+        if step.tiles_count > 0 {
+            self.attend_chunks(ops, step, q, pages, out)?;
+        }
+        if step.singles_count > 0 {
+            self.attend_singles(ops, step, q, pages, out)?;
+        }
+        Ok(())
+    }
+
+    /// What both kernels of attention are told of scores and pages.
+    fn common(&self, pages: Pages) -> [Arg; 8] {
+        let Layout { heads, tokens, .. } = pages.layout;
+        [
+            self.look.scale.into(),
+            self.look.cap.unwrap_or(0.0).into(),
+            whole(self.look.window.unwrap_or(0)),
+            pages.memory.into(),
+            pages.table.into(),
+            whole(pages.most),
+            whole(tokens),
+            whole(heads),
+        ]
+    }
+
+    fn attend_chunks(&self, ops: &Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
+        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
+        let (kernel, wide) = match (dtype, dim) {
+            (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
+            (KvDtype::Bf16, ..=128) => ("chunk_128_bf16", 128),
+            (KvDtype::Bf16, _) => ("chunk_256_bf16", 256),
+            (_, ..=64) => ("chunk_64_f16", 64),
+            (_, ..=128) => ("chunk_128_f16", 128),
+            _ => ("chunk_256_f16", 256),
+        };
+        let group = self.heads / kv_heads;
+        let args = [
+            [q.into(), whole(self.inputs.outs), whole(group), step.tiles.into()].as_slice(),
+            &self.common(pages),
+            &[whole(dim), out.at.into(), Arg::Whole(out.kind as u32)],
+        ]
+        .concat();
+        // Tiles of queries, keys and values, rows apart by eight numbers more than they have.
+        let shared = (3 * TILE * (wide + 8) * 2) as u32;
+        let grid = [step.tiles_count as u32, kv_heads as u32, 1];
+        ops.attention(Launch { module: "chunk", kernel, grid, threads: 128, shared }, &args)
+    }
+
+    fn attend_singles(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
+        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
+        let (rows, group) = (step.singles_count, self.heads / kv_heads);
+        let across = kv_heads * group.div_ceil(8);
+        // As on one card that had all heads, so that sums are the same.
+        let of_all = self.all_kv_heads * group.div_ceil(8);
+        let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
+        let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
+        let args = [
+            [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
+            &[step.positions.into(), step.sequences.into()],
+            &self.common(pages),
+            &[whole(dim), Arg::Whole(kv_kind(dtype) as u32), sums.into(), tops.into()],
+            &[out.at.into(), Arg::Whole(out.kind as u32)],
+        ]
+        .concat();
+        let grid = [parts as u32, across as u32, rows as u32];
+        ops.attention(Launch { module: "attend", kernel: "attend_rows", grid, threads: 128, shared: 0 }, &args)?;
+        if parts == 1 {
+            return Ok(());
+        }
+        let args = [
+            sums.into(),
+            tops.into(),
+            step.singles.into(),
+            whole(parts),
+            whole(dim),
+            out.at.into(),
+            Arg::Whole(out.kind as u32),
+        ];
+        let grid = [self.heads as u32, rows as u32, 1];
+        ops.attention(Launch { module: "attend", kernel: "attend_merge", grid, threads: 128, shared: 0 }, &args)
+    }
+}
+
+/// What came out is added by the next norm, or here if it is normed first.
+fn added(
+    ops: &Ops,
+    norm: Option<&Norm>,
+    out: u64,
+    rows: usize,
+    width: usize,
+    hidden: u64,
+) -> Result<Option<u64>, CardError> {
+    match norm {
+        None => Ok(Some(out)),
+        Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
+    }
+}
+
+/// Columns of what is added to rows.
+fn product(
+    linear: &Linear,
+    ops: &mut Ops,
+    input: Rows,
+    rows: usize,
+    width: usize,
+    work: &mut Work,
+) -> Result<Columns, CardError> {
+    let whole = work.out.fit(rows * width * 4)?;
+    let out = Columns::place(&linear.outputs, rows, 4, whole, &mut work.out_apart)?;
+    linear.run(ops, input, rows, out.own)?;
+    Ok(out)
+}

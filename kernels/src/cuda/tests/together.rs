@@ -1,0 +1,266 @@
+//! Several cards that hold a stage together against one that has all of it: the same bits, whatever is asked for.
+
+use super::{
+    attention::{POOL, Shape, story},
+    models::{OTHER, REQUEST, Taken, greedy, prompt, source},
+    several,
+};
+use crate::{
+    cuda::Card,
+    engine::{Engine, EngineError, Input, Output, Pick, Prefix, Slice, StageKey, Threads},
+    source::ModelSource,
+};
+use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token};
+
+/// An engine on so many cards; none where there is nothing that kernels run on.
+fn engine(count: usize, dtype: KvDtype) -> Option<Engine> {
+    let machines = several(count);
+    let cards: Vec<Card> = machines.into_iter().map(Card::on).collect();
+    (cards.len() == count).then(|| Engine::on_cards(cards, POOL, dtype).unwrap())
+}
+
+fn load(engine: &mut Engine, source: &ModelSource, layers: LayerRange, ranks: usize) -> StageKey {
+    let threads = Threads { count: 1, ranks };
+    engine.load(source.load_stage_for_cards(layers, threads).unwrap()).unwrap()
+}
+
+/// The whole model on so many cards.
+fn on(count: usize, source: &ModelSource, dtype: KvDtype) -> Option<(Engine, StageKey)> {
+    let mut engine = engine(count, dtype)?;
+    let stage = load(&mut engine, source, source.card().shape.all_layers(), count);
+    Some((engine, stage))
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|x| x.to_bits()).collect()
+}
+
+fn written(shape: &Shape) -> (tempfile::TempDir, ModelSource) {
+    let folder = tempfile::tempdir().unwrap();
+    shape.write(folder.path());
+    let source = ModelSource::open(folder.path()).unwrap();
+    (folder, source)
+}
+
+#[test]
+fn reference_models_on_two_cards_give_the_bits_and_tokens_of_one() {
+    for name in ["llama-gqa", "qwen2-bias", "qwen3-norms", "gemma2-caps", "phi3-longrope"] {
+        let source = source(name);
+        // One row, few, and many, with steps of single tokens behind each.
+        for (len, dtype) in [(1, KvDtype::F16), (5, KvDtype::F32), (40, KvDtype::F16)] {
+            let Some((mut one, stage)) = on(1, &source, dtype) else { return };
+            let (logits, tokens) = greedy(&mut one, stage, len, 6);
+            let (mut two, stage) = on(2, &source, dtype).unwrap();
+            let (found, chosen) = greedy(&mut two, stage, len, 6);
+            assert!(bits(&found) == bits(&logits), "{name}, {len} {dtype:?}");
+            assert_eq!(chosen, tokens, "{name}, {len} {dtype:?}");
+        }
+    }
+}
+
+/// Models whose heads, outputs and tokens cannot be shared out alike, and whose sums are cut.
+fn uneven() -> [Shape; 3] {
+    let base = Shape { family: "llama", hidden: 72, heads: 9, kv_heads: 3, dim: 8, mlp: 520, vocab: 321, more: "" };
+    let gemma = r#","query_pre_attn_scalar":24,"sliding_window":24,"attn_logit_softcapping":5.0,"final_logit_softcapping":9.0,"hidden_activation":"gelu_pytorch_tanh""#;
+    [
+        Shape { hidden: 48, heads: 3, dim: 16, mlp: 2064, ..base },
+        Shape { family: "qwen2", heads: 10, kv_heads: 5, dim: 24, vocab: 322, ..base },
+        Shape { family: "gemma2", heads: 6, kv_heads: 3, dim: 72, mlp: 104, more: gemma, ..base },
+    ]
+}
+
+#[test]
+fn parts_of_all_sizes_give_the_bits_of_the_whole() {
+    for shape in uneven() {
+        let (_folder, source) = written(&shape);
+        let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
+        let wanted = story(&mut one, stage, shape.vocab);
+        for count in [2, 3] {
+            let (mut cards, stage) = on(count, &source, KvDtype::F16).unwrap();
+            let free = cards.pages();
+            let found = story(&mut cards, stage, shape.vocab);
+            for (row, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+                assert!(bits(found) == bits(wanted), "{} on {count}, row {row}", shape.family);
+            }
+            for request in [1, 2] {
+                cards.release(stage, RequestId([request; 16]));
+            }
+            assert_eq!(cards.pages(), free);
+        }
+    }
+}
+
+/// A long sequence and a short one step together: attention of one is cut, and how follows from all heads.
+fn long_and_short(engine: &mut Engine, stage: StageKey) -> Vec<u32> {
+    for (request, len) in [(REQUEST, 300), (OTHER, 3)] {
+        engine.admit(stage, request, 310).unwrap();
+        let batch = [Slice { request, start: 0, len }];
+        engine.forward(stage, &batch, Input::Tokens(&prompt(len as usize)), Output::Logits { rows: &[] }).unwrap();
+    }
+    let batch = [(REQUEST, 300), (OTHER, 3)].map(|(request, start)| Slice { request, start, len: 1 });
+    let tokens = [Token(3), Token(4)];
+    bits(engine.forward(stage, &batch, Input::Tokens(&tokens), Output::Logits { rows: &[0, 1] }).unwrap())
+}
+
+#[test]
+fn long_sequences_give_the_bits_of_one_card() {
+    let [_, shape, _] = uneven();
+    let (_folder, source) = written(&shape);
+    let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
+    let wanted = long_and_short(&mut one, stage);
+    let (mut cards, stage) = on(3, &source, KvDtype::F16).unwrap();
+    assert!(long_and_short(&mut cards, stage) == wanted);
+}
+
+#[test]
+fn tokens_are_drawn_on_the_first_card_as_on_one() {
+    let source = source("qwen3-norms");
+    let sampling = |seed| Sampling { temperature: 1.3, top_k: 40, top_p: 0.95, seed, ..Sampling::greedy() };
+    let drawn = |count| {
+        let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
+        engine.admit(stage, REQUEST, 20).unwrap();
+        let batch = [Slice { request: REQUEST, start: 0, len: 9 }];
+        let ways: Vec<Sampling> = (0..9).map(sampling).collect();
+        let picks: Vec<Pick<'_>> =
+            ways.iter().enumerate().map(|(row, sampling)| Pick { row, sampling, position: row as u32 + 1 }).collect();
+        Some(engine.forward_choosing(stage, &batch, Input::Tokens(&prompt(9)), &picks).unwrap())
+    };
+    assert_eq!(drawn(2), drawn(1));
+}
+
+/// A prompt through a stage of the first layers and one of the others.
+fn through_two_stages(engine: &mut Engine, source: &ModelSource, count: usize) -> (Vec<u32>, Vec<u32>) {
+    let layers = source.card().shape.layers;
+    let first = load(engine, source, LayerRange { start: 0, end: 1 }, count);
+    let second = load(engine, source, LayerRange { start: 1, end: layers }, count);
+    let (mut between, mut out) = (Vec::new(), Vec::new());
+    for stage in [first, second] {
+        engine.admit(stage, REQUEST, 30).unwrap();
+    }
+    for (start, len) in [(0, 20u32), (20, 1), (21, 3)] {
+        let batch = [Slice { request: REQUEST, start, len }];
+        let tokens = prompt(len as usize);
+        let rows = engine.forward(first, &batch, Input::Tokens(&tokens), Output::Hidden).unwrap().to_vec();
+        let wanted = [len as usize - 1];
+        let output = Output::Logits { rows: &wanted };
+        out.extend(bits(engine.forward(second, &batch, Input::Hidden(&rows), output).unwrap()));
+        between.extend(bits(&rows));
+    }
+    (between, out)
+}
+
+#[test]
+fn rows_come_from_a_stage_before_and_leave_for_one_behind() {
+    let source = source("gemma2-caps");
+    let Some(mut one) = engine(1, KvDtype::F16) else { return };
+    let wanted = through_two_stages(&mut one, &source, 1);
+    let mut two = engine(2, KvDtype::F16).unwrap();
+    assert!(through_two_stages(&mut two, &source, 2) == wanted);
+}
+
+fn next(engine: &mut Engine, stage: StageKey, request: RequestId, start: u32) -> Vec<u32> {
+    let batch = [Slice { request, start, len: 1 }];
+    bits(engine.forward(stage, &batch, Input::Tokens(&[Token(5)]), Output::Logits { rows: &[0] }).unwrap())
+}
+
+#[test]
+fn kv_goes_from_several_cards_to_one_and_back() {
+    let [shape, ..] = uneven();
+    let (_folder, source) = written(&shape);
+    let range = source.card().shape.all_layers();
+    let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
+    let (mut two, there) = on(2, &source, KvDtype::F16).unwrap();
+    let batch = [Slice { request: REQUEST, start: 0, len: 70 }];
+    for (engine, stage) in [(&mut one, stage), (&mut two, there)] {
+        engine.admit(stage, REQUEST, 80).unwrap();
+        engine.admit(stage, OTHER, 80).unwrap();
+        engine.forward(stage, &batch, Input::Tokens(&prompt(70)), Output::Logits { rows: &[69] }).unwrap();
+    }
+    for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4] {
+        for layer in range.iter() {
+            // All heads, those of one card, and those over the border.
+            for (head_start, head_end) in [(0, 1), (1, 3), (0, 3)] {
+                let tile = TileHeader { layer, head_start, head_end, token_start: 0, token_end: 70, bytes: 0 };
+                let (mut wanted, mut found) = (Vec::new(), vec![1; 3]);
+                one.export(stage, REQUEST, &tile, codec, &mut wanted).unwrap();
+                two.export(there, REQUEST, &tile, codec, &mut found).unwrap();
+                assert!(found == wanted, "{codec:?}, layer {layer}, {head_start}..{head_end}");
+                one.import(stage, OTHER, &tile, codec, &found).unwrap();
+                two.import(there, OTHER, &tile, codec, &wanted).unwrap();
+            }
+        }
+        for (engine, stage) in [(&mut one, stage), (&mut two, there)] {
+            engine.set_len(stage, OTHER, 70).unwrap();
+            engine.settle(stage, REQUEST, 0..70, codec).unwrap();
+        }
+        let mut steps = Vec::new();
+        for (engine, stage) in [(&mut one, stage), (&mut two, there)] {
+            for request in [REQUEST, OTHER] {
+                steps.push(next(engine, stage, request, 70));
+                engine.truncate(stage, request, 70).unwrap();
+            }
+        }
+        assert!(steps.iter().all(|step| *step == steps[0]), "{codec:?}");
+    }
+}
+
+#[test]
+fn kv_taken_layer_by_layer_from_several_cards_is_ones() {
+    let source = source("llama-gqa");
+    let taken = |count| {
+        let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
+        engine.admit(stage, REQUEST, 70).unwrap();
+        let batch = [Slice { request: REQUEST, start: 0, len: 64 }];
+        let (tokens, mut taken) = (prompt(64), Taken(Vec::new()));
+        let output = Output::Logits { rows: &[63] };
+        engine.forward_tapped(stage, &batch, Input::Tokens(&tokens), output, Some(&mut taken)).unwrap();
+        Some(taken.0)
+    };
+    assert!(taken(2) == taken(1));
+}
+
+#[test]
+fn a_beginning_shared_on_several_cards_is_as_good_as_ones_own() {
+    let source = source("llama-gqa");
+    let Some((mut engine, stage)) = on(2, &source, KvDtype::F16) else { return };
+    let free = engine.pages();
+    let step = |engine: &mut Engine, request, start: usize, tokens: &[Token]| {
+        let batch = [Slice { request, start: start as u32, len: tokens.len() as u32 }];
+        let output = Output::Logits { rows: &[tokens.len() - 1] };
+        bits(engine.forward(stage, &batch, Input::Tokens(tokens), output).unwrap())
+    };
+    let tokens = prompt(12);
+    engine.admit(stage, REQUEST, 20).unwrap();
+    step(&mut engine, REQUEST, 0, &tokens[..8]);
+    engine.admit_after(stage, OTHER, 20, Prefix::Running(REQUEST), 7).unwrap();
+    // What the first goes on to write lies in the pages that the second began with.
+    step(&mut engine, REQUEST, 8, &tokens[8..10]);
+    engine.grow(stage, OTHER, 40).unwrap();
+    let shared = step(&mut engine, OTHER, 7, &tokens[7..9]);
+    engine.release(stage, REQUEST);
+    engine.release(stage, OTHER);
+    engine.admit(stage, REQUEST, 20).unwrap();
+    step(&mut engine, REQUEST, 0, &tokens[..7]);
+    assert!(shared == step(&mut engine, REQUEST, 7, &tokens[7..9]));
+    engine.release(stage, REQUEST);
+    assert_eq!(engine.pages(), free);
+}
+
+#[test]
+fn stages_cut_for_another_number_are_refused() {
+    let source = source("llama-gqa");
+    let Some(mut engine) = engine(2, KvDtype::F16) else { return };
+    let range = source.card().shape.all_layers();
+    let refusal = engine.load(source.load_stage_for_card(range, 1).unwrap()).unwrap_err();
+    assert_eq!(refusal, EngineError::Ranks { found: 1, expected: 2 });
+    // Two heads of keys and values are not for three cards.
+    assert!(source.load_stage_for_cards(range, Threads { count: 1, ranks: 3 }).is_err());
+    assert!(matches!(Engine::on_cards(Vec::new(), POOL, KvDtype::F16), Err(EngineError::Card(_))));
+    let model = source.load_stage_for_cards(range, Threads { count: 1, ranks: 2 }).unwrap();
+    let weights = model.rank_bytes();
+    // The first has the table of tokens beside its half.
+    assert!(weights.len() == 2 && weights[0] > weights[1], "{weights:?}");
+    let cards: Vec<Card> = several(2).into_iter().map(Card::on).collect();
+    let least = cards[0].pool_bytes(weights[0]).unwrap();
+    assert_eq!(Card::pool_bytes_of_all(&cards, &weights).unwrap(), 2 * least);
+}

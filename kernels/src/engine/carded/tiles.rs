@@ -1,0 +1,101 @@
+//! KV that leaves cards and comes to them: of each card its heads.
+
+use super::super::{Engine, EngineError, Shards, StageKey, tiles::Place};
+use crate::cuda::{CardError, Cards, Queue, TilePart, TilePlace};
+use std::ops::Range;
+use tsnode_protocol::{KvCodec, RequestId, TileHeader};
+
+impl Engine {
+    /// [`Engine::export`] from cards.
+    pub(in crate::engine) fn export_from_cards(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tile: &TileHeader,
+        codec: KvCodec,
+        payload: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        let place = self.locate(stage, request, tile, codec)?;
+        if tile.token_end as usize > place.kv.len() {
+            return Err(EngineError::Tile(*tile));
+        }
+        let (parts, place) = (parts(&place, tile), place_of(stage, place.layer, tile, codec));
+        self.copy_pages()?;
+        let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
+        Ok(cards.export(Queue::Compute, &parts, &place, payload)?)
+    }
+
+    /// [`Engine::import`] to cards, of a payload of the right length.
+    pub(in crate::engine) fn import_to_cards(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tile: &TileHeader,
+        codec: KvCodec,
+        payload: &[u8],
+    ) -> Result<(), EngineError> {
+        let place = self.locate(stage, request, tile, codec)?;
+        let (parts, place) = (parts(&place, tile), place_of(stage, place.layer, tile, codec));
+        self.copy_pages()?;
+        let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
+        Ok(cards.import(&parts, &place, payload)?)
+    }
+
+    /// Packs and unpacks a sequence's reserved pages on cards, whatever is in them: their bytes, and seconds of each.
+    ///
+    /// # Errors
+    /// When the engine is on no card, or the sequence is not there.
+    pub(crate) fn packing_on_card(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tokens: u32,
+        codec: KvCodec,
+        runs: usize,
+    ) -> Result<(u64, f64, f64), EngineError> {
+        let (layers, _) = self.extent(stage)?;
+        let kv = self.sequence(stage, request)?;
+        let (ranks, layers, tokens) = (self.pools.len(), layers.len() as usize, 0..tokens as usize);
+        let place = |layer| TilePlace { stage, layer, tokens: tokens.clone(), codec };
+        let tiles: Vec<_> = (0..layers).map(|layer| (all_parts(kv, ranks, layer), place(layer))).collect();
+        let of_token: usize = (0..ranks).map(|rank| kv.of(rank).layout()).map(|l| 2 * l.heads * l.row()).sum();
+        let cards = self.cards.as_mut().ok_or_else(|| CardError::Missing("no card".into()))?;
+        let (pack, unpack) = cards.packing_seconds(&tiles, runs)?;
+        Ok(((of_token * tokens.len() * layers) as u64, pack, unpack))
+    }
+}
+
+/// Packs a layer's KV while later layers are computed; whether the cards did it.
+pub(in crate::engine) fn export_beside(
+    cards: &mut Cards,
+    kv: &Shards,
+    place: &TilePlace,
+    payload: &mut Vec<u8>,
+) -> bool {
+    let parts = all_parts(kv, cards.count(), place.layer);
+    cards.export(Queue::Side, &parts, place, payload).is_ok()
+}
+
+fn place_of(stage: StageKey, layer: usize, tile: &TileHeader, codec: KvCodec) -> TilePlace {
+    TilePlace { stage, layer, tokens: tile.token_start as usize..tile.token_end as usize, codec }
+}
+
+/// What each card has of a tile, if anything.
+fn parts(place: &Place<'_>, tile: &TileHeader) -> Vec<TilePart> {
+    let (start, end) = (tile.head_start as usize, tile.head_end as usize);
+    let mine = |(rank, heads): (usize, &Range<usize>)| {
+        let here = start.max(heads.start)..end.min(heads.end);
+        (!here.is_empty()).then(|| part(place.kv, rank, place.layer, here.start - heads.start..here.end - heads.start))
+    };
+    place.loaded.parts.iter().map(|part| &part.heads).enumerate().filter_map(mine).collect()
+}
+
+/// All heads of all cards.
+fn all_parts(kv: &Shards, ranks: usize, layer: usize) -> Vec<TilePart> {
+    (0..ranks).map(|rank| part(kv, rank, layer, 0..kv.of(rank).layout().heads)).collect()
+}
+
+fn part(kv: &Shards, rank: usize, layer: usize, heads: Range<usize>) -> TilePart {
+    let kv = kv.of(rank);
+    TilePart { rank, pages: kv.pages_of(layer).collect(), layout: kv.layout(), heads }
+}
