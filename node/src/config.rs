@@ -55,7 +55,7 @@ pub const KNOBS: [Knob; 36] = [
     knob(
         "device",
         "auto",
-        "What computes: cpu, cards as cuda:0 or cuda:0,cuda:1, or all cards that pass a trial with the model, else the processor (auto)",
+        "What computes: cpu, cards as cuda:0 or cuda:0,cuda:1, several that hold each layer together as cuda:0-1, or all cards that pass a trial with the model, else the processor (auto)",
     ),
     knob("threads", "", "Threads that compute, from 1 [default: as many as cores]"),
     knob("cores", "", "Processors to use, as 0-3; with fewer threads the others are for the network [default: any]"),

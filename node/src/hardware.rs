@@ -2,9 +2,11 @@
 
 mod card;
 mod choice;
+mod sets;
 
-pub use card::{CardUnfit, lend as card, try_card};
-pub use choice::{ChoiceError, DeviceChoice, DeviceName};
+pub use card::{CardUnfit, Wanted, lend as cards, try_cards};
+pub use choice::{CardNumbers, ChoiceError, DeviceChoice, DeviceName};
+pub use sets::sets;
 
 use crate::{
     memory::{Need, Size, TooLarge},
@@ -88,10 +90,10 @@ pub enum LendError {
     #[error("cannot measure the processor: {0}")]
     Measure(#[from] std::io::Error),
     /// A card that was named.
-    #[error("cuda:{ordinal} cannot be lent: {error}; `tsnode doctor` says what was found, --device cpu does without")]
+    #[error("{cards} cannot be lent: {error}; `tsnode doctor` says what was found, --device cpu does without")]
     Card {
-        /// Its number.
-        ordinal: u16,
+        /// Which.
+        cards: CardNumbers,
         /// Why not.
         error: CardUnfit,
     },

@@ -96,8 +96,8 @@ pub enum Measured {
     Processor,
     /// What a layer of the model takes on it.
     Profile,
-    /// A card, by its number, and the model on it.
-    Card(u16),
+    /// Cards that are one device, by the first one's number and how many they are, and the model on them.
+    Cards(u16, u16),
 }
 
 impl fmt::Display for Measured {
@@ -105,7 +105,7 @@ impl fmt::Display for Measured {
         match self {
             Self::Processor => f.write_str("probe"),
             Self::Profile => f.write_str("profile"),
-            Self::Card(number) => write!(f, "card {number}"),
+            Self::Cards(first, count) => write!(f, "cards {first} {count}"),
         }
     }
 }

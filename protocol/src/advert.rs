@@ -1,8 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term, TicketNotice,
-    Traffic, codec::CodecError, limits,
+    BytesPerSecond, Cards, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term,
+    TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ impl fmt::Display for Misfit {
 }
 
 /// What does the computing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum DeviceKind {
     /// A share of the host's processor.
@@ -117,18 +117,15 @@ pub enum DeviceKind {
         /// Threads used for computing.
         threads: u16,
     },
-    /// An NVIDIA GPU.
-    Cuda {
-        /// Its number on the host.
-        ordinal: u16,
-    },
+    /// NVIDIA GPUs.
+    Cuda(Cards),
 }
 
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu { .. } => f.write_str("cpu"),
-            Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
+            Self::Cuda(cards) => cards.fmt(f),
         }
     }
 }
@@ -198,6 +195,10 @@ impl Advert {
                 && d.memory_bytes <= 1 << 44
                 && d.kv_bytes <= d.memory_bytes
                 && d.profile.is_none_or(|p| p.is_plausible())
+                && match d.kind {
+                    DeviceKind::Cpu { .. } => true,
+                    DeviceKind::Cuda(cards) => cards.is_plausible(),
+                }
         };
         if !self.devices.iter().all(device) {
             return Err(CodecError::Invalid("device figures out of range"));

@@ -4,6 +4,7 @@
 //! outside is bounded in [`limits`] before anything is allocated for it.
 
 pub mod advert;
+mod card;
 pub mod checksum;
 pub mod codec;
 pub mod envelope;
@@ -27,6 +28,7 @@ pub mod traffic;
 pub mod units;
 
 pub use advert::{Advert, Device, DeviceKind, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind};
+pub use card::{Cards, DriverVersion, DriverVersionError};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
 pub use ids::{Epoch, GroupId, InviteId, Life, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};

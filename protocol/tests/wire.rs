@@ -5,10 +5,10 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Device, DeviceKind, Endorsement, Epoch, FlopsPerSecond, Gossip, Group, Heartbeat,
-    Invite, InviteId, KvCodec, KvDtype, Lane, LayerProfile, LayerRange, Link, Load, Manifest, Misfit, Missed,
-    ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId, RollCall,
-    Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TicketKey, TicketNotice,
+    Advert, BytesPerSecond, Call, Cards, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond, Gossip,
+    Group, Heartbeat, Invite, InviteId, KvCodec, KvDtype, Lane, LayerProfile, LayerRange, Link, Load, Manifest, Misfit,
+    Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId, RequestId, RingId,
+    RollCall, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TicketKey, TicketNotice,
     TileHeader, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
@@ -59,7 +59,17 @@ fn advert() -> Advert {
     };
     let file = ModelFile { name: "tokenizer.json".into(), bytes: 70_000, hash: [6; 32] };
     let device = Device {
-        kind: DeviceKind::Cuda { ordinal: 1 },
+        kind: DeviceKind::Cuda(Cards {
+            first: 1,
+            count: 2,
+            capability: (8, 9),
+            driver: Some(DriverVersion([550, 54, 15])),
+            power_limit_mw: Some(450_000),
+            clocks_mhz: Some((2520, 10_501)),
+            pcie: Some((4, 16)),
+            up: BytesPerSecond(25e9),
+            down: BytesPerSecond(24e9),
+        }),
         name: "a card".into(),
         memory_bytes: 24 << 30,
         kv_bytes: 8 << 30,

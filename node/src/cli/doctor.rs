@@ -4,7 +4,7 @@ use super::{is_set, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
-    hardware::{self, DeviceChoice, LendError},
+    hardware::{self, CardNumbers, DeviceChoice, LendError},
     identity::Identity,
     memory::{Need, Size},
     node::{HTTP_FILE, ModelChoice, NodeConfig, open_draft},
@@ -170,15 +170,15 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
 
 /// Cards that a peer would lend, each tried with the model: a fraction of a second, and a little of its memory.
 fn cards(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
-    let cards: Vec<u16> = match &config.devices {
-        DeviceChoice::Auto => cuda::usable().unwrap_or_default(),
-        DeviceChoice::Named(names) => names.iter().filter_map(|name| name.card()).collect(),
+    let cards: Vec<CardNumbers> = match &config.devices {
+        DeviceChoice::Auto => cuda::usable().unwrap_or_default().into_iter().map(CardNumbers::one).collect(),
+        DeviceChoice::Named(names) => names.iter().filter_map(|name| name.cards()).collect(),
     };
-    let tried = |ordinal| match hardware::try_card(ordinal, source, config.threads.count, config.kv_dtype) {
+    let tried = |cards| match hardware::try_cards(cards, source, config.threads.count, config.kv_dtype) {
         Ok(about) => {
             let driver = about.facts.driver.unwrap_or_else(|| "unknown".into());
             let said = format!(
-                "cuda:{ordinal}, {} with driver {driver}, computes {} as the processor does",
+                "{cards}, {} with driver {driver}, computes {} as the processor does",
                 about.name,
                 source.card().name
             );
@@ -187,7 +187,7 @@ fn cards(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
         // Where cards are not named the processor serves in their place.
         Err(error) => {
             let state = if config.devices == DeviceChoice::Auto { State::Note } else { State::Fail };
-            finding("card", state, format!("cuda:{ordinal} is not used: {error}"))
+            finding("card", state, format!("{cards} is not used: {error}"))
         }
     };
     cards.into_iter().map(tried).collect()

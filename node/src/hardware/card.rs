@@ -1,6 +1,6 @@
 //! Plan flow 1: a card that this host lends. It is tried with the model before anybody counts on it.
 
-use super::{KV_AT_LEAST, KV_PART, Lend, log};
+use super::{CardNumbers, KV_AT_LEAST, KV_PART, Lend, log};
 use crate::{
     memory::Size,
     store::{Measured, Store},
@@ -14,9 +14,11 @@ use tsnode_kernels::{
     source::ModelSource,
     weights::WeightsError,
 };
-use tsnode_protocol::{BytesPerSecond, Device, DeviceKind, FlopsPerSecond, KvDtype, LayerProfile, LayerRange, ModelId};
+use tsnode_protocol::{
+    BytesPerSecond, Cards, Device, DeviceKind, FlopsPerSecond, KvDtype, LayerProfile, LayerRange, ModelId,
+};
 
-/// Pages for a trial alone (bytes).
+/// Pages of each card for a trial alone (bytes).
 const TRIED_WITH: usize = 64 << 20;
 
 /// Why a card is not lent.
@@ -34,6 +36,9 @@ pub enum CardUnfit {
     /// The model's weights, which opening it found well before.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// Cards of two kinds, of which the slower one would be waited for.
+    #[error("{0} and {1} are not of one kind: name each alone, as cuda:0,cuda:1")]
+    Apart(String, String),
     /// Not one layer fits beside the pages.
     #[error(
         "{} of it can be lent, where a layer of the model needs {} beside {} of KV pages; lend less KV with --kv-memory, or name a smaller model with --model",
@@ -62,6 +67,7 @@ struct Found {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Of {
     card: String,
+    count: u16,
     driver: Option<String>,
     capability: (i32, i32),
     version: String,
@@ -70,15 +76,33 @@ struct Of {
     method: u32,
 }
 
+impl Of {
+    fn new(about: &CardInfo, count: u16, model: ModelId, kv_dtype: KvDtype) -> Self {
+        Self {
+            card: about.name.clone(),
+            count,
+            driver: about.facts.driver.clone(),
+            capability: about.capability,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model,
+            kv: format!("{kv_dtype:?}"),
+            method: profile::METHOD,
+        }
+    }
+}
+
+/// Of one card.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Speeds {
     multiply: f64,
     copy: f64,
+    up: f64,
+    down: f64,
 }
 
 impl From<CardSpeeds> for Speeds {
-    fn from(CardSpeeds { multiply, copy, .. }: CardSpeeds) -> Self {
-        Self { multiply, copy }
+    fn from(CardSpeeds { multiply, copy, up, down, .. }: CardSpeeds) -> Self {
+        Self { multiply, copy, up, down }
     }
 }
 
@@ -89,75 +113,103 @@ struct Shared {
     kv: u64,
 }
 
-/// A card, and an engine on it that is ready to load. Measures and tries it in some seconds, unless it has before.
+/// What is asked for of cards.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The model, and what guesses for it.
+    pub models: (&'a ModelSource, Option<&'a ModelSource>),
+    /// Memory of each card, and threads to try it with.
+    pub lend: Lend,
+    /// Elements of KV pages.
+    pub kv_dtype: KvDtype,
+    /// Where measurements are remembered.
+    pub store: &'a Store,
+}
+
+/// Cards as one device, and an engine on them that is ready to load. Measures and tries them in some seconds, unless it has before.
 ///
 /// # Errors
-/// When it cannot be used, for the model or at all.
-pub fn lend(
-    ordinal: u16,
-    (source, draft): (&ModelSource, Option<&ModelSource>),
-    lend: Lend,
-    kv_dtype: KvDtype,
-    store: &Store,
-) -> Result<(Device, Engine), CardUnfit> {
-    let card = Card::open(ordinal)?;
-    let about = card.about();
-    let shape = source.card().shape;
-    let whole = |source: &ModelSource| source.card_bytes(source.card().shape.all_layers(), 1);
+/// When they cannot be used, for the model or at all.
+pub fn lend(numbers: CardNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine), CardUnfit> {
+    let Wanted { models: (source, draft), lend, kv_dtype, store } = wanted;
+    let cards = numbers.each().map(Card::open).collect::<Result<Vec<_>, _>>()?;
+    let about = alike(&cards)?;
+    let count = cards.len();
+    let whole = |source: &ModelSource| source.card_bytes(source.card().shape.all_layers(), count);
     let (weights, beside) = (whole(source)?, draft.map_or(Ok(0), whole)?);
-    let free = (card.pool_bytes(0)? as u64).saturating_sub(beside);
-    let shared = shared(lend, free, weights);
-    let layer = largest_layer(source)?;
-    if shared.lent < layer + shared.kv || shared.kv < KV_AT_LEAST {
+    let free = (Card::pool_bytes_of_all(&cards, &vec![0; count])? as u64).saturating_sub(beside);
+    let shared = shared(lend, count as u64, free, weights);
+    let layer = largest_layer(source, count)?;
+    if shared.lent < layer + shared.kv || shared.kv < KV_AT_LEAST * count as u64 {
         return Err(CardUnfit::Memory { lent: shared.lent, layer, kv: shared.kv });
     }
-    let of = Of {
-        card: about.name.clone(),
-        driver: about.facts.driver.clone(),
-        capability: about.capability,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        model: source.card().id,
-        kv: format!("{kv_dtype:?}"),
-        method: profile::METHOD,
-    };
-    let known = store.measured(Measured::Card(ordinal)).and_then(|bytes| serde_json::from_slice::<Found>(&bytes).ok());
+    let of = Of::new(&about, numbers.count, source.card().id, kv_dtype);
+    let place = Measured::Cards(numbers.first, numbers.count);
+    let known = store.measured(place).and_then(|bytes| serde_json::from_slice::<Found>(&bytes).ok());
     let known = known.filter(|known| known.of == of && known.profile.is_none_or(|p| p.is_plausible()));
-    let speeds = known.as_ref().map_or_else(|| card.speeds().map(Speeds::from), |known| Ok(known.speeds))?;
-    let mut engine = Engine::on_card(card, shared.kv as usize, kv_dtype)?;
+    let speeds = known.as_ref().map_or_else(|| cards[0].speeds().map(Speeds::from), |known| Ok(known.speeds))?;
+    let mut engine = Engine::on_cards(cards, shared.kv as usize, kv_dtype)?;
     let profile = match known {
         Some(known) => known.profile,
         None => {
             let profile = tried(&mut engine, source, lend.threads)?;
             if let Ok(bytes) = serde_json::to_vec(&Found { of, speeds, profile }) {
-                store.set_measured(Measured::Card(ordinal), &bytes);
+                store.set_measured(place, &bytes);
             }
             profile
         }
     };
-    tell(ordinal, &about, shared, speeds);
-    // Plans count weights as they are stored; formats that are widened on a card leave room for fewer of them.
-    let stored = shape.stage_bytes(shape.all_layers()) as f64 / weights.max(1) as f64;
-    let room = ((shared.lent - shared.kv) as f64 * stored.min(1.0)) as u64;
-    let device = Device {
-        kind: DeviceKind::Cuda { ordinal },
-        name: about.name.chars().take(100).collect(),
-        memory_bytes: shared.kv + room,
-        kv_bytes: shared.kv,
-        flops: FlopsPerSecond(speeds.multiply),
-        bandwidth: BytesPerSecond(speeds.copy),
-        profile,
-    };
-    Ok((device, engine))
+    tell(numbers, &about, shared, speeds);
+    Ok((device(numbers, source, weights, (&about, shared, speeds, profile)), engine))
 }
 
-/// Compares a card with the processor and gives it back: what it is.
+/// What the cards are, which must be of one kind.
+fn alike(cards: &[Card]) -> Result<CardInfo, CardUnfit> {
+    let about = cards.first().map(Card::about).unwrap_or_default();
+    let other = cards.iter().map(Card::about).find(|other| other.name != about.name);
+    match other {
+        Some(other) => Err(CardUnfit::Apart(about.name, other.name)),
+        None => Ok(about),
+    }
+}
+
+/// As others are told. Plans count weights as they are stored; formats that are widened on a card leave room for fewer of them.
+fn device(
+    numbers: CardNumbers,
+    source: &ModelSource,
+    weights: u64,
+    (about, shared, speeds, profile): (&CardInfo, Shared, Speeds, Option<LayerProfile>),
+) -> Device {
+    let shape = source.card().shape;
+    let stored = shape.stage_bytes(shape.all_layers()) as f64 / weights.max(1) as f64;
+    let room = ((shared.lent - shared.kv) as f64 * stored.min(1.0)) as u64;
+    let count = f64::from(numbers.count);
+    let name = if numbers.count > 1 { format!("{} × {}", numbers.count, about.name) } else { about.name.clone() };
+    Device {
+        kind: DeviceKind::Cuda(sheet(numbers, about, speeds)),
+        name: name.chars().take(100).collect(),
+        memory_bytes: shared.kv + room,
+        kv_bytes: shared.kv,
+        flops: FlopsPerSecond(count * speeds.multiply),
+        bandwidth: BytesPerSecond(count * speeds.copy),
+        profile,
+    }
+}
+
+/// Compares cards with the processor and gives them back: what they are.
 ///
 /// # Errors
-/// When it cannot be used, for the model or at all.
-pub fn try_card(ordinal: u16, source: &ModelSource, threads: usize, kv_dtype: KvDtype) -> Result<CardInfo, CardUnfit> {
-    let card = Card::open(ordinal)?;
-    let about = card.about();
-    let mut engine = Engine::on_card(card, TRIED_WITH, kv_dtype)?;
+/// When they cannot be used, for the model or at all.
+pub fn try_cards(
+    numbers: CardNumbers,
+    source: &ModelSource,
+    threads: usize,
+    kv_dtype: KvDtype,
+) -> Result<CardInfo, CardUnfit> {
+    let cards = numbers.each().map(Card::open).collect::<Result<Vec<_>, _>>()?;
+    let about = alike(&cards)?;
+    let pool = TRIED_WITH * cards.len();
+    let mut engine = Engine::on_cards(cards, pool, kv_dtype)?;
     proof::compare(&mut engine, source, threads)?;
     Ok(about)
 }
@@ -178,26 +230,45 @@ fn tried(engine: &mut Engine, source: &ModelSource, threads: usize) -> Result<Op
     }
 }
 
-fn tell(ordinal: u16, about: &CardInfo, shared: Shared, speeds: Speeds) {
+fn tell(numbers: CardNumbers, about: &CardInfo, shared: Shared, speeds: Speeds) {
     let (lent, kv) = (Size(shared.lent), Size(shared.kv));
     let (gb_s, tflop_s) = ((speeds.copy / 1e9).round(), (speeds.multiply / 1e12).round());
     let driver = about.facts.driver.as_deref().unwrap_or("unknown");
-    tracing::info!(card = %format!("cuda:{ordinal}"), name = %about.name, driver, %lent, %kv, gb_s, tflop_s, "a card is lent");
+    tracing::info!(card = %numbers, name = %about.name, driver, %lent, %kv, gb_s, tflop_s, "a card is lent");
 }
 
-/// What of `free` memory is lent, and what of that is for KV pages: what the whole model leaves, where that is no small part.
-fn shared(lend: Lend, free: u64, weights: u64) -> Shared {
-    let lent = lend.memory_bytes.map_or(free, |most| most.min(free));
+/// What others are told of the card.
+fn sheet(CardNumbers { first, count }: CardNumbers, about: &CardInfo, speeds: Speeds) -> Cards {
+    let facts = &about.facts;
+    let small = |n: i32| n.clamp(0, 255) as u8;
+    let (major, minor) = about.capability;
+    Cards {
+        first,
+        count,
+        capability: (small(major), small(minor)),
+        driver: facts.driver.as_ref().and_then(|text| text.parse().ok()),
+        power_limit_mw: facts.power_limit_mw,
+        clocks_mhz: facts.clock_mhz.zip(facts.memory_clock_mhz),
+        pcie: facts.pcie.map(|(generation, lanes)| (generation.min(255) as u8, lanes.min(255) as u8)),
+        up: BytesPerSecond(speeds.up),
+        down: BytesPerSecond(speeds.down),
+    }
+}
+
+/// What of `free` memory of all cards is lent, and what of that is for KV pages: what the whole model leaves, where that is no small
+/// part. An owner speaks of each card.
+fn shared(lend: Lend, cards: u64, free: u64, weights: u64) -> Shared {
+    let lent = lend.memory_bytes.map_or(free, |most| most.saturating_mul(cards).min(free));
     let beside = lent.saturating_sub(weights);
     let least = (lent as f64 * KV_PART) as u64;
-    Shared { lent, kv: lend.kv_bytes.unwrap_or(beside.max(least)) }
+    Shared { lent, kv: lend.kv_bytes.map_or(beside.max(least), |each| each.saturating_mul(cards)) }
 }
 
 /// What the largest layer takes on a card, embedding and head with the first and the last (bytes).
-fn largest_layer(source: &ModelSource) -> Result<u64, WeightsError> {
+fn largest_layer(source: &ModelSource, cards: usize) -> Result<u64, WeightsError> {
     let layers = source.card().shape.layers;
     let ends = [0, layers.saturating_sub(1)].map(|start| LayerRange { start, end: start + 1 });
-    ends.into_iter().try_fold(0, |most, layer| Ok(source.card_bytes(layer, 1)?.max(most)))
+    ends.into_iter().try_fold(0, |most, layer| Ok(source.card_bytes(layer, cards)?.max(most)))
 }
 
 #[cfg(test)]
@@ -207,9 +278,10 @@ mod tests {
     #[test]
     fn pages_get_what_the_model_leaves_or_a_part_where_it_leaves_little() {
         let lend = |memory_bytes, kv_bytes| Lend { threads: 1, memory_bytes, kv_bytes };
-        assert_eq!(shared(lend(None, None), 80, 16), Shared { lent: 80, kv: 64 });
-        assert_eq!(shared(lend(None, None), 80, 140), Shared { lent: 80, kv: 20 });
-        assert_eq!(shared(lend(Some(40), None), 80, 16), Shared { lent: 40, kv: 24 });
-        assert_eq!(shared(lend(Some(100), Some(8)), 80, 16), Shared { lent: 80, kv: 8 });
+        assert_eq!(shared(lend(None, None), 1, 80, 16), Shared { lent: 80, kv: 64 });
+        assert_eq!(shared(lend(None, None), 1, 80, 140), Shared { lent: 80, kv: 20 });
+        assert_eq!(shared(lend(Some(40), None), 1, 80, 16), Shared { lent: 40, kv: 24 });
+        assert_eq!(shared(lend(Some(100), Some(8)), 1, 80, 16), Shared { lent: 80, kv: 8 });
+        assert_eq!(shared(lend(Some(40), Some(8)), 2, 160, 16), Shared { lent: 80, kv: 16 });
     }
 }

@@ -19,17 +19,40 @@ pub enum DeviceChoice {
 pub enum DeviceName {
     /// Its processor.
     Processor,
-    /// A card, by its number among those that `CUDA_VISIBLE_DEVICES` leaves.
-    Card(u16),
+    /// Cards by their numbers among those that `CUDA_VISIBLE_DEVICES` leaves; several are one device, and hold every layer
+    /// together.
+    Cards(CardNumbers),
+}
+
+/// Cards that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CardNumbers {
+    /// The first one's number.
+    pub first: u16,
+    /// How many.
+    pub count: u16,
+}
+
+impl CardNumbers {
+    /// One alone.
+    #[must_use]
+    pub fn one(first: u16) -> Self {
+        Self { first, count: 1 }
+    }
+
+    /// Each of them.
+    pub fn each(self) -> impl Iterator<Item = u16> {
+        self.first..self.first.saturating_add(self.count)
+    }
 }
 
 impl DeviceName {
-    /// Its number, if it is a card.
+    /// Their numbers, if it is cards.
     #[must_use]
-    pub fn card(self) -> Option<u16> {
+    pub fn cards(self) -> Option<CardNumbers> {
         match self {
             Self::Processor => None,
-            Self::Card(number) => Some(number),
+            Self::Cards(numbers) => Some(numbers),
         }
     }
 }
@@ -38,7 +61,16 @@ impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Processor => f.write_str("cpu"),
-            Self::Card(number) => write!(f, "cuda:{number}"),
+            Self::Cards(numbers) => numbers.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for CardNumbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.each().last() {
+            Some(last) if last != self.first => write!(f, "cuda:{}-{last}", self.first),
+            _ => write!(f, "cuda:{}", self.first),
         }
     }
 }
@@ -47,10 +79,12 @@ impl fmt::Display for DeviceName {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// It is no device's name.
-    #[error("{0:?} is no device: write auto, cpu, cuda:0, or several as cuda:0,cuda:1")]
+    #[error(
+        "{0:?} is no device: write auto, cpu, cuda:0, several as cuda:0,cuda:1, or cards that are one together as cuda:0-1"
+    )]
     Name(String),
-    /// A device twice.
-    #[error("{0} is named twice")]
+    /// A device, or a part of one, twice.
+    #[error("{0} is named twice, or a part of it is")]
     Twice(DeviceName),
     /// More than a peer may lend.
     #[error("{0} devices are more than the {limit} a peer may lend", limit = tsnode_protocol::limits::DEVICES)]
@@ -61,10 +95,15 @@ impl FromStr for DeviceName {
     type Err = ChoiceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-        match (text, number) {
+        let cards = |numbers: &str| {
+            let (first, last) = numbers.split_once('-').unwrap_or((numbers, numbers));
+            let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+            let count = last.checked_sub(first)?.checked_add(1)?;
+            Some(CardNumbers { first, count })
+        };
+        match (text, text.strip_prefix("cuda:").and_then(cards)) {
             ("cpu", _) => Ok(Self::Processor),
-            (_, Some(number)) => Ok(Self::Card(number)),
+            (_, Some(cards)) => Ok(Self::Cards(cards)),
             _ => Err(ChoiceError::Name(text.to_owned())),
         }
     }
@@ -78,9 +117,11 @@ impl FromStr for DeviceChoice {
             return Ok(Self::Auto);
         }
         let (mut names, mut seen) = (Vec::new(), BTreeSet::new());
+        let one = |number| DeviceName::Cards(CardNumbers::one(number));
         for name in text.split(',') {
             let name: DeviceName = name.trim().parse()?;
-            if !seen.insert(name) {
+            let parts = name.cards().map_or_else(|| vec![name], |all| all.each().map(one).collect());
+            if !parts.into_iter().all(|part| seen.insert(part)) {
                 return Err(ChoiceError::Twice(name));
             }
             names.push(name);
@@ -98,13 +139,19 @@ mod tests {
 
     #[test]
     fn devices_are_named_once_each() {
+        let cards = |first, count| DeviceName::Cards(CardNumbers { first, count });
         assert_eq!("auto".parse(), Ok(DeviceChoice::Auto));
-        let both = DeviceChoice::Named(vec![DeviceName::Card(1), DeviceName::Processor]);
-        assert_eq!("cuda:1, cpu".parse(), Ok(both));
-        for wrong in ["", "cuda", "cuda:", "cuda:-1", "gpu", "cpu,", "cuda:70000", "auto,cpu"] {
+        assert_eq!("cuda:1, cpu".parse(), Ok(DeviceChoice::Named(vec![cards(1, 1), DeviceName::Processor])));
+        let pairs: DeviceChoice = "cuda:0-1,cuda:2-3".parse().unwrap();
+        assert_eq!(pairs, DeviceChoice::Named(vec![cards(0, 2), cards(2, 2)]));
+        assert_eq!((cards(0, 2).to_string(), cards(3, 1).to_string()), ("cuda:0-1".into(), "cuda:3".into()));
+        let wrong =
+            ["", "cuda", "cuda:", "cuda:-1", "gpu", "cpu,", "cuda:70000", "auto,cpu", "cuda:2-1", "cuda:0-65535"];
+        for wrong in wrong {
             assert!(matches!(wrong.parse::<DeviceChoice>(), Err(ChoiceError::Name(_))), "{wrong}");
         }
-        assert_eq!("cuda:0,cuda:00".parse::<DeviceChoice>(), Err(ChoiceError::Twice(DeviceName::Card(0))));
+        assert_eq!("cuda:0,cuda:00".parse::<DeviceChoice>(), Err(ChoiceError::Twice(cards(0, 1))));
+        assert_eq!("cuda:1,cuda:0-3".parse::<DeviceChoice>(), Err(ChoiceError::Twice(cards(0, 4))));
         let many: Vec<String> = (0..100).map(|n| format!("cuda:{n}")).collect();
         assert_eq!(many.join(",").parse::<DeviceChoice>(), Err(ChoiceError::Many(100)));
     }

@@ -3,9 +3,10 @@
 use super::{NodeConfig, NodeError};
 use crate::{
     cores,
-    hardware::{self, DeviceChoice, DeviceName, Lend, LendError},
+    hardware::{self, CardNumbers, DeviceChoice, DeviceName, Lend, LendError, Wanted},
     store::Store,
 };
+use std::collections::BTreeMap;
 use tsnode_kernels::{
     cuda,
     device::Host,
@@ -38,32 +39,48 @@ impl Devices<'_> {
     fn named(&self, name: DeviceName) -> Result<(Device, Engine), NodeError> {
         match name {
             DeviceName::Processor => self.processor(),
-            DeviceName::Card(ordinal) => self.card(ordinal).map_err(|error| LendError::Card { ordinal, error }.into()),
+            DeviceName::Cards(cards) => self.together(cards).map_err(|error| LendError::Card { cards, error }.into()),
         }
     }
 
-    /// All cards that compute the model. One that does not is said, and is no reason not to serve.
+    /// All cards that compute the model: each a device of its own, or so many together as hold all of it. One that does not is
+    /// said, and is no reason not to serve.
     fn cards(&self) -> Vec<(Device, Engine)> {
-        if let Err(why) = &self.host.gpus {
-            tracing::info!(why, "no GPU");
-            return Vec::new();
-        }
+        let gpus = match &self.host.gpus {
+            Ok(gpus) => gpus,
+            Err(why) => {
+                tracing::info!(why, "no GPU");
+                return Vec::new();
+            }
+        };
         let usable = cuda::usable().unwrap_or_else(|error| {
             tracing::warn!(%error, "GPUs are not used");
             Vec::new()
         });
-        let lend = |ordinal| match self.card(ordinal) {
+        let usable = usable.into_iter().take(tsnode_protocol::limits::DEVICES);
+        let memory = |number: &u16| gpus.iter().find(|gpu| gpu.ordinal == *number).map_or(0, |gpu| gpu.memory_bytes);
+        let memory: BTreeMap<u16, u64> = usable.map(|number| (number, memory(&number))).collect();
+        let lend = |cards| match self.together(cards) {
             Ok(lent) => Some(lent),
             Err(error) => {
-                tracing::warn!(card = ordinal, %error, "a card is not used");
+                tracing::warn!(%cards, %error, "not used");
                 None
             }
         };
-        usable.into_iter().take(tsnode_protocol::limits::DEVICES).filter_map(lend).collect()
+        let mut lent = Vec::new();
+        for cards in hardware::sets(&memory, self.models.0.card().shape) {
+            match lend(cards) {
+                Some(device) => lent.push(device),
+                None if cards.count > 1 => lent.extend(cards.each().map(CardNumbers::one).filter_map(lend)),
+                None => {}
+            }
+        }
+        lent
     }
 
-    fn card(&self, ordinal: u16) -> Result<(Device, Engine), hardware::CardUnfit> {
-        hardware::card(ordinal, self.models, self.asked(), self.config.kv_dtype, self.store)
+    fn together(&self, cards: CardNumbers) -> Result<(Device, Engine), hardware::CardUnfit> {
+        let Self { config, models, store, .. } = *self;
+        hardware::cards(cards, Wanted { models, lend: self.asked(), kv_dtype: config.kv_dtype, store })
     }
 
     fn processor(&self) -> Result<(Device, Engine), NodeError> {

@@ -1,0 +1,77 @@
+//! Which cards of a host are one device, where nobody says it: as few together as hold the model, since every card more waits for
+//! the others in every layer.
+
+use super::CardNumbers;
+use std::collections::BTreeMap;
+use tsnode_protocol::ModelShape;
+
+/// Of a card's memory, what is for weights: the rest is for KV pages, what is between kernels, and the driver.
+const FOR_WEIGHTS: f64 = 0.7;
+
+/// Cards by number and memory (bytes), in sets that follow each other. Where all together do not hold the model, each is a device
+/// of its own: other peers must hold parts of it.
+#[must_use]
+pub fn sets(memory: &BTreeMap<u16, u64>, shape: ModelShape) -> Vec<CardNumbers> {
+    let needed = shape.stage_bytes(shape.all_layers()) as f64;
+    let numbers: Vec<u16> = memory.keys().copied().collect();
+    let holds = |cards: &[u16]| {
+        let least = cards.iter().filter_map(|card| memory.get(card)).min().copied().unwrap_or(0);
+        least as f64 * FOR_WEIGHTS * cards.len() as f64 >= needed
+    };
+    let follows = |cards: &[u16]| cards.windows(2).all(|pair| u32::from(pair[0]) + 1 == u32::from(pair[1]));
+    // Heads are dealt out by whole ones, and evenly only to such numbers of cards.
+    let counts = std::iter::successors(Some(1usize), |count| Some(count * 2));
+    let mut counts = counts.take_while(|count| *count <= numbers.len() && *count <= shape.kv_heads as usize);
+    let count = counts.find(|count| numbers.chunks_exact(*count).any(|cards| follows(cards) && holds(cards)));
+    let mut sets = Vec::new();
+    for cards in numbers.chunks(count.unwrap_or(1)) {
+        if cards.len() > 1 && follows(cards) && holds(cards) {
+            sets.push(CardNumbers { first: cards[0], count: cards.len() as u16 });
+        } else {
+            sets.extend(cards.iter().copied().map(CardNumbers::one));
+        }
+    }
+    sets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn shape(gib: u64) -> ModelShape {
+        ModelShape {
+            layers: 32,
+            hidden: 4096,
+            intermediate: 14_336,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            vocab: 128_256,
+            context: 8192,
+            layer_bytes: gib * GIB / 32,
+            embed_bytes: 0,
+            head_bytes: 0,
+        }
+    }
+
+    /// Sets as people name them, for cards of so much memory (GiB).
+    fn named(cards: &[(u16, u64)], model: u64) -> String {
+        let memory = cards.iter().map(|(number, gib)| (*number, gib * GIB)).collect();
+        sets(&memory, shape(model)).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn as_few_cards_as_hold_the_model_are_one_device() {
+        let four = [(0, 24), (1, 24), (2, 24), (3, 24)];
+        assert_eq!(named(&four, 15), "cuda:0 cuda:1 cuda:2 cuda:3");
+        assert_eq!(named(&four, 30), "cuda:0-1 cuda:2-3");
+        assert_eq!(named(&four, 60), "cuda:0-3");
+        assert_eq!(named(&four, 140), "cuda:0 cuda:1 cuda:2 cuda:3", "others hold the rest");
+        assert_eq!(named(&four[..3], 30), "cuda:0-1 cuda:2");
+        assert_eq!(named(&[(0, 24), (2, 24)], 30), "cuda:0 cuda:2", "cards between them are not ours");
+        assert_eq!(named(&[(0, 24), (1, 8), (2, 24), (3, 24)], 30), "cuda:0 cuda:1 cuda:2-3");
+        assert_eq!(named(&[], 1), "");
+    }
+}
