@@ -91,6 +91,8 @@ pub struct CardInfo {
     pub processors: usize,
     /// Memory (bytes).
     pub memory_bytes: u64,
+    /// Why products of many rows are not left to a library; none where they are.
+    pub no_library: Option<String>,
     /// What the management library says.
     pub facts: CardFacts,
 }

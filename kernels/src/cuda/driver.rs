@@ -47,7 +47,8 @@ struct DriverCard {
     side: sys::CUstream,
     processors: usize,
     state: Mutex<State>,
-    blas: Option<Mutex<Blas>>,
+    /// Or why there is none.
+    blas: Result<Mutex<Blas>, String>,
 }
 
 /// What is made once and kept.
@@ -141,7 +142,6 @@ impl DriverCard {
             marks: BTreeMap::new(),
             graphs: Vec::new(),
         };
-        let blas = Libraries::find().blas.found.as_ref().and_then(|_| Blas::new().ok()).map(Mutex::new);
         Ok(Self {
             device,
             context,
@@ -149,7 +149,7 @@ impl DriverCard {
             side,
             processors: processors.max(1) as usize,
             state: Mutex::new(state),
-            blas,
+            blas: blas().map(Mutex::new),
         })
     }
 
@@ -185,6 +185,14 @@ impl DriverCard {
         // SAFETY: see above.
         unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(failed("waiting for work"))
     }
+}
+
+/// The library for products of many rows, with the card that is the calling thread's; or why there is none.
+fn blas() -> Result<Blas, String> {
+    let library = &Libraries::find().blas;
+    let missing = || format!("{} was not found", library.files.join(" or "));
+    let path = library.found.as_ref().ok_or_else(missing)?;
+    Blas::new().map_err(|error| format!("{} does not start: {error}", path.display()))
 }
 
 impl State {
@@ -229,6 +237,7 @@ impl Machine for DriverCard {
             capability: capability(self.device).unwrap_or_default(),
             processors: self.processors,
             memory_bytes: memory as u64,
+            no_library: self.blas.as_ref().err().cloned(),
             facts: self.bus().map(|bus| nvml::facts(&bus)).unwrap_or_default(),
         }
     }
@@ -317,7 +326,7 @@ impl Machine for DriverCard {
     }
 
     fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
-        let Some(blas) = &self.blas else { return Ok(false) };
+        let Ok(blas) = &self.blas else { return Ok(false) };
         self.bind()?;
         blas.lock().unwrap_or_else(PoisonError::into_inner).product(product, x, w, out, self.compute)
     }
@@ -399,7 +408,7 @@ impl Drop for DriverCard {
         // What a lost card does not give back is lost with it.
         let _ = self.finish();
         self.forget_recorded();
-        self.blas = None;
+        self.blas = Err("the card was given back".into());
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (marks, modules) = (std::mem::take(&mut state.marks), std::mem::take(&mut state.modules));
         state.staging.give_back();
