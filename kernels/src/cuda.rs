@@ -76,6 +76,8 @@ pub struct Card {
     tiles: Buffer,
     tokens: Buffer,
     seen: Vec<(Recording, Option<Recorded>)>,
+    /// Whether steps are recorded: until that fails once.
+    records: bool,
     renewals: usize,
     machine: Arc<dyn Machine>,
 }
@@ -153,6 +155,7 @@ impl Card {
             tiles: buffer(),
             tokens: buffer(),
             seen: Vec::new(),
+            records: true,
             renewals: 0,
             machine,
         }
@@ -205,7 +208,7 @@ impl Card {
 
     /// Computes a step; it is under way when this returns.
     pub(crate) fn start(&mut self, job: &Job<'_>) -> Result<(), CardError> {
-        let stage = self.stages.get(&job.stage).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))?;
+        stage(&self.stages, job.stage)?;
         let tokens = match job.rows {
             CardInput::Tokens(tokens) => tokens,
             CardInput::Hidden(_) => &[],
@@ -231,35 +234,39 @@ impl Card {
         let worth_it = step.rows <= RECORDED_ROWS && step.tiles_count == 0 && !job.marks;
         let known = if worth_it { self.seen.iter().position(|(seen, _)| *seen == recording) } else { None };
         if let Some(place) = known.filter(|_| self.all_renewals() == self.renewals) {
-            return match self.seen[place].1 {
-                Some(recorded) => self.machine.replay(recorded),
-                None => self.record(place, job),
-            };
+            if let Some(recorded) = self.seen[place].1 {
+                return self.machine.replay(recorded);
+            }
+            // A card that fails at more than recording fails below as well.
+            if self.records && self.record(place, job).unwrap_or(false) {
+                return Ok(());
+            }
+            self.records = false;
         }
         let parts = Parts { ops: &mut self.ops, work: &mut self.work, tokens: &mut self.tokens };
-        run(stage, parts, &step, job, recording)?;
-        if worth_it {
+        run(stage(&self.stages, job.stage)?, parts, &step, job, recording)?;
+        if worth_it && self.records {
             self.remember(recording);
         }
         Ok(())
     }
 
-    /// Records a run that was seen before, and runs it.
-    fn record(&mut self, place: usize, job: &Job<'_>) -> Result<(), CardError> {
+    /// Records a run that was seen before, and runs it; where that is not done or fails, nothing has run.
+    fn record(&mut self, place: usize, job: &Job<'_>) -> Result<bool, CardError> {
         let recording = self.seen[place].0;
-        let Some(stage) = self.stages.get(&job.stage) else { return Ok(()) };
-        let records = self.machine.record()?;
+        let stage = stage(&self.stages, job.stage)?;
+        if !self.machine.record()? {
+            return Ok(false);
+        }
         let parts = Parts { ops: &mut self.ops, work: &mut self.work, tokens: &mut self.tokens };
         let ran = run(stage, parts, &recording.step, job, recording);
-        if !records {
-            return ran;
-        }
         // Recording is ended also if something failed, or nothing would run any more.
         let recorded = self.machine.recorded();
         ran?;
         let recorded = recorded?;
+        self.machine.replay(recorded)?;
         self.seen[place].1 = Some(recorded);
-        self.machine.replay(recorded)
+        Ok(true)
     }
 
     fn all_renewals(&self) -> usize {
@@ -315,6 +322,10 @@ struct Parts<'a> {
     ops: &'a mut Ops,
     work: &'a mut Work,
     tokens: &'a mut Buffer,
+}
+
+fn stage(stages: &BTreeMap<StageKey, CardStage>, key: StageKey) -> Result<&CardStage, CardError> {
+    stages.get(&key).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))
 }
 
 /// Launches all of a step.
