@@ -61,6 +61,8 @@ use tsnode_protocol::Token;
 const HEADROOM: usize = 1 << 30;
 /// Runs that are recorded at a time: common batch sizes, and lengths by powers of two.
 const RECORDINGS: usize = 64;
+/// Rows of a step: what a grid has room for in its second and third direction, in which some kernels have their rows.
+const MOST_ROWS: usize = 65_535;
 /// Rows of a step from which recording saves nothing.
 const RECORDED_ROWS: usize = 256;
 
@@ -209,6 +211,7 @@ impl Card {
     /// Computes a step; it is under way when this returns.
     pub(crate) fn start(&mut self, job: &Job<'_>) -> Result<(), CardError> {
         stage(&self.stages, job.stage)?;
+        check_rows(job)?;
         let tokens = match job.rows {
             CardInput::Tokens(tokens) => tokens,
             CardInput::Hidden(_) => &[],
@@ -326,6 +329,12 @@ struct Parts<'a> {
 
 fn stage(stages: &BTreeMap<StageKey, CardStage>, key: StageKey) -> Result<&CardStage, CardError> {
     stages.get(&key).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))
+}
+
+/// Refuses a step that a card would refuse to launch, and not in words.
+fn check_rows(job: &Job<'_>) -> Result<(), CardError> {
+    let (rows, most) = (job.batch.iter().map(|slice| slice.len as usize).sum(), MOST_ROWS);
+    if rows <= most { Ok(()) } else { Err(CardError::Rows { rows, most }) }
 }
 
 /// Launches all of a step.

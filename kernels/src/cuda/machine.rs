@@ -25,6 +25,14 @@ pub enum CardError {
         /// Asked for (bytes).
         wanted: usize,
     },
+    /// A step of more rows than kernels are launched for.
+    #[error("a step of {rows} rows where a card takes {most}")]
+    Rows {
+        /// Of the step.
+        rows: usize,
+        /// Taken.
+        most: usize,
+    },
     /// A model that kernels are not written for.
     #[error("on a card {0} is not supported")]
     Unsupported(String),
