@@ -131,9 +131,7 @@ impl DriverCard {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a card"))?;
         // SAFETY: see above.
         unsafe { result::ctx::set_current(context) }.map_err(failed("starting a card"))?;
-        let stream =
-            || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("making a stream"));
-        let (compute, side) = (stream()?, stream()?);
+        let (compute, side) = streams()?;
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
             modules: BTreeMap::new(),
@@ -185,6 +183,15 @@ impl DriverCard {
         // SAFETY: see above.
         unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(failed("waiting for work"))
     }
+}
+
+/// What computes, and what goes on beside it. The latter's few blocks go first where both have some that wait: KV that is to
+/// leave would otherwise leave when the step it leaves beside is done.
+fn streams() -> Result<(sys::CUstream, sys::CUstream), CardError> {
+    use result::stream::{StreamKind::NonBlocking, create_with_priority, get_priority_range};
+    let (least, greatest) = get_priority_range().map_err(failed("making a stream"))?;
+    let stream = |priority| create_with_priority(NonBlocking, priority).map_err(failed("making a stream"));
+    Ok((stream(least)?, stream(greatest)?))
 }
 
 /// The library for products of many rows, with the card that is the calling thread's; or why there is none.

@@ -58,7 +58,15 @@ int cuDeviceGetAttribute(int *value, int which, int) { *value = which == 75 ? 9 
 int cuDevicePrimaryCtxRetain(void **out, int) { *out = &context; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void *which) { current = which == &context; return 0; }
-int cuStreamCreate(void **out, unsigned) { bound(); *out = new Stream{}; streams.insert(*out); return 0; }
+// Streams take turns as they are asked here; a smaller number is a greater priority.
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { bound(); *least = 0; *greatest = -5; return 0; }
+int cuStreamCreateWithPriority(void **out, unsigned, int priority) {
+    bound();
+    if (priority > 0 || priority < -5) refuse("a priority that no stream has");
+    *out = new Stream{};
+    streams.insert(*out);
+    return 0;
+}
 int cuStreamDestroy_v2(void *stream) { delete stream_of(stream); streams.erase(stream); return 0; }
 int cuStreamSynchronize(void *stream) { bound(); not_recorded(stream); return 0; }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) {
