@@ -13,6 +13,7 @@
 //! | `ops.rs` | operations: which kernel, how many blocks |
 //! | `stage.rs` | a stage's layers as operations |
 //! | `step.rs` | what a card is told of a step |
+//! | `recordings.rs` | which runs came up, and what was recorded of them |
 //! | `probe.rs`, `nvml.rs` | what a card can do, measured and by its own word |
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
@@ -27,6 +28,7 @@ mod machine;
 mod nvml;
 mod ops;
 mod probe;
+mod recordings;
 mod stage;
 mod step;
 #[cfg(test)]
@@ -49,8 +51,9 @@ use crate::{
     pages::{Layout, PAGE_BYTES},
 };
 use buffers::Buffer;
-use machine::{Machine, Memory, Recorded};
+use machine::{Machine, Memory};
 use ops::Ops;
+use recordings::Recordings;
 use stage::{CardStage, Work};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,8 +62,6 @@ use tsnode_protocol::Token;
 
 /// Of a card's free memory, what weights and pages leave for what is between kernels and for the driver.
 const HEADROOM: usize = 1 << 30;
-/// Runs that are recorded at a time: common batch sizes, and lengths by powers of two.
-const RECORDINGS: usize = 64;
 /// Rows of a step: what a grid has room for in its second and third direction, in which some kernels have their rows.
 const MOST_ROWS: usize = 65_535;
 /// Rows of a step from which recording saves nothing.
@@ -77,7 +78,7 @@ pub struct Card {
     ops: Ops,
     tiles: Buffer,
     tokens: Buffer,
-    seen: Vec<(Recording, Option<Recorded>)>,
+    seen: Recordings<Recording>,
     /// Whether steps are recorded: until that fails once.
     records: bool,
     renewals: usize,
@@ -156,7 +157,7 @@ impl Card {
             ops: Ops::new(machine.clone()),
             tiles: buffer(),
             tokens: buffer(),
-            seen: Vec::new(),
+            seen: Recordings::default(),
             records: true,
             renewals: 0,
             machine,
@@ -235,13 +236,13 @@ impl Card {
         let (chooses, embeds) = (!job.choices.is_empty(), !tokens.is_empty());
         let recording = Recording { stage: job.stage, step, chooses, embeds };
         let worth_it = step.rows <= RECORDED_ROWS && step.tiles_count == 0 && !job.marks;
-        let known = if worth_it { self.seen.iter().position(|(seen, _)| *seen == recording) } else { None };
-        if let Some(place) = known.filter(|_| self.all_renewals() == self.renewals) {
-            if let Some(recorded) = self.seen[place].1 {
+        let known = if worth_it { self.seen.find(&recording) } else { None };
+        if let Some(recorded) = known.filter(|_| self.all_renewals() == self.renewals) {
+            if let Some(recorded) = recorded {
                 return self.machine.replay(recorded);
             }
             // A card that fails at more than recording fails below as well.
-            if self.records && self.record(place, job).unwrap_or(false) {
+            if self.records && self.record(recording, job).unwrap_or(false) {
                 return Ok(());
             }
             self.records = false;
@@ -254,9 +255,8 @@ impl Card {
         Ok(())
     }
 
-    /// Records a run that was seen before, and runs it; where that is not done or fails, nothing has run.
-    fn record(&mut self, place: usize, job: &Job<'_>) -> Result<bool, CardError> {
-        let recording = self.seen[place].0;
+    /// Records a run that was just found, and runs it; where that is not done or fails, nothing has run.
+    fn record(&mut self, recording: Recording, job: &Job<'_>) -> Result<bool, CardError> {
         let stage = stage(&self.stages, job.stage)?;
         if !self.machine.record()? {
             return Ok(false);
@@ -268,7 +268,7 @@ impl Card {
         ran?;
         let recorded = recorded?;
         self.machine.replay(recorded)?;
-        self.seen[place].1 = Some(recorded);
+        self.seen.was_recorded(recorded);
         Ok(true)
     }
 
@@ -277,11 +277,13 @@ impl Card {
     }
 
     fn remember(&mut self, recording: Recording) {
-        if self.all_renewals() != self.renewals || self.seen.len() >= RECORDINGS {
+        if self.all_renewals() != self.renewals {
             self.forget_recorded();
             self.renewals = self.all_renewals();
         }
-        self.seen.push((recording, None));
+        if let Some(recorded) = self.seen.came_up(recording) {
+            self.machine.forget(recorded);
+        }
     }
 
     fn forget_recorded(&mut self) {

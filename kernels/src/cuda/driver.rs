@@ -58,7 +58,9 @@ struct State {
     functions: BTreeMap<&'static str, sys::CUfunction>,
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
-    graphs: Vec<sys::CUgraphExec>,
+    /// Recordings by their numbers, and the number of the next.
+    graphs: BTreeMap<usize, sys::CUgraphExec>,
+    next_graph: usize,
 }
 
 // SAFETY: the driver's handles may be used from any thread whose context is the card's, which `bind` sees to; what is kept
@@ -138,7 +140,8 @@ impl DriverCard {
             functions: BTreeMap::new(),
             staging: Staging::new()?,
             marks: BTreeMap::new(),
-            graphs: Vec::new(),
+            graphs: BTreeMap::new(),
+            next_graph: 0,
         };
         Ok(Self {
             device,
@@ -175,6 +178,18 @@ impl DriverCard {
         match queue {
             Queue::Compute => self.compute,
             Queue::Side => self.side,
+        }
+    }
+
+    /// Destroys recordings once none of them runs any more.
+    fn destroy(&self, graphs: impl IntoIterator<Item = sys::CUgraphExec>) {
+        let mut graphs = graphs.into_iter().peekable();
+        if graphs.peek().is_none() || self.finish().is_err() {
+            return;
+        }
+        for graph in graphs {
+            // SAFETY: see above; work was waited for.
+            let _ = unsafe { result::graph::exec_destroy(graph) };
         }
     }
 
@@ -385,28 +400,29 @@ impl Machine for DriverCard {
             ready.map_err(failed("recording a step"))?
         };
         let mut state = self.state();
-        state.graphs.push(ready);
-        Ok(Recorded(state.graphs.len() - 1))
+        let number = state.next_graph;
+        state.next_graph += 1;
+        state.graphs.insert(number, ready);
+        Ok(Recorded(number))
     }
 
     fn replay(&self, recorded: Recorded) -> Result<(), CardError> {
         self.bind()?;
-        let Some(graph) = self.state().graphs.get(recorded.0).copied() else {
+        let Some(graph) = self.state().graphs.get(&recorded.0).copied() else {
             return Err(CardError::Unsupported("a recording that was forgotten".into()));
         };
         // SAFETY: see above.
         unsafe { result::graph::launch(graph, self.compute) }.map_err(failed("running a recorded step"))
     }
 
+    fn forget(&self, recorded: Recorded) {
+        let graph = self.state().graphs.remove(&recorded.0);
+        self.destroy(graph);
+    }
+
     fn forget_recorded(&self) {
         let graphs = std::mem::take(&mut self.state().graphs);
-        if graphs.is_empty() || self.finish().is_err() {
-            return;
-        }
-        for graph in graphs {
-            // SAFETY: see above; none of them runs any more.
-            let _ = unsafe { result::graph::exec_destroy(graph) };
-        }
+        self.destroy(graphs.into_values());
     }
 }
 

@@ -162,6 +162,8 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     fn recorded(&self) -> Result<Recorded, CardError>;
     /// Runs what was recorded.
     fn replay(&self, recorded: Recorded) -> Result<(), CardError>;
+    /// Forgets one recording, once it does not run any more.
+    fn forget(&self, recorded: Recorded);
     /// Forgets all that was recorded.
     fn forget_recorded(&self);
 }

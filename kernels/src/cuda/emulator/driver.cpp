@@ -182,7 +182,11 @@ int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long) {
     return 0;
 }
 int cuGraphDestroy(void *graph) { delete (Recording *)graph; return 0; }
-int cuGraphExecDestroy(void *graph) { graphs.erase(graph); delete (Recording *)graph; return 0; }
+int cuGraphExecDestroy(void *graph) {
+    if (!graphs.erase(graph)) refuse("a recording that is none");
+    delete (Recording *)graph;
+    return 0;
+}
 int cuGraphLaunch(void *graph, void *stream) {
     bound();
     not_recorded(stream);

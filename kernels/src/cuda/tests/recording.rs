@@ -1,10 +1,11 @@
 //! Steps are recorded where a card can, and computed all the same where recording fails.
 
-use super::{attention::POOL, here, machines};
+use super::{attention::POOL, here, machines, read, with};
 use crate::{
     cuda::{
         Card, CardInfo,
         machine::{Arg, CardError, Launch, Machine, Product, Queue, Recorded},
+        ops::Ops,
     },
     engine::{Engine, Input, Output, Slice, StageKey},
     source::ModelSource,
@@ -94,6 +95,7 @@ impl Machine for Forgetful {
     fn replay(&self, _: Recorded) -> Result<(), CardError> {
         self.fails_at(Fault::Running)
     }
+    fn forget(&self, _: Recorded) {}
     fn forget_recorded(&self) {}
 }
 
@@ -127,5 +129,25 @@ fn a_card_that_cannot_record_computes_and_is_asked_once() {
             assert_eq!(logits(machine.clone(), &source), wanted, "{fault:?}");
             assert_eq!(machine.tried.load(Ordering::Relaxed), 1, "{fault:?}");
         }
+    }
+}
+
+#[test]
+fn what_is_forgotten_runs_no_more_and_what_is_not_does() {
+    for machine in machines() {
+        let (ops, x) = (Ops::new(machine.clone()), with(&machine, &[1.0; 4]));
+        // Kernels are loaded when they first run, which is not while launches are recorded.
+        ops.add(x.at(), x.at(), 4).unwrap();
+        let record = || {
+            let records = machine.record().unwrap();
+            ops.add(x.at(), x.at(), 4).unwrap();
+            records.then(|| machine.recorded().unwrap())
+        };
+        let (Some(first), Some(second)) = (record(), record()) else { continue };
+        machine.replay(first).unwrap();
+        machine.forget(first);
+        assert!(machine.replay(first).is_err());
+        machine.replay(second).unwrap();
+        assert_eq!(read(&machine, &x, 4), [8.0; 4]);
     }
 }
