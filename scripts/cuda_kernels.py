@@ -1,7 +1,9 @@
-"""Compiles kernels/src/cuda/device/*.cu to PTX with NVRTC; needs no GPU.
+"""Compiles kernels/src/cuda/device/*.cu to PTX with NVRTC, and that with ptxas for cards; needs no GPU.
 
     scripts/cuda_kernels.sh            # writes kernels/src/cuda/ptx
     scripts/cuda_kernels.sh --check    # compiles again, and fails where a kernel does not compile or the PTX in the tree is another
+
+Either fails where a driver would refuse the PTX: ptxas is the compiler in the driver.
 
 PTX is kept in the tree for hosts with nothing but a driver. A driver takes no PTX newer than itself: the compiler is
 pinned to the release of the oldest driver that is supported (cuda_kernels.txt).
@@ -11,12 +13,19 @@ import argparse
 import ctypes
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels/src/cuda"
 ARCHITECTURES = ["80", "90"]
 # Newer cards take the PTX of older ones, and nothing here is only for newer ones: the first is kept.
 KEPT = ARCHITECTURES[0]
+# Cards that the PTX is assembled for: all that its own architecture's is for, and what is only for newer ones there.
+CARDS = {"80": ["80", "89", "90"], "90": ["90"]}
+# Bytes of registers that a kernel may put aside in memory: ptxas keeps to a kernel's launch bounds by that. The widest heads'
+# kernel puts 36 aside once, before its loop.
+SPILLED = 64
 OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
 
 
@@ -24,6 +33,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--nvrtc", required=True, help="libnvrtc.so.12")
+    parser.add_argument("--ptxas", required=True, help="the assembler")
     args = parser.parse_args()
     compiler = Nvrtc(args.nvrtc)
     wrong = 0
@@ -35,6 +45,9 @@ def main():
             if ptx is None:
                 wrong += 1
                 continue
+            for complaint in refused(ptx) + [c for card in CARDS[architecture] for c in assembled(args.ptxas, ptx, card)]:
+                print(f"{source.name} for {architecture}: {complaint}", file=sys.stderr)
+                wrong += 1
             if architecture != KEPT:
                 continue
             kept = ROOT / "ptx" / f"{source.stem}.ptx"
@@ -51,8 +64,26 @@ def main():
         print("ptx/sources.txt is of other sources: run scripts/cuda_kernels.sh", file=sys.stderr)
         wrong += 1
     if args.check and not wrong:
-        print(f"all kernels compile, NVRTC {compiler.version()}, and the PTX in the tree is theirs")
+        print(f"all kernels compile, NVRTC {compiler.version()}, ptxas takes them, and the PTX in the tree is theirs")
     return 1 if wrong else 0
+
+
+def refused(ptx):
+    """Functions that are only named: a driver has none to put there, and refuses the module."""
+    return re.findall(r"\.extern \.func.*", ptx)
+
+
+def assembled(ptxas, ptx, card):
+    """What the assembler says against PTX on such a card."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [ptxas, "-v", f"-arch=sm_{card}", file.name, "-o", "/dev/null"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        return [f"sm_{card}: {done.stdout.strip() or f'ptxas ends with {done.returncode}'}"]
+    spills = re.findall(r"Function properties for (\S+)\s.*?(\d+) bytes spill stores", done.stdout)
+    return [f"sm_{card}: {kernel} puts {size} bytes of registers aside" for kernel, size in spills if int(size) > SPILLED]
 
 
 def sources():

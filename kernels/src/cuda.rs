@@ -13,6 +13,7 @@
 //! | `ops.rs` | operations: which kernel, how many blocks |
 //! | `stage.rs` | a stage's layers as operations |
 //! | `step.rs` | what a card is told of a step |
+//! | `recordings.rs` | which runs came up, and what was recorded of them |
 //! | `probe.rs`, `nvml.rs` | what a card can do, measured and by its own word |
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
@@ -31,6 +32,7 @@ mod machine;
 mod nvml;
 mod ops;
 mod probe;
+mod recordings;
 mod stage;
 mod step;
 #[cfg(test)]
@@ -56,8 +58,9 @@ use crate::{
 };
 use buffers::Buffer;
 use columns::Columns;
-use machine::{Machine, Memory, Recorded};
+use machine::{Machine, Memory};
 use ops::Ops;
+use recordings::Recordings;
 use stage::{CardStage, Pass, Piece, Work};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,8 +69,8 @@ use tsnode_protocol::Token;
 
 /// Of a card's free memory, what weights and pages leave for what is between kernels and for the driver.
 const HEADROOM: usize = 1 << 30;
-/// Runs that are recorded at a time: common batch sizes, and lengths by powers of two.
-const RECORDINGS: usize = 64;
+/// Rows of a step: what a grid has room for in its second and third direction, in which some kernels have their rows.
+const MOST_ROWS: usize = 65_535;
 /// Rows of a step from which recording saves nothing.
 const RECORDED_ROWS: usize = 256;
 
@@ -82,7 +85,9 @@ pub struct Card {
     ops: Ops,
     tiles: Buffer,
     tokens: Buffer,
-    seen: Vec<(Recording, Option<Recorded>)>,
+    seen: Recordings<Recording>,
+    /// Whether steps are recorded: until that fails once.
+    records: bool,
     renewals: usize,
     machine: Arc<dyn Machine>,
 }
@@ -98,6 +103,8 @@ pub struct CardInfo {
     pub processors: usize,
     /// Memory (bytes).
     pub memory_bytes: u64,
+    /// Why products of many rows are not left to a library; none where they are.
+    pub no_library: Option<String>,
     /// What the management library says.
     pub facts: CardFacts,
 }
@@ -163,7 +170,8 @@ impl Card {
             ops: Ops::new(machine.clone()),
             tiles: buffer(),
             tokens: buffer(),
-            seen: Vec::new(),
+            seen: Recordings::default(),
+            records: true,
             renewals: 0,
             machine,
         }
@@ -241,6 +249,7 @@ impl Card {
 
     /// Computes a step; it is under way when this returns.
     pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share) -> Result<(), CardError> {
+        stage(&self.stages, job.stage)?;
         let step = self.send(job, share)?;
         self.take_rows(job)?;
         let recording = Recording {
@@ -250,15 +259,19 @@ impl Card {
             embeds: matches!(job.rows, CardInput::Tokens(tokens) if !tokens.is_empty()),
         };
         let worth_it = step.rows <= RECORDED_ROWS && step.tiles_count == 0 && !job.marks;
-        let known = if worth_it { self.seen.iter().position(|(seen, _)| *seen == recording) } else { None };
-        if let Some(place) = known.filter(|_| self.all_renewals() == self.renewals) {
-            return match self.seen[place].1 {
-                Some(recorded) => self.machine.replay(recorded),
-                None => self.record(place, job, share),
-            };
+        let known = if worth_it { self.seen.find(&recording) } else { None };
+        if let Some(recorded) = known.filter(|_| self.all_renewals() == self.renewals) {
+            if let Some(recorded) = recorded {
+                return self.machine.replay(recorded);
+            }
+            // A card that fails at more than recording fails below as well.
+            if self.records && self.record(recording, job, share).unwrap_or(false) {
+                return Ok(());
+            }
+            self.records = false;
         }
         self.run(&step, job, share, recording)?;
-        if worth_it {
+        if worth_it && self.records {
             self.remember(recording);
         }
         Ok(())
@@ -266,6 +279,7 @@ impl Card {
 
     /// Tells the card of a step.
     fn send(&mut self, job: &Job<'_>, share: &Share) -> Result<Step, CardError> {
+        check_rows(job)?;
         let tokens = match job.rows {
             CardInput::Tokens(tokens) => tokens,
             CardInput::Hidden(_) => &[],
@@ -291,20 +305,19 @@ impl Card {
         self.machine.upload(Queue::Compute, at, bytemuck::cast_slice(rows))
     }
 
-    /// Records a run that was seen before, and runs it.
-    fn record(&mut self, place: usize, job: &Job<'_>, share: &Share) -> Result<(), CardError> {
-        let recording = self.seen[place].0;
-        let records = self.machine.record()?;
-        let ran = self.run(&recording.step, job, share, recording);
-        if !records {
-            return ran;
+    /// Records a run that was just found, and runs it; where that is not done or fails, nothing has run.
+    fn record(&mut self, recording: Recording, job: &Job<'_>, share: &Share) -> Result<bool, CardError> {
+        if !self.machine.record()? {
+            return Ok(false);
         }
+        let ran = self.run(&recording.step, job, share, recording);
         // Recording is ended also if something failed, or nothing would run any more.
         let recorded = self.machine.recorded();
         ran?;
         let recorded = recorded?;
-        self.seen[place].1 = Some(recorded);
-        self.machine.replay(recorded)
+        self.machine.replay(recorded)?;
+        self.seen.was_recorded(recorded);
+        Ok(true)
     }
 
     /// Launches all of a step.
@@ -339,11 +352,13 @@ impl Card {
     }
 
     fn remember(&mut self, recording: Recording) {
-        if self.all_renewals() != self.renewals || self.seen.len() >= RECORDINGS {
+        if self.all_renewals() != self.renewals {
             self.forget_recorded();
             self.renewals = self.all_renewals();
         }
-        self.seen.push((recording, None));
+        if let Some(recorded) = self.seen.came_up(recording) {
+            self.machine.forget(recorded);
+        }
     }
 
     fn forget_recorded(&mut self) {
@@ -384,4 +399,10 @@ impl Card {
 
 fn stage(stages: &BTreeMap<StageKey, CardStage>, key: StageKey) -> Result<&CardStage, CardError> {
     stages.get(&key).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))
+}
+
+/// Refuses a step that a card would refuse to launch, and not in words.
+fn check_rows(job: &Job<'_>) -> Result<(), CardError> {
+    let (rows, most) = (job.batch.iter().map(|slice| slice.len as usize).sum(), MOST_ROWS);
+    if rows <= most { Ok(()) } else { Err(CardError::Rows { rows, most }) }
 }

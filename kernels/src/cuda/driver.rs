@@ -48,7 +48,8 @@ struct DriverCard {
     side: sys::CUstream,
     processors: usize,
     state: Mutex<State>,
-    blas: Option<Mutex<Blas>>,
+    /// Or why there is none.
+    blas: Result<Mutex<Blas>, String>,
 }
 
 /// What is made once and kept.
@@ -58,9 +59,11 @@ struct State {
     functions: BTreeMap<&'static str, sys::CUfunction>,
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
-    graphs: Vec<sys::CUgraphExec>,
     /// Contexts of other cards that this one has copied from.
     reached: BTreeSet<usize>,
+    /// Recordings by their numbers, and the number of the next.
+    graphs: BTreeMap<usize, sys::CUgraphExec>,
+    next_graph: usize,
 }
 
 // SAFETY: the driver's handles may be used from any thread whose context is the card's, which `bind` sees to; what is kept
@@ -133,19 +136,17 @@ impl DriverCard {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a card"))?;
         // SAFETY: see above.
         unsafe { result::ctx::set_current(context) }.map_err(failed("starting a card"))?;
-        let stream =
-            || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("making a stream"));
-        let (compute, side) = (stream()?, stream()?);
+        let (compute, side) = streams()?;
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             staging: Staging::new()?,
             marks: BTreeMap::new(),
-            graphs: Vec::new(),
             reached: BTreeSet::new(),
+            graphs: BTreeMap::new(),
+            next_graph: 0,
         };
-        let blas = Libraries::find().blas.found.as_ref().and_then(|_| Blas::new().ok()).map(Mutex::new);
         Ok(Self {
             device,
             context,
@@ -153,7 +154,7 @@ impl DriverCard {
             side,
             processors: processors.max(1) as usize,
             state: Mutex::new(state),
-            blas,
+            blas: blas().map(Mutex::new),
         })
     }
 
@@ -184,11 +185,40 @@ impl DriverCard {
         }
     }
 
+    /// Destroys recordings once none of them runs any more.
+    fn destroy(&self, graphs: impl IntoIterator<Item = sys::CUgraphExec>) {
+        let mut graphs = graphs.into_iter().peekable();
+        if graphs.peek().is_none() || self.finish().is_err() {
+            return;
+        }
+        for graph in graphs {
+            // SAFETY: see above; work was waited for.
+            let _ = unsafe { result::graph::exec_destroy(graph) };
+        }
+    }
+
     /// Waits for all work of a queue.
     fn wait(&self, queue: Queue) -> Result<(), CardError> {
         // SAFETY: see above.
         unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(failed("waiting for work"))
     }
+}
+
+/// What computes, and what goes on beside it. The latter's few blocks go first where both have some that wait: KV that is to
+/// leave would otherwise leave when the step it leaves beside is done.
+fn streams() -> Result<(sys::CUstream, sys::CUstream), CardError> {
+    use result::stream::{StreamKind::NonBlocking, create_with_priority, get_priority_range};
+    let (least, greatest) = get_priority_range().map_err(failed("making a stream"))?;
+    let stream = |priority| create_with_priority(NonBlocking, priority).map_err(failed("making a stream"));
+    Ok((stream(least)?, stream(greatest)?))
+}
+
+/// The library for products of many rows, with the card that is the calling thread's; or why there is none.
+fn blas() -> Result<Blas, String> {
+    let library = &Libraries::find().blas;
+    let missing = || format!("{} was not found", library.files.join(" or "));
+    let path = library.found.as_ref().ok_or_else(missing)?;
+    Blas::new().map_err(|error| format!("{} does not start: {error}", path.display()))
 }
 
 impl State {
@@ -233,6 +263,7 @@ impl Machine for DriverCard {
             capability: capability(self.device).unwrap_or_default(),
             processors: self.processors,
             memory_bytes: memory as u64,
+            no_library: self.blas.as_ref().err().cloned(),
             facts: self.bus().map(|bus| nvml::facts(&bus)).unwrap_or_default(),
         }
     }
@@ -321,7 +352,7 @@ impl Machine for DriverCard {
     }
 
     fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
-        let Some(blas) = &self.blas else { return Ok(false) };
+        let Ok(blas) = &self.blas else { return Ok(false) };
         self.bind()?;
         blas.lock().unwrap_or_else(PoisonError::into_inner).product(product, x, w, out, self.compute)
     }
@@ -381,28 +412,29 @@ impl Machine for DriverCard {
             ready.map_err(failed("recording a step"))?
         };
         let mut state = self.state();
-        state.graphs.push(ready);
-        Ok(Recorded(state.graphs.len() - 1))
+        let number = state.next_graph;
+        state.next_graph += 1;
+        state.graphs.insert(number, ready);
+        Ok(Recorded(number))
     }
 
     fn replay(&self, recorded: Recorded) -> Result<(), CardError> {
         self.bind()?;
-        let Some(graph) = self.state().graphs.get(recorded.0).copied() else {
+        let Some(graph) = self.state().graphs.get(&recorded.0).copied() else {
             return Err(CardError::Unsupported("a recording that was forgotten".into()));
         };
         // SAFETY: see above.
         unsafe { result::graph::launch(graph, self.compute) }.map_err(failed("running a recorded step"))
     }
 
+    fn forget(&self, recorded: Recorded) {
+        let graph = self.state().graphs.remove(&recorded.0);
+        self.destroy(graph);
+    }
+
     fn forget_recorded(&self) {
         let graphs = std::mem::take(&mut self.state().graphs);
-        if graphs.is_empty() || self.finish().is_err() {
-            return;
-        }
-        for graph in graphs {
-            // SAFETY: see above; none of them runs any more.
-            let _ = unsafe { result::graph::exec_destroy(graph) };
-        }
+        self.destroy(graphs.into_values());
     }
 }
 
@@ -411,7 +443,7 @@ impl Drop for DriverCard {
         // What a lost card does not give back is lost with it.
         let _ = self.finish();
         self.forget_recorded();
-        self.blas = None;
+        self.blas = Err("the card was given back".into());
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (marks, modules) = (std::mem::take(&mut state.marks), std::mem::take(&mut state.modules));
         state.staging.give_back();

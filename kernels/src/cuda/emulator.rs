@@ -180,5 +180,7 @@ impl Machine for Emulator {
         Ok(())
     }
 
+    fn forget(&self, _: Recorded) {}
+
     fn forget_recorded(&self) {}
 }

@@ -10,6 +10,8 @@ pub struct Library {
     pub name: &'static str,
     /// What it is for.
     pub purpose: &'static str,
+    /// Names of its file that are looked for.
+    pub files: &'static [&'static str],
     /// Where it is; none if it is nowhere.
     pub found: Option<PathBuf>,
 }
@@ -30,23 +32,44 @@ impl Libraries {
     #[must_use]
     pub fn find() -> &'static Self {
         static FOUND: OnceLock<Libraries> = OnceLock::new();
-        FOUND.get_or_init(|| Self {
-            driver: library("libcuda.so", "runs a card", &["libcuda.so.1", "libcuda.so"]),
-            blas: library(
-                "libcublasLt.so",
-                "faster prompts",
-                &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
-            ),
-            nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
+        FOUND.get_or_init(|| {
+            let driver = library("libcuda.so", "runs a card", &["libcuda.so.1", "libcuda.so"]);
+            let blas = blas_files(driver.found.as_deref().and_then(version));
+            Self {
+                driver,
+                blas: library("libcublasLt.so", "faster prompts", blas),
+                nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
+            }
         })
     }
 }
 
-fn library(name: &'static str, purpose: &'static str, files: &[&str]) -> Library {
+/// Of what release of CUDA a driver is, as it numbers them: 12020 is 12.2.
+fn version(driver: &Path) -> Option<i32> {
+    type Version = unsafe extern "C" fn(*mut i32) -> i32;
+    let mut out = 0;
+    // SAFETY: NVIDIA's library, which was opened once before; the function is of the type in its header `cuda.h`, and may be
+    // called before the driver was started.
+    #[allow(unsafe_code)]
+    let answered = unsafe {
+        let library = libloading::Library::new(driver).ok()?;
+        let ask = library.get::<Version>(b"cuDriverGetVersion").ok()?;
+        ask(&mut out) == 0
+    };
+    answered.then_some(out)
+}
+
+/// A library of CUDA 13 opens beside an older driver, and then starts no card.
+fn blas_files(driver: Option<i32>) -> &'static [&'static str] {
+    const ALL: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+    if driver.is_some_and(|version| version < 13000) { &ALL[1..] } else { &ALL }
+}
+
+fn library(name: &'static str, purpose: &'static str, files: &'static [&'static str]) -> Library {
     let system = files.iter().map(PathBuf::from);
     let elsewhere = folders().into_iter().flat_map(|folder| files.iter().map(move |file| folder.join(file)));
     let found = system.chain(elsewhere.filter(|path| path.exists())).find(|path| opens(path));
-    Library { name, purpose, found }
+    Library { name, purpose, files, found }
 }
 
 /// Opens a library for good: whoever asks for it by name later gets this one.
@@ -107,4 +130,17 @@ fn inside(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = entries.flatten().filter(named).map(|entry| entry.path()).collect();
     found.sort();
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::blas_files;
+
+    #[test]
+    fn a_driver_of_cuda_12_gets_no_library_of_cuda_13() {
+        assert_eq!(blas_files(Some(12020)), ["libcublasLt.so.12", "libcublasLt.so"]);
+        assert_eq!(blas_files(Some(12090)), ["libcublasLt.so.12", "libcublasLt.so"]);
+        assert_eq!(blas_files(Some(13000))[0], "libcublasLt.so.13");
+        assert_eq!(blas_files(None)[0], "libcublasLt.so.13");
+    }
 }

@@ -25,6 +25,14 @@ pub enum CardError {
         /// Asked for (bytes).
         wanted: usize,
     },
+    /// A step of more rows than kernels are launched for.
+    #[error("a step of {rows} rows where a card takes {most}")]
+    Rows {
+        /// Of the step.
+        rows: usize,
+        /// Taken.
+        most: usize,
+    },
     /// A model that kernels are not written for.
     #[error("on a card {0} is not supported")]
     Unsupported(String),
@@ -182,6 +190,8 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     fn recorded(&self) -> Result<Recorded, CardError>;
     /// Runs what was recorded.
     fn replay(&self, recorded: Recorded) -> Result<(), CardError>;
+    /// Forgets one recording, once it does not run any more.
+    fn forget(&self, recorded: Recorded);
     /// Forgets all that was recorded.
     fn forget_recorded(&self);
 }

@@ -183,7 +183,7 @@ impl Ops {
     /// The gated half of an MLP: `x` is `[row][gate, up]`, each `width` wide.
     pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), CardError> {
         let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
-        self.run("rows", "gate", [blocks(width, 256), rows as u32, 1], 256, &args)
+        self.run("rows", "gate", [rows as u32, blocks(width, 256), 1], 256, &args)
     }
 
     /// Chooses a token for every row of `logits`: [`super::choose::Choice`].

@@ -9,6 +9,7 @@ mod failing;
 mod models;
 mod packing;
 mod products;
+mod recording;
 mod together;
 
 use super::{

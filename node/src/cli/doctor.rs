@@ -69,14 +69,15 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
 
 /// A library that a card is better off with.
 fn library(library: &Library) -> Finding {
-    let Library { name, purpose, found } = library;
+    let Library { name, purpose, files, found } = library;
     finding(
         "library",
         State::Note,
         match found {
             Some(path) => format!("{name} ({purpose}): {}", path.display()),
             None => format!(
-                "{name} ({purpose}) was found neither by the system, nor in CUDA_HOME, nor in Python's packages"
+                "{} ({purpose}) was found neither by the system, nor in CUDA_HOME, nor in Python's packages",
+                files.join(" or ")
             ),
         },
     )

@@ -37,6 +37,13 @@ __device__ __forceinline__ float quick_exp(float x) {
     return out;
 }
 
+// c plus the products of four pairs of signed bytes. The compiler's own name for it is a function in a header that is not there.
+__device__ __forceinline__ int dot4(int a, int b, int c) {
+    int d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Copies of 16 bytes from global to shared memory that go on beside computing. With `real` 0 zeros are written.
 __device__ __forceinline__ void copy_16_async(void *shared, const void *global, bool real) {
     u32 to = (u32)__cvta_generic_to_shared(shared);

@@ -67,8 +67,8 @@ EXPORT(gather)
 
 // out = activation(x[.., i]) · x[.., width + i]: both halves of a gated MLP lie side by side. Limited by memory.
 KERNEL(256) gate(const float *x, u32 width, u32 activation, void *out, u32 kind) {
-    u64 row = blockIdx.y;
-    u32 i = blockIdx.x * 256 + threadIdx.x;
+    u64 row = blockIdx.x;
+    u32 i = blockIdx.y * 256 + threadIdx.x;
     if (i >= width) return;
     float g = x[row * 2 * width + i], up = x[row * 2 * width + width + i], y;
     if (activation == 0) {

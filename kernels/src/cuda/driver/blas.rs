@@ -17,7 +17,17 @@ const WORKSPACE: usize = 32 << 20;
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
-    ways: BTreeMap<Product, Option<Way>>,
+    ways: BTreeMap<(Product, Aligned), Option<Way>>,
+}
+
+/// Powers of two that the addresses of weights, rows and results are multiples of: a way may read more at once than an
+/// address allows, and the library takes all of them for multiples of [`MOST_ALIGNED`] if it is told nothing.
+type Aligned = [u32; 3];
+/// Nothing is gained by addresses that are multiples of more.
+const MOST_ALIGNED: u32 = 256;
+
+fn aligned(at: u64) -> u32 {
+    1 << at.trailing_zeros().min(MOST_ALIGNED.ilog2())
 }
 
 /// How one shape is multiplied.
@@ -34,6 +44,12 @@ fn no(error: result::CublasError) -> CardError {
     CardError::Failed { call: "cuBLASLt", answer: error.to_string() }
 }
 
+/// Whether the library refused what it was asked, so that nothing is under way.
+fn refused(error: &result::CublasError) -> bool {
+    use sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE as WRONG, CUBLAS_STATUS_NOT_SUPPORTED as NONE};
+    matches!(error.0, WRONG | NONE)
+}
+
 impl Blas {
     /// With the card that is the calling thread's.
     pub fn new() -> Result<Self, CardError> {
@@ -43,7 +59,7 @@ impl Blas {
         Ok(Self { handle, workspace, ways: BTreeMap::new() })
     }
 
-    /// Multiplies; `false` for a shape that the library has no way for.
+    /// Multiplies; `false` for a shape that the library has no way for, or refuses to go the way it named.
     pub fn product(
         &mut self,
         product: Product,
@@ -52,17 +68,16 @@ impl Blas {
         out: u64,
         stream: cuda::CUstream,
     ) -> Result<bool, CardError> {
-        if !self.ways.contains_key(&product) {
-            let way = Way::find(self.handle, product).ok();
-            self.ways.insert(product, way);
-        }
-        let Some(Some(way)) = self.ways.get(&product) else { return Ok(false) };
+        let handle = self.handle;
+        let key = (product, [w, x, out].map(aligned));
+        let place = self.ways.entry(key).or_insert_with(|| Way::find(handle, product, key.1).ok());
+        let Some(way) = place else { return Ok(false) };
         let (one, zero) = (1.0f32, 0.0f32);
         let at = |address: u64| address as *const c_void;
         // SAFETY: see the head of the file; the numbers are read before the call returns.
-        unsafe {
+        let done = unsafe {
             result::matmul(
-                self.handle,
+                handle,
                 way.how,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(&zero).cast(),
@@ -79,18 +94,35 @@ impl Blas {
                 WORKSPACE,
                 stream.cast(),
             )
+        };
+        match done {
+            Ok(()) => Ok(true),
+            Err(error) if refused(&error) => {
+                // It would be refused again.
+                *place = None;
+                Ok(false)
+            }
+            Err(error) => Err(no(error)),
         }
-        .map_err(no)?;
-        Ok(true)
     }
 }
 
 impl Way {
     /// Columns come first in the library's matrices: ours, `[row][column]`, are its turned ones. So the result, `[row][output]`
     /// here, is a matrix of outputs × rows there: weights turned, times rows.
-    fn find(handle: sys::cublasLtHandle_t, product: Product) -> Result<Self, result::CublasError> {
+    fn find(
+        handle: sys::cublasLtHandle_t,
+        product: Product,
+        [w, x, out]: Aligned,
+    ) -> Result<Self, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TURN;
-        use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as SPACE;
+        use sys::cublasLtMatmulPreferenceAttributes_t::{
+            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as SPACE, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as A,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES as B, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES as C,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES as D,
+        };
+        // The matrix that is added to is that of the result.
+        let alignments = [(A, w), (B, x), (C, out), (D, out)];
         let Product { brain, rows, outs, cols, stride } = product;
         let single = sys::cudaDataType_t::CUDA_R_32F;
         let kind = if brain { sys::cudaDataType_t::CUDA_R_16BF } else { sys::cudaDataType_t::CUDA_R_16F };
@@ -113,6 +145,14 @@ impl Way {
                 std::ptr::from_ref(&space).cast(),
                 size_of_val(&space),
             )?;
+            for (which, bytes) in alignments {
+                result::set_matmul_pref_attribute(
+                    preference,
+                    which,
+                    std::ptr::from_ref(&bytes).cast(),
+                    size_of_val(&bytes),
+                )?;
+            }
             let found = result::get_matmul_algo_heuristic(handle, how, weights, x, out, out, preference);
             result::destroy_matmul_pref(preference)?;
             found?
@@ -121,18 +161,37 @@ impl Way {
     }
 }
 
+impl Drop for Way {
+    fn drop(&mut self) {
+        // SAFETY: see the head of the file; the library reads descriptions only while it is asked.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.how);
+            for layout in [self.weights, self.rows, self.out] {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
 impl Drop for Blas {
     fn drop(&mut self) {
+        self.ways.clear();
         // SAFETY: see the head of the file; nothing runs any more.
         unsafe {
-            for way in std::mem::take(&mut self.ways).into_values().flatten() {
-                let _ = result::destroy_matmul_desc(way.how);
-                for layout in [way.weights, way.rows, way.out] {
-                    let _ = result::destroy_matrix_layout(layout);
-                }
-            }
             let _ = driver::free_sync(self.workspace);
             let _ = result::destroy_handle(self.handle);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::aligned;
+
+    #[test]
+    fn addresses_are_told_as_they_are_and_never_as_more() {
+        let found =
+            [0x7f00_0000_0000u64, 0x7f00_0000_0100, 0x7f00_0000_0180, 0x7f00_0000_0012, 0x7f00_0000_0001].map(aligned);
+        assert_eq!(found, [256, 256, 128, 2, 1]);
     }
 }

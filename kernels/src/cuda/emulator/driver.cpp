@@ -50,6 +50,7 @@ void not_recorded(void *stream) {
 }
 
 extern "C" {
+int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
 int cuInit(unsigned) { return 0; }
 int cuGetErrorName(int, const char **text) { *text = "an error"; return 0; }
 int cuGetErrorString(int, const char **text) { *text = "an error"; return 0; }
@@ -63,7 +64,15 @@ int cuDeviceGetAttribute(int *value, int which, int) { *value = which == 75 ? 9 
 int cuDevicePrimaryCtxRetain(void **out, int) { *out = &context; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void *which) { current = which == &context; return 0; }
-int cuStreamCreate(void **out, unsigned) { bound(); *out = new Stream{}; streams.insert(*out); return 0; }
+// Streams take turns as they are asked here; a smaller number is a greater priority.
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { bound(); *least = 0; *greatest = -5; return 0; }
+int cuStreamCreateWithPriority(void **out, unsigned, int priority) {
+    bound();
+    if (priority > 0 || priority < -5) refuse("a priority that no stream has");
+    *out = new Stream{};
+    streams.insert(*out);
+    return 0;
+}
 int cuStreamDestroy_v2(void *stream) { delete stream_of(stream); streams.erase(stream); return 0; }
 int cuStreamSynchronize(void *stream) { bound(); not_recorded(stream); return lost(); }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) {
@@ -125,6 +134,7 @@ int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t 
 int cuModuleLoadData(void **out, const void *image) {
     bound();
     if (strncmp((const char *)image, ".version", 8)) refuse("a module that is no PTX");
+    if (strstr((const char *)image, ".extern .func")) refuse("a module that calls what it does not have");
     *out = new std::string((const char *)image);
     return 0;
 }
@@ -179,7 +189,11 @@ int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long) {
     return 0;
 }
 int cuGraphDestroy(void *graph) { delete (Recording *)graph; return 0; }
-int cuGraphExecDestroy(void *graph) { graphs.erase(graph); delete (Recording *)graph; return 0; }
+int cuGraphExecDestroy(void *graph) {
+    if (!graphs.erase(graph)) refuse("a recording that is none");
+    delete (Recording *)graph;
+    return 0;
+}
 int cuGraphLaunch(void *graph, void *stream) {
     bound();
     not_recorded(stream);

@@ -1,4 +1,4 @@
-//! The PTX in the tree is of the sources beside it.
+//! The PTX in the tree is of the sources beside it, and a driver has all that it names.
 
 use super::here;
 
@@ -21,4 +21,15 @@ fn ptx_was_made_of_these_sources() {
         |name: &String| format!("{name} {:016x}\n", fnv(&std::fs::read(folder.join("device").join(name)).unwrap()));
     let found: String = names.iter().map(line).collect();
     assert_eq!(found, noted, "a kernel was changed: run scripts/cuda_kernels.sh");
+}
+
+#[test]
+fn ptx_has_all_functions_it_calls() {
+    let folder = here().join("src/cuda/ptx");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let missing = text.lines().find(|line| line.contains(".extern .func"));
+        assert_eq!(missing, None, "{}: no driver loads it", path.display());
+    }
 }

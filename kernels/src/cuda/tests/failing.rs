@@ -86,6 +86,9 @@ impl Machine for Failing {
     fn replay(&self, recorded: Recorded) -> Result<(), CardError> {
         self.ask().and_then(|()| self.inner.replay(recorded))
     }
+    fn forget(&self, recorded: Recorded) {
+        self.inner.forget(recorded);
+    }
     fn forget_recorded(&self) {
         self.inner.forget_recorded();
     }

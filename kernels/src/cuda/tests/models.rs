@@ -73,6 +73,26 @@ fn a_model_without_kernels_is_refused_in_words() {
     }
 }
 
+#[test]
+fn a_step_of_more_rows_than_a_grid_takes_is_refused_in_words() {
+    for machine in machines() {
+        let source = source("llama-gqa");
+        let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
+        let card = crate::cuda::Card::on(machine.clone());
+        let mut engine = Engine::on_card(card, 64 << 20, KvDtype::F16).unwrap();
+        let stage = engine.load(source.load_stage_for_card(range, 1).unwrap()).unwrap();
+        let batch: Vec<Slice> = (0..128).map(|i| Slice { request: RequestId([i; 16]), start: 0, len: 512 }).collect();
+        batch.iter().for_each(|slice| engine.admit(stage, slice.request, slice.len).unwrap());
+        let (rows, tokens) = (batch.len() * 512, prompt(batch.len() * 512));
+        let mut step = |batch: &[Slice], rows: usize| {
+            let output = Output::Logits { rows: &[rows - 1] };
+            engine.forward(stage, batch, Input::Tokens(&tokens[..rows]), output).map(|logits| logits.len())
+        };
+        assert_eq!(step(&batch, rows).unwrap_err().to_string(), "a step of 65536 rows where a card takes 65535");
+        assert!(step(&[Slice { len: 3, ..batch[0] }], 3).is_ok());
+    }
+}
+
 /// Whoever takes a layer's KV while the step goes on.
 pub(super) struct Taken(pub Vec<(u32, Vec<u8>)>);
 

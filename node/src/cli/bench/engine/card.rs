@@ -37,6 +37,8 @@ struct Report {
     /// Operations a second of a product in bfloat16, and whose it was.
     flops_limit: f64,
     products_by: &'static str,
+    /// Why they were not cuBLASLt's.
+    no_library: Option<String>,
     up_bytes_s: f64,
     down_bytes_s: f64,
     probed_s: f64,
@@ -169,6 +171,7 @@ impl Report {
             copy_limit: speeds.copy,
             flops_limit: speeds.multiply,
             products_by: if speeds.by_library { "cuBLASLt" } else { "own kernels" },
+            no_library: about.no_library.clone(),
             up_bytes_s: speeds.up,
             down_bytes_s: speeds.down,
             probed_s,
@@ -184,6 +187,9 @@ impl Report {
     fn print_head(&self) {
         let Self { model, card, products_by, load_s, .. } = self;
         say!("{model} on {card}, products of many rows by {products_by}; loaded in {load_s:.2} s");
+        if let Some(why) = &self.no_library {
+            say!("no cuBLASLt: {why}");
+        }
         let (copy, flops) = (self.copy_limit / 1e9, self.flops_limit / 1e12);
         let (up, down) = (self.up_bytes_s / 1e9, self.down_bytes_s / 1e9);
         say!(

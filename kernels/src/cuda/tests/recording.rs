@@ -1,0 +1,159 @@
+//! Steps are recorded where a card can, and computed all the same where recording fails.
+
+use super::{attention::POOL, here, machines, read, with};
+use crate::{
+    cuda::{
+        Card, CardInfo,
+        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+        ops::Ops,
+    },
+    engine::{Engine, Input, Output, Slice, StageKey},
+    source::ModelSource,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
+
+/// Where recording fails.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Beginning,
+    Launching,
+    Ending,
+    Running,
+}
+
+/// A machine that computes, but records nothing.
+#[derive(Debug)]
+struct Forgetful {
+    inner: Arc<dyn Machine>,
+    fault: Fault,
+    recording: AtomicBool,
+    tried: AtomicUsize,
+}
+
+impl Forgetful {
+    fn fails_at(&self, fault: Fault) -> Result<(), CardError> {
+        let failed = || CardError::Failed { call: "recording a step", answer: "not here".into() };
+        if self.fault == fault { Err(failed()) } else { Ok(()) }
+    }
+}
+
+impl Machine for Forgetful {
+    fn processors(&self) -> usize {
+        self.inner.processors()
+    }
+    fn about(&self) -> CardInfo {
+        self.inner.about()
+    }
+    fn free_bytes(&self) -> Result<usize, CardError> {
+        self.inner.free_bytes()
+    }
+    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+        self.inner.take(bytes)
+    }
+    fn give(&self, at: u64, bytes: usize) {
+        self.inner.give(at, bytes);
+    }
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+        self.inner.upload(queue, to, bytes)
+    }
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+        self.inner.download(queue, from, out)
+    }
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+        self.inner.copy(from, to, bytes)
+    }
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+        if self.recording.load(Ordering::Relaxed) {
+            return self.fails_at(Fault::Launching);
+        }
+        self.inner.launch(queue, launch, args)
+    }
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
+        self.inner.product(product, x, w, out)
+    }
+    fn mark(&self, number: usize) -> Result<(), CardError> {
+        self.inner.mark(number)
+    }
+    fn wait_for(&self, number: usize) -> Result<(), CardError> {
+        self.inner.wait_for(number)
+    }
+    fn offer(&self) -> Result<Peer, CardError> {
+        self.inner.offer()
+    }
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+        self.inner.fetch(from, rows)
+    }
+    fn finish(&self) -> Result<(), CardError> {
+        self.inner.finish()
+    }
+    fn record(&self) -> Result<bool, CardError> {
+        self.tried.fetch_add(1, Ordering::Relaxed);
+        self.fails_at(Fault::Beginning)?;
+        self.recording.store(true, Ordering::Relaxed);
+        Ok(true)
+    }
+    fn recorded(&self) -> Result<Recorded, CardError> {
+        assert!(self.recording.swap(false, Ordering::Relaxed), "what was not begun is ended");
+        self.fails_at(Fault::Ending).map(|()| Recorded(0))
+    }
+    fn replay(&self, _: Recorded) -> Result<(), CardError> {
+        self.fails_at(Fault::Running)
+    }
+    fn forget(&self, _: Recorded) {}
+    fn forget_recorded(&self) {}
+}
+
+const REQUEST: RequestId = RequestId([1; 16]);
+
+/// Logits of a prompt and of tokens after it, each computed often enough that it would be recorded.
+fn logits(machine: Arc<dyn Machine>, source: &ModelSource) -> Vec<Vec<f32>> {
+    let mut engine = Engine::on_card(Card::on(machine), POOL, KvDtype::F16).unwrap();
+    let range = LayerRange { start: 0, end: source.card().shape.layers };
+    let stage = engine.load(source.load_stage_for_card(range, 1).unwrap()).unwrap();
+    engine.admit(stage, REQUEST, 20).unwrap();
+    let mut step = |start, len| forward(&mut engine, stage, start, len);
+    [(0, 9), (9, 1), (9, 1), (9, 1), (9, 1), (0, 9), (0, 9), (9, 1)].map(|(start, len)| step(start, len)).to_vec()
+}
+
+fn forward(engine: &mut Engine, stage: StageKey, start: u32, len: u32) -> Vec<f32> {
+    engine.set_len(stage, REQUEST, start).unwrap();
+    let tokens: Vec<Token> = (start..start + len).map(Token).collect();
+    let (batch, output) = ([Slice { request: REQUEST, start, len }], Output::Logits { rows: &[len as usize - 1] });
+    engine.forward(stage, &batch, Input::Tokens(&tokens), output).unwrap().to_vec()
+}
+
+#[test]
+fn a_card_that_cannot_record_computes_and_is_asked_once() {
+    for inner in machines() {
+        let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
+        let wanted = logits(inner.clone(), &source);
+        for fault in [Fault::Beginning, Fault::Launching, Fault::Ending, Fault::Running] {
+            let (recording, tried) = (AtomicBool::new(false), AtomicUsize::new(0));
+            let machine = Arc::new(Forgetful { inner: inner.clone(), fault, recording, tried });
+            assert_eq!(logits(machine.clone(), &source), wanted, "{fault:?}");
+            assert_eq!(machine.tried.load(Ordering::Relaxed), 1, "{fault:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_forgotten_runs_no_more_and_what_is_not_does() {
+    for machine in machines() {
+        let (ops, x) = (Ops::new(machine.clone()), with(&machine, &[1.0; 4]));
+        // Kernels are loaded when they first run, which is not while launches are recorded.
+        ops.add(x.at(), x.at(), 4).unwrap();
+        let record = || {
+            let records = machine.record().unwrap();
+            ops.add(x.at(), x.at(), 4).unwrap();
+            records.then(|| machine.recorded().unwrap())
+        };
+        let (Some(first), Some(second)) = (record(), record()) else { continue };
+        machine.replay(first).unwrap();
+        machine.forget(first);
+        assert!(machine.replay(first).is_err());
+        machine.replay(second).unwrap();
+        assert_eq!(read(&machine, &x, 4), [8.0; 4]);
+    }
+}
