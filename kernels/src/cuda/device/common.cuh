@@ -37,6 +37,14 @@ __device__ __forceinline__ float quick_exp(float x) {
     return out;
 }
 
+// The sum plus the products of four signed bytes each. NVRTC declares `__dp4a` and does not know what it is: PTX would call
+// a function that nobody has.
+__device__ __forceinline__ int add_four_products(int a, int b, int sum) {
+    int out;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
+    return out;
+}
+
 // Copies of 16 bytes from global to shared memory that go on beside computing. With `real` 0 zeros are written.
 __device__ __forceinline__ void copy_16_async(void *shared, const void *global, bool real) {
     u32 to = (u32)__cvta_generic_to_shared(shared);

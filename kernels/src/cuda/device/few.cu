@@ -109,8 +109,8 @@ template <> struct Piece<FORM_Q4_0> {
         uint4 low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 16);
         int sum = -8 * ((int)x.sums[at / 16] + (int)x.sums[at / 16 + 1]);
         for (int i = 0; i < 4; i++) {
-            sum = __dp4a(word(quants, i) & 0x0f0f0f0f, word(low, i), sum);
-            sum = __dp4a((word(quants, i) >> 4) & 0x0f0f0f0f, word(high, i), sum);
+            sum = add_four_products(word(quants, i) & 0x0f0f0f0f, word(low, i), sum);
+            sum = add_four_products((word(quants, i) >> 4) & 0x0f0f0f0f, word(high, i), sum);
         }
         return (float)sum * (scale * x.scales[at / 32]);
     }
@@ -128,7 +128,7 @@ template <> struct Piece<FORM_Q8_0> {
         u64 at = row * x.cols + block * 32;
         uint4 numbers = sixteen(x.bytes + at + part * 16);
         int sum = 0;
-        for (int i = 0; i < 4; i++) sum = __dp4a(word(quants, i), word(numbers, i), sum);
+        for (int i = 0; i < 4; i++) sum = add_four_products(word(quants, i), word(numbers, i), sum);
         return (float)sum * (scale * x.scales[at / 32]);
     }
 };
@@ -155,8 +155,8 @@ template <> struct Piece<FORM_Q4_K> {
         uint4 low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 32);
         int a = 0, b = 0;
         for (int i = 0; i < 4; i++) {
-            a = __dp4a(word(quants, i) & 0x0f0f0f0f, word(low, i), a);
-            b = __dp4a((word(quants, i) >> 4) & 0x0f0f0f0f, word(high, i), b);
+            a = add_four_products(word(quants, i) & 0x0f0f0f0f, word(low, i), a);
+            b = add_four_products((word(quants, i) >> 4) & 0x0f0f0f0f, word(high, i), b);
         }
         int below = least[0] * (int)x.sums[at / 16] + least[1] * (int)x.sums[at / 16 + 2];
         float rounded = x.scales[(row * x.cols + block * 256) / 256];
@@ -188,8 +188,8 @@ template <> struct Piece<FORM_Q6_K> {
             int shift = i / 2 * 4, two = i * 2;
             int a = (int)(((four.x >> shift) & 0x0f0f0f0f) | (((high.x >> two) & 0x03030303) << 4));
             int b = (int)(((four.y >> shift) & 0x0f0f0f0f) | (((high.y >> two) & 0x03030303) << 4));
-            int sum = __dp4a(b, (int)numbers.y, __dp4a(a, (int)numbers.x, 0));
-            int ones = __dp4a(0x01010101, (int)numbers.y, __dp4a(0x01010101, (int)numbers.x, 0));
+            int sum = add_four_products(b, (int)numbers.y, add_four_products(a, (int)numbers.x, 0));
+            int ones = add_four_products(0x01010101, (int)numbers.y, add_four_products(0x01010101, (int)numbers.x, 0));
             all += scales[i] * (sum - 32 * ones);
         }
         return (float)all * (scale * x.scales[(row * x.cols + block * 256) / 256]);

@@ -59,7 +59,7 @@ template <class T> inline T __shfl_xor_sync(unsigned, T x, int by) { return emul
 inline float __uint_as_float(unsigned int x) { float out; std::memcpy(&out, &x, 4); return out; }
 inline unsigned int __float_as_uint(float x) { unsigned int out; std::memcpy(&out, &x, 4); return out; }
 inline unsigned int __umulhi(unsigned int a, unsigned int b) { return (unsigned int)((uint64_t)a * b >> 32); }
-inline int __dp4a(int a, int b, int c) {
+inline int add_four_products(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += (int)(signed char)(a >> (8 * i)) * (int)(signed char)(b >> (8 * i));
     return c;
 }

@@ -1,4 +1,4 @@
-//! The PTX in the tree is of the sources beside it.
+//! The PTX in the tree is of the sources beside it, and whole.
 
 use super::here;
 
@@ -21,4 +21,17 @@ fn ptx_was_made_of_these_sources() {
         |name: &String| format!("{name} {:016x}\n", fnv(&std::fs::read(folder.join("device").join(name)).unwrap()));
     let found: String = names.iter().map(line).collect();
     assert_eq!(found, noted, "a kernel was changed: run scripts/cuda_kernels.sh");
+}
+
+#[test]
+fn ptx_calls_nothing_that_it_does_not_hold() {
+    for entry in std::fs::read_dir(here().join("src/cuda/ptx")).unwrap() {
+        let path = entry.unwrap().path();
+        let called = std::fs::read_to_string(&path)
+            .unwrap()
+            .lines()
+            .find(|line| line.contains(".extern .func"))
+            .map(str::to_owned);
+        assert_eq!(called, None, "{}: a driver refuses it", path.display());
+    }
 }
