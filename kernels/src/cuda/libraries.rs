@@ -21,6 +21,8 @@ pub struct Libraries {
     pub driver: Library,
     /// Products of many rows; own kernels do without.
     pub blas: Library,
+    /// Kernels compiled for this very card; PTX does without.
+    pub nvrtc: Library,
     /// Power, clocks and link of a card.
     pub nvml: Library,
 }
@@ -36,6 +38,11 @@ impl Libraries {
                 "libcublasLt.so",
                 "faster prompts",
                 &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            ),
+            nvrtc: library(
+                "libnvrtc.so",
+                "kernels compiled for this very card",
+                &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             ),
             nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
         })
@@ -63,6 +70,14 @@ fn opens(path: &Path) -> bool {
     {
         let _ = path;
         false
+    }
+}
+
+/// Opens what lies beside a library and begins so: what that library asks for by name alone once it works.
+pub(super) fn open_beside(path: &Path, start: &str) {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return };
+    for file in inside(folder, |name| name.starts_with(start)) {
+        opens(&file);
     }
 }
 
