@@ -270,9 +270,9 @@ fn take(card: &Arc<dyn Loads>, entry: &Entry) -> Result<(), CardError> {
 /// Compiles files, times them beside their PTX, and turns to the faster.
 fn time(card: &Arc<dyn Loads>, compiler: &dyn Compiler, sm: u32) -> Result<Entry, NotCompiled> {
     let mut cubins = Vec::new();
-    for name in trial::FILES {
-        let cubin = compiler.compile(sources::file(name), sm)?;
-        // Each is loaded before the next is compiled: a driver that takes none takes not the first.
+    for file in sources::FILES.iter().filter(|file| trial::FILES.contains(&file.name)) {
+        let (name, cubin) = (file.name, compiler.compile(file, sm)?);
+        // Each is loaded before the next is compiled: a driver that takes none does not take the first.
         card.load(name, &cubin).map_err(|why| NotCompiled::Refused { file: name, why })?;
         cubins.push((name, cubin));
     }

@@ -38,8 +38,8 @@ impl Modules {
         if let Some(loaded) = self.modules.get(&(file, image)) {
             return Ok(*loaded);
         }
-        let text = CString::new(sources::file(file).ptx);
-        let text = text.map_err(|_| CardError::Unsupported("PTX that is no text".into()))?;
+        let text = sources::file(file).and_then(|file| CString::new(file.ptx).ok());
+        let text = text.ok_or_else(|| CardError::Unsupported(format!("a file {file} of kernels")))?;
         let loaded = load(text.as_bytes_with_nul())?;
         self.modules.insert((file, image), loaded);
         Ok(loaded)
