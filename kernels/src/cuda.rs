@@ -7,6 +7,7 @@
 //! | `ptx/` | what they compile to (`scripts/cuda_kernels.sh`) |
 //! | `machine.rs` | what is asked of a card: memory, copies, launches |
 //! | `driver.rs` | a card, by the driver's library |
+//! | `jit.rs` | kernels compiled for the very card, where they are faster |
 //! | `libraries.rs` | where NVIDIA's libraries are looked for |
 //! | `emulator.rs` | the processor in place of a card, for tests |
 //! | `weights.rs` | weights as they lie on a card |
@@ -27,6 +28,7 @@ mod columns;
 mod driver;
 #[cfg(test)]
 mod emulator;
+mod jit;
 mod libraries;
 mod machine;
 mod nvml;
@@ -43,6 +45,7 @@ mod weights;
 pub(crate) use cards::{Cards, TilePart, TilePlace};
 pub(crate) use choose::Choice;
 pub use driver::usable;
+pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};
 pub use libraries::{Libraries, Library};
 pub use machine::CardError;
 pub(crate) use machine::Queue;
@@ -107,6 +110,8 @@ pub struct CardInfo {
     pub no_library: Option<String>,
     /// What the management library says.
     pub facts: CardFacts,
+    /// How its kernels were made.
+    pub kernels: Kernels,
 }
 
 /// What a recorded run was of: the same launches with the same arguments.
@@ -151,12 +156,22 @@ pub(crate) enum CardInput<'a> {
 }
 
 impl Card {
-    /// The card of this number among those that `CUDA_VISIBLE_DEVICES` leaves.
+    /// The card of this number among those that `CUDA_VISIBLE_DEVICES` leaves, with kernels compiled ahead.
     ///
     /// # Errors
     /// When there is no driver, no such card, or it does not start.
     pub fn open(ordinal: u16) -> Result<Self, CardError> {
         Ok(Self::on(driver::open(ordinal)?))
+    }
+
+    /// The same, with kernels compiled for this very card where NVRTC is found and they are faster. The first time that takes
+    /// seconds; what was chosen is kept, and holds until the card, the driver, NVRTC or the kernels change.
+    /// [`CardInfo::kernels`] says what was chosen, and why.
+    ///
+    /// # Errors
+    /// As [`Card::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
+    pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, CardError> {
+        Ok(Self::on(driver::open_with(ordinal, jit::Nvrtc::find(), cache)?))
     }
 
     /// On a machine.

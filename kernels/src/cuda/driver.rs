@@ -6,17 +6,20 @@
 #![allow(unsafe_code)]
 
 mod blas;
+mod kernels;
 mod peers;
 mod staging;
 
 use super::{
     CardInfo,
+    jit::{self, Compiler, Identity, Image, KernelCache, Kernels, Loads, NotCompiled, Nvrtc},
     libraries::Libraries,
     machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
     nvml,
 };
 use blas::Blas;
 use cudarc::driver::{DriverError, result, sys};
+use kernels::Modules;
 use staging::Staging;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_void};
@@ -27,17 +30,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LEAST: (i32, i32) = (8, 0);
 /// Dynamic shared memory that a kernel has without being asked for more (bytes).
 const SHARED: u32 = 48 << 10;
-
-/// What kernels compile to, by file.
-const PTX: [(&str, &str); 7] = [
-    ("attend", include_str!("ptx/attend.ptx")),
-    ("choose", include_str!("ptx/choose.ptx")),
-    ("chunk", include_str!("ptx/chunk.ptx")),
-    ("few", include_str!("ptx/few.ptx")),
-    ("many", include_str!("ptx/many.ptx")),
-    ("rows", include_str!("ptx/rows.ptx")),
-    ("tiles", include_str!("ptx/tiles.ptx")),
-];
 
 /// A card.
 #[derive(Debug)]
@@ -55,8 +47,7 @@ struct DriverCard {
 /// What is made once and kept.
 #[derive(Debug)]
 struct State {
-    modules: BTreeMap<&'static str, sys::CUmodule>,
-    functions: BTreeMap<&'static str, sys::CUfunction>,
+    kernels: Modules,
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
     /// Contexts of other cards that this one has copied from.
@@ -105,8 +96,39 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, CardError>) -> Result<T, CardErro
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| old())
 }
 
-/// Opens a card.
+/// Opens a card, whose kernels are PTX.
 pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, CardError> {
+    opened(ordinal).map(|card| card as Arc<dyn Machine>)
+}
+
+/// Opens a card and chooses its kernels: machine code of this compiler's, where that is faster.
+pub(super) fn open_with(
+    ordinal: u16,
+    nvrtc: Result<Nvrtc, NotCompiled>,
+    cache: &KernelCache,
+) -> Result<Arc<dyn Machine>, CardError> {
+    let card = opened(ordinal)?;
+    let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn Compiler).map_err(Clone::clone);
+    let chosen = jit::choose(&(card.clone() as Arc<dyn Loads>), compiler, cache);
+    let failed = matches!(chosen, Kernels::Ahead(NotCompiled::Card(_) | NotCompiled::Panicked));
+    // What a card failed at may have taken its context along; a new one has nothing but PTX to fail at.
+    let card = if failed { reopened(card, ordinal)? } else { card };
+    card.state().kernels.chosen = chosen;
+    Ok(card)
+}
+
+/// Opens a card that tests load machine code on.
+#[cfg(test)]
+pub(super) fn open_to_load(ordinal: u16) -> Result<Arc<dyn Loads>, CardError> {
+    opened(ordinal).map(|card| card as Arc<dyn Loads>)
+}
+
+fn reopened(card: Arc<DriverCard>, ordinal: u16) -> Result<Arc<DriverCard>, CardError> {
+    drop(card);
+    opened(ordinal)
+}
+
+fn opened(ordinal: u16) -> Result<Arc<DriverCard>, CardError> {
     let found = usable()?;
     if !found.contains(&ordinal) {
         let known: Vec<String> = found.iter().map(ToString::to_string).collect();
@@ -114,7 +136,7 @@ pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, CardError> {
             format!("no card cuda:{ordinal} of compute capability 8.0 or more; there are [{}]", known.join(", "));
         return Err(CardError::Missing(sentence));
     }
-    guarded(|| Ok(Arc::new(DriverCard::new(ordinal)?) as Arc<dyn Machine>))
+    guarded(|| Ok(Arc::new(DriverCard::new(ordinal)?)))
 }
 
 fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, CardError> {
@@ -139,8 +161,7 @@ impl DriverCard {
         let (compute, side) = streams()?;
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
-            modules: BTreeMap::new(),
-            functions: BTreeMap::new(),
+            kernels: Modules::default(),
             staging: Staging::new()?,
             marks: BTreeMap::new(),
             reached: BTreeSet::new(),
@@ -221,35 +242,6 @@ fn blas() -> Result<Blas, String> {
     Blas::new().map_err(|error| format!("{} does not start: {error}", path.display()))
 }
 
-impl State {
-    /// A kernel, its module loaded the first time: the driver compiles the PTX for its card then, and keeps what it made.
-    fn function(&mut self, module: &'static str, kernel: &'static str) -> Result<sys::CUfunction, CardError> {
-        if let Some(function) = self.functions.get(kernel) {
-            return Ok(*function);
-        }
-        let loaded = match self.modules.get(module) {
-            Some(loaded) => *loaded,
-            None => {
-                let loaded = load(module)?;
-                self.modules.insert(module, loaded);
-                loaded
-            }
-        };
-        let name = CString::new(kernel).map_err(|_| CardError::Unsupported("a kernel without a name".into()))?;
-        // SAFETY: see above.
-        let function = unsafe { result::module::get_function(loaded, name) }.map_err(failed("finding a kernel"))?;
-        self.functions.insert(kernel, function);
-        Ok(function)
-    }
-}
-
-fn load(module: &'static str) -> Result<sys::CUmodule, CardError> {
-    let text = PTX.iter().find(|(name, _)| *name == module).map_or("", |(_, text)| *text);
-    let text = CString::new(text).map_err(|_| CardError::Unsupported("PTX that is no text".into()))?;
-    // SAFETY: text that ends with a zero.
-    unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(failed("compiling kernels"))
-}
-
 impl Machine for DriverCard {
     fn processors(&self) -> usize {
         self.processors
@@ -265,6 +257,7 @@ impl Machine for DriverCard {
             memory_bytes: memory as u64,
             no_library: self.blas.as_ref().err().cloned(),
             facts: self.bus().map(|bus| nvml::facts(&bus)).unwrap_or_default(),
+            kernels: self.state().kernels.chosen.clone(),
         }
     }
 
@@ -336,7 +329,7 @@ impl Machine for DriverCard {
     fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
         self.bind()?;
         let Launch { module, kernel, grid, threads, shared } = launch;
-        let function = self.state().function(module, kernel)?;
+        let function = self.state().kernels.function(module, kernel)?;
         if shared > SHARED {
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: see above.
@@ -438,6 +431,37 @@ impl Machine for DriverCard {
     }
 }
 
+impl Loads for DriverCard {
+    fn identity(&self) -> Result<Identity, CardError> {
+        let CardInfo { name, capability: (major, minor), processors, facts, .. } = self.about();
+        let mut version = 0;
+        // SAFETY: a place for a number.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("asking for the driver's version"))?;
+        Ok(Identity {
+            name,
+            processors,
+            sm: (10 * major + minor).unsigned_abs(),
+            cuda: (version / 1000, version % 1000 / 10),
+            driver: facts.driver.unwrap_or_default(),
+        })
+    }
+
+    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), CardError> {
+        self.bind()?;
+        self.state().kernels.load(file, cubin)
+    }
+
+    fn turn(&self, file: &'static str, image: Image) {
+        self.state().kernels.turn(file, image);
+    }
+
+    fn put_away(&self, file: &'static str) {
+        // Nothing may run any more of what is forgotten; of a lost card nothing does.
+        let _ = self.finish();
+        self.state().kernels.forget(file);
+    }
+}
+
 impl Drop for DriverCard {
     fn drop(&mut self) {
         // What a lost card does not give back is lost with it.
@@ -445,15 +469,13 @@ impl Drop for DriverCard {
         self.forget_recorded();
         self.blas = Err("the card was given back".into());
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let (marks, modules) = (std::mem::take(&mut state.marks), std::mem::take(&mut state.modules));
+        let marks = std::mem::take(&mut state.marks);
         state.staging.give_back();
+        state.kernels.give_back();
         // SAFETY: see above; nothing runs any more.
         unsafe {
             for event in marks.into_values() {
                 let _ = result::event::destroy(event);
-            }
-            for module in modules.into_values() {
-                let _ = result::module::unload(module);
             }
             let _ = result::stream::destroy(self.compute);
             let _ = result::stream::destroy(self.side);

@@ -23,6 +23,8 @@ pub struct Libraries {
     pub driver: Library,
     /// Products of many rows; own kernels do without.
     pub blas: Library,
+    /// Kernels compiled for this very card; PTX does without.
+    pub nvrtc: Library,
     /// Power, clocks and link of a card.
     pub nvml: Library,
 }
@@ -34,10 +36,11 @@ impl Libraries {
         static FOUND: OnceLock<Libraries> = OnceLock::new();
         FOUND.get_or_init(|| {
             let driver = library("libcuda.so", "runs a card", &["libcuda.so.1", "libcuda.so"]);
-            let blas = blas_files(driver.found.as_deref().and_then(version));
+            let version = driver.found.as_deref().and_then(version);
             Self {
                 driver,
-                blas: library("libcublasLt.so", "faster prompts", blas),
+                blas: library("libcublasLt.so", "faster prompts", blas_files(version)),
+                nvrtc: library("libnvrtc.so", "kernels compiled for this very card", nvrtc_files(version)),
                 nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
             }
         })
@@ -59,10 +62,18 @@ fn version(driver: &Path) -> Option<i32> {
     answered.then_some(out)
 }
 
-/// A library of CUDA 13 opens beside an older driver, and then starts no card.
 fn blas_files(driver: Option<i32>) -> &'static [&'static str] {
-    const ALL: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-    if driver.is_some_and(|version| version < 13000) { &ALL[1..] } else { &ALL }
+    no_newer(driver, &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"])
+}
+
+fn nvrtc_files(driver: Option<i32>) -> &'static [&'static str] {
+    no_newer(driver, &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"])
+}
+
+/// All but the first, which is of CUDA 13, where the driver is older: such a library opens beside it, and then starts no card, or
+/// compiles what the driver does not take.
+fn no_newer(driver: Option<i32>, files: &'static [&'static str]) -> &'static [&'static str] {
+    if driver.is_some_and(|version| version < 13000) { &files[1..] } else { files }
 }
 
 fn library(name: &'static str, purpose: &'static str, files: &'static [&'static str]) -> Library {
@@ -86,6 +97,14 @@ fn opens(path: &Path) -> bool {
     {
         let _ = path;
         false
+    }
+}
+
+/// Opens what lies beside a library and begins so: what that library asks for by name alone once it works.
+pub(super) fn open_beside(path: &Path, start: &str) {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return };
+    for file in inside(folder, |name| name.starts_with(start)) {
+        opens(&file);
     }
 }
 

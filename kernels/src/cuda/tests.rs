@@ -6,6 +6,7 @@ mod attention;
 mod choosing;
 mod compiled;
 mod failing;
+mod jit;
 mod models;
 mod packing;
 mod products;
@@ -23,7 +24,12 @@ use std::sync::Arc;
 /// Every machine that kernels are to be run on here: the card, or else the emulator.
 pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
     if let Ok(ordinal) = std::env::var("TSNODE_TEST_CARD") {
-        return vec![driver::open(ordinal.parse().unwrap()).unwrap()];
+        let ordinal = ordinal.parse().unwrap();
+        // With kernels as NVRTC makes them, none of which is PTX.
+        if std::env::var_os("TSNODE_TEST_COMPILED").is_some() {
+            return vec![jit::compiled(ordinal)];
+        }
+        return vec![driver::open(ordinal).unwrap()];
     }
     eprintln!("skipped on a card: TSNODE_TEST_CARD says no number");
     match Emulator::get() {

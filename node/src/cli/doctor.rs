@@ -106,8 +106,8 @@ fn examine(settings: &Settings) -> Vec<Finding> {
         Err(why) => finding("gpu", State::Note, format!("{why}; the processor computes")),
     });
     if host.gpus.is_ok() {
-        let Libraries { blas, nvml, .. } = Libraries::find();
-        found.extend([blas, nvml].map(library));
+        let Libraries { blas, nvrtc, nvml, .. } = Libraries::find();
+        found.extend([blas, nvrtc, nvml].map(library));
     }
     let config = match settings.node() {
         Ok(config) => config,

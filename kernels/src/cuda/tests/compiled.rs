@@ -1,6 +1,7 @@
 //! The PTX in the tree is of the sources beside it, and a driver has all that it names.
 
 use super::here;
+use crate::cuda::jit::sources::{FILES, HEADERS, OPTIONS};
 
 /// FNV-1a of 64 bits: what `scripts/cuda_kernels.py` writes down of each source.
 fn fnv(bytes: &[u8]) -> u64 {
@@ -32,4 +33,17 @@ fn ptx_has_all_functions_it_calls() {
         let missing = text.lines().find(|line| line.contains(".extern .func"));
         assert_eq!(missing, None, "{}: no driver loads it", path.display());
     }
+}
+
+#[test]
+fn what_is_compiled_at_run_time_is_all_that_was_compiled_ahead() {
+    let mut held: Vec<String> = FILES.iter().map(|file| format!("{}.cu", file.name)).collect();
+    held.extend(HEADERS.map(|(name, _)| name.to_owned()));
+    held.sort();
+    let noted = std::fs::read_to_string(here().join("src/cuda/ptx/sources.txt")).unwrap();
+    let noted: Vec<&str> = noted.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(held, noted);
+    let script = std::fs::read_to_string(here().join("../scripts/cuda_kernels.py")).unwrap();
+    let options = OPTIONS.map(|option| format!("\"{option}\"")).join(", ");
+    assert!(script.contains(&format!("OPTIONS = [{options}]")), "{options}");
 }

@@ -1,0 +1,284 @@
+//! Kernels compiled for the very card, by NVRTC where it is found: each file is timed beside its PTX, the faster is used, and
+//! what came out is kept. Whatever fails on the way, the PTX is used, and why is kept in a sentence.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `sources.rs` | the kernels' sources and their PTX |
+//! | `nvrtc.rs` | the compiler |
+//! | `trial.rs` | the launches that both are timed by |
+//! | `cache.rs` | what is kept on disk |
+
+pub(super) mod cache;
+mod nvrtc;
+pub(super) mod sources;
+pub(super) mod trial;
+
+use cache::Entry;
+pub use cache::KernelCache;
+pub(super) use nvrtc::{Compiler, Nvrtc};
+pub use trial::TimedFile;
+
+use super::machine::{CardError, Machine};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Kernels that a card computes by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// PTX, compiled ahead of time; and why nothing else was tried, or kept.
+    Ahead(NotCompiled),
+    /// Compiled for this card as well, and timed: of each file the faster.
+    Timed(Timed),
+}
+
+/// What was compiled for a card, and how fast it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timed {
+    /// The card's architecture: 90 for `sm_90`.
+    pub sm: u32,
+    /// Which NVRTC compiled.
+    pub nvrtc: (i32, i32),
+    /// The files that were timed; all others are PTX.
+    pub files: Vec<TimedFile>,
+    /// Where it comes from, and whether the next start will find it.
+    pub kept: Kept,
+}
+
+/// Whether something was kept on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It was there already.
+    Found,
+    /// It was made now, and is there for the next start.
+    Written,
+    /// It was made now and could not be kept: the next start makes it again.
+    Not(String),
+}
+
+/// Why kernels were not compiled for the card, or are not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotCompiled {
+    /// The card was opened without a place to keep them.
+    #[error("none were asked for that are compiled for this card")]
+    NotAsked,
+    /// No compiler.
+    #[error("libnvrtc.so was not found")]
+    NoLibrary,
+    /// What was found is no NVRTC, or too old a one.
+    #[error("{} cannot be used: {why}", path.display())]
+    Unusable {
+        /// The library.
+        path: PathBuf,
+        /// What the system's loader says.
+        why: String,
+    },
+    /// A card that came out after the compiler.
+    #[error("NVRTC {}.{} does not know sm_{sm}", nvrtc.0, nvrtc.1)]
+    Unknown {
+        /// The compiler's version.
+        nvrtc: (i32, i32),
+        /// The card's architecture.
+        sm: u32,
+    },
+    /// A driver takes machine code of its own major version at most.
+    #[error("NVRTC {}.{} is newer than the driver, which is of CUDA {}.{}", nvrtc.0, nvrtc.1, cuda.0, cuda.1)]
+    Newer {
+        /// The compiler's version.
+        nvrtc: (i32, i32),
+        /// The driver's.
+        cuda: (i32, i32),
+    },
+    /// A source that the compiler refuses.
+    #[error("{file} does not compile: {}", first_line(log))]
+    Source {
+        /// Its name.
+        file: String,
+        /// All that the compiler says.
+        log: String,
+    },
+    /// A call that the compiler refuses.
+    #[error("NVRTC answers {answer} at {call}")]
+    Compiler {
+        /// What was asked for.
+        call: &'static str,
+        /// An `nvrtcResult`.
+        answer: i32,
+    },
+    /// The driver does not take what was compiled.
+    #[error("the driver does not take {file} as it was compiled: {why}")]
+    Refused {
+        /// The file.
+        file: &'static str,
+        /// What the driver says.
+        why: CardError,
+    },
+    /// The two do not compute the same.
+    #[error("{file} as it was compiled gives other numbers than its PTX")]
+    Differs {
+        /// The file.
+        file: &'static str,
+    },
+    /// The card failed while they were timed.
+    #[error("they could not be timed: {0}")]
+    Card(#[from] CardError),
+    /// A library lacks something that it should have.
+    #[error("choosing kernels panicked")]
+    Panicked,
+}
+
+/// Of two ways to have a file's kernels, which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Image {
+    /// PTX, which the driver compiles.
+    Ahead,
+    /// Machine code for this card.
+    Compiled,
+}
+
+/// What a choice holds for: another card, driver or compiler chooses anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// Vendor's name.
+    pub name: String,
+    /// Processors.
+    pub processors: usize,
+    /// Architecture.
+    pub sm: u32,
+    /// CUDA version of the driver.
+    pub cuda: (i32, i32),
+    /// The driver's own version, where it is known.
+    pub driver: String,
+}
+
+/// A machine that can have a file's kernels in two ways.
+pub(super) trait Loads: Machine {
+    /// What it is.
+    fn identity(&self) -> Result<Identity, CardError>;
+    /// Loads a file's machine code beside its PTX.
+    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), CardError>;
+    /// Has launches of a file's kernels run one or the other from now on.
+    fn turn(&self, file: &'static str, image: Image);
+    /// Forgets a file's machine code, if there is any: its PTX runs.
+    fn put_away(&self, file: &'static str);
+}
+
+impl Default for Kernels {
+    fn default() -> Self {
+        Self::Ahead(NotCompiled::NotAsked)
+    }
+}
+
+impl fmt::Display for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ahead(why) => write!(f, "PTX, compiled ahead; {why}"),
+            Self::Timed(timed) => timed.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sm, nvrtc: (major, minor), files, kept } = self;
+        let named = |compiled: bool| {
+            let files = files.iter().filter(|file| file.is_compiled() == compiled).map(ToString::to_string);
+            files.collect::<Vec<_>>().join(", ")
+        };
+        match (named(true), named(false)) {
+            (ours, slower) if ours.is_empty() => {
+                write!(f, "PTX, faster than NVRTC {major}.{minor} for sm_{sm}: {slower}")?
+            }
+            (ours, slower) if slower.is_empty() => {
+                write!(f, "NVRTC {major}.{minor} for sm_{sm}: {ours}; PTX elsewhere")?
+            }
+            (ours, slower) => {
+                write!(f, "NVRTC {major}.{minor} for sm_{sm}: {ours}; PTX elsewhere, faster in {slower}")?
+            }
+        }
+        match kept {
+            Kept::Not(why) => write!(f, "; not kept: {why}"),
+            Kept::Found | Kept::Written => Ok(()),
+        }
+    }
+}
+
+fn first_line(log: &str) -> &str {
+    log.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why")
+}
+
+/// Chooses a card's kernels, of each file by itself: files are modules of their own, and a compiler that is better at one may
+/// be worse at another. Files that nothing is timed of stay PTX, since nothing would show that they gain.
+pub(super) fn choose(
+    card: &Arc<dyn Loads>,
+    compiler: Result<&dyn Compiler, NotCompiled>,
+    cache: &KernelCache,
+) -> Kernels {
+    let chosen = catch_unwind(AssertUnwindSafe(|| kept_or_timed(card, compiler?, cache)));
+    chosen.unwrap_or(Err(NotCompiled::Panicked)).map_or_else(
+        |why| {
+            forget_all(card);
+            Kernels::Ahead(why)
+        },
+        Kernels::Timed,
+    )
+}
+
+fn forget_all(card: &Arc<dyn Loads>) {
+    trial::FILES.iter().for_each(|file| card.put_away(file));
+}
+
+fn kept_or_timed(card: &Arc<dyn Loads>, compiler: &dyn Compiler, cache: &KernelCache) -> Result<Timed, NotCompiled> {
+    let identity = card.identity()?;
+    let (nvrtc, sm) = (suitable(compiler, &identity)?, identity.sm);
+    let key = cache::key(&identity, nvrtc);
+    if let Some(entry) = cache.read(&identity, &key) {
+        // What a driver does not take any more is made anew, like what is not there.
+        if take(card, &entry).is_ok() {
+            return Ok(Timed { sm, nvrtc, files: entry.files, kept: Kept::Found });
+        }
+        forget_all(card);
+    }
+    let mut entry = time(card, compiler, sm)?;
+    entry.cubins.retain(|(file, _)| entry.files.iter().any(|timed| timed.name == *file && timed.is_compiled()));
+    let kept = cache.write(&identity, &key, &entry).map_or_else(|why| Kept::Not(why.to_string()), |()| Kept::Written);
+    Ok(Timed { sm, nvrtc, files: entry.files, kept })
+}
+
+/// The compiler's version, if what it makes can be of use.
+fn suitable(compiler: &dyn Compiler, identity: &Identity) -> Result<(i32, i32), NotCompiled> {
+    let (nvrtc, cuda, sm) = (compiler.version()?, identity.cuda, identity.sm);
+    if nvrtc.0 > cuda.0 {
+        return Err(NotCompiled::Newer { nvrtc, cuda });
+    }
+    if !compiler.knows(sm)? {
+        return Err(NotCompiled::Unknown { nvrtc, sm });
+    }
+    Ok(nvrtc)
+}
+
+/// Turns to what was kept.
+fn take(card: &Arc<dyn Loads>, entry: &Entry) -> Result<(), CardError> {
+    for (file, cubin) in &entry.cubins {
+        card.load(file, cubin)?;
+        card.turn(file, Image::Compiled);
+    }
+    Ok(())
+}
+
+/// Compiles files, times them beside their PTX, and turns to the faster.
+fn time(card: &Arc<dyn Loads>, compiler: &dyn Compiler, sm: u32) -> Result<Entry, NotCompiled> {
+    let mut cubins = Vec::new();
+    for file in sources::FILES.iter().filter(|file| trial::FILES.contains(&file.name)) {
+        let (name, cubin) = (file.name, compiler.compile(file, sm)?);
+        // Each is loaded before the next is compiled: a driver that takes none does not take the first.
+        card.load(name, &cubin).map_err(|why| NotCompiled::Refused { file: name, why })?;
+        cubins.push((name, cubin));
+    }
+    let files = trial::compare(card)?;
+    for file in &files {
+        if file.is_compiled() { card.turn(file.name, Image::Compiled) } else { card.put_away(file.name) }
+    }
+    Ok(Entry { files, cubins })
+}

@@ -1,0 +1,42 @@
+//! The kernels' sources, and the PTX that they were compiled to (`scripts/cuda_kernels.sh`).
+
+/// A file of kernels: a module of its own on a card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct File {
+    /// By which launches call it.
+    pub name: &'static str,
+    /// CUDA C++.
+    pub source: &'static str,
+    /// What the oldest driver takes.
+    pub ptx: &'static str,
+}
+
+macro_rules! file {
+    ($name:literal) => {
+        File {
+            name: $name,
+            source: include_str!(concat!("../device/", $name, ".cu")),
+            ptx: include_str!(concat!("../ptx/", $name, ".ptx")),
+        }
+    };
+}
+
+/// All of them.
+pub(crate) const FILES: [File; 7] =
+    [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
+
+/// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
+pub(crate) const HEADERS: [(&str, &str); 3] = [
+    ("common.cuh", include_str!("../device/common.cuh")),
+    ("forms.cuh", include_str!("../device/forms.cuh")),
+    ("pages.cuh", include_str!("../device/pages.cuh")),
+];
+
+/// How they are compiled, whatever for; `scripts/cuda_kernels.py` says the same.
+pub(crate) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];
+
+/// A file by its name.
+pub(crate) fn file(name: &str) -> Option<&'static File> {
+    const ALL: &[File] = &FILES;
+    ALL.iter().find(|file| file.name == name)
+}

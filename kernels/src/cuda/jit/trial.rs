@@ -1,0 +1,277 @@
+//! A few launches of the kernels that most of a step's time goes to, by which both ways to have them are compared: products
+//! of few rows and of many, attention of single rows and of chunks.
+
+use super::{Image, Loads, NotCompiled};
+use crate::{
+    cuda::{
+        machine::{Arg, CardError, Launch, Machine, Memory, Queue},
+        ops::{Kind, Ops, Out, Rows},
+        weights::{Form, Matrix},
+    },
+    pages::PAGE_BYTES,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Files that are compared, in the order in which sources are listed.
+pub(in crate::cuda) const FILES: [&str; 4] = ["attend", "chunk", "few", "many"];
+/// Times that each of the two is measured in turn; the best counts, since others only ever make one slower.
+const ROUNDS: usize = 5;
+/// Launches asked for at once, so that asking takes no part.
+const AT_ONCE: usize = 4;
+/// Of the PTX's time, in hundredths, what machine code must be below: what is nearer is the same, and then a driver that is
+/// renewed may make better code of the PTX by itself.
+const BELOW: u64 = 98;
+/// Of two results, how far they may lie apart: sums are in the same order, but functions may be of another library.
+const APART: f32 = 1e-3;
+
+/// Heads of keys and values, of channels each, and query heads that share one.
+pub(in crate::cuda) const HEADS: usize = 2;
+pub(in crate::cuda) const DIM: usize = 128;
+pub(in crate::cuda) const GROUP: usize = 8;
+/// Tokens of a page of two bytes a number, and rows of a tile of a chunk: 64 with their heads.
+const PAGE_TOKENS: usize = PAGE_BYTES / (2 * HEADS * DIM * 2);
+pub(in crate::cuda) const TILE_ROWS: usize = 64 / GROUP;
+/// Parts that tokens of single rows are cut into.
+const PARTS: usize = 2;
+
+/// How fast a file's kernels are, in both ways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimedFile {
+    /// The file.
+    pub name: &'static str,
+    /// What its PTX takes (nanoseconds).
+    pub ahead_ns: u64,
+    /// What it takes compiled for the card.
+    pub compiled_ns: u64,
+}
+
+impl TimedFile {
+    /// Whether it is used as it was compiled for the card.
+    #[must_use]
+    pub fn is_compiled(&self) -> bool {
+        self.compiled_ns.saturating_mul(100) < self.ahead_ns.saturating_mul(BELOW)
+    }
+}
+
+impl fmt::Display for TimedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = self.compiled_ns as f64 / self.ahead_ns.max(1) as f64;
+        write!(f, "{} (in {part:.2} of PTX's time)", self.name)
+    }
+}
+
+/// Times every file in both ways, and sees that they compute the same.
+pub(super) fn compare(card: &Arc<dyn Loads>) -> Result<Vec<TimedFile>, NotCompiled> {
+    let machine: Arc<dyn Machine> = card.clone();
+    let mut work = Work::new(&machine)?;
+    FILES.into_iter().map(|file| compare_file(card, &mut work, file)).collect()
+}
+
+fn compare_file(card: &Arc<dyn Loads>, work: &mut Work, file: &'static str) -> Result<TimedFile, NotCompiled> {
+    let mut result = |image| {
+        card.turn(file, image);
+        work.result(file)
+    };
+    let (ahead, compiled) = (result(Image::Ahead)?, result(Image::Compiled)?);
+    if !alike(&ahead, &compiled) {
+        return Err(NotCompiled::Differs { file });
+    }
+    let (mut ahead_ns, mut compiled_ns) = (u64::MAX, u64::MAX);
+    // In turn, since a card's clocks rise while it works.
+    for _ in 0..ROUNDS {
+        card.turn(file, Image::Ahead);
+        ahead_ns = ahead_ns.min(work.time(file)?);
+        card.turn(file, Image::Compiled);
+        compiled_ns = compiled_ns.min(work.time(file)?);
+    }
+    Ok(TimedFile { name: file, ahead_ns, compiled_ns })
+}
+
+/// Whether all are numbers, and lie near each other as measured by the largest.
+fn alike(a: &[f32], b: &[f32]) -> bool {
+    let size = a.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= APART * size)
+}
+
+/// What is computed: as much for each of a card's processors on a small card as on a large one.
+pub(in crate::cuda) struct Work {
+    machine: Arc<dyn Machine>,
+    ops: Ops,
+    x: Memory,
+    dense: Matrix,
+    quantised: Matrix,
+    out: Memory,
+    /// A pool of pages, and one sequence's table of them.
+    pages: Memory,
+    table: Memory,
+    /// Numbers of rows, their positions, their sequences.
+    rows: Memory,
+    positions: Memory,
+    sequences: Memory,
+    tiles: Memory,
+    sums: Memory,
+    tops: Memory,
+    size: Size,
+}
+
+/// How much of it.
+#[derive(Clone, Copy)]
+struct Size {
+    outs: usize,
+    cols: usize,
+    /// Rows of products of many: one tile.
+    many: usize,
+    context: usize,
+    singles: usize,
+    tiles: usize,
+}
+
+impl Size {
+    fn of(processors: usize) -> Self {
+        // Small where processors are few: there it is the emulator that computes.
+        let scale = (processors / 8).clamp(1, 16);
+        Self {
+            outs: 128 * processors,
+            cols: 256 * scale,
+            many: 128,
+            context: 128 * scale.max(2),
+            // As many as a tile has, so that both kinds of attention compute some row alike.
+            singles: (processors / 2).max(TILE_ROWS),
+            tiles: processors.max(2),
+        }
+    }
+
+    /// Numbers that a file's launches leave.
+    fn left(self, file: &str) -> usize {
+        match file {
+            "few" => 2 * self.outs,
+            "many" => self.many * self.outs,
+            "attend" => self.singles * HEADS * GROUP * DIM,
+            _ => self.tiles * TILE_ROWS * HEADS * GROUP * DIM,
+        }
+    }
+}
+
+impl Work {
+    pub fn new(machine: &Arc<dyn Machine>) -> Result<Self, CardError> {
+        let size = Size::of(machine.processors());
+        let Size { outs, cols, many, context, singles, tiles } = size;
+        let bytes = |count: usize| Memory::of(machine, &numbers(count));
+        let matrix =
+            |form: Form| Ok(Matrix { memory: bytes(form.bytes(outs * cols))?, form, rows: outs, cols, all: outs });
+        let words = |words: &[u32]| Memory::of(machine, bytemuck::cast_slice(words));
+        let most = FILES.map(|file| size.left(file)).into_iter().max().unwrap_or(0);
+        // As many numbers as products of many rows read, or attention as queries.
+        let rows = singles.max(tiles * TILE_ROWS);
+        let inputs = (many * cols).max(rows * HEADS * GROUP * DIM);
+        let last = context - TILE_ROWS;
+        let tile = |i: usize| [0, (i * TILE_ROWS) as u32, last as u32, TILE_ROWS as u32];
+        let pages = context.div_ceil(PAGE_TOKENS);
+        Ok(Self {
+            machine: machine.clone(),
+            ops: Ops::new(machine.clone()),
+            x: bytes(inputs * 4)?,
+            dense: matrix(Form::Bf16)?,
+            quantised: matrix(Form::Q4K)?,
+            out: Memory::take(machine, most * 4)?,
+            pages: bytes(pages * PAGE_BYTES)?,
+            table: words(&(0..pages as u32).collect::<Vec<_>>())?,
+            rows: words(&(0..singles as u32).collect::<Vec<_>>())?,
+            positions: words(&vec![context as u32 - 1; singles])?,
+            sequences: words(&vec![0; singles])?,
+            tiles: words((0..tiles).map(tile).collect::<Vec<_>>().as_flattened())?,
+            sums: Memory::take(machine, PARTS * singles * HEADS * GROUP * DIM * 4)?,
+            tops: Memory::take(machine, PARTS * singles * HEADS * GROUP * 2 * 4)?,
+            size,
+        })
+    }
+
+    /// What a file's launches leave where nothing was before.
+    pub fn result(&mut self, file: &str) -> Result<Vec<f32>, CardError> {
+        let mut out = vec![f32::NAN; self.size.left(file)];
+        self.machine.upload(Queue::Compute, self.out.at(), bytemuck::cast_slice(&out))?;
+        self.launch(file)?;
+        self.machine.download(Queue::Compute, self.out.at(), bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+
+    /// Nanoseconds of a file's launches.
+    fn time(&mut self, file: &str) -> Result<u64, CardError> {
+        self.machine.finish()?;
+        let started = Instant::now();
+        (0..AT_ONCE).try_for_each(|_| self.launch(file))?;
+        self.machine.finish()?;
+        Ok(started.elapsed().as_nanos() as u64 / AT_ONCE as u64)
+    }
+
+    fn launch(&mut self, file: &str) -> Result<(), CardError> {
+        match file {
+            "few" => self.few(),
+            "many" => self.many(),
+            "attend" => self.attend(),
+            _ => self.chunk(),
+        }
+    }
+
+    /// One token's products: dense, and quantised.
+    fn few(&mut self) -> Result<(), CardError> {
+        let at =
+            |number: usize| Out { at: self.out.at() + (number * self.size.outs * 4) as u64, stride: self.size.outs };
+        let x = Rows { at: self.x.at(), kind: Kind::F32 };
+        self.ops.products(x, 1, &[(&self.dense, at(0)), (&self.quantised, at(1))])
+    }
+
+    /// Quantised ones, which no library computes.
+    fn many(&mut self) -> Result<(), CardError> {
+        let out = Out { at: self.out.at(), stride: self.size.outs };
+        self.ops.products(Rows { at: self.x.at(), kind: Kind::F32 }, self.size.many, &[(&self.quantised, out)])
+    }
+
+    /// What both kinds of attention are told of scores and pages.
+    fn pool(&self) -> [Arg; 8] {
+        let most = (self.size.context.div_ceil(PAGE_TOKENS)) as u32;
+        let (scale, cap, window) = (1.0 / (DIM as f32).sqrt(), 0.0, 0u32);
+        let look = [Arg::from(scale), cap.into(), window.into()];
+        let [tokens, heads] = [PAGE_TOKENS, HEADS].map(|x| Arg::Whole(x as u32));
+        [look[0], look[1], look[2], (&self.pages).into(), (&self.table).into(), most.into(), tokens, heads]
+    }
+
+    fn attend(&self) -> Result<(), CardError> {
+        let whole = |x: usize| Arg::Whole(x as u32);
+        let (kinds, parts) = ((whole(Kind::F16 as usize), whole(Kind::F32 as usize)), whole(PARTS));
+        let args = [
+            [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP)].as_slice(),
+            &[(&self.rows).into(), (&self.positions).into(), (&self.sequences).into()],
+            &self.pool(),
+            &[whole(DIM), kinds.0, (&self.sums).into(), (&self.tops).into(), (&self.out).into(), kinds.1],
+        ]
+        .concat();
+        let grid = [PARTS as u32, HEADS as u32, self.size.singles as u32];
+        let launch = |kernel, grid| Launch { module: "attend", kernel, grid, threads: 128, shared: 0 };
+        self.ops.attention(launch("attend_rows", grid), &args)?;
+        let args = [(&self.sums).into(), (&self.tops).into(), (&self.rows).into(), parts, whole(DIM)];
+        let args = [args.as_slice(), &[(&self.out).into(), kinds.1]].concat();
+        self.ops.attention(launch("attend_merge", [(HEADS * GROUP) as u32, self.size.singles as u32, 1]), &args)
+    }
+
+    fn chunk(&self) -> Result<(), CardError> {
+        let whole = |x: usize| Arg::Whole(x as u32);
+        let args = [
+            [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP), (&self.tiles).into()].as_slice(),
+            &self.pool(),
+            &[whole(DIM), (&self.out).into(), whole(Kind::F32 as usize)],
+        ]
+        .concat();
+        // As a stage asks for it: queries, keys and values, rows apart by eight numbers more than they have.
+        let shared = (3 * 64 * (DIM + 8) * 2) as u32;
+        let grid = [self.size.tiles as u32, HEADS as u32, 1];
+        self.ops.attention(Launch { module: "chunk", kernel: "chunk_128_f16", grid, threads: 128, shared }, &args)
+    }
+}
+
+/// Bytes that are small numbers above zero in every format; zeros would take less power, and the card run faster.
+fn numbers(count: usize) -> Vec<u8> {
+    (0..count).map(|i| (i * 37 + i / 251) as u8 & 0x3f).collect()
+}

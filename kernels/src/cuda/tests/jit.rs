@@ -1,0 +1,573 @@
+//! Kernels compiled for a card: the choice on a card that is made up, the compiler itself where NVRTC is found, and both
+//! together on the card `TSNODE_TEST_CARD`.
+
+use super::{Draw, here, machines, poisoned, read, with};
+use crate::cuda::{
+    CardInfo, driver,
+    jit::{
+        self, Compiler, Identity, Image, Kept, KernelCache, Kernels, Loads, NotCompiled, Nvrtc, cache,
+        sources::{self, FILES, File},
+        trial::{self, DIM, GROUP, HEADS, TILE_ROWS, Work},
+    },
+    libraries::Libraries,
+    machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+    ops::{Kind, Ops, Out, Rows},
+    weights::{Form, Matrix},
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// A card that computes nothing: it takes its time for what is slow, and leaves ones, or twos where it is told to differ.
+#[derive(Debug)]
+struct Fake {
+    identity: Identity,
+    /// Files whose machine code is slower than their PTX; that of others is faster.
+    slower: BTreeSet<&'static str>,
+    differs: Option<&'static str>,
+    refuses: Option<&'static str>,
+    /// Launches until the card is lost.
+    left: AtomicUsize,
+    at: AtomicU64,
+    state: Mutex<FakeState>,
+}
+
+#[derive(Debug, Default)]
+struct FakeState {
+    loaded: BTreeMap<&'static str, Vec<u8>>,
+    compiled: BTreeSet<&'static str>,
+    leaves: u8,
+}
+
+impl Fake {
+    fn new() -> Self {
+        let (name, driver) = ("a card".to_owned(), "550.54".to_owned());
+        Self {
+            identity: Identity { name, processors: 2, sm: 90, cuda: (12, 4), driver },
+            slower: BTreeSet::new(),
+            differs: None,
+            refuses: None,
+            left: AtomicUsize::new(usize::MAX),
+            at: AtomicU64::new(1 << 20),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Files that run as they were compiled for the card, with what was loaded of them.
+    fn compiled(&self) -> Vec<(&'static str, String)> {
+        let state = self.state.lock().unwrap();
+        assert!(state.compiled.iter().eq(state.loaded.keys()), "what is not used stays loaded: {state:?}");
+        state.loaded.iter().map(|(file, cubin)| (*file, String::from_utf8(cubin.clone()).unwrap())).collect()
+    }
+}
+
+impl Loads for Fake {
+    fn identity(&self) -> Result<Identity, CardError> {
+        Ok(self.identity.clone())
+    }
+    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), CardError> {
+        if self.refuses == Some(file) {
+            return Err(CardError::Failed { call: "compiling kernels", answer: "no binary for this card".into() });
+        }
+        self.state.lock().unwrap().loaded.insert(file, cubin.to_vec());
+        Ok(())
+    }
+    fn turn(&self, file: &'static str, image: Image) {
+        let mut state = self.state.lock().unwrap();
+        if image == Image::Compiled {
+            state.compiled.insert(file)
+        } else {
+            state.compiled.remove(file)
+        };
+    }
+    fn put_away(&self, file: &'static str) {
+        self.turn(file, Image::Ahead);
+        self.state.lock().unwrap().loaded.remove(file);
+    }
+}
+
+impl Machine for Fake {
+    fn processors(&self) -> usize {
+        self.identity.processors
+    }
+    fn about(&self) -> CardInfo {
+        CardInfo::default()
+    }
+    fn free_bytes(&self) -> Result<usize, CardError> {
+        Ok(1 << 30)
+    }
+    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+        Ok(self.at.fetch_add(bytes as u64, Ordering::Relaxed))
+    }
+    fn give(&self, _: u64, _: usize) {}
+    fn upload(&self, _: Queue, _: u64, _: &[u8]) -> Result<(), CardError> {
+        Ok(())
+    }
+    fn download(&self, _: Queue, _: u64, out: &mut [u8]) -> Result<(), CardError> {
+        let leaves = f32::from(self.state.lock().unwrap().leaves).to_le_bytes();
+        out.chunks_exact_mut(4).for_each(|place| place.copy_from_slice(&leaves));
+        Ok(())
+    }
+    fn copy(&self, _: u64, _: u64, _: usize) -> Result<(), CardError> {
+        Ok(())
+    }
+    fn launch(&self, _: Queue, launch: Launch, _: &[Arg]) -> Result<(), CardError> {
+        let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        more.map_err(|_| CardError::Failed { call: "anything", answer: "the card is lost".into() })?;
+        let compiled = self.state.lock().unwrap().compiled.contains(launch.module);
+        let differs = compiled && self.differs == Some(launch.module);
+        self.state.lock().unwrap().leaves = if differs { 2 } else { 1 };
+        if trial::FILES.contains(&launch.module) && compiled == self.slower.contains(launch.module) {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        Ok(())
+    }
+    fn product(&self, _: Product, _: u64, _: u64, _: u64) -> Result<bool, CardError> {
+        Ok(false)
+    }
+    fn mark(&self, _: usize) -> Result<(), CardError> {
+        Ok(())
+    }
+    fn wait_for(&self, _: usize) -> Result<(), CardError> {
+        Ok(())
+    }
+    fn finish(&self) -> Result<(), CardError> {
+        Ok(())
+    }
+    fn record(&self) -> Result<bool, CardError> {
+        Ok(false)
+    }
+    fn recorded(&self) -> Result<Recorded, CardError> {
+        Ok(Recorded(0))
+    }
+    fn replay(&self, _: Recorded) -> Result<(), CardError> {
+        Ok(())
+    }
+    fn forget(&self, _: Recorded) {}
+    fn forget_recorded(&self) {}
+    fn offer(&self) -> Result<Peer, CardError> {
+        Err(CardError::Unsupported("other cards".into()))
+    }
+    fn fetch(&self, _: Peer, _: Rectangle) -> Result<(), CardError> {
+        Err(CardError::Unsupported("other cards".into()))
+    }
+}
+
+/// A compiler that counts.
+struct Counting {
+    version: (i32, i32),
+    compiled: AtomicUsize,
+    panics: bool,
+}
+
+impl Counting {
+    fn new() -> Self {
+        Self { version: (12, 2), compiled: AtomicUsize::new(0), panics: false }
+    }
+
+    fn count(&self) -> usize {
+        self.compiled.load(Ordering::Relaxed)
+    }
+}
+
+impl Compiler for Counting {
+    fn version(&self) -> Result<(i32, i32), NotCompiled> {
+        Ok(self.version)
+    }
+    fn knows(&self, sm: u32) -> Result<bool, NotCompiled> {
+        Ok(sm <= 90)
+    }
+    fn compile(&self, file: &File, sm: u32) -> Result<Vec<u8>, NotCompiled> {
+        assert!(!self.panics, "a symbol that the library lacks");
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        Ok(format!("{} for sm_{sm} by {:?}", file.name, self.version).into_bytes())
+    }
+}
+
+/// A choice, and the files that run as they were compiled for the card.
+fn choose(card: Fake, compiler: &Counting, folder: &Path) -> (Kernels, Vec<(&'static str, String)>) {
+    let card = Arc::new(card);
+    let chosen = jit::choose(&(card.clone() as Arc<dyn Loads>), Ok(compiler), &KernelCache::at(folder));
+    let compiled = card.compiled();
+    (chosen, compiled)
+}
+
+fn kept(kernels: &Kernels) -> &Kept {
+    match kernels {
+        Kernels::Timed(timed) => &timed.kept,
+        Kernels::Ahead(why) => panic!("nothing was compiled: {why}"),
+    }
+}
+
+fn why(kernels: &Kernels) -> &NotCompiled {
+    match kernels {
+        Kernels::Ahead(why) => why,
+        Kernels::Timed(timed) => panic!("{timed}"),
+    }
+}
+
+fn half_slower() -> Fake {
+    Fake { slower: BTreeSet::from(["attend", "chunk"]), ..Fake::new() }
+}
+
+#[test]
+fn of_each_file_the_faster_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let (chosen, compiled) = choose(half_slower(), &Counting::new(), folder.path());
+    let code = |file| (file, format!("{file} for sm_90 by (12, 2)"));
+    assert_eq!(compiled, [code("few"), code("many")]);
+    let said = chosen.to_string();
+    let (ours, theirs) = said.split_once("; PTX elsewhere, faster in ").unwrap();
+    assert!(ours.starts_with("NVRTC 12.2 for sm_90: few (in 0.") && ours.contains(", many (in 0."), "{said}");
+    assert!(theirs.starts_with("attend (in ") && theirs.contains(", chunk (in "), "{said}");
+
+    let none = Fake { slower: BTreeSet::from(trial::FILES), ..Fake::new() };
+    let (chosen, compiled) = choose(none, &Counting::new(), tempfile::tempdir().unwrap().path());
+    assert_eq!(compiled, []);
+    assert!(chosen.to_string().starts_with("PTX, faster than NVRTC 12.2 for sm_90: attend (in "), "{chosen}");
+}
+
+#[test]
+fn what_was_chosen_is_found_by_the_next_start() {
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (first, compiled) = choose(half_slower(), &compiler, folder.path());
+    assert_eq!((kept(&first), compiler.count()), (&Kept::Written, trial::FILES.len()));
+    // That machine code would be the slower by now is not looked at.
+    let other_way = Fake { slower: BTreeSet::from(["few", "many"]), ..Fake::new() };
+    let (second, again) = choose(other_way, &compiler, folder.path());
+    assert_eq!((kept(&second), compiler.count(), again), (&Kept::Found, trial::FILES.len(), compiled));
+    let times = |kernels: &Kernels| matches!(kernels, Kernels::Timed(timed) if !timed.files.is_empty());
+    assert!(times(&second) && first.to_string() == second.to_string(), "{first} {second}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a draft was left");
+}
+
+#[test]
+fn another_card_driver_or_compiler_chooses_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let changes: [fn(&mut Fake, &mut Counting); 7] = [
+        |_, _| (),
+        |card, _| card.identity.driver = "550.90".into(),
+        |card, _| card.identity.cuda = (12, 6),
+        |card, _| card.identity.name = "another".into(),
+        |card, _| card.identity.processors = 3,
+        |card, _| card.identity.sm = 80,
+        |_, compiler| compiler.version = (12, 3),
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let (mut card, mut compiler) = (Fake::new(), Counting::new());
+        change(&mut card, &mut compiler);
+        let sm = card.identity.sm;
+        let (chosen, compiled) = choose(card, &compiler, folder.path());
+        assert_eq!((kept(&chosen), compiler.count()), (&Kept::Written, trial::FILES.len()), "{i}");
+        let code = format!("few for sm_{sm} by {:?}", compiler.version);
+        assert!(compiled.contains(&("few", code)), "{i}: {compiled:?}");
+    }
+    // One file for each kind of card, whatever its driver was: two of other names or sizes, one of another architecture.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 4);
+}
+
+/// The only file of a folder.
+fn only_file(folder: &Path) -> PathBuf {
+    let mut files = std::fs::read_dir(folder).unwrap();
+    let file = files.next().unwrap().unwrap().path();
+    assert!(files.next().is_none());
+    file
+}
+
+#[test]
+fn what_was_kept_and_is_not_whole_is_compiled_anew() {
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (_, compiled) = choose(half_slower(), &compiler, folder.path());
+    let (file, identity) = (only_file(folder.path()), Fake::new().identity);
+    let (whole, key) = (std::fs::read(&file).unwrap(), cache::key(&identity, compiler.version));
+    let read = || KernelCache::at(folder.path()).read(&identity, &key);
+    let mut large = read().unwrap();
+    for i in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[i] ^= 0x10;
+        std::fs::write(&file, damaged).unwrap();
+        assert_eq!(read(), None, "byte {i}");
+        std::fs::write(&file, &whole[..i]).unwrap();
+        assert_eq!(read(), None, "cut at {i}");
+    }
+    // What is somebody else's, too large to be read, or no file.
+    std::fs::write(&file, "not ours").unwrap();
+    assert_eq!(read(), None);
+    large.cubins[0].1.resize(cache::LARGEST as usize, 0);
+    KernelCache::at(folder.path()).write(&identity, &key, &large).unwrap();
+    assert_eq!(read(), None);
+    assert_eq!(compiler.count(), trial::FILES.len());
+    let (chosen, again) = choose(half_slower(), &compiler, folder.path());
+    assert_eq!((kept(&chosen), compiler.count(), again), (&Kept::Written, 2 * trial::FILES.len(), compiled));
+    assert!(read().is_some());
+}
+
+/// A checksum that is right says nothing of what it is the sum of.
+#[test]
+fn what_was_kept_with_its_checksum_and_makes_no_sense_is_as_good_as_none() {
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    choose(half_slower(), &compiler, folder.path());
+    let (file, identity) = (only_file(folder.path()), Fake::new().identity);
+    let (whole, key) = (std::fs::read(&file).unwrap(), cache::key(&identity, compiler.version));
+    let whole = &whole[..whole.len() - blake3::OUT_LEN];
+    let read = |bytes: &[u8]| {
+        std::fs::write(&file, [bytes, blake3::hash(bytes).as_bytes()].concat()).unwrap();
+        KernelCache::at(folder.path()).read(&identity, &key)
+    };
+    assert!(read(whole).is_some());
+    for i in 0..whole.len() {
+        assert_eq!(read(&whole[..i]), None, "cut at {i}");
+    }
+    let mut huge = whole.to_vec();
+    // The length of the first file's machine code, behind the key, a name and two times.
+    let at = b"tsnode kernels 1\n".len() + key.len() + 1 + trial::FILES[0].len() + 16;
+    huge[at..at + 8].fill(0xff);
+    assert_eq!(read(&huge), None);
+}
+
+#[test]
+fn what_cannot_be_kept_is_used_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken");
+    std::fs::write(&taken, "a file, and no folder").unwrap();
+    let (chosen, compiled) = choose(Fake::new(), &Counting::new(), &taken);
+    assert!(matches!(kept(&chosen), Kept::Not(_)) && chosen.to_string().contains("; not kept: "), "{chosen}");
+    assert_eq!(compiled.len(), trial::FILES.len());
+}
+
+#[test]
+fn whatever_fails_leaves_ptx_and_one_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = |card: Fake, compiler: Counting, sentence: &str| {
+        let (chosen, compiled) = choose(card, &compiler, folder.path());
+        assert_eq!(compiled, [], "{sentence}");
+        assert_eq!(why(&chosen).to_string(), sentence);
+        assert_eq!(chosen.to_string(), format!("PTX, compiled ahead; {sentence}"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{sentence}: it was kept");
+        compiler.count()
+    };
+    let (card, compiler) = (Fake::new, Counting::new);
+    let newer = Counting { version: (13, 0), ..compiler() };
+    let sentence = "NVRTC 13.0 is newer than the driver, which is of CUDA 12.4";
+    assert_eq!(tried(card(), newer, sentence), 0);
+    let mut unknown = card();
+    unknown.identity.sm = 120;
+    assert_eq!(tried(unknown, compiler(), "NVRTC 12.2 does not know sm_120"), 0);
+    let sentence =
+        "the driver does not take few as it was compiled: the card fails at compiling kernels: no binary for this card";
+    // Those after it are not compiled in vain.
+    assert_eq!(tried(Fake { refuses: Some("few"), ..card() }, compiler(), sentence), 3);
+    let sentence = "many as it was compiled gives other numbers than its PTX";
+    tried(Fake { differs: Some("many"), ..card() }, compiler(), sentence);
+    let sentence = "they could not be timed: the card fails at anything: the card is lost";
+    for left in [0, 1, 30, 100] {
+        tried(Fake { left: AtomicUsize::new(left), ..card() }, compiler(), sentence);
+    }
+    tried(card(), Counting { panics: true, ..compiler() }, "choosing kernels panicked");
+
+    let nowhere = jit::choose(
+        &(Arc::new(card()) as Arc<dyn Loads>),
+        Err(NotCompiled::NoLibrary),
+        &KernelCache::at(folder.path()),
+    );
+    assert_eq!(nowhere.to_string(), "PTX, compiled ahead; libnvrtc.so was not found");
+}
+
+#[test]
+fn kept_code_that_a_driver_refuses_is_compiled_anew() {
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    choose(Fake::new(), &compiler, folder.path());
+    let (chosen, compiled) = choose(Fake { refuses: Some("many"), ..Fake::new() }, &compiler, folder.path());
+    assert!(matches!(why(&chosen), NotCompiled::Refused { file: "many", .. }) && compiled.is_empty(), "{chosen}");
+    assert!(compiler.count() > trial::FILES.len());
+}
+
+/// NVRTC where a test can find it: named, fetched by `scripts/cuda_kernels.sh`, or the host's.
+fn nvrtc() -> Option<Nvrtc> {
+    let named = std::env::var_os("TSNODE_TEST_NVRTC").map(PathBuf::from);
+    let fetched = here().join("../target/cuda-kernels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+    let found = || Libraries::find().nvrtc.found.clone();
+    let path = named.or_else(|| fetched.exists().then_some(fetched)).or_else(found);
+    if path.is_none() {
+        eprintln!("skipped: no NVRTC; TSNODE_TEST_NVRTC names none, and scripts/cuda_kernels.sh fetched none");
+    }
+    path.map(|path| Nvrtc::open(&path).unwrap())
+}
+
+/// Names of kernels, as the PTX has them.
+fn kernels(file: &File) -> Vec<&str> {
+    file.ptx.split(".entry ").skip(1).map(|rest| rest.split('(').next().unwrap()).collect()
+}
+
+fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|window| window == wanted)
+}
+
+#[test]
+fn every_kernel_compiles_to_machine_code() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for sm in [80, 90] {
+        assert!(nvrtc.knows(sm).unwrap());
+        for file in &FILES {
+            let cubin = nvrtc.compile(file, sm).unwrap();
+            assert!(cubin.starts_with(b"\x7fELF"), "{} for sm_{sm}", file.name);
+            let names = kernels(file);
+            assert!(!names.is_empty());
+            for name in names {
+                assert!(holds(&cubin, format!("\0.text.{name}\0").as_bytes()), "{name} of {} for sm_{sm}", file.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_source_that_is_wrong_is_an_error_with_the_compilers_words() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let compile = |source| nvrtc.compile(&File { name: "wrong", source, ptx: "" }, 80);
+    let Err(NotCompiled::Source { file, log }) = compile("#include \"common.cuh\"\n\nKERNEL(32) f() { u8 x = y; }\n")
+    else {
+        panic!("it compiled")
+    };
+    assert_eq!(file, "wrong.cu");
+    assert!(log.contains("wrong.cu(3)") && log.contains("\"y\" is undefined"), "{log}");
+    // What only the last of the compiler's steps can see: a function that is nowhere.
+    let nowhere = "extern __device__ int nowhere();\nextern \"C\" __global__ void f(int *out) { *out = nowhere(); }";
+    let Err(NotCompiled::Source { log, .. }) = compile(nowhere) else { panic!("it compiled") };
+    assert!(log.contains("nowhere"), "{log}");
+    assert!(compile("extern \"C\" __global__ void f() {}").is_ok());
+}
+
+#[test]
+fn a_card_that_nvrtc_does_not_know_is_told_apart() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let (major, _) = nvrtc.version().unwrap();
+    assert!(major >= 12);
+    assert!(nvrtc.knows(86).unwrap() && !nvrtc.knows(10).unwrap() && !nvrtc.knows(999).unwrap());
+    let asked = nvrtc.compile(sources::file("rows").unwrap(), 999);
+    assert!(matches!(asked, Err(NotCompiled::Compiler { call: "compiling", answer: 5 })), "{asked:?}");
+}
+
+#[test]
+fn what_is_no_nvrtc_is_said_to_be_none() {
+    let missing = Nvrtc::open(Path::new("/nowhere/libnvrtc.so.12")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nowhere/libnvrtc.so.12 cannot be used: "), "{missing}");
+    let folder = tempfile::tempdir().unwrap();
+    let rubbish = folder.path().join("libnvrtc.so.12");
+    std::fs::write(&rubbish, "no library").unwrap();
+    assert!(matches!(Nvrtc::open(&rubbish), Err(NotCompiled::Unusable { .. })));
+}
+
+#[test]
+fn what_is_timed_computes() {
+    for machine in machines() {
+        let mut work = Work::new(&machine).unwrap();
+        let [attend, chunk, few, many] = trial::FILES.map(|file| work.result(file).unwrap());
+        for (file, numbers) in trial::FILES.iter().zip([&attend, &chunk, &few, &many]) {
+            assert!(numbers.iter().all(|x| x.is_finite()), "{file}");
+            assert!(numbers.iter().filter(|x| **x != 0.0).count() > numbers.len() / 2, "{file}");
+        }
+        // Rows of both kinds of attention that have the same queries and see the same tokens: a tile's last.
+        let row = (TILE_ROWS - 1) * HEADS * GROUP * DIM;
+        for (single, chunk) in attend[row..].iter().zip(&chunk[row..]).take(HEADS * GROUP * DIM) {
+            assert!((single - chunk).abs() < 4e-3 * single.abs(), "{single} {chunk}");
+        }
+    }
+}
+
+/// Which card tests are run on, if on any.
+fn card() -> Option<u16> {
+    let named = std::env::var("TSNODE_TEST_CARD").ok();
+    if named.is_none() {
+        eprintln!("skipped on a card: TSNODE_TEST_CARD says no number");
+    }
+    named.map(|ordinal| ordinal.parse().unwrap())
+}
+
+/// A card all of whose kernels are NVRTC's.
+pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
+    static CUBINS: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
+    let card = driver::open_to_load(ordinal).unwrap();
+    let cubins = CUBINS.get_or_init(|| {
+        let (nvrtc, sm) = (nvrtc().unwrap(), card.identity().unwrap().sm);
+        FILES.iter().map(|file| (file.name, nvrtc.compile(file, sm).unwrap())).collect()
+    });
+    for (file, cubin) in cubins {
+        card.load(file, cubin).unwrap();
+        card.turn(file, Image::Compiled);
+    }
+    card
+}
+
+/// A row's product with a small matrix of ones.
+fn multiplies(machine: &Arc<dyn Machine>) {
+    let (x, out) = (Draw(1).numbers(64), poisoned(machine, 4));
+    let memory = with(machine, &[1.0; 256]);
+    let w = Matrix { memory, form: Form::F32, rows: 4, cols: 64, all: 4 };
+    let row = with(machine, &x);
+    let place = Out { at: out.at(), stride: 4 };
+    Ops::new(machine.clone()).products(Rows { at: row.at(), kind: Kind::F32 }, 1, &[(&w, place)]).unwrap();
+    let sum: f32 = x.iter().sum();
+    assert!(read(machine, &out, 4).iter().all(|found| (found - sum).abs() < 1e-4), "{sum}");
+}
+
+#[test]
+fn a_card_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept() {
+    let (Some(ordinal), Some(nvrtc)) = (card(), nvrtc()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = KernelCache::at(folder.path().join("kernels"));
+    for wanted in [Kept::Written, Kept::Found] {
+        let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+        let chosen = machine.about().kernels;
+        assert_eq!(kept(&chosen), &wanted, "{chosen}");
+        eprintln!("{wanted:?}: {chosen}");
+        multiplies(&machine);
+    }
+    // Damage is seen, and harmless.
+    let file = only_file(&folder.path().join("kernels"));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+    assert_eq!(kept(&machine.about().kernels), &Kept::Written);
+    multiplies(&machine);
+}
+
+#[test]
+fn a_card_without_nvrtc_has_its_ptx() {
+    let Some(ordinal) = card() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = KernelCache::at(folder.path());
+    let machine = driver::open_with(ordinal, Err(NotCompiled::NoLibrary), &cache).unwrap();
+    assert_eq!(machine.about().kernels, Kernels::Ahead(NotCompiled::NoLibrary));
+    multiplies(&machine);
+    assert_eq!(driver::open(ordinal).unwrap().about().kernels, Kernels::Ahead(NotCompiled::NotAsked));
+}
+
+#[test]
+fn machine_code_that_is_none_or_for_another_card_is_refused() {
+    let Some(ordinal) = card() else { return };
+    let card = driver::open_to_load(ordinal).unwrap();
+    let machine: Arc<dyn Machine> = card.clone();
+    let rubbish = [b"rubbish".as_slice(), &[0; 4096]].concat();
+    assert!(matches!(card.load("few", &rubbish), Err(CardError::Unsupported(_))));
+    let empty = [b"\x7fELF".as_slice(), &[0; 4096]].concat();
+    assert!(matches!(card.load("few", &empty), Err(CardError::Failed { call: "compiling kernels", .. })));
+    card.turn("few", Image::Compiled);
+    multiplies(&machine);
+    let Some(nvrtc) = nvrtc() else { return };
+    let sm = card.identity().unwrap().sm;
+    let other = nvrtc.compile(sources::file("few").unwrap(), if sm == 90 { 80 } else { 90 }).unwrap();
+    assert!(matches!(card.load("few", &other), Err(CardError::Failed { call: "compiling kernels", .. })));
+    multiplies(&machine);
+    card.load("few", &nvrtc.compile(sources::file("few").unwrap(), sm).unwrap()).unwrap();
+    for image in [Image::Ahead, Image::Compiled] {
+        card.turn("few", image);
+        multiplies(&machine);
+        let launch = Launch { module: "few", kernel: "nothing", grid: [1; 3], threads: 32, shared: 0 };
+        let found = machine.launch(Queue::Compute, launch, &[]);
+        assert!(matches!(found, Err(CardError::Failed { call: "finding a kernel", .. })), "{found:?}");
+    }
+}
