@@ -72,7 +72,8 @@ impl Machine for Failing {
         self.ask().and_then(|()| self.inner.fetch(from, rows))
     }
     fn finish(&self) -> Result<(), CardError> {
-        self.ask().and_then(|()| self.inner.finish())
+        // Of a card that is lost all work is over.
+        self.inner.finish().and_then(|()| self.ask())
     }
     fn record(&self) -> Result<bool, CardError> {
         self.ask().and_then(|()| self.inner.record())
