@@ -2,6 +2,7 @@
 # Runs a command with the emulator in place of NVIDIA's driver (kernels/src/cuda/emulator/driver.cpp): the host's side makes all
 # its calls, where there is no card. For instance
 #   TSNODE_TEST_CARD=0 scripts/cuda_emulated.sh cargo test -p tsnode-kernels --lib cuda:: -- --test-threads 1
+#   TSNODE_EMULATED_CARDS=3 ...   # the same with three cards in place of one
 #   scripts/cuda_emulated.sh target/debug/tsnode bench engine --device cuda:0
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)

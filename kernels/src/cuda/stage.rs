@@ -2,6 +2,8 @@
 
 mod layer;
 
+pub(crate) use layer::Piece;
+
 use super::{
     buffers::Buffer,
     columns::Columns,
@@ -20,8 +22,6 @@ use crate::{
     wire::Turn,
 };
 use layer::{Layer, Pages, Place};
-
-pub(crate) use layer::Piece;
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
 

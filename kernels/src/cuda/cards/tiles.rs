@@ -92,13 +92,9 @@ impl Cards {
     ) -> Result<(f64, f64), CardError> {
         let mut slowest = (0.0f64, 0.0f64);
         for rank in 0..self.each.len() {
-            let of_rank = |(parts, place): &'_ (Vec<TilePart>, TilePlace)| {
-                parts.iter().position(|part| part.rank == rank).map(|at| (at, place.clone()))
-            };
-            let mine: Vec<CardTile<'_>> = tiles
-                .iter()
-                .filter_map(|tile| of_rank(tile).map(|(at, place)| self.tile(&tile.0[at], &place)))
-                .collect();
+            let parts = tiles.iter().flat_map(|(parts, place)| parts.iter().map(move |part| (part, place)));
+            let mine = parts.filter(|(part, _)| part.rank == rank);
+            let mine: Vec<CardTile<'_>> = mine.map(|(part, place)| self.tile(part, place)).collect();
             let (pack, unpack) = self.each[rank].packing_seconds(&mine, runs)?;
             slowest = (slowest.0.max(pack), slowest.1.max(unpack));
         }

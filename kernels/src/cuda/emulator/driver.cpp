@@ -1,26 +1,37 @@
 // The driver's library over the emulator: what stands in for libcuda.so, so that all calls of the host's side are made and
 // checked where there is no card. Work is done when it is asked for; only recorded work waits for its replay. A call that a
-// driver would refuse ends the process with a sentence.
+// driver would refuse ends the process with a sentence. There are as many cards as TSNODE_EMULATED_CARDS says, or one; each
+// reads its neighbours' memory itself, and others' by way of the host.
 #include "emulator.cpp"
 #include "image.h"
+#include "order.h"
 
 #include <functional>
 #include <set>
 #include <unistd.h>
 
 namespace {
+struct Context { int device; std::set<Context *> peers; };
 struct Recording { std::vector<std::function<void()>> work; };
-struct Function { std::string name; unsigned shared; };
-struct Stream { Recording *recording; };
-struct Event { bool recorded; };
-std::map<unsigned long long, size_t> taken;
+struct Function { std::string name; unsigned shared; Context *context; };
+struct Stream { Recording *recording; Context *context; order::Line line; };
+struct Event { bool recorded; Context *context; order::Clock clock; };
+struct Taken { size_t bytes; Context *context; std::vector<order::Access> touched; };
+std::map<unsigned long long, Taken> taken;
 std::set<void *> streams, events, functions, graphs;
-thread_local bool current;
-int context;
+thread_local Context *current;
+Context contexts[8] = {{0, {}}, {1, {}}, {2, {}}, {3, {}}, {4, {}}, {5, {}}, {6, {}}, {7, {}}};
+int cards() {
+    const char *said = getenv("TSNODE_EMULATED_CARDS");
+    return said ? std::min(std::max(atoi(said), 1), 8) : 1;
+}
 // What was asked for, told at the end: a test that passes by never coming here would be seen.
 struct Count {
-    unsigned long launches, recorded, replays;
-    ~Count() { fprintf(stderr, "driver: %lu kernels run, %lu recorded, %lu recordings run\n", launches, recorded, replays); }
+    unsigned long launches, recorded, replays, peers;
+    ~Count() {
+        fprintf(stderr, "driver: %lu kernels run, %lu recorded, %lu recordings run, %lu copies between cards\n", launches,
+                recorded, replays, peers);
+    }
 } count;
 
 [[noreturn]] void refuse(const char *what) {
@@ -35,15 +46,43 @@ int lost() {
     static const char *file = getenv("TSNODE_CARD_LOST");
     return file && access(file, F_OK) == 0 ? 214 : 0;
 }
-Stream *stream_of(void *stream) {
+Stream *known(void *stream) {
     if (!streams.count(stream)) refuse("a stream that is none");
     return (Stream *)stream;
 }
-void inside(unsigned long long at, size_t bytes) {
+// Of the thread's card, which is asked for something.
+Stream *stream_of(void *stream) {
+    if (known(stream)->context != current) refuse("a stream of another card");
+    return (Stream *)stream;
+}
+// The memory that has these bytes; none if nobody took it.
+std::map<unsigned long long, Taken>::iterator holder(unsigned long long at, size_t bytes) {
     auto next = taken.upper_bound(at);
-    if (next == taken.begin()) refuse("memory that nobody took");
-    auto [from, size] = *--next;
-    if (at + bytes > from + size) refuse("memory past the end of what was taken");
+    if (next == taken.begin()) return taken.end();
+    auto found = std::prev(next);
+    return at + bytes > found->first + found->second.bytes ? taken.end() : found;
+}
+// Bytes of a card's memory that a stream reads or writes.
+void inside(Context *context, void *stream, unsigned long long at, size_t bytes, bool write, bool copy) {
+    auto found = holder(at, bytes);
+    if (found == taken.end()) refuse("memory that nobody took, or past its end");
+    if (found->second.context != context) refuse("memory of another card");
+    if (!order::touch(found->second.touched, known(stream)->line, at, at + bytes, write, copy))
+        refuse(write ? "memory written while another stream may still copy" : "memory copied that may not be written yet");
+}
+void rows(Context *context, void *stream, unsigned long long at, size_t pitch, size_t width, size_t height, bool write) {
+    if (width > pitch) refuse("rows that lie in each other");
+    for (size_t row = 0; row < height; row++) inside(context, stream, at + row * pitch, width, write, true);
+}
+// What a kernel is handed: it may use memory from there to its end.
+void handed(Stream *stream, unsigned long long at, bool write) {
+    auto found = holder(at, 1);
+    if (found == taken.end()) return;
+    if (found->second.context != stream->context) refuse("a kernel that is handed another card's memory");
+    inside(stream->context, stream, at, found->first + found->second.bytes - at, write, false);
+}
+void copy_rows(unsigned long long to, size_t to_pitch, unsigned long long from, size_t from_pitch, size_t width, size_t height) {
+    for (size_t row = 0; row < height; row++) memmove((void *)(to + row * to_pitch), (void *)(from + row * from_pitch), width);
 }
 void not_recorded(void *stream) {
     if (stream_of(stream)->recording) refuse("a copy while launches are recorded");
@@ -55,40 +94,61 @@ int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
 int cuInit(unsigned) { return 0; }
 int cuGetErrorName(int, const char **text) { *text = "an error"; return 0; }
 int cuGetErrorString(int, const char **text) { *text = "an error"; return 0; }
-int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal == 0 ? 0 : 101; }
+int cuDeviceGetCount(int *count) { *count = cards(); return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal >= 0 && ordinal < cards() ? 0 : 101; }
 int cuDeviceGetName(char *name, int len, int) { snprintf(name, len, "emulator"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = (size_t)2 << 30; return 0; }
 int cuDeviceGetPCIBusId(char *text, int len, int) { snprintf(text, len, "0000:00:00.0"); return 0; }
 // Compute capability 9.0, two processors.
 int cuDeviceGetAttribute(int *value, int which, int) { *value = which == 75 ? 9 : which == 16 ? 2 : 0; return 0; }
-int cuDevicePrimaryCtxRetain(void **out, int) { *out = &context; return 0; }
+int cuDevicePrimaryCtxRetain(void **out, int device) { *out = &contexts[device]; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
-int cuCtxSetCurrent(void *which) { current = which == &context; return 0; }
+int cuCtxSetCurrent(void *which) {
+    if (which < &contexts[0] || which > &contexts[7]) refuse("a card that was never started");
+    current = (Context *)which;
+    return 0;
+}
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = abs(device - peer) == 1; return 0; }
+int cuCtxEnablePeerAccess(void *peer, unsigned) {
+    bound();
+    if (abs(current->device - ((Context *)peer)->device) != 1) return 217;
+    return current->peers.insert((Context *)peer).second ? 0 : 704;
+}
 // Streams take turns as they are asked here; a smaller number is a greater priority.
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { bound(); *least = 0; *greatest = -5; return 0; }
 int cuStreamCreateWithPriority(void **out, unsigned, int priority) {
     bound();
     if (priority > 0 || priority < -5) refuse("a priority that no stream has");
-    *out = new Stream{};
+    *out = new Stream{nullptr, current, {++order::lines, {}}};
     streams.insert(*out);
     return 0;
 }
-int cuStreamDestroy_v2(void *stream) { delete stream_of(stream); streams.erase(stream); return 0; }
-int cuStreamSynchronize(void *stream) { bound(); not_recorded(stream); return lost(); }
+int cuStreamDestroy_v2(void *stream) { delete known(stream); streams.erase(stream); return 0; }
+int cuStreamSynchronize(void *stream) {
+    bound();
+    not_recorded(stream);
+    order::host.join(stream_of(stream)->line.seen);
+    return lost();
+}
 int cuStreamWaitEvent(void *stream, void *event, unsigned) {
-    stream_of(stream);
+    not_recorded(stream);
     if (!events.count(event) || !((Event *)event)->recorded) refuse("waiting for what was never marked");
+    stream_of(stream)->line.seen.join(((Event *)event)->clock);
     return 0;
 }
-int cuEventCreate(void **out, unsigned) { bound(); *out = new Event{}; events.insert(*out); return 0; }
-int cuEventRecord(void *event, void *stream) { not_recorded(stream); ((Event *)event)->recorded = true; return 0; }
+int cuEventCreate(void **out, unsigned) { bound(); *out = new Event{false, current, {}}; events.insert(*out); return 0; }
+int cuEventRecord(void *event, void *stream) {
+    not_recorded(stream);
+    if (!events.count(event) || ((Event *)event)->context != current) refuse("an event of another card");
+    order::step(stream_of(stream)->line);
+    *(Event *)event = {true, current, stream_of(stream)->line.seen};
+    return 0;
+}
 int cuEventDestroy_v2(void *event) { events.erase(event); return 0; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
     bound();
     size_t used = 0;
-    for (auto &[at, bytes] : taken) used += bytes;
+    for (auto &[at, memory] : taken) used += memory.context == current ? memory.bytes : 0;
     *total = (size_t)4 << 30;
     *free = *total - used;
     return lost();
@@ -98,14 +158,16 @@ int cuMemAlloc_v2(unsigned long long *at, size_t bytes) {
     if (bytes == 0) refuse("memory of no bytes");
     *at = (unsigned long long)tsnode_alloc(bytes);
     if (!*at) return 2;
-    taken[*at] = bytes;
+    taken[*at] = {bytes, current, {}};
     return 0;
 }
 int cuMemFree_v2(unsigned long long at) {
     bound();
     auto found = taken.find(at);
     if (found == taken.end()) refuse("memory given back that was not taken");
-    tsnode_free((void *)at, found->second);
+    if (found->second.context != current) refuse("memory given back to another card");
+    if (!order::at_rest(found->second.touched)) refuse("memory given back that may still be copied");
+    tsnode_free((void *)at, found->second.bytes);
     taken.erase(found);
     return 0;
 }
@@ -114,23 +176,69 @@ int cuMemFreeHost(void *at) { free(at); return 0; }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *stream) {
     bound();
     not_recorded(stream);
-    if (bytes) inside(to, bytes);
+    order::step(stream_of(stream)->line);
+    if (bytes) inside(current, stream, to, bytes, true, false);
     memcpy((void *)to, from, bytes);
     return 0;
 }
 int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *stream) {
     bound();
     not_recorded(stream);
-    if (bytes) inside(from, bytes);
+    order::step(stream_of(stream)->line);
+    if (bytes) inside(current, stream, from, bytes, false, false);
     memcpy(to, (void *)from, bytes);
     return 0;
 }
 int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *stream) {
     bound();
     not_recorded(stream);
-    inside(to, bytes);
-    inside(from, bytes);
+    order::step(stream_of(stream)->line);
+    rows(current, stream, from, bytes, bytes, 1, false);
+    rows(current, stream, to, bytes, bytes, 1, true);
     memmove((void *)to, (void *)from, bytes);
+    return 0;
+}
+// As the driver's header has them.
+struct Plane { size_t x, y; int type; const void *host; unsigned long long device; void *array; size_t pitch; };
+struct Copy2D { Plane from, to; size_t width, height; };
+struct Side { size_t x, y, z, lod; int type; const void *host; unsigned long long device; void *array; Context *context; size_t pitch, height; };
+struct Copy3DPeer { Side from, to; size_t width, height, depth; };
+
+int cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) {
+    bound();
+    not_recorded(stream);
+    auto &[from, to, width, height] = *copy;
+    if (from.type != 2 || to.type != 2 || from.x || from.y || to.x || to.y) refuse("a copy that is not from card to card");
+    order::step(stream_of(stream)->line);
+    rows(current, stream, from.device, from.pitch, width, height, false);
+    rows(current, stream, to.device, to.pitch, width, height, true);
+    copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
+    return 0;
+}
+int cuMemcpy3DPeerAsync(const Copy3DPeer *copy, void *stream) {
+    bound();
+    not_recorded(stream);
+    auto &[from, to, width, height, depth] = *copy;
+    if (from.type != 2 || to.type != 2 || from.x || from.y || from.z || to.x || to.y || to.z || depth != 1)
+        refuse("a copy that is not from card to card");
+    if (from.height < height || to.height < height) refuse("more rows than there are");
+    if (current != from.context && current != to.context) refuse("a copy between other cards");
+    order::step(stream_of(stream)->line);
+    rows(from.context, stream, from.device, from.pitch, width, height, false);
+    rows(to.context, stream, to.device, to.pitch, width, height, true);
+    copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
+    count.peers++;
+    return 0;
+}
+int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long long from, Context *from_context, size_t bytes, void *stream) {
+    bound();
+    not_recorded(stream);
+    if (current != from_context && current != to_context) refuse("a copy between other cards");
+    order::step(stream_of(stream)->line);
+    rows(from_context, stream, from, bytes, bytes, 1, false);
+    rows(to_context, stream, to, bytes, bytes, 1, true);
+    memmove((void *)to, (void *)from, bytes);
+    count.peers++;
     return 0;
 }
 int cuModuleLoadData(void **out, const void *image) {
@@ -140,7 +248,7 @@ int cuModuleLoadData(void **out, const void *image) {
 int cuModuleUnload(void *module) { delete (image::Names *)module; return 0; }
 int cuModuleGetFunction(void **out, void *module, const char *name) {
     if (!((image::Names *)module)->count(name)) return 500;
-    *out = new Function{name, 48 << 10};
+    *out = new Function{name, 48 << 10, current};
     functions.insert(*out);
     return 0;
 }
@@ -154,12 +262,19 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     if (lost()) return lost();
     if (!functions.count(function)) refuse("a kernel that is none");
     Function *kernel = (Function *)function;
+    if (kernel->context != current) refuse("a kernel of another card");
     if (shared > kernel->shared) refuse("more shared memory than was asked for");
     if (!x || !y || !z || y > 65535 || z > 65535 || bx > 1024) refuse("a grid that no card runs");
     std::string name = kernel->name;
     std::vector<unsigned long long> slots;
-    for (int i = 0; i < emulator::arguments_of(name.c_str()); i++) slots.push_back(*(unsigned long long *)args[i]);
+    auto arguments = emulator::arguments_of(name.c_str());
+    for (int i = 0; i < arguments.count; i++) slots.push_back(*(unsigned long long *)args[i]);
+    // A norm that adds nothing leaves its rows as they are.
+    if (name == "norm" && !slots[1]) arguments.written &= ~1ull;
+    Stream *line = stream_of(stream);
     auto run = [=]() mutable {
+        order::step(line->line);
+        for (int i = 0; i < arguments.count; i++) handed(line, slots[i], arguments.written >> i & 1);
         std::vector<void *> places;
         for (auto &slot : slots) places.push_back(&slot);
         unsigned grid[3] = {x, y, z}, block[3] = {bx, by, bz};

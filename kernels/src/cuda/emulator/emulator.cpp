@@ -69,12 +69,12 @@ static void **arguments;
 static std::string kernel_name;
 static std::map<std::string, Call> &kernels() { static std::map<std::string, Call> all; return all; }
 
-static std::map<std::string, int> &counts() { static std::map<std::string, int> all; return all; }
-void enlist(const char *name, Call call, int arguments) {
+static std::map<std::string, Arguments> &counts() { static std::map<std::string, Arguments> all; return all; }
+void enlist(const char *name, Call call, Arguments arguments) {
     kernels()[name] = call;
     counts()[name] = arguments;
 }
-int arguments_of(const char *name) { return counts().at(name); }
+Arguments arguments_of(const char *name) { return counts().at(name); }
 unsigned char *shared() { return (unsigned char *)(((uintptr_t)shared_memory.data() + 15) & ~(uintptr_t)15); }
 
 static void fail(const char *what) {

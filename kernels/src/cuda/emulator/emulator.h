@@ -33,16 +33,22 @@ void copy_later(void *to, const void *from, bool real);
 void commit();
 void wait(int left);
 using Call = void (*)(void **);
-void enlist(const char *name, Call call, int arguments);
-int arguments_of(const char *name);
+// Of a kernel: how many arguments it has, and which of them, by bits, are memory that it writes.
+struct Arguments { int count; unsigned long long written; };
+void enlist(const char *name, Call call, Arguments arguments);
+Arguments arguments_of(const char *name);
 
 template <auto kernel> struct Caller;
 template <class... A, void (*kernel)(A...)> struct Caller<kernel> {
     template <size_t... I> static void run(void **args, std::index_sequence<I...>) { kernel(*(A *)args[I]...); }
-    static constexpr int arguments = sizeof...(A);
+    template <class P> static constexpr bool writes = std::is_pointer_v<P> && !std::is_const_v<std::remove_pointer_t<P>>;
+    template <size_t... I> static constexpr unsigned long long written(std::index_sequence<I...>) {
+        return (0ull | ... | ((unsigned long long)writes<A> << I));
+    }
+    static constexpr Arguments arguments = {sizeof...(A), written(std::index_sequence_for<A...>{})};
     static void call(void **args) { run(args, std::index_sequence_for<A...>{}); }
 };
-struct Enlisted { Enlisted(const char *name, Call call, int arguments) { enlist(name, call, arguments); } };
+struct Enlisted { Enlisted(const char *name, Call call, Arguments arguments) { enlist(name, call, arguments); } };
 template <class T> inline T from_lane(T value, int lane) {
     T out;
     std::memcpy(&out, exchange(&value, sizeof(T)) + (lane & 31) * sizeof(T), sizeof(T));

