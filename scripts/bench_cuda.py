@@ -134,12 +134,18 @@ def table(shape, name, report, peer):
     rows = []
     for line in (report or {}).get("steps", []):
         key = (line["batch"], line["context"], line["new"])
-        step = f"prefill {key[2]}" if key[2] > 1 else f"decode {key[0]} x {key[1]}"
+        step = called(line)
         speed, other = line["tokens_per_s"], peer.get(key)
         beside = f"{other:.0f} | {speed / other:.2f}" if other else "- | -"
         limits = f"{100 * line['of_read_limit']:.0f} % | {100 * line['of_flops_limit']:.0f} %"
         rows.append(f"| {shape} | {name} | {step} | {speed:.0f} | {limits} | {beside} |")
+    for line in (report or {}).get("left_out", []):
+        rows.append(f"| {shape} | {name} | {called(line)} | {line['why']} | - | - | - | - |")
     return rows
+
+
+def called(line):
+    return f"prefill {line['new']}" if line["new"] > 1 else f"decode {line['batch']} x {line['context']}"
 
 
 def model(folder, shape, name):

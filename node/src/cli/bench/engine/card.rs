@@ -8,7 +8,7 @@ use std::time::Instant;
 use tsnode_kernels::{
     cuda::{Card, CardInfo, CardSpeeds},
     device::Host,
-    engine::{Engine, StageKey},
+    engine::{Engine, EngineError, StageKey},
     probe::Limits,
     source::ModelSource,
     speed::{HandOver, Packing, Step, measure, measure_hand_over, measure_packing},
@@ -45,10 +45,21 @@ struct Report {
     load_bytes: u64,
     load_s: f64,
     steps: Vec<Line>,
+    /// Steps that were not measured.
+    left_out: Vec<LeftOut>,
     packing: Option<Packed>,
     hand_over: Option<Tapped>,
     /// Why what is missing is missing.
     failed: Option<String>,
+}
+
+/// A step that was not measured, and why: a small card has too few pages for the largest.
+#[derive(Serialize)]
+struct LeftOut {
+    batch: u32,
+    context: u32,
+    new: u32,
+    why: String,
 }
 
 #[derive(Serialize)]
@@ -85,7 +96,7 @@ pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(),
     measured
 }
 
-/// Fills the report as far as the card goes.
+/// Fills the report as far as the card goes: what cannot be measured is noted, and the rest is measured all the same.
 fn measured(
     source: &ModelSource,
     card: Card,
@@ -98,21 +109,25 @@ fn measured(
         report.print_head();
     }
     let limits = Limits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
+    let mut broken = None;
     for step in steps(source) {
-        let measured = measure(&mut engine, stage, source, KV, step, EACH).map_err(|e| failed(&e))?;
-        let line = Line::new(step, measured, limits);
-        if watch {
-            line.print();
+        match measure(&mut engine, stage, source, KV, step, EACH) {
+            Ok(measured) => report.add(Line::new(step, measured, limits), watch),
+            Err(error) => {
+                report.leave_out(step, &error, watch);
+                // Too few pages are the card's size, all else is a fault.
+                broken = broken.or((!matches!(error, EngineError::Pages(_))).then_some(error));
+            }
         }
-        report.steps.push(line);
     }
     if PACKED <= source.card().shape.context {
-        let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
-        report.packing = Some(Packed::new(packing, speeds));
-        let hand_over = measure_hand_over(&mut engine, stage, source, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
-        report.hand_over = Some(Tapped::new(hand_over));
+        let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4);
+        report.packing = packing.as_ref().ok().map(|packing| Packed::new(*packing, speeds));
+        let hand_over = measure_hand_over(&mut engine, stage, source, PACKED, KvCodec::Int4);
+        report.hand_over = hand_over.as_ref().ok().map(|hand_over| Tapped::new(*hand_over));
+        broken = broken.or(packing.err()).or(hand_over.err());
     }
-    Ok(())
+    broken.map_or(Ok(()), |error| Err(failed(&error)))
 }
 
 /// An engine on the card with the whole model, and the rest of the card's memory for pages.
@@ -178,10 +193,25 @@ impl Report {
             load_bytes: 0,
             load_s: 0.0,
             steps: Vec::new(),
+            left_out: Vec::new(),
             packing: None,
             hand_over: None,
             failed: None,
         }
+    }
+
+    fn add(&mut self, line: Line, watch: bool) {
+        if watch {
+            line.print();
+        }
+        self.steps.push(line);
+    }
+
+    fn leave_out(&mut self, Step { batch, context, new }: Step, why: &EngineError, watch: bool) {
+        if watch {
+            say!("{:<8}{batch:>6}{context:>9}{new:>6}  {why}", if new > 1 { "prefill" } else { "decode" });
+        }
+        self.left_out.push(LeftOut { batch, context, new, why: why.to_string() });
     }
 
     fn print_head(&self) {
