@@ -41,7 +41,7 @@ pub use driver::usable;
 pub use libraries::{Libraries, Library};
 pub use machine::CardError;
 pub(crate) use machine::Queue;
-pub use nvml::CardFacts;
+pub use nvml::{CardFacts, PcieLink};
 pub use probe::CardSpeeds;
 pub(crate) use tiles::{CardTile, CardTurn};
 

@@ -6,7 +6,7 @@ use crate::exit::Exit;
 use serde::Serialize;
 use std::time::Instant;
 use tsnode_kernels::{
-    cuda::{Card, CardInfo, CardSpeeds},
+    cuda::{Card, CardInfo, CardSpeeds, PcieLink},
     device::Host,
     engine::{Engine, EngineError, StageKey},
     probe::Limits,
@@ -32,6 +32,8 @@ struct Report {
     clock_mhz: Option<u32>,
     memory_clock_mhz: Option<u32>,
     pcie_generation_lanes: Option<(u32, u32)>,
+    /// Of which state of the link that is.
+    pcie_state: Option<&'static str>,
     /// Bytes a second, read and written, of a copy on the card.
     copy_limit: f64,
     /// Operations a second of a product in bfloat16, and whose it was.
@@ -174,6 +176,10 @@ impl Tapped {
 impl Report {
     fn new(source: &ModelSource, about: &CardInfo, speeds: CardSpeeds, probed_s: f64) -> Self {
         let facts = &about.facts;
+        let link = facts.pcie.map(|link| match link {
+            PcieLink::Fastest { generation, lanes } => ((generation, lanes), "fastest"),
+            PcieLink::AtIdle { generation, lanes } => ((generation, lanes), "at idle"),
+        });
         Self {
             model: source.card().name.clone(),
             card: about.name.clone(),
@@ -182,7 +188,8 @@ impl Report {
             power_limit_w: facts.power_limit_mw.map(|mw| f64::from(mw) / 1e3),
             clock_mhz: facts.clock_mhz,
             memory_clock_mhz: facts.memory_clock_mhz,
-            pcie_generation_lanes: facts.pcie,
+            pcie_generation_lanes: link.map(|(link, _)| link),
+            pcie_state: link.map(|(_, state)| state),
             copy_limit: speeds.copy,
             flops_limit: speeds.multiply,
             products_by: if speeds.by_library { "cuBLASLt" } else { "own kernels" },
@@ -225,6 +232,9 @@ impl Report {
         say!(
             "limits: copying {copy:.0} GB/s, multiplying {flops:.0} TFLOP/s (bfloat16), link {up:.1} up, {down:.1} GB/s down"
         );
+        if let Some(((generation, lanes), state)) = self.pcie_generation_lanes.zip(self.pcie_state) {
+            say!("link: PCIe {generation}, {lanes} lanes, {state}");
+        }
         let [phase, batch, context, new] = ["", "batch", "context", "new"];
         let [speed, time, read, multiply] = ["tokens/s", "ms", "of copy", "of mul."];
         say!("{phase:<8}{batch:>6}{context:>9}{new:>6}{speed:>12}{time:>12}{read:>9}{multiply:>9}");
