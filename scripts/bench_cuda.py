@@ -2,7 +2,8 @@
 
     scripts/bench_cuda.sh --build                    # anywhere: the programs, into target/bench-cuda/programs.tar.xz
     scripts/bench_cuda.sh                            # on the machine with the card: checks, then times, one table
-    scripts/bench_cuda.sh --sanitize                 # the checks alone, under compute-sanitizer
+    scripts/bench_cuda.sh --sanitize --minutes 60    # the checks alone, under each of compute-sanitizer's tools
+    scripts/bench_cuda.sh --sanitize racecheck       # under one of them
     scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
 
 Models are made first, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B: in bfloat16 as
@@ -26,6 +27,9 @@ SHAPES = {
     "1b": dict(layers=16, hidden=2048, mlp=8192, heads=32, kv=8, dim=64, vocab=128256, theta=500000.0, tied=True),
     "8b": dict(layers=32, hidden=4096, mlp=14336, heads=32, kv=8, dim=128, vocab=128256, theta=500000.0, tied=False),
 }
+# What compute-sanitizer looks for: reads and writes outside, races over shared memory, barriers that not all threads reach,
+# reads of what was never written.
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 CONTEXT = 8192
 # Sequences, tokens they have, tokens they get: those that the peer is timed at, too.
 PEER_STEPS = [(1, 0, 2048), (1, 128, 1), (64, 1024, 1)]
@@ -42,15 +46,15 @@ def main():
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--sanitize", nargs="*", choices=TOOLS, metavar="TOOL", help=f"{', '.join(TOOLS)} [default: all]")
     parser.add_argument("--out", help="all figures, as JSON")
     args = parser.parse_args()
     ends = time.monotonic() + 60 * args.minutes
     folder = pathlib.Path(args.folder)
     card()
+    if args.sanitize is not None:
+        return max(check(folder, args, ends, tool) for tool in args.sanitize or TOOLS)
     failed = 0 if args.no_check else check(folder, args, ends)
-    if args.sanitize:
-        return failed
     models = pathlib.Path(args.models or room_for_models(folder))
     models.mkdir(parents=True, exist_ok=True)
     rows, figures = [], []
@@ -79,12 +83,12 @@ def card():
     subprocess.run(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"], check=False)
 
 
-def check(folder, args, ends):
+def check(folder, args, ends, tool=None):
     """The kernels' tests with the card as their machine, each a process: a kernel that reads where nothing is leaves the
     process no card. Reference models' greedy tokens are among them."""
     tests = folder.resolve() / "kernel-tests"
     environment = dict(os.environ, TSNODE_TEST_CARD=str(args.device), CARGO_MANIFEST_DIR=str(ROOT / "kernels"), RUST_BACKTRACE="0")
-    before = ["compute-sanitizer", "--error-exitcode", "9"] if args.sanitize else []
+    before = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"] if tool else []
     if before and not shutil.which(before[0]):
         sys.exit("compute-sanitizer is not installed")
     listed = subprocess.run([str(tests), "cuda::", "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -99,10 +103,10 @@ def check(folder, args, ends):
         except subprocess.TimeoutExpired:
             passed, said = False, "no time left"
         failed += not passed
-        print(f"{'ok    ' if passed else 'FAILED'} {name} in {time.monotonic() - began:.1f} s", flush=True)
+        print(f"{'ok    ' if passed else 'FAILED'} {tool or 'check'} {name} in {time.monotonic() - began:.1f} s", flush=True)
         if not passed:
             print(said[-3000:], flush=True)
-    print(f"{len(names) - failed} of {len(names)} checks passed", flush=True)
+    print(f"{len(names) - failed} of {len(names)} checks passed{f' under {tool}' if tool else ''}", flush=True)
     return int(failed > 0)
 
 
@@ -134,12 +138,18 @@ def table(shape, name, report, peer):
     rows = []
     for line in (report or {}).get("steps", []):
         key = (line["batch"], line["context"], line["new"])
-        step = f"prefill {key[2]}" if key[2] > 1 else f"decode {key[0]} x {key[1]}"
+        step = called(line)
         speed, other = line["tokens_per_s"], peer.get(key)
         beside = f"{other:.0f} | {speed / other:.2f}" if other else "- | -"
         limits = f"{100 * line['of_read_limit']:.0f} % | {100 * line['of_flops_limit']:.0f} %"
         rows.append(f"| {shape} | {name} | {step} | {speed:.0f} | {limits} | {beside} |")
+    for line in (report or {}).get("left_out", []):
+        rows.append(f"| {shape} | {name} | {called(line)} | {line['why']} | - | - | - | - |")
     return rows
+
+
+def called(line):
+    return f"prefill {line['new']}" if line["new"] > 1 else f"decode {line['batch']} x {line['context']}"
 
 
 def model(folder, shape, name):

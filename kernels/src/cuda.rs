@@ -49,7 +49,7 @@ pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};
 pub use libraries::{Libraries, Library};
 pub use machine::CardError;
 pub(crate) use machine::Queue;
-pub use nvml::CardFacts;
+pub use nvml::{CardFacts, PcieLink};
 pub use probe::CardSpeeds;
 use tiles::{CardTile, CardTurn};
 pub(crate) use weights::bytes_on_card;

@@ -206,6 +206,26 @@ impl DriverCard {
         }
     }
 
+    /// Asks for a piece of `bytes` bytes on the card, if there is one of this number.
+    fn ask_for(
+        &self,
+        queue: Queue,
+        from: u64,
+        bytes: usize,
+        number: usize,
+        staging: &mut Staging,
+    ) -> Result<(), CardError> {
+        let before = number * staging::PIECE;
+        let wanted = bytes.saturating_sub(before).min(staging::PIECE);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let landing = staging.landing(number, wanted);
+        // SAFETY: see above; the place is used again only after the queue was waited for and the piece copied out.
+        unsafe { result::memcpy_dtoh_async(landing, from + before as u64, self.stream(queue)) }
+            .map_err(failed("copying from a card"))
+    }
+
     /// Destroys recordings once none of them runs any more.
     fn destroy(&self, graphs: impl IntoIterator<Item = sys::CUgraphExec>) {
         let mut graphs = graphs.into_iter().peekable();
@@ -307,15 +327,13 @@ impl Machine for DriverCard {
             return self.wait(queue);
         }
         let mut state = self.state();
-        let mut at = from;
-        for piece in out.chunks_mut(staging::PIECE) {
-            let staged = state.staging.landing(piece.len());
-            // SAFETY: see above; it is waited for before the place is used again.
-            unsafe { result::memcpy_dtoh_async(staged, at, self.stream(queue)) }
-                .map_err(failed("copying from a card"))?;
+        let bytes = out.len();
+        self.ask_for(queue, from, bytes, 0, &mut state.staging)?;
+        for (number, piece) in out.chunks_mut(staging::PIECE).enumerate() {
+            // Of the queue's work the piece is the last: the next is asked for when it has landed, beside copying it out.
             self.wait(queue)?;
-            piece.copy_from_slice(staged);
-            at += piece.len() as u64;
+            self.ask_for(queue, from, bytes, number + 1, &mut state.staging)?;
+            piece.copy_from_slice(state.staging.landing(number, piece.len()));
         }
         Ok(())
     }

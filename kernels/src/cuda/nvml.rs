@@ -15,8 +15,27 @@ pub struct CardFacts {
     pub clock_mhz: Option<u32>,
     /// Most that its memory runs at (MHz).
     pub memory_clock_mhz: Option<u32>,
-    /// Generation and lanes of its link, as it is now.
-    pub pcie: Option<(u32, u32)>,
+    /// Its link to the host.
+    pub pcie: Option<PcieLink>,
+}
+
+/// A link of a card, and of which of its states that is: idle cards save power by a slower one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PcieLink {
+    /// The fastest that card and host have together.
+    Fastest {
+        /// Of PCIe.
+        generation: u32,
+        /// Side by side.
+        lanes: u32,
+    },
+    /// As it was when it was asked for, where the library does not know the fastest.
+    AtIdle {
+        /// Of PCIe.
+        generation: u32,
+        /// Side by side.
+        lanes: u32,
+    },
 }
 
 type Handle = *mut c_void;
@@ -62,19 +81,29 @@ unsafe fn ask(library: &Library, bus: &CStr) -> Option<CardFacts> {
             let ask = library.get::<Clock>(b"nvmlDeviceGetMaxClockInfo").ok()?;
             (ask(handle, which, &mut out) == 0).then_some(out)
         };
-        let generation = number(b"nvmlDeviceGetCurrPcieLinkGeneration");
+        let fastest = link(&number, b"nvmlDeviceGetMaxPcieLinkGeneration", b"nvmlDeviceGetMaxPcieLinkWidth")
+            .map(|(generation, lanes)| PcieLink::Fastest { generation, lanes });
+        let at_idle = || {
+            link(&number, b"nvmlDeviceGetCurrPcieLinkGeneration", b"nvmlDeviceGetCurrPcieLinkWidth")
+                .map(|(generation, lanes)| PcieLink::AtIdle { generation, lanes })
+        };
         let facts = CardFacts {
             driver: version(library),
             power_limit_mw: number(b"nvmlDeviceGetEnforcedPowerLimit"),
             clock_mhz: clock(PROCESSORS),
             memory_clock_mhz: clock(MEMORY),
-            pcie: generation.zip(number(b"nvmlDeviceGetCurrPcieLinkWidth")),
+            pcie: fastest.or_else(at_idle),
         };
         if let Ok(end) = library.get::<Begin>(b"nvmlShutdown") {
             end();
         }
         Some(facts)
     }
+}
+
+/// Generation and lanes of a link, by the names of the questions.
+fn link(number: &impl Fn(&[u8]) -> Option<u32>, generation: &[u8], lanes: &[u8]) -> Option<(u32, u32)> {
+    number(generation).zip(number(lanes))
 }
 
 /// # Safety

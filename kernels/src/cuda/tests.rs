@@ -5,6 +5,7 @@
 mod attention;
 mod choosing;
 mod compiled;
+mod copies;
 mod failing;
 mod jit;
 mod models;

@@ -8,8 +8,10 @@ use cudarc::driver::result;
 pub(super) const PIECE: usize = 8 << 20;
 /// Pieces that may be under way to the card.
 const PIECES: usize = 4;
+/// Pieces that may land: one does while the one before it is copied out.
+pub(super) const LANDINGS: usize = 2;
 
-/// Pinned memory: a ring for what goes to the card, and a place where what comes lands.
+/// Pinned memory: a ring for what goes to the card, and places where what comes lands.
 #[derive(Debug)]
 pub(super) struct Staging {
     memory: *mut u8,
@@ -19,7 +21,8 @@ pub(super) struct Staging {
 impl Staging {
     pub fn new() -> Result<Self, CardError> {
         // SAFETY: a size, and no flags.
-        let memory = unsafe { result::malloc_host((PIECES + 1) * PIECE, 0) }.map_err(failed("pinning memory"))?;
+        let memory =
+            unsafe { result::malloc_host((PIECES + LANDINGS) * PIECE, 0) }.map_err(failed("pinning memory"))?;
         Ok(Self { memory: memory.cast(), used: 0 })
     }
 
@@ -42,11 +45,12 @@ impl Staging {
         place
     }
 
-    /// Where a piece lands.
-    pub fn landing(&mut self, bytes: usize) -> &mut [u8] {
+    /// Where a piece lands, by its number: places take turns.
+    pub fn landing(&mut self, number: usize, bytes: usize) -> &mut [u8] {
         assert!(bytes <= PIECE, "a piece of {bytes} bytes");
-        // SAFETY: the last piece of the memory, which the ring does not use.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.add(PIECES * PIECE), bytes) }
+        let place = PIECES + number % LANDINGS;
+        // SAFETY: one of the last pieces of the memory, which the ring does not use.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.add(place * PIECE), bytes) }
     }
 
     /// Gives the memory back; nothing uses it any more.

@@ -6,9 +6,9 @@ use crate::exit::Exit;
 use serde::Serialize;
 use std::time::Instant;
 use tsnode_kernels::{
-    cuda::{Card, CardInfo, CardSpeeds},
+    cuda::{Card, CardInfo, CardSpeeds, PcieLink},
     device::Host,
-    engine::{Engine, StageKey},
+    engine::{Engine, EngineError, StageKey},
     probe::Limits,
     source::ModelSource,
     speed::{HandOver, Packing, Step, measure, measure_hand_over, measure_packing},
@@ -32,6 +32,8 @@ struct Report {
     clock_mhz: Option<u32>,
     memory_clock_mhz: Option<u32>,
     pcie_generation_lanes: Option<(u32, u32)>,
+    /// Of which state of the link that is.
+    pcie_state: Option<&'static str>,
     /// Bytes a second, read and written, of a copy on the card.
     copy_limit: f64,
     /// Operations a second of a product in bfloat16, and whose it was.
@@ -45,10 +47,21 @@ struct Report {
     load_bytes: u64,
     load_s: f64,
     steps: Vec<Line>,
+    /// Steps that were not measured.
+    left_out: Vec<LeftOut>,
     packing: Option<Packed>,
     hand_over: Option<Tapped>,
     /// Why what is missing is missing.
     failed: Option<String>,
+}
+
+/// A step that was not measured, and why: a small card has too few pages for the largest.
+#[derive(Serialize)]
+struct LeftOut {
+    batch: u32,
+    context: u32,
+    new: u32,
+    why: String,
 }
 
 #[derive(Serialize)]
@@ -85,7 +98,7 @@ pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(),
     measured
 }
 
-/// Fills the report as far as the card goes.
+/// Fills the report as far as the card goes: what cannot be measured is noted, and the rest is measured all the same.
 fn measured(
     source: &ModelSource,
     card: Card,
@@ -98,21 +111,25 @@ fn measured(
         report.print_head();
     }
     let limits = Limits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
+    let mut broken = None;
     for step in steps(source) {
-        let measured = measure(&mut engine, stage, source, KV, step, EACH).map_err(|e| failed(&e))?;
-        let line = Line::new(step, measured, limits);
-        if watch {
-            line.print();
+        match measure(&mut engine, stage, source, KV, step, EACH) {
+            Ok(measured) => report.add(Line::new(step, measured, limits), watch),
+            Err(error) => {
+                report.leave_out(step, &error, watch);
+                // Too few pages are the card's size, all else is a fault.
+                broken = broken.or((!matches!(error, EngineError::Pages(_))).then_some(error));
+            }
         }
-        report.steps.push(line);
     }
     if PACKED <= source.card().shape.context {
-        let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
-        report.packing = Some(Packed::new(packing, speeds));
-        let hand_over = measure_hand_over(&mut engine, stage, source, PACKED, KvCodec::Int4).map_err(|e| failed(&e))?;
-        report.hand_over = Some(Tapped::new(hand_over));
+        let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4);
+        report.packing = packing.as_ref().ok().map(|packing| Packed::new(*packing, speeds));
+        let hand_over = measure_hand_over(&mut engine, stage, source, PACKED, KvCodec::Int4);
+        report.hand_over = hand_over.as_ref().ok().map(|hand_over| Tapped::new(*hand_over));
+        broken = broken.or(packing.err()).or(hand_over.err());
     }
-    Ok(())
+    broken.map_or(Ok(()), |error| Err(failed(&error)))
 }
 
 /// An engine on the card with the whole model, and the rest of the card's memory for pages.
@@ -159,6 +176,10 @@ impl Tapped {
 impl Report {
     fn new(source: &ModelSource, about: &CardInfo, speeds: CardSpeeds, probed_s: f64) -> Self {
         let facts = &about.facts;
+        let link = facts.pcie.map(|link| match link {
+            PcieLink::Fastest { generation, lanes } => ((generation, lanes), "fastest"),
+            PcieLink::AtIdle { generation, lanes } => ((generation, lanes), "at idle"),
+        });
         Self {
             model: source.card().name.clone(),
             card: about.name.clone(),
@@ -167,7 +188,8 @@ impl Report {
             power_limit_w: facts.power_limit_mw.map(|mw| f64::from(mw) / 1e3),
             clock_mhz: facts.clock_mhz,
             memory_clock_mhz: facts.memory_clock_mhz,
-            pcie_generation_lanes: facts.pcie,
+            pcie_generation_lanes: link.map(|(link, _)| link),
+            pcie_state: link.map(|(_, state)| state),
             copy_limit: speeds.copy,
             flops_limit: speeds.multiply,
             products_by: if speeds.by_library { "cuBLASLt" } else { "own kernels" },
@@ -178,10 +200,25 @@ impl Report {
             load_bytes: 0,
             load_s: 0.0,
             steps: Vec::new(),
+            left_out: Vec::new(),
             packing: None,
             hand_over: None,
             failed: None,
         }
+    }
+
+    fn add(&mut self, line: Line, watch: bool) {
+        if watch {
+            line.print();
+        }
+        self.steps.push(line);
+    }
+
+    fn leave_out(&mut self, Step { batch, context, new }: Step, why: &EngineError, watch: bool) {
+        if watch {
+            say!("{:<8}{batch:>6}{context:>9}{new:>6}  {why}", if new > 1 { "prefill" } else { "decode" });
+        }
+        self.left_out.push(LeftOut { batch, context, new, why: why.to_string() });
     }
 
     fn print_head(&self) {
@@ -195,6 +232,9 @@ impl Report {
         say!(
             "limits: copying {copy:.0} GB/s, multiplying {flops:.0} TFLOP/s (bfloat16), link {up:.1} up, {down:.1} GB/s down"
         );
+        if let Some(((generation, lanes), state)) = self.pcie_generation_lanes.zip(self.pcie_state) {
+            say!("link: PCIe {generation}, {lanes} lanes, {state}");
+        }
         let [phase, batch, context, new] = ["", "batch", "context", "new"];
         let [speed, time, read, multiply] = ["tokens/s", "ms", "of copy", "of mul."];
         say!("{phase:<8}{batch:>6}{context:>9}{new:>6}{speed:>12}{time:>12}{read:>9}{multiply:>9}");
