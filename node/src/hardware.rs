@@ -4,7 +4,7 @@ mod card;
 mod choice;
 mod sets;
 
-pub use card::{CardUnfit, Wanted, lend as cards, try_cards};
+pub use card::{CardUnfit, Wanted, lend as cards, open_cards, try_cards};
 pub use choice::{CardNumbers, ChoiceError, DeviceChoice, DeviceName};
 pub use sets::sets;
 

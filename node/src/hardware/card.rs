@@ -2,12 +2,13 @@
 
 use super::{CardNumbers, KV_AT_LEAST, KV_PART, Lend, log};
 use crate::{
+    config::xdg,
     memory::Size,
     store::{Measured, Store},
 };
 use serde::{Deserialize, Serialize};
 use tsnode_kernels::{
-    cuda::{Card, CardError, CardInfo, CardSpeeds},
+    cuda::{Card, CardError, CardInfo, CardSpeeds, KernelCache, PcieLink},
     engine::{Engine, EngineError},
     profile, proof,
     proof::ProofError,
@@ -132,8 +133,7 @@ pub struct Wanted<'a> {
 /// When they cannot be used, for the model or at all.
 pub fn lend(numbers: CardNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine), CardUnfit> {
     let Wanted { models: (source, draft), lend, kv_dtype, store } = wanted;
-    let cards = numbers.each().map(Card::open).collect::<Result<Vec<_>, _>>()?;
-    let about = alike(&cards)?;
+    let (cards, about) = open_cards(numbers)?;
     let count = cards.len();
     let whole = |source: &ModelSource| source.card_bytes(source.card().shape.all_layers(), count);
     let (weights, beside) = (whole(source)?, draft.map_or(Ok(0), whole)?);
@@ -163,13 +163,20 @@ pub fn lend(numbers: CardNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine)
     Ok((device(numbers, source, weights, (&about, shared, speeds, profile)), engine))
 }
 
-/// What the cards are, which must be of one kind.
-fn alike(cards: &[Card]) -> Result<CardInfo, CardUnfit> {
+/// Opens cards that are to be one device, and says what they are. Kernels that are compiled for them are kept for all peers of this
+/// user.
+///
+/// # Errors
+/// When one does not start, or they are not of one kind.
+pub fn open_cards(numbers: CardNumbers) -> Result<(Vec<Card>, CardInfo), CardUnfit> {
+    let cache = KernelCache::at(&xdg("XDG_CACHE_HOME", ".cache").join("tsnode/kernels"));
+    let open = |number| Card::open_with(number, &cache);
+    let cards = numbers.each().map(open).collect::<Result<Vec<_>, _>>()?;
     let about = cards.first().map(Card::about).unwrap_or_default();
     let other = cards.iter().map(Card::about).find(|other| other.name != about.name);
     match other {
         Some(other) => Err(CardUnfit::Apart(about.name, other.name)),
-        None => Ok(about),
+        None => Ok((cards, about)),
     }
 }
 
@@ -206,8 +213,7 @@ pub fn try_cards(
     threads: usize,
     kv_dtype: KvDtype,
 ) -> Result<CardInfo, CardUnfit> {
-    let cards = numbers.each().map(Card::open).collect::<Result<Vec<_>, _>>()?;
-    let about = alike(&cards)?;
+    let (cards, about) = open_cards(numbers)?;
     let pool = TRIED_WITH * cards.len();
     let mut engine = Engine::on_cards(cards, pool, kv_dtype)?;
     proof::compare(&mut engine, source, threads)?;
@@ -234,7 +240,7 @@ fn tell(numbers: CardNumbers, about: &CardInfo, shared: Shared, speeds: Speeds) 
     let (lent, kv) = (Size(shared.lent), Size(shared.kv));
     let (gb_s, tflop_s) = ((speeds.copy / 1e9).round(), (speeds.multiply / 1e12).round());
     let driver = about.facts.driver.as_deref().unwrap_or("unknown");
-    tracing::info!(card = %numbers, name = %about.name, driver, %lent, %kv, gb_s, tflop_s, "a card is lent");
+    tracing::info!(card = %numbers, name = %about.name, driver, kernels = %about.kernels, %lent, %kv, gb_s, tflop_s, "a card is lent");
 }
 
 /// What others are told of the card.
@@ -249,7 +255,11 @@ fn sheet(CardNumbers { first, count }: CardNumbers, about: &CardInfo, speeds: Sp
         driver: facts.driver.as_ref().and_then(|text| text.parse().ok()),
         power_limit_mw: facts.power_limit_mw,
         clocks_mhz: facts.clock_mhz.zip(facts.memory_clock_mhz),
-        pcie: facts.pcie.map(|(generation, lanes)| (generation.min(255) as u8, lanes.min(255) as u8)),
+        pcie: facts.pcie.map(|link| match link {
+            PcieLink::Fastest { generation, lanes } | PcieLink::AtIdle { generation, lanes } => {
+                (generation.min(255) as u8, lanes.min(255) as u8)
+            }
+        }),
         up: BytesPerSecond(speeds.up),
         down: BytesPerSecond(speeds.down),
     }

@@ -5,6 +5,7 @@ mod card;
 use super::{loaded, open};
 use crate::cli::{is_set, json, show::print_json, verb};
 use crate::exit::{Exit, Kind};
+use crate::hardware::DeviceName;
 use crate::memory::Size;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use indicatif::ProgressBar;
@@ -51,20 +52,10 @@ pub(super) fn command() -> Command {
             Arg::new("device")
                 .long("device")
                 .value_name("DEVICE")
-                .value_parser(device)
-                .help("What computes: cpu, or an NVIDIA card by its number, cuda:0 [default: cpu]"),
+                .value_parser(value_parser!(DeviceName))
+                .help("What computes: cpu, an NVIDIA card as cuda:0, or several together as cuda:0-1 [default: cpu]"),
         )
         .arg(json())
-}
-
-/// A card's number; none for the processor.
-fn device(text: &str) -> Result<Option<u16>, String> {
-    let number = |text: &str| text.strip_prefix("cuda:")?.parse().ok();
-    match (text, number(text)) {
-        ("cpu", _) => Ok(None),
-        (_, Some(number)) => Ok(Some(number)),
-        _ => Err("cpu or cuda:N".into()),
-    }
 }
 
 #[derive(Serialize)]
@@ -108,8 +99,8 @@ struct Line {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let source = open(matches)?;
-    if let Some(Some(ordinal)) = matches.get_one::<Option<u16>>("device") {
-        return card::run(&source, *ordinal, !is_set(matches, "json"));
+    if let Some(cards) = matches.get_one::<DeviceName>("device").and_then(|name| name.cards()) {
+        return card::run(&source, cards, !is_set(matches, "json"));
     }
     let host = Host::detect();
     let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));

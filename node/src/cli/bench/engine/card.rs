@@ -3,12 +3,13 @@
 use super::{EACH, KV, Line, failed};
 use crate::cli::show::print_json;
 use crate::exit::Exit;
+use crate::hardware::{self, CardNumbers};
 use serde::Serialize;
 use std::time::Instant;
 use tsnode_kernels::{
     cuda::{Card, CardInfo, CardSpeeds, PcieLink},
     device::Host,
-    engine::{Engine, EngineError, StageKey},
+    engine::{Engine, EngineError, StageKey, Threads},
     probe::Limits,
     source::ModelSource,
     speed::{HandOver, Packing, Step, measure, measure_hand_over, measure_packing},
@@ -26,6 +27,10 @@ const PACKED: u32 = 2048;
 struct Report {
     model: String,
     card: String,
+    /// How many hold each layer together.
+    cards: u16,
+    /// How kernels were made.
+    kernels: String,
     driver: Option<String>,
     compute_capability: String,
     power_limit_w: Option<f64>,
@@ -81,13 +86,16 @@ struct Tapped {
     slower: f64,
 }
 
-pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(), Exit> {
-    let card = Card::open(ordinal).map_err(|e| failed(&e))?;
-    let about = card.about();
+pub(super) fn run(source: &ModelSource, numbers: CardNumbers, watch: bool) -> Result<(), Exit> {
+    let (cards, about) = hardware::open_cards(numbers).map_err(|e| failed(&e))?;
     let started = Instant::now();
-    let speeds = card.speeds().map_err(|e| failed(&e))?;
-    let mut report = Report::new(source, &about, speeds, started.elapsed().as_secs_f64());
-    let measured = measured(source, card, speeds, watch, &mut report);
+    let speeds = cards[0].speeds().map_err(|e| failed(&e))?;
+    let probed = started.elapsed().as_secs_f64();
+    // What several have together.
+    let count = f64::from(numbers.count);
+    let speeds = CardSpeeds { copy: count * speeds.copy, multiply: count * speeds.multiply, ..speeds };
+    let mut report = Report::new(source, (numbers, &about), speeds, probed);
+    let measured = measured(source, cards, speeds, watch, &mut report);
     // What was measured before a card failed is worth having.
     report.failed = measured.as_ref().err().map(ToString::to_string);
     if watch {
@@ -101,12 +109,12 @@ pub(super) fn run(source: &ModelSource, ordinal: u16, watch: bool) -> Result<(),
 /// Fills the report as far as the card goes: what cannot be measured is noted, and the rest is measured all the same.
 fn measured(
     source: &ModelSource,
-    card: Card,
+    cards: Vec<Card>,
     speeds: CardSpeeds,
     watch: bool,
     report: &mut Report,
 ) -> Result<(), Exit> {
-    let (mut engine, stage) = loaded(source, card, report)?;
+    let (mut engine, stage) = loaded(source, cards, report)?;
     if watch {
         report.print_head();
     }
@@ -132,17 +140,18 @@ fn measured(
     broken.map_or(Ok(()), |error| Err(failed(&error)))
 }
 
-/// An engine on the card with the whole model, and the rest of the card's memory for pages.
-fn loaded(source: &ModelSource, card: Card, report: &mut Report) -> Result<(Engine, StageKey), Exit> {
+/// An engine on the cards with the whole model, and the rest of their memory for pages.
+fn loaded(source: &ModelSource, cards: Vec<Card>, report: &mut Report) -> Result<(Engine, StageKey), Exit> {
     let started = Instant::now();
-    let threads = Host::detect().cpu.cores;
-    let model = source.load_stage_for_card(source.card().shape.all_layers(), threads).map_err(|e| failed(&e))?;
-    let shape = source.card().shape;
-    let weights = u64::from(shape.layers) * shape.layer_bytes + shape.embed_bytes + shape.head_bytes;
-    let pool = card.pool_bytes(weights).map_err(|e| failed(&e))?;
+    let threads = Threads { count: Host::detect().cpu.cores, ranks: cards.len() };
+    let all = source.card().shape.all_layers();
+    let model = source.load_stage_for_cards(all, threads).map_err(|e| failed(&e))?;
+    let weights = source.card_bytes(all, cards.len()).map_err(|e| failed(&e))?;
+    let each = vec![weights.div_ceil(cards.len() as u64); cards.len()];
+    let pool = Card::pool_bytes_of_all(&cards, &each).map_err(|e| failed(&e))?;
     let wanted = steps(source).iter().map(|step| step.kv_bytes(source, KV)).max().unwrap_or(0) as usize;
     // Pages of all steps, and as much again for what is rounded up to whole pages.
-    let mut engine = Engine::on_card(card, pool.min(2 * wanted + (1 << 30)), KV).map_err(|e| failed(&e))?;
+    let mut engine = Engine::on_cards(cards, pool.min(2 * wanted + (1 << 30)), KV).map_err(|e| failed(&e))?;
     report.load_bytes = weights;
     let stage = engine.load(model).map_err(|e| failed(&e))?;
     measure(&mut engine, stage, source, KV, Step { batch: 1, context: 0, new: 1 }, std::time::Duration::ZERO)
@@ -174,7 +183,12 @@ impl Tapped {
 }
 
 impl Report {
-    fn new(source: &ModelSource, about: &CardInfo, speeds: CardSpeeds, probed_s: f64) -> Self {
+    fn new(
+        source: &ModelSource,
+        (numbers, about): (CardNumbers, &CardInfo),
+        speeds: CardSpeeds,
+        probed_s: f64,
+    ) -> Self {
         let facts = &about.facts;
         let link = facts.pcie.map(|link| match link {
             PcieLink::Fastest { generation, lanes } => ((generation, lanes), "fastest"),
@@ -183,6 +197,8 @@ impl Report {
         Self {
             model: source.card().name.clone(),
             card: about.name.clone(),
+            cards: numbers.count,
+            kernels: about.kernels.to_string(),
             driver: facts.driver.clone(),
             compute_capability: format!("{}.{}", about.capability.0, about.capability.1),
             power_limit_w: facts.power_limit_mw.map(|mw| f64::from(mw) / 1e3),
@@ -222,8 +238,10 @@ impl Report {
     }
 
     fn print_head(&self) {
-        let Self { model, card, products_by, load_s, .. } = self;
+        let Self { model, card, cards, kernels, products_by, load_s, .. } = self;
+        let card = if *cards > 1 { format!("{cards} × {card}") } else { card.clone() };
         say!("{model} on {card}, products of many rows by {products_by}; loaded in {load_s:.2} s");
+        say!("kernels: {kernels}");
         if let Some(why) = &self.no_library {
             say!("no cuBLASLt: {why}");
         }
