@@ -42,7 +42,7 @@ mod tests;
 mod tiles;
 mod weights;
 
-pub(crate) use cards::{Cards, TilePart, TilePlace};
+pub(crate) use cards::{CardCarrier, Cards, TilePart, TilePlace};
 pub(crate) use choose::Choice;
 pub use driver::usable;
 pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};
@@ -51,12 +51,12 @@ pub use machine::CardError;
 pub(crate) use machine::Queue;
 pub use nvml::{CardFacts, PcieLink};
 pub use probe::CardSpeeds;
+pub(crate) use stage::CardStage;
 use tiles::{CardTile, CardTurn};
 pub(crate) use weights::bytes_on_card;
 
 use crate::{
     engine::{Slice, StageKey},
-    models::Outline,
     pages::{Layout, PAGE_BYTES},
 };
 use buffers::Buffer;
@@ -64,7 +64,7 @@ use columns::Columns;
 use machine::{Machine, Memory};
 use ops::Ops;
 use recordings::Recordings;
-use stage::{CardStage, Pass, Piece, Work};
+use stage::{Pass, Piece, Work};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use step::{Step, StepInput, Wanted};
@@ -238,10 +238,9 @@ impl Card {
         Ok(())
     }
 
-    pub(crate) fn load(&mut self, key: StageKey, outline: &Outline<'_>, layout: &Layout) -> Result<(), CardError> {
-        let stage = CardStage::load(&self.machine, outline, layout)?;
+    /// Takes a stage that was brought here.
+    pub(crate) fn put(&mut self, key: StageKey, stage: CardStage) {
         self.stages.insert(key, stage);
-        Ok(())
     }
 
     /// How the keys of a stage's layer turn.

@@ -6,6 +6,7 @@
 mod attend;
 mod beside;
 mod carded;
+mod carrier;
 mod choosing;
 mod kept;
 mod parts;
@@ -15,6 +16,7 @@ mod tiles;
 
 pub use beside::Held;
 pub use carded::Pick;
+pub use carrier::{Carried, Carrier};
 pub use kept::{KeptKey, Prefix};
 pub use tap::{Fresh, Tap};
 
@@ -25,7 +27,7 @@ use crate::{
     cuda::{CardError, Cards},
     load::{InUse, StageMemory},
     pages::{Owner, PAGE_BYTES, PageCount, PagePool, PagesError},
-    ranks::{Alone, Gather, Hall, Rank},
+    ranks::{Alone, Gather, Hall},
     source::StageModel,
     wire::{self, PayloadError},
 };
@@ -253,28 +255,25 @@ impl Engine {
     /// # Errors
     /// When one token's KV does not fit a page, or the stage was cut for another number of ranks.
     pub fn load(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
-        self.take_in(model, Owner::Running)
+        let carried = self.carrier().carry(model)?;
+        Ok(self.take(carried))
     }
 
-    fn take_in(&mut self, model: StageModel, owner: Owner) -> Result<StageKey, EngineError> {
-        let StageModel { stages, shape, layers } = model;
-        let (found, expected) = (stages.len(), self.pools.len());
-        if found != expected {
-            return Err(EngineError::Ranks { found, expected });
-        }
-        let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
-        let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
+    fn take_in(&mut self, carried: Carried, owner: Owner) -> StageKey {
+        let Carried { parts, shape, layers, there } = carried;
         let key = StageKey(self.next_key);
-        match &mut self.cards {
-            Some(cards) => carded::load(cards, key, &parts)?,
-            None => parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu)),
-        }
         self.next_key += 1;
+        let mut weights = 0;
+        match (&mut self.cards, there) {
+            (Some(cards), Some(there)) => cards.put(key, there),
+            _ => {
+                parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu));
+                weights = StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total();
+            }
+        }
         let turns = Turns::new(parts[0].stage.as_ref());
-        let here = self.cards.is_none().then(|| StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total());
-        let weights = here.unwrap_or_default();
         self.stages.insert(key, Loaded { parts, shape, layers, turns, owner, weights });
-        Ok(key)
+        key
     }
 
     /// Drops a stage and every sequence on it.

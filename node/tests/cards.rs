@@ -48,7 +48,7 @@ impl Cards {
         let (lost, program) = (cards.lost(), env!("CARGO_BIN_EXE_tsnode"));
         let lost = lost.display();
         let text = format!(
-            "#!/bin/sh\nLD_LIBRARY_PATH='{}' TSNODE_CARD_LOST='{lost}' exec '{program}' \"$@\"\n",
+            "#!/bin/sh\nLD_LIBRARY_PATH='{}' TSNODE_CARD_LOST='{lost}' TSNODE_EMULATED_CARDS=3 exec '{program}' \"$@\"\n",
             libraries.trim()
         );
         std::fs::write(cards.program(), text).unwrap();
@@ -130,7 +130,8 @@ async fn swarm(net: &Net) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_peers_on_cards_hand_kv_over_and_say_what_the_processor_says() {
     let Some(cards) = Cards::new() else { return };
-    let net = cards.up(&["cuda:0", "cuda:0"], "prefill=1,decode=1").await;
+    // The second has two cards that hold every layer together.
+    let net = cards.up(&["cuda:0", "cuda:1-2"], "prefill=1,decode=1").await;
     let (prompt, expected) = prompt_and_answer();
     let (tokens, answer) = net.tokens(0, asked(&prompt)).await;
     assert_eq!(tokens, expected);

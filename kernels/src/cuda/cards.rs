@@ -14,8 +14,8 @@ mod tiles;
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
-    Card, CardError, CardInput, Columns, Job, Pass, Piece, Share,
-    machine::{Peer, Rectangle},
+    Card, CardError, CardInput, CardStage, Columns, Job, Pass, Piece, Share,
+    machine::{Machine, Peer, Rectangle},
     stage,
     step::Step,
 };
@@ -24,7 +24,20 @@ use crate::{
     models::Outline,
     pages::{Layout, PAGE_BYTES},
 };
+use std::sync::Arc;
 use tsnode_protocol::Token;
+
+/// Brings weights to cards, from any thread, while they compute.
+#[derive(Clone, Debug)]
+pub(crate) struct CardCarrier(Vec<Arc<dyn Machine>>);
+
+impl CardCarrier {
+    /// Copies a stage to the cards, a part of it to each, and waits until it is there; if one cannot take it none has it.
+    pub fn carry<'a>(&self, parts: impl Iterator<Item = (Outline<'a>, Layout)>) -> Result<Vec<CardStage>, CardError> {
+        let cards = self.0.iter().zip(parts);
+        cards.map(|(machine, (outline, layout))| CardStage::load(machine, &outline, &layout)).collect()
+    }
+}
 
 /// One card, or several with a rank each.
 #[derive(Debug)]
@@ -55,18 +68,14 @@ impl Cards {
         self.each.len()
     }
 
-    /// Copies a stage to the cards, a part of it to each; if one cannot take it none has it.
-    pub fn load<'a>(
-        &mut self,
-        key: StageKey,
-        parts: impl Iterator<Item = (Outline<'a>, Layout)>,
-    ) -> Result<(), CardError> {
-        let mut cards = self.each.iter_mut().zip(parts);
-        let loaded = cards.try_for_each(|(card, (outline, layout))| card.load(key, &outline, &layout));
-        if loaded.is_err() {
-            self.unload(key);
-        }
-        loaded
+    /// What brings weights to them.
+    pub fn carrier(&self) -> CardCarrier {
+        CardCarrier(self.each.iter().map(|card| card.machine.clone()).collect())
+    }
+
+    /// Takes a stage that was brought here, a part of it on each.
+    pub fn put(&mut self, key: StageKey, parts: Vec<CardStage>) {
+        self.each.iter_mut().zip(parts).for_each(|(card, part)| card.put(key, part));
     }
 
     pub fn unload(&mut self, key: StageKey) {

@@ -38,8 +38,11 @@ struct DriverCard {
     context: sys::CUcontext,
     compute: sys::CUstream,
     side: sys::CUstream,
+    load: sys::CUstream,
     processors: usize,
     state: Mutex<State>,
+    /// Pinned memory of the thread that loads, while it does.
+    loading: Mutex<Option<Staging>>,
     /// Or why there is none.
     blas: Result<Mutex<Blas>, String>,
 }
@@ -158,7 +161,7 @@ impl DriverCard {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a card"))?;
         // SAFETY: see above.
         unsafe { result::ctx::set_current(context) }.map_err(failed("starting a card"))?;
-        let (compute, side) = streams()?;
+        let [compute, side, load] = streams()?;
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
             kernels: Modules::default(),
@@ -173,8 +176,10 @@ impl DriverCard {
             context,
             compute,
             side,
+            load,
             processors: processors.max(1) as usize,
             state: Mutex::new(state),
+            loading: Mutex::new(None),
             blas: blas().map(Mutex::new),
         })
     }
@@ -203,6 +208,7 @@ impl DriverCard {
         match queue {
             Queue::Compute => self.compute,
             Queue::Side => self.side,
+            Queue::Load => self.load,
         }
     }
 
@@ -238,6 +244,33 @@ impl DriverCard {
         }
     }
 
+    fn loading(&self) -> MutexGuard<'_, Option<Staging>> {
+        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies to the card by way of pinned memory that these queues copy from.
+    fn stage(
+        &self,
+        queue: Queue,
+        to: u64,
+        bytes: &[u8],
+        (staging, readers): (&mut Staging, &[Queue]),
+    ) -> Result<(), CardError> {
+        let mut at = to;
+        for piece in bytes.chunks(staging::PIECE) {
+            if !staging.has_room(piece.len()) {
+                readers.iter().try_for_each(|reader| self.wait(*reader))?;
+                staging.begin_again();
+            }
+            let staged = staging.put(piece);
+            // SAFETY: see above; what is staged stays until the queues were waited for.
+            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }
+                .map_err(failed("copying to a card"))?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
     /// Waits for all work of a queue.
     fn wait(&self, queue: Queue) -> Result<(), CardError> {
         // SAFETY: see above.
@@ -245,13 +278,13 @@ impl DriverCard {
     }
 }
 
-/// What computes, and what goes on beside it. The latter's few blocks go first where both have some that wait: KV that is to
-/// leave would otherwise leave when the step it leaves beside is done.
-fn streams() -> Result<(sys::CUstream, sys::CUstream), CardError> {
+/// What computes, what goes on beside it, and what loads. The second one's few blocks go first where both have some that wait: KV that
+/// is to leave would otherwise leave when the step it leaves beside is done.
+fn streams() -> Result<[sys::CUstream; 3], CardError> {
     use result::stream::{StreamKind::NonBlocking, create_with_priority, get_priority_range};
     let (least, greatest) = get_priority_range().map_err(failed("making a stream"))?;
     let stream = |priority| create_with_priority(NonBlocking, priority).map_err(failed("making a stream"));
-    Ok((stream(least)?, stream(greatest)?))
+    Ok([stream(least)?, stream(greatest)?, stream(least)?])
 }
 
 /// The library for products of many rows, with the card that is the calling thread's; or why there is none.
@@ -304,27 +337,27 @@ impl Machine for DriverCard {
 
     fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
         self.bind()?;
-        let mut state = self.state();
-        let mut at = to;
-        for piece in bytes.chunks(staging::PIECE) {
-            if !state.staging.has_room(piece.len()) {
-                self.wait(Queue::Compute)?;
-                self.wait(Queue::Side)?;
-                state.staging.begin_again();
-            }
-            let staged = state.staging.put(piece);
-            // SAFETY: see above; what is staged stays until the queues were waited for.
-            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }
-                .map_err(failed("copying to a card"))?;
-            at += piece.len() as u64;
+        if queue == Queue::Load {
+            // Its own pinned memory: the ring of steps may be waited for only by who asks for these.
+            let mut loading = self.loading();
+            let staging = match &mut *loading {
+                Some(staging) => staging,
+                none => none.insert(Staging::new()?),
+            };
+            return self.stage(queue, to, bytes, (staging, &[Queue::Load]));
         }
-        Ok(())
+        let staging = &mut self.state().staging;
+        self.stage(queue, to, bytes, (staging, &[Queue::Compute, Queue::Side]))
     }
 
     fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
         self.bind()?;
         if out.is_empty() {
-            return self.wait(queue);
+            self.wait(queue)?;
+            if queue == Queue::Load {
+                self.loading().take().iter_mut().for_each(Staging::give_back);
+            }
+            return Ok(());
         }
         let mut state = self.state();
         let bytes = out.len();
@@ -484,7 +517,9 @@ impl Drop for DriverCard {
     fn drop(&mut self) {
         // What a lost card does not give back is lost with it.
         let _ = self.finish();
+        let _ = self.wait(Queue::Load);
         self.forget_recorded();
+        self.loading().take().iter_mut().for_each(Staging::give_back);
         self.blas = Err("the card was given back".into());
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let marks = std::mem::take(&mut state.marks);
@@ -497,6 +532,7 @@ impl Drop for DriverCard {
             }
             let _ = result::stream::destroy(self.compute);
             let _ = result::stream::destroy(self.side);
+            let _ = result::stream::destroy(self.load);
             let _ = result::primary_ctx::release(self.device);
         }
     }

@@ -149,6 +149,8 @@ pub(crate) enum Queue {
     Compute,
     /// KV that leaves and comes while steps compute.
     Side,
+    /// Weights that come while steps compute, from a thread of their own.
+    Load,
 }
 
 /// Something that kernels run on. Work on a queue is done in the order in which it was asked for.
@@ -182,7 +184,7 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     /// Has the compute queue copy rows from the memory of a machine of the same kind, this one or another, once that has done
     /// all it was asked before it made the offer. Nobody waits but the queue.
     fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError>;
-    /// Waits for both queues.
+    /// Waits for both queues that the owner of the engine asks.
     fn finish(&self) -> Result<(), CardError>;
     /// Begins to record launches on the compute queue instead of running them; `false` where that is not done.
     fn record(&self) -> Result<bool, CardError>;
@@ -215,6 +217,13 @@ impl Memory {
     pub fn of(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, CardError> {
         let memory = Self::take(machine, bytes.len())?;
         machine.upload(Queue::Compute, memory.at, bytes)?;
+        Ok(memory)
+    }
+
+    /// With these bytes in it once [`Queue::Load`] was waited for.
+    pub fn loaded(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, CardError> {
+        let memory = Self::take(machine, bytes.len())?;
+        machine.upload(Queue::Load, memory.at, bytes)?;
         Ok(memory)
     }
 

@@ -7,7 +7,7 @@ pub(crate) use layer::Piece;
 use super::{
     buffers::Buffer,
     columns::Columns,
-    machine::{CardError, Machine, Memory},
+    machine::{CardError, Machine, Memory, Queue},
     ops::{Kind, Ops, Out, Rows, kind_for_all},
     step::Step,
     tiles::CardTurn,
@@ -116,7 +116,7 @@ pub(super) fn kv_kind(dtype: KvDtype) -> Kind {
 }
 
 fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<Memory, CardError> {
-    Memory::of(machine, bytemuck::cast_slice(numbers))
+    Memory::loaded(machine, bytemuck::cast_slice(numbers))
 }
 
 impl Norm {
@@ -195,7 +195,7 @@ impl CardStage {
         };
         let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
         let turn = |rope: &crate::rope::Rope| floats(machine, Turn::new(rope, pairs).all_angles());
-        Ok(Self {
+        let stage = Self {
             width: outline.hidden,
             embed: outline.embed.map(table).transpose()?,
             layers: outline.layers.iter().map(|layer| Layer::load(machine, layer)).collect::<Result<_, _>>()?,
@@ -203,7 +203,10 @@ impl CardStage {
             ropes: outline.ropes.iter().map(rope).collect::<Result<_, _>>()?,
             half: outline.ropes.first().map_or(0, |rope| rope.frequencies().0.len()),
             turns: outline.ropes.iter().map(turn).collect::<Result<_, _>>()?,
-        })
+        };
+        // Whoever computes with it does not ask this queue.
+        machine.download(Queue::Load, 0, &mut [])?;
+        Ok(stage)
     }
 
     /// How a layer's keys turn over a block.

@@ -114,7 +114,7 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// Copies tensors to the card, which all have the same form and inputs.
+    /// Copies tensors to the card, which all have the same form and inputs; they are there once [`Queue::Load`] was waited for.
     pub fn load(machine: &Arc<dyn Machine>, tensors: &[&Tensor]) -> Result<Self, CardError> {
         let views: Vec<View<'_>> = tensors.iter().map(|tensor| tensor.view()).collect();
         let matrix = Self::of_views(machine, &views)?;
@@ -136,8 +136,8 @@ impl Matrix {
         let (mut first, mut second) = (memory.at(), memory.at() + form.planes(rows * cols).0 as u64);
         for view in views {
             let mut send = |a: &[u8], b: &[u8]| -> Result<(), CardError> {
-                machine.upload(Queue::Compute, first, a)?;
-                machine.upload(Queue::Compute, second, b)?;
+                machine.upload(Queue::Load, first, a)?;
+                machine.upload(Queue::Load, second, b)?;
                 (first, second) = (first + a.len() as u64, second + b.len() as u64);
                 Ok(())
             };
@@ -149,7 +149,8 @@ impl Matrix {
     /// One matrix that is no checkpoint's.
     #[cfg(test)]
     pub fn of_view(machine: &Arc<dyn Machine>, view: &View<'_>) -> Result<Self, CardError> {
-        Self::of_views(machine, &[*view])
+        let matrix = Self::of_views(machine, &[*view])?;
+        machine.download(Queue::Load, 0, &mut []).map(|()| matrix)
     }
 }
 

@@ -26,7 +26,8 @@ impl Engine {
     /// # Errors
     /// As [`Engine::load`].
     pub fn load_beside(&mut self, model: StageModel) -> Result<StageKey, EngineError> {
-        self.take_in(model, Owner::Kept)
+        let carried = self.carrier().carry(model)?;
+        Ok(self.take_beside(carried))
     }
 
     /// A sequence as it is here, if it is.

@@ -173,16 +173,6 @@ impl Engine {
     }
 }
 
-/// Copies a stage to the cards that hold it.
-pub(super) fn load(cards: &mut Cards, key: StageKey, parts: &[Part]) -> Result<(), EngineError> {
-    let none = || CardError::Unsupported("this family of models".into());
-    let mut outlines = Vec::with_capacity(parts.len());
-    for part in parts {
-        outlines.push((part.stage.outline().ok_or_else(none)?, part.layout));
-    }
-    Ok(cards.load(key, outlines.into_iter())?)
-}
-
 /// Pages of every layer and sequence, and how many each has room for: a power of two, so that few sizes come up.
 fn tables(kvs: &[&SequenceKv], layers: usize) -> (Vec<u32>, usize) {
     let longest = kvs.iter().map(|kv| kv.pages_of(0).len()).max().unwrap_or(0);

@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     cuda::CardError,
     device,
-    engine::{Engine, EngineError, StageKey, Threads},
+    engine::{Carried, Engine, EngineError, StageKey, Threads},
     load::{LoadReport, Progress},
     pages::PAGE_BYTES,
-    source::{ModelSource, StageModel},
+    source::ModelSource,
 };
 use tsnode_protocol::{Group, LayerRange, Stage};
 
@@ -126,7 +126,7 @@ impl Loader {
         };
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
         let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
-        let key = order.compute.call(move |engine| engine.load(stage)).await.map_err(NotLoaded::failed)??;
+        let key = order.compute.call(move |engine| engine.take(stage)).await.map_err(NotLoaded::failed)?;
         tracing::info!(
             group = %group.id, phase = %group.phase, position = order.position, device, %layers,
             bytes = report.bytes, seconds = report.took.as_secs_f64(),
@@ -143,7 +143,7 @@ impl Loader {
         let (shape, name) = (source.card().shape, source.card().name.clone());
         let loaded = async {
             let (stage, report) = self.read_layers(compute, source, shape.all_layers()).await?;
-            let key = compute.call(move |engine| engine.load_beside(stage)).await.map_err(NotLoaded::failed)??;
+            let key = compute.call(move |engine| engine.take_beside(stage)).await.map_err(NotLoaded::failed)?;
             Ok::<_, NotLoaded>((key, report))
         };
         match loaded.await {
@@ -158,33 +158,36 @@ impl Loader {
         }
     }
 
-    /// Reads layers as the device of that thread wants them.
+    /// Reads layers and brings them to where that thread computes, which goes on meanwhile.
     async fn read_layers(
         &self,
         compute: &Compute,
         source: Arc<ModelSource>,
         layers: LayerRange,
-    ) -> Result<(StageModel, LoadReport), NotLoaded> {
-        let asked = |engine: &mut Engine| (engine.pages(), engine.cards());
-        let (pages, cards) = compute.call(asked).await.map_err(NotLoaded::failed)?;
+    ) -> Result<(Carried, LoadReport), NotLoaded> {
+        let asked = |engine: &mut Engine| (engine.pages(), engine.cards(), engine.carrier());
+        let (pages, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
         // Pages in use have their memory already.
         let kv = (pages.free * PAGE_BYTES) as u64;
         let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
-        let load = move || -> Result<(StageModel, LoadReport), NotLoaded> {
+        let load = move || -> Result<(Carried, LoadReport), NotLoaded> {
             let mut before = 0;
             let mut tell = |far: Progress| {
                 tally.bytes.fetch_add(far.done.saturating_sub(before), Ordering::Relaxed);
                 before = far.done;
                 progress.send_replace(Some(far));
             };
-            if cards > 0 {
+            let (stage, report) = if cards > 0 {
                 // Whether they have room for it the cards say.
                 let threads = Threads { ranks: cards, ..threads };
-                return source.load_stage_for_cards_by(threads, layers, &mut tell).map_err(NotLoaded::failed);
+                source.load_stage_for_cards_by(threads, layers, &mut tell)
+            } else {
+                let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
+                need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
+                source.load_stage_by(threads, layers, &mut tell)
             }
-            let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
-            need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
-            source.load_stage_by(threads, layers, &mut tell).map_err(NotLoaded::failed)
+            .map_err(NotLoaded::failed)?;
+            Ok((carrier.carry(stage)?, report))
         };
         on_a_thread(load).await.map_err(NotLoaded::Failed)?
     }

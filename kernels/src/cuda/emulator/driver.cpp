@@ -7,10 +7,14 @@
 #include "order.h"
 
 #include <functional>
+#include <mutex>
 #include <set>
 #include <unistd.h>
 
 namespace {
+// Threads of the host ask one at a time: one computes while another loads.
+std::recursive_mutex one_at_a_time;
+#define TURN std::lock_guard<std::recursive_mutex> turn(one_at_a_time)
 struct Context { int device; std::set<Context *> peers; };
 struct Recording { std::vector<std::function<void()>> work; };
 struct Function { std::string name; unsigned shared; Context *context; };
@@ -90,62 +94,62 @@ void not_recorded(void *stream) {
 }
 
 extern "C" {
-int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
-int cuInit(unsigned) { return 0; }
-int cuGetErrorName(int, const char **text) { *text = "an error"; return 0; }
-int cuGetErrorString(int, const char **text) { *text = "an error"; return 0; }
-int cuDeviceGetCount(int *count) { *count = cards(); return 0; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal >= 0 && ordinal < cards() ? 0 : 101; }
-int cuDeviceGetName(char *name, int len, int) { snprintf(name, len, "emulator"); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = (size_t)2 << 30; return 0; }
-int cuDeviceGetPCIBusId(char *text, int len, int) { snprintf(text, len, "0000:00:00.0"); return 0; }
+int cuDriverGetVersion(int *version) { TURN; *version = 12020; return 0; }
+int cuInit(unsigned) { TURN; return 0; }
+int cuGetErrorName(int, const char **text) { TURN; *text = "an error"; return 0; }
+int cuGetErrorString(int, const char **text) { TURN; *text = "an error"; return 0; }
+int cuDeviceGetCount(int *count) { TURN; *count = cards(); return 0; }
+int cuDeviceGet(int *device, int ordinal) { TURN; *device = ordinal; return ordinal >= 0 && ordinal < cards() ? 0 : 101; }
+int cuDeviceGetName(char *name, int len, int) { TURN; snprintf(name, len, "emulator"); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int) { TURN; *bytes = (size_t)2 << 30; return 0; }
+int cuDeviceGetPCIBusId(char *text, int len, int) { TURN; snprintf(text, len, "0000:00:00.0"); return 0; }
 // Compute capability 9.0, two processors.
-int cuDeviceGetAttribute(int *value, int which, int) { *value = which == 75 ? 9 : which == 16 ? 2 : 0; return 0; }
-int cuDevicePrimaryCtxRetain(void **out, int device) { *out = &contexts[device]; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
-int cuCtxSetCurrent(void *which) {
+int cuDeviceGetAttribute(int *value, int which, int) { TURN; *value = which == 75 ? 9 : which == 16 ? 2 : 0; return 0; }
+int cuDevicePrimaryCtxRetain(void **out, int device) { TURN; *out = &contexts[device]; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int) { TURN; return 0; }
+int cuCtxSetCurrent(void *which) { TURN;
     if (which < &contexts[0] || which > &contexts[7]) refuse("a card that was never started");
     current = (Context *)which;
     return 0;
 }
-int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = abs(device - peer) == 1; return 0; }
-int cuCtxEnablePeerAccess(void *peer, unsigned) {
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { TURN; *can = abs(device - peer) == 1; return 0; }
+int cuCtxEnablePeerAccess(void *peer, unsigned) { TURN;
     bound();
     if (abs(current->device - ((Context *)peer)->device) != 1) return 217;
     return current->peers.insert((Context *)peer).second ? 0 : 704;
 }
 // Streams take turns as they are asked here; a smaller number is a greater priority.
-int cuCtxGetStreamPriorityRange(int *least, int *greatest) { bound(); *least = 0; *greatest = -5; return 0; }
-int cuStreamCreateWithPriority(void **out, unsigned, int priority) {
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { TURN; bound(); *least = 0; *greatest = -5; return 0; }
+int cuStreamCreateWithPriority(void **out, unsigned, int priority) { TURN;
     bound();
     if (priority > 0 || priority < -5) refuse("a priority that no stream has");
     *out = new Stream{nullptr, current, {++order::lines, {}}};
     streams.insert(*out);
     return 0;
 }
-int cuStreamDestroy_v2(void *stream) { delete known(stream); streams.erase(stream); return 0; }
-int cuStreamSynchronize(void *stream) {
+int cuStreamDestroy_v2(void *stream) { TURN; delete known(stream); streams.erase(stream); return 0; }
+int cuStreamSynchronize(void *stream) { TURN;
     bound();
     not_recorded(stream);
     order::host.join(stream_of(stream)->line.seen);
     return lost();
 }
-int cuStreamWaitEvent(void *stream, void *event, unsigned) {
+int cuStreamWaitEvent(void *stream, void *event, unsigned) { TURN;
     not_recorded(stream);
     if (!events.count(event) || !((Event *)event)->recorded) refuse("waiting for what was never marked");
     stream_of(stream)->line.seen.join(((Event *)event)->clock);
     return 0;
 }
-int cuEventCreate(void **out, unsigned) { bound(); *out = new Event{false, current, {}}; events.insert(*out); return 0; }
-int cuEventRecord(void *event, void *stream) {
+int cuEventCreate(void **out, unsigned) { TURN; bound(); *out = new Event{false, current, {}}; events.insert(*out); return 0; }
+int cuEventRecord(void *event, void *stream) { TURN;
     not_recorded(stream);
     if (!events.count(event) || ((Event *)event)->context != current) refuse("an event of another card");
     order::step(stream_of(stream)->line);
     *(Event *)event = {true, current, stream_of(stream)->line.seen};
     return 0;
 }
-int cuEventDestroy_v2(void *event) { events.erase(event); return 0; }
-int cuMemGetInfo_v2(size_t *free, size_t *total) {
+int cuEventDestroy_v2(void *event) { TURN; events.erase(event); return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { TURN;
     bound();
     size_t used = 0;
     for (auto &[at, memory] : taken) used += memory.context == current ? memory.bytes : 0;
@@ -153,7 +157,7 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     *free = *total - used;
     return lost();
 }
-int cuMemAlloc_v2(unsigned long long *at, size_t bytes) {
+int cuMemAlloc_v2(unsigned long long *at, size_t bytes) { TURN;
     bound();
     if (bytes == 0) refuse("memory of no bytes");
     *at = (unsigned long long)tsnode_alloc(bytes);
@@ -161,7 +165,7 @@ int cuMemAlloc_v2(unsigned long long *at, size_t bytes) {
     taken[*at] = {bytes, current, {}};
     return 0;
 }
-int cuMemFree_v2(unsigned long long at) {
+int cuMemFree_v2(unsigned long long at) { TURN;
     bound();
     auto found = taken.find(at);
     if (found == taken.end()) refuse("memory given back that was not taken");
@@ -171,9 +175,9 @@ int cuMemFree_v2(unsigned long long at) {
     taken.erase(found);
     return 0;
 }
-int cuMemHostAlloc(void **at, size_t bytes, unsigned) { bound(); *at = malloc(bytes); return 0; }
-int cuMemFreeHost(void *at) { free(at); return 0; }
-int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *stream) {
+int cuMemHostAlloc(void **at, size_t bytes, unsigned) { TURN; bound(); *at = malloc(bytes); return 0; }
+int cuMemFreeHost(void *at) { TURN; free(at); return 0; }
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *stream) { TURN;
     bound();
     not_recorded(stream);
     order::step(stream_of(stream)->line);
@@ -181,7 +185,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, 
     memcpy((void *)to, from, bytes);
     return 0;
 }
-int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *stream) {
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *stream) { TURN;
     bound();
     not_recorded(stream);
     order::step(stream_of(stream)->line);
@@ -189,7 +193,7 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *
     memcpy(to, (void *)from, bytes);
     return 0;
 }
-int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *stream) {
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *stream) { TURN;
     bound();
     not_recorded(stream);
     order::step(stream_of(stream)->line);
@@ -204,7 +208,7 @@ struct Copy2D { Plane from, to; size_t width, height; };
 struct Side { size_t x, y, z, lod; int type; const void *host; unsigned long long device; void *array; Context *context; size_t pitch, height; };
 struct Copy3DPeer { Side from, to; size_t width, height, depth; };
 
-int cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) {
+int cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) { TURN;
     bound();
     not_recorded(stream);
     auto &[from, to, width, height] = *copy;
@@ -215,7 +219,7 @@ int cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) {
     copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
     return 0;
 }
-int cuMemcpy3DPeerAsync(const Copy3DPeer *copy, void *stream) {
+int cuMemcpy3DPeerAsync(const Copy3DPeer *copy, void *stream) { TURN;
     bound();
     not_recorded(stream);
     auto &[from, to, width, height, depth] = *copy;
@@ -230,7 +234,7 @@ int cuMemcpy3DPeerAsync(const Copy3DPeer *copy, void *stream) {
     count.peers++;
     return 0;
 }
-int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long long from, Context *from_context, size_t bytes, void *stream) {
+int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long long from, Context *from_context, size_t bytes, void *stream) { TURN;
     bound();
     not_recorded(stream);
     if (current != from_context && current != to_context) refuse("a copy between other cards");
@@ -241,23 +245,23 @@ int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long 
     count.peers++;
     return 0;
 }
-int cuModuleLoadData(void **out, const void *image) {
+int cuModuleLoadData(void **out, const void *image) { TURN;
     bound();
     return image::load(out, image);
 }
-int cuModuleUnload(void *module) { delete (image::Names *)module; return 0; }
-int cuModuleGetFunction(void **out, void *module, const char *name) {
+int cuModuleUnload(void *module) { TURN; delete (image::Names *)module; return 0; }
+int cuModuleGetFunction(void **out, void *module, const char *name) { TURN;
     if (!((image::Names *)module)->count(name)) return 500;
     *out = new Function{name, 48 << 10, current};
     functions.insert(*out);
     return 0;
 }
-int cuFuncSetAttribute(void *function, int which, int value) {
+int cuFuncSetAttribute(void *function, int which, int value) { TURN;
     if (which == 8) ((Function *)function)->shared = value;
     return 0;
 }
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **args, void **) {
+                   unsigned shared, void *stream, void **args, void **) { TURN;
     bound();
     if (lost()) return lost();
     if (!functions.count(function)) refuse("a kernel that is none");
@@ -286,28 +290,28 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     else run();
     return 0;
 }
-int cuStreamBeginCapture_v2(void *stream, int) {
+int cuStreamBeginCapture_v2(void *stream, int) { TURN;
     not_recorded(stream);
     stream_of(stream)->recording = new Recording{};
     return 0;
 }
-int cuStreamEndCapture(void *stream, void **graph) {
+int cuStreamEndCapture(void *stream, void **graph) { TURN;
     *graph = stream_of(stream)->recording;
     stream_of(stream)->recording = nullptr;
     return *graph ? 0 : 901;
 }
-int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long) {
+int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long) { TURN;
     *out = new Recording(*(Recording *)graph);
     graphs.insert(*out);
     return 0;
 }
-int cuGraphDestroy(void *graph) { delete (Recording *)graph; return 0; }
-int cuGraphExecDestroy(void *graph) {
+int cuGraphDestroy(void *graph) { TURN; delete (Recording *)graph; return 0; }
+int cuGraphExecDestroy(void *graph) { TURN;
     if (!graphs.erase(graph)) refuse("a recording that is none");
     delete (Recording *)graph;
     return 0;
 }
-int cuGraphLaunch(void *graph, void *stream) {
+int cuGraphLaunch(void *graph, void *stream) { TURN;
     bound();
     not_recorded(stream);
     if (!graphs.count(graph)) refuse("a recording that is none");

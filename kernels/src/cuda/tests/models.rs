@@ -5,7 +5,7 @@ use super::{
     machines,
 };
 use crate::{
-    engine::{Engine, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap},
+    engine::{Engine, EngineError, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap, Threads},
     source::ModelSource,
     speed::{self, Step},
 };
@@ -55,6 +55,31 @@ fn greedy_tokens_of_reference_models_are_the_processors() {
                 assert_eq!(tokens, wanted, "{name}");
             }
         }
+    }
+}
+
+#[test]
+fn a_stage_comes_from_another_thread_while_steps_go_on() {
+    for machine in machines() {
+        let source = source("llama-gqa");
+        let [_, (mut engine, stage)] = both(&machine, &source, KvDtype::F16);
+        let alone = greedy(&mut engine, stage, 14, 6);
+        engine.release(stage, REQUEST);
+        let (carrier, all) = (engine.carrier(), source.card().shape.all_layers());
+        let (carried, beside) = std::thread::scope(|scope| {
+            let carry =
+                || (0..4).map(|_| carrier.carry(source.load_stage_for_card(all, 1).unwrap()).unwrap()).collect();
+            let carried: std::thread::ScopedJoinHandle<'_, Vec<_>> = scope.spawn(carry);
+            let beside = greedy(&mut engine, stage, 14, 6);
+            (carried.join().unwrap(), beside)
+        });
+        assert_eq!(beside, alone);
+        for stage in carried.into_iter().map(|carried| engine.take(carried)).collect::<Vec<_>>() {
+            assert_eq!(greedy(&mut engine, stage, 14, 6), alone);
+            engine.unload(stage);
+        }
+        let two = source.load_stage_for_cards(all, Threads { count: 1, ranks: 2 }).unwrap();
+        assert!(matches!(carrier.carry(two), Err(EngineError::Ranks { found: 2, expected: 1 })));
     }
 }
 

@@ -1,0 +1,74 @@
+//! Stages on their way into an engine: what takes long of it, copying weights to cards, is for a thread that nobody waits for.
+
+use super::{Engine, EngineError, Part, StageKey};
+use crate::{
+    cuda::{CardCarrier, CardError, CardStage},
+    pages::Owner,
+    ranks::Rank,
+    source::StageModel,
+};
+use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
+
+/// Brings stages to where an engine computes. It may be used beside the engine, by another thread.
+#[derive(Clone, Debug)]
+pub struct Carrier {
+    /// None where the processor computes, which reads weights where they lie.
+    cards: Option<CardCarrier>,
+    ranks: usize,
+    dtype: KvDtype,
+}
+
+/// A stage that its engine need only take in.
+pub struct Carried {
+    pub(super) parts: Vec<Part>,
+    pub(super) shape: ModelShape,
+    pub(super) layers: LayerRange,
+    /// On cards, by rank.
+    pub(super) there: Option<Vec<CardStage>>,
+}
+
+impl Carrier {
+    /// Brings a stage there. It takes as long as copying all of its weights where cards compute.
+    ///
+    /// # Errors
+    /// When one token's KV does not fit a page, the stage was cut for another number of ranks, a card has no memory for it, or
+    /// the model is none that cards compute.
+    pub fn carry(&self, model: StageModel) -> Result<Carried, EngineError> {
+        let StageModel { stages, shape, layers } = model;
+        let (found, expected) = (stages.len(), self.ranks);
+        if found != expected {
+            return Err(EngineError::Ranks { found, expected });
+        }
+        let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
+        let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
+        let there = self.cards.as_ref().map(|cards| carry(cards, &parts)).transpose()?;
+        Ok(Carried { parts, shape, layers, there })
+    }
+}
+
+fn carry(cards: &CardCarrier, parts: &[Part]) -> Result<Vec<CardStage>, EngineError> {
+    let none = || CardError::Unsupported("this family of models".into());
+    let mut outlines = Vec::with_capacity(parts.len());
+    for part in parts {
+        outlines.push((part.stage.outline().ok_or_else(none)?, part.layout));
+    }
+    Ok(cards.carry(outlines.into_iter())?)
+}
+
+impl Engine {
+    /// What brings stages to it.
+    #[must_use]
+    pub fn carrier(&self) -> Carrier {
+        Carrier { cards: self.cards.as_ref().map(|cards| cards.carrier()), ranks: self.pools.len(), dtype: self.dtype }
+    }
+
+    /// Takes in a stage that its [`Carrier`] has brought.
+    pub fn take(&mut self, carried: Carried) -> StageKey {
+        self.take_in(carried, Owner::Running)
+    }
+
+    /// The same as [`Engine::load_beside`] does.
+    pub fn take_beside(&mut self, carried: Carried) -> StageKey {
+        self.take_in(carried, Owner::Kept)
+    }
+}
