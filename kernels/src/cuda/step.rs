@@ -13,8 +13,10 @@ use tsnode_protocol::{KvDtype, Token};
 const CHUNK_FROM: u32 = 16;
 /// Rows and heads of a tile of queries.
 const TILE: usize = 64;
-/// Tokens of a row that are worth a block of their own.
-const PART: usize = 256;
+/// Tokens of a row that are worth a block of their own: the tile of `device/attend.cu`, whose parts are whole tiles.
+const PART: usize = 64;
+/// Parts that `attend_merge` has room for.
+const MOST_PARTS: usize = 64;
 
 /// What a card is told of a step; all that is on the card lies in one piece.
 #[derive(Debug)]
@@ -173,6 +175,6 @@ impl Step {
     pub fn parts_for(&self, window: Option<usize>, across: usize, processors: usize) -> usize {
         let seen = window.map_or(self.seen, |window| self.seen.min(window));
         let wanted = (2 * processors).div_ceil(across * self.singles_count.max(1)).next_power_of_two();
-        wanted.min(seen.div_ceil(PART)).clamp(1, 64)
+        wanted.min(seen.div_ceil(PART)).clamp(1, MOST_PARTS)
     }
 }

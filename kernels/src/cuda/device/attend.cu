@@ -2,86 +2,147 @@
 // cut over several blocks, and what those have is merged.
 #include "pages.cuh"
 
-// Query heads that share a block, and tokens of a tile.
-constexpr int HEADS = 8, TILE = 64, THREADS = 128, MOST_DIM = 256;
+// Query heads that share a block, tokens of a tile, and parts of a row.
+constexpr int HEADS = 8, TILE = 64, THREADS = 128, MOST_PARTS = 64;
+// Scores of a token lie together, so that four heads' are read at once; apart by more, so that banks are not shared by eight.
+constexpr int SCORES = HEADS + 4;
 
-DEVICE void eight_channels(u32 kind, const u8 *row, u32 channel, float (&out)[8]) {
-    if (kind == F32) {
-        const float *at = (const float *)row + channel;
-        for (int i = 0; i < 8; i++) out[i] = at[i];
-    } else {
-        uint4 all = *(const uint4 *)(row + channel * 2);
-        u32 words[4] = {all.x, all.y, all.z, all.w};
-        for (int i = 0; i < 8; i++) out[i] = of_two(kind, words[i / 2], i % 2);
+// Eight channels of a token as they lie.
+template <int KIND> struct Channels {
+    static constexpr int PIECES = KIND == F32 ? 2 : 1;
+    uint4 pieces[PIECES];
+    // Of a head's row; what is not `real` is zeros.
+    DEVICE void read(const u8 *row, u32 channel, bool real) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
+            pieces[i] = real ? *(const uint4 *)(row + channel * (2 * PIECES) + i * 16) : uint4{0, 0, 0, 0};
     }
+    DEVICE float number(int i) const {
+        const uint4 &all = pieces[KIND == F32 ? i / 4 : 0];
+        u32 words[4] = {all.x, all.y, all.z, all.w};
+        return KIND == F32 ? bits_to_float(words[i % 4]) : of_two(KIND, words[i / 2], i % 2);
+    }
+};
+
+// Two channels of a token as they lie.
+template <int KIND> struct Pair {
+    u32 words[KIND == F32 ? 2 : 1];
+    DEVICE void read(const u8 *row, u32 pair) {
+        if constexpr (KIND == F32) {
+            uint2 both = ((const uint2 *)row)[pair];
+            words[0] = both.x, words[1] = both.y;
+        } else {
+            words[0] = ((const u32 *)row)[pair];
+        }
+    }
+    DEVICE float number(int i) const {
+        return KIND == F32 ? bits_to_float(words[KIND == F32 ? i : 0]) : of_two(KIND, words[0], i);
+    }
+};
+
+// Where a query's channel lies in shared memory: of each eight the first four in one half, the others in the other, so that
+// lanes side by side read side by side.
+template <int WIDE> DEVICE int query_at(u32 c) { return c / 4 % 2 * (WIDE / 2) + c / 8 * 4 + c % 4; }
+
+// Four sums over `LANES` lanes each, four at a time: afterwards a lane has the sum of number `4 · (lane % LANES) / LANES`.
+template <int LANES> DEVICE float sums_of_four(const float (&x)[4], u32 lane) {
+    bool upper = lane & (LANES / 2), second = lane & (LANES / 4);
+    float a = upper ? x[2] : x[0], b = upper ? x[3] : x[1];
+    a += __shfl_xor_sync(ALL_LANES, upper ? x[0] : x[2], LANES / 2);
+    b += __shfl_xor_sync(ALL_LANES, upper ? x[1] : x[3], LANES / 2);
+    float sum = second ? b : a;
+    sum += __shfl_xor_sync(ALL_LANES, second ? a : b, LANES / 4);
+#pragma unroll
+    for (int by = LANES / 8; by > 0; by /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, by);
+    return sum;
 }
+
+// Where a row's attention is written: by one block, or by several in parts.
+struct Mixed {
+    float *sums, *tops;
+    void *out;
+    u32 kind;
+};
+
+// What a row is attended by.
+struct Look {
+    float scale, cap;
+    u32 window;
+};
 
 // One block for a row, a head of keys and values with up to eight of its query heads, and a part of the tokens:
 // grid (parts, heads of keys and values x eights of their queries, number of `rows`). With one part the result is written to `out`;
 // with more, sums of values go to `sums` [row][head][part][channel], the largest score and the sum of weights to `tops`.
-// Limited by reading keys and values once; with few tokens by the launch.
-KERNEL(THREADS) attend_rows(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions,
-                        const u32 *sequences, float scale, float cap, u32 window, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kv_heads, u32 dim,
-                        u32 kind, float *sums, float *tops, void *out, u32 out_kind) {
-    __shared__ float queries[HEADS * MOST_DIM];
-    __shared__ float scores[HEADS][TILE];
+// Heads are of up to `WIDE` channels. Limited by reading keys and values once: addresses are found once for a tile, and four
+// tokens' keys and sixteen tokens' values are asked for before the first is used; with few tokens limited by the launch.
+template <int KIND, int WIDE>
+DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions, const u32 *sequences,
+                   const Look &look, const Pool &pool, const Mixed &to_write) {
+    constexpr int LANES = WIDE / 8, AT_ONCE = 32 / LANES, DEEP = 4, APART = THREADS / 32 * AT_ONCE;
+    constexpr int PAIRS = WIDE / 2, TEAMS = THREADS / PAIRS, MANY = WIDE == 256 || KIND == F32 ? 8 : 16;
+    static_assert(TILE % (DEEP * APART) == 0 && TILE % (MANY * TEAMS) == 0, "a tile is whole turns");
+    __shared__ __align__(16) float queries[HEADS * WIDE], scores[TILE * SCORES];
     __shared__ float top[HEADS], total[HEADS], shrink[HEADS];
-    Pool pool = {memory, table, most, tokens, kv_heads, dim, kind};
-    u32 parts = gridDim.x, part = blockIdx.x, row = rows[blockIdx.z];
+    __shared__ const u8 *at_keys[TILE], *at_values[TILE];
+    u32 parts = gridDim.x, part = blockIdx.x, row = rows[blockIdx.z], dim = pool.dim;
     u32 passes = (group + HEADS - 1) / HEADS, kv_head = blockIdx.y / passes, first_head = blockIdx.y % passes * HEADS;
     u32 heads = min(group - first_head, (u32)HEADS);
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     u32 position = positions[row], sequence = sequences[row];
-    u32 begin = first_seen(position, window), end = position + 1;
+    u32 begin = first_seen(position, look.window), end = position + 1;
     // Parts are whole tiles, so that nothing is read twice.
     u32 each = ((end - begin + parts - 1) / parts + TILE - 1) / TILE * TILE;
     u32 from = min(begin + part * each, end), to = min(from + each, end);
 
     const float *mine = q + (u64)row * stride + (u64)(kv_head * group + first_head) * dim;
-    for (u32 i = thread; i < heads * dim; i += THREADS) queries[i] = mine[i];
+    for (u32 i = thread; i < HEADS * WIDE; i += THREADS) {
+        u32 h = i / WIDE, c = i % WIDE;
+        queries[h * WIDE + query_at<WIDE>(c)] = h < heads && c < dim ? mine[h * dim + c] : 0.f;
+    }
     if (thread < HEADS) {
         top[thread] = -INFINITY;
         total[thread] = 0.f;
     }
     __syncthreads();
-
-    // Lanes that share a token's keys, eight channels each.
-    u32 lanes = 1;
-    while (lanes * 8 < dim) lanes *= 2;
-    u32 at_once = 32 / lanes, channel = lane % lanes * 8;
-    // Two channels a thread for values, and as many tokens at once as there are threads for.
-    u32 pairs = dim / 2, teams = THREADS / pairs, team = thread / pairs, pair = thread % pairs;
+    // Lanes that share a token's keys, eight channels each; two channels a thread for values, as many tokens at once as there
+    // are threads for.
+    u32 channel = lane % LANES * 8, team = thread / PAIRS, pair = thread % PAIRS;
+    bool real = channel < dim, has_pair = pair * 2 < dim;
     float mixed[HEADS][2] = {};
 
     for (u32 tile = from; tile < to; tile += TILE) {
         u32 count = min(to - tile, (u32)TILE);
-        for (u32 t = warp * at_once; t < TILE; t += THREADS / 32 * at_once) {
-            u32 token = t + lane / lanes;
-            bool real = token < count;
-            float keys[8] = {};
-            if (real && channel < dim) eight_channels(kind, place(pool, sequence, tile + token, 0, kv_head), channel, keys);
+        // Behind the last token the last is read again, and weighs nothing.
+        u32 token = min(tile + thread % TILE, to - 1);
+        (thread < TILE ? at_keys : at_values)[thread % TILE] = place(pool, sequence, token, thread / TILE, kv_head);
+        __syncthreads();
+        for (u32 t = warp * AT_ONCE + lane / LANES; t < TILE; t += DEEP * APART) {
+            Channels<KIND> keys[DEEP];
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) keys[d].read(at_keys[t + d * APART], channel, real);
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
                 if (h >= (int)heads) break;
-                float dot = 0.f;
-                if (channel < dim)
-                    for (int i = 0; i < 8; i++) dot = fmaf(queries[h * dim + channel + i], keys[i], dot);
-                for (u32 by = lanes / 2; by > 0; by /= 2) dot += __shfl_xor_sync(ALL_LANES, dot, by);
-                if (lane % lanes == 0) {
-                    float score = dot * scale;
-                    if (cap > 0.f) score = capped(score, cap);
-                    scores[h][token] = real ? score : -INFINITY;
-                }
+                const float4 *query = (const float4 *)(queries + h * WIDE) + channel / 8;
+                float4 a = query[0], b = query[WIDE / 8];
+                float eight[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, dots[DEEP] = {};
+#pragma unroll
+                for (int d = 0; d < DEEP; d++)
+#pragma unroll
+                    for (int i = 0; i < 8; i++) dots[d] = fmaf(eight[i], keys[d].number(i), dots[d]);
+                float score = sums_of_four<LANES>(dots, lane) * look.scale;
+                u32 which = t + lane % LANES / (LANES / 4) * APART;
+                if (look.cap > 0.f) score = capped(score, look.cap);
+                if (lane % (LANES / 4) == 0) scores[which * SCORES + h] = which < count ? score : -INFINITY;
             }
         }
         __syncthreads();
         for (u32 h = warp; h < heads; h += THREADS / 32) {
-            float a = scores[h][lane], b = scores[h][lane + 32];
-            float before = top[h], now = fmaxf(before, warp_max(fmaxf(a, b)));
-            a = quick_exp(a - now);
-            b = quick_exp(b - now);
-            scores[h][lane] = a;
-            scores[h][lane + 32] = b;
+            float *two[2] = {scores + lane * SCORES + h, scores + (lane + 32) * SCORES + h};
+            float before = top[h], now = fmaxf(before, warp_max(fmaxf(*two[0], *two[1])));
+            float a = quick_exp(*two[0] - now), b = quick_exp(*two[1] - now);
+            *two[0] = a;
+            *two[1] = b;
             float sum = warp_sum(a + b);
             if (lane == 0) {
                 shrink[h] = quick_exp(before - now);
@@ -90,29 +151,31 @@ KERNEL(THREADS) attend_rows(const float *q, u32 stride, u32 group, const u32 *ro
             }
         }
         __syncthreads();
-        if (team < teams) {
+        if (has_pair) {
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
                 if (h >= (int)heads) break;
                 mixed[h][0] *= shrink[h];
                 mixed[h][1] *= shrink[h];
             }
-            for (u32 t = team; t < count; t += teams) {
-                const u8 *at = place(pool, sequence, tile + t, 1, kv_head);
-                float a, b;
-                if (kind == F32) {
-                    a = ((const float *)at)[pair * 2];
-                    b = ((const float *)at)[pair * 2 + 1];
-                } else {
-                    u32 two = ((const u32 *)at)[pair];
-                    a = of_two(kind, two, 0);
-                    b = of_two(kind, two, 1);
-                }
+            for (u32 t = team; t < count; t += MANY * TEAMS) {
+                Pair<KIND> values[MANY];
 #pragma unroll
-                for (int h = 0; h < HEADS; h++) {
+                for (int d = 0; d < MANY; d++) values[d].read(at_values[t + d * TEAMS], pair);
+#pragma unroll
+                for (int h = 0; h < HEADS; h += 4) {
                     if (h >= (int)heads) break;
-                    mixed[h][0] = fmaf(scores[h][t], a, mixed[h][0]);
-                    mixed[h][1] = fmaf(scores[h][t], b, mixed[h][1]);
+                    // Heads that there are not are computed with whatever lies there, and not written.
+#pragma unroll
+                    for (int d = 0; d < MANY; d++) {
+                        float4 all = *(const float4 *)(scores + (t + d * TEAMS) * SCORES + h);
+                        float weights[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+#pragma unroll
+                            for (int c = 0; c < 2; c++)
+                                mixed[h + i][c] = fmaf(weights[i], values[d].number(c), mixed[h + i][c]);
+                    }
                 }
             }
         }
@@ -120,8 +183,8 @@ KERNEL(THREADS) attend_rows(const float *q, u32 stride, u32 group, const u32 *ro
     }
 
     // Teams add what they have, one after the other, where the queries were.
-    for (u32 turn = 0; turn < teams; turn++) {
-        if (team == turn)
+    for (u32 turn = 0; turn < TEAMS; turn++) {
+        if (team == turn && has_pair)
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
                 if (h >= (int)heads) break;
@@ -131,32 +194,58 @@ KERNEL(THREADS) attend_rows(const float *q, u32 stride, u32 group, const u32 *ro
             }
         __syncthreads();
     }
-    u64 first = kv_head * group + first_head, head = (u64)blockIdx.z * kv_heads * group + first;
+    u64 first = kv_head * group + first_head, head = (u64)blockIdx.z * pool.heads * group + first;
     for (u32 i = thread; i < heads * dim; i += THREADS) {
         u32 h = i / dim;
-        if (parts == 1) store_row(out_kind, out, ((u64)row * kv_heads * group + first) * dim + i, queries[i] / total[h]);
-        else sums[((head + h) * parts + part) * dim + i % dim] = queries[i];
+        if (parts == 1) store_row(to_write.kind, to_write.out, ((u64)row * pool.heads * group + first) * dim + i, queries[i] / total[h]);
+        else to_write.sums[((head + h) * parts + part) * dim + i % dim] = queries[i];
     }
     if (parts > 1 && thread < heads) {
-        tops[((head + thread) * parts + part) * 2] = top[thread];
-        tops[((head + thread) * parts + part) * 2 + 1] = total[thread];
+        to_write.tops[((head + thread) * parts + part) * 2] = top[thread];
+        to_write.tops[((head + thread) * parts + part) * 2 + 1] = total[thread];
     }
 }
-EXPORT(attend_rows)
 
-// Merges the parts of every row and head. Limited by a launch.
+#define ATTEND(name, KIND, WIDE)                                                                                       \
+    KERNEL(THREADS) name(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions,                 \
+                         const u32 *sequences, float scale, float cap, u32 window, u8 *memory, const u32 *table,       \
+                         u32 most, u32 tokens, u32 kv_heads, u32 dim, float *sums, float *tops, void *out,             \
+                         u32 out_kind) {                                                                               \
+        Pool pool = {memory, table, most, tokens, kv_heads, dim, KIND};                                                \
+        attend<KIND, WIDE>(q, stride, group, rows, positions, sequences, Look{scale, cap, window}, pool,               \
+                           Mixed{sums, tops, out, out_kind});                                                          \
+    }                                                                                                                  \
+    EXPORT(name)
+ATTEND(attend_64_f32, F32, 64)
+ATTEND(attend_128_f32, F32, 128)
+ATTEND(attend_256_f32, F32, 256)
+ATTEND(attend_64_f16, F16, 64)
+ATTEND(attend_128_f16, F16, 128)
+ATTEND(attend_256_f16, F16, 256)
+ATTEND(attend_64_bf16, BF16, 64)
+ATTEND(attend_128_bf16, BF16, 128)
+ATTEND(attend_256_bf16, BF16, 256)
+
+// Merges the parts of every row and head, at most MOST_PARTS. Limited by a launch.
 KERNEL(THREADS) attend_merge(const float *sums, const float *tops, const u32 *rows, u32 parts, u32 dim, void *out,
                          u32 kind) {
+    __shared__ float weights[MOST_PARTS];
     u64 head = (u64)blockIdx.y * gridDim.x + blockIdx.x;
-    const float *mine = tops + head * parts * 2;
-    float top = -INFINITY, total = 0.f;
-    for (u32 part = 0; part < parts; part++) top = fmaxf(top, mine[part * 2]);
-    for (u32 part = 0; part < parts; part++) total += mine[part * 2 + 1] * quick_exp(mine[part * 2] - top);
+    const float2 *mine = (const float2 *)tops + head * parts;
+    u32 lane = threadIdx.x % 32;
+    float2 none = {-INFINITY, 0.f}, a = lane < parts ? mine[lane] : none, b = lane + 32 < parts ? mine[lane + 32] : none;
+    float top = warp_max(fmaxf(a.x, b.x));
+    float first = quick_exp(a.x - top), second = quick_exp(b.x - top), total = warp_sum(a.y * first + b.y * second);
+    if (threadIdx.x < 32) {
+        weights[lane] = first / total;
+        weights[lane + 32] = second / total;
+    }
+    __syncthreads();
     for (u32 i = threadIdx.x; i < dim; i += THREADS) {
         float sum = 0.f;
-        for (u32 part = 0; part < parts; part++)
-            sum = fmaf(sums[(head * parts + part) * dim + i], quick_exp(mine[part * 2] - top), sum);
-        store_row(kind, out, ((u64)rows[blockIdx.y] * gridDim.x + blockIdx.x) * dim + i, sum / total);
+#pragma unroll 8
+        for (u32 part = 0; part < parts; part++) sum = fmaf(sums[(head * parts + part) * dim + i], weights[part], sum);
+        store_row(kind, out, ((u64)rows[blockIdx.y] * gridDim.x + blockIdx.x) * dim + i, sum);
     }
 }
 EXPORT(attend_merge)

@@ -37,11 +37,21 @@ __device__ __forceinline__ float quick_exp(float x) {
     return out;
 }
 
-// c plus the products of four pairs of signed bytes. The compiler's own name for it is a function in a header that is not there.
+// c and the products of four bytes with signs: what `__dp4a` is, which the compiler knows only with its headers.
 __device__ __forceinline__ int dot4(int a, int b, int c) {
-    int d;
-    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    int out;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
+// 16 bytes that are read once: no room in the first-level cache for them, and the next ones are fetched to the second.
+// `volatile` keeps loads in the order they are written in, before what is computed of them. With `real` false zeros.
+__device__ __forceinline__ uint4 stream_16(const void *global, bool real) {
+    uint4 out;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+                 "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+                 : "=&r"(out.x), "=&r"(out.y), "=&r"(out.z), "=&r"(out.w) : "l"(global), "r"((u32)real));
+    return out;
 }
 
 // Copies of 16 bytes from global to shared memory that go on beside computing. With `real` 0 zeros are written.

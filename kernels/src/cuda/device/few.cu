@@ -2,23 +2,45 @@
 // weights of single and half precision, are rounded to bfloat16 for weights that are, and to 8 bits for quantised ones.
 #include "forms.cuh"
 
-// Eight numbers of a row of weights, or of a row they are multiplied by, widened.
-template <int FORM> DEVICE void eight_of(const u8 *row, u32 col, float (&out)[8]) {
-    if (FORM == FORM_F32) {
-        const float4 *at = (const float4 *)(row + (u64)col * 4);
-        float4 a = at[0], b = at[1];
-        out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-        out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-    } else {
-        uint4 all = *(const uint4 *)(row + (u64)col * 2);
-        u32 words[4] = {all.x, all.y, all.z, all.w};
-        for (int i = 0; i < 8; i++) out[i] = of_two(FORM, words[i / 2], i % 2);
+DEVICE u32 word(const uint4 &all, int i) { return i == 0 ? all.x : i == 1 ? all.y : i == 2 ? all.z : all.w; }
+
+// Eight numbers of a row of weights, or of a row they are multiplied by, as they lie; none of it is waited for before
+// the first is asked for. What is not `real` is zeros.
+template <int FORM> struct Eight {
+    static constexpr int PIECES = FORM == FORM_F32 ? 2 : 1, BYTES = PIECES * 16;
+    uint4 pieces[PIECES];
+
+    // Weights: each is read once.
+    DEVICE void stream(const u8 *row, u32 col, bool real) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) pieces[i] = stream_16(row + (u64)(col / 8) * BYTES + i * 16, real);
     }
-}
+    // Rows: read again for each output, from the first-level cache.
+    DEVICE void read(const u8 *row, u32 col, bool real) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
+            pieces[i] = real ? *(const uint4 *)(row + (u64)(col / 8) * BYTES + i * 16) : uint4{0, 0, 0, 0};
+    }
+    DEVICE float number(int i) const {
+        if (FORM == FORM_F32) return bits_to_float(word(pieces[i / 4 % PIECES], i % 4));
+        return of_two(FORM, word(pieces[0], i / 2), i % 2);
+    }
+};
+
+// How a block's eight warps share outputs and cut their columns: `split`, a power of two, work on the same ones. Shifts,
+// because two divisions would take as long as the first bytes from memory.
+struct Share {
+    u32 split, shift;
+    DEVICE Share(u32 split) : split(split), shift(__ffs((int)split) - 1) {}
+    DEVICE u64 output() const { return ((u64)blockIdx.x * 8 + threadIdx.x / 32) >> shift; }
+    // A lane among all that cut an output's columns, and how many those are.
+    DEVICE u32 lane() const { return threadIdx.x & (lanes() - 1); }
+    DEVICE u32 lanes() const { return 32u << shift; }
+};
 
 // Adds what the warps that share outputs have, and writes it. `parts` is shared memory, [warp][row][output].
 template <int ROWS, int OUTS>
-DEVICE void finish(float (&acc)[ROWS][OUTS], float *parts, u32 split, u64 first, u64 outs, u32 rows, float *out, u32 stride) {
+DEVICE void finish(float (&acc)[ROWS][OUTS], float *parts, const Share &share, u64 first, u64 outs, u32 rows, float *out, u32 stride) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int r = 0; r < ROWS; r++)
         for (int o = 0; o < OUTS; o++) {
@@ -26,46 +48,54 @@ DEVICE void finish(float (&acc)[ROWS][OUTS], float *parts, u32 split, u64 first,
             if (lane == 0) parts[(warp * ROWS + r) * OUTS + o] = sum;
         }
     __syncthreads();
-    if (warp % split != 0) return;
+    if (warp & (share.split - 1)) return;
     for (u32 i = lane; i < ROWS * OUTS; i += 32) {
         u32 r = i / OUTS, o = i % OUTS;
         if (r >= rows || first + o >= outs) continue;
         float sum = 0.f;
-        for (u32 w = 0; w < split; w++) sum += parts[((warp + w) * ROWS + r) * OUTS + o];
+        for (u32 w = 0; w < share.split; w++) sum += parts[((warp + w) * ROWS + r) * OUTS + o];
         out[(u64)r * stride + first + o] = sum;
     }
 }
 
-// `split` of a block's eight warps share an output and cut its columns; the host chooses so many that all processors of
-// the card have work. Two outputs a warp keep enough reads under way.
+// The host has so many warps share outputs that all processors of the card have work. A warp has two outputs and asks for several steps of their weights before it uses the first: of one
+// row 128 bytes a lane, so that half of the warps a processor has room for are enough to keep its memory busy.
 template <int FORM, int ROWS>
 DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u32 split, float *out, u32 stride) {
-    constexpr int OUTS = 2;
+    constexpr int OUTS = 2, OF_ROWS = FORM == FORM_BF16 ? FORM_BF16 : FORM_F32;
+    constexpr int DEEP = (ROWS == 1 ? 4 : 2) / Eight<FORM>::PIECES;
     __shared__ float parts[8 * ROWS * OUTS];
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u64 first = ((u64)blockIdx.x * (8 / split) + warp / split) * OUTS;
+    Share share(split);
+    u64 first = share.output() * OUTS;
+    u32 apart = share.lanes() * 8;
     float acc[ROWS][OUTS] = {};
-    u64 bytes = (u64)cols * (FORM == FORM_F32 ? 4 : 2);
+    u64 bytes = (u64)cols / 8 * Eight<FORM>::BYTES, row_bytes = (u64)cols / 8 * Eight<OF_ROWS>::BYTES;
     if (first < outs) {
         // The last output may have no partner: then it is read twice, and written once.
         const u8 *row[OUTS] = {w + first * bytes, w + min(first + 1, outs - 1) * bytes};
-        for (u32 col = (warp % split * 32 + lane) * 8; col < cols; col += split * 256) {
-            float weights[OUTS][8];
-            for (int o = 0; o < OUTS; o++) eight_of<FORM>(row[o], col, weights[o]);
+        for (u32 col = share.lane() * 8; col < cols; col += DEEP * apart) {
+            Eight<FORM> weights[DEEP][OUTS];
+#pragma unroll
+            for (int d = 0; d < DEEP; d++)
+#pragma unroll
+                for (int o = 0; o < OUTS; o++) weights[d][o].stream(row[o], col + d * apart, col + d * apart < cols);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (r >= (int)rows) break;
-                constexpr int OF_ROWS = FORM == FORM_BF16 ? FORM_BF16 : FORM_F32;
-                float eight[8];
-                eight_of<OF_ROWS>(x + (u64)r * cols * (OF_ROWS == FORM_F32 ? 4 : 2), col, eight);
+                Eight<OF_ROWS> mine[DEEP];
 #pragma unroll
-                for (int o = 0; o < OUTS; o++)
+                for (int d = 0; d < DEEP; d++) mine[d].read(x + r * row_bytes, col + d * apart, col + d * apart < cols);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) acc[r][o] = fmaf(eight[i], weights[o][i], acc[r][o]);
+                for (int d = 0; d < DEEP; d++)
+#pragma unroll
+                    for (int o = 0; o < OUTS; o++)
+#pragma unroll
+                        for (int i = 0; i < 8; i++)
+                            acc[r][o] = fmaf(mine[d].number(i), weights[d][o].number(i), acc[r][o]);
             }
         }
     }
-    finish<ROWS, OUTS>(acc, parts, split, first, outs, rows, out, stride);
+    finish<ROWS, OUTS>(acc, parts, share, first, outs, rows, out, stride);
 }
 
 #define DENSE_FEW(name, FORM, ROWS)                                                                                    \
@@ -90,7 +120,6 @@ struct Rounded {
     const short *sums;
     u32 cols;
 };
-DEVICE int word(const uint4 &all, int i) { return (int)(i == 0 ? all.x : i == 1 ? all.y : i == 2 ? all.z : all.w); }
 DEVICE uint4 sixteen(const i8 *at) { return *(const uint4 *)at; }
 
 // What a lane multiplies at a time: `LANES` lanes share a block. `read` takes the weights, `times` multiplies by a row.
@@ -109,8 +138,8 @@ template <> struct Piece<FORM_Q4_0> {
         uint4 low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 16);
         int sum = -8 * ((int)x.sums[at / 16] + (int)x.sums[at / 16 + 1]);
         for (int i = 0; i < 4; i++) {
-            sum = dot4(word(quants, i) & 0x0f0f0f0f, word(low, i), sum);
-            sum = dot4((word(quants, i) >> 4) & 0x0f0f0f0f, word(high, i), sum);
+            sum = dot4((int)(word(quants, i) & 0x0f0f0f0f), (int)word(low, i), sum);
+            sum = dot4((int)(word(quants, i) >> 4 & 0x0f0f0f0f), (int)word(high, i), sum);
         }
         return (float)sum * (scale * x.scales[at / 32]);
     }
@@ -128,7 +157,7 @@ template <> struct Piece<FORM_Q8_0> {
         u64 at = row * x.cols + block * 32;
         uint4 numbers = sixteen(x.bytes + at + part * 16);
         int sum = 0;
-        for (int i = 0; i < 4; i++) sum = dot4(word(quants, i), word(numbers, i), sum);
+        for (int i = 0; i < 4; i++) sum = dot4((int)word(quants, i), (int)word(numbers, i), sum);
         return (float)sum * (scale * x.scales[at / 32]);
     }
 };
@@ -143,7 +172,7 @@ template <> struct Piece<FORM_Q4_K> {
         const u8 *at = block_at<FORM_Q4_K>(w, block);
         uint4 header = *(const uint4 *)at;
         u8 bytes[12];
-        for (int i = 0; i < 12; i++) bytes[i] = (u8)((u32)word(header, 1 + i / 4) >> (i % 4 * 8));
+        for (int i = 0; i < 12; i++) bytes[i] = (u8)(word(header, 1 + i / 4) >> (i % 4 * 8));
         scale = f16_to_f32((u16)header.x);
         step = f16_to_f32((u16)(header.x >> 16));
         six_bits(bytes, part / 2 * 2, scales[0], least[0]);
@@ -155,8 +184,8 @@ template <> struct Piece<FORM_Q4_K> {
         uint4 low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 32);
         int a = 0, b = 0;
         for (int i = 0; i < 4; i++) {
-            a = dot4(word(quants, i) & 0x0f0f0f0f, word(low, i), a);
-            b = dot4((word(quants, i) >> 4) & 0x0f0f0f0f, word(high, i), b);
+            a = dot4((int)(word(quants, i) & 0x0f0f0f0f), (int)word(low, i), a);
+            b = dot4((int)(word(quants, i) >> 4 & 0x0f0f0f0f), (int)word(high, i), b);
         }
         int below = least[0] * (int)x.sums[at / 16] + least[1] * (int)x.sums[at / 16 + 2];
         float rounded = x.scales[(row * x.cols + block * 256) / 256];
@@ -200,12 +229,12 @@ template <int FORM, int ROWS>
 DEVICE void quantised_few(const Rounded &x, u32 rows, const Matrix &w, u32 split, float *out, u32 stride) {
     __shared__ float parts[8 * ROWS];
     constexpr u32 LANES = Piece<FORM>::LANES;
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u64 output = (u64)blockIdx.x * (8 / split) + warp / split;
+    Share share(split);
+    u64 output = share.output();
     u32 blocks = w.cols / Blocks<FORM>::numbers;
     float acc[ROWS][1] = {};
     if (output < w.rows) {
-        for (u32 piece = warp % split * 32 + lane; piece < blocks * LANES; piece += split * 32) {
+        for (u32 piece = share.lane(); piece < blocks * LANES; piece += share.lanes()) {
             Piece<FORM> mine;
             mine.read(w, output * blocks + piece / LANES, piece % LANES);
 #pragma unroll
@@ -215,7 +244,7 @@ DEVICE void quantised_few(const Rounded &x, u32 rows, const Matrix &w, u32 split
             }
         }
     }
-    finish<ROWS, 1>(acc, parts, split, output, w.rows, rows, out, stride);
+    finish<ROWS, 1>(acc, parts, share, output, w.rows, rows, out, stride);
 }
 
 #define QUANTISED_FEW(name, FORM, ROWS)                                                                                \

@@ -65,6 +65,7 @@ template <class T> inline T __shfl_xor_sync(unsigned, T x, int by) { return emul
 inline float __uint_as_float(unsigned int x) { float out; std::memcpy(&out, &x, 4); return out; }
 inline unsigned int __float_as_uint(float x) { unsigned int out; std::memcpy(&out, &x, 4); return out; }
 inline unsigned int __umulhi(unsigned int a, unsigned int b) { return (unsigned int)((uint64_t)a * b >> 32); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int dot4(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += (int)(signed char)(a >> (8 * i)) * (int)(signed char)(b >> (8 * i));
     return c;
@@ -77,6 +78,12 @@ template <class T> inline T max(T a, T b) { return a > b ? a : b; }
 
 inline float f16_to_f32(u16 x) { _Float16 half; std::memcpy(&half, &x, 2); return (float)half; }
 inline u16 f32_to_f16(float x) { _Float16 half = (_Float16)x; u16 out; std::memcpy(&out, &half, 2); return out; }
+
+inline uint4 stream_16(const void *global, bool real) {
+    uint4 out = {0, 0, 0, 0};
+    if (real) std::memcpy(&out, global, 16);
+    return out;
+}
 
 inline float quick_exp(float x) { return exp2f(x * 1.4426950408889634f); }
 

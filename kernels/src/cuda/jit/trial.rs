@@ -240,19 +240,19 @@ impl Work {
 
     fn attend(&self) -> Result<(), CardError> {
         let whole = |x: usize| Arg::Whole(x as u32);
-        let (kinds, parts) = ((whole(Kind::F16 as usize), whole(Kind::F32 as usize)), whole(PARTS));
+        let (kind, parts) = (whole(Kind::F32 as usize), whole(PARTS));
         let args = [
             [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP)].as_slice(),
             &[(&self.rows).into(), (&self.positions).into(), (&self.sequences).into()],
             &self.pool(),
-            &[whole(DIM), kinds.0, (&self.sums).into(), (&self.tops).into(), (&self.out).into(), kinds.1],
+            &[whole(DIM), (&self.sums).into(), (&self.tops).into(), (&self.out).into(), kind],
         ]
         .concat();
         let grid = [PARTS as u32, HEADS as u32, self.size.singles as u32];
         let launch = |kernel, grid| Launch { module: "attend", kernel, grid, threads: 128, shared: 0 };
-        self.ops.attention(launch("attend_rows", grid), &args)?;
+        self.ops.attention(launch("attend_128_f16", grid), &args)?;
         let args = [(&self.sums).into(), (&self.tops).into(), (&self.rows).into(), parts, whole(DIM)];
-        let args = [args.as_slice(), &[(&self.out).into(), kinds.1]].concat();
+        let args = [args.as_slice(), &[(&self.out).into(), kind]].concat();
         self.ops.attention(launch("attend_merge", [(HEADS * GROUP) as u32, self.size.singles as u32, 1]), &args)
     }
 

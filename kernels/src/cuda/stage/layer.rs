@@ -277,12 +277,12 @@ impl Layer {
             [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
             &[step.positions.into(), step.sequences.into()],
             &self.common(pages),
-            &[whole(dim), Arg::Whole(kv_kind(dtype) as u32), sums.into(), tops.into()],
-            &[out.at.into(), Arg::Whole(out.kind as u32)],
+            &[whole(dim), sums.into(), tops.into(), out.at.into(), Arg::Whole(out.kind as u32)],
         ]
         .concat();
         let grid = [parts as u32, across as u32, rows as u32];
-        ops.attention(Launch { module: "attend", kernel: "attend_rows", grid, threads: 128, shared: 0 }, &args)?;
+        let kernel = attend_kernel(dtype, dim);
+        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)?;
         if parts == 1 {
             return Ok(());
         }
@@ -297,6 +297,20 @@ impl Layer {
         ];
         let grid = [self.heads as u32, rows as u32, 1];
         ops.attention(Launch { module: "attend", kernel: "attend_merge", grid, threads: 128, shared: 0 }, &args)
+    }
+}
+
+fn attend_kernel(dtype: KvDtype, dim: usize) -> &'static str {
+    match (dtype, dim) {
+        (KvDtype::F32, ..=64) => "attend_64_f32",
+        (KvDtype::F32, ..=128) => "attend_128_f32",
+        (KvDtype::F32, _) => "attend_256_f32",
+        (KvDtype::F16, ..=64) => "attend_64_f16",
+        (KvDtype::F16, ..=128) => "attend_128_f16",
+        (KvDtype::F16, _) => "attend_256_f16",
+        (KvDtype::Bf16, ..=64) => "attend_64_bf16",
+        (KvDtype::Bf16, ..=128) => "attend_128_bf16",
+        (KvDtype::Bf16, _) => "attend_256_bf16",
     }
 }
 
