@@ -33,6 +33,8 @@ TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 CONTEXT = 8192
 # Sequences, tokens they have, tokens they get: those that the peer is timed at, too.
 PEER_STEPS = [(1, 0, 2048), (1, 128, 1), (64, 1024, 1)]
+# What two peers on the card are tried with: a model whose text can be read.
+TWO_PEERS = ("1b", "q4_0")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -68,6 +70,8 @@ def main():
             peer = {} if name != "bf16" or args.no_peer or not report else theirs(path, args, ends)
             figures.append(dict(shape=shape, format=name, report=report, peer=peer))
             rows += table(shape, name, report, peer)
+            if (shape, name) == TWO_PEERS:
+                failed |= two_peers(folder, args, path, ends, figures)
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     print("\n| shape | format | step | tsnode, tokens/s | of copy | of multiply | transformers | ratio |\n|---|---|---|---|---|---|---|---|")
     print("\n".join(rows), flush=True)
@@ -108,6 +112,35 @@ def check(folder, args, ends, tool=None):
             print(said[-3000:], flush=True)
     print(f"{len(names) - failed} of {len(names)} checks passed{f' under {tool}' if tool else ''}", flush=True)
     return int(failed > 0)
+
+
+def two_peers(folder, args, path, ends, figures):
+    """Two processes on the card, one of which prefills and the other decodes: the tokens of one process, and what the second
+    token costs."""
+    device, flags = f"cuda:{args.device}:4GiB", ["--model", str(path), "--kv-codec", "raw", "--max-tokens", "64", "--json"]
+    prompt = ["--prompt", "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. " * 8]
+    environment = dict(os.environ, TSNODE_DEVICE=f"cuda:{args.device}", TSNODE_KV_MEMORY="4GiB")
+
+    def ask(what):
+        command = [str(folder / "tsnode"), *what]
+        print("$", " ".join(command), flush=True)
+        try:
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=max(1, ends - time.monotonic()))
+            return json.loads(done.stdout)
+        except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+            print(f"no answer: {error}", flush=True)
+            return {}
+
+    # One process that does both is told so by an exit code, and answers all the same.
+    one, two = (ask(["testnet", "up", "--devices", ",".join([device] * count), *flags, *prompt]) for count in (1, 2))
+    same = "text" in one and one["text"] == two.get("text") and two["prefill"] != two["decode"]
+    print(f"{'ok    ' if same else 'FAILED'} two processes say what one says", flush=True)
+    over = ask(["bench", "handover", "--model", str(path), "--prompts", "512,2048", "--json"])
+    for row in over.get("rows", []):
+        second = row["second_over"]
+        print(f"a prompt of {row['prompt']}: the second token is {100 * second['median']:.1f} ± {100 * second['error']:.1f} % later over two processes", flush=True)
+    figures.append(dict(two_peers=dict(same=same, handover=over)))
+    return int(not same)
 
 
 def room_for_models(folder):

@@ -8,6 +8,7 @@ use crate::{
     config::{Settings, xdg},
     exit::{Exit, Kind},
     gateway::Trace,
+    hardware::{ChoiceError, DeviceName},
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -81,7 +82,7 @@ fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> 
                 .value_parser(device)
                 .conflicts_with_all(["peers", "gateways"])
                 .help(
-                    "What each peer lends, as cpu:2,cpu:1:256MiB,none: threads, memory for KV pages; none is a gateway",
+                    "What each peer lends, as cpu:2,cpu:1:256MiB,cuda:0:4GiB,none: threads or a card's number, memory for KV pages; none is a gateway",
                 ),
         )
         .arg(
@@ -227,15 +228,26 @@ fn flags(matches: &ArgMatches, log: &str) -> Vec<String> {
     flags
 }
 
-/// Reads `cpu`, `cpu:THREADS`, `cpu:THREADS:MEMORY` or `none`.
+/// Reads `cpu`, `cpu:THREADS`, `cpu:THREADS:MEMORY`, `cuda:NUMBER`, `cuda:NUMBER:MEMORY` or `none`.
 fn device(text: &str) -> Result<PeerConfig, String> {
+    if let Some(card) = text.strip_prefix("cuda:") {
+        let (number, memory) = card.split_once(':').map_or((card, None), |(number, memory)| (number, Some(memory)));
+        let name: DeviceName = format!("cuda:{number}").parse().map_err(|e: ChoiceError| e.to_string())?;
+        let memory = memory.into_iter().flat_map(|memory| ["--kv-memory".to_owned(), memory.to_owned()]);
+        let flags = ["--threads".to_owned(), "1".into(), "--device".into(), name.to_string()].into_iter();
+        return Ok(PeerConfig::Host { flags: flags.chain(memory).collect() });
+    }
     let mut flags = Vec::new();
     match text.split(':').collect::<Vec<_>>()[..] {
         ["none"] => return Ok(PeerConfig::Gateway),
         ["cpu"] => flags.extend(["--threads", "1"]),
         ["cpu", threads] => flags.extend(["--threads", threads]),
         ["cpu", threads, memory] => flags.extend(["--threads", threads, "--kv-memory", memory]),
-        _ => return Err("a device is cpu, cpu:THREADS, cpu:THREADS:MEMORY or none".into()),
+        _ => {
+            return Err(
+                "a device is cpu, cpu:THREADS, cpu:THREADS:MEMORY, cuda:NUMBER, cuda:NUMBER:MEMORY or none".into()
+            );
+        }
     }
     if !flags[..].get(1).is_none_or(|t| t.parse::<u16>().is_ok_and(|n| n > 0)) {
         return Err("threads are a number above 0".into());
