@@ -119,13 +119,12 @@ def two_peers(folder, args, path, ends, figures):
     token costs."""
     device, flags = f"cuda:{args.device}:4GiB", ["--model", str(path), "--kv-codec", "raw", "--max-tokens", "64", "--json"]
     prompt = ["--prompt", "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. " * 8]
-    environment = dict(os.environ, TSNODE_DEVICE=f"cuda:{args.device}", TSNODE_KV_MEMORY="4GiB")
 
     def ask(what):
         command = [str(folder / "tsnode"), *what]
         print("$", " ".join(command), flush=True)
         try:
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=max(1, ends - time.monotonic()))
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=max(1, ends - time.monotonic()))
             return json.loads(done.stdout)
         except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
             print(f"no answer: {error}", flush=True)
@@ -135,7 +134,7 @@ def two_peers(folder, args, path, ends, figures):
     one, two = (ask(["testnet", "up", "--devices", ",".join([device] * count), *flags, *prompt]) for count in (1, 2))
     same = "text" in one and one["text"] == two.get("text") and two["prefill"] != two["decode"]
     print(f"{'ok    ' if same else 'FAILED'} two processes say what one says", flush=True)
-    over = ask(["bench", "handover", "--model", str(path), "--prompts", "512,2048", "--json"])
+    over = ask(["bench", "handover", "--device", f"cuda:{args.device}", "--kv-memory", "4GiB", "--model", str(path), "--prompts", "512,2048", "--json"])
     for row in over.get("rows", []):
         second = row["second_over"]
         print(f"a prompt of {row['prompt']}: the second token is {100 * second['median']:.1f} ± {100 * second['error']:.1f} % later over two processes", flush=True)

@@ -100,7 +100,13 @@ fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
     args.extend(config.flags.iter().cloned());
     match peer {
         PeerConfig::Gateway => args.push("--no-model".into()),
-        PeerConfig::Host { flags } => args.extend(flags.iter().cloned()),
+        PeerConfig::Host { flags } => {
+            args.extend(flags.iter().cloned());
+            // Whatever cards there are: the first of several peers would take all of a card's memory.
+            if !args.iter().any(|flag| flag == "--device") {
+                args.extend(["--device".to_owned(), "cpu".to_owned()]);
+            }
+        }
     }
     for (flag, value) in [("--shape-mbit", config.link_mbit), ("--shape-ms", config.link_ms)] {
         args.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value.to_string()]));

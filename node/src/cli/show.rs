@@ -10,7 +10,7 @@ use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
 use tsnode_coordinator::lending::Lending;
-use tsnode_protocol::{LayerProfile, PeerId};
+use tsnode_protocol::{Device, LayerProfile, PeerId};
 
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
     Peer::find(settings, matches)?.view().await
@@ -80,7 +80,8 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
     let mut rows =
         vec![["PEER", "ID", "DEVICES", "GFLOP/S", "OFF BY", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];
     for peer in &view.peers {
-        let devices: Vec<&str> = peer.advert.devices.iter().map(|d| d.name.as_str()).collect();
+        let lost = |d: &Device| if d.memory_bytes == 0 { " (lost)" } else { "" };
+        let devices: Vec<String> = peer.advert.devices.iter().map(|d| format!("{}{}", d.name, lost(d))).collect();
         let flops = peer.advert.devices.iter().fold(0.0, |sum, d| sum + d.flops.0);
         let load = peer.load;
         rows.push(vec![

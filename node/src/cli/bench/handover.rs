@@ -10,6 +10,7 @@ mod swarms;
 use super::open;
 use crate::cli::{json, show::print_json, verb};
 use crate::exit::{Exit, Kind};
+use crate::hardware::DeviceName;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use client::{Over, Times, Way};
 use gate::Point;
@@ -45,6 +46,14 @@ pub(super) fn command() -> Command {
         number("threads", "Threads of a peer [default: half of the cores, since two peers share them]")
             .value_parser(value_parser!(u32).range(1..=1024)),
     )
+    .arg(
+        Arg::new("device")
+            .long("device")
+            .value_name("DEVICE")
+            .value_parser(value_parser!(DeviceName))
+            .help("What both peers compute on: cpu, or a card as cuda:0, with --kv-memory for each [default: cpu]"),
+    )
+    .arg(Arg::new("kv-memory").long("kv-memory").value_name("BYTES").help("KV pages of each peer, as 4GiB"))
     .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(value_parser!(f64)))
     .arg(
         Arg::new("sweep")
@@ -94,29 +103,38 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let what = format!("{name} has room for {} tokens; {asked} and {answer} were asked for", shape.context);
         return Err(Exit::new(Kind::Usage, what));
     }
-    let model = matches.get_one::<PathBuf>("model").map(|path| path.display().to_string());
+    let flags = flags(matches);
     let link_mbit = matches.get_one::<f64>("link-mbit").copied();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = matches.get_one::<u32>("threads").map_or((cores / 2).max(1), |threads| *threads as usize);
     let mut report = Report { model: name, threads, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
     let ask = client::Ask { vocab: shape.vocab, answer, rounds };
-    report.rows = overlap(&ask, &prompts, threads, model.as_deref(), link_mbit, watch).await?;
+    report.rows = overlap(&ask, &prompts, threads, &flags, link_mbit, watch).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
-        (report.sweep, report.crossing) = gate::sweep(&ask, SWEPT, &rates, model.as_deref(), watch).await?;
+        (report.sweep, report.crossing) = gate::sweep(&ask, SWEPT, &rates, &flags, watch).await?;
     }
     if watch { Ok(()) } else { print_json(&report) }
+}
+
+/// What both peers are started with beside their threads.
+fn flags(matches: &ArgMatches) -> Vec<String> {
+    let model = matches.get_one::<PathBuf>("model").map(|path| path.display().to_string());
+    let device = matches.get_one::<DeviceName>("device").map(ToString::to_string);
+    let named =
+        [("--model", model), ("--device", device), ("--kv-memory", matches.get_one::<String>("kv-memory").cloned())];
+    named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten().collect()
 }
 
 async fn overlap(
     ask: &client::Ask,
     prompts: &[u32],
     threads: usize,
-    model: Option<&str>,
+    flags: &[String],
     link_mbit: Option<f64>,
     watch: bool,
 ) -> Result<Vec<Row>, Exit> {
-    let swarms = Swarms::new(model)?;
+    let swarms = Swarms::new(flags)?;
     let pair = swarms.up("pair", [threads; 2], link_mbit).await?;
     if watch {
         say!("ms, medians of {}: second token, all of {} tokens", ask.rounds, ask.answer);

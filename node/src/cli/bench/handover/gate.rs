@@ -35,10 +35,10 @@ pub(super) async fn sweep(
     ask: &Ask,
     prompt: u32,
     rates: &[f64],
-    model: Option<&str>,
+    flags: &[String],
     watch: bool,
 ) -> Result<(Vec<Point>, Option<Crossing>), Exit> {
-    let swarms = Swarms::new(model)?;
+    let swarms = Swarms::new(flags)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if watch {
         say!("prompt {prompt}, one thread decodes, {cores} prefill; ms to the second token");

@@ -13,7 +13,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Starts swarms.
 pub(super) struct Swarms {
     executable: PathBuf,
-    model: Vec<String>,
+    /// What every peer is started with.
+    flags: Vec<String>,
 }
 
 /// A swarm that runs.
@@ -22,10 +23,9 @@ pub(super) struct Kept {
 }
 
 impl Swarms {
-    pub fn new(model: Option<&str>) -> Result<Self, Exit> {
+    pub fn new(flags: &[String]) -> Result<Self, Exit> {
         let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-        let model = model.map_or_else(Vec::new, |path| vec!["--model".into(), path.into()]);
-        Ok(Self { executable, model })
+        Ok(Self { executable, flags: flags.to_vec() })
     }
 
     /// Two peers with so many threads each: the first prefills and the second decodes, unless a request says otherwise.
@@ -33,7 +33,7 @@ impl Swarms {
         let folder = std::env::temp_dir().join(format!("tsnode-handover-{}-{name}", std::process::id()));
         let host = |threads: &usize| {
             let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
-            PeerConfig::Host { flags: flags.chain(self.model.iter().cloned()).collect() }
+            PeerConfig::Host { flags: flags.chain(self.flags.iter().cloned()).collect() }
         };
         // A check computes a prompt on the peer that is not asked: beside what is measured, or before it.
         let all = ["--layout", "prefill=1,decode=1", "--guess", "never", "--spot-check", "never"];
