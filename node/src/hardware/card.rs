@@ -169,7 +169,7 @@ pub fn lend(numbers: CardNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine)
 /// # Errors
 /// When one does not start, or they are not of one kind.
 pub fn open_cards(numbers: CardNumbers) -> Result<(Vec<Card>, CardInfo), CardUnfit> {
-    let cache = KernelCache::at(&xdg("XDG_CACHE_HOME", ".cache").join("tsnode/kernels"));
+    let cache = KernelCache::at(xdg("XDG_CACHE_HOME", ".cache").join("tsnode/kernels"));
     let open = |number| Card::open_with(number, &cache);
     let cards = numbers.each().map(open).collect::<Result<Vec<_>, _>>()?;
     let about = cards.first().map(Card::about).unwrap_or_default();
