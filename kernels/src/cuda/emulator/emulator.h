@@ -14,7 +14,7 @@
 #define __restrict__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
-#define KERNEL(threads) static void
+#define KERNEL(...) static void
 #define DYNAMIC_SHARED(name) unsigned char *name = emulator::shared()
 
 struct uint2 { unsigned int x, y; };
