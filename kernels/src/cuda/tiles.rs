@@ -13,7 +13,10 @@ use crate::{
 };
 use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
-use tsnode_protocol::KvCodec;
+use tsnode_protocol::{KvCodec, KvDtype};
+
+/// Channels that share a scale of packed values.
+const GROUP: usize = 32;
 
 /// A block of a tile, as `device/tiles.cu` reads it.
 #[repr(C)]
@@ -77,6 +80,26 @@ impl CardTile<'_> {
         (blocks, at)
     }
 
+    /// The kernels that pack and unpack it: those of the widest heads that hold its channels where they are written for it,
+    /// those for anything elsewhere.
+    fn kernels(&self) -> (&'static str, &'static str) {
+        // Keys are read in words of two channels that turn together.
+        let whole = self.turn.is_none_or(|turn| turn.pairs == RopePairs::Neighbours || turn.half.is_multiple_of(2));
+        let Layout { dim, dtype, .. } = self.layout;
+        if self.codec != KvCodec::Int4 || !dim.is_multiple_of(GROUP) || !whole {
+            return ("pack_tiles", "unpack_tiles");
+        }
+        match (dtype, dim) {
+            (KvDtype::F16, ..=64) => ("pack_64_f16", "unpack_64_f16"),
+            (KvDtype::F16, ..=128) => ("pack_128_f16", "unpack_128_f16"),
+            (KvDtype::F16, ..=256) => ("pack_256_f16", "unpack_256_f16"),
+            (KvDtype::Bf16, ..=64) => ("pack_64_bf16", "unpack_64_bf16"),
+            (KvDtype::Bf16, ..=128) => ("pack_128_bf16", "unpack_128_bf16"),
+            (KvDtype::Bf16, ..=256) => ("pack_256_bf16", "unpack_256_bf16"),
+            _ => ("pack_tiles", "unpack_tiles"),
+        }
+    }
+
     /// What both kernels are told.
     fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> Result<[Arg; 12], CardError> {
         let bits = match self.codec {
@@ -120,7 +143,7 @@ impl Card {
             return Ok(Packed { at: 0, bytes: 0 });
         }
         let [at, table, packed] = self.tile_memory(queue, &blocks, tile.pages, bytes)?;
-        self.run_tiles(queue, "pack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed)?)?;
+        self.run_tiles(queue, tile.kernels().0, blocks.len(), &tile.args(at, self.pool(), table, packed)?)?;
         Ok(Packed { at: packed, bytes })
     }
 
@@ -138,7 +161,7 @@ impl Card {
         }
         let [at, table, packed] = self.tile_memory(Queue::Compute, &blocks, tile.pages, bytes)?;
         self.machine.upload(Queue::Compute, packed, payload)?;
-        self.run_tiles(Queue::Compute, "unpack_tiles", blocks.len(), &tile.args(at, self.pool(), table, packed)?)
+        self.run_tiles(Queue::Compute, tile.kernels().1, blocks.len(), &tile.args(at, self.pool(), table, packed)?)
     }
 
     /// Seconds of packing all of some tiles, and of unpacking them, in the best run.
@@ -149,16 +172,20 @@ impl Card {
             let (blocks, bytes) = tile.blocks();
             let at = Memory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
             let table = Memory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
-            let packed = Memory::take(&self.machine, bytes)?;
-            told.push((blocks.len(), tile.args(at.at(), self.pool(), table.at(), packed.at())?));
+            // Kernels read whole words.
+            let packed = Memory::take(&self.machine, bytes.next_multiple_of(4))?;
+            told.push((blocks.len(), tile.kernels(), tile.args(at.at(), self.pool(), table.at(), packed.at())?));
             memory.extend([at, table, packed]);
         }
-        let seconds = |kernel| {
-            let all =
-                || told.iter().try_for_each(|(blocks, args)| self.run_tiles(Queue::Compute, kernel, *blocks, args));
-            best(&self.machine, runs, all)
+        let pack = || {
+            told.iter()
+                .try_for_each(|(blocks, (kernel, _), args)| self.run_tiles(Queue::Compute, kernel, *blocks, args))
         };
-        let both = (seconds("pack_tiles")?, seconds("unpack_tiles")?);
+        let unpack = || {
+            told.iter()
+                .try_for_each(|(blocks, (_, kernel), args)| self.run_tiles(Queue::Compute, kernel, *blocks, args))
+        };
+        let both = (best(&self.machine, runs, pack)?, best(&self.machine, runs, unpack)?);
         // Nothing uses the memory any more: measuring waits.
         drop(memory);
         Ok(both)

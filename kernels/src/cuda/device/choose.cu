@@ -31,16 +31,21 @@ DEVICE float logit(const float *logits, u32 i) {
     return x == x ? x : -INFINITY;
 }
 
+constexpr u32 BINS = 256;
 struct Shared {
-    double mass[256], sums[32];
-    u32 counts[THREADS], found, key;
+    double mass[BINS], sums[32];
+    u32 counts[BINS], found;
     float best;
-    Cut cut;
     double passed;
 };
 
-DEVICE double sum_over_block(double x, Shared &shared) {
+DEVICE double sum_over_warp(double x) {
     for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(ALL_LANES, x, lanes);
+    return x;
+}
+
+DEVICE double sum_over_block(double x, Shared &shared) {
+    x = sum_over_warp(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = x;
     __syncthreads();
@@ -68,44 +73,104 @@ DEVICE double mass(const float *logits, u32 vocab, const Weigh &weigh, Cut cut, 
     return sum + (cut.ties ? (double)cut.ties * weigh(of_key(cut.key)) : 0.);
 }
 
+// What a thread has for a few bins before it tells the block: nearly all logits fall into a handful of the bins of their
+// first eight bits, and a sum in double precision is added to in shared memory by trying until nobody was between.
+struct Kept {
+    static constexpr int SLOTS = 4;
+    u32 bins[SLOTS] = {BINS, BINS, BINS, BINS};
+    double mass[SLOTS] = {};
+
+    // Whether there was room for it.
+    DEVICE bool add(u32 bin, double more) {
+        bool kept = false;
+#pragma unroll
+        for (int i = 0; i < SLOTS; i++) {
+            bool here = !kept && (bins[i] == bin || bins[i] == BINS);
+            bins[i] = here ? bin : bins[i];
+            mass[i] += here ? more : 0.;
+            kept |= here;
+        }
+        return kept;
+    }
+
+    // Lanes with the same bin are one addition. All lanes come here.
+    DEVICE void tell(Shared &shared) const {
+#pragma unroll
+        for (int i = 0; i < SLOTS; i++)
+            for (u32 left = __ballot_sync(ALL_LANES, bins[i] < BINS); left;) {
+                int first = __ffs((int)left) - 1;
+                u32 bin = __shfl_sync(ALL_LANES, bins[i], first);
+                double sum = sum_over_warp(bins[i] == bin ? mass[i] : 0.);
+                if (threadIdx.x % 32 == (u32)first) atomicAdd(&shared.mass[bin], sum);
+                left &= ~__ballot_sync(ALL_LANES, bins[i] == bin);
+            }
+    }
+};
+
+// Finds the bin, from the last to the first, with which the sum passes `target`, and what was passed before it. The first
+// warp's, each lane has eight bins.
+DEVICE void find_bin(double passed, double target, bool reaching, Shared &shared) {
+    constexpr int EACH = BINS / 32;
+    u32 lane = threadIdx.x;
+    int from = BINS - 1 - (int)lane * EACH;
+    double mine = 0.;
+    for (int i = 0; i < EACH; i++) mine += shared.mass[from - i];
+    double before = mine;
+    for (int by = 1; by < 32; by *= 2) {
+        double other = __shfl_sync(ALL_LANES, before, max((int)lane - by, 0));
+        if ((int)lane >= by) before += other;
+    }
+    // All that lanes before this one have.
+    before = __shfl_sync(ALL_LANES, before, max((int)lane - 1, 0));
+    before = passed + (lane ? before : 0.);
+    // Where rounding has the sum end before the target, the last token that counts is it.
+    int last = -1, hit = -1;
+    double before_last = 0., before_hit = 0.;
+    for (int bin = from; bin > from - EACH; bin--) {
+        if (shared.counts[bin] == 0) continue;
+        double after = before + shared.mass[bin];
+        if (shared.mass[bin] > 0.) {
+            last = bin;
+            before_last = before;
+        }
+        if (hit < 0 && (after > target || (reaching && after >= target))) {
+            hit = bin;
+            before_hit = before;
+        }
+        before = after;
+    }
+    u32 hits = __ballot_sync(ALL_LANES, hit >= 0), counted = __ballot_sync(ALL_LANES, last >= 0);
+    if (!hits && !counted) {
+        if (lane == 0) shared.found = BINS - 1;
+    } else if (lane == (u32)(hits ? __ffs((int)hits) - 1 : 31 - __clz((int)counted))) {
+        shared.found = (u32)(hits ? hit : last);
+        shared.passed = hits ? before_hit : before_last;
+    }
+}
+
 // The place behind the first token with which the sum passes `target`, or reaches it where that is enough.
 DEVICE Cut passing(const float *logits, u32 vocab, const Weigh &weigh, double target, bool reaching, Shared &shared) {
     double passed = 0.;
     u32 key = 0, ties = 0;
+    if (threadIdx.x == 0) shared.passed = 0.;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        for (u32 i = threadIdx.x; i < 256; i += THREADS) {
+        for (u32 i = threadIdx.x; i < BINS; i += THREADS) {
             shared.mass[i] = 0.;
             shared.counts[i] = 0;
         }
         __syncthreads();
+        Kept kept;
         for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
             float x = logit(logits, i);
-            u32 mine = key_of(x);
+            u32 mine = key_of(x), bin = mine >> shift & (BINS - 1);
             if (shift < 24 && mine >> (shift + 8) != key >> (shift + 8)) continue;
-            atomicAdd(&shared.mass[mine >> shift & 255], weigh(x));
-            atomicAdd(&shared.counts[mine >> shift & 255], 1u);
+            double weight = weigh(x);
+            if (!kept.add(bin, weight)) atomicAdd(&shared.mass[bin], weight);
+            atomicAdd(&shared.counts[bin], 1u);
         }
+        kept.tell(shared);
         __syncthreads();
-        if (threadIdx.x == 0) {
-            int bin = 255, last = -1;
-            double before = passed;
-            for (; bin >= 0; bin--) {
-                if (shared.counts[bin] == 0) continue;
-                double after = before + shared.mass[bin];
-                // Where rounding has the sum end before the target, the last token that counts is it.
-                if (shared.mass[bin] > 0.) {
-                    last = bin;
-                    shared.passed = before;
-                }
-                if (after > target || (reaching && after >= target)) break;
-                before = after;
-            }
-            if (bin >= 0) {
-                last = bin;
-                shared.passed = before;
-            }
-            shared.found = last < 0 ? 255u : (u32)last;
-        }
+        if (threadIdx.x < 32) find_bin(passed, target, reaching, shared);
         __syncthreads();
         passed = shared.passed;
         key |= shared.found << shift;
@@ -118,18 +183,23 @@ DEVICE Cut passing(const float *logits, u32 vocab, const Weigh &weigh, double ta
     return Cut{key, taken};
 }
 
-// The token at the end of a cut: the `ties`-th of those with its key.
+// The token at the end of a cut: the `ties`-th of those with its key. A warp counts the tokens of one stretch, 32 at a time.
 DEVICE u32 token_at(const float *logits, u32 vocab, Cut cut, Shared &shared) {
-    u32 each = (vocab + THREADS - 1) / THREADS, from = min(threadIdx.x * each, vocab), to = min(from + each, vocab);
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 each = (vocab + THREADS - 1) / THREADS * 32, from = min(warp * each, vocab), to = min(from + each, vocab);
+    auto same = [&](u32 i) { return __ballot_sync(ALL_LANES, i + lane < to && key_of(logit(logits, i + lane)) == cut.key); };
     u32 mine = 0;
-    for (u32 i = from; i < to; i++) mine += key_of(logit(logits, i)) == cut.key;
-    shared.counts[threadIdx.x] = mine;
+    for (u32 i = from; i < to; i += 32) mine += (u32)__popc(same(i));
+    if (lane == 0) shared.counts[warp] = mine;
     __syncthreads();
-    u32 before = 0;
-    for (u32 i = 0; i < threadIdx.x; i++) before += shared.counts[i];
+    u32 before = lane < warp ? shared.counts[lane] : 0;
+    for (int lanes = 16; lanes > 0; lanes /= 2) before += __shfl_xor_sync(ALL_LANES, before, lanes);
     if (before < cut.ties && cut.ties <= before + mine)
-        for (u32 i = from; i < to; i++)
-            if (key_of(logit(logits, i)) == cut.key && ++before == cut.ties) shared.found = i;
+        for (u32 i = from; i < to; i += 32) {
+            u32 mask = same(i), rank = before + (u32)__popc(mask & ((1u << lane) - 1)) + 1;
+            if (mask >> lane & 1 && rank == cut.ties) shared.found = i + lane;
+            before += (u32)__popc(mask);
+        }
     __syncthreads();
     return shared.found;
 }
@@ -192,7 +262,7 @@ DEVICE double uniform(u64 seed, u32 position) {
 
 // One block a row. Greedy rows are limited by reading the logits once, from the second-level cache; draws by the double
 // precision of one processor of the card, some tens of microseconds for a vocabulary of 128 thousand.
-KERNEL(THREADS) choose(const float *logits, u32 vocab, const Choice *choices, u32 *tokens) {
+KERNEL(THREADS, 1) choose(const float *logits, u32 vocab, const Choice *choices, u32 *tokens) {
     __shared__ Shared shared;
     const float *mine = logits + (u64)blockIdx.x * vocab;
     Choice choice = choices[blockIdx.x];

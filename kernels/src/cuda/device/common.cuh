@@ -12,7 +12,8 @@ typedef unsigned long long u64;
 #ifdef TSNODE_EMULATOR
 #include "emulator.h"
 #else
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// Threads of a block, and where it matters how many blocks a processor is to have room for at least.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define EXPORT(name)
 #define CALLED __device__ __noinline__
 #define INFINITY __uint_as_float(0x7f800000u)
@@ -122,9 +123,17 @@ DEVICE void store_as(int kind, void *to, u64 i, float x) {
 DEVICE void store_row(int kind, void *to, u64 i, float x) {
     store_as(kind, to, i, kind == F16 ? fminf(fmaxf(x, -65504.f), 65504.f) : x);
 }
+// Two numbers side by side, by one instruction of the card; of what is no number only that it is none is kept.
 DEVICE u32 two_as(bool brain, float low, float high) {
+#ifdef TSNODE_EMULATOR
     u16 a = brain ? f32_to_bf16(low) : f32_to_f16(low), b = brain ? f32_to_bf16(high) : f32_to_f16(high);
     return (u32)a | (u32)b << 16;
+#else
+    u32 out;
+    if (brain) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+#endif
 }
 DEVICE float of_two(int kind, u32 two, int which) {
     u16 x = (u16)(two >> (16 * which));
@@ -138,6 +147,16 @@ DEVICE float warp_sum(float x) {
 DEVICE float warp_max(float x) {
     for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, lanes));
     return x;
+}
+DEVICE int warp_most(int x) {
+#ifdef TSNODE_EMULATOR
+    for (int lanes = 16; lanes > 0; lanes /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, lanes));
+    return x;
+#else
+    int out;
+    asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(out) : "r"(x));
+    return out;
+#endif
 }
 // Over a block of up to 1,024 threads; every thread gets the sum. `few` is shared memory of 32 numbers.
 DEVICE float block_sum(float x, float *few) {

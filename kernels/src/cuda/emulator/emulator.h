@@ -14,7 +14,7 @@
 #define __restrict__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
-#define KERNEL(threads) static void
+#define KERNEL(...) static void
 #define DYNAMIC_SHARED(name) unsigned char *name = emulator::shared()
 
 struct uint2 { unsigned int x, y; };
@@ -65,7 +65,15 @@ template <class T> inline T __shfl_xor_sync(unsigned, T x, int by) { return emul
 inline float __uint_as_float(unsigned int x) { float out; std::memcpy(&out, &x, 4); return out; }
 inline unsigned int __float_as_uint(float x) { unsigned int out; std::memcpy(&out, &x, 4); return out; }
 inline unsigned int __umulhi(unsigned int a, unsigned int b) { return (unsigned int)((uint64_t)a * b >> 32); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+    const unsigned char *all = emulator::exchange(&x, 1);
+    unsigned out = 0;
+    for (int lane = 0; lane < 32; lane++) out |= (unsigned)(all[lane] & 1) << lane;
+    return out;
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int dot4(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += (int)(signed char)(a >> (8 * i)) * (int)(signed char)(b >> (8 * i));
     return c;

@@ -72,8 +72,12 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
             (64, 2, KvDtype::F16, 135),
             (128, 1, KvDtype::Bf16, 64),
             (40, 3, KvDtype::F16, 67),
+            (96, 1, KvDtype::F16, 81),
+            (32, 2, KvDtype::Bf16, 83),
             (8, 1, KvDtype::F32, 1),
+            (128, 2, KvDtype::F16, 127),
             (256, 2, KvDtype::F16, 100),
+            (224, 1, KvDtype::Bf16, 81),
         ] {
             let row = 2 * heads * dim * dtype.bytes();
             // Pages that end inside blocks, and less memory than a page has.
