@@ -122,6 +122,8 @@ pub(crate) struct Job<'a> {
     pub choices: &'a [Choice],
     /// Pages of every layer and sequence, `most` each.
     pub tables: &'a [u32],
+    /// A number that only these tables have had.
+    pub edition: u64,
     pub most: usize,
     pub layout: Layout,
     /// Query heads that share one of keys and values.
@@ -223,6 +225,7 @@ impl Card {
             chosen: job.chosen,
             choices: job.choices,
             tables: job.tables,
+            edition: job.edition,
             most: job.most,
             dtype: job.layout.dtype,
             group: job.group,

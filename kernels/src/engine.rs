@@ -187,6 +187,8 @@ pub struct Engine {
     devices: Vec<Device>,
     /// What computes in place of the processor, if something does.
     card: Option<Card>,
+    /// Page tables of the card's last batch.
+    tables: carded::Tables,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
@@ -230,6 +232,7 @@ impl Engine {
             hall: Hall::new(ranks),
             devices,
             card: None,
+            tables: carded::Tables::default(),
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),

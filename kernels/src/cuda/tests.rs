@@ -11,6 +11,7 @@ mod models;
 mod packing;
 mod products;
 mod recording;
+mod tables;
 
 use super::{
     driver,

@@ -91,9 +91,12 @@ impl Engine {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
         let layout = loaded.parts[0].layout;
-        let kvs: Vec<&SequenceKv> =
-            batch.iter().map(|s| Ok(self.sequence(stage, s.request)?.of(0))).collect::<Result<_, EngineError>>()?;
-        let (tables, most) = tables(&kvs, layers.len() as usize);
+        let kv = |slice: &Slice| -> Result<&SequenceKv, EngineError> {
+            let sequence = self.sequences.get(&(stage, slice.request));
+            Ok(sequence.ok_or(EngineError::NoSequence(slice.request))?.of(0))
+        };
+        let kvs: Vec<&SequenceKv> = batch.iter().map(kv).collect::<Result<_, EngineError>>()?;
+        self.tables.fit(&kvs, layers.len() as usize);
         let card = self.card.as_mut().ok_or(EngineError::NoStage)?;
         card.copy_pages(&self.pools[0].take_copies())?;
         let chosen = match output {
@@ -105,8 +108,10 @@ impl Engine {
             Input::Hidden(rows) => CardInput::Hidden(rows),
         };
         let group = (shape.heads / shape.kv_heads) as usize;
-        let (tables, layers_count) = (tables.as_slice(), layers.len() as usize);
-        let job = Job { stage, batch, rows, chosen, choices, tables, most, layout, group, marks: tap.is_some() };
+        let layers_count = layers.len() as usize;
+        let Tables { pages: tables, most, edition, .. } = &self.tables;
+        let (most, edition, marks) = (*most, *edition, tap.is_some());
+        let job = Job { stage, batch, rows, chosen, choices, tables, edition, most, layout, group, marks };
         card.start(&job)?;
         if let Some(tap) = tap {
             // Layers are packed on the side while later ones are computed.
@@ -228,16 +233,39 @@ fn extent(tile: &TileHeader) -> (Range<usize>, Range<usize>) {
     (tile.head_start as usize..tile.head_end as usize, tile.token_start as usize..tile.token_end as usize)
 }
 
-/// Pages of every layer and sequence, and how many each has room for: a power of two, so that few sizes come up.
-fn tables(kvs: &[&SequenceKv], layers: usize) -> (Vec<u32>, usize) {
-    let longest = kvs.iter().map(|kv| kv.pages_of(0).len()).max().unwrap_or(0);
-    let most = longest.max(1).next_power_of_two();
-    let mut tables = vec![0; layers * kvs.len() * most];
-    let mut places = tables.chunks_exact_mut(most);
-    for layer in 0..layers {
-        for (kv, place) in kvs.iter().zip(&mut places) {
-            place.iter_mut().zip(kv.pages_of(layer)).for_each(|(place, page)| *place = page);
+/// Page tables of a batch, kept as long as the batch is of the same sequences and none of them gets or gives pages: they are
+/// large, and change once in many tokens.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    /// Stamps of the sequences, in the order of the batch.
+    stamps: Vec<u64>,
+    /// Pages of every layer and sequence.
+    pages: Vec<u32>,
+    /// How many each has room for: a power of two, so that few sizes come up.
+    most: usize,
+    /// How often they were made.
+    edition: u64,
+}
+
+impl Tables {
+    /// Makes them those of a batch, where they are not.
+    fn fit(&mut self, kvs: &[&SequenceKv], layers: usize) {
+        let stamps = || kvs.iter().map(|kv| kv.stamp());
+        if stamps().eq(self.stamps.iter().copied()) {
+            return;
+        }
+        self.stamps.clear();
+        self.stamps.extend(stamps());
+        self.edition += 1;
+        let longest = kvs.iter().map(|kv| kv.pages_of(0).len()).max().unwrap_or(0);
+        self.most = longest.max(1).next_power_of_two();
+        self.pages.clear();
+        self.pages.resize(layers * kvs.len() * self.most, 0);
+        let mut places = self.pages.chunks_exact_mut(self.most);
+        for layer in 0..layers {
+            for (kv, place) in kvs.iter().zip(&mut places) {
+                place.iter_mut().zip(kv.pages_of(layer)).for_each(|(place, page)| *place = page);
+            }
         }
     }
-    (tables, most)
 }
