@@ -133,7 +133,7 @@ pub(crate) struct Job<'a> {
     /// How their tokens are chosen, if they are chosen there.
     pub choices: &'a [Choice],
     /// By card.
-    pub shares: &'a [Share],
+    pub shares: &'a [Share<'a>],
     /// Query heads that share one of keys and values.
     pub group: usize,
     /// Whether each layer is marked once its keys and values are stored.
@@ -141,9 +141,11 @@ pub(crate) struct Job<'a> {
 }
 
 /// Where a card has the keys and values of a step.
-pub(crate) struct Share {
+pub(crate) struct Share<'a> {
     /// Pages of every layer and sequence, `most` each.
-    pub tables: Vec<u32>,
+    pub tables: &'a [u32],
+    /// A number that only these tables of this card have had.
+    pub edition: u64,
     pub most: usize,
     pub layout: Layout,
 }
@@ -262,7 +264,7 @@ impl Card {
     }
 
     /// Computes a step; it is under way when this returns.
-    pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share) -> Result<(), CardError> {
+    pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<(), CardError> {
         stage(&self.stages, job.stage)?;
         let step = self.send(job, share)?;
         self.take_rows(job)?;
@@ -292,7 +294,7 @@ impl Card {
     }
 
     /// Tells the card of a step.
-    fn send(&mut self, job: &Job<'_>, share: &Share) -> Result<Step, CardError> {
+    fn send(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<Step, CardError> {
         check_rows(job)?;
         let tokens = match job.rows {
             CardInput::Tokens(tokens) => tokens,
@@ -303,7 +305,8 @@ impl Card {
             tokens,
             chosen: job.chosen,
             choices: job.choices,
-            tables: &share.tables,
+            tables: share.tables,
+            edition: share.edition,
             most: share.most,
             dtype: share.layout.dtype,
             group: job.group,
@@ -320,7 +323,7 @@ impl Card {
     }
 
     /// Records a run that was just found, and runs it; where that is not done or fails, nothing has run.
-    fn record(&mut self, recording: Recording, job: &Job<'_>, share: &Share) -> Result<bool, CardError> {
+    fn record(&mut self, recording: Recording, job: &Job<'_>, share: &Share<'_>) -> Result<bool, CardError> {
         if !self.machine.record()? {
             return Ok(false);
         }

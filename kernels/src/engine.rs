@@ -194,6 +194,8 @@ pub struct Engine {
     devices: Vec<Device>,
     /// What computes in place of the processor, if something does.
     cards: Option<Cards>,
+    /// Page tables of each card's last batch.
+    tables: Vec<carded::Tables>,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
@@ -237,6 +239,7 @@ impl Engine {
             hall: Hall::new(ranks),
             devices,
             cards: None,
+            tables: Vec::new(),
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),

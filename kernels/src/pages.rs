@@ -147,6 +147,8 @@ pub struct PagePool {
     fresh: usize,
     /// Pages from this one on have never been written.
     unwritten: usize,
+    /// How often a sequence got or gave pages.
+    stamps: u64,
 }
 
 impl PagePool {
@@ -164,6 +166,7 @@ impl PagePool {
             spare: 0,
             fresh: 0,
             unwritten: 0,
+            stamps: 0,
         }
     }
 
@@ -172,7 +175,13 @@ impl PagePool {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         let free = (0..pages as u32).rev().map(Page).collect();
         let owners = vec![Owners::default(); pages];
-        Self { memory: Vec::new(), copies: Some(Vec::new()), free, owners, spare: 0, fresh: 0, unwritten: 0 }
+        Self { memory: Vec::new(), copies: Some(Vec::new()), free, owners, spare: 0, fresh: 0, unwritten: 0, stamps: 0 }
+    }
+
+    /// A number that no page table of this pool has had.
+    fn stamp(&mut self) -> u64 {
+        self.stamps += 1;
+        self.stamps
     }
 
     /// Copies that are still to be made on the card, in their order.

@@ -214,7 +214,7 @@ impl Card {
     fn piece(
         &mut self,
         job: &Job<'_>,
-        share: &Share,
+        share: &Share<'_>,
         step: &Step,
         layer: usize,
         piece: Piece,

@@ -23,9 +23,12 @@ const MOST_PARTS: usize = 64;
 pub(crate) struct StepInput {
     arena: Buffer,
     tables: Buffer,
-    /// What the tables hold now.
-    held: Vec<u32>,
+    /// Edition of the tables that are on the card.
+    held: Option<u64>,
+    // Kept from step to step for their memory.
     bytes: Vec<u8>,
+    singles: Vec<u32>,
+    tiles: Vec<[u32; 4]>,
 }
 
 /// Where a step's parts lie on the card.
@@ -65,6 +68,8 @@ pub(crate) struct Wanted<'a> {
     pub choices: &'a [Choice],
     /// Pages of every layer and sequence: `[layer][sequence][page]`, `most` each.
     pub tables: &'a [u32],
+    /// A number that only these tables have had.
+    pub edition: u64,
     pub most: usize,
     pub dtype: KvDtype,
     /// Query heads that share one of keys and values.
@@ -75,7 +80,8 @@ pub(crate) struct Wanted<'a> {
 impl StepInput {
     pub fn new(machine: &Arc<dyn Machine>) -> Self {
         let (arena, tables) = (Buffer::new(machine.clone()), Buffer::new(machine.clone()));
-        Self { arena, tables, held: Vec::new(), bytes: Vec::new() }
+        let (bytes, singles, tiles) = (Vec::new(), Vec::new(), Vec::new());
+        Self { arena, tables, held: None, bytes, singles, tiles }
     }
 
     /// See [`super::ops::Ops::renewals`].
@@ -85,34 +91,27 @@ impl StepInput {
 
     /// Copies a step to the card.
     pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<Step, CardError> {
-        let Wanted { batch, chosen, tables, .. } = *wanted;
-        let positions: Vec<u32> = batch.iter().flat_map(|slice| slice.start..slice.start + slice.len).collect();
+        let Wanted { batch, chosen, .. } = *wanted;
+        let positions = || batch.iter().flat_map(|slice| slice.start..slice.start + slice.len);
         let owner = |(i, slice): (usize, &Slice)| std::iter::repeat_n(i as u32, slice.len as usize);
-        let sequences: Vec<u32> = batch.iter().enumerate().flat_map(owner).collect();
-        let (singles, tiles) = split(wanted);
-        let rows = positions.len();
+        self.split(wanted);
+        let rows = batch.iter().map(|slice| slice.len as usize).sum();
         let all = chosen.len() == rows && chosen.iter().enumerate().all(|(i, row)| i == *row);
-        let chosen_rows: Vec<u32> = if all { Vec::new() } else { chosen.iter().map(|row| *row as u32).collect() };
-        let tokens: Vec<u32> = wanted.tokens.iter().map(|token| token.0).collect();
+        let chosen_rows = if all { &[] } else { chosen };
 
         self.bytes.clear();
         let places = [
-            self.put(bytemuck::cast_slice(&tokens)),
-            self.put(bytemuck::cast_slice(&positions)),
-            self.put(bytemuck::cast_slice(&sequences)),
-            self.put(bytemuck::cast_slice(&singles)),
-            self.put(bytemuck::cast_slice(tiles.as_flattened())),
-            self.put(bytemuck::cast_slice(&chosen_rows)),
-            self.put(bytemuck::cast_slice(wanted.choices)),
+            put_all(&mut self.bytes, wanted.tokens.iter().map(|token| token.0)),
+            put_all(&mut self.bytes, positions()),
+            put_all(&mut self.bytes, batch.iter().enumerate().flat_map(owner)),
+            put(&mut self.bytes, bytemuck::cast_slice(&self.singles)),
+            put(&mut self.bytes, bytemuck::cast_slice(&self.tiles)),
+            put_all(&mut self.bytes, chosen_rows.iter().map(|row| *row as u32)),
+            put(&mut self.bytes, bytemuck::cast_slice(wanted.choices)),
         ];
         let arena = self.arena.fit(self.bytes.len())?;
         machine.upload(Queue::Compute, arena, &self.bytes)?;
-        if self.held != tables || self.tables.at() == 0 {
-            let at = self.tables.fit(tables.len() * 4)?;
-            machine.upload(Queue::Compute, at, bytemuck::cast_slice(tables))?;
-            self.held.clear();
-            self.held.extend_from_slice(tables);
-        }
+        self.send_tables(machine, wanted)?;
         let [tokens, positions_at, sequences, singles_at, tiles_at, chosen_at, choices] =
             places.map(|place| arena + place);
         Ok(Step {
@@ -121,9 +120,9 @@ impl StepInput {
             positions: positions_at,
             sequences,
             singles: singles_at,
-            singles_count: singles.len(),
+            singles_count: self.singles.len(),
             tiles: tiles_at,
-            tiles_count: tiles.len(),
+            tiles_count: self.tiles.len(),
             chosen: if all { None } else { Some(chosen_at) },
             chosen_rows: chosen.len(),
             choices,
@@ -131,38 +130,60 @@ impl StepInput {
             tables: self.tables.at(),
             most: wanted.most,
             per_layer: wanted.most * batch.len(),
-            seen: positions.iter().max().map_or(1, |last| (*last as usize + 1).next_power_of_two()),
+            seen: positions().max().map_or(1, |last| (last as usize + 1).next_power_of_two()),
         })
     }
 
-    /// Puts bytes where 16 of them can be read at a time.
-    fn put(&mut self, bytes: &[u8]) -> u64 {
-        let at = self.bytes.len();
-        self.bytes.extend_from_slice(bytes);
-        self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
-        at as u64
+    /// Copies page tables to the card, where it has others.
+    fn send_tables(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<(), CardError> {
+        if self.held == Some(wanted.edition) {
+            return Ok(());
+        }
+        // What is there when copying fails is neither.
+        self.held = None;
+        let at = self.tables.fit(wanted.tables.len() * 4)?;
+        machine.upload(Queue::Compute, at, bytemuck::cast_slice(wanted.tables))?;
+        self.held = Some(wanted.edition);
+        Ok(())
+    }
+
+    /// Rows that are computed one by one, and tiles of the others: sequence, row, position, tokens.
+    fn split(&mut self, wanted: &Wanted<'_>) {
+        let Self { singles, tiles, .. } = self;
+        singles.clear();
+        tiles.clear();
+        let (mut row, each) = (0, (TILE / wanted.group.max(1)) as u32);
+        // Tensor cores would round keys and values in single precision, and a tile must hold a row's heads.
+        let tiled = wanted.dtype != KvDtype::F32 && each > 0;
+        for (sequence, slice) in wanted.batch.iter().enumerate() {
+            if tiled && slice.len >= CHUNK_FROM {
+                for from in (0..slice.len).step_by(each as usize) {
+                    tiles.push([sequence as u32, row + from, slice.start + from, each.min(slice.len - from)]);
+                }
+            } else {
+                singles.extend(row..row + slice.len);
+            }
+            row += slice.len;
+        }
+        // Those that see most first: the last blocks to start are short.
+        tiles.sort_by_key(|[_, _, position, _]| std::cmp::Reverse(*position));
     }
 }
 
-/// Rows that are computed one by one, and tiles of the others: sequence, row, position, tokens.
-fn split(wanted: &Wanted<'_>) -> (Vec<u32>, Vec<[u32; 4]>) {
-    let (mut singles, mut tiles, mut row) = (Vec::new(), Vec::new(), 0);
-    let each = (TILE / wanted.group.max(1)) as u32;
-    // Tensor cores would round keys and values in single precision, and a tile must hold a row's heads.
-    let tiled = wanted.dtype != KvDtype::F32 && each > 0;
-    for (sequence, slice) in wanted.batch.iter().enumerate() {
-        if tiled && slice.len >= CHUNK_FROM {
-            for from in (0..slice.len).step_by(each as usize) {
-                tiles.push([sequence as u32, row + from, slice.start + from, each.min(slice.len - from)]);
-            }
-        } else {
-            singles.extend(row..row + slice.len);
-        }
-        row += slice.len;
-    }
-    // Those that see most first: the last blocks to start are short.
-    tiles.sort_by_key(|[_, _, position, _]| std::cmp::Reverse(*position));
-    (singles, tiles)
+/// Puts bytes where 16 of them can be read at a time, and says where.
+fn put(to: &mut Vec<u8>, bytes: &[u8]) -> u64 {
+    let at = to.len();
+    to.extend_from_slice(bytes);
+    to.resize(to.len().next_multiple_of(16), 0);
+    at as u64
+}
+
+/// The same for numbers.
+fn put_all(to: &mut Vec<u8>, numbers: impl Iterator<Item = u32>) -> u64 {
+    let at = to.len();
+    numbers.for_each(|number| to.extend_from_slice(&number.to_le_bytes()));
+    to.resize(to.len().next_multiple_of(16), 0);
+    at as u64
 }
 
 impl Step {

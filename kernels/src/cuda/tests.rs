@@ -12,6 +12,7 @@ mod models;
 mod packing;
 mod products;
 mod recording;
+mod tables;
 mod together;
 
 use super::{

@@ -5,13 +5,16 @@ mod tiles;
 
 pub(super) use tiles::export_beside;
 
-use super::{Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Slice, StageKey, Tap, Threads};
+use super::{
+    Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Shards, Slice, StageKey, Tap, Threads,
+};
 use crate::{
     cuda::{Card, CardError, CardInput, Cards, Choice, Job, Share},
     pages::{PAGE_BYTES, PagePool, SequenceKv},
     sampling,
 };
-use tsnode_protocol::{KvDtype, Sampled, Sampling, Token};
+use std::collections::BTreeMap;
+use tsnode_protocol::{KvDtype, RequestId, Sampled, Sampling, Token};
 
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +48,7 @@ impl Engine {
         let (ranks, pages) = (cards.len(), pool_bytes / PAGE_BYTES);
         let share = |rank| super::share_of(pages, rank, ranks);
         engine.cards = Some(Cards::new(cards, share)?);
+        engine.tables.resize_with(ranks, Tables::default);
         engine.pools = (0..ranks).map(|rank| PagePool::elsewhere(share(rank) * PAGE_BYTES)).collect();
         Ok(engine)
     }
@@ -116,7 +120,7 @@ impl Engine {
         self.copy_pages()?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
-        let shares = self.shares(loaded, stage, batch)?;
+        let shares = shares(&mut self.tables, &self.sequences, (stage, loaded), batch)?;
         let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
         let chosen = match output {
             Output::Hidden => &[],
@@ -152,17 +156,6 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// Where each card has the keys and values of a batch.
-    fn shares(&self, loaded: &Loaded, stage: StageKey, batch: &[Slice]) -> Result<Vec<Share>, EngineError> {
-        let share = |(rank, part): (usize, &Part)| {
-            let kv = |slice: &Slice| Ok(self.sequence(stage, slice.request)?.of(rank));
-            let kvs = batch.iter().map(kv).collect::<Result<Vec<_>, EngineError>>()?;
-            let (tables, most) = tables(&kvs, loaded.layers.len() as usize);
-            Ok(Share { tables, most, layout: part.layout })
-        };
-        loaded.parts.iter().enumerate().map(share).collect()
-    }
-
     /// Copies what sequences are to have of others' pages, before anything else is written there.
     fn copy_pages(&mut self) -> Result<(), EngineError> {
         let Some(cards) = &mut self.cards else { return Ok(()) };
@@ -173,16 +166,59 @@ impl Engine {
     }
 }
 
-/// Pages of every layer and sequence, and how many each has room for: a power of two, so that few sizes come up.
-fn tables(kvs: &[&SequenceKv], layers: usize) -> (Vec<u32>, usize) {
-    let longest = kvs.iter().map(|kv| kv.pages_of(0).len()).max().unwrap_or(0);
-    let most = longest.max(1).next_power_of_two();
-    let mut tables = vec![0; layers * kvs.len() * most];
-    let mut places = tables.chunks_exact_mut(most);
-    for layer in 0..layers {
-        for (kv, place) in kvs.iter().zip(&mut places) {
-            place.iter_mut().zip(kv.pages_of(layer)).for_each(|(place, page)| *place = page);
+/// Where each card has the keys and values of a batch.
+fn shares<'t>(
+    tables: &'t mut [Tables],
+    sequences: &BTreeMap<(StageKey, RequestId), Shards>,
+    (stage, loaded): (StageKey, &Loaded),
+    batch: &[Slice],
+) -> Result<Vec<Share<'t>>, EngineError> {
+    let layers = loaded.layers.len() as usize;
+    let share = |(rank, (tables, part)): (usize, (&'t mut Tables, &Part))| {
+        let kv = |slice: &Slice| -> Result<&SequenceKv, EngineError> {
+            let sequence = sequences.get(&(stage, slice.request));
+            Ok(sequence.ok_or(EngineError::NoSequence(slice.request))?.of(rank))
+        };
+        tables.fit(&batch.iter().map(kv).collect::<Result<Vec<_>, EngineError>>()?, layers);
+        let Tables { pages, most, edition, .. } = &*tables;
+        Ok(Share { tables: pages, edition: *edition, most: *most, layout: part.layout })
+    };
+    tables.iter_mut().zip(&loaded.parts).enumerate().map(share).collect()
+}
+
+/// Page tables of a batch, kept as long as the batch is of the same sequences and none of them gets or gives pages: they are
+/// large, and change once in many tokens.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    /// Stamps of the sequences, in the order of the batch.
+    stamps: Vec<u64>,
+    /// Pages of every layer and sequence.
+    pages: Vec<u32>,
+    /// How many each has room for: a power of two, so that few sizes come up.
+    most: usize,
+    /// How often they were made.
+    edition: u64,
+}
+
+impl Tables {
+    /// Makes them those of a batch, where they are not.
+    fn fit(&mut self, kvs: &[&SequenceKv], layers: usize) {
+        let stamps = || kvs.iter().map(|kv| kv.stamp());
+        if stamps().eq(self.stamps.iter().copied()) {
+            return;
+        }
+        self.stamps.clear();
+        self.stamps.extend(stamps());
+        self.edition += 1;
+        let longest = kvs.iter().map(|kv| kv.pages_of(0).len()).max().unwrap_or(0);
+        self.most = longest.max(1).next_power_of_two();
+        self.pages.clear();
+        self.pages.resize(layers * kvs.len() * self.most, 0);
+        let mut places = self.pages.chunks_exact_mut(self.most);
+        for layer in 0..layers {
+            for (kv, place) in kvs.iter().zip(&mut places) {
+                place.iter_mut().zip(kv.pages_of(layer)).for_each(|(place, page)| *place = page);
+            }
         }
     }
-    (tables, most)
 }

@@ -12,6 +12,8 @@ pub struct SequenceKv {
     layout: Layout,
     /// Pages by layer of the stage.
     layers: Vec<Vec<Page>>,
+    /// Another one whenever `layers` is.
+    stamp: u64,
     len: usize,
     room: usize,
     owner: Owner,
@@ -37,7 +39,7 @@ impl SequenceKv {
         let each = layout.pages(room);
         pool.check(each * layers)?;
         let layers = (0..layers).map(|_| pool.take(each, owner)).collect();
-        Ok(Self { layout, layers, len: 0, room, owner })
+        Ok(Self { layout, layers, stamp: pool.stamp(), len: 0, room, owner })
     }
 
     /// Pages it has.
@@ -74,7 +76,7 @@ impl SequenceKv {
             pages
         };
         let layers = self.layers.iter().map(fork).collect();
-        Ok(Self { layout: self.layout, layers, len: tokens, room, owner: Owner::Running })
+        Ok(Self { layout: self.layout, layers, stamp: pool.stamp(), len: tokens, room, owner: Owner::Running })
     }
 
     /// Pages that more room takes from the pool.
@@ -91,8 +93,11 @@ impl SequenceKv {
         pool.check(self.grow_pages(room))?;
         let more = self.layout.pages(room).saturating_sub(self.layout.pages(self.room));
         let owner = self.owner;
-        self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more, owner)));
         self.room = self.room.max(room);
+        if more > 0 {
+            self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more, owner)));
+            self.stamp = pool.stamp();
+        }
         Ok(())
     }
 
@@ -117,7 +122,7 @@ impl SequenceKv {
                 pool.remove(*page, Owner::Running);
             }
         }
-        Self { owner: Owner::Kept, ..self }
+        Self { owner: Owner::Kept, stamp: pool.stamp(), ..self }
     }
 
     /// Gives the pages back.
@@ -128,6 +133,12 @@ impl SequenceKv {
     /// The pages of a layer, by their places in the pool.
     pub(crate) fn pages_of(&self, layer: usize) -> impl ExactSizeIterator<Item = u32> {
         self.layers[layer].iter().map(|page| page.0)
+    }
+
+    /// What tells this page table from every other of its pool, and from what it was before it got or gave pages: where
+    /// stamps are equal, so are pages.
+    pub(crate) fn stamp(&self) -> u64 {
+        self.stamp
     }
 
     /// Tokens present.

@@ -16,7 +16,7 @@ use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
 /// Where recording fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
+pub(super) enum Fault {
     Beginning,
     Launching,
     Ending,
@@ -25,14 +25,25 @@ enum Fault {
 
 /// A machine that computes, but records nothing.
 #[derive(Debug)]
-struct Forgetful {
+pub(super) struct Forgetful {
     inner: Arc<dyn Machine>,
     fault: Fault,
     recording: AtomicBool,
     tried: AtomicUsize,
+    uploads: AtomicUsize,
 }
 
 impl Forgetful {
+    pub(super) fn new(inner: Arc<dyn Machine>, fault: Fault) -> Arc<Self> {
+        let (tried, uploads) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self { inner, fault, recording: AtomicBool::new(false), tried, uploads })
+    }
+
+    /// How often something was copied to it, since it was last asked.
+    pub(super) fn uploads(&self) -> usize {
+        self.uploads.swap(0, Ordering::Relaxed)
+    }
+
     fn fails_at(&self, fault: Fault) -> Result<(), CardError> {
         let failed = || CardError::Failed { call: "recording a step", answer: "not here".into() };
         if self.fault == fault { Err(failed()) } else { Ok(()) }
@@ -56,6 +67,7 @@ impl Machine for Forgetful {
         self.inner.give(at, bytes);
     }
     fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+        self.uploads.fetch_add(1, Ordering::Relaxed);
         self.inner.upload(queue, to, bytes)
     }
     fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
@@ -130,8 +142,7 @@ fn a_card_that_cannot_record_computes_and_is_asked_once() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
         let wanted = logits(inner.clone(), &source);
         for fault in [Fault::Beginning, Fault::Launching, Fault::Ending, Fault::Running] {
-            let (recording, tried) = (AtomicBool::new(false), AtomicUsize::new(0));
-            let machine = Arc::new(Forgetful { inner: inner.clone(), fault, recording, tried });
+            let machine = Forgetful::new(inner.clone(), fault);
             assert_eq!(logits(machine.clone(), &source), wanted, "{fault:?}");
             assert_eq!(machine.tried.load(Ordering::Relaxed), 1, "{fault:?}");
         }
