@@ -5,12 +5,18 @@ use super::{
     machine::{Arg, CardError, Launch, Machine, Product, Queue},
     weights::{Form, Matrix},
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Rows that are multiplied by kernels which read the weights once and the rows in single precision.
 pub(super) const FEW: usize = 8;
 /// Rows up to which a tile of 32 rows wastes less than one of 128.
 const SOME: usize = 64;
+/// Rows from which a library multiplies quantised weights that are widened for it in less time than our own kernels need.
+const WIDENED_FROM: usize = 256;
+/// Memory for widened weights (bytes): the largest matrix of a model of eight billion numbers; larger ones are
+/// cut, in tests small ones.
+const WIDENED: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
 /// Warps for each processor that keep its memory busy.
 const WARPS: usize = 16;
 
@@ -56,6 +62,9 @@ pub(crate) struct Ops {
     rounded: Buffer,
     narrowed: Buffer,
     parts: Buffer,
+    widened: Buffer,
+    /// Outputs and columns of widened matrices that no library multiplies.
+    refused: BTreeSet<(usize, usize)>,
     /// Parts of attention: sums, and what they are worth.
     sums: Buffer,
     tops: Buffer,
@@ -89,14 +98,15 @@ fn blocks(x: usize, each: usize) -> u32 {
 impl Ops {
     pub fn new(machine: Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
-        let (rounded, narrowed, parts) = (buffer(), buffer(), buffer());
-        let (sums, tops) = (buffer(), buffer());
-        Self { machine, rounded, narrowed, parts, sums, tops }
+        let (rounded, narrowed, parts, widened) = (buffer(), buffer(), buffer(), buffer());
+        let (sums, tops, refused) = (buffer(), buffer(), BTreeSet::new());
+        Self { machine, rounded, narrowed, parts, widened, refused, sums, tops }
     }
 
     /// How often memory between kernels was taken anew: what was recorded before holds addresses of the old.
     pub fn renewals(&self) -> usize {
-        [&self.rounded, &self.narrowed, &self.parts, &self.sums, &self.tops].iter().map(|b| b.renewals()).sum()
+        let all = [&self.rounded, &self.narrowed, &self.parts, &self.widened, &self.sums, &self.tops];
+        all.iter().map(|buffer| buffer.renewals()).sum()
     }
 
     fn run(
@@ -319,6 +329,9 @@ impl Ops {
                 return Ok(());
             }
         }
+        if w.form.rounded().is_some() && rows >= WIDENED_FROM && self.many_widened(x, rows, w, out)? {
+            return Ok(());
+        }
         if w.form == Form::F32 {
             let grid = [blocks(rows, 64), blocks(w.rows, 64), 1];
             return self.run("many", "many_f32", grid, 256, &product_args(x, rows, w, out));
@@ -340,6 +353,29 @@ impl Ops {
         self.run("many", some_kernel(w.form), [across, down, parts as u32], 256, &product_args(x, rows, w, between))?;
         let args = [between.at.into(), whole(parts), whole(rows), whole(w.rows), out.at.into(), whole(out.stride)];
         self.run("many", "sum_parts", [blocks(rows * w.rows, 256).min(8192), 1, 1], 256, &args)
+    }
+
+    /// A product with weights widened for a library, as many outputs at a time as there is memory for; `false` where no library
+    /// multiplies them.
+    fn many_widened(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<bool, CardError> {
+        let shape = (w.rows, w.cols);
+        if self.refused.contains(&shape) {
+            return Ok(false);
+        }
+        let each = (WIDENED / 2 / w.cols).clamp(1, w.rows);
+        let at = self.widened.fit(each * w.cols * 2)?;
+        for first in (0..w.rows).step_by(each) {
+            let outs = each.min(w.rows - first);
+            let size = [Arg::Wide(w.rows as u64), whole(w.cols), Arg::Wide(first as u64), at.into()];
+            let args = [[(&w.memory).into()].as_slice(), &size].concat();
+            self.run("many", widen_kernel(w.form), [outs as u32, 1, 1], 256, &args)?;
+            let product = Product { brain: false, rows, outs, cols: w.cols, stride: out.stride };
+            if !self.machine.product(product, x, at, out.at + first as u64 * 4)? {
+                self.refused.insert(shape);
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Memory for `parts` parts of attention of so many rows and heads: sums, tops.
@@ -371,6 +407,16 @@ fn many_kernel(form: Form) -> &'static str {
         Form::Q8_0 => "many_q8_0",
         Form::Q4K => "many_q4_k",
         Form::Q6K => "many_q6_k",
+    }
+}
+
+/// Of quantised weights.
+fn widen_kernel(form: Form) -> &'static str {
+    match form {
+        Form::Q4_0 => "widen_q4_0",
+        Form::Q8_0 => "widen_q8_0",
+        Form::Q4K => "widen_q4_k",
+        _ => "widen_q6_k",
     }
 }
 

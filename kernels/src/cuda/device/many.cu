@@ -173,6 +173,23 @@ PRODUCT(q8_0, FORM_Q8_0)
 PRODUCT(q4_k, FORM_Q4_K)
 PRODUCT(q6_k, FORM_Q6_K)
 
+// Outputs from `first` on in half precision, the very numbers that products of many rows multiply by: for whoever multiplies dense
+// weights faster. One block an output, eight numbers a thread; limited by writing them.
+#define WIDEN(name, FORM)                                                                                              \
+    KERNEL(256) widen_##name(const u8 *data, u64 outs, u32 cols, u64 first, u16 *out) {                                \
+        Matrix w = {data, outs, cols};                                                                                 \
+        for (u32 col = threadIdx.x * 8; col < cols; col += 256 * 8) {                                                  \
+            Fetched<FORM, 8> eight;                                                                                    \
+            eight.read(w, first + blockIdx.x, col);                                                                    \
+            eight.put(out + (u64)blockIdx.x * cols + col);                                                             \
+        }                                                                                                              \
+    }                                                                                                                  \
+    EXPORT(widen_##name)
+WIDEN(q4_0, FORM_Q4_0)
+WIDEN(q8_0, FORM_Q8_0)
+WIDEN(q4_k, FORM_Q4_K)
+WIDEN(q6_k, FORM_Q6_K)
+
 // Adds the parts of columns, first to last.
 KERNEL(256) sum_parts(const float *parts, u32 count, u32 rows, u32 outs, float *out, u32 stride) {
     u64 all = (u64)rows * outs;

@@ -162,6 +162,21 @@ fn large_tiles_give_what_small_ones_do() {
     }
 }
 
+/// From 256 rows on quantised weights are widened for a library, where there is one: in the emulator there is.
+#[test]
+fn products_of_hundreds_of_rows_with_widened_weights_are_those_of_our_own_kernels() {
+    for machine in machines() {
+        let mut draw = Draw(9);
+        for (kind, cols) in
+            [(QuantType::Q4_0, 96), (QuantType::Q8_0, 160), (QuantType::Q4K, 256), (QuantType::Q6K, 512)]
+        {
+            let case = Case::quantised(&mut draw, kind, 67, cols);
+            check(&machine, &case, 256, &mut draw);
+            check(&machine, &case, 259, &mut draw);
+        }
+    }
+}
+
 #[test]
 fn rows_of_a_table_are_its_numbers() {
     for machine in machines() {
