@@ -14,4 +14,9 @@ if [ ! -e "$library" ] || [ ! -e "$assembler" ]; then
         exit 3
     fi
 fi
-exec python3 scripts/cuda_kernels.py --nvrtc "$library" --ptxas "$assembler" "$@"
+# Addresses that are the same each time have NVRTC order instructions the same way, where the system lets them be.
+fixed=()
+if setarch -R true 2> /dev/null; then
+    fixed=(setarch -R)
+fi
+exec "${fixed[@]}" python3 scripts/cuda_kernels.py --nvrtc "$library" --ptxas "$assembler" "$@"
