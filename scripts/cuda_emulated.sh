@@ -3,6 +3,7 @@
 # its calls, where there is no card. For instance
 #   TSNODE_TEST_CARD=0 scripts/cuda_emulated.sh cargo test -p tsnode-kernels --lib cuda:: -- --test-threads 1
 #   TSNODE_EMULATED_CARDS=3 ...   # the same with three cards in place of one
+#   TSNODE_EMULATED_NCCL=used ...  # and with NCCL (emulator/nccl.cpp says what else it can be like)
 #   scripts/cuda_emulated.sh target/debug/tsnode bench engine --device cuda:0
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,4 +14,5 @@ g++ -std=c++17 -O2 -mf16c -mfma -ffp-contract=off -fno-strict-aliasing -shared -
 # At once, since programs may still run with the one before.
 mv "$here/libcuda.so.1.$$" "$here/libcuda.so.1"
 ln -sf libcuda.so.1 "$here/libcuda.so"
+ln -sf libcuda.so.1 "$here/libnccl.so.2"
 LD_LIBRARY_PATH=$here${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$@"

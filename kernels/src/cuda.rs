@@ -19,6 +19,7 @@
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
 //! | `cards.rs` | several cards that hold stages together |
+//! | `cards/gathers.rs` | how they put columns side by side: by copies, or by NCCL |
 //! | `columns.rs` | what each of them computes of a row, and where |
 
 mod buffers;
@@ -43,6 +44,7 @@ mod tiles;
 mod weights;
 
 pub(crate) use cards::{CardCarrier, Cards, TilePart, TilePlace};
+pub use cards::{GatherWay, NoNccl, TimedGather};
 pub(crate) use choose::Choice;
 pub use driver::usable;
 pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};

@@ -2,20 +2,23 @@
 //! rows, as ranks of processors have ([`ranks`](crate::ranks)).
 //!
 //! One thread asks all of them in turns, a piece of a layer at a time; between two pieces every card copies the others'
-//! columns beside its own, once those are computed. Cards wait for each other by marks in their queues, and nobody waits for
-//! a card before a step's results are wanted.
+//! columns beside its own, once those are computed, or takes them by NCCL ([`gathers`]). Cards wait for each other by marks in
+//! their queues, and nobody waits for a card before a step's results are wanted.
 //!
 //! Nothing is overwritten that another still copies from: a card writes where it wrote two pieces ago ([`Piece::ALL`]), and
 //! when others offered what they computed since, they had been asked to copy that before. By the same a card that grows its
 //! memory, which waits for all it was asked, gives none back that is copied from.
 
+mod gathers;
 mod tiles;
 
+pub use gathers::{GatherWay, NoNccl, TimedGather};
+pub(in crate::cuda) use gathers::{Gathers, Patience};
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
     Card, CardError, CardInput, CardStage, Columns, Job, Pass, Piece, Share,
-    machine::{Machine, Peer, Rectangle},
+    machine::{Machine, Rectangle},
     stage,
     step::Step,
 };
@@ -46,7 +49,7 @@ pub(crate) struct Cards {
     /// Of the step at hand, by card; kept from step to step.
     steps: Vec<Step>,
     columns: Vec<Columns>,
-    offers: Vec<Peer>,
+    gathers: Gathers,
     /// A card's part of a tile.
     packed: Vec<u8>,
 }
@@ -60,7 +63,15 @@ impl Cards {
         for (rank, card) in each.iter_mut().enumerate() {
             card.reserve(pages(rank) * PAGE_BYTES)?;
         }
-        Ok(Self { each, steps: Vec::new(), columns: Vec::new(), offers: Vec::new(), packed: Vec::new() })
+        // Memory that pages leave is what NCCL may take.
+        let machines = each.iter().map(|card| card.machine.clone()).collect();
+        let gathers = Gathers::among(machines, Patience::default())?;
+        Ok(Self { each, steps: Vec::new(), columns: Vec::new(), gathers, packed: Vec::new() })
+    }
+
+    /// How they put their columns side by side; none where there is one card.
+    pub fn gathers(&self) -> Option<&GatherWay> {
+        self.gathers.way()
     }
 
     /// How many there are.
@@ -79,6 +90,8 @@ impl Cards {
     }
 
     pub fn unload(&mut self, key: StageKey) {
+        // What fails is an error of what is asked next.
+        let _ = self.gathers.settle();
         self.each.iter_mut().for_each(|card| card.unload(key));
     }
 
@@ -95,7 +108,8 @@ impl Cards {
     }
 
     /// What one still copies from another of a step that failed must not be written by the next.
-    fn come_to_rest(&self) {
+    fn come_to_rest(&mut self) {
+        let _ = self.gathers.settle();
         // A card that is lost copies nothing any more.
         self.each.iter().for_each(|card| drop(card.machine.finish()));
     }
@@ -112,7 +126,7 @@ impl Cards {
                 for ((card, share), step) in self.each.iter_mut().zip(job.shares).zip(&self.steps) {
                     self.columns.push(card.piece(job, share, step, layer, piece)?);
                 }
-                self.put_side_by_side()?;
+                self.gathers.put_side_by_side(&self.columns)?;
             }
         }
         for (card, step) in self.each.iter_mut().zip(&self.steps) {
@@ -138,30 +152,6 @@ impl Cards {
         Ok(())
     }
 
-    /// Every card copies the columns that it has not where they belong.
-    fn put_side_by_side(&mut self) -> Result<(), CardError> {
-        self.offer()?;
-        (0..self.each.len()).try_for_each(|rank| self.fetch(rank))
-    }
-
-    fn offer(&mut self) -> Result<(), CardError> {
-        self.offers.clear();
-        for card in &self.each {
-            self.offers.push(card.machine.offer()?);
-        }
-        Ok(())
-    }
-
-    fn fetch(&self, rank: usize) -> Result<(), CardError> {
-        let (machine, whole) = (&self.each[rank].machine, self.columns[rank].whole);
-        for (from, (columns, offer)) in self.columns.iter().zip(&self.offers).enumerate() {
-            if from != rank || !columns.are_in_place() {
-                machine.fetch(*offer, columns.to(whole))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Logits of all cards, side by side on the first, which chooses tokens by them.
     fn head(&mut self, job: &Job<'_>) -> Result<(), CardError> {
         self.columns.clear();
@@ -171,8 +161,7 @@ impl Cards {
         if self.columns.is_empty() {
             return Ok(());
         }
-        self.offer()?;
-        self.fetch(0)?;
+        self.gathers.put_on_first(&self.columns)?;
         if job.choices.is_empty() { Ok(()) } else { self.each[0].choose(job.stage, &self.steps[0]) }
     }
 
@@ -195,7 +184,8 @@ impl Cards {
     }
 
     /// Waits for all cards but the first: what it has of one that was lost meanwhile is no result.
-    fn others_are_done(&self) -> Result<(), CardError> {
+    fn others_are_done(&mut self) -> Result<(), CardError> {
+        self.gathers.settle()?;
         self.each.iter().skip(1).try_for_each(|card| card.machine.finish())
     }
 

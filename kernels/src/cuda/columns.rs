@@ -44,6 +44,16 @@ impl Columns {
         self.own == self.whole + (self.from * self.size) as u64
     }
 
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// How much a card's own are (bytes).
+    pub fn bytes(&self) -> usize {
+        self.rows * self.mine * self.size
+    }
+
     /// What is to be copied of them to where another has them whole.
     pub fn to(&self, whole: u64) -> Rectangle {
         Rectangle {

@@ -7,6 +7,7 @@
 
 mod blas;
 mod kernels;
+mod nccl;
 mod peers;
 mod staging;
 
@@ -14,12 +15,13 @@ use super::{
     CardInfo,
     jit::{self, Compiler, Identity, Image, KernelCache, Kernels, Loads, NotCompiled, Nvrtc},
     libraries::Libraries,
-    machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+    machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
     nvml,
 };
 use blas::Blas;
 use cudarc::driver::{DriverError, result, sys};
 use kernels::Modules;
+pub(super) use nccl::{Nccl, Transfer};
 use staging::Staging;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_void};
@@ -321,6 +323,7 @@ impl Machine for DriverCard {
 
     fn take(&self, bytes: usize) -> Result<u64, CardError> {
         self.bind()?;
+        let _turn = nccl::memory_or_group();
         // SAFETY: see above.
         unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CardError::Memory { wanted: bytes },
@@ -330,6 +333,7 @@ impl Machine for DriverCard {
 
     fn give(&self, at: u64, _bytes: usize) {
         if self.bind().is_ok() {
+            let _turn = nccl::memory_or_group();
             // SAFETY: see above. Memory of a card that is lost is lost with it.
             let _ = unsafe { result::free_sync(at) };
         }
@@ -431,6 +435,15 @@ impl Machine for DriverCard {
 
     fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
         self.fetch_from(from, rows)
+    }
+
+    fn lay_out(&self, rows: Rectangle) -> Result<(), CardError> {
+        self.bind()?;
+        self.copy_inside(rows)
+    }
+
+    fn seat(&self) -> Option<Seat> {
+        Some(Seat { device: self.device, context: self.context as usize, stream: self.compute as usize })
     }
 
     fn finish(&self) -> Result<(), CardError> {

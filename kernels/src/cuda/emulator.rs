@@ -184,9 +184,7 @@ impl Machine for Emulator {
     }
 
     fn fetch(&self, _: Peer, rows: Rectangle) -> Result<(), CardError> {
-        let Rectangle { from, from_pitch, to, to_pitch, width, rows } = rows;
-        (0..rows as u64)
-            .try_for_each(|row| self.copy(from + row * from_pitch as u64, to + row * to_pitch as u64, width))
+        self.lay_out(rows)
     }
 
     fn finish(&self) -> Result<(), CardError> {

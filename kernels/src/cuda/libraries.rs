@@ -27,6 +27,8 @@ pub struct Libraries {
     pub nvrtc: Library,
     /// Power, clocks and link of a card.
     pub nvml: Library,
+    /// What several cards exchange; copies from card to card do without.
+    pub nccl: Library,
 }
 
 impl Libraries {
@@ -42,6 +44,7 @@ impl Libraries {
                 blas: library("libcublasLt.so", "faster prompts", blas_files(version)),
                 nvrtc: library("libnvrtc.so", "kernels compiled for this very card", nvrtc_files(version)),
                 nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
+                nccl: library("libnccl.so", "several cards together", &["libnccl.so.2", "libnccl.so"]),
             }
         })
     }

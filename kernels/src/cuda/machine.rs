@@ -126,6 +126,17 @@ pub(crate) struct Peer {
     pub mark: usize,
 }
 
+/// Where a machine computes, for a library that has several exchange what they computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat {
+    /// Which device.
+    pub device: i32,
+    /// Its context.
+    pub context: usize,
+    /// Its compute queue.
+    pub stream: usize,
+}
+
 /// Rows of bytes to be copied, and how far apart they lie on both sides (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rectangle {
@@ -184,6 +195,16 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     /// Has the compute queue copy rows from the memory of a machine of the same kind, this one or another, once that has done
     /// all it was asked before it made the offer. Nobody waits but the queue.
     fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError>;
+    /// Has the compute queue copy rows from one place of the machine to another.
+    fn lay_out(&self, rows: Rectangle) -> Result<(), CardError> {
+        let Rectangle { from, from_pitch, to, to_pitch, width, rows } = rows;
+        let at = |start: u64, pitch: usize, row: usize| start + (row * pitch) as u64;
+        (0..rows).try_for_each(|row| self.copy(at(from, from_pitch, row), at(to, to_pitch, row), width))
+    }
+    /// Its seat; none where no library has machines exchange anything.
+    fn seat(&self) -> Option<Seat> {
+        None
+    }
     /// Waits for both queues that the owner of the engine asks.
     fn finish(&self) -> Result<(), CardError>;
     /// Begins to record launches on the compute queue instead of running them; `false` where that is not done.

@@ -6,6 +6,7 @@ mod attention;
 mod choosing;
 mod compiled;
 mod copies;
+mod exchanging;
 mod failing;
 mod jit;
 mod models;

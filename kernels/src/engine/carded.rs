@@ -9,7 +9,7 @@ use super::{
     Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Shards, Slice, StageKey, Tap, Threads,
 };
 use crate::{
-    cuda::{Card, CardError, CardInput, Cards, Choice, Job, Share},
+    cuda::{Card, CardError, CardInput, Cards, Choice, GatherWay, Job, Share},
     pages::{PAGE_BYTES, PagePool, SequenceKv},
     sampling,
 };
@@ -65,6 +65,12 @@ impl Engine {
     /// When a card is lost.
     pub fn check_cards(&self) -> Result<(), CardError> {
         self.cards.as_ref().map_or(Ok(()), Cards::check)
+    }
+
+    /// How the cards that hold stages together put their columns side by side, and why so; none where there are not several.
+    #[must_use]
+    pub fn gathers(&self) -> Option<&GatherWay> {
+        self.cards.as_ref().and_then(Cards::gathers)
     }
 
     /// On how many cards it computes; on none where the processor does.

@@ -106,8 +106,8 @@ fn examine(settings: &Settings) -> Vec<Finding> {
         Err(why) => finding("gpu", State::Note, format!("{why}; the processor computes")),
     });
     if host.gpus.is_ok() {
-        let Libraries { blas, nvrtc, nvml, .. } = Libraries::find();
-        found.extend([blas, nvrtc, nvml].map(library));
+        let Libraries { blas, nvrtc, nvml, nccl, .. } = Libraries::find();
+        found.extend([blas, nvrtc, nvml, nccl].map(library));
     }
     let config = match settings.node() {
         Ok(config) => config,

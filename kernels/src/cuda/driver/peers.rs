@@ -27,13 +27,14 @@ impl DriverCard {
         unsafe { result::stream::wait_event(self.compute, peer.mark as sys::CUevent, flags) }
             .map_err(failed("waiting for another card"))?;
         let context = peer.context as sys::CUcontext;
-        if rows.rows == 1 {
-            return self.fetch_row(context, rows);
+        if context == self.context {
+            return self.copy_inside(rows);
         }
+        let Rectangle { from, to, width, .. } = rows;
         // SAFETY: see above.
         unsafe {
-            if context == self.context {
-                sys::cuMemcpy2DAsync_v2(&inside(rows), self.compute).result()
+            if rows.rows == 1 {
+                result::memcpy_peer_async(self.context, to, context, from, width, self.compute)
             } else {
                 sys::cuMemcpy3DPeerAsync(&self.between(context, rows), self.compute).result()
             }
@@ -41,14 +42,15 @@ impl DriverCard {
         .map_err(failed("copying columns"))
     }
 
-    fn fetch_row(&self, context: sys::CUcontext, row: Rectangle) -> Result<(), CardError> {
-        let Rectangle { from, to, width, .. } = row;
+    /// Copies rows from one's own memory; the card is the calling thread's.
+    pub(super) fn copy_inside(&self, rows: Rectangle) -> Result<(), CardError> {
+        let Rectangle { from, to, width, .. } = rows;
         // SAFETY: see above.
         unsafe {
-            if context == self.context {
+            if rows.rows == 1 {
                 result::memcpy_dtod_async(to, from, width, self.compute)
             } else {
-                result::memcpy_peer_async(self.context, to, context, from, width, self.compute)
+                sys::cuMemcpy2DAsync_v2(&inside(rows), self.compute).result()
             }
         }
         .map_err(failed("copying columns"))

@@ -1,7 +1,7 @@
 //! Memory of the host that a card copies from and to by itself: pinned, taken once.
 #![allow(unsafe_code)]
 
-use super::{CardError, failed};
+use super::{CardError, failed, nccl::memory_or_group};
 use cudarc::driver::result;
 
 /// Bytes that are copied at a time.
@@ -20,6 +20,7 @@ pub(super) struct Staging {
 
 impl Staging {
     pub fn new() -> Result<Self, CardError> {
+        let _turn = memory_or_group();
         // SAFETY: a size, and no flags.
         let memory =
             unsafe { result::malloc_host((PIECES + LANDINGS) * PIECE, 0) }.map_err(failed("pinning memory"))?;
@@ -56,6 +57,7 @@ impl Staging {
     /// Gives the memory back; nothing uses it any more.
     pub fn give_back(&mut self) {
         if !self.memory.is_null() {
+            let _turn = memory_or_group();
             // SAFETY: taken in `new`, given back once.
             let _ = unsafe { result::free_host(self.memory.cast()) };
             self.memory = std::ptr::null_mut();

@@ -18,7 +18,8 @@ std::recursive_mutex one_at_a_time;
 struct Context { int device; std::set<Context *> peers; };
 struct Recording { std::vector<std::function<void()>> work; };
 struct Function { std::string name; unsigned shared; Context *context; };
-struct Stream { Recording *recording; Context *context; order::Line line; };
+// `hung`: with work that never ends.
+struct Stream { Recording *recording; Context *context; order::Line line; bool hung; };
 struct Event { bool recorded; Context *context; order::Clock clock; };
 struct Taken { size_t bytes; Context *context; std::vector<order::Access> touched; };
 std::map<unsigned long long, Taken> taken;
@@ -88,8 +89,23 @@ void handed(Stream *stream, unsigned long long at, bool write) {
 void copy_rows(unsigned long long to, size_t to_pitch, unsigned long long from, size_t from_pitch, size_t width, size_t height) {
     for (size_t row = 0; row < height; row++) memmove((void *)(to + row * to_pitch), (void *)(from + row * from_pitch), width);
 }
-void not_recorded(void *stream) {
-    if (stream_of(stream)->recording) refuse("a copy while launches are recorded");
+void not_recorded_by_any(void *stream) {
+    if (known(stream)->recording) refuse("a copy while launches are recorded");
+}
+void not_recorded(void *stream) { not_recorded_by_any(stream_of(stream)); }
+}
+
+#include "nccl.cpp"
+
+namespace {
+// To wait for this is to wait for ever.
+void not_hung() {
+    for (void *stream : streams)
+        if (((Stream *)stream)->hung) refuse("waiting for work that never ends");
+}
+void between_cards() {
+    count.peers++;
+    if (nccl::works()) usleep(200);
 }
 }
 
@@ -123,7 +139,7 @@ int cuCtxGetStreamPriorityRange(int *least, int *greatest) { TURN; bound(); *lea
 int cuStreamCreateWithPriority(void **out, unsigned, int priority) { TURN;
     bound();
     if (priority > 0 || priority < -5) refuse("a priority that no stream has");
-    *out = new Stream{nullptr, current, {++order::lines, {}}};
+    *out = new Stream{nullptr, current, {++order::lines, {}}, false};
     streams.insert(*out);
     return 0;
 }
@@ -131,8 +147,17 @@ int cuStreamDestroy_v2(void *stream) { TURN; delete known(stream); streams.erase
 int cuStreamSynchronize(void *stream) { TURN;
     bound();
     not_recorded(stream);
+    if (stream_of(stream)->hung) refuse("waiting for work that never ends");
     order::host.join(stream_of(stream)->line.seen);
     return lost();
+}
+int cuStreamQuery(void *stream) { TURN;
+    bound();
+    not_recorded(stream);
+    if (lost()) return lost();
+    if (stream_of(stream)->hung) return 600;
+    order::host.join(stream_of(stream)->line.seen);
+    return 0;
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) { TURN;
     not_recorded(stream);
@@ -153,6 +178,7 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) { TURN;
     bound();
     size_t used = 0;
     for (auto &[at, memory] : taken) used += memory.context == current ? memory.bytes : 0;
+    if (nccl::like == "greedy" && nccl::is_there()) used += (size_t)1 << 30;
     *total = (size_t)4 << 30;
     *free = *total - used;
     return lost();
@@ -167,6 +193,7 @@ int cuMemAlloc_v2(unsigned long long *at, size_t bytes) { TURN;
 }
 int cuMemFree_v2(unsigned long long at) { TURN;
     bound();
+    not_hung();
     auto found = taken.find(at);
     if (found == taken.end()) refuse("memory given back that was not taken");
     if (found->second.context != current) refuse("memory given back to another card");
@@ -231,7 +258,7 @@ int cuMemcpy3DPeerAsync(const Copy3DPeer *copy, void *stream) { TURN;
     rows(from.context, stream, from.device, from.pitch, width, height, false);
     rows(to.context, stream, to.device, to.pitch, width, height, true);
     copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
-    count.peers++;
+    between_cards();
     return 0;
 }
 int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long long from, Context *from_context, size_t bytes, void *stream) { TURN;
@@ -242,7 +269,7 @@ int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long 
     rows(from_context, stream, from, bytes, bytes, 1, false);
     rows(to_context, stream, to, bytes, bytes, 1, true);
     memmove((void *)to, (void *)from, bytes);
-    count.peers++;
+    between_cards();
     return 0;
 }
 int cuModuleLoadData(void **out, const void *image) { TURN;

@@ -4,7 +4,7 @@ use super::{attention::POOL, here, machines, several};
 use crate::{
     cuda::{
         Card, CardInfo,
-        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey, Threads},
     proof::{self, ProofError},
@@ -74,6 +74,12 @@ impl Machine for Failing {
     fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
         self.ask().and_then(|()| self.inner.fetch(from, rows))
     }
+    fn lay_out(&self, rows: Rectangle) -> Result<(), CardError> {
+        self.ask().and_then(|()| self.inner.lay_out(rows))
+    }
+    fn seat(&self) -> Option<Seat> {
+        self.inner.seat()
+    }
     fn finish(&self) -> Result<(), CardError> {
         // Of a card that is lost all work is over.
         self.inner.finish().and_then(|()| self.ask())
@@ -95,7 +101,7 @@ impl Machine for Failing {
     }
 }
 
-const REQUEST: RequestId = RequestId([1; 16]);
+pub(super) const REQUEST: RequestId = RequestId([1; 16]);
 
 impl Failing {
     fn after(inner: &Arc<dyn Machine>, left: usize) -> Arc<Self> {
@@ -123,7 +129,7 @@ fn story(machines: Vec<Arc<Failing>>, source: &ModelSource) -> Result<(), Engine
     computed
 }
 
-fn steps(engine: &mut Engine, stage: StageKey) -> Result<(), EngineError> {
+pub(super) fn steps(engine: &mut Engine, stage: StageKey) -> Result<(), EngineError> {
     for (start, len) in [(0, 9), (9, 1), (9, 1), (9, 1)] {
         engine.set_len(stage, REQUEST, start)?;
         let batch = [Slice { request: REQUEST, start, len }];

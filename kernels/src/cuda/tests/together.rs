@@ -28,7 +28,7 @@ fn load(engine: &mut Engine, source: &ModelSource, layers: LayerRange, ranks: us
 }
 
 /// The whole model on so many cards.
-fn on(count: usize, source: &ModelSource, dtype: KvDtype) -> Option<(Engine, StageKey)> {
+pub(super) fn on(count: usize, source: &ModelSource, dtype: KvDtype) -> Option<(Engine, StageKey)> {
     let mut engine = engine(count, dtype)?;
     let stage = load(&mut engine, source, source.card().shape.all_layers(), count);
     Some((engine, stage))
@@ -43,7 +43,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
 }
 
-fn written(shape: &Shape) -> (tempfile::TempDir, ModelSource) {
+pub(super) fn written(shape: &Shape) -> (tempfile::TempDir, ModelSource) {
     let folder = tempfile::tempdir().unwrap();
     shape.write(folder.path());
     let source = ModelSource::open(folder.path()).unwrap();
@@ -67,7 +67,7 @@ fn reference_models_on_two_cards_give_the_bits_and_tokens_of_one() {
 }
 
 /// Models whose heads, outputs and tokens cannot be shared out alike, and whose sums are cut.
-fn uneven() -> [Shape; 3] {
+pub(super) fn uneven() -> [Shape; 3] {
     let base = Shape { family: "llama", hidden: 72, heads: 9, kv_heads: 3, dim: 8, mlp: 520, vocab: 321, more: "" };
     let gemma = r#","query_pre_attn_scalar":24,"sliding_window":24,"attn_logit_softcapping":5.0,"final_logit_softcapping":9.0,"hidden_activation":"gelu_pytorch_tanh""#;
     [
