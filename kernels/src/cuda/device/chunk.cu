@@ -16,6 +16,7 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
                          const Pool &pool, void *out, u32 out_kind) {
     constexpr int ROW = DIM + 8;
     DYNAMIC_SHARED(memory);
+    __shared__ const u8 *places[2 * TILE];
     u16 *qs = (u16 *)memory, *ks = qs + TILE * ROW, *vs = ks + TILE * ROW;
     Rows rows = tiles[blockIdx.x];
     u32 kv_head = blockIdx.y, dim = pool.dim, used = rows.tokens * group;
@@ -33,24 +34,38 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
     }
 
     u32 end = rows.position + rows.tokens, begin = first_seen(rows.position, window) / TILE * TILE;
+    // Where a tile's keys lie, and its values: found once, a thread each, because it takes two divisions.
+    auto find = [&](u32 tile) {
+        places[thread] = place(pool, rows.sequence, min(tile + thread % TILE, end - 1), thread / TILE, kv_head);
+    };
     auto fetch = [&](u16 *to, u32 side, u32 tile) {
+#pragma unroll 4
         for (u32 i = thread; i < TILE * DIM / 8; i += 128) {
             u32 r = i / (DIM / 8), c = i % (DIM / 8) * 8;
             bool real = tile + r < end && c < dim;
-            const u8 *from = real ? place(pool, rows.sequence, tile + r, side, kv_head) + c * 2 : pool.memory;
-            copy_16_async(to + r * ROW + c, from, real);
+            copy_16_async(to + r * ROW + c, places[side * TILE + r] + (real ? c * 2 : 0), real);
         }
     };
+    find(begin);
+    __syncthreads();
     fetch(ks, 0, begin);
     copies_commit();
     fetch(vs, 1, begin);
     copies_commit();
 
+    // The last token that each of a thread's two rows sees, and how many before it; where there is no row, none.
+    int last[2];
+    u32 wide = window ? window : 0x7fffffffu;
+    for (int half = 0; half < 2; half++) {
+        u32 r = warp * 16 + lane / 4 + half * 8;
+        last[half] = r < used ? (int)(rows.position + r / group) : -1;
+    }
     float mixed[DIM / 8][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.f, 0.f};
     for (u32 tile = begin; tile < end; tile += TILE) {
         copies_wait<1>();
         __syncthreads();
+        if (tile + TILE < end) find(tile + TILE);
         float s[TILE / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < DIM; k += 16) {
@@ -73,11 +88,11 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
         for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                u32 r = warp * 16 + lane / 4 + i / 2 * 8, key = tile + n * 8 + lane % 4 * 2 + i % 2;
-                u32 position = rows.position + r / group;
+                int key = (int)(tile + n * 8 + lane % 4 * 2) + i % 2;
                 float score = s[n][i] * scale;
                 if (cap > 0.f) score = capped(score, cap);
-                bool seen = r < used && key <= position && key >= first_seen(position, window);
+                // Tokens behind the last are an endless number before it.
+                bool seen = (u32)(last[i / 2] - key) < wide;
                 s[n][i] = seen ? score : -INFINITY;
                 now[i / 2] = fmaxf(now[i / 2], s[n][i]);
             }
@@ -124,13 +139,17 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
     }
     copies_wait<0>();
 
+#pragma unroll
     for (int half = 0; half < 2; half++) {
         total[half] += __shfl_xor_sync(ALL_LANES, total[half], 1);
         total[half] += __shfl_xor_sync(ALL_LANES, total[half], 2);
         u32 r = warp * 16 + lane / 4 + half * 8;
         if (r >= used) continue;
         u64 at = ((u64)(rows.row + r / group) * pool.heads * group + kv_head * group + r % group) * dim;
+        // Unrolled, because numbers that are chosen by a counter would all lie in memory.
+#pragma unroll
         for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
             for (int i = 0; i < 2; i++) {
                 u32 c = n * 8 + lane % 4 * 2 + i;
                 if (c < dim) store_row(out_kind, out, at + c, mixed[n][2 * half + i] / total[half]);
@@ -138,8 +157,10 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
     }
 }
 
+// Blocks that a processor is to have room for, by its registers.
+#define CHUNK_BLOCKS(DIM) (DIM == 256 ? 1 : DIM == 128 ? 3 : 4)
 #define CHUNK(name, DIM, BRAIN, KIND)                                                                                  \
-    KERNEL(128) name(const float *q, u32 stride, u32 group, const Rows *tiles, float scale, float cap, u32 window,     \
+    KERNEL(128, CHUNK_BLOCKS(DIM)) name(const float *q, u32 stride, u32 group, const Rows *tiles, float scale, float cap, u32 window,     \
                      u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kv_heads, u32 dim, void *out,             \
                      u32 out_kind) {                                                                                   \
         Pool pool = {memory, table, most, tokens, kv_heads, dim, KIND};                                                \
