@@ -160,6 +160,9 @@ pub fn lend(numbers: CardNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine)
         }
     };
     tell(numbers, &about, shared, speeds);
+    if let Some(way) = engine.gathers() {
+        tracing::info!(cards = %numbers, %way, "how they exchange columns");
+    }
     Ok((device(numbers, source, weights, (&about, shared, speeds, profile)), engine))
 }
 
