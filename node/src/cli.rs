@@ -40,6 +40,15 @@ fn print_line(line: std::fmt::Arguments<'_>) {
     }
 }
 
+/// Prints a part of a line at once, and ends the process as `print_line` does.
+fn print_piece(piece: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout();
+    if out.write_all(piece.as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
 /// Runs the command the process was started with.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -109,7 +118,10 @@ fn workers(verb: &str, settings: &Settings) -> Result<usize, crate::config::Conf
 
 fn completions(matches: &ArgMatches) -> Result<(), Exit> {
     if let Some(shell) = matches.get_one::<clap_complete::Shell>("shell") {
-        clap_complete::generate(*shell, &mut command(), "tsnode", &mut std::io::stdout());
+        // Its writer panics where nobody reads any more: what it writes is kept, and printed as everything else is.
+        let mut script = Vec::new();
+        clap_complete::generate(*shell, &mut command(), "tsnode", &mut script);
+        print_piece(&String::from_utf8_lossy(&script));
     }
     Ok(())
 }
@@ -291,6 +303,13 @@ fn is_set(matches: &ArgMatches, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prompt_and_a_file_are_not_both_taken() {
+        let asked = |words: &[&str]| command().try_get_matches_from(words).is_ok();
+        assert!(asked(&["tsnode", "submit", "a"]) && asked(&["tsnode", "submit", "--file", "f"]));
+        assert!(!asked(&["tsnode", "submit", "a", "--file", "f"]), "one of them would be dropped");
+    }
 
     #[test]
     fn every_verb_has_an_example() {

@@ -4,7 +4,7 @@ use super::{ask::Peer, asking, submit};
 use crate::{config::Settings, exit::Exit, text::ChatMessage};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::json;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use tokio::sync::mpsc;
 
 pub(super) fn command() -> Command {
@@ -26,9 +26,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let mut lines = read_lines();
     let mut history: Vec<ChatMessage> = Vec::new();
     loop {
-        print!("> ");
-        // A screen that has gone ends the conversation at the next line.
-        let _ = std::io::stdout().flush();
+        super::print_piece("> ");
         let line = tokio::select! {
             line = lines.recv() => line,
             _ = tokio::signal::ctrl_c() => None,
@@ -65,8 +63,7 @@ async fn answer(peer: &Peer, matches: &ArgMatches, history: &[ChatMessage]) -> O
     let mut seen = String::new();
     let outcome = tokio::select! {
         outcome = submit::stream(peer, "/v1/chat/completions", &body, |piece| {
-            print!("{piece}");
-            let _ = std::io::stdout().flush();
+            super::print_piece(piece);
             seen.push_str(piece);
         }) => Some(outcome),
         _ = tokio::signal::ctrl_c() => None,

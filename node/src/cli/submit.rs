@@ -1,6 +1,6 @@
 //! `tsnode submit`.
 
-use super::{ask::Peer, asking, is_set, switch};
+use super::{ask::Peer, asking, is_set, print_piece, switch};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -9,7 +9,7 @@ use crate::{
 use clap::{Arg, ArgMatches, Command, value_parser};
 use futures::StreamExt;
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use tsnode_protocol::Seconds;
 
@@ -21,6 +21,7 @@ pub(super) fn command() -> Command {
                 .long("file")
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
+                .conflicts_with("prompt")
                 .help("Read the prompt from a file"),
         )
         .arg(Arg::new("model").long("model").value_name("NAME").help("Model [default: the only one]"))
@@ -72,9 +73,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let quiet = is_set(matches, "json");
     let answer = stream(&peer, path, &body, |piece| {
         if !quiet {
-            print!("{piece}");
-            // A reader that has gone is noticed at the end.
-            let _ = std::io::stdout().flush();
+            print_piece(piece);
         }
     })
     .await?;
