@@ -108,6 +108,9 @@ impl TextModel {
         if stop_tokens.is_empty() {
             stop_tokens = eos(&config);
         }
+        // Some models name only there what ends a turn.
+        let named = eos_token(&settings).and_then(|text| tokenizer.token_to_id(text)).map(Token);
+        stop_tokens.extend(named.filter(|token| !stop_tokens.contains(token)));
         let defaults = serde_json::from_value(generation).unwrap_or_default();
         Ok(Self { card: files.card.clone(), tokenizer, template, stop_tokens, defaults })
     }
@@ -199,6 +202,12 @@ fn eos(config: &Value) -> Vec<Token> {
     }
 }
 
+/// `eos_token` of `tokenizer_config.json` is a text, or an object that holds it.
+fn eos_token(settings: &Value) -> Option<&str> {
+    let token = &settings["eos_token"];
+    token.as_str().or(token["content"].as_str())
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -224,6 +233,16 @@ pub(crate) mod tests {
         assert_eq!(model.encode("It was").unwrap()[0], Token(0), "plain text begins with <|bos|>");
         assert_eq!(model.stop_tokens(), [Token(1)]);
         assert_eq!(model.defaults().temperature, Some(0.7));
+    }
+
+    #[test]
+    fn an_end_that_only_the_tokenizer_names_ends_an_answer() {
+        for named in [r#"{"eos_token":"<|user|>"}"#, r#"{"eos_token":{"content":"<|user|>"}}"#] {
+            let mut files = embedded();
+            Arc::make_mut(&mut files.files).insert("tokenizer_config.json".into(), named.into());
+            let model = TextModel::new(&files, &Templates::Here).unwrap();
+            assert_eq!(model.stop_tokens(), [Token(1), Token(2)], "{named}");
+        }
     }
 
     #[test]
