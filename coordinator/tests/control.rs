@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used)] // A story that cannot be told fails.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 use tsnode_coordinator::{
-    control::{Control, Event, Reject},
+    control::{Control, Event, Members, Reject},
+    planner::{Draft, Planner, Scheduler, Wish},
     rehearsal::{
         Fault, Planning, Report, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted,
         sketch::Sketch,
@@ -161,6 +163,51 @@ fn who_comes_late_follows_the_plan_in_force() {
     let (_, mut world) = (0..400).map(joined).find(first).unwrap();
     world.wait(seconds(2));
     assert_eq!(world.common_plan().unwrap().peers().len(), 3);
+}
+
+/// Has the groups that somebody laid out, and no others: who comes later has no part in any.
+#[derive(Debug)]
+struct LaidOut(Wish);
+
+impl Planner for LaidOut {
+    fn plan(&self, members: &Members<'_>, _: &Wish, standing: Option<&Plan>) -> Draft {
+        Scheduler.plan(members, &self.0, standing)
+    }
+
+    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+        Scheduler.flip(plan, members, &self.0)
+    }
+
+    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+        Scheduler.grow(plan, members, &self.0)
+    }
+
+    fn value(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> f64 {
+        Scheduler.value(plan, members, &self.0)
+    }
+}
+
+#[test]
+fn who_comes_late_and_has_no_part_in_the_plan_follows_it_all_the_same() {
+    let wish = Wish { layout: Some("prefill=1,decode=1".parse().unwrap()), ..Wish::default() };
+    let mut world = World::planned_by(LaidOut(wish), 4);
+    let come = |world: &mut World, lenders: Range<usize>| {
+        for n in lenders {
+            let n = world.add(cast::advert(n));
+            world.start(n);
+        }
+    };
+    come(&mut world, 0..2);
+    world.wait(seconds(4));
+    let plan = world.common_plan().unwrap().id();
+    // One by one, and then more at once than were there: fewer than half of all have endorsed what stands.
+    for lenders in [2..3, 3..4, 4..5, 5..12] {
+        come(&mut world, lenders.clone());
+        world.wait(seconds(3));
+        assert_eq!(world.common_plan().map(Plan::id), Ok(plan), "{lenders:?}");
+    }
+    assert_eq!(world.checks.broken, None);
+    assert!(world.checks.one_plan_a_term());
 }
 
 #[test]

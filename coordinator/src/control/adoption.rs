@@ -115,36 +115,81 @@ impl Control {
         }
         let known = self.proposals.values().find(|p| p.plan.as_ref().is_some_and(|p| p.proof == certificate.plan));
         let mut reject = |reason| out.push(Action::Reject { peer: signer, reason });
-        let Some((plan, named)) = self.read(&certificate, known) else {
+        let Some(proposed) = self.read(&certificate, known) else {
             return reject(Reject::BadCertificate);
         };
+        let plan = &proposed.plan;
         if self.is_far((plan.epoch, plan.term)) {
             return reject(Reject::WrongEpoch);
         }
         if !self.is_newer((plan.epoch, plan.term)) {
             return;
         }
-        let Some(endorsers) = self.endorsers(&plan, &certificate, known).filter(|e| is_majority(e, &named)) else {
+        let Some(endorsements) = self.endorsements(plan, &certificate, known) else {
             return reject(Reject::BadCertificate);
         };
+        let endorsers: BTreeSet<PeerId> = endorsements.keys().copied().collect();
+        if !is_majority(&endorsers, &proposed.named) {
+            return reject(Reject::BadCertificate);
+        }
         if is_majority(&endorsers, &self.derive().electorate) {
-            self.adopt(plan, named, certificate, endorsers, out);
+            self.adopt(proposed.plan, proposed.named, certificate, endorsers, out);
+        } else {
+            self.join_in(proposed, endorsements, out);
         }
     }
 
-    /// The plan a certificate is for, and whom it names.
-    fn read(&self, certificate: &Certificate, known: Option<&Proposal>) -> Option<(Arc<Plan>, BTreeSet<PeerId>)> {
-        if let Some(Proposed { plan, named, .. }) = known.and_then(|k| k.plan.as_ref()) {
-            return Some((plan.clone(), named.clone()));
+    /// A plan stands that too few of those endorsed who are there now, since some came after it. Where it leaves them out, as a
+    /// layout does or whoever would only slow it down, no other follows that would take them in: they endorse it late, each
+    /// by its own view, and it takes effect for them by the same majority as for everybody.
+    fn join_in(
+        &mut self,
+        proposed: Proposed,
+        endorsements: BTreeMap<PeerId, SignedEndorsement>,
+        out: &mut Vec<Action>,
+    ) {
+        let (id, at) = (proposed.plan.id(), (proposed.plan.epoch, proposed.plan.term));
+        let me = self.config.me;
+        // An old certificate that somebody shows again says nothing of what stands.
+        let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
+        let votes_elsewhere = self.endorsed_at.is_some_and(|at| self.to_come(at + self.config.patience / 2).is_some());
+        if !stands || votes_elsewhere {
+            return;
         }
-        match certificate.plan.clone().verify(self.config.swarm).ok()?.into_parts().0 {
-            Gossip::Plan(plan) => Some((plan.clone(), plan.peers())),
+        let is_feasible = check::feasible(&proposed.plan.groups, &self.planned_members()).is_ok();
+        let now = self.now;
+        let proposal = self.proposal(id);
+        (proposal.heard, proposal.judged) = (now, true);
+        proposal.plan.get_or_insert(proposed);
+        for (peer, endorsement) in endorsements {
+            proposal.endorsements.entry(peer).or_insert(endorsement);
+        }
+        if is_feasible && self.endorsed.is_none_or(|last| at > last) {
+            self.endorse(at, id, out);
+        }
+        self.adopt_if_endorsed(id, out);
+    }
+
+    /// The plan a certificate is for, whom it names, and who proposed it.
+    fn read(&self, certificate: &Certificate, known: Option<&Proposal>) -> Option<Proposed> {
+        if let Some(proposed) = known.and_then(|k| k.plan.as_ref()) {
+            return Some(proposed.clone());
+        }
+        let verified = certificate.plan.clone().verify(self.config.swarm).ok()?;
+        let by = verified.signer();
+        match verified.into_parts() {
+            (Gossip::Plan(plan), proof) => Some(Proposed { named: plan.peers(), plan, proof, by }),
             _ => None,
         }
     }
 
     /// Who endorsed the plan, as a certificate proves; signatures that were checked when they came are not checked again.
-    fn endorsers(&self, plan: &Plan, of: &Certificate, known: Option<&Proposal>) -> Option<BTreeSet<PeerId>> {
+    fn endorsements(
+        &self,
+        plan: &Plan,
+        of: &Certificate,
+        known: Option<&Proposal>,
+    ) -> Option<BTreeMap<PeerId, SignedEndorsement>> {
         let id = plan.id();
         let fits = |e: &Endorsement| e.plan == id && (e.epoch, e.term) == (plan.epoch, plan.term);
         let heard: BTreeMap<&[u8; 64], (&PeerId, &SignedEndorsement)> = known
@@ -152,17 +197,18 @@ impl Control {
             .flat_map(|k| &k.endorsements)
             .map(|(peer, signed)| (signed.1.signature(), (peer, signed)))
             .collect();
-        let mut endorsers = BTreeSet::new();
+        let mut endorsements = BTreeMap::new();
         for signed in &of.endorsements {
-            if let Some((peer, (e, _))) = heard.get(signed.signature()).filter(|(_, (_, proof))| proof == signed) {
-                endorsers.extend(fits(e).then_some(**peer));
+            if let Some((peer, known)) = heard.get(signed.signature()).filter(|(_, (_, proof))| proof == signed) {
+                endorsements.extend(fits(&known.0).then(|| (**peer, (*known).clone())));
                 continue;
             }
             let verified = signed.clone().verify(self.config.swarm).ok()?;
-            let Gossip::Endorsement(e) = verified.message() else { return None };
-            endorsers.extend(fits(e).then_some(verified.signer()));
+            let signer = verified.signer();
+            let (Gossip::Endorsement(e), proof) = verified.into_parts() else { return None };
+            endorsements.extend(fits(&e).then_some((signer, (e, proof))));
         }
-        Some(endorsers)
+        Some(endorsements)
     }
 
     /// A plan of that epoch and term is on its way: the next one is above it.
@@ -204,18 +250,22 @@ impl Control {
         match verdict {
             Ok(()) => {
                 self.proposal(id).judged = true;
-                if self.lends() && !self.leaving {
-                    let (epoch, term) = (plan.epoch, plan.term);
-                    self.endorsed = Some((epoch, term));
-                    self.endorsed_at = Some(self.now);
-                    self.remember((epoch, term), out);
-                    out.push(Action::Publish(Gossip::Endorsement(Endorsement { epoch, term, plan: id })));
-                }
+                self.endorse((plan.epoch, plan.term), id, out);
             }
             Err(Reject::Late) => self.refuse(id, by, Reject::Late, out),
             // Adverts and deaths travel at their own speed: the view may catch up.
             Err(reason) if late => self.refuse(id, by, reason, out),
             Err(_) => {}
+        }
+    }
+
+    /// Endorses a plan, if this peer lends anything.
+    fn endorse(&mut self, (epoch, term): (Epoch, Term), plan: PlanId, out: &mut Vec<Action>) {
+        if self.lends() && !self.leaving {
+            self.endorsed = Some((epoch, term));
+            self.endorsed_at = Some(self.now);
+            self.remember((epoch, term), out);
+            out.push(Action::Publish(Gossip::Endorsement(Endorsement { epoch, term, plan })));
         }
     }
 
