@@ -6,6 +6,7 @@ mod rope;
 pub(crate) use keys::Keys;
 
 use crate::{
+    json,
     models::{self, Family},
     rope::{RopePairs, RopeScaling},
 };
@@ -132,8 +133,9 @@ impl ModelConfig {
     /// When it is not JSON, out of bounds, or asks for what is not written.
     pub fn parse(json: &[u8]) -> Result<Self, ConfigError> {
         let malformed = |e: serde_json::Error| ConfigError::Json(e.to_string());
-        let common: Common = serde_json::from_slice(json).map_err(malformed)?;
-        let keys: Keys = serde_json::from_slice(json).map_err(malformed)?;
+        let json = json::plain(json);
+        let common: Common = serde_json::from_slice(&json).map_err(malformed)?;
+        let keys: Keys = serde_json::from_slice(&json).map_err(malformed)?;
         let family = models::family(&common.model_type)
             .ok_or_else(|| ConfigError::Family(common.model_type.chars().take(64).collect()))?;
         let mut config = Self::usual(family, &common);

@@ -12,6 +12,7 @@ pub mod engine;
 pub mod eval;
 mod finite;
 pub mod gguf;
+mod json;
 mod linear;
 pub mod load;
 mod memory;

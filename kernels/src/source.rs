@@ -4,12 +4,13 @@ use crate::{
     config::{ConfigError, ModelConfig},
     cpu::{Cpu, Simd},
     engine::Threads,
-    gguf,
+    gguf, json,
     load::{self, Largest, LoadReport, Progress, StageMemory},
     models::{self, Share, Stage, StageBytes},
     ranks::Rank,
     weights::{Checkpoint, WeightsError},
 };
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tsnode_protocol::{LayerRange, ModelCard, ModelFile, ModelId, ModelShape, limits};
@@ -217,6 +218,12 @@ impl ModelSource {
         &self.card
     }
 
+    /// What was decided where the files say several things or something that nobody reads, a line each, for whoever starts with it.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        self.checkpoint.notes()
+    }
+
     /// Numbers in the matrices of a layer: multiply-adds of a token.
     #[must_use]
     pub fn layer_numbers(&self) -> u64 {
@@ -343,7 +350,11 @@ fn read_small(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
             Err(_) => continue,
         };
         refuse_large(&path, metadata.len())?;
-        let bytes = std::fs::read(&path).map_err(|error| SourceError::File { path, error })?;
+        let bytes = std::fs::read(&path).map_err(|error| SourceError::File { path: path.clone(), error })?;
+        // As plain JSON: others are given these files, and all read them alike.
+        let plain = name.ends_with(".json").then(|| json::plain(&bytes)).filter(|plain| plain.len() != bytes.len());
+        let bytes = plain.map(Cow::into_owned).unwrap_or(bytes);
+        refuse_large(&path, bytes.len() as u64)?;
         files.insert(name.to_owned(), bytes);
     }
     Ok(files)

@@ -1,5 +1,7 @@
 //! Checkpoints: safetensors and GGUF files, mapped into memory and used as they lie there.
 
+mod files;
+
 pub use crate::finite::Bad;
 use crate::{
     cpu::{Cpu, Dtype, Matrix},
@@ -8,7 +10,6 @@ use crate::{
     quant::{Blocks, QuantType},
 };
 use safetensors::SafeTensors;
-use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
@@ -16,8 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Files of one checkpoint.
-const SHARDS: usize = 512;
 /// Bytes hashed in one place of a file for a model's id.
 const SAMPLE: usize = 64 * 1024;
 /// Distance between hashed places.
@@ -33,6 +32,47 @@ pub enum WeightsError {
         path: PathBuf,
         /// Why.
         error: std::io::Error,
+    },
+    /// A name that is there, and no file.
+    #[error("{0}: is not a file: get it again")]
+    NotAFile(PathBuf),
+    /// A folder without weights.
+    #[error(
+        "there is no model.safetensors, and no model.safetensors.index.json that names other files, but {found}: \
+         get the model in safetensors, or give one of its files by name"
+    )]
+    NoFiles {
+        /// Files that could be meant.
+        found: String,
+    },
+    /// One of several files is not there.
+    #[error("{path}: is missing; the weights are in {total} files: get it again")]
+    NoShard {
+        /// Which.
+        path: PathBuf,
+        /// Files of the model.
+        total: u32,
+    },
+    /// What says which file has which tensor cannot be used.
+    #[error("{path}: {error}")]
+    Index {
+        /// Which.
+        path: PathBuf,
+        /// What was found.
+        error: String,
+    },
+    /// Nothing says which of two copies of a tensor counts.
+    #[error(
+        "tensor {name} is in {first} and in {second}, and no weight_map of model.safetensors.index.json says in which it \
+         counts: get the model's files again, all of one version"
+    )]
+    Twice {
+        /// Which.
+        name: String,
+        /// The file that was read first.
+        first: String,
+        /// The other one.
+        second: String,
     },
     /// Not a safetensors file, or one cut short.
     #[error("{file}: broken or cut short: {error}")]
@@ -128,6 +168,9 @@ impl Storage {
     /// Maps a file.
     pub(crate) fn map(path: &Path) -> Result<Self, WeightsError> {
         let io = |error| WeightsError::Io { path: path.to_owned(), error };
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(WeightsError::NotAFile(path.to_owned()));
+        }
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with
         // SIGBUS, as with any program that maps its data; weights are not files people edit.
@@ -203,6 +246,10 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Arc<Entry>>,
     /// Which file has a tensor, by the index of a folder with several.
     index: BTreeMap<String, String>,
+    /// Tensors of which other files hold copies that do not count.
+    copied: BTreeSet<String>,
+    /// What was decided, for whoever starts with it.
+    notes: Vec<String>,
     /// Gives tensors the names they have in the file, where those are others.
     names: Option<&'static Architecture>,
 }
@@ -285,11 +332,6 @@ impl Tensor {
     }
 }
 
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 impl Checkpoint {
     /// A checkpoint inside the program.
     ///
@@ -297,38 +339,60 @@ impl Checkpoint {
     /// When the bytes are no safetensors file.
     pub fn embedded(bytes: &'static [u8]) -> Result<Self, WeightsError> {
         let mut checkpoint = Self::default();
-        checkpoint.add(Storage { file: "embedded model".into(), held: Held::Static(bytes) })?;
+        checkpoint.add("", Storage { file: "embedded model".into(), held: Held::Static(bytes) })?;
         Ok(checkpoint)
     }
 
-    /// Opens `model.safetensors` of a folder, or all files its `model.safetensors.index.json` names.
+    /// Opens a folder's weights: `model.safetensors`, the files that its `model.safetensors.index.json` names, or else those
+    /// that are numbered or the only ones there.
     ///
     /// # Errors
-    /// When a file is missing, unreadable or broken.
+    /// When a file is missing, unreadable or broken, or nothing says which of two copies of a tensor counts.
     pub fn open(folder: &Path) -> Result<Self, WeightsError> {
-        let index = folder.join("model.safetensors.index.json");
-        if !index.exists() {
-            return Self::open_file(&folder.join("model.safetensors"));
+        let files = files::find(folder)?;
+        let total = u32::try_from(files.names.len()).unwrap_or(u32::MAX);
+        let mut checkpoint = Self { index: files.index, notes: files.note.into_iter().collect(), ..Self::default() };
+        for name in &files.names {
+            let path = folder.join(name);
+            if !path.exists() {
+                return Err(WeightsError::NoShard { path, total });
+            }
+            checkpoint.add(name, Storage::map(&path)?)?;
         }
-        let mut checkpoint = Self { index: read_index(&index)?, ..Self::default() };
-        let names: BTreeSet<String> = checkpoint.index.values().cloned().collect();
-        for name in names {
-            checkpoint.add(Storage::map(&folder.join(&name))?)?;
-        }
+        checkpoint.note_copies();
         Ok(checkpoint)
     }
 
-    /// Opens one safetensors file.
+    /// Opens one safetensors file; one of several that are numbered stands for all.
     ///
     /// # Errors
     /// When it is missing, unreadable or broken.
     pub fn open_file(path: &Path) -> Result<Self, WeightsError> {
+        if let Some(folder) = files::siblings(path) {
+            return Self::open(folder);
+        }
         let mut checkpoint = Self::default();
-        checkpoint.add(Storage::map(path)?)?;
+        checkpoint.add("", Storage::map(path)?)?;
         Ok(checkpoint)
     }
 
-    fn add(&mut self, storage: Storage) -> Result<(), WeightsError> {
+    /// Says that the index decided between copies of tensors.
+    fn note_copies(&mut self) {
+        if let Some(first) = self.copied.first() {
+            let (file, more) = (&self.index[first], self.copied.len() - 1);
+            let more = if more == 0 { String::new() } else { format!(", and {more} other tensors likewise") };
+            self.notes.push(format!("tensor {first} is in several files, that in {file} counts by the index{more}"));
+        }
+    }
+
+    /// What was decided where files say several things, a line each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Adds the file that is called `file` in the index.
+    fn add(&mut self, file: &str, storage: Storage) -> Result<(), WeightsError> {
         let broken = |error: safetensors::SafeTensorError| WeightsError::Broken {
             file: storage.file.to_string(),
             error: error.to_string(),
@@ -337,6 +401,17 @@ impl Checkpoint {
         let parsed = SafeTensors::deserialize(bytes).map_err(broken)?;
         let shard = self.shards.len();
         for (name, view) in parsed.iter() {
+            match (self.index.get(name), self.tensors.get(name)) {
+                (Some(other), _) if other != file => {
+                    self.copied.insert(name.to_owned());
+                    continue;
+                }
+                (None, Some(first)) => {
+                    let (first, second) = (first.storage.file.to_string(), storage.file.to_string());
+                    return Err(WeightsError::Twice { name: name.to_owned(), first, second });
+                }
+                _ => {}
+            }
             // Where the data lie: both pointers are into the same bytes.
             let start = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
             let entry = Entry {
@@ -450,9 +525,13 @@ impl Checkpoint {
             }
             hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
         }
-        if self.names.is_some() {
-            self.tensors.iter().for_each(|(name, entry)| entry.fingerprint(name, hasher));
-        }
+        // Of GGUF files not all names need be in what was hashed; of copies, the index says which are the model's.
+        let named = |(name, entry): (&String, &Arc<Entry>)| {
+            if self.names.is_some() || self.copied.contains(name) {
+                entry.fingerprint(name, hasher);
+            }
+        };
+        self.tensors.iter().for_each(named);
     }
 }
 
@@ -464,18 +543,4 @@ fn dense(dtype: safetensors::Dtype) -> Result<Stored, String> {
         safetensors::Dtype::BF16 => Dtype::Bf16,
         other => return Err(format!("{other:?}")),
     }))
-}
-
-/// Which file has which tensor.
-fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
-    let io = |error| WeightsError::Io { path: index.to_owned(), error };
-    let broken = |error: String| WeightsError::Broken { file: index.display().to_string(), error };
-    let text = std::fs::read(index).map_err(io)?;
-    let Index { weight_map } = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
-    let names: BTreeSet<&String> = weight_map.values().collect();
-    // A name with a folder in it could point anywhere on the disk.
-    if names.len() > SHARDS || names.iter().any(|n| n.contains(['/', '\\'])) {
-        return Err(broken("too many files, or a file name with a folder in it".into()));
-    }
-    Ok(weight_map)
 }

@@ -1,11 +1,15 @@
-//! Folders of safetensors whose weights are not what the model needs: refused with the tensor's name, and where it was looked for.
+//! Folders of safetensors: which file has a tensor, and weights that are not what the model needs, refused with the tensor's name.
 #![allow(clippy::unwrap_used)] // A story that cannot be told fails.
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use tsnode_kernels::source::ModelSource;
+use tsnode_kernels::{
+    engine::{Engine, EngineConfig, Input, Output, Slice, Threads},
+    source::ModelSource,
+};
+use tsnode_protocol::{KvDtype, RequestId, Token};
 
 const UP: &str = "model.layers.0.mlp.up_proj.weight";
 const NORM: &str = "model.layers.1.input_layernorm.weight";
@@ -96,4 +100,198 @@ fn of_several_files_the_one_that_should_have_it_is_named() {
     short["weight_map"].as_object_mut().unwrap().remove(UP);
     std::fs::write(folder.path().join("model.safetensors.index.json"), short.to_string()).unwrap();
     refused(folder.path(), &[UP, "missing"]);
+}
+
+const INDEX: &str = "model.safetensors.index.json";
+const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+/// What a folder's model says to some tokens.
+fn logits(folder: &Path) -> Vec<f32> {
+    let source = ModelSource::open(folder).unwrap();
+    let config = EngineConfig { threads: Threads::together(1), pool_bytes: 1 << 20, kv_dtype: KvDtype::F32 };
+    let mut engine = Engine::new(config).unwrap();
+    let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
+    let request = RequestId([1; 16]);
+    engine.admit(stage, request, 3).unwrap();
+    let slice = [Slice { request, start: 0, len: 3 }];
+    engine.forward(stage, &slice, Input::Tokens(&[5, 6, 7].map(Token)), Output::Logits { rows: &[2] }).unwrap().to_vec()
+}
+
+/// The model in two files, as it is; which file its index says `tensor` is in.
+fn two_files(tensor: &str) -> (TempDir, serde_json::Value, &'static str) {
+    let folder = changed("llama3-rope", |_, _| ());
+    let index: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.path().join(INDEX)).unwrap()).unwrap();
+    let file = SHARDS.into_iter().find(|file| index["weight_map"][tensor] == *file).unwrap();
+    (folder, index, file)
+}
+
+/// The same with another copy of a tensor, all zeros, in the file that the index does not name.
+fn copied(tensor: &str) -> (TempDir, serde_json::Value) {
+    let (_, index, file) = two_files(tensor);
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference/llama3-rope").join(file);
+    let (dtype, shape, bytes) = read(&from)[tensor].clone();
+    let folder = changed("llama3-rope", |name, tensors| {
+        if name != file {
+            tensors.insert(tensor.to_owned(), (dtype, shape.clone(), vec![0; bytes.len()]));
+        }
+    });
+    (folder, index)
+}
+
+#[test]
+fn of_two_copies_of_a_tensor_the_one_of_the_index_counts() {
+    // One is in the first file, one in the last: whichever is read later, neither is chosen for that.
+    let (whole, _, _) = two_files(UP);
+    let expected = logits(whole.path());
+    for tensor in [UP, NORM, "model.norm.weight", "model.embed_tokens.weight"] {
+        let (folder, mut index) = copied(tensor);
+        assert!(logits(folder.path()) == expected, "{tensor}");
+        let source = ModelSource::open(folder.path()).unwrap();
+        assert!(source.notes().iter().any(|note| note.contains(tensor)), "{:?}", source.notes());
+        // The other copy makes another model, which goes by another name.
+        let file = SHARDS.into_iter().find(|file| index["weight_map"][tensor] != *file).unwrap();
+        index["weight_map"][tensor] = file.into();
+        std::fs::write(folder.path().join(INDEX), index.to_string()).unwrap();
+        let other = ModelSource::open(folder.path()).unwrap();
+        assert_ne!(other.card().id, source.card().id, "{tensor}");
+        assert!(logits(folder.path()) != expected, "{tensor}");
+    }
+}
+
+#[test]
+fn of_two_copies_of_a_tensor_without_an_index_neither_counts() {
+    for tensor in [UP, NORM] {
+        let (folder, mut index) = copied(tensor);
+        index["weight_map"].as_object_mut().unwrap().remove(tensor);
+        std::fs::write(folder.path().join(INDEX), index.to_string()).unwrap();
+        refused(folder.path(), &[tensor, SHARDS[0], SHARDS[1], "weight_map"]);
+        std::fs::remove_file(folder.path().join(INDEX)).unwrap();
+        refused(folder.path(), &[tensor, SHARDS[0], SHARDS[1], "weight_map"]);
+    }
+}
+
+#[test]
+fn numbered_files_need_no_index() {
+    let (folder, _, _) = two_files(UP);
+    let expected = logits(folder.path());
+    let id = ModelSource::open(folder.path()).unwrap().card().id;
+    std::fs::remove_file(folder.path().join(INDEX)).unwrap();
+    assert!(logits(folder.path()) == expected);
+    assert_eq!(ModelSource::open(folder.path()).unwrap().card().id, id);
+    // One of them stands for all.
+    assert!(logits(&folder.path().join(SHARDS[1])) == expected);
+    std::fs::remove_file(folder.path().join(SHARDS[0])).unwrap();
+    refused(folder.path(), &[SHARDS[0], "missing", "2 files"]);
+
+    let single = changed("llama-gqa", |_, _| ());
+    let (expected, file) = (logits(single.path()), single.path().join("model.safetensors"));
+    for name in ["model-00001-of-00001.safetensors", "weights.safetensors"] {
+        std::fs::rename(&file, single.path().join(name)).unwrap();
+        assert!(logits(single.path()) == expected, "{name}");
+        std::fs::rename(single.path().join(name), &file).unwrap();
+    }
+    std::fs::rename(&file, single.path().join("a.safetensors")).unwrap();
+    std::fs::copy(single.path().join("a.safetensors"), single.path().join("b.safetensors")).unwrap();
+    refused(single.path(), &["a.safetensors, b.safetensors", "model.safetensors"]);
+    for name in ["a.safetensors", "b.safetensors"] {
+        std::fs::remove_file(single.path().join(name)).unwrap();
+    }
+    std::fs::write(single.path().join("pytorch_model.bin"), b"").unwrap();
+    refused(single.path(), &["pytorch_model.bin", "model.safetensors"]);
+}
+
+/// As transformers reads it: the whole file comes first.
+#[test]
+fn a_whole_file_counts_beside_an_index_of_others() {
+    let folder = changed("llama-gqa", |_, _| ());
+    let expected = logits(folder.path());
+    let stale = [
+        r#"{"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}"#,
+        r#"{"weight_map": {}}"#,
+        r#"{"weight_map": "#,
+    ];
+    for stale in stale {
+        std::fs::write(folder.path().join(INDEX), stale).unwrap();
+        assert!(logits(folder.path()) == expected, "{stale}");
+        let notes = ModelSource::open(folder.path()).unwrap().notes().join("\n");
+        assert!(notes.contains(INDEX) && notes.contains("is not read"), "{notes}");
+    }
+    // An index of that very file says nothing else.
+    std::fs::write(folder.path().join(INDEX), r#"{"weight_map": {"model.norm.weight": "model.safetensors"}}"#).unwrap();
+    assert!(logits(folder.path()) == expected);
+    assert_eq!(ModelSource::open(folder.path()).unwrap().notes(), [""; 0]);
+}
+
+#[test]
+fn an_index_may_name_files_in_a_folder_within() {
+    let (folder, mut index, _) = two_files(UP);
+    let expected = logits(folder.path());
+    std::fs::create_dir_all(folder.path().join("sub/er")).unwrap();
+    for file in SHARDS {
+        std::fs::rename(folder.path().join(file), folder.path().join("sub/er").join(file)).unwrap();
+    }
+    for file in index["weight_map"].as_object_mut().unwrap().values_mut() {
+        *file = format!("./sub//er/{}", file.as_str().unwrap()).into();
+    }
+    std::fs::write(folder.path().join(INDEX), index.to_string()).unwrap();
+    assert!(logits(folder.path()) == expected);
+    std::fs::remove_file(folder.path().join("sub/er").join(SHARDS[1])).unwrap();
+    refused(folder.path(), &["sub/er", SHARDS[1], "missing"]);
+    for out in ["../x.safetensors", "sub/../../x.safetensors", "/x.safetensors", "sub\\x.safetensors", ".", "", "sub"] {
+        index["weight_map"][UP] = out.into();
+        std::fs::write(folder.path().join(INDEX), index.to_string()).unwrap();
+        let error = ModelSource::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains(INDEX) || (out == "sub" && error.contains("not a file")), "{out}: {error}");
+    }
+}
+
+#[test]
+fn a_broken_index_is_named_and_what_is_wrong_with_it() {
+    let (folder, _, _) = two_files(UP);
+    let cases = [
+        ("", "ends in the middle"),
+        (r#"{"weight_map": {"a": "#, "ends in the middle"),
+        (r#"{"weight_map" {}}"#, "line 1"),
+        ("{}", "weight_map"),
+        (r#"{"weight_map": {"a": 7}}"#, "weight_map"),
+        (r#"{"weight_map": {}}"#, "weight_map"),
+    ];
+    for (index, said) in cases {
+        std::fs::write(folder.path().join(INDEX), index).unwrap();
+        refused(folder.path(), &[INDEX, said, "again"]);
+    }
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_small_file() {
+    let (folder, _, _) = two_files(UP);
+    let expected = ModelSource::open(folder.path()).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", INDEX] {
+        let path = folder.path().join(name);
+        let Ok(text) = std::fs::read(&path) else { continue };
+        std::fs::write(&path, [b"\xEF\xBB\xBF", &text[..]].concat()).unwrap();
+    }
+    let marked = ModelSource::open(folder.path()).unwrap();
+    assert_eq!(marked.card().id, expected.card().id);
+    for name in ["config.json", "tokenizer.json"] {
+        assert_eq!(marked.file(name), expected.file(name), "others are given it without the mark");
+    }
+}
+
+/// Python writes and reads these; JSON has no word for them.
+#[test]
+fn numbers_that_only_python_has_are_read_where_nobody_needs_them() {
+    let folder = changed("llama-gqa", |_, _| ());
+    let path = folder.path().join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    let with = |more: &str| std::fs::write(&path, config.replacen('{', &format!("{{{more},"), 1)).unwrap();
+    with(r#""initializer_range": NaN, "length_penalty": -Infinity, "prefix": "NaN \" Infinity""#);
+    let source = ModelSource::open(folder.path()).unwrap();
+    let kept: serde_json::Value = serde_json::from_slice(source.file("config.json").unwrap()).unwrap();
+    assert_eq!(kept["prefix"], "NaN \" Infinity");
+    with(r#""rms_norm_eps": Infinity"#);
+    // Of two values of a key Python takes the last.
+    ModelSource::open(folder.path()).unwrap();
+    std::fs::write(&path, config.replace("1e-05", "Infinity")).unwrap();
+    refused(folder.path(), &["config.json", "rms_norm_eps", "Infinity"]);
 }

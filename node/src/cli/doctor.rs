@@ -157,13 +157,19 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
         Err(error) => return vec![finding("model", State::Fail, error.to_string())],
     };
     let source = Arc::new(source);
-    let cards = cards(&source, config);
+    let notes = source.notes().iter().map(|note| finding("model", State::Note, note.clone()));
+    notes.chain(lent(host, config, &source)).collect()
+}
+
+/// What would compute the model, and how well.
+fn lent(host: &Host, config: &NodeConfig, source: &Arc<ModelSource>) -> Vec<Finding> {
+    let cards = cards(source, config);
     if !cards.is_empty() && config.devices != DeviceChoice::Auto {
-        return cards.into_iter().chain(draft(host, config, &source)).collect();
+        return cards.into_iter().chain(draft(host, config, source)).collect();
     }
-    match fits(host, config, &source) {
+    match fits(host, config, source) {
         Ok(fits) => {
-            cards.into_iter().chain([fits]).chain(draft(host, config, &source)).chain(times(&source, config)).collect()
+            cards.into_iter().chain([fits]).chain(draft(host, config, source)).chain(times(source, config)).collect()
         }
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }

@@ -6,7 +6,7 @@ use crate::{
     store::Store,
     text::{Templates, TextError, TextModel, speak_alike},
 };
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 use tsnode_kernels::{
     device::Host as Hardware,
     engine::Engine,
@@ -50,8 +50,17 @@ fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
     Ok(match choice {
         ModelChoice::None => None,
         ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
-        ModelChoice::Path(path) => Some(Arc::new(ModelSource::open(path)?)),
+        ModelChoice::Path(path) => Some(open_path(path)?),
     })
+}
+
+/// The model at `path`; what had to be decided to read it is said.
+fn open_path(path: &Path) -> Result<Arc<ModelSource>, SourceError> {
+    let source = ModelSource::open(path)?;
+    for note in source.notes() {
+        tracing::warn!(model = %path.display(), "{note}");
+    }
+    Ok(Arc::new(source))
 }
 
 /// The model that is to guess for `source`, if there is to be one; one that speaks of other tokens is refused.
@@ -63,7 +72,7 @@ pub fn open_draft(
     source: Option<&Arc<ModelSource>>,
 ) -> Result<Option<Arc<ModelSource>>, NodeError> {
     let (Some(path), Some(source)) = (&config.draft, source) else { return Ok(None) };
-    let draft = Arc::new(ModelSource::open(path)?);
+    let draft = open_path(path)?;
     let texts = [&draft, source].map(|source| Shelf::new(Some(source.clone())).own());
     let [Some(of_draft), Some(of_model)] = texts else { return Ok(None) };
     let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
