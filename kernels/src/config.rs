@@ -2,15 +2,14 @@
 
 mod keys;
 mod rope;
+mod unread;
 
 pub(crate) use keys::Keys;
 
 use crate::{
-    json,
     models::{self, Family},
     rope::{RopePairs, RopeScaling},
 };
-use serde::Deserialize;
 use tsnode_protocol::{ModelShape, codec::CodecError, limits};
 
 /// What is between an MLP's matrices.
@@ -74,6 +73,8 @@ pub struct ModelConfig {
     pub logit_cap: Option<f32>,
     /// Whether the output head is the embedding.
     pub tied: bool,
+    /// What was decided where the file says too little or too much, a line each.
+    pub notes: Vec<String>,
 }
 
 /// Why a configuration cannot be used.
@@ -85,6 +86,26 @@ pub enum ConfigError {
     /// A model type whose forward pass is not written.
     #[error("config.json: model type {0:?} is not supported; {known} are", known = models::types().join(", "))]
     Family(String),
+    /// Nothing that says which forward pass.
+    #[error(
+        "config.json: model_type is missing, and architectures names none of {known}",
+        known = models::classes().join(", ")
+    )]
+    NoFamily,
+    /// A key that every model has.
+    #[error("config.json: {0} is missing: get the file again")]
+    Missing(&'static str),
+    /// Weights that are to be multiplied by scales that nobody here reads.
+    #[error(
+        "config.json: {key} says that the weights are quantised by {by}, which is not read: get the model in 16 bits, or as \
+         a GGUF file"
+    )]
+    Quantised {
+        /// Where it says so.
+        key: &'static str,
+        /// The method.
+        by: String,
+    },
     /// A part of the architecture that is not written.
     #[error("config.json: {what} = {value} is not supported")]
     Unsupported {
@@ -96,25 +117,6 @@ pub enum ConfigError {
     /// Numbers that no model has.
     #[error("config.json: {0}")]
     Shape(CodecError),
-}
-
-/// What every family's file has.
-#[derive(Deserialize)]
-struct Common {
-    model_type: String,
-    num_hidden_layers: u32,
-    hidden_size: u32,
-    intermediate_size: Option<u32>,
-    ffn_dim: Option<u32>,
-    num_attention_heads: u32,
-    num_key_value_heads: Option<u32>,
-    head_dim: Option<u32>,
-    vocab_size: u32,
-    max_position_embeddings: u32,
-    rms_norm_eps: Option<f32>,
-    tie_word_embeddings: Option<bool>,
-    /// Ours, in what is made of a GGUF file's metadata.
-    tsnode_rope_pairs: Option<RopePairs>,
 }
 
 impl ModelConfig {
@@ -132,50 +134,52 @@ impl ModelConfig {
     /// # Errors
     /// When it is not JSON, out of bounds, or asks for what is not written.
     pub fn parse(json: &[u8]) -> Result<Self, ConfigError> {
-        let malformed = |e: serde_json::Error| ConfigError::Json(e.to_string());
-        let json = json::plain(json);
-        let common: Common = serde_json::from_slice(&json).map_err(malformed)?;
-        let keys: Keys = serde_json::from_slice(&json).map_err(malformed)?;
-        let family = models::family(&common.model_type)
-            .ok_or_else(|| ConfigError::Family(common.model_type.chars().take(64).collect()))?;
-        let mut config = Self::usual(family, &common);
+        let keys = Keys::parse(json)?;
+        let mut notes = Vec::new();
+        let family = family(&keys, &mut notes)?;
+        let mut config = Self::usual(family, &keys, notes)?;
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
         // Only now: numbers of layers and heads are known to be small.
         config.windows = vec![None; config.layers];
         rope::read(&mut config, &keys)?;
         (family.configure)(&mut config, &keys)?;
         config.check()?;
+        let unknown = unread::check(&config, &keys)?;
+        config.notes.extend(unknown);
         Ok(config)
     }
 
     /// What a family's file changes where it differs.
-    fn usual(family: &'static Family, common: &Common) -> Self {
-        let head_dim = common.head_dim.unwrap_or(common.hidden_size / common.num_attention_heads.max(1)) as usize;
-        Self {
+    fn usual(family: &'static Family, keys: &Keys, mut notes: Vec<String>) -> Result<Self, ConfigError> {
+        let (hidden, heads) = (keys.needed("hidden_size")?, keys.needed("num_attention_heads")?);
+        let head_dim = keys.optional("head_dim")?.unwrap_or(hidden / heads.max(1)) as usize;
+        let inner = keys.optional("intermediate_size")?.or(keys.optional("ffn_dim")?);
+        Ok(Self {
             family,
-            layers: common.num_hidden_layers as usize,
-            hidden: common.hidden_size as usize,
-            intermediate: common.intermediate_size.or(common.ffn_dim).unwrap_or(0) as usize,
-            heads: common.num_attention_heads as usize,
-            kv_heads: common.num_key_value_heads.unwrap_or(common.num_attention_heads) as usize,
+            layers: keys.needed("num_hidden_layers")? as usize,
+            hidden: hidden as usize,
+            intermediate: inner.unwrap_or(0) as usize,
+            heads: heads as usize,
+            kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads) as usize,
             head_dim,
-            vocab: common.vocab_size as usize,
-            context: common.max_position_embeddings.min(limits::SEQUENCE_TOKENS) as usize,
+            vocab: keys.needed("vocab_size")? as usize,
+            context: context(keys, &mut notes)?,
             activation: Activation::Silu,
-            norm_eps: common.rms_norm_eps.unwrap_or(1e-6),
+            norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
             norm_shift: 0.0,
             embed_scale: 1.0,
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::None,
-            rope_pairs: common.tsnode_rope_pairs.unwrap_or_default(),
+            rope_pairs: keys.rope_pairs()?,
             rope_dim: head_dim,
             local_rope_theta: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             attention_cap: None,
             windows: Vec::new(),
             logit_cap: None,
-            tied: common.tie_word_embeddings.unwrap_or(false),
-        }
+            tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+            notes,
+        })
     }
 
     /// Reads rotary positions from the parameters `rope`, where a family has them in another place.
@@ -216,6 +220,34 @@ impl ModelConfig {
     }
 }
 
+/// Which forward pass: by `model_type` as transformers has it; where that is missing by `architectures`, as vLLM has it.
+fn family(keys: &Keys, notes: &mut Vec<String>) -> Result<&'static Family, ConfigError> {
+    let short = |text: &str| text.chars().take(64).collect::<String>();
+    let classes = keys.words("architectures");
+    let Some(model_type) = keys.text("model_type")?.filter(|name| !name.is_empty()) else {
+        let family = classes.iter().find_map(|class| models::family_of_class(class)).ok_or(ConfigError::NoFamily)?;
+        notes.push(format!("config.json: model_type is missing, architectures say that it is {family:?}"));
+        return Ok(family);
+    };
+    let family = models::family(model_type).ok_or_else(|| ConfigError::Family(short(model_type)))?;
+    if let Some(class) = classes.first().filter(|class| !class.eq_ignore_ascii_case(family.class())) {
+        let class: String = short(class).escape_default().collect();
+        notes
+            .push(format!("config.json: architectures name {class}, it is computed as its model_type {family:?} says"));
+    }
+    Ok(family)
+}
+
+/// The longest sequence, within what one may have.
+fn context(keys: &Keys, notes: &mut Vec<String>) -> Result<usize, ConfigError> {
+    const KEY: &str = "max_position_embeddings";
+    let (said, most) = (keys.length(KEY)?.ok_or(ConfigError::Missing(KEY))?, limits::SEQUENCE_TOKENS);
+    if said > f64::from(most) {
+        notes.push(format!("config.json: {KEY} is {said}, sequences end at {most} tokens"));
+    }
+    Ok(said.min(f64::from(most)) as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,6 +284,185 @@ mod tests {
         assert!(matches!(with(r#""num_key_value_heads":0"#), Err(ConfigError::Shape(_))));
         assert!(matches!(ModelConfig::parse(b"{"), Err(ConfigError::Json(_))));
         assert!(matches!(ModelConfig::parse("[".repeat(9999).as_bytes()), Err(ConfigError::Json(_))));
+    }
+
+    /// As Python reads them, whatever they are written like; the last of two counts.
+    #[test]
+    fn numbers_are_read_however_they_are_written() {
+        let config = with(
+            r#""max_position_embeddings":512.0,"num_key_value_heads":null,"rms_norm_eps":"1e-05","hidden_size":8.0,
+            "head_dim":null,"rope_theta":"500000","tie_word_embeddings":1"#,
+        )
+        .unwrap();
+        assert_eq!((config.context, config.kv_heads, config.head_dim, config.hidden), (512, 2, 4, 8));
+        assert_eq!((config.norm_eps, config.rope_theta, config.tied), (1e-5, 500_000.0, true));
+        assert_eq!(config.notes, [""; 0]);
+        let marked = ModelConfig::parse(format!("\u{feff}{LLAMA}").as_bytes()).unwrap();
+        assert_eq!(marked, ModelConfig::parse(LLAMA.as_bytes()).unwrap());
+        for (key, value) in [
+            ("hidden_size", "8.5"),
+            ("num_hidden_layers", "-1"),
+            ("num_hidden_layers", "[2]"),
+            ("num_attention_heads", "99999999999"),
+            ("rms_norm_eps", "\"small\""),
+            ("rms_norm_eps", "Infinity"),
+            ("rms_norm_eps", "NaN"),
+            ("rope_theta", "1e+300"),
+            ("max_position_embeddings", "512.5"),
+            ("max_position_embeddings", "0"),
+            ("max_position_embeddings", "NaN"),
+            ("tie_word_embeddings", "\"yes\""),
+        ] {
+            let error = with(&format!("\"{key}\":{value}")).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains(value.trim_matches('"')), "{key} {value}: {error}");
+            assert!(error.lines().count() == 1, "{error}");
+        }
+        for key in ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings", "num_attention_heads"]
+        {
+            let error = with(&format!("\"{key}\":null")).unwrap_err();
+            assert_eq!(error, ConfigError::Missing(key));
+        }
+    }
+
+    #[test]
+    fn a_context_without_bound_ends_where_sequences_do() {
+        let most = limits::SEQUENCE_TOKENS;
+        for (huge, said) in [("1e30", "1000000"), ("1000000000000000019884624838656", "1000000"), ("Infinity", "inf")] {
+            let config = with(&format!("\"max_position_embeddings\":{huge}")).unwrap();
+            assert_eq!(config.context, most as usize, "{huge}");
+            let [note] = &config.notes[..] else { panic!("{:?}", config.notes) };
+            assert!(note.contains("max_position_embeddings") && note.contains(said), "{note}");
+            assert!(note.contains(&most.to_string()), "{note}");
+        }
+        let just = with(&format!("\"max_position_embeddings\":{most}")).unwrap();
+        assert_eq!((just.context, just.notes), (most as usize, vec![]));
+    }
+
+    #[test]
+    fn a_model_type_that_is_missing_is_that_of_the_architecture() {
+        let plain = ModelConfig::parse(LLAMA.as_bytes()).unwrap();
+        let without = |more: &str| ModelConfig::parse(LLAMA.replace(r#""model_type":"llama""#, more).as_bytes());
+        for more in
+            [r#""architectures":["LlamaForCausalLM"]"#, r#""model_type":null,"architectures":["X","LLaMAForCausalLM"]"#]
+        {
+            let read = without(more).unwrap();
+            assert!(read.notes[0].contains("model_type") && read.notes[0].contains("llama"), "{:?}", read.notes);
+            assert_eq!(ModelConfig { notes: Vec::new(), ..read }, plain);
+        }
+        for family in models::classes() {
+            let class = format!("\"architectures\":[{family:?}]");
+            // Whether the rest suits it is another matter.
+            assert!(!matches!(without(&class), Err(ConfigError::NoFamily | ConfigError::Family(_))), "{class}");
+        }
+        for more in [r#""architectures":["MambaForCausalLM"]"#, r#""architectures":null"#, r#""architectures":7"#] {
+            let error = without(more).unwrap_err().to_string();
+            assert!(error.contains("model_type") && error.contains("LlamaForCausalLM"), "{error}");
+        }
+        // transformers goes by the type, vLLM by the class: which of them is said.
+        let two = with(r#""architectures":["GraniteForCausalLM"]"#).unwrap();
+        assert!(two.notes[0].contains("GraniteForCausalLM") && two.notes[0].contains("llama"), "{:?}", two.notes);
+        assert_eq!(with(r#""architectures":["LlamaForCausalLM"]"#).unwrap().notes, [""; 0]);
+    }
+
+    #[test]
+    fn quantised_weights_are_refused_by_their_method() {
+        for (more, parts) in [
+            (r#""quantization_config":{"quant_method":"gptq","bits":4}"#, ["quantization_config", "gptq"]),
+            (r#""quantization_config":{"quant_method":"awq","w_bit":4}"#, ["quantization_config", "awq"]),
+            (r#""quantization_config":{"quant_method":"fp8","fmt":"e4m3"}"#, ["quantization_config", "fp8"]),
+            (r#""quantization_config":{"load_in_4bit":true}"#, ["quantization_config", "not name"]),
+            (r#""quantization_config":"int8""#, ["quantization_config", "not name"]),
+            (r#""compression_config":{"format":"pack-quantized"}"#, ["compression_config", "pack-quantized"]),
+            (r#""quantization":{"group_size":64,"bits":4}"#, ["quantization", "not name"]),
+        ] {
+            for model_type in models::types() {
+                let error = typed(model_type, more).unwrap_err().to_string();
+                assert!(parts.iter().all(|part| error.contains(part)), "{model_type} {more}: {error}");
+            }
+        }
+        for none in [r#""quantization_config":null"#, r#""quantization_config":{}"#] {
+            assert_eq!(with(none).unwrap().notes, [""; 0]);
+        }
+    }
+
+    #[test]
+    fn keys_that_change_the_arithmetic_are_refused_by_name() {
+        for (key, other, neutral) in [
+            ("attention_multiplier", "0.0078125", "0.5"),
+            ("query_pre_attn_scalar", "16", "4"),
+            ("embedding_multiplier", "12.0", "1.0"),
+            ("residual_multiplier", "0.22", "1"),
+            ("logits_scaling", "8.0", "1.0"),
+            ("logit_scale", "0.0625", "1.0"),
+            ("scale_depth", "2.5", "1.4142135"),
+            ("mlp_multipliers", "[1.0, 0.5]", "[1.0, 1.0]"),
+            ("attn_logit_softcapping", "50.0", "null"),
+            ("final_logit_softcapping", "30.0", "0.0"),
+            ("no_rope_layers", "[1, 0]", "[1, 1]"),
+            ("no_rope_layer_interval", "4", "null"),
+            ("rope_interleaved", "true", "false"),
+            ("partial_rotary_factor", "0.3", "1.0"),
+            ("rotary_pct", "0.25", "1.0"),
+            ("position_embedding_type", "\"alibi\"", "\"rope\""),
+            ("layer_types", "[\"full_attention\",\"chunked_attention\"]", "[\"full_attention\",\"full_attention\"]"),
+            ("attention_chunk_size", "8192", "null"),
+            ("use_bidirectional_attention", "true", "false"),
+            ("is_causal", "false", "true"),
+            ("use_qk_norm", "true", "false"),
+            ("clip_qkv", "8.0", "null"),
+            ("num_local_experts", "8", "0"),
+            ("norm_type", "\"layernorm\"", "\"rmsnorm\""),
+            ("lm_head_bias", "true", "false"),
+            ("use_parallel_residual", "true", "false"),
+            ("pruned_heads", "{\"0\": [1]}", "{}"),
+        ] {
+            let error = with(&format!("\"{key}\":{other}")).unwrap_err().to_string();
+            assert!(error.contains(key), "{key}: {error}");
+            let config = with(&format!("\"{key}\":{neutral}")).unwrap_or_else(|e| panic!("{key}: {e}"));
+            assert_eq!(config.notes, [""; 0], "{key}");
+            let null = with(&format!("\"{key}\":null")).unwrap_or_else(|e| panic!("{key}: {e}"));
+            assert_eq!(null.notes, [""; 0], "{key}");
+        }
+        let by_layer = r#""rope_parameters":{"full_attention":{"rope_type":"default","rope_theta":1e6}}"#;
+        assert!(with(by_layer).unwrap_err().to_string().contains("rope_parameters"));
+        for key in ["enable_bias", "layer_norm_elementwise_affine", "do_layer_norm_before"] {
+            assert!(typed("opt", &format!("\"{key}\":false")).unwrap_err().to_string().contains(key));
+        }
+        assert!(typed("opt", r#""_remove_final_layer_norm":true"#).unwrap_err().to_string().contains("final_layer"));
+    }
+
+    #[test]
+    fn keys_that_a_reference_ignores_are_ignored() {
+        let same = |model_type: &str, more: &str| {
+            let (plain, other) = (typed(model_type, r#""use_cache":true"#).unwrap(), typed(model_type, more).unwrap());
+            assert_eq!(plain, other, "{model_type} {more}");
+        };
+        same("llama", r#""pretraining_tp":4,"is_llama_config":true,"rope_interleaved":false,"attention_dropout":0.1"#);
+        same("llama", r#""auto_map":{"AutoModel":"x.Y"},"_name_or_path":"x","torch_dtype":"bfloat16","num_labels":3"#);
+        same("llama", r#""hidden_activation":"gelu","decoder_start_token_id":7,"initializer_range":NaN"#);
+        same("qwen2", r#""sliding_window":131072,"max_window_layers":70,"use_sliding_window":false"#);
+        same("qwen2", r#""dual_chunk_attention_config":{"chunk_size":8},"use_mrope":true"#);
+        same("qwen3", r#""use_qk_norm":true"#);
+        same("gemma2", r#""hidden_act":"gelu","cache_implementation":"hybrid""#);
+        same("opt", r#""layer_norm_eps":0.1,"layerdrop":0.5,"dropout":0.1,"init_std":0.02"#);
+        // Of one family is not of all.
+        assert!(with(r#""use_qk_norm":true"#).is_err());
+        // What nobody knows is told of.
+        let odd = with(r#""frobnicate":3,"other_thing":"x","off":false,"none":null"#).unwrap();
+        assert_eq!(odd.notes, ["config.json: frobnicate, other_thing: not known, and not read"]);
+    }
+
+    #[test]
+    fn what_a_reference_fills_in_is_filled_in() {
+        assert_eq!(typed("phi3", r#""use_cache":true"#).unwrap().norm_eps, 1e-5);
+        assert_eq!(typed("gemma3_text", r#""use_cache":true"#).unwrap().rope_theta, 1e6);
+        assert_eq!(typed("opt", r#""layer_norm_eps":0.1"#).unwrap().norm_eps, 1e-5);
+        // Of two places the inner one, of two names the old one.
+        let twice =
+            r#""rope_theta":1e4,"rope_parameters":{"rope_theta":5e5},"rope_scaling":{"type":"linear","factor":2}"#;
+        let config = with(twice).unwrap();
+        assert_eq!((config.rope_theta, config.rope_scaling), (1e4, RopeScaling::Linear { factor: 2.0 }));
+        assert_eq!(with(r#""rope_theta":1e4,"rope_parameters":{"rope_theta":5e5}"#).unwrap().rope_theta, 5e5);
     }
 
     fn typed(model_type: &str, more: &str) -> Result<ModelConfig, ConfigError> {

@@ -40,6 +40,10 @@ static FAMILIES: [&Family; 8] = [
 pub struct Family {
     /// Its `model_type` in `config.json`.
     model_type: &'static str,
+    /// Its class in transformers, as `architectures` name it.
+    class: &'static str,
+    /// Keys that its files have, and that its reference does not read for a forward pass, or does not read always.
+    pub(crate) ignores: &'static [&'static str],
     /// Puts what is special of the family into a configuration read the usual way, and refuses what is not written.
     pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ConfigError>,
     /// Loads layers.
@@ -56,6 +60,13 @@ pub(crate) struct Share {
 /// A stage, or why there is none.
 type Loaded = Result<Box<dyn Stage>, WeightsError>;
 
+impl Family {
+    /// Its class in transformers.
+    pub(crate) fn class(&self) -> &'static str {
+        self.class
+    }
+}
+
 impl fmt::Debug for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.model_type)
@@ -71,6 +82,16 @@ impl PartialEq for Family {
 /// The family of a `model_type`.
 pub(crate) fn family(model_type: &str) -> Option<&'static Family> {
     FAMILIES.into_iter().find(|f| f.model_type == model_type)
+}
+
+/// The family of a class in `architectures`.
+pub(crate) fn family_of_class(class: &str) -> Option<&'static Family> {
+    FAMILIES.into_iter().find(|f| f.class.eq_ignore_ascii_case(class))
+}
+
+/// Every class that is read.
+pub(crate) fn classes() -> [&'static str; FAMILIES.len()] {
+    FAMILIES.map(|f| f.class)
 }
 
 /// Every `model_type` that is read.

@@ -99,6 +99,7 @@ pub struct ModelSource {
     config: ModelConfig,
     checkpoint: Checkpoint,
     files: BTreeMap<String, Vec<u8>>,
+    notes: Vec<String>,
 }
 
 /// Layers of a model, ready for an engine.
@@ -209,7 +210,8 @@ impl ModelSource {
             shape,
             files: files.iter().map(listed).collect(),
         };
-        Ok(Self { card, config, checkpoint, files })
+        let notes = checkpoint.notes().iter().chain(&config.notes).cloned().collect();
+        Ok(Self { card, config, checkpoint, files, notes })
     }
 
     /// What others are told of the model.
@@ -218,10 +220,11 @@ impl ModelSource {
         &self.card
     }
 
-    /// What was decided where the files say several things or something that nobody reads, a line each, for whoever starts with it.
+    /// What was decided where the files say several things, too little, or something that nobody reads: a line each, for
+    /// whoever starts with the model.
     #[must_use]
     pub fn notes(&self) -> &[String] {
-        self.checkpoint.notes()
+        &self.notes
     }
 
     /// Numbers in the matrices of a layer: multiply-adds of a token.

@@ -295,3 +295,26 @@ fn numbers_that_only_python_has_are_read_where_nobody_needs_them() {
     std::fs::write(&path, config.replace("1e-05", "Infinity")).unwrap();
     refused(folder.path(), &["config.json", "rms_norm_eps", "Infinity"]);
 }
+
+#[test]
+fn models_as_they_are_published_need_no_note() {
+    let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference");
+    let folders = std::fs::read_dir(reference).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let sources = folders.map(|folder| ModelSource::open(&folder).unwrap()).chain([ModelSource::embedded().unwrap()]);
+    let notes: Vec<String> = sources.flat_map(|source| source.notes().to_vec()).collect();
+    assert_eq!(notes, [""; 0]);
+}
+
+#[test]
+fn what_a_configuration_leaves_open_is_said() {
+    let folder = changed("llama-gqa", |_, _| ());
+    let path = folder.path().join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    let expected = logits(folder.path());
+    std::fs::write(&path, config.replace("\"model_type\": \"llama\",", "\"frobnicate\": 7,")).unwrap();
+    let notes = ModelSource::open(folder.path()).unwrap().notes().join("\n");
+    assert!(notes.contains("model_type") && notes.contains("frobnicate"), "{notes}");
+    assert!(logits(folder.path()) == expected);
+    std::fs::write(&path, config.replacen('{', "{\"quantization_config\": {\"quant_method\": \"gptq\"},", 1)).unwrap();
+    refused(folder.path(), &["config.json", "quantization_config", "gptq"]);
+}

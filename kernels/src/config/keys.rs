@@ -1,21 +1,53 @@
 //! Keys of `config.json` that only some families have.
 
 use super::{Activation, ConfigError};
-use serde::Deserialize;
+use crate::{json, rope::RopePairs};
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
+use std::{cell::RefCell, collections::BTreeSet};
 
 /// Everything `config.json` says, or a part of it.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct Keys(Map<String, Value>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Keys {
+    said: Map<String, Value>,
+    /// What was asked for: the rest is nothing that a family reads.
+    asked: RefCell<BTreeSet<&'static str>>,
+}
 
 /// What a layer of `layer_types` is called when it has no window, and when it has one.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 impl Keys {
+    /// Reads `config.json`.
+    pub(super) fn parse(text: &[u8]) -> Result<Self, ConfigError> {
+        let said = serde_json::from_slice(&json::plain(text));
+        let said =
+            said.map_err(|error| ConfigError::Json(json::fault(&error, "an object with the model's settings")))?;
+        Ok(Self::of(said))
+    }
+
+    fn of(said: Map<String, Value>) -> Self {
+        Self { said, asked: RefCell::default() }
+    }
+
     /// The value of `key`; `null` is none.
-    fn value(&self, key: &'static str) -> Option<&Value> {
-        self.0.get(key).filter(|v| !v.is_null())
+    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+        self.said.get(key).filter(|v| !v.is_null())
+    }
+
+    /// Whether nothing is said.
+    pub(super) fn is_empty(&self) -> bool {
+        self.said.is_empty()
+    }
+
+    /// All that is said.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.said.iter()
+    }
+
+    /// Whether somebody asked for the value of `key`.
+    pub(super) fn was_asked(&self, key: &str) -> bool {
+        self.asked.borrow().contains(key)
     }
 
     fn read<'k, T>(
@@ -23,32 +55,64 @@ impl Keys {
         key: &'static str,
         read: impl Fn(&'k Value) -> Option<T>,
     ) -> Result<Option<T>, ConfigError> {
+        self.asked.borrow_mut().insert(key);
         self.value(key).map(|v| read(v).ok_or_else(|| unsupported(key, v))).transpose()
     }
 
     /// A finite number.
     pub(crate) fn number(&self, key: &'static str) -> Result<Option<f32>, ConfigError> {
-        self.read(key, |v| v.as_f64().map(|x| x as f32).filter(|x| x.is_finite()))
+        self.read(key, |v| decimal(v).map(|x| x as f32).filter(|x| x.is_finite()))
     }
 
     /// A finite number, `usual` where the key is missing; `null` says that there is none.
     pub(crate) fn number_or(&self, key: &'static str, usual: f32) -> Result<Option<f32>, ConfigError> {
-        if self.0.contains_key(key) { self.number(key) } else { Ok(Some(usual)) }
+        if self.said.contains_key(key) { self.number(key) } else { Ok(Some(usual)) }
     }
 
     /// Whether `key` is missing or `null`.
     pub(crate) fn is_null(&self, key: &'static str) -> bool {
+        self.asked.borrow_mut().insert(key);
         self.value(key).is_none()
     }
 
     /// A whole number from 1 on.
     pub(crate) fn count(&self, key: &'static str) -> Result<Option<usize>, ConfigError> {
-        self.read(key, |v| v.as_u64().filter(|n| *n > 0).and_then(|n| u32::try_from(n).ok()).map(|n| n as usize))
+        self.read(key, |v| whole(v).filter(|n| *n > 0).map(|n| n as usize))
     }
 
-    /// Yes or no.
+    /// A whole number, which a model must say.
+    pub(super) fn needed(&self, key: &'static str) -> Result<u32, ConfigError> {
+        self.read(key, whole)?.ok_or(ConfigError::Missing(key))
+    }
+
+    /// A whole number, if it is said.
+    pub(super) fn optional(&self, key: &'static str) -> Result<Option<u32>, ConfigError> {
+        self.read(key, whole)
+    }
+
+    /// A number of tokens from 1 on, which may be out of all bounds: some write it where there is no bound.
+    pub(super) fn length(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+        self.read(key, |v| decimal(v).filter(|x| *x >= 1.0 && (x.is_infinite() || x.fract() == 0.0)))
+    }
+
+    /// Yes or no; Python's 1 and 0 are these too.
     pub(crate) fn flag(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
-        self.read(key, Value::as_bool)
+        self.read(key, |v| v.as_bool().or_else(|| whole(v).filter(|n| *n < 2).map(|n| n == 1)))
+    }
+
+    /// The words of a list; whatever else is there is none.
+    pub(super) fn words(&self, key: &'static str) -> Vec<&str> {
+        self.asked.borrow_mut().insert(key);
+        match self.value(key) {
+            Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
+            Some(Value::String(word)) => vec![word],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Ours, in what is made of a GGUF file's metadata.
+    pub(super) fn rope_pairs(&self) -> Result<RopePairs, ConfigError> {
+        Ok(self.read("tsnode_rope_pairs", |v| RopePairs::deserialize(v).ok())?.unwrap_or_default())
     }
 
     /// A word.
@@ -58,33 +122,30 @@ impl Keys {
 
     /// Finite numbers.
     pub(crate) fn numbers(&self, key: &'static str) -> Result<Option<Vec<f32>>, ConfigError> {
-        let number = |v: &Value| v.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
+        let number = |v: &Value| decimal(v).map(|x| x as f32).filter(|x| x.is_finite());
         self.read(key, |v| v.as_array()?.iter().map(number).collect())
     }
 
     /// Keys within `key`.
     pub(crate) fn within(&self, key: &'static str) -> Result<Option<Keys>, ConfigError> {
-        self.read(key, |v| v.as_object().cloned().map(Keys))
+        self.read(key, |v| v.as_object().cloned().map(Self::of))
     }
 
-    /// The activation, under any of its names; `usual` where none is there.
-    pub(crate) fn activation(&self, usual: Activation) -> Result<Activation, ConfigError> {
-        for key in ["hidden_activation", "hidden_act", "activation_function"] {
-            match self.text(key)? {
-                None => {}
-                Some("silu") => return Ok(Activation::Silu),
-                Some("gelu_pytorch_tanh") => return Ok(Activation::GeluTanh),
-                Some("relu") => return Ok(Activation::Relu),
-                Some(_) => return Err(self.refusal(key)),
-            }
+    /// The activation, under the name that the family has for it; `usual` where it is not said.
+    pub(crate) fn activation(&self, key: &'static str, usual: Activation) -> Result<Activation, ConfigError> {
+        match self.text(key)? {
+            None => Ok(usual),
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+            Some("relu") => Ok(Activation::Relu),
+            Some(_) => Err(self.refusal(key)),
         }
-        Ok(usual)
     }
 
     /// The activation of a gated MLP.
-    pub(crate) fn gate(&self, usual: Activation) -> Result<Activation, ConfigError> {
-        match self.activation(usual)? {
-            Activation::Relu => Err(self.refusal("hidden_act")),
+    pub(crate) fn gate(&self, key: &'static str, usual: Activation) -> Result<Activation, ConfigError> {
+        match self.activation(key, usual)? {
+            Activation::Relu => Err(self.refusal(key)),
             gate => Ok(gate),
         }
     }
@@ -97,7 +158,7 @@ impl Keys {
         usual: Option<usize>,
         has_one: impl Fn(usize) -> bool,
     ) -> Result<Vec<Option<usize>>, ConfigError> {
-        let said = self.0.contains_key("sliding_window");
+        let said = self.said.contains_key("sliding_window");
         let window = if said { self.count("sliding_window")? } else { usual };
         let types = self.read("layer_types", |v| {
             let one = |v: &Value| v.as_str().and_then(|v| LAYER_TYPES.iter().position(|t| *t == v));
@@ -118,4 +179,18 @@ impl Keys {
 
 fn unsupported(what: &'static str, value: &Value) -> ConfigError {
     ConfigError::Unsupported { what, value: value.to_string().chars().take(64).collect() }
+}
+
+/// A number, in quotes or not.
+pub(super) fn decimal(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+/// A number without a fraction, however it is written.
+fn whole(value: &Value) -> Option<u32> {
+    decimal(value).filter(|x| x.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(x)).map(|x| x as u32)
 }

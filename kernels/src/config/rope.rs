@@ -5,8 +5,9 @@ use crate::rope::RopeScaling;
 
 /// Reads base, stretch and turning channels into `config`.
 pub(super) fn read(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    let old = keys.within("rope_scaling")?;
-    let rope = keys.within("rope_parameters")?.or(old).unwrap_or_default();
+    // Where a file has both, transformers 5 takes the old name too.
+    let new = keys.within("rope_parameters")?;
+    let rope = keys.within("rope_scaling")?.filter(|old| !old.is_empty()).or(new).unwrap_or_default();
     read_from(config, keys, &rope)
 }
 
@@ -45,24 +46,29 @@ fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScalin
     if factors.len() != config.rope_dim / 2 || factors.iter().any(|f| *f <= 0.0) {
         return Err(rope.refusal("short_factor"));
     }
-    let longest = keys.count("max_position_embeddings")?.unwrap_or(config.context);
-    let original = keys.count(ORIGINAL)?.or(rope.count(ORIGINAL)?).unwrap_or(longest);
+    let longest = keys.length("max_position_embeddings")?.unwrap_or(config.context as f64);
+    let original = keys.count(ORIGINAL)?.or(rope.count(ORIGINAL)?).unwrap_or(config.context);
     if original < 2 {
         return Err(ConfigError::Unsupported { what: ORIGINAL, value: original.to_string() });
     }
     let stretch = match rope.number("factor")? {
         // transformers prefers what the two lengths say to what is written.
         Some(factor) if keys.count(ORIGINAL)?.is_none() => f64::from(factor),
-        _ => longest as f64 / original as f64,
+        _ => longest / original as f64,
     };
     let by_length = libm::sqrt(1.0 + libm::log(stretch.max(1.0)) / libm::log(original as f64)) as f32;
     let amplitude = rope.number("attention_factor")?.unwrap_or(by_length);
+    if !amplitude.is_finite() {
+        return Err(keys.refusal("max_position_embeddings"));
+    }
     config.context = config.context.min(original);
     Ok(RopeScaling::Long { factors, amplitude })
 }
 
 fn either(keys: &Keys, rope: &Keys, key: &'static str) -> Result<Option<f32>, ConfigError> {
-    Ok(keys.number(key)?.or(rope.number(key)?))
+    // As transformers 5 has it; 4 writes each in one place only.
+    let (outside, within) = (keys.number(key)?, rope.number(key)?);
+    Ok(within.or(outside))
 }
 
 fn need(rope: &Keys, what: &'static str) -> Result<f32, ConfigError> {

@@ -14,8 +14,13 @@ use crate::{
     weights::WeightsError,
 };
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "gemma2", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma2",
+    class: "Gemma2ForCausalLM",
+    ignores: &["sliding_window_pattern", "sliding_window_size"],
+    configure,
+    load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
+};
 
 /// Tokens, where `config.json` has nothing about it.
 pub(super) const WINDOW: usize = 4096;
@@ -30,7 +35,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
 
 /// What Gemma 2 and 3 have in common.
 pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.gate(Activation::GeluTanh)?;
+    config.activation = keys.gate("hidden_activation", Activation::GeluTanh)?;
     config.norm_shift = 1.0;
     config.embed_scale = (config.hidden as f32).sqrt();
     config.attention_scale = 1.0 / keys.number("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt();

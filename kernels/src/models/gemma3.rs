@@ -16,6 +16,8 @@ use crate::{
 
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",
+    class: "Gemma3ForCausalLM",
+    ignores: &["rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"],
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
@@ -41,6 +43,9 @@ fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
         None => keys.number("rope_local_base_freq")?,
     };
     config.local_rope_theta.get_or_insert(10_000.0);
+    if keys.is_null("rope_theta") && by_type.is_null("rope_theta") {
+        config.rope_theta = 1_000_000.0;
+    }
     match by_type.within("full_attention")? {
         Some(full) => config.read_rope(keys, &full),
         None => Ok(()),

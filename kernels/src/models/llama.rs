@@ -13,11 +13,16 @@ use crate::{
     weights::WeightsError,
 };
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "llama", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
+pub(super) static FAMILY: Family = Family {
+    model_type: "llama",
+    class: "LlamaForCausalLM",
+    ignores: &["is_llama_config", "max_window_layers", "use_sliding_window"],
+    configure,
+    load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
+};
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.gate(Activation::Silu)?;
+    config.activation = keys.gate("hidden_act", Activation::Silu)?;
     if keys.count("sliding_window")?.is_some_and(|w| w < config.context) {
         return Err(keys.refusal("sliding_window"));
     }

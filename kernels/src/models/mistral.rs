@@ -16,6 +16,8 @@ use crate::{
 
 pub(super) static FAMILY: Family = Family {
     model_type: "mistral",
+    class: "MistralForCausalLM",
+    ignores: &["max_window_layers", "use_sliding_window"],
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
@@ -24,7 +26,7 @@ pub(super) static FAMILY: Family = Family {
 const WINDOW: usize = 4096;
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.gate(Activation::Silu)?;
+    config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.windows = keys.windows(config.layers, Some(WINDOW), |_| true)?;
     Ok(())
 }

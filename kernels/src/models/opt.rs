@@ -17,17 +17,21 @@ const POSITION_OFFSET: usize = 2;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "opt",
+    class: "OPTForCausalLM",
+    ignores: &["init_std", "layer_norm_eps"],
     configure,
     load: |c, checkpoint, share| Ok(Box::new(Opt::load(c, checkpoint, share)?)),
 };
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.activation(Activation::Relu)?;
+    config.activation = keys.activation("activation_function", Activation::Relu)?;
     if config.activation != Activation::Relu {
         return Err(keys.refusal("activation_function"));
     }
-    if keys.flag("do_layer_norm_before")? == Some(false) {
-        return Err(keys.refusal("do_layer_norm_before"));
+    for needed in ["do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"] {
+        if keys.flag(needed)? == Some(false) {
+            return Err(keys.refusal(needed));
+        }
     }
     if keys.count("word_embed_proj_dim")?.is_some_and(|w| w != config.hidden) {
         return Err(keys.refusal("word_embed_proj_dim"));
@@ -39,7 +43,8 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     if config.heads * config.head_dim != config.hidden {
         return Err(keys.refusal("head_dim"));
     }
-    config.norm_eps = keys.number("layer_norm_eps")?.unwrap_or(1e-5);
+    // Its reference has no key for it.
+    config.norm_eps = 1e-5;
     config.tied = keys.flag("tie_word_embeddings")?.unwrap_or(true);
     Ok(())
 }

@@ -14,11 +14,17 @@ use crate::{
     weights::WeightsError,
 };
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "phi3", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
+pub(super) static FAMILY: Family = Family {
+    model_type: "phi3",
+    class: "Phi3ForCausalLM",
+    ignores: &["use_sliding_window", "max_window_layers"],
+    configure,
+    load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
+};
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.gate(Activation::Silu)?;
+    config.activation = keys.gate("hidden_act", Activation::Silu)?;
+    config.norm_eps = keys.number("rms_norm_eps")?.unwrap_or(1e-5);
     config.windows = keys.windows(config.layers, None, |_| true)?;
     Ok(())
 }

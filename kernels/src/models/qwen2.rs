@@ -13,14 +13,19 @@ use crate::{
     weights::WeightsError,
 };
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "qwen2", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen2",
+    class: "Qwen2ForCausalLM",
+    ignores: &["sliding_window", "max_window_layers", "layer_types", "dual_chunk_attention_config", "use_mrope"],
+    configure,
+    load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
+};
 
 /// Tokens, where `config.json` has nothing about it.
 const WINDOW: usize = 4096;
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.gate(Activation::Silu)?;
+    config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.windows = windows(config.layers, keys)?;
     Ok(())
 }

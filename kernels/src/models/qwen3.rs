@@ -14,11 +14,16 @@ use crate::{
     weights::WeightsError,
 };
 
-pub(super) static FAMILY: Family =
-    Family { model_type: "qwen3", configure, load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer) };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen3",
+    class: "Qwen3ForCausalLM",
+    ignores: &["sliding_window", "max_window_layers", "layer_types", "use_qk_norm"],
+    configure,
+    load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
+};
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    config.activation = keys.gate(Activation::Silu)?;
+    config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.windows = qwen2::windows(config.layers, keys)?;
     Ok(())
 }
