@@ -257,6 +257,35 @@ fn a_model_may_lie_in_several_files_and_in_a_folder_of_its_own() {
 }
 
 #[test]
+fn a_tensor_in_two_files_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = convert(&reference("llama-gqa"), Form::F32, "gpt-2");
+    let name = |n: u32| folder.path().join(format!("tiny-{n:05}-of-00002.gguf"));
+    let [first, second] = writer.halves();
+    std::fs::write(name(1), &first).unwrap();
+    std::fs::write(name(2), &first).unwrap();
+    let error = ModelSource::open(&name(1)).err().unwrap().to_string();
+    assert!(error.contains("twice") || error.contains("were written"), "{error}");
+    std::fs::write(name(2), second).unwrap();
+    ModelSource::open(&name(1)).unwrap();
+}
+
+#[test]
+fn what_changes_nothing_is_no_hindrance() {
+    let mut writer = convert(&reference("qwen2-bias"), Form::F32, "gpt-2");
+    let plain = opened(&writer).card().id;
+    writer.real("qwen2.logit_scale", 1.0).real("qwen2.residual_scale", 0.0).flag("qwen2.attention.causal", true);
+    writer.count("qwen2.leading_dense_block_count", 0).real("qwen2.rope.scaling.yarn_ext_factor", -1.0);
+    let source = opened(&writer);
+    assert_eq!(
+        logits(&source, &[5, 6]),
+        logits(&opened(&convert(&reference("qwen2-bias"), Form::F32, "gpt-2")), &[5, 6])
+    );
+    assert_ne!(source.card().id, plain, "another file goes by another name");
+    assert_eq!(source.notes(), [""; 0]);
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let error = |change: &dyn Fn(&mut Writer)| {
         let mut writer = convert(&reference("qwen2-bias"), Form::F32, "gpt-2");
@@ -280,6 +309,13 @@ fn what_is_wrong_is_named() {
     named(&|w| _ = w.tensor("x", &[0], 0, vec![]), &["x", "shape"]);
     named(&|w| _ = w.tensor("x", &[64], 0, vec![0; 128]), &["x", "cut short"]);
     named(&|w| _ = w.count("qwen2.expert_count", 8), &["expert_count", "8"]);
+    // What llama.cpp computes by, and nobody does here.
+    named(&|w| _ = w.real("qwen2.logit_scale", 0.0625), &["qwen2.logit_scale", "0.0625"]);
+    named(&|w| _ = w.real("qwen2.residual_scale", 0.22), &["qwen2.residual_scale", "0.22"]);
+    named(&|w| _ = w.real("qwen2.attention.clamp_kqv", 8.0), &["qwen2.attention.clamp_kqv", "8"]);
+    named(&|w| _ = w.flag("qwen2.attention.causal", false), &["qwen2.attention.causal", "false"]);
+    named(&|w| _ = w.integers("qwen2.rope.dimension_sections", &[2, 3, 3, 0]), &["qwen2.rope.dimension_sections"]);
+    named(&|w| _ = w.real("qwen2.attn_logit_softcapping", 50.0), &["attn_logit_softcapping", "50"]);
     named(&|w| _ = w.text("general.architecture", "qwen2"), &["general.architecture", "twice"]);
     named(&|w| w.rename("blk.1.ffn_up.weight", "rope"), &["rope", "part"]);
     named(&|w| w.forget("blk.1.ffn_up.weight"), &["blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight"]);

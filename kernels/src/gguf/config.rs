@@ -75,6 +75,33 @@ struct Scaling {
     short_factor: Option<Vec<f32>>,
 }
 
+/// What llama.cpp computes by in some architecture and nobody does here, with the values that change nothing: 0 where there
+/// is one, else 1.
+const UNREAD: [(&str, &[f64]); 22] = [
+    ("logit_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("embedding_scale", &[0.0, 1.0]),
+    ("attention.output_scale", &[0.0, 1.0]),
+    ("attention.value_scale", &[0.0, 1.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attention.causal", &[1.0]),
+    ("attention.q_lora_rank", &[0.0]),
+    ("attention.kv_lora_rank", &[0.0]),
+    ("attention.temperature_length", &[0.0]),
+    ("attention.temperature_scale", &[0.0]),
+    ("attention.shared_kv_layers", &[0.0]),
+    ("embedding_length_per_layer_input", &[0.0]),
+    ("expert_shared_count", &[0.0]),
+    ("leading_dense_block_count", &[0.0]),
+    ("nextn_predict_layers", &[0.0]),
+    ("rope.dimension_sections", &[0.0]),
+    ("rope.scaling.yarn_ext_factor", &[-1.0, 0.0]),
+    ("rope.scaling.yarn_attn_factor", &[1.0]),
+    ("use_parallel_residual", &[0.0]),
+    ("swin_norm", &[0.0]),
+];
+
 /// Metadata of one architecture: keys begin with its name.
 struct Keys<'m, 'a> {
     metadata: &'m Metadata<'a>,
@@ -154,6 +181,11 @@ fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> 
     if let Some(width) = keys.count("attention.value_length")?.filter(|n| *n != head_dim) {
         keys.refuse("attention.value_length", width, "values as wide as keys are")?;
     }
+    for (key, neutral) in UNREAD {
+        if let Some(value) = keys.metadata.get(&keys.key(key)).filter(|value| !is_one_of(value, neutral)) {
+            keys.refuse(key, shown(&value), "models without it are")?;
+        }
+    }
     // Gemma's configuration has a word for it.
     let gemma = keys.architecture.name.starts_with("gemma");
     let unusual = |scale: &f32| !gemma && (scale * scale * head_dim as f32 - 1.0).abs() > 1e-3;
@@ -161,6 +193,27 @@ fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> 
         keys.refuse("attention.scale", scale, "one by the root of the head's width is")?;
     }
     Ok(())
+}
+
+/// Whether a value, or each of a list, is one of these numbers.
+fn is_one_of(value: &Value<'_>, numbers: &[f64]) -> bool {
+    match value {
+        Value::Integer(number) => numbers.contains(&(*number as f64)),
+        Value::Real(number) => numbers.contains(number),
+        Value::Flag(flag) => numbers.contains(&f64::from(u8::from(*flag))),
+        Value::Text(_) => false,
+        Value::Array(list) => list.iter().all(|value| is_one_of(&value, numbers)),
+    }
+}
+
+fn shown(value: &Value<'_>) -> String {
+    match value {
+        Value::Integer(number) => number.to_string(),
+        Value::Real(number) => (*number as f32).to_string(),
+        Value::Flag(flag) => flag.to_string(),
+        Value::Text(text) => String::from_utf8_lossy(text).chars().take(64).collect(),
+        Value::Array(list) => format!("a list of {}", list.len()),
+    }
 }
 
 fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Result<Optional, GgufError> {
