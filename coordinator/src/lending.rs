@@ -18,6 +18,8 @@ pub enum Lending {
     Paused,
     /// It is not the time of day.
     OutsideHours,
+    /// It was told no model, and the swarm serves another than the one inside the program.
+    OtherModel,
 }
 
 impl Lending {
@@ -38,6 +40,7 @@ impl fmt::Display for Lending {
             Self::Lends => "lends",
             Self::Paused => "paused by its owner until tsnode resume",
             Self::OutsideHours => "it is not the time of day",
+            Self::OtherModel => "this swarm serves another model: tsnode join --model PATH lends this machine to it",
         })
     }
 }
@@ -50,6 +53,12 @@ pub struct Hours {
 }
 
 impl Hours {
+    /// The minute of the day at which lending begins.
+    #[must_use]
+    pub fn opens(self) -> u16 {
+        self.from
+    }
+
     /// Whether a minute of the day is one of them.
     #[must_use]
     pub fn contain(self, minute: u16) -> bool {

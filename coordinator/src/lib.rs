@@ -9,6 +9,8 @@ pub mod batcher;
 pub mod buddies;
 pub mod changeover;
 pub mod control;
+pub mod default_model;
+pub mod fallback;
 pub mod gate;
 pub mod gateway;
 pub mod lanes;
@@ -32,5 +34,6 @@ pub mod time;
 pub mod traffic;
 pub mod trust;
 pub mod urgency;
+pub mod waiting;
 
 pub use time::Time;

@@ -329,6 +329,12 @@ fn clocks_that_are_an_hour_off_hinder_nobody() {
         // Two terms may pass until it is somebody's turn whom all take for it.
         world.wait(seconds(20));
         all_is_well(&mut world);
+        // Each knows by how much, to an epoch.
+        let ahead = |of: usize, n: usize| {
+            let (viewer, id) = (control(&world, of), world.peers[n].id);
+            viewer.members().find(|(peer, _)| **peer == id).and_then(|(_, m)| viewer.clock_ahead(m)).unwrap()
+        };
+        assert_eq!((ahead(0, 1), ahead(1, 0), ahead(0, 2)), (skew / 60, -skew / 60, 0));
     }
 }
 

@@ -47,7 +47,11 @@ pub const KNOBS: [Knob; 36] = [
         "0.0.0.0:7447",
         "Where peers connect: TCP and UDP, and the next UDP port for data; port 0 takes any",
     ),
-    knob("model", "", "Model to serve: a folder, a safetensors or a GGUF file [default: the embedded one]"),
+    knob(
+        "model",
+        "",
+        "Model to serve: a folder, a safetensors or a GGUF file, or embedded [default: the embedded one, where no other is served]",
+    ),
     knob("no-model", "false", "Serve no model: a gateway only"),
     knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
     knob("private", "false", "Start a new swarm with a secret"),
@@ -387,7 +391,8 @@ impl Settings {
     fn model(&self) -> Result<ModelChoice, ConfigError> {
         match (self.text("model"), self.flag("no-model")?) {
             ("", true) => Ok(ModelChoice::None),
-            ("", false) => Ok(ModelChoice::Embedded),
+            ("", false) => Ok(ModelChoice::Fallback),
+            ("embedded", false) => Ok(ModelChoice::Embedded),
             (_, true) => Err(self.wrong("no-model", "a model is named as well".into())),
             (path, false) => Ok(ModelChoice::Path(path.into())),
         }
@@ -543,6 +548,15 @@ mod tests {
         assert!(wrong.contains("threads") && wrong.contains("config.toml:3"), "{wrong}");
         let wrong = gather(&[("invite", "ts1xyz")], &[], "").unwrap().node().unwrap_err().to_string();
         assert!(wrong.contains("invite"), "{wrong}");
+    }
+
+    #[test]
+    fn the_embedded_model_is_lent_whatever_others_serve_only_where_it_is_named() {
+        let model = |flags: &[(&str, &str)]| gather(flags, &[], "").unwrap().node().unwrap().model;
+        assert_eq!(model(&[]), ModelChoice::Fallback);
+        assert_eq!(model(&[("model", "embedded")]), ModelChoice::Embedded);
+        assert_eq!(model(&[("model", "./embedded")]), ModelChoice::Path("./embedded".into()));
+        assert_eq!(model(&[("no-model", "true")]), ModelChoice::None);
     }
 
     #[test]

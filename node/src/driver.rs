@@ -26,11 +26,17 @@ use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
     changeover::{self, Changeover},
     control::{Action, Control, Event, Member},
+    default_model::default_model,
+    fallback::Fallback,
     gateway::View,
+    lending::Lending,
+    scheduler::live::{Shortfall, shortfalls},
     trust::{CutOff, Offence, Trust},
+    waiting::{self, NotReady, Scene, Seen, Stage},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, PeerId, Plan, Signed, Term, Traffic, Verified,
+    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, ModelId, PeerId, Plan, Signed, Term, Traffic,
+    Verified, codec,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -67,6 +73,10 @@ pub struct Driver {
     pub teller: Teller,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
+    /// Whether the model inside the program is lent, where the owner named none.
+    pub fallback: Option<Fallback>,
+    /// What is known of why this peer waits.
+    pub reasons: Reasons,
     /// Changes to the advert by others of this peer's tasks: measured links.
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
     /// The same: what this peer's clients have asked for of late.
@@ -107,6 +117,25 @@ pub struct Driver {
     pub view: watch::Sender<SwarmView>,
     /// The process's zero.
     pub started: Instant,
+}
+
+/// What is known of why a peer waits, beside what the control machine knows.
+#[derive(Default)]
+pub struct Reasons {
+    /// Addresses of others that it started with.
+    addresses: usize,
+    /// The protocol of somebody it could not talk to.
+    version: Option<u16>,
+    /// Which models what is lent cannot hold, by these adverts.
+    short: (Adverts, Vec<Shortfall>),
+}
+
+impl Reasons {
+    /// Of a peer that starts with so many addresses of others.
+    #[must_use]
+    pub fn new(addresses: usize) -> Self {
+        Self { addresses, ..Self::default() }
+    }
 }
 
 impl Driver {
@@ -156,7 +185,8 @@ impl Driver {
                 _ = look.tick() => {
                     due = true;
                     self.forgive();
-                    for event in [self.obey().await, self.invite(), self.lie(), self.accuse()].into_iter().flatten() {
+                    let turns = [self.obey().await, self.fall_back(), self.invite(), self.lie(), self.accuse()];
+                    for event in turns.into_iter().flatten() {
                         self.step(event).await;
                     }
                     self.look().await
@@ -183,6 +213,10 @@ impl Driver {
             SwarmEvent::Reachable(reachable) => self.advertise(|advert| advert.reachable = reachable),
             SwarmEvent::Offence { peer, offence } => {
                 self.judge(peer, offence);
+                None
+            }
+            SwarmEvent::OtherVersion { theirs } => {
+                self.reasons.version = Some(theirs);
                 None
             }
             SwarmEvent::Rejected { peer, reason } => {
@@ -260,10 +294,26 @@ impl Driver {
 
     /// The advert as others hear it.
     fn said(&self) -> Advert {
-        match &self.faults {
-            Some(faults) => faults.borrow().boasted(self.advert.clone()),
-            None => self.advert.clone(),
+        let mut advert = self.advert.clone();
+        if self.fallback.as_ref().is_some_and(|fallback| !fallback.lends()) {
+            (advert.models, advert.devices) = (Vec::new(), Vec::new());
         }
+        match &self.faults {
+            Some(faults) => faults.borrow().boasted(advert),
+            None => advert,
+        }
+    }
+
+    /// Lends the model inside the program only where no other is served.
+    fn fall_back(&mut self) -> Option<Event> {
+        let (now, me) = (self.started.elapsed(), self.control.me());
+        let others = self.control.members().filter(|(peer, _)| **peer != me).filter_map(|(_, m)| m.advert.as_deref());
+        let fallback = self.fallback.as_mut()?;
+        let (changed, lends) = (fallback.look(now, others), fallback.lends());
+        changed.then(|| {
+            tracing::info!(lends, "the embedded model is lent only where no other is served");
+            Event::Advertise(self.said())
+        })
     }
 
     /// Says which invites are out, when that has changed.
@@ -423,7 +473,9 @@ impl Driver {
     }
 
     /// Replaces the snapshots others look at, where they have changed.
-    fn show(&self, leaving: bool) {
+    fn show(&mut self, leaving: bool) {
+        self.add_up();
+
         let (control, now) = (&self.control, self.started.elapsed());
         let adverts: BTreeMap<PeerId, Advert> =
             control.members().filter_map(|(peer, m)| Some((*peer, (**m.advert.as_ref()?).clone()))).collect();
@@ -481,9 +533,15 @@ impl Driver {
         let cut_off = self.trust.cut_off().map(cut_off).collect();
         let ages = self.data_plane.measured().into_iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
         let followed = followed.map(|plan| &**plan);
-        let (readiness, lending) = (readiness(control, followed, &up, leaving), self.owner.lending());
+        let readiness = readiness(control, followed, &up, leaving);
+        let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
+        let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
+        let default = default_model(adverts.values()).map(|card| card.id);
+        let short = self.reasons.short.1.clone();
+        let waiting = self.waits(&readiness, lending);
         self.view.send_modify(|view| {
             view.readiness = readiness;
+            view.waiting = waiting;
             view.lending = lending;
             view.epoch = control.epoch();
             view.term = control.term();
@@ -497,8 +555,63 @@ impl Driver {
             view.link_ages = ages;
             view.cut_off = cut_off;
             view.models = models.into_values().collect();
+            view.default_model = default;
+            view.short = short;
             view.addresses.clone_from(&self.invite.addresses);
         });
+    }
+
+    /// Finds out which models what is lent cannot hold, where one of them has no part in the plan and adverts have changed.
+    fn add_up(&mut self) {
+        let adverts = self.roster.borrow().clone();
+        if Arc::ptr_eq(&adverts, &self.reasons.short.0) {
+            return;
+        }
+        let planned: BTreeSet<ModelId> =
+            self.control.plan().into_iter().flat_map(|plan| &plan.groups).map(|group| group.model).collect();
+        let lent = |a: &&Advert| !a.devices.is_empty();
+        let lent = adverts.values().filter(lent).filter_map(|a| a.models.first());
+        let short = if lent.map(|card| card.id).all(|id| planned.contains(&id)) {
+            Vec::new()
+        } else {
+            shortfalls(&adverts.iter().map(|(peer, advert)| (*peer, advert)).collect())
+        };
+        self.reasons.short = (adverts, short);
+    }
+
+    /// Why no requests are taken here.
+    fn waits(&self, readiness: &Readiness, lending: Lending) -> Option<NotReady> {
+        let (control, me, now) = (&self.control, self.control.me(), self.started.elapsed());
+        let stage = match readiness {
+            Readiness::Probing => Stage::Probing,
+            Readiness::Joining | Readiness::Planning => Stage::Planless,
+            Readiness::Loading => Stage::Planned,
+            Readiness::Ready => return None,
+            Readiness::Leaving => Stage::Leaving,
+        };
+        let lends = |m: &Member| m.advert.as_ref().is_some_and(|a| !a.devices.is_empty() && !a.models.is_empty());
+        let seen = |(peer, m): (&PeerId, &Member)| Seen {
+            name: m.advert.as_ref().map_or_else(|| peer.short(), |a| a.name.clone()),
+            lends: lends(m),
+            clock: control.clock_ahead(m),
+            silent: now.saturating_sub(m.last_heard),
+            plans: control.coordinator() == Some(*peer),
+        };
+        let others: Vec<Seen> = control.members().filter(|(peer, _)| **peer != me).map(seen).collect();
+        let lent = control.members().filter(|(_, m)| lends(m)).filter_map(|(_, m)| m.advert.as_ref()?.models.first());
+        let scene = Scene {
+            stage,
+            lending,
+            opens: self.owner.opens(),
+            lends: control.members().any(|(peer, m)| *peer == me && lends(m)),
+            plans: control.coordinator() == Some(me),
+            others: &others,
+            addresses: self.reasons.addresses,
+            versions: self.reasons.version.map(|theirs| (theirs, codec::VERSION)),
+            short: &self.reasons.short.1,
+            models: lent.map(|card| card.id).collect::<BTreeSet<_>>().len(),
+        };
+        waiting::why(&scene)
     }
 
     /// What requests may be routed to: nothing that a peer has a part in which is cut off.

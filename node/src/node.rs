@@ -10,7 +10,7 @@ pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 use crate::{
     carrier, cores,
     drafter::Drafter,
-    driver::Driver,
+    driver::{Driver, Reasons},
     faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
     guard::Guard,
@@ -50,13 +50,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     batcher::BatcherConfig,
     control::{Control, ControlConfig},
+    fallback::Fallback,
     gate::SplitChoice,
     gateway::{Gateway as Machine, GatewayConfig, View},
     planner::{Scheduler, Wish},
     trust::Trust,
 };
 use tsnode_kernels::engine::Engine;
-use tsnode_protocol::{Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, Traffic, proof::Membership};
+use tsnode_protocol::{Advert, Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, Traffic, proof::Membership};
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
 pub const HTTP_FILE: &str = "http.addr";
@@ -97,6 +98,7 @@ pub async fn run(
     let planes = ground.planes(&guard, broken.clone(), inbox).await?;
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
+    let fallback = ground.fallback(&advert);
     let journal = ground.journal(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
     let host =
@@ -133,6 +135,8 @@ pub async fn run(
         pulses,
         teller: Teller::new(links.clone(), tasks.clone()),
         advert,
+        fallback,
+        reasons: Reasons::new(ground.bootstrap().len()),
         data_port: planes.data_port,
         links: link_changes,
         traffic: asked_for,
@@ -367,6 +371,12 @@ impl Ground {
         }
     }
 
+    /// Whether and when the model inside the program is lent, where no other is named.
+    fn fallback(&self, advert: &Advert) -> Option<Fallback> {
+        let own = advert.models.first().filter(|_| self.config.model == ModelChoice::Fallback)?;
+        Some(Fallback::new(own.clone(), self.started.elapsed(), !self.bootstrap().is_empty()))
+    }
+
     fn control(&self) -> Control {
         let settings = ControlConfig {
             wish: Wish { layout: self.config.layout.clone(), split: self.config.split },
@@ -457,6 +467,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         swarm: belonging.swarm,
         private: belonging.secret.is_some(),
         readiness: Readiness::Probing,
+        waiting: None,
         lending: Default::default(),
         loading: None,
         weights: Default::default(),
@@ -470,6 +481,8 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         ready_groups: Vec::new(),
         peers: Vec::new(),
         models: Vec::new(),
+        default_model: None,
+        short: Vec::new(),
         cut_off: Vec::new(),
         rejected: Default::default(),
         kv_refused: Default::default(),

@@ -100,6 +100,12 @@ impl Owner {
         self.lending
     }
 
+    /// Minute of the day at which it is lent, where that is not all day.
+    #[must_use]
+    pub fn opens(&self) -> Option<u16> {
+        self.hours.map(Hours::opens)
+    }
+
     /// For those who serve here: whether what runs is for others to go on with.
     #[must_use]
     pub fn moving(&self) -> watch::Receiver<bool> {

@@ -106,6 +106,11 @@ pub enum SwarmEvent {
         /// What.
         offence: Offence,
     },
+    /// Somebody was there who speaks another version of the protocol.
+    OtherVersion {
+        /// Which.
+        theirs: u16,
+    },
     /// A peer was turned away, or what it said was.
     Rejected {
         /// Whom to blame; for gossip, the neighbour that passed it on.

@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use tsnode_coordinator::{batcher::Tally, gate::SplitChoice, lending::Lending};
+use tsnode_coordinator::{
+    batcher::Tally, gate::SplitChoice, lending::Lending, scheduler::live::Shortfall, waiting::NotReady,
+};
 use tsnode_kernels::load::{InUse, Progress};
-use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, PeerId, Plan, PlanId, SwarmId, Term};
+use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, ModelId, PeerId, Plan, PlanId, SwarmId, Term};
 
 /// How far a peer has come on its way to being useful.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +38,9 @@ pub struct SwarmView {
     pub private: bool,
     /// How far this peer is.
     pub readiness: Readiness,
+    /// Why it takes no requests, where it does not.
+    #[serde(default)]
+    pub waiting: Option<NotReady>,
     /// Whether this peer lends its devices.
     #[serde(default)]
     pub lending: Lending,
@@ -66,6 +71,12 @@ pub struct SwarmView {
     pub peers: Vec<PeerView>,
     /// Models somebody in the swarm has, by name.
     pub models: Vec<ModelCard>,
+    /// The model of requests that name none.
+    #[serde(default)]
+    pub default_model: Option<ModelId>,
+    /// Models that what is lent cannot hold.
+    #[serde(default)]
+    pub short: Vec<Shortfall>,
     /// Peers this one has nothing to do with for now.
     #[serde(default)]
     pub cut_off: Vec<CutOffView>,
@@ -84,6 +95,35 @@ pub struct SwarmView {
     pub addresses: Vec<String>,
     /// Where HTTP listens.
     pub http: Option<SocketAddr>,
+}
+
+impl SwarmView {
+    /// Why this peer takes no requests; none where it does.
+    #[must_use]
+    pub fn why_not(&self) -> Option<NotReady> {
+        let by_stage = match self.readiness {
+            Readiness::Ready => return None,
+            Readiness::Probing => NotReady::Probing,
+            Readiness::Joining => NotReady::NoPeer { addresses: 0 },
+            Readiness::Planning => NotReady::Planning { who: None },
+            Readiness::Loading => NotReady::Loading,
+            Readiness::Leaving => NotReady::Leaving,
+        };
+        Some(self.waiting.clone().unwrap_or(by_stage))
+    }
+
+    /// Why this machine lends nothing, and what would lend it; none where it does.
+    #[must_use]
+    pub fn lends_nothing(&self) -> Option<String> {
+        let named = |id| self.models.iter().find(|m| Some(m.id) == id).map(|m| m.name.as_str());
+        match (self.lending, named(self.default_model)) {
+            (Lending::Lends, _) => None,
+            (Lending::OtherModel, Some(name)) => Some(format!(
+                "this swarm serves {name}; lend this machine to it with: tsnode join --model PATH-OF-{name}"
+            )),
+            (other, _) => Some(other.to_string()),
+        }
+    }
 }
 
 /// Weights read since the start of a peer.

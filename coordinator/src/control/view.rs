@@ -103,6 +103,14 @@ impl Control {
         Epoch((self.unix_start + self.now).as_secs() / self.config.epoch_length.as_secs().max(1))
     }
 
+    /// How much a peer's clock is ahead of this one's (minutes), as exactly as epochs tell; none where it has not said.
+    #[must_use]
+    pub fn clock_ahead(&self, member: &Member) -> Option<i64> {
+        let theirs = Some(member.heartbeat.clock).filter(|clock| *clock > Epoch(0))?;
+        let epochs = i64::try_from(theirs.0).ok()? - i64::try_from(self.clock_epoch().0).ok()?;
+        epochs.checked_mul(i64::try_from(self.config.epoch_length.as_secs() / 60).ok()?)
+    }
+
     /// What it is this peer looks at has changed; what follows from it is found out when it is asked for.
     pub(super) fn view_changed(&mut self) {
         self.drafting.view_changed();

@@ -5,9 +5,11 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; deadlines as multiples of what the swarm's fastest
 //! group takes.
 
+mod shortfall;
 mod standing;
 mod why;
 
+pub use shortfall::{Lack, Shortfall, shortfalls};
 pub use why::{Other, Why, why};
 
 use super::{

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 pub(super) fn command() -> Command {
     asking("chat", "Talk to a model; Ctrl-C stops an answer, /reset forgets, /exit ends", "tsnode chat")
-        .arg(Arg::new("model").long("model").value_name("NAME").help("Model [default: the only one]"))
+        .arg(Arg::new("model").long("model").value_name("NAME").help("Model [default: the swarm's]"))
         .arg(
             Arg::new("max-tokens")
                 .long("max-tokens")

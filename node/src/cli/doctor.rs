@@ -149,7 +149,7 @@ fn examine(settings: &Settings) -> Vec<Finding> {
 fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
     let source = match &config.model {
         ModelChoice::None => return vec![finding("model", State::Note, "none: a gateway only".into())],
-        ModelChoice::Embedded => ModelSource::embedded(),
+        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded(),
         ModelChoice::Path(path) => ModelSource::open(path),
     };
     let source = match source {

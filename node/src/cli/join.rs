@@ -87,10 +87,14 @@ fn describe(view: &SwarmView) -> String {
     let http = view.http.map_or_else(String::new, |a| format!("http://{a}"));
     match view.readiness {
         Readiness::Probing => format!("{} starts; {http} answers", view.me),
-        Readiness::Joining => format!("looking for peers of {}", view.swarm),
-        Readiness::Planning => format!("{} found; waiting for a plan", count(view)),
+        Readiness::Joining => format!("looking for peers of {}{}", view.swarm, because(view)),
+        Readiness::Planning => format!("{} found; waiting for a plan{}", count(view), because(view)),
         Readiness::Loading => "loading what the plan gives this peer".into(),
         Readiness::Leaving => "leaving".into(),
+        Readiness::Ready if view.lending == Lending::OtherModel => {
+            let why = view.lends_nothing().unwrap_or_default();
+            format!("ready as a gateway: {why}\nsend requests to {http}/v1")
+        }
         Readiness::Ready if view.lending != Lending::Lends => format!("lends nothing: {}", view.lending),
         Readiness::Ready => {
             let mine = view.plan.iter().flat_map(|p| &p.groups);
@@ -100,6 +104,10 @@ fn describe(view: &SwarmView) -> String {
             format!("ready: {work}; {}; send requests to {http}/v1", count(view))
         }
     }
+}
+
+fn because(view: &SwarmView) -> String {
+    view.why_not().map_or_else(String::new, |why| format!(": {why}"))
 }
 
 fn count(view: &SwarmView) -> String {

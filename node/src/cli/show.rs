@@ -9,8 +9,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_coordinator::lending::Lending;
-use tsnode_protocol::{Device, LayerProfile, PeerId};
+use tsnode_protocol::{Device, LayerProfile, ModelCard, PeerId};
 
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
     Peer::find(settings, matches)?.view().await
@@ -25,8 +24,11 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     say!("peer         {}", view.me);
     say!("swarm        {}{}", view.swarm, if view.private { " (private)" } else { " (open)" });
     say!("state        {}", json!(view.readiness)["stage"].as_str().unwrap_or_default());
-    if view.lending != Lending::Lends {
-        say!("lends        nothing: {}", view.lending);
+    if let Some(why) = view.why_not() {
+        say!("waits        {why}");
+    }
+    if let Some(why) = view.lends_nothing() {
+        say!("lends        nothing: {why}");
     }
     say!("peers        {}", view.peers.len());
     say!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
@@ -39,7 +41,9 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     if others > 0 {
         say!("             {others} of the plan before go on until those do");
     }
-    say!("models       {}", view.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", "));
+    let mark = if view.models.len() > 1 { " (default)" } else { "" };
+    let model = |m: &ModelCard| format!("{}{}", m.name, if Some(m.id) == view.default_model { mark } else { "" });
+    say!("models       {}", view.models.iter().map(model).collect::<Vec<_>>().join(", "));
     if let Some(own) = view.peers.iter().find(|p| p.id == view.me) {
         if !own.advert.reachable {
             let relays = own.advert.addresses.iter().filter(|a| a.contains("/p2p-circuit")).count();

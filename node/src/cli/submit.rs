@@ -24,7 +24,7 @@ pub(super) fn command() -> Command {
                 .conflicts_with("prompt")
                 .help("Read the prompt from a file"),
         )
-        .arg(Arg::new("model").long("model").value_name("NAME").help("Model [default: the only one]"))
+        .arg(Arg::new("model").long("model").value_name("NAME").help("Model [default: the swarm's]"))
         .arg(
             Arg::new("max-tokens")
                 .long("max-tokens")

@@ -40,9 +40,17 @@ pub(super) async fn health() -> Json<Value> {
 }
 
 pub(super) async fn ready(State(state): State<ApiState>) -> impl IntoResponse {
-    let readiness = state.view.borrow().readiness.clone();
+    let (readiness, waits) = {
+        let view = state.view.borrow();
+        (view.readiness.clone(), view.why_not())
+    };
     let status = if readiness == Readiness::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(readiness))
+    let mut answer = json!(readiness);
+    if let Some(why) = waits {
+        answer["reason"] = json!(why.to_string());
+        answer["waiting"] = json!(why);
+    }
+    (status, Json(answer))
 }
 
 pub(super) async fn metrics(State(state): State<ApiState>) -> impl IntoResponse {

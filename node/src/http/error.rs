@@ -34,8 +34,13 @@ pub enum ApiError {
         wanted: u32,
     },
     /// No such model.
-    #[error("The model `{0}` does not exist in this swarm; see /v1/models")]
-    UnknownModel(String),
+    #[error("The model `{asked}` does not exist in this swarm, which has: {}", names(.there))]
+    UnknownModel {
+        /// What it was called.
+        asked: String,
+        /// What those are called that there are.
+        there: Vec<String>,
+    },
     /// The key is missing or wrong.
     #[error("Incorrect API key provided: send it as `Authorization: Bearer …`")]
     Unauthorised,
@@ -84,7 +89,7 @@ impl ApiError {
         match self {
             Self::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
             Self::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
-            Self::UnknownModel(_) => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
+            Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Self::Unauthorised => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Self::Forbidden => (StatusCode::FORBIDDEN, INVALID, Some("insufficient_permissions")),
             Self::TooOften { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
@@ -103,7 +108,7 @@ impl ApiError {
         let param = match self {
             Self::Invalid { param, .. } => param.clone(),
             Self::TooLong { .. } => Some("messages".into()),
-            Self::UnknownModel(_) => Some("model".into()),
+            Self::UnknownModel { .. } => Some("model".into()),
             _ => None,
         };
         json!({ "error": { "message": self.to_string(), "type": kind, "param": param, "code": code } })
@@ -119,6 +124,22 @@ impl IntoResponse for ApiError {
         }
         response
     }
+}
+
+/// Names of models are peers' words: so many of them are said.
+const NAMES: usize = 12;
+/// And so much of each.
+const NAME_CHARS: usize = 120;
+
+fn names(there: &[String]) -> String {
+    let short = |name: &String| name.chars().take(NAME_CHARS).collect::<String>();
+    let mut said: Vec<String> = there.iter().take(NAMES).map(short).collect();
+    match there.len() {
+        0 => said.push("no model".into()),
+        all if all > NAMES => said.push(format!("and {} more", all - NAMES)),
+        _ => {}
+    }
+    said.join(", ")
 }
 
 /// Whole seconds to wait: never too few, and at least one.

@@ -2,15 +2,15 @@
 
 use super::{ApiError, ApiState, naming::Naming, params, params::Delivery};
 use crate::{
-    gateway::{Accepted, Prompt},
+    gateway::{Accepted, Prompt, SubmitError},
     text::TextModel,
-    view::Readiness,
+    view::{Readiness, SwarmView},
 };
 use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::gate::Overrule;
-use tsnode_protocol::{PeerId, RequestId, Sampling, Token, kv::KvPace};
+use tsnode_coordinator::{gate::Overrule, waiting::NotReady};
+use tsnode_protocol::{ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace};
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
@@ -76,19 +76,27 @@ pub(super) fn overrule(headers: &HeaderMap) -> Result<Option<Overrule>, ApiError
 
 /// Refuses until the peer can do anything at all, and says how far it is.
 pub(super) fn ready(state: &ApiState) -> Result<(), ApiError> {
-    let readiness = state.view.borrow().readiness.clone();
+    let (readiness, reason) = {
+        let view = state.view.borrow();
+        (view.readiness.clone(), view.why_not())
+    };
     if matches!(readiness, Readiness::Joining | Readiness::Planning) {
         state.controls.asked.send_if_modified(|asked| !std::mem::replace(asked, true));
     }
-    let stage = match readiness {
-        Readiness::Ready => return Ok(()),
-        Readiness::Probing => "it measures its hardware and reads its model",
-        Readiness::Joining => "it looks for other peers",
-        Readiness::Planning => "the swarm has no plan yet",
-        Readiness::Loading => "the plan's groups are loading",
-        Readiness::Leaving => "it is leaving",
-    };
-    Err(ApiError::Unserved { reason: format!("this peer is not ready: {stage}"), retry_after: Duration::from_secs(1) })
+    let Some(reason) = reason else { return Ok(()) };
+    Err(ApiError::Unserved { reason: format!("this peer is not ready: {reason}"), retry_after: Duration::from_secs(1) })
+}
+
+/// Says why, where the plan in force has no group for the model since what is lent cannot hold it.
+fn unserved(view: &SwarmView, model: ModelId, error: SubmitError) -> ApiError {
+    let is_planned = view.plan.iter().flat_map(|plan| &plan.groups).any(|group| group.model == model);
+    let short = view.short.iter().find(|short| short.id == model && !is_planned);
+    match (short, error) {
+        (Some(short), SubmitError::Unserved { retry_after, .. }) => {
+            ApiError::Unserved { reason: NotReady::from(short).to_string(), retry_after }
+        }
+        (_, error) => error.into(),
+    }
 }
 
 /// Submits every prompt as often as asked. Answers of one prompt differ in their seeds.
@@ -117,7 +125,8 @@ pub(super) async fn submit(
         let seen = wanted.naming.seen(i);
         let overrule = wanted.overrule;
         let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back, seen, overrule };
-        let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved())?;
+        let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved());
+        let accepted = accepted.map_err(|error| unserved(&state.view.borrow(), model, error))?;
         state.metrics.accepted(prompt.len());
         answers.push(Answer { prompt, accepted });
     }

@@ -21,10 +21,14 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::gate::Overrule;
+use tsnode_coordinator::{
+    gate::Overrule,
+    scheduler::live::{Lack, Shortfall},
+    waiting::NotReady,
+};
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
-    Epoch, ModelCard, PeerId, Sampled, SwarmId, Term, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
+    Epoch, ModelCard, ModelId, PeerId, Sampled, SwarmId, Term, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
 };
 
 /// What the gateway does with a request.
@@ -72,6 +76,7 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         swarm: SwarmId([2; 16]),
         private: false,
         readiness: Readiness::Ready,
+        waiting: None,
         lending: Default::default(),
         loading: None,
         weights: Default::default(),
@@ -85,6 +90,8 @@ fn view(models: Vec<ModelCard>) -> SwarmView {
         ready_groups: vec![],
         peers: vec![],
         models,
+        default_model: None,
+        short: vec![],
         cut_off: vec![],
         rejected: BTreeMap::new(),
         kv_refused: BTreeMap::new(),
@@ -430,6 +437,60 @@ async fn nobody_to_serve_is_503_with_a_time_to_come_back() {
         assert_eq!(api.get("/readyz").await.status(), 503);
         assert_eq!(api.get("/healthz").await.status(), 200);
     }
+}
+
+/// Two models, of which the second is the swarm's default.
+fn two_models() -> SwarmView {
+    let own = files().card;
+    let large = ModelCard { id: ModelId([9; 16]), name: "large".into(), ..own.clone() };
+    SwarmView { default_model: Some(large.id), ..view(vec![own, large]) }
+}
+
+#[test]
+fn a_request_without_a_name_is_for_the_swarms_default_and_a_wrong_name_is_told_the_right_ones() {
+    let (one, two, none) = (view(vec![files().card]), two_models(), view(vec![]));
+    let found = |view: &SwarmView, name| super::texts::find_card(view, name).map(|card| card.name.clone());
+    assert_eq!(found(&one, None).unwrap(), one.models[0].name);
+    assert_eq!(found(&two, None).unwrap(), "large");
+    assert_eq!(found(&two, Some(&one.models[0].name)).unwrap(), one.models[0].name);
+    let wrong = found(&two, Some("gpt-4")).unwrap_err().to_string();
+    assert_eq!(
+        wrong,
+        format!("The model `gpt-4` does not exist in this swarm, which has: {}, large", one.models[0].name)
+    );
+    let many = (0..30u8).map(|n| ModelCard { id: ModelId([n; 16]), name: format!("m{n}"), ..files().card });
+    let wrong = found(&view(many.collect()), Some("x")).unwrap_err().to_string();
+    assert!(wrong.ends_with("m11, and 18 more"), "{wrong}");
+    let nothing = found(&none, None).unwrap_err();
+    assert!(
+        matches!(&nothing, super::ApiError::Unserved { .. }) && nothing.to_string().contains("tsnode join --model")
+    );
+}
+
+#[tokio::test]
+async fn who_waits_is_told_why_everywhere_in_the_same_words() {
+    let api = Api::up(Part::Refuse).await;
+    let why = NotReady::SmallKv { model: "llama".into(), needs: 1024, holds: 512 };
+    let words = "KV holds 512 tokens of llama, a plan needs 1024";
+    for stage in [Readiness::Joining, Readiness::Planning] {
+        api.view.send_modify(|v| (v.readiness, v.waiting) = (stage.clone(), Some(why.clone())));
+        let (status, answer) = api.post(CHAT, json!({ "messages": hello() })).await;
+        assert_eq!(status, 503);
+        assert!(answer["error"]["message"].as_str().unwrap().contains(words), "{answer}");
+        let ready = api.get("/readyz").await;
+        assert_eq!(ready.status(), 503);
+        let ready = ready.json::<Value>().await.unwrap();
+        assert!(ready["reason"].as_str().unwrap().contains(words), "{ready}");
+        assert_eq!((&ready["stage"], &ready["waiting"]["why"]), (&json!(stage)["stage"], &json!("small_kv")));
+    }
+    // Ready for others, and not for this one.
+    let short =
+        Shortfall { model: "tiny".into(), id: files().card.id, lack: Lack::Memory { needs: 9 << 30, lent: 1 << 30 } };
+    api.view.send_modify(|v| (v.readiness, v.waiting, v.short) = (Readiness::Ready, None, vec![short]));
+    let (status, answer) = api.post(CHAT, json!({ "messages": hello() })).await;
+    assert_eq!(status, 503);
+    assert!(answer["error"]["message"].as_str().unwrap().starts_with("tiny needs 9.0 GiB"), "{answer}");
+    assert_eq!(api.get("/readyz").await.json::<Value>().await.unwrap(), json!({ "stage": "ready" }));
 }
 
 #[tokio::test]

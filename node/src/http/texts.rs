@@ -7,10 +7,14 @@ use crate::{
     view::SwarmView,
 };
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tsnode_coordinator::waiting::NotReady;
 use tsnode_protocol::{ModelCard, ModelId};
 
 /// Tokenizers kept; the one asked for longest ago goes first.
 const KEPT: usize = 8;
+/// When to ask again where nobody has a model.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Models by what clients call them.
 #[derive(Clone)]
@@ -28,7 +32,7 @@ impl Texts {
         Self { library, templates, kept: Arc::default() }
     }
 
-    /// The model a client means: by name or id; the only one there is if it names none.
+    /// The model a client means: by name or id; the swarm's default if it names none.
     pub(super) async fn find(&self, view: &SwarmView, name: Option<&str>) -> Result<Arc<TextModel>, ApiError> {
         self.read(find_card(view, name)?.id).await
     }
@@ -69,12 +73,16 @@ impl Texts {
 
 /// The card of the model a client names.
 pub(super) fn find_card<'v>(view: &'v SwarmView, name: Option<&str>) -> Result<&'v ModelCard, ApiError> {
-    match (name, &view.models[..]) {
-        (None, [only]) => Ok(only),
-        (None, _) => Err(ApiError::param("model", "you must provide a model parameter")),
-        (Some(name), models) => models
+    let Some(name) = name else {
+        let default = |m: &&ModelCard| view.default_model.is_none_or(|id| id == m.id);
+        return view
+            .models
             .iter()
-            .find(|m| m.name == name || m.id.to_string() == name)
-            .ok_or_else(|| ApiError::UnknownModel(name.chars().take(120).collect())),
-    }
+            .find(default)
+            .ok_or_else(|| ApiError::Unserved { reason: NotReady::NothingLent.to_string(), retry_after: RETRY });
+    };
+    view.models.iter().find(|m| m.name == name || m.id.to_string() == name).ok_or_else(|| ApiError::UnknownModel {
+        asked: name.chars().take(120).collect(),
+        there: view.models.iter().map(|m| m.name.clone()).collect(),
+    })
 }

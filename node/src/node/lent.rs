@@ -49,7 +49,7 @@ impl Lent {
 fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
     Ok(match choice {
         ModelChoice::None => None,
-        ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
+        ModelChoice::Fallback | ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
         ModelChoice::Path(path) => Some(open_path(path)?),
     })
 }

@@ -29,7 +29,9 @@ use tsnode_protocol::{Invite, KvDtype, kv::KvPace};
 /// What model a peer serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelChoice {
-    /// The one inside the program.
+    /// None is named: the one inside the program, where no other is served.
+    Fallback,
+    /// The one inside the program, whatever others serve.
     Embedded,
     /// One on disk.
     Path(PathBuf),
@@ -40,7 +42,7 @@ pub enum ModelChoice {
 impl fmt::Display for ModelChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Embedded => f.write_str("the embedded model"),
+            Self::Fallback | Self::Embedded => f.write_str("the embedded model"),
             Self::Path(path) => write!(f, "{}", path.display()),
             Self::None => f.write_str("no model"),
         }

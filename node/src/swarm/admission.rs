@@ -23,6 +23,8 @@ use tsnode_protocol::{
 
 /// How long the whole exchange may take: four messages, two round trips, at the slowest links we serve.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// How long who speaks another version may take to read which this one is.
+const LAST_BYTES: Duration = Duration::from_secs(1);
 /// What tsnode connections begin with.
 const MAGIC: [u8; 6] = *b"tsnode";
 /// Magic, version, nonce (bytes).
@@ -39,6 +41,8 @@ pub(super) struct Rejection {
     pub(super) reason: String,
     /// What it means for the next attempt.
     pub(super) verdict: Verdict,
+    /// Its version of the protocol, where that is why.
+    pub(super) version: Option<u16>,
 }
 
 /// Whether another attempt may end differently.
@@ -168,7 +172,15 @@ impl Door {
             let over = redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
             return Err(over);
         }
-        let dialer_nonce = read_hello_after(magic, &mut stream).await?;
+        let dialer_nonce = match read_hello_after(magic, &mut stream).await {
+            Err(error @ AdmissionError::Version { .. }) => {
+                // It is to know why, too. It hangs up when it has read that; closing first could take it back.
+                send(&mut stream, &hello(draw_nonce()?)).await?;
+                let _ = tokio::time::timeout(LAST_BYTES, stream.read(&mut [0])).await;
+                return Err(error);
+            }
+            read => read?,
+        };
         let listener_nonce = draw_nonce()?;
         let ends = Ends { dialer, listener: self.own, dialer_nonce, listener_nonce };
         let mut reply = hello(listener_nonce).to_vec();
@@ -189,7 +201,8 @@ impl Door {
         if matches!(error, AdmissionError::Redeemed) {
             return;
         }
-        let rejection = Rejection { peer, reason: error.to_string(), verdict: error.verdict() };
+        let version = if let AdmissionError::Version { theirs } = error { Some(*theirs) } else { None };
+        let rejection = Rejection { peer, reason: error.to_string(), verdict: error.verdict(), version };
         if let Err(unsent) = self.rejections.try_send(rejection) {
             tracing::debug!(rejection = ?unsent.into_inner(), "rejections come faster than they are counted");
         }

@@ -180,6 +180,9 @@ impl Task {
         if let (Some(peer), Verdict::Stranger) = (rejection.peer, rejection.verdict) {
             self.dialer.refused(peer, Instant::now());
         }
+        if let Some(theirs) = rejection.version {
+            self.outbox.push(SwarmEvent::OtherVersion { theirs });
+        }
         self.outbox.push(rejection.into());
     }
 

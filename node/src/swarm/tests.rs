@@ -6,9 +6,17 @@ use super::*;
 use crate::{carrier, faults::Wall};
 use admission::Rejection;
 use futures::StreamExt as _;
-use libp2p::{gossipsub, ping, swarm::SwarmEvent as NetEvent};
+use libp2p::{
+    Transport as _,
+    core::{
+        Endpoint,
+        transport::{DialOpts, PortUse},
+    },
+    gossipsub, ping,
+    swarm::SwarmEvent as NetEvent,
+};
 use std::time::Instant;
-use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, limits};
+use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::Side};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
@@ -301,6 +309,29 @@ async fn lies_are_counted_and_the_swarm_goes_on() {
         b.until_heard(&said).await;
     };
     liar.goes_on_during(honest).await;
+}
+
+#[tokio::test]
+async fn who_speaks_another_version_is_told_which_this_one_is_and_the_other_way_round() {
+    let mut member = member(1).await;
+    let keypair = Identity::from_seed(&[7; 32]).libp2p_keypair();
+    let mut transport = transport::plain(&keypair).unwrap();
+    let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
+    let dial = transport.dial(dialer::without_peer(member.address("/tcp/")), options).unwrap();
+    let (_, mut muxer) = dial.await.unwrap();
+    let (theirs, ours) = (codec::VERSION + 1, codec::VERSION);
+    let mut stream = admission::first_stream(&mut muxer, Side::Dialer).await.unwrap();
+    let knock = async {
+        let hello = [&b"tsnode"[..], &theirs.to_le_bytes(), &[3; 32]].concat();
+        admission::send(&mut stream, &hello).await?;
+        admission::receive::<{ admission::HELLO_BYTES }>(&mut stream).await
+    };
+    let answer = admission::driving(&mut muxer, knock).await.unwrap().unwrap();
+    assert_eq!(answer[..8], [&b"tsnode"[..], &ours.to_le_bytes()].concat()[..]);
+    drop((stream, muxer));
+    member.until(|event| *event == SwarmEvent::OtherVersion { theirs }).await;
+    let reason = member.until_rejection(Identity::from_seed(&[7; 32]).peer_id()).await;
+    assert!(reason.contains(&format!("speaks protocol version {theirs}, ours is {ours}")), "{reason}");
 }
 
 #[tokio::test]

@@ -1,0 +1,63 @@
+//! Which model a request gets that names none: one for the whole swarm, since it follows from what all have heard.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use tsnode_protocol::{Advert, ModelCard, ModelId};
+
+/// The model of which the lent devices can hold the most bytes of weights, each as many as the model has: so one peer with a large
+/// model outweighs many with a small one. Of two that are alike, the first by name and then by id.
+#[must_use]
+pub fn default_model<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> Option<&'a ModelCard> {
+    let mut held = BTreeMap::<ModelId, (u64, &ModelCard)>::new();
+    for advert in adverts {
+        for (place, card) in advert.models.iter().enumerate() {
+            let weights = card.shape.stage_bytes(card.shape.all_layers());
+            // Devices serve the first of their peer's models.
+            let devices = if place == 0 { &advert.devices[..] } else { &[] };
+            let held = &mut held.entry(card.id).or_insert((0, card)).0;
+            *held = devices.iter().fold(*held, |sum, d| sum.saturating_add(d.memory_bytes.min(weights)));
+        }
+    }
+    held.into_values().max_by_key(|(held, card)| (*held, Reverse((card.name.as_str(), card.id)))).map(|(_, card)| card)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rehearsal::cast;
+    use tsnode_protocol::ModelShape;
+
+    fn lends(id: u8, name: &str, layer_bytes: u64) -> Advert {
+        let card = cast::card();
+        let shape = ModelShape { layer_bytes, ..card.shape };
+        Advert {
+            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card }],
+            ..cast::advert(0)
+        }
+    }
+
+    fn default(adverts: &[Advert]) -> Option<&str> {
+        default_model(adverts).map(|card| card.name.as_str())
+    }
+
+    #[test]
+    fn many_with_a_small_model_do_not_outweigh_one_with_a_large_one() {
+        let (large, small) = (lends(1, "large", 100 << 20), lends(2, "small", 1 << 20));
+        let mut swarm = vec![small.clone(); 9];
+        assert_eq!(default(&swarm), Some("small"), "it is the only one");
+        swarm.push(large.clone());
+        assert_eq!(default(&swarm), Some("large"));
+        // Who lends nothing now still has its model, and a swarm of nothing else has a default.
+        let paused = |advert: Advert| Advert { devices: vec![], ..advert };
+        assert_eq!(default(&[small.clone(), paused(large.clone())]), Some("small"));
+        assert_eq!(default(&[paused(large)]), Some("large"));
+        assert_eq!((default(&[cast::gateway(0)]), default(&[])), (None, None));
+    }
+
+    #[test]
+    fn whoever_hears_the_same_has_the_same_in_whatever_order() {
+        let [a, b] = [lends(1, "b", 1 << 20), lends(2, "a", 1 << 20)];
+        assert_eq!(default(&[a.clone(), b.clone()]), Some("a"));
+        assert_eq!(default(&[b, a]), Some("a"));
+    }
+}

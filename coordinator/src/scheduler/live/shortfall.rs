@@ -1,0 +1,127 @@
+//! What the lent devices lack to hold a model: why there is no plan for it.
+
+use super::{ELEMENT, Model, Place, cluster, pace};
+use crate::{
+    control::Members,
+    scheduler::{
+        cost::{Decode, Prefill},
+        problem::{Problem, ProblemError, Space},
+        slo::{Reference, Slo},
+        workload::Workload,
+    },
+    traffic,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tsnode_protocol::{Bytes, ModelCard, ModelId, Tokens};
+
+/// What is too little.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lack {
+    /// Memory for weights and one request (bytes).
+    Memory {
+        /// What a group must have.
+        needs: u64,
+        /// What the devices that can work together may use.
+        lent: u64,
+    },
+    /// KV pages, in tokens of all layers.
+    Kv {
+        /// What one request may take.
+        needs: u64,
+        /// What all devices together hold.
+        holds: u64,
+    },
+}
+
+/// A model for which the lent devices do not suffice.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Shortfall {
+    /// Its name.
+    pub model: String,
+    /// Which.
+    pub id: ModelId,
+    /// What is missing.
+    pub lack: Lack,
+}
+
+/// Every model that some device is lent for and no group could hold, in the order of their ids.
+#[must_use]
+pub fn shortfalls(members: &Members<'_>) -> Vec<Shortfall> {
+    let mut by_model = BTreeMap::<ModelId, (&ModelCard, Vec<Place>)>::new();
+    for (peer, advert) in members {
+        let Some(card) = advert.models.first() else { continue };
+        let able = advert.devices.iter().enumerate().filter(|(_, d)| d.flops.0 > 0.0 && d.memory_bytes > 0);
+        let places = able.map(|(n, _)| (*peer, n as u16));
+        by_model.entry(card.id).or_insert((card, Vec::new())).1.extend(places);
+    }
+    let lent = by_model.into_values().filter(|(_, places)| !places.is_empty());
+    let short = |(card, places): (&ModelCard, Vec<Place>)| {
+        lack(card, &places, members).map(|lack| Shortfall { model: card.name.clone(), id: card.id, lack })
+    };
+    lent.filter_map(short).collect()
+}
+
+fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lack> {
+    let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
+    let asked = traffic::together(card.id, members).and_then(|profile| profile.workload("as asked for"));
+    let workload = asked.or_else(|| Workload::named("conversation"))?.within(Tokens(f64::from(card.shape.context)));
+    let longest = workload.mean.longest;
+    let per_token = f64::from(card.shape.layers) * card.shape.kv_elements_per_token_layer() as f64 * ELEMENT;
+    let free = Reference { prefill: Prefill::default(), decode: Decode::default() };
+    let space = Space { tensor_parallel: 1, repeat_hosts: false, ..Space::default() };
+    let problem = Problem::new(cluster(places, members, card.id)?, model, workload, 1.0, Slo::default(), free, space);
+    match problem {
+        Err(ProblemError::DoesNotFit(lack)) => {
+            let whole = |bytes: Bytes| bytes.0.max(0.0).ceil() as u64;
+            Some(Lack::Memory { needs: whole(lack.need), lent: whole(lack.have) })
+        }
+        Err(_) => None,
+        Ok(problem) if pace(&problem).is_some() => None,
+        Ok(_) => {
+            let pool = |(peer, n): &Place| members.get(peer)?.devices.get(usize::from(*n)).map(|d| d.kv_bytes);
+            let pools: u64 = places.iter().filter_map(pool).fold(0, u64::saturating_add);
+            Some(Lack::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rehearsal::cast;
+    use tsnode_protocol::{Advert, PeerId};
+
+    fn of(adverts: &[Advert]) -> Vec<Lack> {
+        let members = (0..).zip(adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
+        shortfalls(&members).into_iter().map(|s| s.lack).collect()
+    }
+
+    fn lends(memory_bytes: u64, kv_bytes: u64) -> Advert {
+        let mut advert = cast::advert(0);
+        (advert.devices[0].memory_bytes, advert.devices[0].kv_bytes) = (memory_bytes, kv_bytes);
+        advert
+    }
+
+    #[test]
+    fn what_suffices_lacks_nothing_and_who_lends_nothing_is_not_asked() {
+        assert_eq!(of(&[lends(1 << 30, 1 << 28)]), []);
+        assert_eq!(of(&[cast::gateway(0), Advert { devices: vec![], ..cast::advert(1) }]), []);
+    }
+
+    #[test]
+    fn room_for_a_part_of_a_model_is_said_in_bytes() {
+        // Four layers of a MiB, two MiB for each end.
+        let [Lack::Memory { needs, lent }] = of(&[lends(5 << 20, 1 << 20)])[..] else { panic!("memory is short") };
+        assert!((8 << 20) < needs && lent <= 5 << 20, "{needs} {lent}");
+    }
+
+    #[test]
+    fn kv_that_holds_no_request_is_said_in_tokens() {
+        // A token of four layers with four heads of 32 channels takes 2 KiB at 16 bits.
+        let [Lack::Kv { needs, holds }] = of(&[lends(1 << 30, 1 << 20)])[..] else { panic!("KV is short") };
+        assert_eq!(holds, 512, "a MiB");
+        assert!(holds < needs && needs <= 1024, "no request is longer than the context: {needs}");
+    }
+}
