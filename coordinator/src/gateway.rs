@@ -12,9 +12,11 @@ mod queues;
 mod recovery;
 mod request;
 mod silence;
+mod slowest;
 mod trace;
 
 pub use events::{Action, Begun, Event, GatewayConfig, View};
+pub use slowest::{Cause, Part, Slowest};
 pub use trace::{Move, Parts, Predicted, Trace, Way};
 
 use crate::{
@@ -35,7 +37,7 @@ use silence::is_progress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, KvCodec, Load, ModelId, PeerId, Phase, Plan, RequestId, Sampled, Seconds, Traffic,
+    Group, GroupId, KvCodec, Load, ModelId, Phase, Plan, RequestId, Sampled, Seconds, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
@@ -177,8 +179,8 @@ impl Gateway {
         r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
         r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });
         r.decode_leader = Some(decode_leader);
-        r.prefillers = if split { peers(prefill) } else { Vec::new() };
-        r.decoders = peers(decode);
+        r.prefillers = if split { prefill.stages.clone() } else { Vec::new() };
+        r.decoders = decode.stages.clone();
         r.prefill = if split { Prefill::Wanted } else { Prefill::ByDecode };
         r.heard(now);
         (r.granted_at, r.flows, r.last_token, r.learnt) = (None, false, None, false);
@@ -287,7 +289,7 @@ impl Gateway {
             return;
         }
         // They may have gone while the decode side looked for pages.
-        let gone = !r.prefillers.iter().all(|peer| self.view.adverts.contains_key(peer));
+        let gone = !r.prefillers.iter().all(|stage| self.view.adverts.contains_key(&stage.peer));
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let Some(decode_group) = decode_group.filter(|_| !gone) else {
             let why = if gone { "a peer that was to prefill is gone" } else { "the plan has changed" };
@@ -390,7 +392,7 @@ impl Gateway {
         if matches!(r.prefill, Prefill::Running) {
             out.push(Action::ClosePrefill { request });
         }
-        if let Some(trace) = r.trace(now, request) {
+        if let Some(trace) = r.trace(now, request, &self.view.adverts) {
             out.push(Action::Trace(trace));
         }
         if matches!(end, End::Stop | End::Length) {
@@ -440,10 +442,6 @@ fn is_between(plan: Option<&Plan>, pick: Pick, delivery: &Delivery) -> bool {
         group.is_some_and(|group| group.stages.iter().any(|stage| stage.peer == peer))
     };
     has(pick.prefill, delivery.from) && has(pick.decode, delivery.to)
-}
-
-fn peers(group: &Group) -> Vec<PeerId> {
-    group.stages.iter().map(|stage| stage.peer).collect()
 }
 
 /// A request is no longer where it was sent.

@@ -12,10 +12,12 @@ mod doctor;
 mod invite;
 mod join;
 mod keys;
+mod layout;
 mod links;
 mod loading;
 mod owner;
 mod plan;
+mod requests;
 mod show;
 mod simulate;
 mod submit;
@@ -91,6 +93,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "status" => show::status(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
+            "requests" => requests::run(&settings, matches).await,
             "models" => show::models(&settings, matches).await,
             "invite" => invite::run(&settings, matches),
             "doctor" => doctor::run(&settings, matches),
@@ -181,6 +184,7 @@ pub fn command() -> Command {
                 ),
         )
         .subcommand(plan::command())
+        .subcommand(requests::command())
         .subcommand(asking("models", "Models the swarm serves", "tsnode models"))
         .subcommand(invite::command())
         .subcommand(keys::command())

@@ -167,3 +167,41 @@ pub struct PeerView {
     /// It has said that it is leaving.
     pub leaving: bool,
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A peer alone in its swarm, with nothing to tell.
+    pub fn view() -> SwarmView {
+        SwarmView {
+            me: PeerId([1; 32]),
+            swarm: SwarmId([2; 16]),
+            private: false,
+            readiness: Readiness::Ready,
+            waiting: None,
+            lending: Default::default(),
+            loading: None,
+            weights: Default::default(),
+            in_use: Default::default(),
+            epoch: Epoch(0),
+            term: Term(0),
+            coordinator: None,
+            plan_id: None,
+            plan: None,
+            split: Default::default(),
+            ready_groups: vec![],
+            peers: vec![],
+            models: vec![],
+            default_model: None,
+            short: vec![],
+            cut_off: vec![],
+            rejected: BTreeMap::new(),
+            kv_refused: BTreeMap::new(),
+            guesses: Default::default(),
+            link_ages: BTreeMap::new(),
+            addresses: vec![],
+            http: None,
+        }
+    }
+}

@@ -4,7 +4,7 @@ use super::{Action, Gateway, Move, Prefill, Request, left};
 use crate::Time;
 use std::time::Duration;
 use tsnode_protocol::{
-    PeerId, RequestId,
+    RequestId, Stage,
     stream::{DecodeOrder, End},
 };
 
@@ -54,8 +54,8 @@ impl Gateway {
     /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
     /// whatever its leader has noticed. Who is cut off is gone, too.
     pub(super) fn leave_the_dead(&mut self, now: Time, out: &mut Vec<Action>) {
-        let bereft = |peers: &[PeerId]| peers.iter().any(|peer| !self.view.adverts.contains_key(peer));
-        let with = |role: fn(&Request) -> &[PeerId]| -> Vec<RequestId> {
+        let bereft = |stages: &[Stage]| stages.iter().any(|stage| !self.view.adverts.contains_key(&stage.peer));
+        let with = |role: fn(&Request) -> &[Stage]| -> Vec<RequestId> {
             self.requests.iter().filter(|(_, r)| bereft(role(r))).map(|(request, _)| *request).collect()
         };
         let (decode, prefill) = (with(|r| &r.decoders), with(|r| &r.prefillers));

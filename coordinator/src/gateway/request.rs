@@ -1,10 +1,14 @@
 //! A request as its gateway holds it.
 
-use super::{Begun, GatewayConfig, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, trace::Timeline};
+use super::{
+    Begun, GatewayConfig, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, slowest, trace::Timeline,
+};
 use crate::{Time, gate::Overrule, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tsnode_protocol::{GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, kv::KvPace, stream::Generation};
+use tsnode_protocol::{
+    Advert, GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Stage, Token, kv::KvPace, stream::Generation,
+};
 
 /// Where the prompt is computed, and how far that is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,10 +50,10 @@ pub(super) struct Request {
     pub routed: Option<Pick>,
     pub prefill_leader: Option<PeerId>,
     pub decode_leader: Option<PeerId>,
-    /// All peers of the group that prefills for another; the plan may have dropped it since.
-    pub prefillers: Vec<PeerId>,
-    /// All peers of the group that decodes.
-    pub decoders: Vec<PeerId>,
+    /// Stages of the group that prefills for another; the plan may have dropped it since.
+    pub prefillers: Vec<Stage>,
+    /// Stages of the group that decodes.
+    pub decoders: Vec<Stage>,
     pub prefill: Prefill,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: KvCodec,
@@ -238,10 +242,15 @@ impl Request {
         })
     }
 
-    pub fn trace(&self, now: Time, request: RequestId) -> Option<Trace> {
+    /// What is told of it; peers are named, and their links and devices judged, by these adverts.
+    pub fn trace(&self, now: Time, request: RequestId, adverts: &BTreeMap<PeerId, Advert>) -> Option<Trace> {
         let deliveries = self.line.deliveries.clone();
-        Some(Trace {
+        let prefill_stages = if self.prefillers.is_empty() { &self.decoders } else { &self.prefillers }.clone();
+        let mut trace = Trace {
             request,
+            model: self.model,
+            prefill_stages,
+            decode_stages: self.decoders.clone(),
             prefill: self.prefill_leader?,
             decode: self.decode_leader?,
             reason: self.reason.clone(),
@@ -257,6 +266,11 @@ impl Request {
             total: self.line.since(now),
             parts: self.line.parts(now),
             deliveries,
-        })
+            slowest: None,
+            peers: BTreeMap::new(),
+        };
+        trace.slowest = slowest::of(&trace, adverts);
+        trace.peers = trace.names(adverts);
+        Some(trace)
     }
 }

@@ -1,18 +1,28 @@
 //! Prompt flow 9: what ran where in one request, and where its client's time went.
 
+use super::Slowest;
 use crate::Time;
 use serde::{Deserialize, Serialize};
-use tsnode_protocol::{KvCodec, PeerId, RequestId, Seconds, kv::Delivery, stream::Computed};
+use std::collections::{BTreeMap, BTreeSet};
+use tsnode_protocol::{Advert, KvCodec, ModelId, PeerId, RequestId, Seconds, Stage, kv::Delivery, stream::Computed};
 
 /// What ran where in one request, with times and bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// The request.
     pub request: RequestId,
+    /// The model that answered.
+    pub model: ModelId,
     /// Peer that led the prefill that was used.
     pub prefill: PeerId,
     /// Peer that led the decoding.
     pub decode: PeerId,
+    /// Stages of the group that computed the prompt, in order.
+    #[serde(default)]
+    pub prefill_stages: Vec<Stage>,
+    /// Stages of the group that decoded, in order.
+    #[serde(default)]
+    pub decode_stages: Vec<Stage>,
     /// Why prefill ran where it ran: the cost gate's numbers, or the failure that moved it.
     pub reason: String,
     /// What the gate expected, where there were two ways.
@@ -40,6 +50,38 @@ pub struct Trace {
     pub deliveries: Vec<Delivery>,
     /// How often another group went on with it, and why.
     pub moves: Vec<Move>,
+    /// The part that took longest, and what held it up most.
+    #[serde(default)]
+    pub slowest: Option<Slowest>,
+    /// What people call the peers in it, by which they can be told apart.
+    #[serde(default)]
+    pub peers: BTreeMap<PeerId, String>,
+}
+
+impl Trace {
+    /// What to call the peers in it: their names, with an end of their ids where two have the same one or one has none.
+    #[must_use]
+    pub fn names(&self, adverts: &BTreeMap<PeerId, Advert>) -> BTreeMap<PeerId, String> {
+        let stages = self.prefill_stages.iter().chain(&self.decode_stages).map(|stage| stage.peer);
+        let sent = self.deliveries.iter().flat_map(|d| [d.from, d.to]);
+        let peers = stages.chain(sent).chain(self.moves.iter().map(|m| m.from)).chain([self.prefill, self.decode]);
+        let peers: BTreeSet<PeerId> = peers.collect();
+        let own = |peer: &PeerId| adverts.get(peer).map_or("", |advert| advert.name.as_str());
+        let label = |peer: &PeerId| match own(peer) {
+            "" => format!("…{}", peer.short()),
+            name if peers.iter().any(|other| other != peer && own(other) == name) => {
+                format!("{name} …{}", peer.short())
+            }
+            name => name.to_owned(),
+        };
+        peers.iter().map(|peer| (*peer, label(peer))).collect()
+    }
+
+    /// What to call one of its peers.
+    #[must_use]
+    pub fn name(&self, peer: PeerId) -> String {
+        self.peers.get(&peer).cloned().unwrap_or_else(|| format!("…{}", peer.short()))
+    }
 }
 
 /// Until a prompt's KV is where it is decoded.

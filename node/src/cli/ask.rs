@@ -8,6 +8,7 @@ use crate::{
 };
 use clap::ArgMatches;
 use reqwest::{Client, RequestBuilder, Response};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -65,7 +66,12 @@ impl Peer {
 
     /// The swarm as the peer sees it.
     pub(super) async fn view(&self) -> Result<SwarmView, Exit> {
-        let request = self.with_key(self.client.get(format!("{}/api/swarm", self.base))).timeout(PATIENCE);
+        self.get("/api/swarm").await
+    }
+
+    /// What the peer says at a path.
+    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Exit> {
+        let request = self.with_key(self.client.get(format!("{}{path}", self.base))).timeout(PATIENCE);
         let response = self.send(request).await?;
         let wrong = |e: reqwest::Error| Exit::new(Kind::Unreachable, format!("{}: not a tsnode peer: {e}", self.base));
         response.json().await.map_err(wrong)

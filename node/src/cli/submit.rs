@@ -1,6 +1,6 @@
 //! `tsnode submit`.
 
-use super::{ask::Peer, asking, is_set, print_piece, switch};
+use super::{ask::Peer, asking, is_set, print_piece, requests, switch};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -11,7 +11,6 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
-use tsnode_protocol::Seconds;
 
 pub(super) fn command() -> Command {
     asking("submit", "Send a prompt and print the answer", "tsnode submit \"It was a dark night\" --max-tokens 40")
@@ -82,7 +81,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     } else {
         say!("");
         if let Some(trace) = answer.trace {
-            eprintln!("{}", summary(&trace));
+            requests::lines(&trace).iter().for_each(|line| eprintln!("{line}"));
         }
     }
     Ok(())
@@ -152,28 +151,4 @@ pub(super) async fn stream(
         return Err(Exit::new(Kind::Request, "the answer broke off without an end"));
     }
     Ok(Streamed { text, trace })
-}
-
-/// What ran where, in a line.
-pub(super) fn summary(trace: &Trace) -> String {
-    let rate = f64::from(trace.new_tokens.saturating_sub(1)) / (trace.total - trace.ttft).max(1e-9);
-    let kv = match trace.kv_codec {
-        Some(codec) => format!("{} bytes of KV as {}", trace.kv_bytes, format!("{codec:?}").to_lowercase()),
-        None => "no KV sent".into(),
-    };
-    let ms = |part: &[Seconds]| part.iter().map(|s| s.0).sum::<f64>() * 1e3;
-    let p = &trace.parts;
-    let (waited, handed_over) = (ms(&[p.queue, p.recovery]), ms(&[p.pack, p.wire, p.unpack]));
-    format!(
-        "prefill on …{} ({} tokens), decode on …{} ({} tokens, {rate:.0}/s); first token after {:.0} ms, all after {:.0} ms: waiting {waited:.0}, prefill {:.0}, handing over {handed_over:.0}, decode {:.0}; {kv}; {}",
-        trace.prefill.short(),
-        trace.prompt_tokens,
-        trace.decode.short(),
-        trace.new_tokens,
-        trace.ttft * 1e3,
-        trace.total * 1e3,
-        ms(&[p.prefill]),
-        ms(&[p.decode]),
-        trace.reason,
-    )
 }

@@ -3,7 +3,7 @@
 mod broken;
 mod chaos;
 
-use super::{ask::Peer, is_set, json as json_flag, show::print_json, submit, switch, verb};
+use super::{ask::Peer, is_set, json as json_flag, requests, show::print_json, submit, switch, verb};
 use crate::{
     config::{Settings, xdg},
     exit::{Exit, Kind},
@@ -290,7 +290,7 @@ fn tell(matches: &ArgMatches, peers: &[&PeerInfo], text: &str, trace: &Trace, to
         let prompt = matches.get_one::<String>("prompt").map_or("", String::as_str);
         say!("{prompt}{text}\n");
         say!("{} peers of one mind after {:.1} s", peers.len(), took.as_secs_f64());
-        say!("{}", submit::summary(trace));
+        requests::lines(trace).iter().for_each(|line| say!("{line}"));
     }
     apart(trace)
 }

@@ -27,9 +27,7 @@ use tsnode_coordinator::{
     waiting::NotReady,
 };
 use tsnode_kernels::source::ModelSource;
-use tsnode_protocol::{
-    Epoch, ModelCard, ModelId, PeerId, Sampled, SwarmId, Term, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
-};
+use tsnode_protocol::{ModelCard, ModelId, PeerId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End};
 
 /// What the gateway does with a request.
 enum Part {
@@ -71,35 +69,7 @@ fn files() -> ModelFiles {
 }
 
 fn view(models: Vec<ModelCard>) -> SwarmView {
-    SwarmView {
-        me: PeerId([1; 32]),
-        swarm: SwarmId([2; 16]),
-        private: false,
-        readiness: Readiness::Ready,
-        waiting: None,
-        lending: Default::default(),
-        loading: None,
-        weights: Default::default(),
-        in_use: Default::default(),
-        epoch: Epoch(0),
-        term: Term(0),
-        coordinator: None,
-        plan_id: None,
-        plan: None,
-        split: Default::default(),
-        ready_groups: vec![],
-        peers: vec![],
-        models,
-        default_model: None,
-        short: vec![],
-        cut_off: vec![],
-        rejected: BTreeMap::new(),
-        kv_refused: BTreeMap::new(),
-        guesses: Default::default(),
-        link_ages: BTreeMap::new(),
-        addresses: vec![],
-        http: None,
-    }
+    SwarmView { models, ..crate::view::tests::view() }
 }
 
 /// Asks for a key, if one is given, and lets each do so many requests a minute.
@@ -618,7 +588,9 @@ async fn a_key_for_prompts_is_good_for_nothing_else() {
     let key = add(folder.path(), "bob", Scope::Inference).unwrap();
     let api = Api::with(said(End::Stop), Gatekeeper::new(KeyRing::open(folder.path(), None).unwrap(), None)).await;
     let get = |path: &str| api.client.get(format!("{}{path}", api.url)).bearer_auth(&key).send();
-    for (path, status) in [("/v1/models", 200), ("/api/swarm", 403), ("/metrics", 403), ("/", 403)] {
+    for (path, status) in
+        [("/v1/models", 200), ("/api/swarm", 403), ("/api/requests", 403), ("/metrics", 403), ("/", 403)]
+    {
         assert_eq!(get(path).await.unwrap().status(), status, "{path}");
     }
     let leave = api.client.post(format!("{}/api/leave", api.url)).bearer_auth(&key).json(&json!({})).send();
