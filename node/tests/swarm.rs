@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tsnode_protocol::{Invite, InviteId};
 use tsnode_testnet::{Sight, Swarm};
 
@@ -41,6 +41,8 @@ async fn a_swarm_serves_many_and_forgets_them() {
     a_client_that_hangs_up_frees_its_pages(&net).await;
     bad_requests_get_the_right_errors(&net).await;
     a_link_is_measured_twice_in_a_row_and_no_oftener(&net).await;
+    requests_are_shown_with_peers_names(&net).await;
+    programs_talk_line_by_line(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     for (index, peer) in net.net.peers().iter().enumerate() {
         let (bytes, _) = net.net.usage(index).unwrap();
@@ -233,6 +235,70 @@ async fn bad_requests_get_the_right_errors(net: &Net) {
         assert_eq!(raw(body).await.unwrap().status(), 400);
     }
     assert_eq!(raw(vec![b'x'; 9 << 20]).await.unwrap().status(), 413);
+}
+
+/// `tsnode requests`: the last one, and what ran where in it, at the peer that was asked and at no other.
+async fn requests_are_shown_with_peers_names(net: &Net) {
+    let (_, answer) = net.tokens(4, json!({ "prompt": PROMPT, "max_tokens": 4, "ignore_eos": true })).await;
+    let id = answer["tsnode"]["request"].as_str().unwrap();
+    let (_, list, _) = talk(net, 4, &["requests"], "").await;
+    let last = list.lines().nth(1).unwrap();
+    assert!(last.starts_with(id), "{list}");
+    assert!(list.lines().all(|line| line.chars().count() <= 80), "{list}");
+    let (code, shown, _) = talk(net, 4, &["requests", id], "").await;
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(code, Some(0));
+    let leader = |role: &str| {
+        let id = answer["tsnode"][role].as_str().unwrap();
+        net.net.peers().into_iter().find(|peer| peer.id == id).unwrap().name.clone()
+    };
+    for (line, (label, peer)) in
+        lines.iter().zip([("prefill", "prefill"), ("hand-over", "prefill"), ("decode", "decode")])
+    {
+        assert!(line.starts_with(label) && line[11..].starts_with(&leader(peer)), "{shown}");
+    }
+    assert!(lines[3].starts_with("slowest    ") && lines[3].contains(" of "), "{shown}");
+    let (code, whole, _) = talk(net, 4, &["requests", &id[..30], "--json"], "").await;
+    assert_eq!((code, serde_json::from_str::<Value>(&whole).unwrap()), (Some(0), answer["tsnode"].clone()));
+    let (code, _, said) = talk(net, 0, &["requests", id], "").await;
+    assert!(code == Some(9) && said.contains("tsnode requests lists them"), "{said}");
+}
+
+/// `tsnode chat` without a terminal: an answer or an object for each line, and an exit code.
+async fn programs_talk_line_by_line(net: &Net) {
+    let (code, said, noted) =
+        talk(net, 4, &["chat", "--json", "--max-tokens", "4"], "Good day\n\n/reset\nGood day\nAnd you?").await;
+    assert_eq!((code, noted.as_str()), (Some(0), ""), "{said}");
+    let answers: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 3, "{said}");
+    let prompts: Vec<u64> = answers.iter().map(|a| a["prompt_tokens"].as_u64().unwrap()).collect();
+    assert!(prompts[0] == prompts[1] && prompts[2] > prompts[1], "forgotten, and then remembered: {said}");
+    for answer in &answers {
+        assert_eq!(answer["model"], "gutenberg-tiny", "{said}");
+        assert!((1..=4).contains(&answer["new_tokens"].as_u64().unwrap()), "{said}");
+        assert!(answer["first_token_s"].as_f64().unwrap() <= answer["total_s"].as_f64().unwrap(), "{said}");
+    }
+    let (code, text, _) = talk(net, 4, &["chat", "--max-tokens", "4"], "Good day\n").await;
+    assert!(code == Some(0) && text.ends_with('\n') && !text.starts_with("> "), "the answer and no more: {text:?}");
+    let (code, said, why) = talk(net, 4, &["chat", "--model", "nothing"], "Good day\n").await;
+    assert!(code == Some(9) && said.is_empty() && why.contains("gutenberg-tiny"), "{why}");
+    let (code, said, why) = talk(net, 4, &["chat", "--json"], &"x ".repeat(3000)).await;
+    let failed: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &failed["error"]["exit_code"]), (Some(9), &json!(9)), "{why}");
+}
+
+/// A verb that asks a peer, with this on its standard input: exit code, standard output, standard error.
+async fn talk(net: &Net, index: usize, words: &[&str], input: &str) -> (Option<i32>, String, String) {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    command.args(words).args(["--api", &net.peer(index).http]).kill_on_drop(true);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A verb that has ended does not read.
+    let _ = stdin.write_all(input.as_bytes()).await;
+    drop(stdin);
+    let ended = tokio::time::timeout(LONG, child.wait_with_output()).await.unwrap().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (ended.status.code(), text(ended.stdout), text(ended.stderr))
 }
 
 async fn a_link_is_measured_twice_in_a_row_and_no_oftener(net: &Net) {

@@ -110,6 +110,10 @@ fn read_stdin() -> Result<String, Exit> {
 pub(super) struct Streamed {
     pub text: String,
     pub trace: Option<Trace>,
+    /// The model that answered.
+    pub model: Option<String>,
+    /// Why it ended, in OpenAI's words.
+    pub finish: Option<String>,
 }
 
 /// Streams an answer, handing every piece of text to `show`.
@@ -122,6 +126,7 @@ pub(super) async fn stream(
     let response = peer.send(peer.post(path, body).header("x-tsnode-trace", "1")).await?;
     let mut bytes = response.bytes_stream();
     let (mut buffer, mut text, mut trace, mut done) = (Vec::new(), String::new(), None, false);
+    let (mut model, mut finish) = (None, None);
     while let Some(chunk) = bytes.next().await {
         let chunk = chunk.map_err(|e| Exit::new(Kind::Request, format!("the answer broke off: {e}")))?;
         buffer.extend_from_slice(&chunk);
@@ -138,6 +143,8 @@ pub(super) async fn stream(
                 return Err(Exit::new(Kind::Request, format!("the answer broke off: {why}")));
             }
             let choice = &event["choices"][0];
+            model = event["model"].as_str().map(str::to_owned).or(model);
+            finish = choice["finish_reason"].as_str().map(str::to_owned).or(finish);
             if let Some(piece) = choice["text"].as_str().or(choice["delta"]["content"].as_str()) {
                 show(piece);
                 text.push_str(piece);
@@ -150,5 +157,5 @@ pub(super) async fn stream(
     if !done {
         return Err(Exit::new(Kind::Request, "the answer broke off without an end"));
     }
-    Ok(Streamed { text, trace })
+    Ok(Streamed { text, trace, model, finish })
 }
