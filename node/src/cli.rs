@@ -72,7 +72,8 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         _ => {}
     }
     let settings = settings(matches)?;
-    telemetry::start(settings.text("log"), settings.text("log-format"))
+    let sink = if verb == "join" { join::log(&settings, matches) } else { telemetry::Sink::StandardError };
+    telemetry::start(settings.text("log"), settings.text("log-format"), sink)
         .map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
     if verb == "join"
         && let Some((compute, rest)) = settings.cores().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
@@ -85,7 +86,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let runtime = runtime.map_err(|e| Exit::new(Kind::Other, format!("no threads: {e}")))?;
     let done = runtime.block_on(async {
         match verb {
-            "join" => join::run(&settings).await,
+            "join" => join::run(&settings, matches).await,
             "submit" => submit::run(&settings, matches).await,
             "chat" => chat::run(&settings, matches).await,
             "leave" | "pause" | "resume" => owner::ask(verb, &settings, matches).await,
@@ -157,7 +158,7 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .max_term_width(110)
-        .subcommand(verb("join", "Lend this machine to a swarm", "tsnode join --invite ts1…").args(knobs(&ALL)))
+        .subcommand(join::command().args(knobs(&ALL)))
         .subcommand(submit::command())
         .subcommand(chat::command())
         .subcommand(

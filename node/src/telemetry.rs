@@ -1,28 +1,74 @@
-//! Logs: to standard error, as text or JSON.
+//! Logs: to standard error, or to a file where a person watches, as text or JSON.
 
-use std::io::IsTerminal;
-use tracing_subscriber::{EnvFilter, fmt};
+mod file;
+
+use self::file::LogFile;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use tracing_subscriber::{EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// Why logs cannot be written as asked.
 #[derive(Debug, thiserror::Error)]
 #[error("log: {0}")]
 pub struct TelemetryError(String);
 
+/// Where logs go.
+#[derive(Clone, Debug)]
+pub enum Sink {
+    /// All to standard error.
+    StandardError,
+    /// All to a file of bounded size, and warnings also to whoever watches.
+    File {
+        /// The file; when it is full it becomes `….log.1`.
+        path: PathBuf,
+        /// Shows a warning.
+        warnings: fn(&[u8]),
+    },
+}
+
 /// Starts logging by `filter` in `format` (`text` or `json`).
 ///
 /// # Errors
 /// When either is not understood.
-pub fn start(filter: &str, format: &str) -> Result<(), TelemetryError> {
+pub fn start(filter: &str, format: &str, sink: Sink) -> Result<(), TelemetryError> {
     // Libraries say much that is of use only to their authors.
     let quiet = format!("warn,libp2p_kad=error,tsnode={filter},tsnode_coordinator={filter},tsnode_kernels={filter}");
     let directives = if filter.contains(['=', ',']) { filter } else { &quiet };
     let filter = EnvFilter::try_new(directives).map_err(|e| TelemetryError(e.to_string()))?;
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
-    match format {
-        "text" => builder.try_init(),
-        "json" => builder.json().try_init(),
+    let is_json = match format {
+        "text" => false,
+        "json" => true,
         other => return Err(TelemetryError(format!("{other:?} is no format; choose text or json"))),
+    };
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    match sink {
+        Sink::StandardError => {
+            let all = fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
+            let all = if is_json { all.json().boxed() } else { all.boxed() };
+            tracing_subscriber::registry().with(filter).with(all).try_init()
+        }
+        Sink::File { path, warnings } => {
+            let all = fmt::layer().with_writer(Mutex::new(LogFile::new(path, warnings))).with_ansi(false);
+            let all = if is_json { all.json().boxed() } else { all.boxed() };
+            let shown = fmt::layer().with_writer(move || Watched(warnings)).with_ansi(colour);
+            let shown = shown.without_time().with_target(false).with_filter(LevelFilter::WARN);
+            tracing_subscriber::registry().with(filter).with(all).with(shown).try_init()
+        }
     }
     .map_err(|e| TelemetryError(e.to_string()))
+}
+
+/// Whoever watches, as something to write to: a whole line at a time.
+struct Watched(fn(&[u8]));
+
+impl Write for Watched {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        (self.0)(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

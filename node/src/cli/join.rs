@@ -1,26 +1,79 @@
 //! `tsnode join`.
 
-use super::loading::Loading;
+mod board;
+pub(super) mod live;
+
+use self::board::{Board, Fixed};
+use super::{loading::Loading, verb};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
     memory::Size,
-    node,
+    node, telemetry,
     view::{Readiness, SwarmView},
 };
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::path::{Path, PathBuf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::lending::Lending;
 use tsnode_protocol::Device;
 
-pub(super) async fn run(settings: &Settings) -> Result<(), Exit> {
+/// The log in the data folder, where a person watches the peer.
+const LOG_FILE: &str = "join.log";
+
+pub(super) fn command() -> Command {
+    verb("join", "Lend this machine to a swarm", "tsnode join --invite ts1…").arg(
+        Arg::new("verbose")
+            .long("verbose")
+            .short('v')
+            .action(ArgAction::SetTrue)
+            .help("Show the log on standard error, as where that is no terminal, and not the summary"),
+    )
+}
+
+/// Where the log of a peer goes: to standard error, unless a person watches who did not ask for it.
+pub(super) fn log(settings: &Settings, matches: &ArgMatches) -> telemetry::Sink {
+    if live::is_watched() && !matches.get_flag("verbose") {
+        telemetry::Sink::File { path: log_file(settings), warnings: live::above }
+    } else {
+        telemetry::Sink::StandardError
+    }
+}
+
+fn log_file(settings: &Settings) -> PathBuf {
+    settings.data_dir().join(LOG_FILE)
+}
+
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let is_watched = live::is_watched() && !matches.get_flag("verbose");
+    let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();
     let end = tokio::spawn(obey_signals(stop.clone()));
-    let done = node::run(config, stop, |view| drop(tokio::spawn(narrate(view)))).await;
+    let watch = |view| {
+        match fixed {
+            Some(fixed) => tokio::spawn(summarise(view, fixed)),
+            None => tokio::spawn(narrate(view)),
+        };
+    };
+    let done = node::run(config, stop, watch).await;
     end.abort();
+    live::clear();
     Ok(done?)
+}
+
+/// What a person is told of a peer whatever it does.
+fn fixed(settings: &Settings, name: String) -> Fixed {
+    let is_usual = settings.text("data-dir").is_empty();
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let written = |path: &Path| board::path(path, home.as_deref());
+    let invite = match is_usual {
+        true => "tsnode invite".into(),
+        false => format!("tsnode invite --data-dir {}", settings.data_dir().display()),
+    };
+    Fixed { name, invite, log: board::log(&written(&log_file(settings))) }
 }
 
 /// The first signal drains, the second ends at once.
@@ -38,8 +91,21 @@ async fn obey_signals(stop: CancellationToken) {
             std::process::exit(130);
         }
         first = false;
-        eprintln!("leaving: waiting for what runs here to end; once more to end at once");
+        live::above(b"leaving: waiting for what runs here to end; once more to end at once\n");
         stop.cancel();
+    }
+}
+
+/// Keeps a person at a terminal informed: lines that stay, and one that changes.
+async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed) {
+    let mut board = Board::default();
+    loop {
+        let now = view.borrow_and_update().clone();
+        board.news(&now, &fixed).iter().for_each(|line| live::print(line));
+        live::show(board::coloured(board::live(&now), live::is_coloured()));
+        if view.changed().await.is_err() {
+            return;
+        }
     }
 }
 
