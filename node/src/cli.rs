@@ -20,6 +20,7 @@ mod plan;
 mod requests;
 mod show;
 mod simulate;
+mod status;
 mod submit;
 mod testnet;
 
@@ -171,9 +172,13 @@ pub fn command() -> Command {
             "tsnode pause",
         ))
         .subcommand(asking("resume", "Lend this machine again", "tsnode resume"))
-        .subcommand(asking("status", "What this peer and its swarm are doing", "tsnode status --json"))
+        .subcommand(
+            asking("status", "What this machine does for the swarm, for whom and how fast", "tsnode status --json")
+                .arg(verbose("Also ids, terms, how times were foretold, and what was refused")),
+        )
         .subcommand(
             asking("peers", "Who is in the swarm", "tsnode peers --links")
+                .arg(verbose("Also ids, measured speeds, and how well times were foretold"))
                 .arg(switch("links", "Show measured links"))
                 .arg(
                     Arg::new("picture")
@@ -299,6 +304,10 @@ fn json() -> Arg {
 
 fn switch(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+fn verbose(help: &'static str) -> Arg {
+    switch("verbose", help).short('v')
 }
 
 fn is_set(matches: &ArgMatches, name: &str) -> bool {

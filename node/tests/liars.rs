@@ -140,7 +140,7 @@ fn turned_away(peer: &PeerInfo, sight: &Option<Sight>, stranger: &str, members: 
     Ok(())
 }
 
-/// What the log and `tsnode status` say of one that hangs up when it sees that the secrets differ.
+/// What the log and `tsnode status --verbose` say of one that hangs up when it sees that the secrets differ.
 const NO_MEMBER: &str = "left before membership was proven";
 
 /// Whether everybody follows one plan and sees its groups up: they may be loading when a peer has just gone.

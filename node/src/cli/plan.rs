@@ -6,7 +6,7 @@ mod services;
 mod swarm;
 
 use self::asked::Asked;
-use super::{asking_args, is_set, show, switch, verb};
+use super::{asking_args, is_set, show, switch, verb, verbose};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -48,6 +48,7 @@ pub(super) fn command() -> Command {
         .arg(value("lose", "HOST", "Plan, then lose these hosts and plan again").action(ArgAction::Append))
         .arg(value("svg", "FILE", "Draw the plan into this file"))
         .arg(switch("why", "Show the next best plans and what each loses"))
+        .arg(verbose("Also plans that differ by next to nothing").requires("why").conflicts_with("cluster"))
 }
 
 /// What says which problem to plan.

@@ -1,15 +1,20 @@
 //! Verbs that print what a peer knows: `status`, `peers`, `models`, `invite`, `config show`, `version`.
 
-use super::{ask::Peer, is_set, links};
+use super::{
+    ask::Peer,
+    is_set,
+    layout::{fitted, harmless, padded, width},
+    links, status,
+};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
-    view::SwarmView,
+    view::{PeerView, SwarmView},
 };
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Device, LayerProfile, ModelCard, PeerId};
+use tsnode_protocol::{Device, Group, LayerProfile, PeerId, Phase, Stage};
 
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
     Peer::find(settings, matches)?.view().await
@@ -20,55 +25,8 @@ pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<
     if is_set(matches, "json") {
         return print_json(&view);
     }
-    let names = names(&view);
-    say!("peer         {}", view.me);
-    say!("swarm        {}{}", view.swarm, if view.private { " (private)" } else { " (open)" });
-    say!("state        {}", json!(view.readiness)["stage"].as_str().unwrap_or_default());
-    if let Some(why) = view.why_not() {
-        say!("waits        {why}");
-    }
-    if let Some(why) = view.lends_nothing() {
-        say!("lends        nothing: {why}");
-    }
-    say!("peers        {}", view.peers.len());
-    say!("coordinator  {}", view.coordinator.map_or("none".into(), |p| name(&names, p)));
-    say!("epoch, term  {}, {}", view.epoch.0, view.term.0);
-    say!("plan         {}", view.plan.as_ref().map_or("none yet", |p| p.reason.as_str()));
-    let groups = view.plan.as_ref().map_or(&[][..], |p| &p.groups);
-    let ready = groups.iter().filter(|g| view.ready_groups.contains(&g.id)).count();
-    say!("groups       {ready} of {} take requests", groups.len());
-    let others = view.ready_groups.len() - ready;
-    if others > 0 {
-        say!("             {others} of the plan before go on until those do");
-    }
-    let mark = if view.models.len() > 1 { " (default)" } else { "" };
-    let model = |m: &ModelCard| format!("{}{}", m.name, if Some(m.id) == view.default_model { mark } else { "" });
-    say!("models       {}", view.models.iter().map(model).collect::<Vec<_>>().join(", "));
-    if let Some(own) = view.peers.iter().find(|p| p.id == view.me) {
-        if !own.advert.reachable {
-            let relays = own.advert.addresses.iter().filter(|a| a.contains("/p2p-circuit")).count();
-            say!("reached      by nobody who was not called first; others come over relays ({relays} addresses)");
-        }
-        let l = own.load;
-        say!(
-            "here         {} running, {} waiting, {} of {} KV pages free",
-            l.running,
-            l.waiting,
-            l.free_pages,
-            l.total_pages
-        );
-        for LayerProfile { prompts, steps, mixed, .. } in own.advert.devices.iter().filter_map(|d| d.profile) {
-            say!("times        prompts {prompts}");
-            say!("             steps {steps}; with a prompt beside them {mixed}");
-        }
-    }
-    let refused: u64 = view.rejected.values().sum();
-    say!("refused      {refused} messages{}", if refused > 0 { ":" } else { "" });
-    for (reason, count) in &view.rejected {
-        say!("             {count} × {reason}");
-    }
-    for (reason, count) in &view.kv_refused {
-        say!("KV refused   {count} × {reason}");
+    for line in status::lines(&view, is_set(matches, "verbose")) {
+        say!("{line}");
     }
     Ok(())
 }
@@ -81,28 +39,15 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
     if is_set(matches, "json") {
         return print_json(&json!({ "peers": view.peers, "cut_off": view.cut_off }));
     }
-    let mut rows =
-        vec![["PEER", "ID", "DEVICES", "GFLOP/S", "OFF BY", "RUNNING", "KV FREE", "SILENT"].map(String::from).to_vec()];
-    for peer in &view.peers {
-        let lost = |d: &Device| if d.memory_bytes == 0 { " (lost)" } else { "" };
-        let devices: Vec<String> = peer.advert.devices.iter().map(|d| format!("{}{}", d.name, lost(d))).collect();
-        let flops = peer.advert.devices.iter().fold(0.0, |sum, d| sum + d.flops.0);
-        let load = peer.load;
-        rows.push(vec![
-            format!("{}{}", peer.advert.name, if peer.id == view.me { " (this)" } else { "" }),
-            peer.id.to_string(),
-            match devices.is_empty() {
-                true if peer.advert.models.is_empty() => "gateway only".into(),
-                true => "none now".into(),
-                false => devices.join(", "),
-            },
-            format!("{:.0}", flops / 1e9),
-            off_by(peer.advert.devices.iter().find_map(|d| d.profile)),
-            load.running.to_string(),
-            format!("{}/{}", load.free_pages, load.total_pages),
-            format!("{:.1} s", peer.silent_for),
-        ]);
-    }
+    let verbose = is_set(matches, "verbose");
+    let titles = ["PEER", "LENDS", "DOES", "RUNNING", "KV USED", "HEARD"];
+    let figures = ["GFLOP/S", "OFF BY", "ID"];
+    let titles = titles.iter().chain(figures.iter().filter(|_| verbose));
+    let mut rows = vec![titles.map(|t| (*t).to_owned()).collect()];
+    rows.extend(view.peers.iter().map(|peer| {
+        let figures = if verbose { figures_of(peer).to_vec() } else { vec![] };
+        [columns_of(&view, peer).to_vec(), figures].concat()
+    }));
     table(&rows)?;
     for cut in &view.cut_off {
         let who =
@@ -110,6 +55,52 @@ pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(
         say!("cut off: {who} {} ({} offences), for {:.0} s more", cut.reason, cut.offences, cut.seconds_left);
     }
     Ok(())
+}
+
+/// What people look at, in 80 columns.
+fn columns_of(view: &SwarmView, peer: &PeerView) -> [String; 6] {
+    let lost = |d: &Device| if d.memory_bytes == 0 { " (lost)" } else { "" };
+    let devices: Vec<String> = peer.advert.devices.iter().map(|d| format!("{}{}", d.name, lost(d))).collect();
+    let lends = match devices.is_empty() {
+        true if peer.advert.models.is_empty() => "gateway only".into(),
+        true => "nothing now".into(),
+        false => devices.join(", "),
+    };
+    let groups = view.plan.as_ref().map_or(&[][..], |plan| &plan.groups);
+    let part = |group: &Group| {
+        let stages = group.stages.iter().filter(|s| s.peer == peer.id);
+        let layers = |s: &Stage| format!(" {}–{}", s.layers.start + 1, s.layers.end);
+        stages
+            .map(|s| format!("{}{}", in_short(group.phase), if group.stages.len() > 1 { layers(s) } else { "".into() }))
+            .collect::<Vec<_>>()
+    };
+    let parts: Vec<String> = groups.iter().flat_map(part).collect();
+    let load = peer.load;
+    let used = 100.0 * f64::from(load.total_pages.saturating_sub(load.free_pages)) / f64::from(load.total_pages.max(1));
+    [
+        fitted(&format!("{}{}", harmless(&peer.advert.name), if peer.id == view.me { " (this)" } else { "" }), 18),
+        fitted(&harmless(&lends), 18),
+        fitted(&if parts.is_empty() { "-".into() } else { parts.join(", ") }, 18),
+        load.running.to_string(),
+        if load.total_pages == 0 { "-".into() } else { format!("{used:.0} %") },
+        if peer.id == view.me { "-".into() } else { format!("{:.0} s ago", peer.silent_for) },
+    ]
+}
+
+/// What a group does, in a column.
+fn in_short(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prefill => "prompts",
+        Phase::Decode => "answers",
+        Phase::Mixed => "both",
+    }
+}
+
+/// What engineers look at.
+fn figures_of(peer: &PeerView) -> [String; 3] {
+    let flops = peer.advert.devices.iter().fold(0.0, |sum, d| sum + d.flops.0);
+    let off_by = off_by(peer.advert.devices.iter().find_map(|d| d.profile));
+    [format!("{:.0}", flops / 1e9), off_by, peer.id.to_string()]
 }
 
 /// Mean errors of the times that plans count with: prompts', and answers'.
@@ -186,10 +177,10 @@ pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Exit> {
 /// Prints columns as wide as their widest entry.
 pub(super) fn table(rows: &[Vec<String>]) -> Result<(), Exit> {
     let columns = rows.first().map_or(0, Vec::len);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let widest = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| width(t)).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(widest).collect();
     for row in rows {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(text, w)| format!("{text:<w$}")).collect();
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(text, w)| padded(text, *w)).collect();
         say!("{}", cells.join("  ").trim_end());
     }
     Ok(())

@@ -3,7 +3,9 @@
 use crate::{
     cli::{
         is_set,
+        layout::harmless,
         show::{look, name, names, print_json, table},
+        status::in_words,
     },
     config::Settings,
     exit::Exit,
@@ -33,7 +35,9 @@ pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<()
         return Ok(());
     };
     print(&view, plan)?;
-    reasons.iter().for_each(|why| explain(why, &view));
+    for why in &reasons {
+        say!("\n{}", explained(why, &view, is_set(matches, "verbose")).join("\n"));
+    }
     Ok(())
 }
 
@@ -74,21 +78,39 @@ fn stages(group: &Group, view: &SwarmView, names: &BTreeMap<PeerId, String>) -> 
     group.stages.iter().map(stage).collect::<Vec<_>>().join(" → ")
 }
 
-fn explain(why: &Why, view: &SwarmView) {
+/// Other ways that are worth as much within this part of requests are no reason for or against anything.
+const TELLING: f64 = 1e-3;
+
+/// Why these groups: what they are worth, and what the next best ones would lose; `verbose` has those that lose next to nothing.
+fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
     let names = &names(view);
-    let kept = |value: f64| format!("{:.2} %", value * 100.0);
-    say!("\n{}: valued at {:.3} requests/s, the adopted groups are worth {}", why.model, why.rate, kept(why.adopted));
+    let kept = |value: f64| format!("{:.1} %", value * 100.0);
+    let rate = why.rate;
+    let mut lines = vec![format!(
+        "{}: of {rate:.3} requests/s, these groups answer {} in time",
+        harmless(&why.model),
+        kept(why.adopted)
+    )];
     if why.others.is_empty() {
-        say!("  there is no other way to form groups of these devices");
+        lines.push("  there is no other way to form groups of these devices".into());
     }
-    for (n, other) in why.others.iter().enumerate() {
+    let telling = |other: &&live::Other| verbose || (why.adopted - other.value).abs() >= TELLING;
+    for other in why.others.iter().filter(telling) {
         let loses = why.adopted - other.value;
-        let worth = if loses >= 0.0 { format!("{} less", kept(loses)) } else { format!("{} more", kept(-loses)) };
-        say!("  runner-up {}: {worth}", n + 1);
-        for group in &other.groups {
-            say!("    {} {}", group.phase, stages(group, view, names));
-        }
+        let worth = match loses {
+            l if l.abs() < TELLING => format!("{:.3} % fewer in time", 100.0 * l),
+            l if l > 0.0 => format!("{} fewer in time", kept(l)),
+            l => format!("{} more by links as they are now; a plan is changed for what is clearly better", kept(-l)),
+        };
+        lines.push(format!("  instead, {worth}:"));
+        lines.extend(other.groups.iter().map(|g| format!("    {} {}", stages(g, view, names), in_words(g.phase))));
     }
+    let alike = why.others.len() - why.others.iter().filter(telling).count();
+    if alike > 0 {
+        let ways = if alike == 1 { "one other way is".into() } else { format!("{alike} other ways are") };
+        lines.push(format!("  {ways} as good within {}: no reason to change", kept(TELLING)));
+    }
+    lines
 }
 
 fn as_json(why: &Why) -> serde_json::Value {
@@ -97,4 +119,31 @@ fn as_json(why: &Why) -> serde_json::Value {
         "model": why.model, "rate": why.rate, "value": why.adopted,
         "runners_up": why.others.iter().map(other).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::tests::view;
+    use tsnode_coordinator::scheduler::live::Other;
+
+    #[test]
+    fn ways_that_differ_by_next_to_nothing_are_no_reason() {
+        let other = |value| Other { groups: vec![], value };
+        let why = |values: &[f64]| Why {
+            model: "tiny".into(),
+            rate: 0.05,
+            adopted: 0.98,
+            others: values.iter().map(|v| other(*v)).collect(),
+        };
+        let told = |values: &[f64], verbose| explained(&why(values), &view(), verbose)[1..].join("\n");
+        assert_eq!(told(&[], false), "  there is no other way to form groups of these devices");
+        assert_eq!(
+            told(&[0.9799, 0.9795, 0.9], false),
+            "  instead, 8.0 % fewer in time:\n  2 other ways are as good within 0.1 %: no reason to change"
+        );
+        assert_eq!(told(&[0.9799], false), "  one other way is as good within 0.1 %: no reason to change");
+        assert_eq!(told(&[0.9799], true), "  instead, 0.010 % fewer in time:");
+        assert!(told(&[0.99], false).starts_with("  instead, 1.0 % more by links as they are now"));
+    }
 }
