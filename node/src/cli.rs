@@ -1,8 +1,13 @@
 //! The command line: one verb, one file.
 
-/// Prints a line. A reader that has gone ends the process quietly, as it does other programs.
+/// Prints a line. A reader that has gone ends the verb quietly, as it does other programs.
 macro_rules! say {
     ($($arg:tt)*) => { crate::cli::print_line(format_args!($($arg)*)) };
+}
+
+/// Says a line about what is printed, beside it: on standard error, which may be closed.
+macro_rules! note {
+    ($($arg:tt)*) => { crate::exit::note(format_args!($($arg)*)) };
 }
 
 mod ask;
@@ -25,30 +30,41 @@ mod submit;
 mod testnet;
 
 use crate::{
-    config::{KNOBS, Settings, usual_file},
+    config::{KNOBS, Machine, Settings, unknown_variables, usual_file, values},
     exit::{Exit, Kind},
-    telemetry,
+    plain, telemetry,
     text::apart,
 };
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
+use tsnode_kernels::device::Host;
 
 /// See `say!`.
 fn print_line(line: std::fmt::Arguments<'_>) {
-    use std::io::Write;
-    if writeln!(std::io::stdout(), "{line}").is_err() {
-        std::process::exit(0);
-    }
+    printed(writeln!(io::stdout(), "{line}"));
 }
 
-/// Prints a part of a line at once, and ends the process as `print_line` does.
+/// Prints a part of a line at once.
 fn print_piece(piece: &str) {
-    use std::io::Write;
-    let mut out = std::io::stdout();
-    if out.write_all(piece.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
+    let mut out = io::stdout();
+    printed(out.write_all(piece.as_bytes()).and_then(|()| out.flush()));
+}
+
+/// Why nothing is printed any more.
+struct Unprinted(io::Error);
+
+/// What cannot be printed ends the verb: from wherever it was said up to `main`, and everything on the way is put away as it is at
+/// any other end: a testnet's processes above all. A task of its own, as the lines of a peer that serves on, ends alone.
+fn printed(outcome: io::Result<()>) {
+    if let Err(error) = outcome {
+        resume_unwind(Box::new(Unprinted(error)));
     }
 }
 
@@ -58,9 +74,15 @@ pub fn main() -> ExitCode {
     // One provider of cryptography, named before anything asks for one.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let matches = command().get_matches();
-    match run(&matches) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(exit) => exit.report(),
+    match catch_unwind(AssertUnwindSafe(|| run(&matches))) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(exit)) => exit.report(),
+        Err(thrown) => match thrown.downcast::<Unprinted>() {
+            // A reader that has what it wants is no error; a disk that is full is one.
+            Ok(unprinted) if unprinted.0.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Ok(unprinted) => Exit::file(Kind::Other, "standard output", &unprinted.0).report(),
+            Err(other) => resume_unwind(other),
+        },
     }
 }
 
@@ -72,6 +94,8 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         apart::VERB => return apart::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
         _ => {}
     }
+    nothing_is_empty(matches)?;
+    warn(unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())));
     let settings = settings(matches)?;
     let sink = if verb == "join" { join::log(&settings, matches) } else { telemetry::Sink::StandardError };
     telemetry::start(settings.text("log"), settings.text("log-format"), sink)
@@ -80,7 +104,11 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         && let Some((compute, rest)) = settings.cores().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
     {
         // Before there is any other thread: they take it over.
-        compute.check().and_then(|()| rest.stay()).map_err(|e| Exit::new(Kind::Config, format!("cores: {e}")))?;
+        let stay = compute.check().and_then(|()| rest.stay());
+        stay.map_err(|e| Exit::new(Kind::Config, format!("--cores: {}", plain::io_error(&e))))?;
+    }
+    if verb == "join" {
+        warn(settings.warnings(machine()));
     }
     let workers = workers(verb, &settings).map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
@@ -98,7 +126,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "requests" => requests::run(&settings, matches).await,
             "models" => show::models(&settings, matches).await,
             "invite" => invite::run(&settings, matches),
-            "doctor" => doctor::run(&settings, matches),
+            "doctor" => doctor::run(&settings, matches).await,
             "config" => show::config(&settings, matches),
             "bench" => bench::run(&settings, matches).await,
             "simulate" => simulate::run(matches).await,
@@ -108,6 +136,44 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     });
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
     done
+}
+
+/// Says what is accepted and hardly meant.
+fn warn(lines: Vec<String>) {
+    lines.iter().for_each(|line| note!("tsnode: warning: {line}"));
+}
+
+/// What settings are held against.
+fn machine() -> Machine {
+    let Host { cpu, gpus } = Host::detect();
+    let cards = gpus.into_iter().flatten().map(|card| card.memory_bytes);
+    Machine { cores: cpu.cores, memory_bytes: cards.fold(cpu.memory_bytes, u64::max) }
+}
+
+/// An empty value is most often a script's variable that was not set. Settings say the same of theirs wherever they come from.
+fn nothing_is_empty(matches: &ArgMatches) -> Result<(), Exit> {
+    for name in matches.ids() {
+        let (name, given) = (name.as_str(), matches.value_source(name.as_str()) == Some(ValueSource::CommandLine));
+        let mut values = matches.try_get_raw(name).ok().flatten().into_iter().flatten();
+        let is_setting = KNOBS.iter().any(|knob| knob.name == name);
+        if given && !is_setting && values.any(|value| value.to_string_lossy().trim().is_empty()) {
+            return Err(Exit::new(Kind::Usage, format!("{name}: nothing is said; leave it out, or give it a value")));
+        }
+    }
+    matches.subcommand().map_or(Ok(()), |(_, matches)| nothing_is_empty(matches))
+}
+
+/// Reads a whole number in a range, and says which there are.
+fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text| values::whole(text, &range)
+}
+
+/// Reads a number in a range, and says which there are.
+fn decimal(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    move |text| values::decimal(text, &range)
 }
 
 /// Threads for all that does not compute: one for each connection that may share a hand-over.
@@ -141,8 +207,15 @@ fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
             flags.insert(knob.name.to_owned(), value.clone());
         }
     }
+    if let Some(invite) = deepest.try_get_one::<String>(INVITE).ok().flatten() {
+        flags.insert("invite".to_owned(), invite.clone());
+    }
     let named = deepest.try_get_one::<PathBuf>("config").ok().flatten();
     let variable = || std::env::var_os("TSNODE_CONFIG").map(PathBuf::from);
+    if std::env::var_os("TSNODE_CONFIG").is_some_and(|file| file.is_empty()) {
+        let what = "TSNODE_CONFIG: nothing is said; unset it, or let it name a settings file";
+        return Err(Exit::new(Kind::Config, what));
+    }
     let file = named.cloned().or_else(variable);
     let must_exist = file.is_some();
     let file = file.unwrap_or_else(usual_file);
@@ -159,7 +232,10 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .max_term_width(110)
-        .subcommand(join::command().args(knobs(&ALL)))
+        .subcommand(join::command().args(knobs(&ALL)).arg(
+            // Everybody tries it without the flag first.
+            Arg::new(INVITE).value_name("INVITE").conflicts_with("invite").help("The same as --invite"),
+        ))
         .subcommand(submit::command())
         .subcommand(chat::command())
         .subcommand(
@@ -230,6 +306,9 @@ pub fn command() -> Command {
         )
         .subcommand(verb("version", "Print the version", "tsnode version --json").arg(json()))
 }
+
+/// `--invite` without its flag.
+const INVITE: &str = "invite to join with";
 
 /// Names of all settings.
 const ALL: [&str; KNOBS.len() - 2] = {
@@ -323,6 +402,30 @@ mod tests {
         let asked = |words: &[&str]| command().try_get_matches_from(words).is_ok();
         assert!(asked(&["tsnode", "submit", "a"]) && asked(&["tsnode", "submit", "--file", "f"]));
         assert!(!asked(&["tsnode", "submit", "a", "--file", "f"]), "one of them would be dropped");
+    }
+
+    #[test]
+    fn an_empty_value_is_an_error_everywhere() {
+        let said = |words: &[&str]| {
+            let matches = command().try_get_matches_from(words).map_err(|e| e.to_string());
+            matches.and_then(|matches| nothing_is_empty(&matches).map_err(|e| e.to_string()))
+        };
+        for words in [
+            &["tsnode", "submit", ""][..],
+            &["tsnode", "submit", "a", "--model", ""],
+            &["tsnode", "submit", "a", "--api", " "],
+            &["tsnode", "submit", "--file", ""],
+            &["tsnode", "status", "--config", ""],
+            &["tsnode", "testnet", "up", "--prompt", ""],
+            &["tsnode", "testnet", "up", "--layout="],
+            &["tsnode", "testnet", "kill", ""],
+            &["tsnode", "keys", "add", ""],
+            &["tsnode", "plan", "--cluster", ""],
+        ] {
+            assert!(said(words).is_err(), "{words:?}");
+        }
+        assert_eq!(said(&["tsnode", "submit", "a", "--model", "b", "--json"]), Ok(()));
+        assert_eq!(said(&["tsnode", "testnet", "up", "--detach"]), Ok(()));
     }
 
     #[test]

@@ -1,16 +1,23 @@
 //! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
 
+pub mod values;
+mod warnings;
+
+pub use warnings::{Machine, unknown_variables};
+
 use crate::{
     cores::Cores,
     faults::Wall,
     keys::KEYS_FILE,
     links::Shaping,
     node::{Membering, ModelChoice, NodeConfig},
+    plain,
 };
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::{NonZeroU8, NonZeroUsize};
+use std::num::NonZeroU8;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,8 +28,13 @@ use tsnode_coordinator::{
     spot::SpotChecks,
 };
 use tsnode_kernels::engine::Threads;
-use tsnode_protocol::{BytesPerSecond, KvDtype, kv::KvPace, limits};
+use tsnode_protocol::{BytesPerSecond, Invite, KvDtype, invite::InviteError, kv::KvPace, limits};
+use values::Bytes;
 
+/// The most threads or ranks that are taken for a wish.
+const MOST_THREADS: usize = 1024;
+/// Longest value that is repeated in an error.
+const SHOWN_CHARS: usize = 40;
 /// Requests a minute of each client beyond this host, unless told otherwise.
 const REMOTE_RATE: u32 = 600;
 
@@ -105,6 +117,14 @@ pub const KNOBS: [Knob; 36] = [
     knob("log-format", "text", "How to log: text or json"),
 ];
 
+impl Knob {
+    /// `TSNODE_DATA_DIR`.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("TSNODE_{}", self.name.to_uppercase().replace('-', "_"))
+    }
+}
+
 const fn knob(name: &'static str, default: &'static str, help: &'static str) -> Knob {
     Knob { name, default, help }
 }
@@ -137,7 +157,7 @@ impl fmt::Display for Origin {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{path}: {error}")]
+    #[error("{}: {error}; name another settings file with --config", path.display())]
     Unreadable {
         /// Which.
         path: PathBuf,
@@ -145,7 +165,7 @@ pub enum ConfigError {
         error: String,
     },
     /// The file is not TOML.
-    #[error("{path}:{line}: {error}")]
+    #[error("{}:{line}: this is no TOML ({error}); write a setting a line, as memory = \"8GiB\"", path.display())]
     Syntax {
         /// Which.
         path: PathBuf,
@@ -155,8 +175,30 @@ pub enum ConfigError {
         error: String,
     },
     /// The file has a key that is no setting.
-    #[error("{path}:{line}: unknown key `{key}`; `tsnode config show` lists all settings")]
+    #[error("{}:{line}: unknown key `{key}`; {next}", path.display())]
     Unknown {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// The key.
+        key: String,
+        /// The setting that was meant, or where all are listed.
+        next: String,
+    },
+    /// The file has something else than a value.
+    #[error("{}:{line}: `{key}` is a list or a table; write one value, as {key} = \"…\"", path.display())]
+    Shape {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// The key.
+        key: String,
+    },
+    /// The file says a setting twice, with dashes and with underscores.
+    #[error("{}:{line}: `{key}` is said twice; leave one", path.display())]
+    Twice {
         /// Which.
         path: PathBuf,
         /// Where.
@@ -165,14 +207,10 @@ pub enum ConfigError {
         key: String,
     },
     /// A value that is not what it should be.
-    #[error("{name} = {value:?} ({origin}): {error}")]
+    #[error("{place}: {error}")]
     Value {
-        /// The setting.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// Where it came from.
-        origin: String,
+        /// The setting with its value, as it was said: `--threads 0`.
+        place: String,
         /// Why.
         error: String,
     },
@@ -186,7 +224,7 @@ impl Settings {
     /// Gathers settings. `flags` are those given; `file` is read if it exists, and must exist if `named`.
     ///
     /// # Errors
-    /// When the file cannot be read or holds what is no setting.
+    /// When the file cannot be read or holds what is no setting, or a setting is said to be nothing.
     pub fn gather(
         flags: &BTreeMap<String, String>,
         variables: impl Fn(&str) -> Option<String>,
@@ -196,7 +234,7 @@ impl Settings {
         let in_file = if named || file.exists() { read(file)? } else { BTreeMap::new() };
         let mut all = BTreeMap::new();
         for knob in KNOBS {
-            let variable = format!("TSNODE_{}", knob.name.to_uppercase().replace('-', "_"));
+            let variable = knob.variable();
             let found = if let Some(value) = flags.get(knob.name) {
                 (value.clone(), Origin::Flag)
             } else if let Some(value) = variables(&variable) {
@@ -208,7 +246,13 @@ impl Settings {
             };
             all.insert(knob.name, found);
         }
-        Ok(Self(all))
+        let settings = Self(all);
+        // A script's empty variable is no wish for the default: an invite that was not there would found a swarm.
+        let empty = settings.iter().find(|(_, value, origin)| value.trim().is_empty() && **origin != Origin::Default);
+        match empty {
+            Some((name, ..)) => Err(settings.wrong(name, "nothing is said; leave it out, or give it a value".into())),
+            None => Ok(settings),
+        }
     }
 
     /// Every setting with its value and origin.
@@ -248,8 +292,44 @@ impl Settings {
     }
 
     fn wrong(&self, name: &'static str, error: String) -> ConfigError {
-        let (value, origin) = self.0.get(name).cloned().unwrap_or((String::new(), Origin::Default));
-        ConfigError::Value { name, value, origin: origin.to_string(), error }
+        ConfigError::Value { place: self.place(name), error }
+    }
+
+    fn origin(&self, name: &'static str) -> Option<&Origin> {
+        self.0.get(name).map(|(_, origin)| origin)
+    }
+
+    /// A setting with its value, as it was said.
+    fn place(&self, name: &'static str) -> String {
+        let value = shown(name, self.text(name));
+        match self.origin(name) {
+            Some(Origin::Flag) => format!("--{name} {value}"),
+            Some(Origin::Variable(variable)) => format!("{variable}={value}"),
+            Some(file @ Origin::File(..)) => format!("{file}: {} = {value}", name.replace('-', "_")),
+            Some(Origin::Default) | None => format!("{name} = {value} (default)"),
+        }
+    }
+
+    fn whole<T>(&self, name: &'static str, range: RangeInclusive<T>) -> Result<Option<T>, ConfigError>
+    where
+        T: FromStr + PartialOrd + fmt::Display,
+    {
+        let read = |text| values::whole(text, &range).map_err(|error| self.wrong(name, error));
+        Some(self.text(name)).filter(|text| !text.is_empty()).map(read).transpose()
+    }
+
+    fn address(&self, name: &'static str) -> Result<SocketAddr, ConfigError> {
+        let usual = KNOBS.iter().find(|knob| knob.name == name).and_then(|knob| knob.default.parse().ok());
+        let usual = usual.ok_or_else(|| self.wrong(name, "an address is needed".into()))?;
+        values::address(self.text(name), usual).map_err(|error| self.wrong(name, error))
+    }
+
+    /// Where HTTP listens.
+    ///
+    /// # Errors
+    /// When that is no address.
+    pub fn http(&self) -> Result<SocketAddr, ConfigError> {
+        self.address("http")
     }
 
     fn choice<T: Copy>(&self, name: &'static str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
@@ -267,9 +347,7 @@ impl Settings {
     /// # Errors
     /// When one is not what it should be, or two contradict each other.
     pub fn node(&self) -> Result<NodeConfig, ConfigError> {
-        let address =
-            |name| self.parse::<SocketAddr>(name)?.ok_or_else(|| self.wrong(name, "an address is needed".into()));
-        let http = address("http")?;
+        let http = self.http()?;
         let api_key = Some(self.text("api-key").to_owned()).filter(|k| !k.is_empty());
         let has_keys = api_key.is_some() || self.data_dir().join(KEYS_FILE).exists();
         if !http.ip().is_loopback() && !has_keys && !self.flag("allow-remote-http")? {
@@ -280,7 +358,7 @@ impl Settings {
             data_dir: self.data_dir(),
             name: self.name(),
             http,
-            listen: address("listen")?,
+            listen: self.address("listen")?,
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
             model: self.model()?,
@@ -317,7 +395,7 @@ impl Settings {
             shaping: self.shaping()?,
             relay: self.relays()?,
             faults: self.flag("faults")?,
-            wall: self.choice("wall", &[("none", Wall::None), ("nat", Wall::Nat), ("udp", Wall::Udp)])?,
+            wall: self.wall()?,
         })
     }
 
@@ -328,10 +406,11 @@ impl Settings {
     }
 
     fn threads(&self) -> Result<Threads, ConfigError> {
-        let number = |name| Ok::<_, ConfigError>(self.parse::<NonZeroUsize>(name)?.map(NonZeroUsize::get));
+        let number = |name| self.whole(name, 1..=MOST_THREADS);
         let named = self.parse::<Cores>("cores")?.map(|cores| cores.len());
         let cores = self.all_cores()?;
-        let (count, ranks) = (number("threads")?.unwrap_or(cores).min(1024), number("tensor-parallel")?.unwrap_or(1));
+        let (count, ranks) =
+            (number("threads")?.unwrap_or(cores.min(MOST_THREADS)), number("tensor-parallel")?.unwrap_or(1));
         if named.is_some_and(|cores| count > cores) {
             return Err(self.wrong("threads", format!("{count} threads do not fit {cores} cores")));
         }
@@ -363,10 +442,7 @@ impl Settings {
     }
 
     fn http_rate(&self, http: SocketAddr) -> Result<Option<u32>, ConfigError> {
-        let asked = self.parse::<u32>("http-rate")?;
-        if asked == Some(0) {
-            return Err(self.wrong("http-rate", "must be above 0".into()));
-        }
+        let asked = self.whole("http-rate", 1..=u32::MAX)?;
         Ok(asked.or_else(|| (!http.ip().is_loopback()).then_some(REMOTE_RATE)))
     }
 
@@ -380,7 +456,17 @@ impl Settings {
     }
 
     fn membering(&self) -> Result<Membering, ConfigError> {
-        match (self.parse("invite")?, self.flag("private")?) {
+        let invite = Some(self.text("invite")).filter(|text| !text.is_empty()).map(str::parse::<Invite>).transpose();
+        let invite = invite.map_err(|e| {
+            self.wrong(
+                "invite",
+                match e {
+                    InviteError::Version { .. } => e.to_string(),
+                    e => format!("{e}; copy all of what `tsnode invite` prints on a member's machine"),
+                },
+            )
+        })?;
+        match (invite, self.flag("private")?) {
             (Some(_), true) => Err(self.wrong("private", "an invite names its own swarm".into())),
             (Some(invite), false) => Ok(Membering::Invited(invite)),
             (None, true) => Ok(Membering::NewPrivate),
@@ -407,6 +493,15 @@ impl Settings {
         }
     }
 
+    /// A peer whose network may not be broken has no wall to pretend.
+    fn wall(&self) -> Result<Wall, ConfigError> {
+        let wall = self.choice("wall", &[("none", Wall::None), ("nat", Wall::Nat), ("udp", Wall::Udp)])?;
+        if wall != Wall::None && !self.flag("faults")? {
+            return Err(self.wrong("wall", "pretending a wall needs --faults as well".into()));
+        }
+        Ok(wall)
+    }
+
     /// What is carried for others cannot be held to a rate: who limits uploads has to wish for it.
     fn relays(&self) -> Result<bool, ConfigError> {
         let wished = !matches!(self.0.get("relay"), None | Some((_, Origin::Default)));
@@ -416,22 +511,18 @@ impl Settings {
     /// The owner's limit on uploads, and the network to pretend.
     fn shaping(&self) -> Result<Option<Shaping>, ConfigError> {
         let rate = |name| {
-            let Some(mbit) = self.parse::<f64>(name)? else { return Ok(None) };
-            let is_rate = mbit.is_finite() && mbit > 0.0;
-            if is_rate {
-                Ok(Some(BytesPerSecond(mbit * 1e6 / 8.0)))
-            } else {
-                Err(self.wrong(name, "must be above 0".into()))
-            }
+            let mbit = Some(self.text(name)).filter(|text| !text.is_empty()).map(values::above_0).transpose();
+            let mbit = mbit.map_err(|error| self.wrong(name, error))?;
+            Ok::<_, ConfigError>(mbit.map(|mbit| BytesPerSecond(mbit * 1e6 / 8.0)))
         };
-        let (upload, bandwidth, ms) = (rate("upload-mbit")?, rate("shape-mbit")?, self.parse::<f64>("shape-ms")?);
-        if upload.is_none() && bandwidth.is_none() && ms.is_none() {
+        let latency = Some(self.text("shape-ms")).filter(|text| !text.is_empty());
+        let latency = latency.map(|text| values::decimal(text, &(0.0..=60_000.0))).transpose();
+        let latency = latency.map_err(|error| self.wrong("shape-ms", error))?;
+        let (upload, bandwidth) = (rate("upload-mbit")?, rate("shape-mbit")?);
+        if upload.is_none() && bandwidth.is_none() && latency.is_none() {
             return Ok(None);
         }
-        let ms = ms.unwrap_or(0.0);
-        if !(0.0..=60_000.0).contains(&ms) {
-            return Err(self.wrong("shape-ms", "must be from 0 to 60000".into()));
-        }
+        let ms = latency.unwrap_or(0.0);
         Ok(Some(Shaping { bandwidth, upload, latency: Duration::from_secs_f64(ms / 1e3) }))
     }
 }
@@ -449,10 +540,23 @@ pub fn xdg(variable: &str, below_home: &str) -> PathBuf {
     named.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/".into())).join(below_home))
 }
 
+/// A value as an error repeats it: no key, and nothing that would fill the screen before the reason.
+fn shown(name: &str, value: &str) -> String {
+    let cut = value.char_indices().nth(SHOWN_CHARS).map(|(at, _)| at);
+    match (name, cut) {
+        ("api-key", _) if !value.is_empty() => "…".into(),
+        // What follows may be the secret of a swarm.
+        ("invite", _) if value.chars().count() > 12 => format!("{}…", value.chars().take(8).collect::<String>()),
+        (_, Some(at)) => format!("{:?}…", &value[..at]),
+        _ if !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic()) => value.to_owned(),
+        _ => format!("{value:?}"),
+    }
+}
+
 /// Keys of the file, with dashes, and their lines.
 fn read(path: &Path) -> Result<BTreeMap<String, (String, usize)>, ConfigError> {
     let text = std::fs::read_to_string(path)
-        .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), error: e.to_string() })?;
+        .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), error: plain::io_error(&e) })?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
         path: path.to_owned(),
         line: e.span().map_or(1, |s| text[..s.start.min(text.len())].lines().count().max(1)),
@@ -462,47 +566,36 @@ fn read(path: &Path) -> Result<BTreeMap<String, (String, usize)>, ConfigError> {
     for (key, value) in table {
         let line =
             text.lines().position(|l| l.trim_start().trim_start_matches('[').starts_with(&key)).map_or(1, |n| n + 1);
-        let name = key.replace('_', "-");
+        let (name, path) = (key.replace('_', "-"), path.to_owned());
+        if !KNOBS.iter().any(|k| k.name == name) {
+            let near = values::nearest(&name, KNOBS.map(|k| k.name)).map(|near| near.replace('-', "_"));
+            let next =
+                near.map_or("`tsnode config show` lists all settings".into(), |n| format!("did you mean `{n}`?"));
+            return Err(ConfigError::Unknown { path, line, key, next });
+        }
         let value = match value {
             toml::Value::String(text) => text,
             toml::Value::Integer(n) => n.to_string(),
             toml::Value::Float(x) => x.to_string(),
             toml::Value::Boolean(flag) => flag.to_string(),
-            _ => return Err(ConfigError::Unknown { path: path.to_owned(), line, key }),
+            _ => return Err(ConfigError::Shape { path, line, key }),
         };
-        if !KNOBS.iter().any(|k| k.name == name) {
-            return Err(ConfigError::Unknown { path: path.to_owned(), line, key });
+        if found.insert(name, (value, line)).is_some() {
+            return Err(ConfigError::Twice { path, line, key });
         }
-        found.insert(name, (value, line));
     }
     Ok(found)
-}
-
-/// An amount of memory, as people write it.
-struct Bytes(u64);
-
-impl FromStr for Bytes {
-    type Err = &'static str;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const WRONG: &str = "write it as 512MiB or 2GiB";
-        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
-            "" | "b" => 1,
-            "k" | "kib" => 1 << 10,
-            "m" | "mib" => 1 << 20,
-            "g" | "gib" => 1 << 30,
-            _ => return Err(WRONG),
-        };
-        let amount: u64 = digits.trim().parse().map_err(|_| WRONG)?;
-        amount.checked_mul(unit).filter(|b| *b <= 1 << 44).map(Self).ok_or(WRONG)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn gather(flags: &[(&str, &str)], variables: &[(&str, &str)], file: &str) -> Result<Settings, ConfigError> {
+    pub(super) fn gather(
+        flags: &[(&str, &str)],
+        variables: &[(&str, &str)],
+        file: &str,
+    ) -> Result<Settings, ConfigError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
         std::fs::write(&path, file).unwrap();
@@ -564,7 +657,6 @@ mod tests {
         let draft = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_DRAFT", "small.gguf")], "").unwrap().node();
         assert_eq!(draft(&[]).unwrap().draft, Some("small.gguf".into()));
         assert_eq!(draft(&[("guess", "never")]).unwrap().draft, None);
-        assert_eq!(draft(&[("draft", "")]).unwrap().draft, None);
         let wrong = draft(&[("no-model", "true")]).unwrap_err().to_string();
         assert!(wrong.contains("draft") && wrong.contains("no model"), "{wrong}");
     }
@@ -597,10 +689,83 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_as_people_write_it() {
-        for (text, bytes) in [("512MiB", 512 << 20), ("2GiB", 2 << 30), ("7", 7)] {
-            assert_eq!(text.parse::<Bytes>().map(|b| b.0), Ok(bytes));
+    fn nothing_is_no_value() {
+        for knob in KNOBS {
+            for said in [
+                gather(&[(knob.name, "")], &[], ""),
+                gather(&[(knob.name, " ")], &[], ""),
+                gather(&[], &[(&knob.variable(), "")], ""),
+                gather(&[], &[], &format!("{} = \"\"\n", knob.name)),
+            ] {
+                let said = said.unwrap_err().to_string();
+                assert!(said.contains("nothing is said") && said.contains("leave it out"), "{}: {said}", knob.name);
+            }
         }
-        assert!("2 elephants".parse::<Bytes>().is_err() && "99999999GiB".parse::<Bytes>().is_err());
+    }
+
+    #[test]
+    fn a_part_of_an_address_is_enough() {
+        let http = |text| gather(&[("http", text)], &[], "").unwrap().node().unwrap().http.to_string();
+        assert_eq!((http("17499"), http("localhost:17499")), ("127.0.0.1:17499".into(), "127.0.0.1:17499".into()));
+        let listen = gather(&[("listen", "17500")], &[], "").unwrap().node().unwrap().listen;
+        assert_eq!((listen.ip().is_unspecified(), listen.port()), (true, 17500));
+    }
+
+    #[test]
+    fn a_wall_is_pretended_where_faults_may_be() {
+        let wall = |flags: &[(&str, &str)]| gather(flags, &[], "").unwrap().node().map(|node| node.wall);
+        assert_eq!(wall(&[("wall", "nat"), ("faults", "true")]), Ok(Wall::Nat));
+        assert!(
+            wall(&[("wall", "nat")]).unwrap_err().to_string().contains("--wall nat: pretending a wall needs --faults")
+        );
+        assert_eq!(wall(&[]), Ok(Wall::None));
+    }
+
+    /// Every setting with values that it cannot have: what, where and what to do, in our words, and the value is not all there is
+    /// to read.
+    #[test]
+    fn a_bad_value_is_refused_in_our_words() {
+        const LIBRARIES: [&str; 9] = [
+            "invalid digit",
+            "invalid float",
+            "invalid socket",
+            "non-zero",
+            "number too",
+            "os error",
+            "builder",
+            "cannot parse",
+            "empty string",
+        ];
+        // Any text is one of these.
+        let texts = ["data-dir", "name", "model", "draft", "api-key", "log", "log-format"];
+        let long = "z".repeat(900);
+        for knob in KNOBS.iter().filter(|knob| !texts.contains(&knob.name)) {
+            for value in ["-1", "99999999999999999999", "nonsense", "\u{7}", "1e999", &long] {
+                let is_fine = |said: &str| said.starts_with(&format!("--{} ", knob.name)) && said.len() < 220;
+                let said = gather(&[(knob.name, value)], &[], "").unwrap().node().unwrap_err().to_string();
+                assert!(is_fine(&said), "{said}");
+                assert!(LIBRARIES.iter().all(|words| !said.contains(words)), "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_repeated() {
+        let invite = format!("ts1{}", "abcdefgh".repeat(40));
+        let said = gather(&[("invite", &invite)], &[], "").unwrap().node().unwrap_err().to_string();
+        assert!(said.starts_with("--invite ts1abcde…: ") && said.contains("checksum"), "{said}");
+    }
+
+    #[test]
+    fn keys_of_the_file_are_known_and_said_once() {
+        let wrong = |file: &str| gather(&[], &[], file).unwrap_err().to_string();
+        assert!(
+            wrong("kv_memroy = \"1GiB\"\n")
+                .ends_with("config.toml:1: unknown key `kv_memroy`; did you mean `kv_memory`?")
+        );
+        assert!(wrong("\nsky = 1\n").ends_with(":2: unknown key `sky`; `tsnode config show` lists all settings"));
+        assert!(wrong("kv_memory = \"1GiB\"\nkv-memory = \"2GiB\"\n").contains("is said twice"));
+        assert!(wrong("threads = [1]\n").contains("`threads` is a list or a table; write one value"));
+        assert!(wrong("threads = \n").contains(":1: this is no TOML"));
     }
 }

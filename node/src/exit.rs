@@ -1,7 +1,9 @@
 //! How the process ends: one code for each kind of trouble, the same in every version.
 
-use crate::{node::NodeError, swarm::RedeemError};
+use crate::{node::NodeError, plain, swarm::RedeemError};
 use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Kinds of endings, by exit code.
@@ -45,12 +47,22 @@ impl Exit {
         Self { kind, message: message.into() }
     }
 
+    /// An ending for a file or folder.
+    pub fn file(kind: Kind, path: impl AsRef<Path>, error: &io::Error) -> Self {
+        Self::new(kind, format!("{}: {}", path.as_ref().display(), plain::io_error(error)))
+    }
+
     /// Says it on standard error, and gives the code.
     #[must_use]
     pub fn report(self) -> ExitCode {
-        eprintln!("tsnode: {}", self.message);
+        note(format_args!("tsnode: {}", self.message));
         ExitCode::from(self.kind as u8)
     }
+}
+
+/// A line on standard error. That it is closed is no reason to fail, or to stop.
+pub fn note(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 impl fmt::Display for Exit {
@@ -74,6 +86,10 @@ impl From<NodeError> for Exit {
         let hint = match &error {
             NodeError::Listen { in_use: true, what: "HTTP", .. } => "; choose another with --http",
             NodeError::Listen { in_use: true, .. } => "; choose another with --listen",
+            NodeError::Listen { what: "HTTP", .. } => {
+                "; name an address of this machine with --http, as 127.0.0.1:7448"
+            }
+            NodeError::Listen { .. } => "; name an address of this machine with --listen, or a port alone, as 7447",
             _ => "",
         };
         Self::new(kind, format!("{error}{hint}"))

@@ -3,7 +3,7 @@
 //! `identity.key` holds the 32 seed bytes of the key, raw, and nothing else. Whoever reads it can speak as this peer,
 //! so it is created readable by its owner only and refused when anyone else can read it.
 
-use crate::ledger::advice;
+use crate::{ledger::advice, plain};
 use ed25519_dalek::SigningKey;
 use std::{
     fs::{self, File, OpenOptions},
@@ -33,7 +33,7 @@ pub struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The disk refused.
-    #[error("cannot {doing} {}: {source}{}", path.display(), advice(source))]
+    #[error("cannot {doing} {}: {}{}", path.display(), plain::io_error(source), advice(source))]
     Io {
         /// What was being tried.
         doing: &'static str,

@@ -3,6 +3,7 @@
 //! `tsnode invite` writes the file and a running peer follows it, so that a ticket's secret crosses no wire before it is
 //! given away. Who came with an invite that is counted is written down before the newcomer hears the secret.
 
+use crate::{ledger::advice, plain};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -67,7 +68,7 @@ impl Made {
 #[derive(Debug, thiserror::Error)]
 pub enum InvitesError {
     /// A file cannot be read or written.
-    #[error("{path}: {error}")]
+    #[error("{}: {}{}", path.display(), plain::io_error(error), advice(error))]
     Io {
         /// Which.
         path: PathBuf,

@@ -1,5 +1,6 @@
 //! Keys that HTTP clients show: what each may do, and its hash. A key itself is said once, when it is made, and kept nowhere.
 
+use crate::{ledger::advice, plain};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
@@ -45,7 +46,7 @@ pub struct Key {
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read or written.
-    #[error("{path}: {error}")]
+    #[error("{}: {}{}", path.display(), plain::io_error(error), advice(error))]
     Io {
         /// Which.
         path: PathBuf,

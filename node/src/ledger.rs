@@ -170,12 +170,15 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 /// What a person can do about a disk that refuses; begins with a semicolon, or is empty.
 #[must_use]
 pub fn advice(error: &io::Error) -> &'static str {
-    use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    use io::ErrorKind::{
+        AlreadyExists, FileTooLarge, NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+    };
     match error.kind() {
         StorageFull | QuotaExceeded | FileTooLarge => "; free some space, or name a folder elsewhere with --data-dir",
         PermissionDenied | ReadOnlyFilesystem => {
             "; make it writable for this user, or name a folder elsewhere with --data-dir"
         }
+        NotADirectory | AlreadyExists => "; --data-dir names a folder",
         _ => "",
     }
 }

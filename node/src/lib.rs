@@ -26,6 +26,7 @@ pub mod memory;
 pub mod models;
 pub mod node;
 pub mod owner;
+pub mod plain;
 mod prober;
 pub mod pulses;
 pub mod roster;

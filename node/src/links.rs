@@ -408,7 +408,7 @@ fn endpoint(
     let bind = |error: std::io::Error| LinkError::Bind {
         address: config.listen,
         in_use: error.kind() == std::io::ErrorKind::AddrInUse,
-        error: error.to_string(),
+        error: crate::plain::io_error(&error),
     };
     let socket = socket(config.listen).map_err(bind)?;
     let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);

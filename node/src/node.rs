@@ -230,7 +230,7 @@ impl Ground {
             address: self.config.http,
             what: "HTTP",
             in_use: e.kind() == std::io::ErrorKind::AddrInUse,
-            error: e.to_string(),
+            error: crate::plain::io_error(&e),
         })?;
         let at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
         let (view, viewer) = watch::channel(first_view(&self.identity, &self.belonging, at, self.config.split));

@@ -1,6 +1,9 @@
 //! What a peer remembers: its measurements, the swarm it is in, the members it knew. In a ledger, one process at a time.
 
-use crate::ledger::{Ledger, LedgerError, advice};
+use crate::{
+    ledger::{Ledger, LedgerError, advice},
+    plain,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
@@ -19,7 +22,7 @@ const JOURNAL_FILE: &str = "journal.log";
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// It cannot be made, read or written.
-    #[error("{}: {error}{}", path.display(), advice(error))]
+    #[error("{}: {}{}", path.display(), plain::io_error(error), advice(error))]
     Io {
         /// Which.
         path: PathBuf,

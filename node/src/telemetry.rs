@@ -10,7 +10,7 @@ use tracing_subscriber::{EnvFilter, Layer, filter::LevelFilter, fmt, layer::Subs
 
 /// Why logs cannot be written as asked.
 #[derive(Debug, thiserror::Error)]
-#[error("log: {0}")]
+#[error("{0}")]
 pub struct TelemetryError(String);
 
 /// Where logs go.
@@ -35,14 +35,25 @@ pub fn start(filter: &str, format: &str, sink: Sink) -> Result<(), TelemetryErro
     // Libraries say much that is of use only to their authors.
     let quiet = format!("warn,libp2p_kad=error,tsnode={filter},tsnode_coordinator={filter},tsnode_kernels={filter}");
     let directives = if filter.contains(['=', ',']) { filter } else { &quiet };
-    let filter = EnvFilter::try_new(directives).map_err(|e| TelemetryError(e.to_string()))?;
+    let wrong = || {
+        let levels =
+            "write a level (error, warn, info, debug or trace), or one for each part, as tsnode=debug,libp2p=info";
+        TelemetryError(format!("--log {filter:?}: {levels}"))
+    };
+    // A lone word that is no level would be taken for the name of a part of ours, and log everything of it.
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    if !filter.contains(['=', ',']) && !is_level(filter) {
+        return Err(wrong());
+    }
+    let filter = EnvFilter::try_new(directives).map_err(|_| wrong())?;
     let is_json = match format {
         "text" => false,
         "json" => true,
-        other => return Err(TelemetryError(format!("{other:?} is no format; choose text or json"))),
+        other => return Err(TelemetryError(format!("--log-format {other:?}: choose text or json"))),
     };
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     match sink {
+        // Of these none says on standard error that it cannot be written to: that would be a panic.
         Sink::StandardError => {
             let all = fmt::layer().with_writer(std::io::stderr).with_ansi(colour);
             let all = if is_json { all.json().boxed() } else { all.boxed() };

@@ -1,8 +1,10 @@
-//! `tsnode plan --cluster`: what it prints, draws and refuses.
+//! `tsnode` without a peer: what `plan --cluster` prints, draws and refuses, and what every verb does with bad words and closed doors.
 #![allow(clippy::unwrap_used)] // A command that cannot be run fails the test.
 
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 fn plan(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tsnode")).arg("plan").args(args).output().unwrap()
@@ -109,4 +111,131 @@ fn targets_that_nothing_meets_get_a_best_effort() {
     let output = plan(&["--cluster", "cloud32", "--slo", "e2e=1ms"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("best effort"), "{text}");
+}
+
+/// A verb on a machine where nothing of tsnode is.
+fn tsnode(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    let folders = ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME"];
+    command.args(args).envs(folders.map(|name| (name, home))).stdin(Stdio::null());
+    command
+}
+
+/// Every verb that prints without a peer.
+const PRINTING: [&[&str]; 12] = [
+    &["--help"],
+    &["help", "join"],
+    &["version"],
+    &["version", "--json"],
+    &["completions", "bash"],
+    &["config", "show"],
+    &["config", "show", "--json"],
+    &["doctor", "--no-model"],
+    &["doctor", "--no-model", "--json"],
+    &["plan", "--cluster", "cloud32", "--figures", "paper"],
+    &["simulate", "--cluster", "cloud32", "--figures", "paper", "--requests", "50"],
+    &["simulate", "control", "--seed", "7", "--peers", "3"],
+];
+
+#[test]
+fn no_verb_minds_that_nobody_reads() {
+    let home = tempfile::tempdir().unwrap();
+    for verb in PRINTING {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = tsnode(home.path(), verb).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{verb:?}: {}, {said}", output.status);
+        // Nor that its complaints are not read.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let both = tsnode(home.path(), &[verb, &["--nonsense"]].concat()).stderr(writer).stdout(Stdio::null()).status();
+        assert!(both.unwrap().code().is_some_and(|code| code == 2 || code == 0), "{verb:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_said() {
+    let home = tempfile::tempdir().unwrap();
+    let Ok(full) = File::options().write(true).open("/dev/full") else { return println!("skipped: no /dev/full") };
+    let output = tsnode(home.path(), &["config", "show"]).stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.trim()), (Some(1), "tsnode: standard output: the disk is full"));
+}
+
+/// Bad words of every kind, each with a part of the line that says what to do.
+const BAD: [(&[&str], &str); 40] = [
+    (&["join", "--invite", ""], "--invite \"\": nothing is said"),
+    (&["join", ""], "nothing is said"),
+    (&["submit", ""], "prompt: nothing is said"),
+    (&["submit", "a", "--model", ""], "model: nothing is said"),
+    (&["status", "--api", ""], "api: nothing is said"),
+    (&["join", "--memory", "8"], "did you mean 8GiB?"),
+    (&["join", "--threads", "0"], "--threads 0: write a whole number from 1 to 1024"),
+    (&["join", "--tensor-parallel", "0"], "from 1 to 1024"),
+    (&["join", "--http", "attic"], "write an address and a port, as 127.0.0.1:7448"),
+    (&["join", "--listen", "99999"], "ports go from 0 to 65535"),
+    (&["join", "--wall", "nat"], "--faults"),
+    (&["join", "--upload-mbit", "fast"], "write a number above 0"),
+    (&["join", "--log", "loud"], "write a level"),
+    (&["join", "--log", "tsnode=loud"], "write a level"),
+    (&["join", "--log-format", "xml"], "choose text or json"),
+    (&["join", "ts1abc"], "copy all of what `tsnode invite` prints"),
+    (&["status", "--api", "ftp://x"], "as http://127.0.0.1:7448"),
+    (&["status", "--api", "https://127.0.0.1:1"], "without TLS"),
+    (&["status", "--api", "127.0.0.1:1"], "nobody answers there; start a peer with: tsnode join"),
+    (&["status", "--api", "localhost:1"], "http://127.0.0.1:1: nobody answers there"),
+    (&["submit", "a", "--max-tokens", "x"], "write a whole number from 1 to"),
+    (&["submit", "a", "--temperature", "-1"], "write a number from 0 to 2"),
+    (&["submit", "--file", "/nowhere"], "/nowhere: there is no such file"),
+    (&["submit", "--file", "/"], "/: that is a folder"),
+    (&["submit", "a", "--file", "/etc/hostname"], "cannot be used with"),
+    (&["invite"], "start a peer with: tsnode join"),
+    (&["invite", "--expires", "5"], "as 30m, 12h or 7d"),
+    (&["invite", "--uses", "0"], "write a whole number from 1 to 4096"),
+    (&["invite", "revoke", "x"], "tsnode invite list shows all"),
+    (&["keys", "add", "a", "--data-dir", "/dev/null"], "/dev/null: "),
+    (&["join", "--data-dir", "/dev/null"], "--data-dir names a folder"),
+    (&["join", "--data-dir", "/dev/null/below"], "--data-dir names a folder"),
+    (&["config", "show", "--config", "/nowhere"], "/nowhere: there is no such file or folder; name another"),
+    (&["testnet", "up", "--peers", "x"], "write a whole number from 1 to 64"),
+    (&["testnet", "up", "--link-mbit", "0"], "write a number above 0"),
+    (&["testnet", "chaos", "--minutes", "nan"], "write a number from 0 to"),
+    (&["testnet", "chaos", "--minutes", "1", "--faults", "1"], "cannot be used with"),
+    (&["testnet", "down"], "start one with: tsnode testnet up --detach"),
+    (&["plan", "--cluster", "nonsense"], "there are"),
+    (&["bench", "engine", "--threads", "0"], "write a whole number from 1 to 1024"),
+];
+
+#[test]
+fn bad_words_are_refused_in_ours() {
+    const LIBRARIES: [&str; 9] = [
+        "os error",
+        "invalid digit",
+        "invalid float",
+        "invalid socket",
+        "non-zero",
+        "builder",
+        "UTF-8",
+        "panicked",
+        "InviteId",
+    ];
+    let home = tempfile::tempdir().unwrap();
+    for (words, what_to_do) in BAD {
+        let output = tsnode(home.path(), words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(what_to_do), "{words:?}: {said}");
+        assert!(LIBRARIES.iter().all(|words| !said.contains(words)), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn an_unknown_variable_is_named_with_the_one_that_was_meant() {
+    let home = tempfile::tempdir().unwrap();
+    let output = tsnode(home.path(), &["config", "show"]).env("TSNODE_MEMROY", "8GiB").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.trim().ends_with("did you mean TSNODE_MEMORY?"), "{said}");
+    let empty = tsnode(home.path(), &["config", "show"]).env("TSNODE_INVITE", "").output().unwrap();
+    let said = String::from_utf8_lossy(&empty.stderr);
+    assert!(empty.status.code() == Some(3) && said.contains("TSNODE_INVITE=\"\": nothing is said"), "{said}");
 }

@@ -28,6 +28,7 @@ async fn streams_outlive_the_peers_that_serve_them() {
         peers: PeerConfig::alike(8, 2, &[]),
         link_mbit: None,
         link_ms: None,
+        http_port: None,
         flags: flags.map(str::to_owned).into(),
     };
     let answers = Answers::learn(&config).await.unwrap();

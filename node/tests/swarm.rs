@@ -507,12 +507,14 @@ async fn tsnode(arguments: &[&str], folder: &Path) -> (bool, String, String) {
     (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
 }
 
-/// A newcomer with an invite, which stays until it is dropped.
+/// A newcomer with an invite, which stays until it is dropped, although nobody reads what it says.
 fn newcomer(invite: &str, folder: &Path) -> tokio::process::Child {
     let flags = ["join", "--no-model", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--invite"];
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
     command.args(flags).arg(invite).arg("--data-dir").arg(folder).kill_on_drop(true);
-    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Its end, which comes by itself, and its last line.
@@ -541,13 +543,21 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
     };
     let text = |made: &Value| made["invite"].as_str().unwrap().to_owned();
 
+    let (_, text_alone, beside) = tsnode(&["invite", "--expires", "12h"], &founder).await;
+    assert!(text_alone.starts_with("ts1") && text_alone.lines().count() == 1, "{text_alone}");
+    assert!(
+        ["tsnode join --invite", "(12 hours)", "tsnode invite revoke i-"].iter().all(|w| beside.contains(w)),
+        "{beside}"
+    );
+
     // For one: the first who comes stays, also over a restart, and the second is told to ask for another.
     let once = make(&["--uses", "1"], &founder).await;
     let home = tempfile::tempdir().unwrap();
     // A running peer looks at the file once a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     for _ in 0..2 {
-        let first = newcomer(&text(&once), home.path());
+        let mut first = newcomer(&text(&once), home.path());
+        drop(first.stderr.take());
         swarm(&net).await_that(LONG, seen(3)).await.unwrap();
         drop(first);
         swarm(&net).await_that(LONG, seen(2)).await.unwrap();
@@ -591,4 +601,46 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
     let (_, list, _) = tsnode(&["invite", "list"], &founder).await;
     assert!(["used up", "revoked", "good", "1 of 1"].iter().all(|word| list.contains(word)), "{list}");
     net.down().await;
+}
+
+/// A detached swarm is found by who asks elsewhere, its dead are shown, and its end is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_detached_swarm_is_found_and_its_end_is_told() {
+    let _turn = common::turn().await;
+    let home = tempfile::tempdir().unwrap();
+    let run = async |arguments: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+        for folder in ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
+            command.env(folder, home.path());
+        }
+        let ran = command.args(arguments).stdin(Stdio::null()).output().await.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
+    };
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let (ok, said, error) = run(&["testnet", "up", "--peers", "1", "--detach", "--http-port", &port]).await;
+    assert!(ok && said.contains(&format!("tsnode submit --api http://127.0.0.1:{port} ")), "{said} {error}");
+
+    // A peer of this folder was killed: what is left of it leads nowhere, and the line that would find another is said.
+    fs::create_dir_all(home.path().join("tsnode")).unwrap();
+    fs::write(home.path().join("tsnode/http.addr"), "127.0.0.1:1\n").unwrap();
+    let (ok, _, error) = run(&["submit", "It was", "--max-tokens", "2"]).await;
+    let (_, api) = error.split_once("which is asked with: --api ").unwrap_or_else(|| panic!("{error}"));
+    assert!(!ok && api == format!("http://127.0.0.1:{port}"), "{error}");
+    let (ok, answer, error) = run(&["submit", "It was", "--max-tokens", "2", "--api", api]).await;
+    assert!(ok && !answer.is_empty(), "{error}");
+
+    let (ok, _, error) = run(&["testnet", "kill", "peer0"]).await;
+    assert!(ok, "{error}");
+    let (ok, status, error) = run(&["testnet", "status"]).await;
+    assert!(ok && status.contains("0 of 1 peers run"), "{status} {error}");
+    assert!(
+        status.contains("peer0") && status.contains("has ended; start it again with: tsnode testnet restart peer0"),
+        "{status}"
+    );
+    let (ok, down, error) = run(&["testnet", "down"]).await;
+    assert!(
+        ok && down.contains("0 of 1 peers have left, peer0 had ended before") && down.ends_with("is removed"),
+        "{down} {error}"
+    );
 }

@@ -14,7 +14,7 @@ mod watch;
 pub use faults::{Flaw, Network, Noise, Wall};
 pub use load::Answers;
 pub use peer::PeerInfo;
-pub use state::{STATE_FILE, State};
+pub use state::{Down, STATE_FILE, State};
 pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 
 use peer::Process;
@@ -35,6 +35,8 @@ pub struct TestnetConfig {
     pub folder: PathBuf,
     /// The peers, the first of which starts the swarm.
     pub peers: Vec<PeerConfig>,
+    /// Where the first peer's HTTP listens on this host; any free port where nothing is said.
+    pub http_port: Option<u16>,
     /// Bandwidth of every link, if shaped.
     pub link_mbit: Option<f64>,
     /// Latency of every link in milliseconds, if shaped.

@@ -83,18 +83,9 @@ fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
     let before = config.peers[..index].iter().filter(|p| (**p == PeerConfig::Gateway) == gateway).count();
     let name = format!("{}{before}", if gateway { "gateway" } else { "peer" });
     let data_dir = config.folder.join(&name);
-    let fixed = [
-        "join",
-        "--name",
-        &name,
-        "--http",
-        "127.0.0.1:0",
-        "--listen",
-        "127.0.0.1:0",
-        "--mdns=false",
-        "--faults",
-        "--data-dir",
-    ];
+    let http = format!("127.0.0.1:{}", config.http_port.filter(|_| index == 0).unwrap_or(0));
+    let fixed =
+        ["join", "--name", &name, "--http", &http, "--listen", "127.0.0.1:0", "--mdns=false", "--faults", "--data-dir"];
     let mut args: Vec<String> = fixed.map(str::to_owned).into();
     args.push(data_dir.display().to_string());
     args.extend(config.flags.iter().cloned());

@@ -92,23 +92,40 @@ impl State {
         self.peer(name)
     }
 
-    /// Lets every peer leave, and removes its folder and the note of it in `folder`. Says how many had to be left running.
-    pub async fn down(&self, folder: &Path, patience: Duration) -> usize {
-        for peer in self.alive() {
+    /// Lets every peer leave, and removes its folder and the note of it in `folder`, unless some do not leave.
+    pub async fn down(&self, folder: &Path, patience: Duration) -> Down {
+        let asked: Vec<&PeerInfo> = self.alive().collect();
+        for peer in &asked {
             terminate(peer.pid);
+            // One that was stopped hears it as soon as it goes on.
+            let _ = signal(peer.pid, "-CONT");
         }
         let until = Instant::now() + patience;
         while self.alive().next().is_some() && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let left = self.alive().count();
-        if left == 0 {
+        let names = |peers: Vec<&PeerInfo>| peers.into_iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
+        let (left, stayed) = asked.iter().copied().partition(|peer| !peer.is_alive());
+        let ended = self.peers.iter().filter(|peer| !asked.iter().any(|a| a.name == peer.name)).collect();
+        let down = Down { left: names(left), ended: names(ended), stayed: names(stayed) };
+        if down.stayed.is_empty() {
             // Nothing to remove is as good.
             let _ = std::fs::remove_dir_all(&self.folder);
             let _ = std::fs::remove_file(folder.join(STATE_FILE));
         }
-        left
+        down
     }
+}
+
+/// What became of a testnet's peers, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Down {
+    /// They have left.
+    pub left: Vec<String>,
+    /// Their processes had ended before.
+    pub ended: Vec<String>,
+    /// They still run.
+    pub stayed: Vec<String>,
 }
 
 #[cfg(test)]

@@ -1,15 +1,20 @@
 //! Asks a running peer over its HTTP interface.
 
+use super::testnet;
 use crate::{
-    config::Settings,
+    config::{Settings, values},
     exit::{Exit, Kind},
     node::HTTP_FILE,
+    plain,
     view::SwarmView,
 };
 use clap::ArgMatches;
-use reqwest::{Client, RequestBuilder, Response};
+use reqwest::{Client, RequestBuilder, Response, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::error::Error;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// How long a peer may take to begin an answer about itself.
@@ -26,9 +31,15 @@ impl Peer {
     /// The one named, or the one that runs on this data folder, or the usual address.
     pub(super) fn find(settings: &Settings, matches: &ArgMatches) -> Result<Self, Exit> {
         let written = || std::fs::read_to_string(settings.data_dir().join(HTTP_FILE)).ok();
-        let named = matches.try_get_one::<String>("api").ok().flatten().cloned();
+        let named = matches.try_get_one::<String>("api").ok().flatten().map(|text| url(text)).transpose()?;
         let base = named.or_else(|| written().map(|a| format!("http://{}", a.trim())));
-        Self::at(settings, base.unwrap_or_else(|| "http://127.0.0.1:7448".into()))
+        Self::at(settings, base.unwrap_or_else(|| format!("http://{USUAL}")))
+    }
+
+    /// The one that runs on this data folder.
+    pub(super) fn own(settings: &Settings) -> Result<Self, Exit> {
+        let written = std::fs::read_to_string(settings.data_dir().join(HTTP_FILE)).unwrap_or_default();
+        Self::at(settings, format!("http://{}", written.trim()))
     }
 
     /// The one at this address.
@@ -50,8 +61,11 @@ impl Peer {
     /// The answer, if it is one of success.
     pub(super) async fn send(&self, request: RequestBuilder) -> Result<Response, Exit> {
         let unreachable = |e: reqwest::Error| {
-            let why = if e.is_connect() { "nobody answers there".into() } else { e.to_string() };
-            Exit::new(Kind::Unreachable, format!("{}: {why}; start a peer with: tsnode join", self.base))
+            let next = match testnet::running().filter(|peer| peer.http != self.base) {
+                Some(peer) => format!("a testnet runs here, which is asked with: --api {}", peer.http),
+                None => "start a peer with: tsnode join, or name the address of one that runs: --api URL".into(),
+            };
+            Exit::new(Kind::Unreachable, format!("{}: {}; {next}", self.base, unanswered(&e)))
         };
         let response = request.send().await.map_err(unreachable)?;
         let status = response.status();
@@ -73,7 +87,94 @@ impl Peer {
     pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Exit> {
         let request = self.with_key(self.client.get(format!("{}{path}", self.base))).timeout(PATIENCE);
         let response = self.send(request).await?;
-        let wrong = |e: reqwest::Error| Exit::new(Kind::Unreachable, format!("{}: not a tsnode peer: {e}", self.base));
+        let wrong = |e: reqwest::Error| {
+            Exit::new(
+                Kind::Unreachable,
+                format!("{}: {}; is that a tsnode peer of this version?", self.base, unread(&e)),
+            )
+        };
         response.json().await.map_err(wrong)
+    }
+}
+
+/// Where a peer's HTTP listens by itself.
+const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7448);
+
+/// Where to ask: `http://127.0.0.1:7448`, or that without its scheme, a port alone, another host's name.
+fn url(text: &str) -> Result<String, Exit> {
+    const WHERE: &str = "write where a peer's HTTP listens";
+    let wrong = |why: &str| Exit::new(Kind::Usage, format!("--api {text}: {why}, as http://{USUAL}"));
+    let (scheme, rest) = match text.trim().split_once("://") {
+        Some((scheme, rest)) => (Some(scheme), rest.trim_end_matches('/')),
+        None => (None, text.trim().trim_end_matches('/')),
+    };
+    match scheme {
+        None | Some("http") => {}
+        Some("https") => return Err(wrong("this command asks without TLS: write the peer's own address")),
+        Some(_) => return Err(wrong(WHERE)),
+    }
+    if let (None, Ok(address)) = (scheme, values::address(rest, USUAL)) {
+        return Ok(format!("http://{address}"));
+    }
+    let parsed = Url::parse(&format!("http://{rest}")).ok().filter(|url| url.host_str().is_some_and(|h| !h.is_empty()));
+    let mut parsed = parsed.ok_or_else(|| wrong(WHERE))?;
+    // A name alone, as an address alone, is that of a host whose peer listens where peers do.
+    if scheme.is_none() && parsed.port().is_none() {
+        parsed.set_port(Some(USUAL.port())).map_err(|()| wrong(WHERE))?;
+    }
+    Ok(parsed.as_str().trim_end_matches('/').to_owned())
+}
+
+/// Why there is no answer.
+pub(super) fn unanswered(error: &reqwest::Error) -> String {
+    let mut cause: Option<&(dyn Error + 'static)> = error.source();
+    while let Some(found) = cause {
+        if let Some(io) = found.downcast_ref::<io::Error>() {
+            return match io.kind() {
+                io::ErrorKind::ConnectionRefused => "nobody answers there".into(),
+                _ => plain::io_error(io),
+            };
+        }
+        cause = found.source();
+    }
+    match error {
+        e if e.is_timeout() => "no answer in time".into(),
+        e if e.is_connect() => "nobody answers there".into(),
+        e if e.is_builder() => "that is no address".into(),
+        _ => "the connection broke off".into(),
+    }
+}
+
+/// Why an answer cannot be read.
+pub(super) fn unread(error: &reqwest::Error) -> String {
+    if error.is_decode() { "what it answers cannot be read".into() } else { unanswered(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_named_as_people_write_addresses() {
+        for (text, meant) in [
+            ("http://127.0.0.1:7458", "http://127.0.0.1:7458"),
+            ("http://127.0.0.1:7458/", "http://127.0.0.1:7458"),
+            ("127.0.0.1:7458", "http://127.0.0.1:7458"),
+            ("7458", "http://127.0.0.1:7458"),
+            ("localhost:7458", "http://127.0.0.1:7458"),
+            ("[::1]:7458", "http://[::1]:7458"),
+            ("attic:80", "http://attic:80"),
+            ("attic", "http://attic:7448"),
+            ("http://attic/tsnode", "http://attic/tsnode"),
+        ] {
+            assert_eq!(url(text).map_err(|e| e.to_string()).as_deref(), Ok(meant), "{text}");
+        }
+        for wrong in ["http://", "ftp://x", "https://127.0.0.1:7448", "a b", "7448:7448:x", "://"] {
+            let said = url(wrong).unwrap_err().to_string();
+            assert!(
+                said.starts_with(&format!("--api {wrong}: ")) && said.ends_with("as http://127.0.0.1:7448"),
+                "{said}"
+            );
+        }
     }
 }

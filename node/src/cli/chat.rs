@@ -16,7 +16,7 @@ use crate::{
     text::ChatMessage,
     view::SwarmView,
 };
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(super) fn command() -> Command {
             Arg::new("max-tokens")
                 .long("max-tokens")
                 .value_name("N")
-                .value_parser(value_parser!(u32))
+                .value_parser(super::whole(1..=u32::MAX))
                 .default_value("256")
                 .help("Most tokens of an answer"),
         )
@@ -141,7 +141,7 @@ impl Talk<'_> {
     fn failed(&self, why: Exit) -> Result<bool, Exit> {
         match self.reader {
             Reader::Person => {
-                eprintln!("{why}");
+                note!("{why}");
                 Ok(true)
             }
             Reader::Text => Err(why),
@@ -181,14 +181,14 @@ impl Talk<'_> {
             Some(Err(why)) => Err(why),
             Some(Ok(answer)) => {
                 match self.reader {
-                    Reader::Person => eprintln!("{}", took.line(&answer)),
+                    Reader::Person => note!("{}", took.line(&answer)),
                     Reader::Text => {}
                     Reader::Json => say!("{}", took.object(&answer)),
                 }
                 Ok(())
             }
             None if self.reader == Reader::Person => {
-                eprintln!("[stopped]");
+                note!("[stopped]");
                 Ok(())
             }
             None => std::process::exit(130),

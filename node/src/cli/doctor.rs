@@ -1,6 +1,8 @@
 //! `tsnode doctor`.
 
-use super::{is_set, show::print_json};
+mod around;
+
+use super::{is_set, machine, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -8,6 +10,7 @@ use crate::{
     identity::Identity,
     memory::{Need, Size},
     node::{HTTP_FILE, ModelChoice, NodeConfig, open_draft},
+    plain,
 };
 use clap::ArgMatches;
 use serde::Serialize;
@@ -45,8 +48,8 @@ enum State {
     Fail,
 }
 
-pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let findings = examine(settings);
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let findings = examine(settings).await;
     if is_set(matches, "json") {
         print_json(&findings)?;
     } else {
@@ -83,7 +86,7 @@ fn library(library: &Library) -> Finding {
     )
 }
 
-fn examine(settings: &Settings) -> Vec<Finding> {
+async fn examine(settings: &Settings) -> Vec<Finding> {
     let host = Host::detect();
     let cpu = &host.cpu;
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -117,6 +120,7 @@ fn examine(settings: &Settings) -> Vec<Finding> {
         }
     };
     found.push(finding("config", State::Ok, "every setting can be used".into()));
+    found.extend(settings.warnings(machine()).into_iter().map(|said| finding("config", State::Note, said)));
     if let Ok(Some((compute, rest))) = settings.cores() {
         found.push(match compute.check().and_then(|()| rest.check()) {
             Ok(()) => finding("cores", State::Ok, format!("{compute} to compute, {rest} for all else")),
@@ -125,6 +129,7 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     }
     let folder = &config.data_dir;
     let running = folder.join(HTTP_FILE).exists();
+    found.push(around::disk(folder));
     found.push(if !folder.exists() {
         finding("data", State::Ok, format!("{} will be made", folder.display()))
     } else {
@@ -136,11 +141,12 @@ fn examine(settings: &Settings) -> Vec<Finding> {
     let port = |what, at: std::net::SocketAddr, free: std::io::Result<()>| match free {
         Ok(()) => finding(what, State::Ok, format!("{at} is free")),
         Err(_) if running => finding(what, State::Note, format!("{at} is in use, by the peer that runs here")),
-        Err(error) => finding(what, State::Fail, format!("{at}: {error}")),
+        Err(error) => finding(what, State::Fail, format!("{at}: {}", plain::io_error(&error))),
     };
     found.push(port("http", config.http, TcpListener::bind(config.http).map(drop)));
     found.push(port("peers", config.listen, TcpListener::bind(config.listen).map(drop)));
     found.push(port("peers udp", config.listen, UdpSocket::bind(config.listen).map(drop)));
+    found.push(around::reach(settings, &config, running).await);
     found.extend(model(&host, &config));
     found
 }

@@ -1,11 +1,12 @@
 //! `tsnode invite`: makes, lists and takes back invites to the swarm that this machine's peer is in.
 
-use super::{asking, is_set, json as json_flag, knobs, show, verb};
+use super::{asking, is_set, json as json_flag, knobs, show, verb, whole};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
     invites::{self, InvitesError, span, unix_now},
-    node::INVITE_FILE,
+    node::{HTTP_FILE, INVITE_FILE},
+    plain,
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -25,9 +26,9 @@ pub(super) fn command() -> Command {
     let uses = Arg::new("uses")
         .long("uses")
         .value_name("N")
-        .value_parser(clap::value_parser!(u32).range(1..=i64::from(invites::USES)))
+        .value_parser(whole(1..=invites::USES))
         .help("How many may come with it [default: any number]; only this peer lets them in then");
-    let id = Arg::new("id").value_name("ID").required(true).value_parser(clap::value_parser!(InviteId));
+    let id = Arg::new("id").value_name("ID").required(true).value_parser(named);
     let one = |verb: Command| verb.args(knobs(&["data-dir"])).arg(json_flag());
     asking(
         "invite",
@@ -43,8 +44,12 @@ pub(super) fn command() -> Command {
     )
 }
 
+fn named(text: &str) -> Result<InviteId, String> {
+    text.trim().parse().map_err(|_| "an invite's name is i- and 16 digits; tsnode invite list shows all".into())
+}
+
 fn lasting(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("no time of up to {LONGEST} days, as 30m, 12h or 7d: {text:?}");
+    let wrong = || format!("write a time of up to {LONGEST} days, as 30m, 12h or 7d");
     let unit = text.chars().last().ok_or_else(wrong)?;
     let seconds = match unit {
         's' => 1,
@@ -77,18 +82,53 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
 
 fn make(folder: &Path, matches: &ArgMatches) -> Result<(), Exit> {
     let mut invite = current(folder)?;
+    let as_json = is_set(matches, "json");
     // An open swarm asks for nothing: where it is is all there is to say.
     if invite.ticket.is_some() {
         let lasts = matches.get_one::<Duration>("expires").copied().unwrap_or(invites::LASTS);
         let made = invites::make(folder, lasts, matches.get_one::<u32>("uses").copied()).map_err(exit)?;
         invite.ticket = made.ticket();
+    } else if let Some(flag) = ["expires", "uses"].into_iter().find(|flag| matches.contains_id(flag)) {
+        let next = "tsnode join --private starts a swarm that asks for invites";
+        return Err(Exit::new(
+            Kind::Usage,
+            format!("--{flag}: this swarm is open, and lets everybody in at any time; {next}"),
+        ));
     }
-    if is_set(matches, "json") {
+    if as_json {
         let (id, expires) = (invite.ticket.map(|t| t.id), invite.ticket.map(|t| t.expires));
         return show::print_json(&json!({ "invite": invite.to_string(), "id": id, "expires": expires }));
     }
     say!("{invite}");
+    let running = folder.join(HTTP_FILE).exists();
+    told(&invite, matches.get_one::<u32>("uses").copied(), running).iter().for_each(|line| note!("{line}"));
     Ok(())
+}
+
+/// What to do with an invite, beside it.
+fn told(invite: &Invite, uses: Option<u32>, running: bool) -> Vec<String> {
+    let mut lines = vec!["Who is to join runs, on a machine of theirs:  tsnode join --invite ts1…".to_owned()];
+    match invite.ticket {
+        Some(ticket) => {
+            let left = span(ticket.expires.saturating_sub(unix_now()).saturating_add(59));
+            let uses = uses.map_or(String::new(), |uses| format!(", for {uses} who come first"));
+            lines
+                .push(format!("It is good until {} ({left}){uses}, and lets in whoever has it.", date(ticket.expires)));
+            lines.push(format!("To take it back:  tsnode invite revoke {}", ticket.id));
+        }
+        None => lines.push("It does not expire: this swarm is open, and lets in whoever finds it.".into()),
+    }
+    if !running {
+        lines.push("No peer runs on this data folder now, and none is found by it until one does:  tsnode join".into());
+    }
+    lines
+}
+
+/// A point in time by this machine's clock and time zone, as people write it.
+fn date(seconds: u64) -> String {
+    let at = i64::try_from(seconds).ok().and_then(|s| jiff::Timestamp::from_second(s).ok());
+    let local = at.map(|at| at.to_zoned(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M").to_string());
+    local.unwrap_or_else(|| "the end of time".into())
 }
 
 /// The swarm and where this machine's peer is, as that has written it down.
@@ -97,7 +137,7 @@ fn current(folder: &Path) -> Result<Invite, Exit> {
     let path = folder.join(INVITE_FILE);
     let text = std::fs::read_to_string(&path).map_err(|e| {
         let next = "start a peer with: tsnode join, or name its folder with --data-dir";
-        Exit::new(Kind::DataDir, format!("{}: {e}; {next}", path.display()))
+        Exit::new(Kind::DataDir, format!("{}: {}; {next}", path.display(), plain::io_error(&e)))
     })?;
     text.parse().map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}", path.display())))
 }
@@ -134,6 +174,21 @@ fn exit(error: InvitesError) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tsnode_protocol::{Secret, SwarmId, Ticket};
+
+    #[test]
+    fn an_invite_says_what_to_do_with_it() {
+        let ticket = Ticket { id: InviteId([4; 8]), secret: Secret([5; 32]), expires: unix_now() + 7 * 86_400 + 60 };
+        let mut invite = Invite { swarm: SwarmId([3; 16]), ticket: Some(ticket), addresses: Vec::new() };
+        let said = told(&invite, Some(2), true).join("\n");
+        let year = date(ticket.expires)[..4].parse::<u16>().unwrap();
+        assert!(year > 2025 && said.contains(&date(ticket.expires)) && said.contains("(7 days), for 2 who"), "{said}");
+        assert!(said.contains("tsnode join --invite") && said.contains(&format!("revoke {}", ticket.id)), "{said}");
+        assert!(!said.contains("No peer runs") && told(&invite, None, false).join("").contains("No peer runs"));
+        invite.ticket = None;
+        let said = told(&invite, None, true).join("\n");
+        assert!(said.contains("does not expire") && !said.contains("revoke"), "{said}");
+    }
 
     #[test]
     fn times_are_read_as_people_write_them() {

@@ -33,14 +33,13 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
     match verb {
         "add" => {
             let admin = matches.get_one::<String>("scope").is_some_and(|s| s == "admin");
-            std::fs::create_dir_all(&folder)
-                .map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}", folder.display())))?;
+            std::fs::create_dir_all(&folder).map_err(|e| Exit::file(Kind::DataDir, &folder, &e))?;
             let key = keys::add(&folder, name, if admin { Scope::Admin } else { Scope::Inference }).map_err(exit)?;
             if as_json {
                 return show::print_json(&json!({ "name": name, "key": key }));
             }
             say!("{key}");
-            eprintln!("this is the only time it is shown; clients send it as: Authorization: Bearer …");
+            note!("this is the only time it is shown; clients send it as: Authorization: Bearer …");
         }
         "remove" => {
             keys::remove(&folder, name).map_err(exit)?;

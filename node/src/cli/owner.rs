@@ -1,6 +1,10 @@
 //! `tsnode leave`, `pause`, `resume`: what the owner of a machine wants of its peer.
 
-use super::{ask::Peer, is_set, show::print_json};
+use super::{
+    ask::{Peer, unread},
+    is_set,
+    show::print_json,
+};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -18,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) async fn ask(verb: &str, settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
     let answer = peer.send(peer.post(&format!("/api/{verb}"), &json!({}))).await?;
-    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, e.to_string()))?;
+    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
     if verb == "leave" && !is_set(matches, "no-wait") {
         gone(&peer).await?;
         return say_done(matches, &json!({ "done": "left" }));

@@ -243,5 +243,5 @@ fn shortened(stages: &[String]) -> String {
 
 fn draw(outcomes: &[&Outcome], matches: &ArgMatches) -> Result<(), Exit> {
     let Some(path) = matches.get_one::<String>("svg") else { return Ok(()) };
-    std::fs::write(path, picture::svg(outcomes)).map_err(|e| Exit::new(Kind::Other, format!("{path}: {e}")))
+    std::fs::write(path, picture::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
 }

@@ -165,7 +165,7 @@ fn draw(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Resul
         Some(sweep) => sweep.svg(job),
         None => timeline(job, plan, run),
     };
-    std::fs::write(path, picture).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", path.display())))
+    std::fs::write(path, picture).map_err(|e| Exit::file(Kind::Other, path, &e))
 }
 
 fn timeline(job: &Job, plan: &Outcome, run: &Run) -> String {

@@ -1,10 +1,14 @@
 //! `tsnode submit`.
 
-use super::{ask::Peer, asking, is_set, print_piece, requests, switch};
+use super::{
+    ask::{Peer, unanswered},
+    asking, decimal, is_set, print_piece, requests, switch, whole,
+};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
     gateway::Trace,
+    plain,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use futures::StreamExt;
@@ -28,7 +32,7 @@ pub(super) fn command() -> Command {
             Arg::new("max-tokens")
                 .long("max-tokens")
                 .value_name("N")
-                .value_parser(value_parser!(u32))
+                .value_parser(whole(1..=u32::MAX))
                 .default_value("128")
                 .help("Most tokens to generate"),
         )
@@ -36,14 +40,16 @@ pub(super) fn command() -> Command {
             Arg::new("temperature")
                 .long("temperature")
                 .value_name("T")
-                .value_parser(value_parser!(f32))
+                .value_parser(decimal(0.0..=2.0))
+                .allow_negative_numbers(true)
                 .help("0 is greedy"),
         )
         .arg(
             Arg::new("seed")
                 .long("seed")
                 .value_name("N")
-                .value_parser(value_parser!(i64))
+                .value_parser(whole(i64::MIN..=i64::MAX))
+                .allow_negative_numbers(true)
                 .help("The same seed gives the same answer"),
         )
         .arg(switch("ignore-eos", "Go on behind the model's end"))
@@ -55,7 +61,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let prompt = prompt(matches)?;
     let mut body = json!({ "stream": true, "max_tokens": matches.get_one::<u32>("max-tokens") });
     for (flag, value) in [
-        ("temperature", json!(matches.get_one::<f32>("temperature"))),
+        ("temperature", json!(matches.get_one::<f64>("temperature"))),
         ("seed", json!(matches.get_one::<i64>("seed"))),
         ("model", json!(matches.get_one::<String>("model"))),
         ("ignore_eos", json!(is_set(matches, "ignore-eos"))),
@@ -81,7 +87,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     } else {
         say!("");
         if let Some(trace) = answer.trace {
-            requests::lines(&trace).iter().for_each(|line| eprintln!("{line}"));
+            requests::lines(&trace).iter().for_each(|line| note!("{line}"));
         }
     }
     Ok(())
@@ -89,7 +95,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 fn prompt(matches: &ArgMatches) -> Result<String, Exit> {
     if let Some(file) = matches.get_one::<PathBuf>("file") {
-        return std::fs::read_to_string(file).map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", file.display())));
+        return std::fs::read_to_string(file).map_err(|e| Exit::file(Kind::Usage, file, &e));
     }
     match matches.get_one::<String>("prompt").map(String::as_str) {
         Some("-") => read_stdin(),
@@ -102,7 +108,7 @@ fn prompt(matches: &ArgMatches) -> Result<String, Exit> {
 fn read_stdin() -> Result<String, Exit> {
     let mut text = String::new();
     let read = std::io::stdin().take(8 << 20).read_to_string(&mut text);
-    read.map_err(|e| Exit::new(Kind::Usage, format!("standard input: {e}")))?;
+    read.map_err(|e| Exit::new(Kind::Usage, format!("standard input: {}", plain::io_error(&e))))?;
     Ok(text)
 }
 
@@ -128,7 +134,7 @@ pub(super) async fn stream(
     let (mut buffer, mut text, mut trace, mut done) = (Vec::new(), String::new(), None, false);
     let (mut model, mut finish) = (None, None);
     while let Some(chunk) = bytes.next().await {
-        let chunk = chunk.map_err(|e| Exit::new(Kind::Request, format!("the answer broke off: {e}")))?;
+        let chunk = chunk.map_err(|e| Exit::new(Kind::Request, format!("the answer broke off: {}", unanswered(&e))))?;
         buffer.extend_from_slice(&chunk);
         while let Some(end) = buffer.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();

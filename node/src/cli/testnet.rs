@@ -3,9 +3,9 @@
 mod broken;
 mod chaos;
 
-use super::{ask::Peer, is_set, json as json_flag, requests, show::print_json, submit, switch, verb};
+use super::{ask::Peer, decimal, is_set, json as json_flag, requests, show::print_json, submit, switch, verb, whole};
 use crate::{
-    config::{Settings, xdg},
+    config::{Settings, values, xdg},
     exit::{Exit, Kind},
     gateway::Trace,
     hardware::{ChoiceError, DeviceName},
@@ -15,17 +15,28 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tsnode_testnet::{PeerConfig, PeerInfo, State, Swarm, Testnet, TestnetConfig, TestnetError};
+use tsnode_testnet::{PeerConfig, PeerInfo, Sight, State, Swarm, Testnet, TestnetConfig, TestnetError};
 
 /// How long `down` waits for peers to leave.
 const DOWN: Duration = Duration::from_secs(35);
+/// How long a process may be seen after it was killed.
+const KILLED: Duration = Duration::from_secs(2);
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet up --peers 4 --link-mbit 100 --link-ms 5 --prompt \"It was a dark night\"";
     let up = swarm_args(verb("up", "Start a swarm; with --prompt, answer it and stop", example), "4", "0")
         .arg(Arg::new("prompt").long("prompt").value_name("TEXT").help("Answer this, say what ran where, and stop"))
-        .arg(number("max-tokens", "Tokens of the answer").value_parser(value_parser!(u32)).default_value("48"))
+        .arg(
+            number("max-tokens", "Tokens of the answer")
+                .value_parser(whole(1..=u32::MAX))
+                .default_value("48")
+                .requires("prompt"),
+        )
         .arg(switch("detach", "Leave it running"))
+        .arg(
+            number("http-port", "Port of the first peer's HTTP, as 7448, where other commands look [default: any]")
+                .value_parser(whole(1..=u16::MAX)),
+        )
         .arg(json_flag());
     Command::new("testnet")
         .about("A whole swarm of real processes on this machine")
@@ -40,7 +51,7 @@ pub(super) fn command() -> Command {
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
         .subcommand(fault("restart", "Start a peer again, with its files; a running one is killed first").arg(dir()))
         .subcommands(broken::commands())
-        .subcommand(verb("down", "Stop a detached swarm", "tsnode testnet down").arg(dir()))
+        .subcommand(verb("down", "Stop a detached swarm", "tsnode testnet down").arg(dir()).arg(json_flag()))
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
@@ -73,7 +84,7 @@ fn number(name: &'static str, help: &'static str) -> Arg {
 /// Adds what says which swarm to start.
 fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> Command {
     command
-        .arg(number("peers", "Peers with a model").value_parser(value_parser!(u16).range(1..=64)).default_value(peers))
+        .arg(number("peers", "Peers with a model").value_parser(whole(1_u16..=64)).default_value(peers))
         .arg(
             Arg::new("devices")
                 .long("devices")
@@ -87,11 +98,11 @@ fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> 
         )
         .arg(
             number("gateways", "Peers without a model")
-                .value_parser(value_parser!(u16).range(0..=64))
+                .value_parser(whole(0_u16..=64))
                 .default_value(gateways),
         )
-        .arg(number("link-mbit", "Bandwidth of every link in Mbit/s").value_parser(value_parser!(f64)))
-        .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(value_parser!(f64)))
+        .arg(number("link-mbit", "Bandwidth of every link in Mbit/s").value_parser(values::above_0))
+        .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(decimal(0.0..=60_000.0)))
         .arg(Arg::new("layout").long("layout").value_name("GROUPS").help("Groups to form, as prefill=2,decode=3"))
         .arg(Arg::new("model").long("model").value_name("PATH").help("Model [default: the embedded one]"))
         .arg(
@@ -122,6 +133,10 @@ fn disturb(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
         _ => ("-CONT", "goes on"),
     };
     let peer = state.signal(asked_peer(matches), signal).map_err(exit)?;
+    let until = Instant::now() + KILLED;
+    while fault == "kill" && peer.is_alive() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     say_peer(matches, peer, done)
 }
 
@@ -141,8 +156,16 @@ fn say_peer(matches: &ArgMatches, peer: &PeerInfo, done: &str) -> Result<(), Exi
 }
 
 fn folder(matches: &ArgMatches) -> PathBuf {
-    let usual = || xdg("XDG_STATE_HOME", ".local/state").join("tsnode/testnet");
-    matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(usual)
+    matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(usual_folder)
+}
+
+fn usual_folder() -> PathBuf {
+    xdg("XDG_STATE_HOME", ".local/state").join("tsnode/testnet")
+}
+
+/// A peer of the detached swarm that runs in the usual folder, if there is one.
+pub(super) fn running() -> Option<PeerInfo> {
+    State::read(&usual_folder()).ok()?.alive().next().cloned()
 }
 
 fn exit(error: TestnetError) -> Exit {
@@ -184,7 +207,7 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
 async fn leave(net: Testnet) -> Result<(), Exit> {
     let folder = net.folder().to_owned();
     net.down().await.map_err(exit)?;
-    std::fs::remove_dir_all(&folder).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", folder.display())))
+    std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
 }
 
 fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
@@ -211,6 +234,7 @@ fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Ex
         peers,
         link_mbit: matches.get_one::<f64>("link-mbit").copied(),
         link_ms: matches.get_one::<f64>("link-ms").copied(),
+        http_port: matches.try_get_one::<u16>("http-port").ok().flatten().copied(),
         flags,
     })
 }
@@ -325,7 +349,10 @@ fn detached(matches: &ArgMatches, state: &State, answer: Option<(String, Trace)>
     };
     if !is_set(matches, "json") {
         list(&peers);
-        say!("stop it with: tsnode testnet down");
+        let (dir, first) = (dir_flag(matches), peers.first().map_or("", |peer| peer.http.as_str()));
+        say!("ask it with:  tsnode submit --api {first} \"It was a dark night\"");
+        say!("look at it:   tsnode testnet status{dir}");
+        say!("stop it with: tsnode testnet down{dir}");
     }
     told
 }
@@ -341,6 +368,11 @@ async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), 
     leave(net).await
 }
 
+/// What names the same swarm to another command.
+fn dir_flag(matches: &ArgMatches) -> String {
+    matches.get_one::<PathBuf>("dir").map_or_else(String::new, |dir| format!(" --dir {}", dir.display()))
+}
+
 fn list(peers: &[&PeerInfo]) {
     for peer in peers {
         say!("{:<10} process {:<8} {}  {}", peer.name, peer.pid, peer.http, peer.id);
@@ -351,23 +383,26 @@ async fn status(matches: &ArgMatches) -> Result<(), Exit> {
     let state = State::read(&folder(matches)).map_err(exit)?;
     let alive: Vec<&PeerInfo> = state.alive().collect();
     let sights = Swarm::of(alive.iter().copied()).look().await;
-    let rows: Vec<Value> = alive
-        .iter()
-        .zip(&sights)
-        .map(|(peer, sight)| {
-            let plan = sight.as_ref().and_then(|s| s.plan_id.clone());
-            let sees = sight.as_ref().map(|s| s.peers.len());
-            json!({ "peer": peer, "plan": plan, "sees": sees })
-        })
-        .collect();
+    let ended: Vec<&PeerInfo> = state.peers.iter().filter(|peer| !alive.iter().any(|a| a.name == peer.name)).collect();
     if is_set(matches, "json") {
-        return print_json(&json!({ "launched": state.peers.len(), "alive": rows }));
+        let row = |(peer, sight): (&&PeerInfo, &Option<Sight>)| {
+            let plan = sight.as_ref().and_then(|s| s.plan_id.clone());
+            json!({ "peer": peer, "plan": plan, "sees": sight.as_ref().map(|s| s.peers.len()) })
+        };
+        let rows: Vec<Value> = alive.iter().zip(&sights).map(row).collect();
+        return print_json(&json!({ "launched": state.peers.len(), "alive": rows, "ended": ended }));
     }
     say!("{} of {} peers run", alive.len(), state.peers.len());
-    for (peer, sight) in alive.iter().zip(&sights) {
-        let what = match sight {
-            Some(s) => format!("sees {} peers, plan {}", s.peers.len(), s.plan_id.as_deref().unwrap_or("none")),
-            None => "does not answer".into(),
+    // In the order of their names, whether they run or not.
+    for peer in &state.peers {
+        let what = match alive.iter().position(|a| a.name == peer.name) {
+            None => {
+                format!("has ended; start it again with: tsnode testnet restart {}{}", peer.name, dir_flag(matches))
+            }
+            Some(at) => match sights.get(at).and_then(Option::as_ref) {
+                Some(s) => format!("sees {} peers, plan {}", s.peers.len(), s.plan_id.as_deref().unwrap_or("none")),
+                None => "does not answer".into(),
+            },
         };
         say!("{:<10} process {:<8} {}  {what}", peer.name, peer.pid, peer.http);
     }
@@ -377,10 +412,20 @@ async fn status(matches: &ArgMatches) -> Result<(), Exit> {
 async fn down(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = folder(matches);
     let state = State::read(&folder).map_err(exit)?;
-    match state.down(&folder, DOWN).await {
-        0 => Ok(()),
-        left => {
-            Err(Exit::new(Kind::Other, format!("{left} peers did not leave; their processes: tsnode testnet status")))
-        }
+    let down = state.down(&folder, DOWN).await;
+    if !down.stayed.is_empty() {
+        let first = down.stayed.first().map_or("", String::as_str);
+        let what = format!("{} did not leave in {} s", down.stayed.join(", "), DOWN.as_secs());
+        let next = format!("tsnode testnet kill {first}{}", dir_flag(matches));
+        return Err(Exit::new(Kind::Other, format!("{what}; end each with: {next}, and then: tsnode testnet down")));
     }
+    if is_set(matches, "json") {
+        return print_json(&json!({ "down": down, "removed": state.folder }));
+    }
+    let ended = match down.ended.len() {
+        0 => String::new(),
+        _ => format!(", {} had ended before", down.ended.join(", ")),
+    };
+    say!("{} of {} peers have left{ended}; {} is removed", down.left.len(), state.peers.len(), state.folder.display());
+    Ok(())
 }

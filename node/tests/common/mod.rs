@@ -12,6 +12,11 @@ pub const PROMPT: &str = "It was a dark and windy night, and the old house";
 /// Swarms are up one at a time: two would starve each other of the processor until peers seem dead.
 static ONE: Semaphore = Semaphore::const_new(1);
 
+/// The turn of a swarm that is not [`Net`]'s.
+pub async fn turn() -> SemaphorePermit<'static> {
+    ONE.acquire().await.unwrap()
+}
+
 pub struct Net {
     pub net: Testnet,
     pub client: reqwest::Client,
@@ -66,6 +71,7 @@ impl Net {
             peers,
             link_mbit: None,
             link_ms: None,
+            http_port: None,
             flags,
         };
         let net = match Testnet::up(&config).await {

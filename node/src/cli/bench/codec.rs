@@ -254,9 +254,7 @@ impl Bench {
     fn open(matches: &ArgMatches, watch: bool) -> Result<Self, Exit> {
         let source = open(matches)?;
         let text = match matches.get_one::<PathBuf>("text") {
-            Some(path) => {
-                std::fs::read_to_string(path).map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", path.display())))?
-            }
+            Some(path) => std::fs::read_to_string(path).map_err(|e| Exit::file(Kind::Usage, path, &e))?,
             None => TEXT.to_owned(),
         };
         let reader = text_model(&source).map_err(|e| failed(&e))?;

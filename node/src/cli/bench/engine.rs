@@ -3,7 +3,7 @@
 mod card;
 
 use super::{loaded, open};
-use crate::cli::{is_set, json, show::print_json, verb};
+use crate::cli::{is_set, json, show::print_json, verb, whole};
 use crate::exit::{Exit, Kind};
 use crate::hardware::DeviceName;
 use crate::memory::Size;
@@ -38,14 +38,14 @@ pub(super) fn command() -> Command {
             Arg::new("threads")
                 .long("threads")
                 .value_name("N")
-                .value_parser(value_parser!(u16).range(1..=1024))
+                .value_parser(whole(1_u16..=1024))
                 .help("Threads that compute [default: all cores]"),
         )
         .arg(
             Arg::new("tensor-parallel")
                 .long("tensor-parallel")
                 .value_name("N")
-                .value_parser(value_parser!(u16).range(1..=1024))
+                .value_parser(whole(1_u16..=1024))
                 .help("Ranks that share the threads, at least one for each [default: 1]"),
         )
         .arg(

@@ -8,7 +8,8 @@ mod gate;
 mod swarms;
 
 use super::open;
-use crate::cli::{json, show::print_json, verb};
+use crate::cli::{json, show::print_json, verb, whole};
+use crate::config::values;
 use crate::exit::{Exit, Kind};
 use crate::hardware::DeviceName;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -35,16 +36,16 @@ pub(super) fn command() -> Command {
             .long("prompts")
             .value_name("TOKENS")
             .value_delimiter(',')
-            .value_parser(value_parser!(u32).range(1..))
+            .value_parser(whole(1..=u32::MAX))
             .default_value(PROMPTS)
             .help("Lengths of prompts"),
     )
-    .arg(number("answer", "Tokens of an answer").value_parser(value_parser!(u32).range(3..)).default_value("64"))
-    .arg(number("rounds", "Answers of each kind").value_parser(value_parser!(u32).range(1..)).default_value("5"))
+    .arg(number("answer", "Tokens of an answer").value_parser(whole(3..=u32::MAX)).default_value("64"))
+    .arg(number("rounds", "Answers of each kind").value_parser(whole(1..=u32::MAX)).default_value("5"))
     .arg(
         // Two peers on hosts of their own do not take each other's cores.
         number("threads", "Threads of a peer [default: half of the cores, since two peers share them]")
-            .value_parser(value_parser!(u32).range(1..=1024)),
+            .value_parser(whole(1_u32..=1024)),
     )
     .arg(
         Arg::new("device")
@@ -54,13 +55,13 @@ pub(super) fn command() -> Command {
             .help("What both peers compute on: cpu, or a card as cuda:0, with --kv-memory for each [default: cpu]"),
     )
     .arg(Arg::new("kv-memory").long("kv-memory").value_name("BYTES").help("KV pages of each peer, as 4GiB"))
-    .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(value_parser!(f64)))
+    .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(values::above_0))
     .arg(
         Arg::new("sweep")
             .long("sweep")
             .value_name("MBIT")
             .value_delimiter(',')
-            .value_parser(value_parser!(f64))
+            .value_parser(values::above_0)
             .help("Ask the cost gate on links of these speeds too, with a decode peer of one thread (minutes)"),
     )
     .arg(super::model())

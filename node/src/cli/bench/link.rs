@@ -2,14 +2,14 @@
 
 mod to;
 
-use crate::cli::{asking_args, is_set, show::print_json, verb};
+use crate::cli::{asking_args, is_set, show::print_json, verb, whole};
 use crate::config::Settings;
 use crate::exit::{Exit, Kind};
 use crate::links::{
     LinkError, Shaping,
     trial::{self, Carrier, Moved, Slowed},
 };
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::Serialize;
 use std::num::NonZeroU8;
 use std::time::Duration;
@@ -37,20 +37,17 @@ pub(super) fn command() -> Command {
     .arg(number("to", "PEER", "Measure the link from the running peer to this one, by its name or id"))
     .arg(
         number("size", "MIB", "What is handed over [default: 1024; to another peer 64, and at most 256]")
-            .value_parser(value_parser!(u64).range(1..=65_536)),
+            .value_parser(whole(1_u64..=65_536)),
     )
     .arg(
         number("rounds", "N", "Rounds, in each of which everything is measured once")
             .default_value("5")
-            .value_parser(value_parser!(u64).range(1..=100)),
+            .value_parser(whole(1_u64..=100)),
     )
-    .arg(
-        number("mtu", "BYTES", "Largest UDP payload [default: 1452, then 6500]")
-            .value_parser(value_parser!(u16).range(1200..=6500)),
-    )
+    .arg(number("mtu", "BYTES", "Largest UDP payload [default: 1452, then 6500]").value_parser(whole(1200_u16..=6500)))
     .arg(
         number("lanes", "N", "Also by as many connections that share a hand-over, as hosts with cores to spare do")
-            .value_parser(value_parser!(u8).range(2..=i64::from(limits::LANES))),
+            .value_parser(whole(2..=limits::LANES)),
     )
     .arg(
         Arg::new("no-slower")

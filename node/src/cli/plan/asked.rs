@@ -106,13 +106,20 @@ pub(in crate::cli) fn usage(message: impl Into<String>) -> Exit {
 }
 
 fn read(path: &Path) -> Result<String, Exit> {
-    std::fs::read_to_string(path).map_err(|e| usage(format!("{}: {e}", path.display())))
+    std::fs::read_to_string(path).map_err(|e| Exit::file(Kind::Usage, path, &e))
 }
 
 pub(in crate::cli) fn read_cluster(name: &str, column: Column, links: Option<&str>) -> Result<Cluster, Exit> {
     let shipped = cluster_file::SHIPPED.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).to_owned());
     let text = match shipped {
         Some(text) => text,
+        None if !Path::new(name).exists() => {
+            let known: Vec<&str> = cluster_file::SHIPPED.iter().map(|(name, _)| *name).collect();
+            return Err(usage(format!(
+                "no cluster is called {name:?} and no file either; there are {}",
+                known.join(", ")
+            )));
+        }
         None => read(Path::new(name))?,
     };
     cluster_file::read(&text, column, links).map_err(|e| usage(format!("{name}: {}", e.to_string().trim_end())))

@@ -8,7 +8,7 @@ use super::{
     compare::Metric,
     policies::{self, Policy},
 };
-use crate::exit::Exit;
+use crate::exit::{Exit, Kind};
 use clap::ArgMatches;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ impl Job {
 }
 
 fn read(file: &str) -> Result<String, Exit> {
-    std::fs::read_to_string(file).map_err(|e| usage(format!("{file}: {e}")))
+    std::fs::read_to_string(file).map_err(|e| Exit::file(Kind::Usage, file, &e))
 }
 
 /// A plan as `tsnode plan --json` prints it, or its groups and routes alone.

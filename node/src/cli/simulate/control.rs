@@ -236,7 +236,7 @@ fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
         for (script, report) in told {
             bar.inc(1);
             if let Some(broken) = &report.broken {
-                bar.suspend(|| eprintln!("{broken}; again: {}", asked.replay(&script)));
+                bar.suspend(|| note!("{broken}; again: {}", asked.replay(&script)));
             }
             sum.add(&script, report);
         }

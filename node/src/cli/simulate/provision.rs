@@ -81,7 +81,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let answer = search(&fleet.question, &stopped)?;
         if let Some(path) = svg {
             let drawn = picture::svg(&fleet.question, &answer);
-            std::fs::write(&path, drawn).map_err(|e| Exit::new(Kind::Other, format!("{path}: {e}")))?;
+            std::fs::write(&path, drawn).map_err(|e| Exit::file(Kind::Other, &path, &e))?;
         }
         if answer.best.is_none() {
             return Err(nothing(&fleet, &answer, &stopped));

@@ -2,10 +2,10 @@
 
 use super::{asked_peer, dir, exit, fault, folder};
 use crate::{
-    cli::{is_set, json as json_flag, show::print_json, verb},
+    cli::{decimal, is_set, json as json_flag, show::print_json, verb},
     exit::Exit,
 };
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 use tsnode_testnet::{Flaw, Network, Noise, State};
 
@@ -15,8 +15,8 @@ pub(super) fn commands() -> [Command; 6] {
         .required(true)
         .value_delimiter(',')
         .help("Peers on the one side, by name; all others are on the other");
-    let number = |name: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name("N").value_parser(value_parser!(f64)).help(help)
+    let number = |name: &'static str, most: f64, help: &'static str| {
+        Arg::new(name).long(name).value_name("N").value_parser(decimal(0.0..=most)).help(help)
     };
     [
         verb("partition", "Cut the network in two", "tsnode testnet partition peer0,peer1")
@@ -25,14 +25,14 @@ pub(super) fn commands() -> [Command; 6] {
             .arg(json_flag()),
         verb("heal", "Mend every network that was broken", "tsnode testnet heal").arg(dir()).arg(json_flag()),
         fault("slow", "Make a peer's links slow")
-            .arg(number("mbit", "What each carries in Mbit/s [default: as before]"))
-            .arg(number("ms", "How much later everything leaves, in milliseconds").default_value("0"))
+            .arg(number("mbit", 1e6, "What each carries in Mbit/s [default: as before]"))
+            .arg(number("ms", 60_000.0, "How much later everything leaves, in milliseconds").default_value("0"))
             .arg(dir()),
         fault("lie", "Let a peer answer wrongly, as a liar would")
-            .arg(number("tokens", "Part of the tokens it gives that are wrong").default_value("1"))
-            .arg(number("kv", "Part of the KV it sends that is wrong, with right checksums").default_value("0"))
+            .arg(number("tokens", 1.0, "Part of the tokens it gives that are wrong").default_value("1"))
+            .arg(number("kv", 1.0, "Part of the KV it sends that is wrong, with right checksums").default_value("0"))
             .arg(
-                number("speed", "How many times faster than it is its advert says; nothing else is a lie then")
+                number("speed", 1e6, "How many times faster than it is its advert says; nothing else is a lie then")
                     .conflicts_with_all(["tokens", "kv"]),
             )
             .arg(
@@ -46,7 +46,7 @@ pub(super) fn commands() -> [Command; 6] {
             .arg(dir()),
         fault("wedge", "Let a peer's compute thread hang while everything else goes on").arg(dir()),
         fault("corrupt", "Flip bits in the KV that a peer sends")
-            .arg(number("part", "Part of its tiles, from 0 to 1").default_value("0.5"))
+            .arg(number("part", 1.0, "Part of its tiles, from 0 to 1").default_value("0.5"))
             .arg(dir()),
     ]
 }

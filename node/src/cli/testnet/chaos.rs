@@ -2,7 +2,7 @@
 
 use super::{config, exit, swarm_args};
 use crate::{
-    cli::{is_set, json as json_flag, show::print_json, verb},
+    cli::{decimal, is_set, json as json_flag, show::print_json, verb, whole},
     config::Settings,
     exit::{Exit, Kind},
 };
@@ -35,7 +35,7 @@ pub(super) fn command() -> Command {
             Arg::new("seed")
                 .long("seed")
                 .value_name("N")
-                .value_parser(value_parser!(u64))
+                .value_parser(whole(0..=u64::MAX))
                 .default_value("1")
                 .help("Draws the schedule"),
         )
@@ -43,7 +43,7 @@ pub(super) fn command() -> Command {
             Arg::new("minutes")
                 .long("minutes")
                 .value_name("N")
-                .value_parser(value_parser!(f64))
+                .value_parser(decimal(0.0..=100_000.0))
                 .default_value("1")
                 .help("For how long"),
         )
@@ -51,14 +51,15 @@ pub(super) fn command() -> Command {
             Arg::new("faults")
                 .long("faults")
                 .value_name("N")
-                .value_parser(value_parser!(u32))
+                .value_parser(whole(0..=u32::MAX))
+                .conflicts_with("minutes")
                 .help("So many faults, however long that takes"),
         )
         .arg(
             Arg::new("streams")
                 .long("streams")
                 .value_name("N")
-                .value_parser(value_parser!(u16).range(1..=512))
+                .value_parser(whole(1_u16..=512))
                 .default_value("16")
                 .help("Streams at once"),
         )
@@ -90,7 +91,7 @@ pub(super) fn command() -> Command {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let config = config(settings, matches)?;
-    let chaos = asked(matches)?;
+    let chaos = asked(matches);
     let bar = bar(chaos.until);
     bar.set_message("asking an undisturbed swarm");
     let answers = Answers::learn(&config).await.map_err(exit)?;
@@ -107,7 +108,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let report = chaos::run(&mut net, chaos, answers, tell).await.map_err(exit)?;
     bar.finish_and_clear();
     if let Some(file) = matches.get_one::<PathBuf>("svg") {
-        std::fs::write(file, report.svg()).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", file.display())))?;
+        std::fs::write(file, report.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
     }
     if quiet {
         let mut document = json!(report);
@@ -125,23 +126,22 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         ));
     }
     if is_set(matches, "keep") {
-        eprintln!("logs are in {logs}");
+        note!("logs are in {logs}");
         return net.down().await.map_err(exit);
     }
     super::leave(net).await
 }
 
-fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
+fn asked(matches: &ArgMatches) -> Chaos {
     let minutes = matches.get_one::<f64>("minutes").copied().unwrap_or(1.0);
-    let span = Duration::try_from_secs_f64(minutes * 60.0)
-        .map_err(|e| Exit::new(Kind::Usage, format!("--minutes {minutes}: {e}")))?;
+    let span = Duration::from_secs_f64(minutes * 60.0);
     let faults = matches.get_one::<u32>("faults").map(|n| Until::Faults(*n as usize));
-    Ok(Chaos {
+    Chaos {
         seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
         streams: matches.get_one::<u16>("streams").copied().unwrap_or(16).into(),
         until: faults.unwrap_or(Until::Time(span)),
         deeds: matches.get_one::<String>("only").map_or(Deeds::Drawn, |only| deeds(only)),
-    })
+    }
 }
 
 fn deeds(name: &str) -> Deeds {

@@ -43,6 +43,7 @@ impl Swarms {
             peers: threads.iter().map(host).collect(),
             link_mbit,
             link_ms: None,
+            http_port: None,
             flags: all.map(str::to_owned).to_vec(),
         };
         Ok(Kept { net: Testnet::up(&config).await.map_err(exit)? })
@@ -77,7 +78,7 @@ impl Kept {
     pub async fn down(self) -> Result<(), Exit> {
         let folder = self.net.folder().to_owned();
         self.net.down().await.map_err(exit)?;
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::new(Kind::Other, format!("{}: {e}", folder.display())))
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
     }
 }
 

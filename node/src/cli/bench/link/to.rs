@@ -17,7 +17,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches, to: &str, mib
     let to = find(&view, to)?;
     let wish = json!({ "to": to, "bytes": mib * MIB });
     let answer = asked.send(asked.post("/api/links/measure", &wish)).await?;
-    let found: Transfer = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, e.to_string()))?;
+    let found: Transfer = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, ask::unread(&e)))?;
     if is_set(matches, "json") {
         return print_json(&found);
     }

@@ -241,7 +241,7 @@ impl Asked {
         file: &str,
         alone: Option<&str>,
     ) -> Result<(Vec<Kind>, Targets, tsnode_protocol::BytesPerToken), Exit> {
-        let text = std::fs::read_to_string(file).map_err(|e| usage(format!("{file}: {e}")))?;
+        let text = std::fs::read_to_string(file).map_err(|e| Exit::file(Ending::Usage, file, &e))?;
         let known = models::by_name(&self.model);
         let sizes = Sizes::of(&self.model)
             .or_else(|| known.as_ref().map(|m| Sizes { weights: m.bytes(), kv: m.kv() }))

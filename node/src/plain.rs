@@ -1,0 +1,55 @@
+//! What the system's errors mean, in plain words.
+
+use std::io;
+
+/// An error of a file, a folder or a port, without the system's numbers.
+#[must_use]
+pub fn io_error(error: &io::Error) -> String {
+    use io::ErrorKind as K;
+    let plain = match error.kind() {
+        K::NotFound => "there is no such file or folder",
+        K::PermissionDenied => "this user may not do that there",
+        K::AlreadyExists => "there is something of that name already",
+        K::NotADirectory => "a part of that path is a file, and no folder",
+        K::IsADirectory => "that is a folder, and no file",
+        K::DirectoryNotEmpty => "that folder is not empty",
+        K::StorageFull => "the disk is full",
+        K::QuotaExceeded => "this user may not have more on that disk",
+        K::FileTooLarge => "files may not grow that large there",
+        K::ReadOnlyFilesystem => "nothing can be written to that disk",
+        K::InvalidData => "it is not text",
+        K::AddrInUse => "another program has that port",
+        K::AddrNotAvailable => "this machine does not have that address",
+        K::BrokenPipe => "nobody reads any more",
+        K::UnexpectedEof => "it ends too soon",
+        K::TimedOut => "no answer in time",
+        K::ConnectionRefused => "nobody answers there",
+        _ => return without_number(&error.to_string()),
+    };
+    // Where a library has its own sentence, that says more than the kind.
+    match error.get_ref() {
+        Some(own) if error.kind() != K::InvalidData => own.to_string(),
+        _ => plain.to_owned(),
+    }
+}
+
+/// `Too many open files (os error 24)` is about too many open files.
+fn without_number(text: &str) -> String {
+    text.split(" (os error").next().unwrap_or(text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_error_is_said_by_its_number() {
+        for number in 1..=133 {
+            let error = io::Error::from_raw_os_error(number);
+            let said = io_error(&error);
+            assert!(!said.is_empty() && !said.contains("os error"), "{error}: {said}");
+        }
+        assert_eq!(io_error(&io::Error::other("the moon is full")), "the moon is full");
+        assert_eq!(io_error(&std::fs::read("/nowhere/at/all").unwrap_err()), "there is no such file or folder");
+    }
+}
