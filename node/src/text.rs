@@ -1,6 +1,7 @@
 //! Text becomes tokens, tokens become text: tokenizer, chat template, stop strings.
 
 pub mod apart;
+mod bytes;
 mod chat;
 mod detokenise;
 mod guarded;
@@ -10,7 +11,7 @@ mod templates;
 mod vocabulary;
 
 pub use chat::{ChatMessage, ChatTemplate, TemplateText};
-pub use detokenise::Detokeniser;
+pub use detokenise::{Detokeniser, TokenText};
 pub use model::{Defaults, TextError, TextModel};
 pub use stop::{Passed, StopStrings};
 pub use templates::Templates;

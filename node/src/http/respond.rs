@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     gateway::{Reply, Trace},
-    text::{Detokeniser, Passed, StopStrings, TextModel},
+    text::{Detokeniser, Passed, StopStrings, TextModel, TokenText},
 };
 use axum::{
     Json,
@@ -149,7 +149,6 @@ impl Piece {
 
 /// Turns one answer's tokens into text.
 pub(super) struct Writer<'m> {
-    model: &'m TextModel,
     detokeniser: Detokeniser<'m>,
     stops: StopStrings,
     stop_tokens: Vec<Token>,
@@ -164,10 +163,12 @@ pub(super) struct Writer<'m> {
 
 impl<'m> Writer<'m> {
     pub fn new(model: &'m TextModel, wanted: &Wanted, form: Form, answer: &Answer) -> Self {
-        let echo = matches!(form, Form::Text { echo: true }).then(|| model.decode(&answer.prompt));
+        let mut detokeniser = Detokeniser::new(model.tokenizer(), true);
+        // The answer goes on where the prompt ends, with the space between them, say.
+        let echo = matches!(form, Form::Text { echo: true });
+        let echo = echo.then(|| answer.prompt.iter().map(|token| detokeniser.push(*token)).collect::<String>());
         Self {
-            model,
-            detokeniser: Detokeniser::new(model.tokenizer(), true),
+            detokeniser,
             stops: StopStrings::new(wanted.stops.clone()),
             stop_tokens: if wanted.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() },
             form,
@@ -190,6 +191,7 @@ impl<'m> Writer<'m> {
             return piece;
         }
         let text = self.detokeniser.push(sampled.token);
+        self.offset += text.chars().count();
         match self.stops.push(&text) {
             Passed::On(text) => piece.text.push_str(&text),
             Passed::Stopped(text) => {
@@ -222,22 +224,19 @@ impl<'m> Writer<'m> {
         Ok(piece)
     }
 
-    fn logprob(&mut self, sampled: &Sampled) -> Value {
-        let text = |t: Token| self.model.token_text(t);
-        let own = text(sampled.token);
+    fn logprob(&self, sampled: &Sampled) -> Value {
+        let said = |token: Token| self.detokeniser.token_text(token);
         if self.form == Form::Chat {
-            let entry = |t: Token, p: f32| {
-                let text = text(t);
-                json!({ "token": text, "logprob": p, "bytes": text.as_bytes() })
+            let entry = |token: Token, logprob: f32| {
+                let TokenText { text, bytes } = said(token);
+                json!({ "token": text, "logprob": logprob, "bytes": bytes })
             };
             let mut one = entry(sampled.token, sampled.logprob.unwrap_or(f32::MIN));
             one["top_logprobs"] = sampled.top.iter().map(|t| entry(t.token, t.logprob)).collect();
             return one;
         }
-        let top: Map<String, Value> = sampled.top.iter().map(|t| (text(t.token), json!(t.logprob))).collect();
-        let offset = self.offset;
-        self.offset += own.chars().count();
-        json!({ "token": own, "logprob": sampled.logprob, "top": top, "offset": offset })
+        let top: Map<String, Value> = sampled.top.iter().map(|t| (said(t.token).text, json!(t.logprob))).collect();
+        json!({ "token": said(sampled.token).text, "logprob": sampled.logprob, "top": top, "offset": self.offset })
     }
 }
 

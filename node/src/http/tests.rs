@@ -33,7 +33,9 @@ use tsnode_protocol::{ModelCard, ModelId, PeerId, Sampled, Token, kv::KvPace, sa
 enum Part {
     /// Every token of this text, with one alternative each, then the end.
     Say(&'static str, End),
-    /// The same, and then the channel closes without a word.
+    /// These tokens, with an alternative each, then the end.
+    Write(Vec<Token>),
+    /// The text's tokens, and then the channel closes without a word.
     BreakOff(&'static str),
     /// The first token, then nothing.
     Hang,
@@ -84,7 +86,10 @@ impl Api {
     }
 
     async fn with(part: Part, gatekeeper: Gatekeeper) -> Self {
-        let files = files();
+        Self::of(files(), part, gatekeeper).await
+    }
+
+    async fn of(files: ModelFiles, part: Part, gatekeeper: Gatekeeper) -> Self {
         let (view, watched) = watch::channel(view(vec![files.card.clone()]));
         let (gateway, submissions) = Gateway::channel();
         let (library, mut queries) = ModelLibrary::channel();
@@ -149,7 +154,7 @@ async fn play(
         asked.lock().unwrap().push(prompt);
         let (replies, reader) = mpsc::channel(256);
         let accepted = Accepted { prefill: PeerId([3; 32]), decode: PeerId([4; 32]), replies: reader };
-        let (said, end) = match &part {
+        let (tokens, end) = match &part {
             Part::Refuse => {
                 let reason = "no group".to_owned();
                 let refusal = SubmitError::Unserved { reason, retry_after: Duration::from_secs(3) };
@@ -166,11 +171,10 @@ async fn play(
                 });
                 continue;
             }
-            Part::Say(said, end) => (*said, Some(end.clone())),
-            Part::BreakOff(said) => (*said, None),
+            Part::Say(said, end) => (in_tokens(&text, said), Some(end.clone())),
+            Part::Write(tokens) => (tokens.clone(), Some(End::Stop)),
+            Part::BreakOff(said) => (in_tokens(&text, said), None),
         };
-        // The tokenizer puts a first token in front of every text.
-        let tokens = text.encode(said).unwrap().split_off(1);
         for (index, one) in tokens.into_iter().enumerate() {
             replies.send(token(&text, index as u32, one)).await.unwrap();
         }
@@ -179,6 +183,11 @@ async fn play(
         }
         drop(answer.send(Ok(accepted)));
     }
+}
+
+/// The tokenizer puts a first token in front of every text.
+fn in_tokens(text: &TextModel, said: &str) -> Vec<Token> {
+    text.encode(said).unwrap().split_off(1)
 }
 
 fn token(text: &TextModel, index: u32, token: Token) -> Reply {
@@ -304,6 +313,47 @@ async fn logprobs_come_in_either_form() {
     assert_eq!(tokens.concat(), "The wind was in the house.");
     assert_eq!(columns["text_offset"][1], tokens[0].len());
     assert_eq!(api.last_asked().generation.sampling.logprobs, Some(1));
+}
+
+/// A model whose tokenizer spells characters of many bytes in byte tokens, and the tokens of "hello가나다라 end".
+fn with_byte_tokens() -> (ModelFiles, Vec<Token>) {
+    let mut files = files();
+    let tokenizer = include_bytes!("../text/byte_tokens.json");
+    files.files = Arc::new([("tokenizer.json".to_owned(), tokenizer.to_vec())].into());
+    files.card.shape.vocab = 264;
+    let vocab: Value = serde_json::from_slice(tokenizer).unwrap();
+    let id = |token: &str| Token(vocab["model"]["vocab"][token].as_u64().unwrap() as u32);
+    let bytes = "가나다라".bytes().map(|byte| id(&format!("<0x{byte:02X}>")));
+    let tokens = [id("▁hello")].into_iter().chain(bytes).chain([id("▁end")]).collect();
+    (files, tokens)
+}
+
+#[tokio::test]
+async fn characters_of_byte_tokens_reach_the_client_whole() {
+    let (files, tokens) = with_byte_tokens();
+    let count = tokens.len();
+    let api = Api::of(files, Part::Write(tokens), keys(None, None)).await;
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": [1, 261], "logprobs": 1 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for (stop, said) in [(json!([]), "hello가나다라 end"), (json!(["다라 e"]), "hello가나")] {
+        let (status, answer) = api.post(TEXT, ask(json!({ "stop": stop }))).await;
+        assert_eq!((status, &answer["choices"][0]["text"]), (200, &json!(said)), "{answer}");
+        let events = api.stream(TEXT, ask(json!({ "stop": stop, "stream": true }))).await;
+        let parts = events[..events.len() - 1].iter().map(|e| serde_json::from_str::<Value>(e).unwrap());
+        let text: String = parts.map(|p| p["choices"][0]["text"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(text, said);
+    }
+    // Offsets are where characters begin.
+    let (_, answer) = api.post(TEXT, ask(json!({}))).await;
+    let offsets = &answer["choices"][0]["logprobs"]["text_offset"];
+    assert_eq!(*offsets, json!([0, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8, 9]));
+    assert_eq!(answer["choices"][0]["logprobs"]["tokens"][count - 1], " end");
+    // The answer goes on where the prompt ends.
+    let (_, answer) = api.post(TEXT, json!({ "prompt": [1, 261], "echo": true })).await;
+    assert_eq!(answer["choices"][0]["text"], "the hello가나다라 end");
 }
 
 #[tokio::test]

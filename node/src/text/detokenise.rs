@@ -1,74 +1,146 @@
-//! Tokens back to text, one at a time: never half a character, and never a character twice.
+//! Tokens back to text, one at a time: never half a character, never a character twice, and none lost.
+//!
+//! What a decoder makes of a token can depend on where it stands: the first may lose a space, another may be joined to the one
+//! before it. So a token's text is what a few tokens with it say beyond what they say without it. Bytes become tokens of
+//! whole characters before that: decoders read neighbouring bytes together, and one of them would spoil the others.
 
-use super::guarded;
+use super::{bytes::ByteTokens, guarded};
+use std::collections::VecDeque;
 use tokenizers::Tokenizer;
 use tsnode_protocol::Token;
 
-/// Tokens looked at before the new ones: what decoders do at a beginning (dropping a space, say) happens there.
+/// Whole tokens (or characters of bytes) looked at before the new one: decoders join neighbours, and may keep back spaces at
+/// the end.
 const CONTEXT: usize = 4;
+/// Stands before those that do not begin the text: it has no space to lose.
+const NEUTRAL: &str = "a";
 
 /// The text of an answer as it grows.
 pub struct Detokeniser<'t> {
     tokenizer: &'t Tokenizer,
-    tokens: Vec<u32>,
-    /// Tokens before this one have been given out.
-    given: usize,
     skip_special: bool,
+    spelling: ByteTokens,
+    /// The last tokens, each or as many as make whole characters.
+    context: VecDeque<Vec<String>>,
+    /// Whether these are all so far.
+    first: bool,
+    /// What they say.
+    said: String,
+    /// Bytes of a character that is not whole yet: three at most.
+    begun: Vec<u8>,
+}
+
+/// A token as it stands in a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenText {
+    /// Its text; U+FFFD where it is only part of a character.
+    pub text: String,
+    /// Its bytes: those of neighbours make whole characters.
+    pub bytes: Vec<u8>,
 }
 
 impl<'t> Detokeniser<'t> {
     /// For an answer that follows nothing.
     #[must_use]
     pub fn new(tokenizer: &'t Tokenizer, skip_special: bool) -> Self {
-        Self { tokenizer, tokens: Vec::new(), given: 0, skip_special }
+        let spelling = ByteTokens::of(tokenizer);
+        let (context, said, begun) = (VecDeque::new(), String::new(), Vec::new());
+        Self { tokenizer, skip_special, spelling, context, first: true, said, begun }
     }
 
     /// The text that `token` adds; empty while a character is incomplete.
     pub fn push(&mut self, token: Token) -> String {
-        self.tokens.push(token.0);
-        self.advance(false)
+        let Some(token) = guarded::token(self.tokenizer, token.0, self.skip_special) else { return String::new() };
+        match self.spelling.bytes(&token) {
+            Some(bytes) => {
+                self.begun.extend(bytes);
+                self.whole_characters(false)
+            }
+            None => {
+                let broken_off = self.whole_characters(true);
+                broken_off + &self.add(vec![token])
+            }
+        }
     }
 
     /// What is left at the end; an incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
-        self.advance(true)
+        self.whole_characters(true)
     }
 
-    fn advance(&mut self, last: bool) -> String {
-        let from = self.given.saturating_sub(CONTEXT);
-        let decode = |tokens: &[u32]| guarded::decode(self.tokenizer, tokens, self.skip_special);
-        let before = decode(&self.tokens[from..self.given]);
-        let now = decode(&self.tokens[from..]);
-        if !last && now.ends_with('\u{FFFD}') {
-            return String::new();
+    /// What `token` would say here, special or not.
+    #[must_use]
+    pub fn token_text(&self, token: Token) -> TokenText {
+        let Some(token) = guarded::token(self.tokenizer, token.0, false) else { return TokenText::default() };
+        let unit = match self.spelling.bytes(&token) {
+            None => vec![token],
+            Some(bytes) => match std::str::from_utf8(&bytes) {
+                Ok(text) if self.begun.is_empty() => self.spelling.spell(text),
+                _ => return TokenText { text: String::from_utf8_lossy(&bytes).into_owned(), bytes },
+            },
+        };
+        let text = self.with(&unit).map(|now| beyond(&now, &self.said).to_owned()).unwrap_or_default();
+        TokenText { bytes: text.clone().into(), text }
+    }
+
+    /// Takes the bytes so far for text, but at most at the end what could become a character.
+    fn whole_characters(&mut self, last: bool) -> String {
+        let bytes = std::mem::take(&mut self.begun);
+        let mut text = String::new();
+        let mut chunks = bytes.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            if !chunk.valid().is_empty() {
+                text += &self.add(self.spelling.spell(chunk.valid()));
+            }
+            let broken = chunk.invalid();
+            if !last && chunks.peek().is_none() && is_begun(broken) {
+                self.begun = broken.to_vec();
+            } else if !broken.is_empty() {
+                text += &self.add(self.spelling.spell(&self.spelling.unreadable(broken)));
+            }
         }
-        let Some(new) = now.strip_prefix(&before) else {
-            // A decoder that rewrites what it said leaves nothing to add but what is longer.
+        text
+    }
+
+    /// What a token says, or bytes that are whole characters.
+    fn add(&mut self, unit: Vec<String>) -> String {
+        let Some(now) = self.with(&unit) else {
+            // The decoder breaks at these; it may be good for those behind them.
+            self.context.clear();
+            self.first = false;
+            self.said = self.with(&[]).unwrap_or_default();
             return String::new();
         };
-        self.given = self.tokens.len();
-        new.to_owned()
+        let new = beyond(&now, &self.said).to_owned();
+        self.context.push_back(unit);
+        self.said = now;
+        if self.context.len() > CONTEXT {
+            self.context.pop_front();
+            self.first = false;
+            self.said = self.with(&[]).unwrap_or_default();
+        }
+        new
     }
+
+    /// What the context and these say.
+    fn with(&self, unit: &[String]) -> Option<String> {
+        let neutral = (!self.first).then_some(NEUTRAL);
+        let tokens = self.context.iter().flatten().chain(unit).map(String::as_str);
+        guarded::join(self.tokenizer, &neutral.into_iter().chain(tokens).collect::<Vec<_>>())
+    }
+}
+
+/// Whether more bytes could make a character of these.
+fn is_begun(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+/// What `now` says beyond `before`. A decoder that rewrites what it said, as none that we know does, is taken at its new word
+/// from there on: what was given out stays.
+fn beyond<'n>(now: &'n str, before: &str) -> &'n str {
+    let same = now.chars().zip(before.chars()).take_while(|(now, before)| now == before);
+    &now[same.map(|(now, _)| now.len_utf8()).sum()..]
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::text::{Templates, TextModel, model::tests::embedded};
-
-    #[test]
-    fn pieces_make_the_whole_and_characters_stay_whole() {
-        let model = TextModel::new(&embedded(), &Templates::Here).unwrap();
-        let text = "“Naïve,” she said — 日本 😀, and so on.";
-        let tokens = model.tokenizer().encode(text, false).unwrap();
-        let mut detokeniser = Detokeniser::new(model.tokenizer(), true);
-        let mut whole = String::new();
-        for id in tokens.get_ids() {
-            let piece = detokeniser.push(Token(*id));
-            assert!(!piece.contains('\u{FFFD}'), "{piece:?}");
-            whole.push_str(&piece);
-        }
-        whole.push_str(&detokeniser.finish());
-        assert_eq!(whole, text);
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use tokenizers::Tokenizer;
+use tokenizers::{Decoder, Tokenizer};
 
 /// Bytes that normalizers may make of one, all in a row. SentencePiece's make three: a space is written `▁`.
 const GROWTH: usize = 64;
@@ -36,9 +36,18 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u3
     Ok(encoding.get_ids().to_vec())
 }
 
-/// The text of some tokens; none where the tokenizer cannot say.
-pub fn decode(tokenizer: &Tokenizer, tokens: &[u32], skip_special: bool) -> String {
-    fenced(|| tokenizer.decode(tokens, skip_special)).map(Result::unwrap_or_default).unwrap_or_default()
+/// How a vocabulary spells a token; nothing where it has none, or only a special one and those are not wanted.
+pub fn token(tokenizer: &Tokenizer, id: u32, skip_special: bool) -> Option<String> {
+    let token = fenced(|| tokenizer.id_to_token(id)).ok().flatten()?;
+    let skipped = skip_special && tokenizer.get_added_vocabulary().is_special_token(&token);
+    (!skipped).then_some(token)
+}
+
+/// The text of tokens as a vocabulary spells them; nothing where the tokenizer cannot say.
+pub fn join(tokenizer: &Tokenizer, tokens: &[&str]) -> Option<String> {
+    let Some(decoder) = tokenizer.get_decoder() else { return Some(tokens.join(" ")) };
+    let tokens = tokens.iter().map(|token| (*token).to_owned()).collect();
+    fenced(|| decoder.decode(tokens)).ok()?.ok()
 }
 
 /// Work of the crate that may panic. It changes nothing that is used again but caches, which it looks after itself.
@@ -76,7 +85,7 @@ mod tests {
             "pad_id":0,"pad_type_id":0,"pad_token":"a"},"#;
         let tokenizer = read(file("null", padding).as_bytes()).unwrap();
         assert_eq!(encode(&tokenizer, "abab", false), Ok(vec![2, 2]));
-        assert_eq!(decode(&tokenizer, &[2, 0], false), "ab a");
+        assert_eq!((token(&tokenizer, 2, true), token(&tokenizer, 3, true)), (Some("ab".into()), None));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
-use super::{ChatMessage, TemplateText, Templates, guarded, templates::Renderer};
+use super::{ChatMessage, Detokeniser, TemplateText, Templates, guarded, templates::Renderer};
 use crate::models::ModelFiles;
 use serde::Deserialize;
 use serde_json::Value;
@@ -177,14 +177,9 @@ impl TextModel {
     /// The text of some tokens, without those that are no text.
     #[must_use]
     pub fn decode(&self, tokens: &[Token]) -> String {
-        let ids: Vec<u32> = tokens.iter().map(|t| t.0).collect();
-        guarded::decode(&self.tokenizer, &ids, true)
-    }
-
-    /// A token's own text, for log-probabilities.
-    #[must_use]
-    pub fn token_text(&self, token: Token) -> String {
-        guarded::decode(&self.tokenizer, &[token.0], false)
+        let mut text = Detokeniser::new(&self.tokenizer, true);
+        let said: String = tokens.iter().map(|token| text.push(*token)).collect();
+        said + &text.finish()
     }
 }
 
@@ -288,7 +283,7 @@ pub(crate) mod tests {
                 let vocab = model.card().shape.vocab;
                 let tokens = model.encode("It was a dark night, <|user|> 12\u{e9}").unwrap_or_default();
                 assert!(tokens.iter().all(|token| token.0 < vocab), "tokens that the model has not: {tokens:?}");
-                tokens.iter().for_each(|token| drop(model.token_text(*token)));
+                drop(model.decode(&tokens));
             }
         }
         assert!(used > 0, "all were refused: the changes are too large to test anything");

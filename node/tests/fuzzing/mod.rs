@@ -93,7 +93,7 @@ fn model_with(name: &str, content: &[u8]) -> bool {
         let mut said = Detokeniser::new(model.tokenizer(), true);
         for token in tokens {
             assert!(token.0 < SHAPE.vocab, "token {token:?} is none of the model's");
-            drop(model.token_text(*token) + &said.push(*token));
+            drop(said.token_text(*token).text + &said.push(*token));
         }
         drop(said.finish());
     }
