@@ -3,6 +3,7 @@
 pub mod apart;
 mod bytes;
 mod chat;
+mod defaults;
 mod detokenise;
 mod guarded;
 mod model;
@@ -11,8 +12,9 @@ mod templates;
 mod vocabulary;
 
 pub use chat::{ChatMessage, ChatTemplate, TemplateText};
+pub use defaults::Defaults;
 pub use detokenise::{Detokeniser, TokenText};
-pub use model::{Defaults, TextError, TextModel};
+pub use model::{TextError, TextModel};
 pub use stop::{Passed, StopStrings};
 pub use templates::Templates;
 pub use vocabulary::{VocabularyError, speak_alike};

@@ -8,9 +8,11 @@ use crate::{
     exit::{Exit, Kind},
     hardware::{self, CardNumbers, DeviceChoice, LendError},
     identity::Identity,
+    library::Shelf,
     memory::{Need, Size},
     node::{HTTP_FILE, ModelChoice, NodeConfig, open_draft},
     plain,
+    text::{Templates, TextModel},
 };
 use clap::ArgMatches;
 use serde::Serialize;
@@ -164,7 +166,16 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
     };
     let source = Arc::new(source);
     let notes = source.notes().iter().map(|note| finding("model", State::Note, note.clone()));
-    notes.chain(lent(host, config, &source)).collect()
+    notes.chain(text(&source)).chain(lent(host, config, &source)).collect()
+}
+
+/// What is odd in the model's text files, or why they cannot be used.
+fn text(source: &Arc<ModelSource>) -> Vec<Finding> {
+    let Some(files) = Shelf::new(Some(source.clone())).own() else { return Vec::new() };
+    match TextModel::new(&files, &Templates::Here) {
+        Ok(text) => text.notes().iter().map(|note| finding("model", State::Note, note.clone())).collect(),
+        Err(error) => vec![finding("model", State::Fail, error.to_string())],
+    }
 }
 
 /// What would compute the model, and how well.

@@ -357,6 +357,20 @@ async fn characters_of_byte_tokens_reach_the_client_whole() {
 }
 
 #[tokio::test]
+async fn a_token_beyond_the_model_is_refused_where_the_tokenizer_has_it() {
+    let (mut files, tokens) = with_byte_tokens();
+    files.card.shape.vocab = 262;
+    let api = Api::of(files, Part::Write(tokens[..4].to_vec()), keys(None, None)).await;
+    let (status, answer) = api.post(TEXT, json!({ "prompt": [1, 262] })).await;
+    assert_eq!(status, 400, "{answer}");
+    assert_eq!(answer["error"]["message"], "token id 262 is outside the vocabulary of 262");
+    let (status, answer) = api.post(TEXT, json!({ "prompt": "." })).await;
+    assert!(status == 400 && answer["error"]["message"].as_str().unwrap().contains("token 263"), "{answer}");
+    let (status, answer) = api.post(TEXT, json!({ "prompt": [1, 261] })).await;
+    assert_eq!((status, &answer["choices"][0]["text"]), (200, &json!("hello가")));
+}
+
+#[tokio::test]
 async fn the_history_reaches_the_template_and_defaults_are_the_models() {
     let api = Api::up(said(End::Stop)).await;
     let turns = json!([

@@ -46,6 +46,10 @@ impl Texts {
         // A large tokenizer takes a second to read.
         let read = tokio::task::spawn_blocking(move || TextModel::new(&files, &templates)).await;
         let read = read.map_err(|e| ApiError::Model(e.to_string()))??;
+        // Whoever lends the model was warned at its start; this is for a gateway's log.
+        for note in read.notes() {
+            tracing::info!(model = read.card().name, "{note}");
+        }
         Ok(self.keep(Arc::new(read)))
     }
 

@@ -93,6 +93,9 @@ async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
     let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
     let failed = |error| NodeError::Text { model: files.card.name.clone(), error };
     let read = tokio::task::block_in_place(|| TextModel::new(&files, &templates)).map_err(failed)?;
+    for note in read.notes() {
+        tracing::warn!(model = files.card.name, "{note}");
+    }
     match read.check().await {
         // A host that is short of processes or slow just now is no reason not to serve.
         Err(error @ (TextError::Unbounded | TextError::Busy | TextError::NoProcess { .. })) => {

@@ -1,12 +1,14 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
-use super::{ChatMessage, Detokeniser, TemplateText, Templates, guarded, templates::Renderer};
+use super::{ChatMessage, Defaults, Detokeniser, TemplateText, Templates, defaults, guarded, templates::Renderer};
 use crate::models::ModelFiles;
-use serde::Deserialize;
 use serde_json::Value;
 use std::path::PathBuf;
 use tokenizers::Tokenizer;
 use tsnode_protocol::{ModelCard, Token};
+
+/// Characters of a token that an error repeats.
+const NAMED: usize = 40;
 
 /// Why a model's text files cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -58,23 +60,6 @@ impl TextError {
     }
 }
 
-/// Sampling a model asks for where the client says nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-pub struct Defaults {
-    /// Whether it is meant to be sampled; greedy if not.
-    pub do_sample: Option<bool>,
-    /// Temperature.
-    pub temperature: Option<f32>,
-    /// Top-p.
-    pub top_p: Option<f32>,
-    /// Top-k.
-    pub top_k: Option<u32>,
-    /// Min-p.
-    pub min_p: Option<f32>,
-    /// Repetition penalty.
-    pub repetition_penalty: Option<f32>,
-}
-
 /// A model's text side.
 pub struct TextModel {
     card: ModelCard,
@@ -82,6 +67,7 @@ pub struct TextModel {
     template: Option<Renderer>,
     stop_tokens: Vec<Token>,
     defaults: Defaults,
+    notes: Vec<String>,
 }
 
 impl TextModel {
@@ -95,24 +81,31 @@ impl TextModel {
         let tokenizer = guarded::read(bytes).map_err(broken)?;
         let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let vocab = files.card.shape.vocab;
-        // Models pad their vocabulary, but not to twice its size.
-        if highest >= vocab || highest < vocab / 2 {
+        // Models pad their vocabulary, and tokenizers get tokens added that a model never learnt, but neither to twice the size.
+        if highest / 2 >= vocab || highest < vocab / 2 {
             return Err(TextError::Misfit { highest, vocab });
+        }
+        let mut notes = Vec::new();
+        if highest >= vocab {
+            let last = vocab.saturating_sub(1);
+            notes.push(format!(
+                "tokenizer.json has tokens up to {highest}, the model up to {last}: prompts with others are refused"
+            ));
         }
         let read = |name| json(files, name);
         let (settings, generation, config) =
             (read("tokenizer_config.json")?, read("generation_config.json")?, read("config.json")?);
         let template = TemplateText::find(&settings, files.files.get("chat_template.jinja").map(Vec::as_slice));
         let template = template.map(|template| templates.renderer(template)).transpose()?;
-        let mut stop_tokens = eos(&generation);
+        let mut stop_tokens = defaults::ends("generation_config.json", &generation, &mut notes);
         if stop_tokens.is_empty() {
-            stop_tokens = eos(&config);
+            stop_tokens = defaults::ends("config.json", &config, &mut notes);
         }
         // Some models name only there what ends a turn.
         let named = eos_token(&settings).and_then(|text| tokenizer.token_to_id(text)).map(Token);
         stop_tokens.extend(named.filter(|token| !stop_tokens.contains(token)));
-        let defaults = serde_json::from_value(generation).unwrap_or_default();
-        Ok(Self { card: files.card.clone(), tokenizer, template, stop_tokens, defaults })
+        let defaults = Defaults::read(&generation, &mut notes);
+        Ok(Self { card: files.card.clone(), tokenizer, template, stop_tokens, defaults, notes })
     }
 
     /// Whether its template can be read.
@@ -144,6 +137,12 @@ impl TextModel {
         self.defaults
     }
 
+    /// What in its files is odd and used in part or not at all, a line each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     /// Its tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -171,6 +170,14 @@ impl TextModel {
 
     fn tokens(&self, text: &str, special: bool) -> Result<Vec<Token>, TextError> {
         let tokens = guarded::encode(&self.tokenizer, text, special).map_err(TextError::Input)?;
+        let vocab = self.card.shape.vocab;
+        if let Some(stray) = tokens.iter().find(|id| **id >= vocab) {
+            let named = guarded::token(&self.tokenizer, *stray, false).unwrap_or_default();
+            let named: String = named.chars().take(NAMED).collect();
+            return Err(TextError::Input(format!(
+                "the text holds {named:?}, token {stray} of the tokenizer, but the model has {vocab}; leave it out"
+            )));
+        }
         Ok(tokens.into_iter().map(Token).collect())
     }
 
@@ -186,15 +193,6 @@ impl TextModel {
 fn json(files: &ModelFiles, name: &'static str) -> Result<Value, TextError> {
     let Some(bytes) = files.files.get(name) else { return Ok(Value::Null) };
     serde_json::from_slice(bytes).map_err(|e| TextError::Broken { file: name, error: e.to_string() })
-}
-
-/// `eos_token_id` is a number or a list of them.
-fn eos(config: &Value) -> Vec<Token> {
-    let one = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).map(Token);
-    match &config["eos_token_id"] {
-        Value::Array(many) => many.iter().filter_map(one).collect(),
-        value => one(value).into_iter().collect(),
-    }
 }
 
 /// `eos_token` of `tokenizer_config.json` is a text, or an object that holds it.
@@ -243,10 +241,10 @@ pub(crate) mod tests {
     #[test]
     fn a_tokenizer_of_another_model_is_refused() {
         let mut files = embedded();
-        files.card.shape.vocab = 4095;
+        files.card.shape.vocab = 2047;
         assert!(matches!(
             TextModel::new(&files, &Templates::Here),
-            Err(TextError::Misfit { highest: 4095, vocab: 4095 })
+            Err(TextError::Misfit { highest: 4095, vocab: 2047 })
         ));
         let mut files = embedded();
         Arc::make_mut(&mut files.files).insert("tokenizer.json".into(), b"{}".to_vec());
@@ -254,6 +252,35 @@ pub(crate) mod tests {
             TextModel::new(&files, &Templates::Here),
             Err(TextError::Broken { file: "tokenizer.json", .. })
         ));
+    }
+
+    #[test]
+    fn tokens_beyond_the_model_are_refused_and_no_others() {
+        let mut files = embedded();
+        let whole = TextModel::new(&files, &Templates::Here).unwrap();
+        assert_eq!(whole.notes(), [""; 0]);
+        let rare = whole.decode(&[Token(4000)]);
+        assert!(whole.encode(&rare).unwrap().contains(&Token(4000)), "{rare:?} shows nothing");
+        files.card.shape.vocab = 4000;
+        let cut = TextModel::new(&files, &Templates::Here).unwrap();
+        let note = "tokenizer.json has tokens up to 4095, the model up to 3999: prompts with others are refused";
+        assert_eq!(cut.notes(), [note]);
+        let Err(TextError::Input(why)) = cut.encode(&rare) else { panic!("no such error") };
+        assert!(why.contains("token 4000 of the tokenizer, but the model has 4000"), "{why}");
+        assert_eq!(cut.encode("It was").unwrap(), whole.encode("It was").unwrap());
+    }
+
+    #[test]
+    fn an_odd_value_of_a_file_leaves_the_others_and_is_named() {
+        let mut files = embedded();
+        let generation = r#"{"eos_token_id":[1,"2"],"temperature":0.0,"top_k":1.0,"top_p":"0.9","min_p":0.25}"#;
+        Arc::make_mut(&mut files.files).insert("generation_config.json".into(), generation.into());
+        let model = TextModel::new(&files, &Templates::Here).unwrap();
+        let expected = Defaults { temperature: Some(0.0), min_p: Some(0.25), ..Defaults::default() };
+        assert_eq!((model.defaults(), model.stop_tokens()), (expected, &[Token(1)][..]));
+        let named = ["eos_token_id \"2\"", "top_p \"0.9\"", "top_k 1.0"];
+        assert_eq!(model.notes().len(), named.len());
+        assert!(named.iter().zip(model.notes()).all(|(named, note)| note.contains(named)), "{:?}", model.notes());
     }
 
     #[test]
