@@ -393,7 +393,7 @@ impl Gateway {
             out.push(Action::ClosePrefill { request });
         }
         if let Some(trace) = r.trace(now, request, &self.view.adverts) {
-            out.push(Action::Trace(trace));
+            out.push(Action::Trace(Box::new(trace)));
         }
         if matches!(end, End::Stop | End::Length) {
             let answered = profiler::Event::Answered { answer: tokens(r.answer.len()) };

@@ -266,7 +266,7 @@ pub enum Action {
     /// It ended well, all of it computed where it began; right before the end.
     Served(Served),
     /// What ran where; right before the end.
-    Trace(Trace),
+    Trace(Box<Trace>),
     /// Tell the client that this was all.
     End {
         /// The request.

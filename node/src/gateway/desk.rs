@@ -135,7 +135,7 @@ pub(super) fn tell(action: Action, desk: &mut Desk) {
                 let _ = answer.send(Err(SubmitError::Unserved { reason, retry_after }));
             }
         }
-        Action::Trace(trace) => drop(reply(desk, trace.request, Reply::Trace(Box::new(trace)))),
+        Action::Trace(trace) => drop(reply(desk, trace.request, Reply::Trace(trace))),
         _ => {}
     }
 }
