@@ -12,6 +12,7 @@ use crate::{
     links::Shaping,
     node::{Membering, ModelChoice, NodeConfig},
     plain,
+    text::SpecialText,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -50,7 +51,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 36] = [
+pub const KNOBS: [Knob; 37] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -104,6 +105,11 @@ pub const KNOBS: [Knob; 36] = [
         "http-rate",
         "",
         "Requests a minute of each key, or of each address where there are none [default: 600 beyond this host, any number on it]",
+    ),
+    knob(
+        "guard-special-tokens",
+        "false",
+        "Read special tokens' texts in clients' messages as plain text; else they are control tokens, as in transformers",
     ),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
     knob("relay", "true", "Carry between peers of the swarm that do not reach each other, where this one is reachable"),
@@ -390,6 +396,7 @@ impl Settings {
             guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
             draft: self.draft()?,
             layout: self.parse("layout")?,
+            special_text: if self.flag("guard-special-tokens")? { SpecialText::Plain } else { SpecialText::Control },
             api_key,
             http_rate: self.http_rate(http)?,
             shaping: self.shaping()?,

@@ -239,7 +239,8 @@ impl Ground {
         let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
         let gatekeeper = Gatekeeper::new(keys, self.config.http_rate);
         let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
-        let state = ApiState::new(gateway, Texts::new(models, templates), viewer, controls, gatekeeper);
+        let texts = Texts::new(models, templates).reading(self.config.special_text);
+        let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);
         let end = CancellationToken::new();
         let serving = tokio::spawn(http::serve(listener, state, end.clone()));
         write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;

@@ -3,7 +3,7 @@
 use super::ApiError;
 use crate::{
     models::ModelLibrary,
-    text::{Templates, TextModel},
+    text::{SpecialText, Templates, TextModel},
     view::SwarmView,
 };
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +21,7 @@ const RETRY: Duration = Duration::from_secs(2);
 pub struct Texts {
     library: ModelLibrary,
     templates: Templates,
+    special: SpecialText,
     /// Most recent last. Held for list operations only.
     kept: Arc<Mutex<Vec<Arc<TextModel>>>>,
 }
@@ -29,7 +30,13 @@ impl Texts {
     /// Of this library, with chat templates rendered there.
     #[must_use]
     pub fn new(library: ModelLibrary, templates: Templates) -> Self {
-        Self { library, templates, kept: Arc::default() }
+        Self { library, templates, special: SpecialText::default(), kept: Arc::default() }
+    }
+
+    /// The same, with special tokens' texts in messages read as told.
+    #[must_use]
+    pub fn reading(self, special: SpecialText) -> Self {
+        Self { special, ..self }
     }
 
     /// The model a client means: by name or id; the swarm's default if it names none.
@@ -42,9 +49,11 @@ impl Texts {
             return Ok(kept);
         }
         let files = self.library.files(model).await?;
-        let templates = self.templates.clone();
+        let (templates, special) = (self.templates.clone(), self.special);
         // A large tokenizer takes a second to read.
-        let read = tokio::task::spawn_blocking(move || TextModel::new(&files, &templates)).await;
+        let read =
+            tokio::task::spawn_blocking(move || TextModel::new(&files, &templates).map(|text| text.reading(special)))
+                .await;
         let read = read.map_err(|e| ApiError::Model(e.to_string()))??;
         // Whoever lends the model was warned at its start; this is for a gateway's log.
         for note in read.notes() {

@@ -10,7 +10,7 @@ use crate::{
     links::{LinkError, Shaping},
     store::StoreError,
     swarm::{RedeemError, SwarmError},
-    text::{TextError, VocabularyError},
+    text::{SpecialText, TextError, VocabularyError},
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -107,6 +107,8 @@ pub struct NodeConfig {
     pub hours: Option<Hours>,
     /// Groups asked for.
     pub layout: Option<Layout>,
+    /// What becomes of special tokens' texts in clients' messages.
+    pub special_text: SpecialText,
     /// Key that HTTP clients must show.
     pub api_key: Option<String>,
     /// Requests a minute of each key, or of each address where there are none; unlimited where nothing is said.

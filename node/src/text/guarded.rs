@@ -36,6 +36,15 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u3
     Ok(encoding.get_ids().to_vec())
 }
 
+/// Tokens of a text that was rendered, and the bytes of it that each is made of.
+///
+/// # Errors
+/// When the tokenizer cannot.
+pub fn encode_with_places(tokenizer: &Tokenizer, text: &str) -> Result<Vec<(u32, (usize, usize))>, String> {
+    let encoding = fenced(|| tokenizer.encode(text, false))?.map_err(|e| e.to_string())?;
+    Ok(encoding.get_ids().iter().copied().zip(encoding.get_offsets().iter().copied()).collect())
+}
+
 /// How a vocabulary spells a token; nothing where it has none, or only a special one and those are not wanted.
 pub fn token(tokenizer: &Tokenizer, id: u32, skip_special: bool) -> Option<String> {
     let token = fenced(|| tokenizer.id_to_token(id)).ok().flatten()?;
