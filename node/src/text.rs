@@ -6,6 +6,7 @@ mod chat;
 mod defaults;
 mod detokenise;
 mod guarded;
+mod jinja;
 mod model;
 mod specials;
 mod stop;

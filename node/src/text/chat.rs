@@ -1,22 +1,15 @@
-//! Chat templates: Jinja as Hugging Face writes it.
-//!
-//! What transformers adds to Jinja is here too: `raise_exception`, `strftime_now`, `tojson` as Python writes it, and a tag for
-//! training. Objects keep the order of their keys (a feature of minijinja), as Python's do.
+//! Chat templates: what transformers gives to Jinja, and what is a model's template.
 
 pub(super) mod clock;
-mod json;
-mod tags;
 #[cfg(test)]
 mod tests;
 
+use super::jinja::{Dict, Error, Template, Value};
 use clock::Clock;
-use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// A template's steps, so that none runs forever.
-const FUEL: u64 = 5_000_000;
-const NAME: &str = "chat";
 /// Tokens that a template may name.
 const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
@@ -57,9 +50,13 @@ impl TemplateText {
 
 /// The same, ready to be rendered.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: Template,
     special: BTreeMap<String, String>,
+    clock: Clock,
 }
+
+/// Names and what they stand for.
+type Names = Vec<(Arc<str>, Value)>;
 
 impl ChatTemplate {
     /// Reads it; the clock is asked whenever it asks for the date.
@@ -68,23 +65,7 @@ impl ChatTemplate {
     /// When it is not valid Jinja: why.
     pub fn new(template: TemplateText, clock: Clock) -> Result<Self, String> {
         let TemplateText { text, special } = template;
-        let broken = |e: Error| e.to_string();
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(broken)?);
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, why))
-        });
-        environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
-            clock::strftime(&clock(), &format).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
-        });
-        environment.add_filter("tojson", json::tojson);
-        // To Python none is nothing to go through, to minijinja an empty list.
-        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        environment.add_template_owned(NAME, tags::readable(&text)).map_err(broken)?;
-        Ok(Self { environment, special })
+        Ok(Self { template: Template::read(&text).map_err(|error| error.to_string())?, special, clock })
     }
 
     /// The conversation as text, ready for the model's answer.
@@ -92,17 +73,31 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses it: why.
     pub fn render(&self, messages: &[ChatMessage]) -> Result<String, String> {
-        self.fill(context! { messages => Serde(messages) })
+        self.fill(|| {
+            let messages = messages.iter().map(message).collect::<Result<_, _>>()?;
+            Ok(vec![("messages".into(), Value::list(messages))])
+        })
     }
 
     /// What transformers names and is not given is none, and no error to ask for.
-    fn fill(&self, given: Value) -> Result<String, String> {
-        let input = |e: Error| format!("chat template: {e}");
-        let template = self.environment.get_template(NAME).map_err(input)?;
-        let special = Value::from(Serde(&self.special));
-        let usual = context! { tools => (), documents => (), add_generation_prompt => true, ..special };
-        template.render(context! { ..given, ..usual }).map_err(input)
+    fn fill(&self, given: impl FnOnce() -> Result<Names, Error> + Send) -> Result<String, String> {
+        let names = || -> Result<Names, Error> {
+            let special = self.special.iter().map(|(name, token)| (name.as_str().into(), Value::text(token.as_str())));
+            let mut names: Names = special.collect();
+            names.push(("tools".into(), Value::None));
+            names.push(("documents".into(), Value::None));
+            names.push(("add_generation_prompt".into(), Value::Bool(true)));
+            names.extend(given()?);
+            Ok(names)
+        };
+        self.template.render(self.clock, names).map_err(|error| format!("chat template: {error}"))
     }
+}
+
+fn message(message: &ChatMessage) -> Result<Value, Error> {
+    let part = |name: &str, text: &str| (Value::text(name), Value::text(text));
+    let parts = [part("role", &message.role), part("content", &message.content)];
+    Dict::from_pairs(parts).map(Value::dict)
 }
 
 /// A special token is a text, or an object with its content.

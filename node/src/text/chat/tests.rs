@@ -3,6 +3,8 @@
 
 use super::*;
 use jiff::{civil::date, tz::TimeZone};
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use std::fmt;
 
 const FAMILIES: [(&str, &str); 6] = [
     ("llama", include_str!("families/llama.txt")),
@@ -34,8 +36,7 @@ fn families_of_templates_give_what_jinja_makes_of_them() {
         let [("template", template), cases @ .., ("end", "")] = &parts[..] else { panic!("{family} is cut") };
         let template = read(template).unwrap();
         for case in cases.chunks(2) {
-            // Read as it is, for the order of what stands in it.
-            let given = |text| serde_json::from_str(text).unwrap();
+            let given = |text| move || names(text);
             match *case {
                 [("given", of), ("becomes", text)] => assert_eq!(template.fill(given(of)).unwrap(), text, "{family}"),
                 [("given", of), ("fails", why)] => {
@@ -45,6 +46,173 @@ fn families_of_templates_give_what_jinja_makes_of_them() {
             }
         }
     }
+}
+
+/// JSON as a template is given it: its keys in their order.
+struct Given(Value);
+
+impl<'de> Deserialize<'de> for Given {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Reader)
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Given;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Given, E> {
+        Ok(Given(Value::None))
+    }
+
+    fn visit_bool<E>(self, truth: bool) -> Result<Given, E> {
+        Ok(Given(Value::Bool(truth)))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Given, E> {
+        Ok(Given(Value::Int(number.into())))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Given, E> {
+        Ok(Given(Value::Int(number.into())))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Given, E> {
+        Ok(Given(Value::Float(number)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Given, E> {
+        Ok(Given(Value::text(text)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Given, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Given(item)) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Given(Value::list(list)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<Given, A::Error> {
+        let mut dict = Dict::default();
+        while let Some((key, Given(value))) = pairs.next_entry::<String, _>()? {
+            dict.insert(Value::text(key), value).map_err(serde::de::Error::custom)?;
+        }
+        Ok(Given(Value::dict(dict)))
+    }
+}
+
+fn names(text: &str) -> Result<Names, Error> {
+    let Ok(Given(Value::Dict(given))) = serde_json::from_str(text) else { panic!("{text} is no object") };
+    names_of(&given)
+}
+
+fn names_of(given: &Dict) -> Result<Names, Error> {
+    Ok(given.pairs().map(|(name, value)| (name.as_text().unwrap().clone(), value.clone())).collect())
+}
+
+/// Templates, what each is given, and what Jinja2 made of it: `scripts/record_jinja.py`.
+const CASES: &str = include_str!("cases.jsonl");
+
+/// A line of the file; the first says what the others are given, and who made them.
+#[derive(Deserialize)]
+struct Case {
+    template: String,
+    becomes: Option<String>,
+    /// How, where it fails.
+    fails: Option<String>,
+}
+
+/// Constructs that are not rendered as Jinja2 does, with why; the others are, or fail there too.
+const REFUSED: [(&str, &str); 2] =
+    [("{{ 2 ** 200 }}", "128 bits"), ("{% autoescape true %}{{ '<' }}{% endautoescape %}", "autoescape")];
+
+/// Every case of a file that is not rendered as it says.
+fn differing(file: &str) -> Vec<String> {
+    let (first, cases) = file.split_once('\n').unwrap();
+    assert!(first.starts_with("{\"by\": \"jinja2 3.1"), "{first}");
+    let given = || {
+        let first = names(first)?;
+        let Some((_, Value::Dict(given))) = first.into_iter().find(|(name, _)| **name == *"given") else {
+            panic!("no given")
+        };
+        names_of(&given)
+    };
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for case in cases.lines() {
+        let Case { template, becomes, fails } = serde_json::from_str(case).unwrap();
+        assert_ne!(becomes.is_some(), fails.is_some(), "{template}");
+        count += 1;
+        let made = read(&template).and_then(|template| template.fill(given));
+        let same = match (&made, &becomes) {
+            (Ok(made), Some(becomes)) => made == becomes,
+            (Err(why), None) => !why.is_empty(),
+            (Err(why), Some(_)) => REFUSED.iter().any(|(refused, reason)| *refused == template && why.contains(reason)),
+            (Ok(_), None) => false,
+        };
+        if !same {
+            wrong.push(format!("{template}\n   Jinja2: {becomes:?} {fails:?}\n   here:   {made:?}"));
+        }
+    }
+    assert!(count >= 300, "{count} cases");
+    wrong
+}
+
+#[test]
+fn constructs_are_rendered_as_jinja2_renders_them() {
+    let wrong = differing(CASES);
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The same against the Jinja2 of this machine, whichever version that is.
+#[test]
+#[ignore = "needs python3 with jinja2"]
+fn constructs_are_rendered_as_the_jinja2_of_this_machine_renders_them() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let cases = format!("{root}/node/src/text/chat/cases.jsonl");
+    let recorded = std::process::Command::new("python3")
+        .args([&format!("{root}/scripts/record_jinja.py"), "--print", &cases])
+        .output()
+        .unwrap();
+    assert!(recorded.status.success(), "{}", String::from_utf8_lossy(&recorded.stderr));
+    let wrong = differing(&String::from_utf8(recorded.stdout).unwrap());
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What Python can do and this cannot is an error that says so.
+#[test]
+fn what_cannot_be_rendered_right_is_refused() {
+    for (template, why) in [
+        ("{{ 2 ** 200 }}", "128 bits"),
+        ("{{ messages | map(attribute='role') }}", "address in memory"),
+        ("{{ 'abc'.upper }}", "address in memory"),
+        ("{% include 'other' %}", "another template"),
+        ("{% autoescape true %}{{ '<' }}{% endautoescape %}", "autoescape"),
+        ("a\n{{ 1 +\n'a' }}", "line 2: + is not for int and str"),
+        ("{{ messages[0].nope.more }}", "no \"nope\""),
+        ("{{ nope() }}", "\"nope\" is not defined"),
+        ("{{ messages.append(1) }}", "\"append\" of list is not for templates"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "deep"),
+        (
+            "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+            "deep",
+        ),
+        ("{{ 'x' * 999999999999 }}", "too long"),
+        ("{{ '%999999999d' % 1 }}", "wide"),
+    ] {
+        let refused = rendered(template).unwrap_err();
+        assert!(refused.contains(why), "{template}: {refused}");
+    }
+    assert!(rendered(&"(".repeat(100_000)).is_ok(), "text");
+    assert!(rendered(&format!("{{{{ {} }}}}", "(".repeat(100_000))).is_err());
+    assert!(rendered(&format!("{{{{ {}1 }}}}", "-".repeat(100_000))).is_err());
+    assert!(rendered(&"{% if true %}".repeat(10_000)).is_err());
 }
 
 #[test]
