@@ -182,11 +182,15 @@ impl TextModel {
         };
         let text = template.render(&guard.hidden(&self.tokenizer, messages)?).await?;
         let blotted = template.render(&Guard::blotted(messages)).await?;
-        Ok(guard.encode(&self.tokenizer, &text, &blotted)?.into_iter().map(Token).collect())
+        self.known(guard.encode(&self.tokenizer, &text, &blotted)?)
     }
 
     fn tokens(&self, text: &str, special: bool) -> Result<Vec<Token>, TextError> {
-        let tokens = guarded::encode(&self.tokenizer, text, special).map_err(TextError::Input)?;
+        self.known(guarded::encode(&self.tokenizer, text, special).map_err(TextError::Input)?)
+    }
+
+    /// Tokens, if the model has them all.
+    fn known(&self, tokens: Vec<u32>) -> Result<Vec<Token>, TextError> {
         let vocab = self.card.shape.vocab;
         if let Some(stray) = tokens.iter().find(|id| **id >= vocab) {
             let named = guarded::token(&self.tokenizer, *stray, false).unwrap_or_default();
