@@ -5,6 +5,7 @@
 //! | level | question | where |
 //! |---|---|---|
 //! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`], [`twins`]; [`algorithm1`], [`exhaustive`] to compare |
+//! | upper | whether there is a plan at all | [`room`] |
 //! | lower | a group's stages | [`parallel`], with [`route`] and [`partition`] |
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
 //! | after a loss | phases and routes only | [`light`] |
@@ -40,6 +41,7 @@ pub mod picture;
 pub mod problem;
 pub mod prompts;
 pub mod regions;
+pub mod room;
 pub mod route;
 pub mod search;
 pub mod services;

@@ -1,5 +1,6 @@
 //! Plans of a swarm, made from its adverts.
 
+use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tsnode_coordinator::{
     gate::SplitChoice,
@@ -7,8 +8,8 @@ use tsnode_coordinator::{
     scheduler::live,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerRange, ModelCard, ModelId,
-    ModelShape, PeerId, Phase, Plan, Route, Stage, Term,
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerRange, Link, ModelCard, ModelId,
+    ModelShape, PathKind, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
 };
 
 const LAYERS: u32 = 4;
@@ -141,5 +142,118 @@ fn after_a_loss_32_devices_are_scheduled_anew_with_what_they_have_loaded() {
         }
         let share: f64 = flipped.routes.iter().map(|r| r.share).sum();
         assert!((share - 1.0).abs() < 1e-9, "{share}");
+    }
+}
+
+/// The model that is built in, as its peers advert it.
+fn embedded() -> ModelCard {
+    let shape = ModelShape { layer_bytes: 1_180_672, embed_bytes: 2_097_152, head_bytes: 2_097_664, ..card().shape };
+    ModelCard { shape, ..card() }
+}
+
+/// What a peer lends.
+#[derive(Clone, Debug)]
+struct Lender {
+    memory: u64,
+    kv: u64,
+    speed: f64,
+    /// Of each link to another, by that one's number; none where it was never measured.
+    links: Vec<Option<(f64, f64)>>,
+}
+
+/// Adverts of these lenders of a model, and what is planned of them.
+fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::Draft {
+    let id = |n: usize| PeerId([n as u8; 32]);
+    let of = |lender: &Lender| {
+        let mut advert = Advert { models: vec![card.clone()], ..advert(lender.speed) };
+        (advert.devices[0].memory_bytes, advert.devices[0].kv_bytes) = (lender.memory, lender.kv);
+        let link = |(to, link): (usize, &Option<(f64, f64)>)| {
+            let (latency, bandwidth) = (*link)?;
+            Some(Link {
+                to: id(to),
+                latency: Seconds(latency),
+                bandwidth: BytesPerSecond(bandwidth),
+                path: PathKind::Direct,
+            })
+        };
+        advert.links = lender.links.iter().enumerate().take(lenders.len()).filter_map(link).collect();
+        advert
+    };
+    let adverts: Vec<Advert> = lenders.iter().map(of).collect();
+    let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
+    planner::plan(&members, &Wish { split, ..Wish::default() }, None)
+}
+
+/// Whether requests can be served: whole groups, and a way for every request.
+fn serves(draft: &planner::Draft) -> bool {
+    let routed: f64 = draft.routes.iter().map(|r| r.share).sum();
+    !draft.groups.is_empty() && (routed - 1.0).abs() < 1e-6
+}
+
+/// From so little that only both together hold the model, to so much that each would alone if its KV pages were more: then
+/// both together as before.
+#[test]
+fn two_peers_that_serve_together_serve_with_any_memory_more() {
+    let mut served = false;
+    for memory in (2..=64).map(|half| half * (1 << 19)).chain([1 << 30, 1 << 40]) {
+        let lender = Lender { memory, kv: 1 << 20, speed: 1.0, links: vec![] };
+        let draft = planned(&embedded(), &[lender.clone(), lender], SplitChoice::Auto);
+        assert!(serves(&draft) || !served, "no plan with {memory} bytes each, and one with less");
+        served |= serves(&draft);
+        assert!(draft.groups.iter().all(|g| g.stages.len() == 2), "{:?}", draft.groups);
+    }
+    assert!(served);
+}
+
+/// Most peers of a cluster that is drawn.
+const DRAWN: usize = 9;
+
+/// A model of which a peer's memory holds anything from nothing to all.
+fn models() -> impl Strategy<Value = ModelCard> {
+    (1u32..=10, 0u64..=3, 0u64..=3, 1u32..=4).prop_map(|(layers, embed, head, kv_heads)| {
+        let (embed_bytes, head_bytes) = (embed << 20, head << 20);
+        ModelCard { shape: ModelShape { layers, embed_bytes, head_bytes, kv_heads, ..embedded().shape }, ..card() }
+    })
+}
+
+fn lenders() -> impl Strategy<Value = Vec<Lender>> {
+    let link = prop::option::of((1e-4..0.3, prop_oneof![1e3..1e6, 1e6..1e9]));
+    // Half MiB: within a few of what a stage needs, where it matters.
+    let lender = (1u64..=24, 1u64..=12, 0.05f64..4.0, prop::collection::vec(link, DRAWN));
+    let lender =
+        lender.prop_map(|(memory, kv, speed, links)| Lender { memory: memory << 19, kv: kv << 18, speed, links });
+    prop::collection::vec(lender, 1..DRAWN)
+}
+
+/// What each lends more, of memory and of KV memory, and who comes besides.
+fn more() -> impl Strategy<Value = (Vec<(u64, u64)>, Vec<Lender>)> {
+    let step = prop_oneof![2 => Just(0u64), 2 => 1u64..=8, 1 => 9u64..=200];
+    (prop::collection::vec((step.clone(), step), DRAWN), prop_oneof![Just(vec![]), lenders()])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Memory, KV memory and peers that are added never take a plan away.
+    #[test]
+    fn who_serves_serves_with_anything_more(
+        card in models(),
+        few in lenders(),
+        (lent, newcomers) in more(),
+        always in any::<bool>(),
+    ) {
+        let split = if always { SplitChoice::Always } else { SplitChoice::Auto };
+        let draft = planned(&card, &few, split);
+        prop_assert!(draft.groups.is_empty() || serves(&draft), "half a plan: {draft:?}");
+        prop_assume!(serves(&draft));
+        let mut many = few;
+        for (lender, (memory, kv)) in many.iter_mut().zip(lent) {
+            lender.memory += memory << 19;
+            lender.kv += kv << 18;
+        }
+        many.extend(newcomers);
+        many.truncate(DRAWN);
+        let draft = planned(&card, &many, split);
+        prop_assert!(serves(&draft), "of more: {draft:?}");
     }
 }

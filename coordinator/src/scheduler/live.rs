@@ -21,7 +21,7 @@ use super::{
     models::Model,
     parallel::{self, Members as Devices},
     problem::{Problem, Space},
-    regions,
+    regions, room,
     search::{self, Effort, Found},
     slo::{Reference, Slo},
     start,
@@ -130,15 +130,17 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
     let mut whole = first.under(Slo::e2e(SCALE));
     whole.noise = NOISE;
     whole.prompts = Batches::measured(profiles(&places, members, card.id)).prompts();
-    let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST)
-        .into_iter()
-        .filter_map(|region| {
-            let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
-            let problem = whole.part(&region)?;
-            let (carries, _) = pace(&problem)?;
-            Some(Scene { card: card.clone(), places, problem, share: carries, regions: 1 })
-        })
-        .collect();
+    let scene = |region: Devices| {
+        let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
+        let problem = whole.part(&region)?;
+        let (carries, _) = pace(&problem)?;
+        Some(Scene { card: card.clone(), places, problem, share: carries, regions: 1 })
+    };
+    let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST).into_iter().filter_map(scene).collect();
+    if scenes.is_empty() {
+        // Who together hold the model may have come into different regions.
+        scenes.extend(room::fewest(&whole).and_then(scene));
+    }
     let total: f64 = scenes.iter().map(|s| s.share).sum();
     let regions = scenes.len();
     let wanted = traffic.map_or(0.0, |profile| profile.rate / total);

@@ -2,8 +2,8 @@
 //!
 //! Devices may also be left idle: a slow one that only adds a handover is worth more outside.
 
-use super::{cluster::InstanceId, dice::Dice, parallel::Members, problem::Problem};
-use tsnode_protocol::{Bytes, Phase};
+use super::{cluster::InstanceId, dice::Dice, parallel::Members, problem::Problem, room};
+use tsnode_protocol::Phase;
 
 /// Devices up to which groups are often dealt anew.
 const FEW: usize = 12;
@@ -47,9 +47,8 @@ impl Grouping {
 #[must_use]
 pub fn may_be_group(problem: &Problem, members: &[(InstanceId, u16)]) -> bool {
     let devices: u32 = members.iter().map(|m| u32::from(m.1)).sum();
-    let memory: Bytes = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
     let once = problem.space.repeat_hosts || members.iter().all(|m| m.1 <= problem.space.tensor_parallel);
-    devices > 0 && devices <= u32::from(problem.space.group_devices) && memory >= problem.least_memory() && once
+    devices > 0 && devices <= u32::from(problem.space.group_devices) && once && room::holds(problem, members)
 }
 
 /// Phases that a space allows.

@@ -10,6 +10,7 @@ use super::{
     partition::{self, Slot},
     problem::Problem,
     prompts::Prompts,
+    room::{self, Room},
     route::{self, Aim},
 };
 use tsnode_protocol::{Bytes, Phase, Seconds, Tokens};
@@ -175,15 +176,41 @@ fn configurations(problem: &Problem, members: &[(InstanceId, u16)], degrees: &[u
         let ((instance, count), tp) = (members[place], degrees[place]);
         stages.extend((0..count / tp).map(|_| Stage { instance, tp, layers: 0 }));
     }
-    if !(problem.space.repeat_hosts || visits_once(problem, &stages))
-        || stages.windows(2).any(|w| !problem.cluster.path(w[0].instance, w[1].instance).is_open())
-    {
+    if !(problem.space.repeat_hosts || visits_once(problem, &stages)) {
+        return Vec::new();
+    }
+    let found = in_order(problem, &stages, phase);
+    if !found.is_empty() {
+        return found;
+    }
+    // The best path may begin or end where there is no room for what comes on top there.
+    roomiest_ends(problem, stages).map_or_else(Vec::new, |stages| in_order(problem, &stages, phase))
+}
+
+/// Every cut of these stages in their order.
+fn in_order(problem: &Problem, stages: &[Stage], phase: Phase) -> Vec<Config> {
+    if stages.windows(2).any(|w| !problem.cluster.path(w[0].instance, w[1].instance).is_open()) {
         return Vec::new();
     }
     let reserves: &[f64] = if phase == Phase::Prefill { &KV_RESERVES[..1] } else { &KV_RESERVES };
-    let mut cuts: Vec<Vec<u32>> = reserves.iter().filter_map(|r| cut(problem, &stages, phase, *r)).collect();
+    let mut cuts: Vec<Vec<u32>> = reserves.iter().filter_map(|r| cut(problem, stages, phase, *r)).collect();
     cuts.dedup();
-    cuts.iter().map(|cut| configured(problem, &stages, cut, phase)).collect()
+    cuts.iter().map(|cut| configured(problem, stages, cut, phase)).collect()
+}
+
+/// The same stages with those first and last that leave most room; `None` if they do not hold the model so either.
+fn roomiest_ends(problem: &Problem, mut stages: Vec<Stage>) -> Option<Vec<Stage>> {
+    let rooms: Option<Vec<Room>> = stages.iter().map(|s| Room::of(problem, s.instance, s.tp)).collect();
+    let (first, last) = room::ends(&rooms?, problem.model.shape.layers)?;
+    if first == last {
+        return Some(stages);
+    }
+    let (head, tail) = (stages[first], stages[last]);
+    stages.remove(first.max(last));
+    stages.remove(first.min(last));
+    stages.insert(0, head);
+    stages.push(tail);
+    Some(stages)
 }
 
 /// Whether no host has two stages.

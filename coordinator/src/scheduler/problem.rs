@@ -9,7 +9,7 @@ use super::{
     workload::Workload,
 };
 use std::fmt;
-use tsnode_protocol::{Bytes, Seconds};
+use tsnode_protocol::{Bytes, Seconds, Tokens};
 
 /// Most devices side by side in a stage.
 const MOST_TP: u16 = 8;
@@ -192,10 +192,33 @@ impl Problem {
         self.model.bytes() + self.model.kv() * self.workload.mean.longest
     }
 
-    /// Memory that `count` devices of an instance bring.
+    /// Tokens of KV that every stage must have room for: a request's at its longest.
+    #[must_use]
+    pub fn least_tokens(&self) -> Tokens {
+        let m = &self.workload.mean;
+        m.longest.max(m.reserved)
+    }
+
+    /// Memory that `count` devices of an instance bring: what a plan may use of it, and no more than lies beside the KV
+    /// that may be there.
     #[must_use]
     pub fn usable(&self, instance: InstanceId, count: u16) -> Bytes {
-        self.cluster.figures(instance).memory * f64::from(count) * USABLE
+        let figures = self.cluster.figures(instance);
+        let with = |pool| self.most_with(pool);
+        (figures.memory * USABLE).min(figures.pool.map_or(Bytes(f64::INFINITY), with)) * f64::from(count)
+    }
+
+    /// The most that a group's device with so much KV memory is good for: a layer is held only where a request's KV of it
+    /// fits.
+    fn most_with(&self, pool: Bytes) -> Bytes {
+        let shape = &self.model.shape;
+        let kv = self.model.kv() * self.workload.mean.longest;
+        let part = pool / kv;
+        if part >= 1.0 {
+            return Bytes(f64::INFINITY);
+        }
+        let layers = Bytes(shape.layer_bytes as f64) * f64::from(shape.layers);
+        (layers + kv) * part + Bytes((shape.embed_bytes + shape.head_bytes) as f64)
     }
 
     /// Twice the devices that the smallest kind needs to hold the model: larger groups only add handovers.

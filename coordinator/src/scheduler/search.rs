@@ -106,7 +106,7 @@ fn exchange(walks: &mut [Walk<'_>], round: usize) {
     for (n, walk) in walks.iter_mut().enumerate() {
         walk.common = common.clone();
         walk.good.clone_from(&good);
-        if let Some(from) = good.get(if round + TOGETHER < ROUNDS { n % good.len() } else { 0 }) {
+        if let Some(from) = good.get(if round + TOGETHER < ROUNDS { n % good.len().max(1) } else { 0 }) {
             walk.adopt(from);
         }
     }
@@ -267,7 +267,7 @@ impl<'p> Walk<'p> {
         let value = self.value(&grouping);
         let more = used(&grouping) > used(&self.best.1) || value > self.best.0;
         let same_use = used(&grouping) == used(&self.best.1) && grouping.parts.len() == self.best.1.parts.len();
-        if grouping != self.best.1 && value >= self.best.0 - 1e-9 && (more || same_use) {
+        if grouping != self.best.1 && value.is_finite() && value >= self.best.0 - 1e-9 && (more || same_use) {
             self.best = (value.max(self.best.0), grouping);
         }
     }
@@ -400,10 +400,10 @@ impl<'p> Walk<'p> {
             self.stay(grouping, value);
             return value;
         }
-        let value = match shelved(&mut self.evaluator, grouping) {
-            Some(groups) if !groups.is_empty() => self.evaluator.evaluate(&groups).value,
-            _ => f64::NEG_INFINITY,
-        };
+        let groups = shelved(&mut self.evaluator, grouping).filter(|groups| !groups.is_empty());
+        let evaluation = groups.map(|groups| self.evaluator.evaluate(&groups));
+        // Groups that no request gets through are no plan, however little they are loaded.
+        let value = evaluation.filter(|e| e.carried() > 0.0).map_or(f64::NEG_INFINITY, |e| e.value);
         self.seen.insert(grouping.clone(), value);
         self.remember(grouping, value);
         value

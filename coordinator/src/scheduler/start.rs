@@ -7,8 +7,9 @@ use super::{
     moves::{Grouping, Part, add, may_be_group, phases},
     parallel::Members,
     problem::Problem,
+    room,
 };
-use tsnode_protocol::{Bytes, Phase};
+use tsnode_protocol::Phase;
 
 /// Clusters by hierarchical clustering on bandwidth: each host's devices, then, as long as one cannot hold the model, it
 /// joins the cluster it is best connected with. Phases are random, as the paper has them.
@@ -22,14 +23,19 @@ pub fn clustered(problem: &Problem, dice: &mut Dice) -> Grouping {
     Grouping::new(parts.map(|members| Part { members, phase: choices[dice.below(choices.len())] }).collect())
 }
 
-/// Groups of the fewest devices of a host that hold `slack` times the model; what is left over joins what is near.
+/// Groups of the fewest devices of a host that hold `slack` times the model; what is left over joins what is near. Where
+/// that makes no group, the fewest devices that can be one, if any can.
 #[must_use]
 pub fn small(problem: &Problem, slack: f64) -> Vec<Members> {
     let (mut groups, mut rest): (Vec<Members>, Vec<Members>) = (Vec::new(), Vec::new());
     for id in problem.cluster.ids() {
         let count = problem.cluster.instance(id).count;
         let each = (problem.least_memory() * slack / problem.usable(id, 1)).ceil().clamp(1.0, 65535.0) as u16;
-        let full = count / each;
+        let (full, holds) = (count / each, room::holds(problem, &[(id, each)]));
+        if !holds && count > 0 {
+            rest.push(vec![(id, count)]);
+            continue;
+        }
         groups.extend((0..full).map(|_| vec![(id, each)]));
         if !count.is_multiple_of(each) {
             rest.push(vec![(id, count % each)]);
@@ -37,25 +43,39 @@ pub fn small(problem: &Problem, slack: f64) -> Vec<Members> {
     }
     groups.extend(joined(problem, rest));
     groups.retain(|g| may_be_group(problem, g));
+    if groups.is_empty() {
+        groups.extend(room::fewest(problem));
+    }
     groups
 }
 
 /// Joins sets of devices that cannot hold the model with those they are best connected with, until each that is left
 /// can; the rest are dropped.
 fn joined(problem: &Problem, mut sets: Vec<Members>) -> Vec<Members> {
-    let holds = |m: &Members| m.iter().map(|&(i, n)| problem.usable(i, n)).sum::<Bytes>() >= problem.least_memory();
+    let holds = |m: &Members| room::holds(problem, m);
+    sets.retain(|set| set.iter().all(|(i, _)| room::is_of_use(problem, *i)));
+    let most = largest(problem);
+    let devices = |m: &Members| m.iter().map(|m| u32::from(m.1)).sum::<u32>();
     while let Some(small) = sets.iter().position(|s| !holds(s)) {
         let set = sets.swap_remove(small);
         let near = |other: &Members| bandwidth(problem, &set, other);
         // Small ones first among the equally near: two halves make a whole.
         let best = (0..sets.len())
-            .filter(|&o| near(&sets[o]) > 0.0)
+            .filter(|&o| near(&sets[o]) > 0.0 && devices(&set) + devices(&sets[o]) <= most)
             .max_by(|&a, &b| near(&sets[a]).total_cmp(&near(&sets[b])).then(holds(&sets[b]).cmp(&holds(&sets[a]))));
         if let Some(best) = best {
             set.iter().for_each(|&(i, n)| add(&mut sets[best], i, n));
         }
     }
     sets
+}
+
+/// Devices of a set, at most: where each is a stage there is a layer for each. Others are cut by [`sized`].
+fn largest(problem: &Problem) -> u32 {
+    if problem.space.tensor_parallel > 1 {
+        return u32::MAX;
+    }
+    u32::from(problem.space.group_devices).min(problem.model.shape.layers)
 }
 
 /// Cuts a set of devices that is larger than a group may be.
