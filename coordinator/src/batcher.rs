@@ -10,6 +10,7 @@ mod asking;
 mod events;
 mod growth;
 mod guesses;
+mod pace;
 mod prefixes;
 mod sequence;
 mod steps;
@@ -21,6 +22,7 @@ pub use sequence::{Kind, NewSequence};
 
 use crate::{Time, policy::choice::Batches};
 use admission::Queue;
+use pace::Pace;
 use prefixes::Prefixes;
 use sequence::{Sequence, State};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +84,7 @@ pub struct Batcher {
     steps: Steps,
     prefixes: Prefixes,
     guessing: Guessing,
+    pace: Pace,
     /// Steps that wait for the draft model.
     asked: BTreeSet<u64>,
     /// Guesses checked that nobody has been told of.
@@ -100,6 +103,7 @@ impl Batcher {
             steps,
             prefixes,
             guessing: Guessing::default(),
+            pace: Pace::default(),
             asked: BTreeSet::new(),
             checked: Tally::default(),
         }
@@ -155,6 +159,7 @@ impl Batcher {
             pending_tokens: self.sequences.values().map(pending).sum(),
             free_pages: 0,
             total_pages: 0,
+            step: self.pace.mean(),
         }
     }
 
@@ -259,6 +264,7 @@ impl Batcher {
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
         self.guessing.done(step, now, tokens.len() as u32);
+        self.pace.done(step, now);
         for Done { share, sampled } in self.steps.done(step, tokens) {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
@@ -381,6 +387,7 @@ impl Batcher {
         self.prefixes = Prefixes::new(self.config.max_kept);
         // Steps are counted anew: what was on its way is not to be taken for one of those.
         self.guessing.lose_steps();
+        self.pace.lose_steps();
         self.asked.clear();
     }
 

@@ -42,7 +42,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Endorsement, Epoch, Gossip, GroupId, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
+    Advert, Endorsement, Epoch, Gossip, GroupLoad, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
 };
 use view::Derived;
 use voice::Voice;
@@ -67,7 +67,7 @@ pub struct Control {
     members: BTreeMap<PeerId, Box<Member>>,
     advert: Option<Arc<Advert>>,
     load: Load,
-    ready: Vec<GroupId>,
+    ready: Vec<GroupLoad>,
     /// Whom this peer has cut off.
     cut_off: Vec<PeerId>,
     /// A client has asked for something.

@@ -2,19 +2,21 @@
 //! cuts and heals, told by hand here and drawn from seeds in [`tsnode_coordinator::rehearsal`].
 #![allow(clippy::unwrap_used)] // A story that cannot be told fails.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 use tsnode_coordinator::{
     control::{Control, Event, Members, Reject},
     planner::{Draft, Planner, Scheduler, Wish},
+    policy::{choice::Dispatch, routing::Asked},
     rehearsal::{
         Fault, Planning, Report, Script, World, cast, liars::Lie, process::Held, rehearse, requests::Planted,
         sketch::Sketch,
     },
+    router::{Choice, Router},
 };
 use tsnode_protocol::{
-    Call, Gossip, PeerId, Phase, Plan, Term,
+    Call, Gossip, Group, GroupId, GroupLoad, Load, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
     gossip::Certificate,
     rollcall::{Missed, PeerTag},
 };
@@ -398,6 +400,43 @@ fn a_dead_peer_is_noticed_within_four_seconds_where_all_is_quiet() {
     all_is_well(&mut world);
 }
 
+/// A group that takes requests and has none.
+fn idle(group: GroupId) -> GroupLoad {
+    GroupLoad { group, load: Load::default() }
+}
+
+/// One host leads two groups of a model, and is busy with one of them. Whoever routes hears which.
+#[test]
+fn requests_go_to_the_idle_one_of_two_groups_that_one_host_leads() {
+    let mut world = World::of(3, 1);
+    world.wait(seconds(6));
+    let plan = world.common_plan().unwrap().clone();
+    let group = plan.groups[0].clone();
+    let leader = world.number(group.leader().unwrap()).unwrap();
+    // Beside the plan's, as a host with two devices would lead one on each.
+    let with = |stages| Group::new(group.model, Phase::Mixed, stages);
+    let other_device = |s: &Stage| Stage { device: 1, ..*s };
+    let (busy, idle) = (with(group.stages.clone()), with(group.stages.iter().map(other_device).collect()));
+    let load =
+        |running, step| Load { running, pending_tokens: 100 * running, step: Some(Seconds(step)), ..Load::default() };
+    let ready =
+        vec![GroupLoad { group: busy.id, load: load(40, 0.4) }, GroupLoad { group: idle.id, load: load(0, 0.01) }];
+    world.tell(leader, Event::Load { load: Load { step: None, ..load(40, 0.0) }, ready: ready.clone() });
+    world.wait(seconds(4));
+    let route = |g: &Group| Route { prefill: g.id, decode: g.id, share: 0.5 };
+    let (routes, groups) = (vec![route(&busy), route(&idle)], vec![busy.clone(), idle.clone()]);
+    let plan = Plan { groups, routes, ..plan };
+    for n in 0..3 {
+        let up = control(&world, n).said_ready();
+        assert_eq!((up.get(&busy.id), up.get(&idle.id)), (Some(&ready[0].load), Some(&ready[1].load)), "peer {n}");
+        let mut router = Router::new(Dispatch::Live);
+        let choice = Choice { plan: Some(&plan), up: &up, tried: &BTreeSet::new(), weights: &BTreeMap::new() };
+        let mut pick = || router.pick(choice, group.model, Asked::new(10, 10), 0).unwrap().decode;
+        let to_idle = (0..100).filter(|_| pick() == idle.id).count();
+        assert!(to_idle >= 90, "{to_idle} of 100 requests went to the idle group");
+    }
+}
+
 #[test]
 fn a_late_peer_gets_nothing_new_while_another_is_there() {
     let mut world = World::planned_by(Sketch, 5);
@@ -410,7 +449,7 @@ fn a_late_peer_gets_nothing_new_while_another_is_there() {
     for group in &plan.groups {
         let leader = world.number(group.leader().unwrap()).unwrap();
         let theirs = plan.groups.iter().filter(|g| g.leader() == group.leader());
-        let ready = theirs.map(|g| g.id).collect();
+        let ready = theirs.map(|g| idle(g.id)).collect();
         world.tell(leader, Event::Load { load: Default::default(), ready });
     }
     world.wait(seconds(1));
@@ -443,7 +482,7 @@ fn a_word_to_all_that_nobody_heard_is_said_again_soon() {
         world.wait(seconds(3));
         assert_eq!(ready(&world), 0);
         world.net.lost = 1.0;
-        world.tell(leader, Event::Load { load: Default::default(), ready: vec![group.id] });
+        world.tell(leader, Event::Load { load: Default::default(), ready: vec![idle(group.id)] });
         world.net.lost = 0.0;
         assert_eq!(ready(&world), 1, "its leader alone knows");
         world.wait(seconds(6));

@@ -529,6 +529,22 @@ fn a_group_short_of_pages_has_its_time() {
     assert_eq!(story.silence().1, Duration::from_secs(60));
 }
 
+/// A host that computes for other groups as well is slower than its advert says: what its leader saw steps take counts.
+#[test]
+fn a_group_whose_steps_take_long_has_its_time() {
+    let after = |step| {
+        let mut story = Story::new();
+        Arc::make_mut(&mut story.view.adverts).values_mut().for_each(|a| *a = measured());
+        story.view.up.values_mut().for_each(|load| *load = Load { step, ..Load::default() });
+        story.tell(Event::View(story.view.clone()));
+        story.submit();
+        story.decode(DecodeEvent::Granted { cached: 0 });
+        story.silence().1
+    };
+    let (claimed, seen) = (after(None), after(Some(Seconds(20.0))));
+    assert!(claimed < Duration::from_secs(10) && seen >= Duration::from_secs(20), "{claimed:?}, {seen:?}");
+}
+
 #[test]
 fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
     let mut story = Story::new();

@@ -513,6 +513,7 @@ impl Driver {
                 id: *peer,
                 advert: (**m.advert.as_ref()?).clone(),
                 load: m.heartbeat.load,
+                groups: m.heartbeat.ready.clone(),
                 silent_for: now.saturating_sub(m.last_heard).as_secs_f64(),
                 plan: m.heartbeat.plan,
                 leaving: m.heartbeat.leaving,

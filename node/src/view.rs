@@ -7,7 +7,9 @@ use tsnode_coordinator::{
     batcher::Tally, gate::SplitChoice, lending::Lending, scheduler::live::Shortfall, waiting::NotReady,
 };
 use tsnode_kernels::load::{InUse, Progress};
-use tsnode_protocol::{Advert, Epoch, GroupId, Load, ModelCard, ModelId, PeerId, Plan, PlanId, SwarmId, Term};
+use tsnode_protocol::{
+    Advert, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, SwarmId, Term,
+};
 
 /// How far a peer has come on its way to being useful.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,8 +159,11 @@ pub struct PeerView {
     pub id: PeerId,
     /// Its last advert.
     pub advert: Advert,
-    /// Its last load.
+    /// Its last load, in all.
     pub load: Load,
+    /// Groups that it leads and that take requests, with the load of each.
+    #[serde(default)]
+    pub groups: Vec<GroupLoad>,
     /// Since this peer last heard anything of it (seconds): most heartbeats go to its group's leader and to those who listen
     /// for all.
     pub silent_for: f64,

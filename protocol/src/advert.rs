@@ -222,9 +222,9 @@ pub struct Heartbeat {
     pub term: Term,
     /// Plan the peer has adopted.
     pub plan: Option<PlanId>,
-    /// Groups of that plan led by this peer and able to take requests now.
-    pub ready: Vec<GroupId>,
-    /// What waits and runs here.
+    /// Groups of that plan led by this peer and able to take requests now, and what each has to do.
+    pub ready: Vec<GroupLoad>,
+    /// What waits and runs here, in all groups led by this peer together.
     pub load: Load,
     /// Set when the peer is about to leave: give it nothing new.
     pub leaving: bool,
@@ -245,24 +245,54 @@ pub struct News<'a> {
     /// As in the heartbeat.
     pub leaving: bool,
     /// As in the heartbeat.
-    pub ready: &'a [GroupId],
+    pub ready: Ready<'a>,
     /// As in the heartbeat.
     pub cut_off: &'a [PeerId],
 }
 
-/// What waits and runs on a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+/// Which groups take requests: the same however much they have to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready<'a>(pub &'a [GroupLoad]);
+
+impl PartialEq for Ready<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.iter().map(|g| g.group).eq(other.0.iter().map(|g| g.group))
+    }
+}
+
+/// A group, and what it has to do: its leader may lead others that have more or less, and are faster or slower.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct GroupLoad {
+    /// Which.
+    pub group: GroupId,
+    /// What waits and runs there; pages of its leader's device.
+    pub load: Load,
+}
+
+/// What waits and runs in a group, or in all that a peer leads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Load {
-    /// Sequences in the batch of groups led by this peer.
+    /// Sequences in batches.
     pub running: u32,
-    /// Sequences waiting there.
+    /// Sequences waiting.
     pub waiting: u32,
-    /// Prompt tokens not yet computed there.
+    /// Prompt tokens not yet computed.
     pub pending_tokens: u32,
-    /// KV pages free on this peer.
+    /// KV pages free.
     pub free_pages: u32,
-    /// KV pages in all on this peer.
+    /// KV pages in all.
     pub total_pages: u32,
+    /// Time of a group's last steps, on average, from setting off to their tokens. None where nothing was computed, nor for
+    /// several groups together.
+    pub step: Option<Seconds>,
+}
+
+impl Load {
+    /// Whether there is as much to do as there was, however fast it is done: speeds are never twice the same.
+    #[must_use]
+    pub fn is_as_much_as(&self, before: &Self) -> bool {
+        Self { step: None, ..*self } == Self { step: None, ..*before }
+    }
 }
 
 impl Heartbeat {
@@ -276,10 +306,17 @@ impl Heartbeat {
     #[must_use]
     pub fn news(&self) -> News<'_> {
         let Self { clock, term, plan, leaving, .. } = *self;
-        News { clock, term, plan, leaving, ready: &self.ready, cut_off: &self.cut_off }
+        News { clock, term, plan, leaving, ready: Ready(&self.ready), cut_off: &self.cut_off }
     }
 
-    /// Refuses heartbeats that list more than a plan can hold.
+    /// Whether there is as much to do as it was `before`, in all and in each group.
+    #[must_use]
+    pub fn has_as_much_to_do(before: (&Load, &[GroupLoad]), now: (&Load, &[GroupLoad])) -> bool {
+        let alike = |(a, b): (&GroupLoad, &GroupLoad)| a.group == b.group && a.load.is_as_much_as(&b.load);
+        now.0.is_as_much_as(before.0) && now.1.len() == before.1.len() && now.1.iter().zip(before.1).all(alike)
+    }
+
+    /// Refuses heartbeats that list more than a plan can hold, and figures that nobody can have measured.
     ///
     /// # Errors
     /// Names the rule broken.
@@ -289,6 +326,10 @@ impl Heartbeat {
         }
         if self.cut_off.len() > limits::CUT_OFF {
             return Err(CodecError::Invalid("too many peers cut off"));
+        }
+        let loads = self.ready.iter().map(|g| &g.load).chain([&self.load]);
+        if !loads.filter_map(|load| load.step).all(Seconds::is_plausible) {
+            return Err(CodecError::Invalid("time of a step out of range"));
         }
         Ok(())
     }

@@ -5,8 +5,8 @@
 use ed25519_dalek::SigningKey;
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use tsnode_protocol::{
-    Epoch, Gossip, Group, GroupId, Heartbeat, Invite, InviteId, LayerRange, Load, ModelId, PeerId, Phase, Plan, PlanId,
-    Route, Secret, Signed, Stage, SwarmId, Term, Ticket, TileHeader, codec, limits,
+    Epoch, Gossip, Group, GroupId, GroupLoad, Heartbeat, Invite, InviteId, LayerRange, Load, ModelId, PeerId, Phase,
+    Plan, PlanId, Route, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TileHeader, codec, limits,
 };
 
 fn bytes<const N: usize>() -> impl Strategy<Value = [u8; N]> {
@@ -59,18 +59,21 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 fn heartbeat() -> impl Strategy<Value = Gossip> {
-    let load = any::<[u32; 5]>().prop_map(|[running, waiting, pending_tokens, free_pages, total_pages]| Load {
-        running,
-        waiting,
-        pending_tokens,
-        free_pages,
-        total_pages,
-    });
-    (any::<u64>(), any::<u32>(), vec(bytes(), 0..20), load, any::<bool>()).prop_map(
+    let load = (any::<[u32; 5]>(), option::of(0.0..1e9)).prop_map(
+        |([running, waiting, pending_tokens, free_pages, total_pages], step)| Load {
+            running,
+            waiting,
+            pending_tokens,
+            free_pages,
+            total_pages,
+            step: step.map(Seconds),
+        },
+    );
+    (any::<u64>(), any::<u32>(), vec((bytes(), load.clone()), 0..20), load, any::<bool>()).prop_map(
         |(epoch, term, ready, load, leaving)| {
             let clock = Epoch(epoch);
             let cut_off = vec![PeerId([leaving.into(); 32])];
-            let ready = ready.into_iter().map(GroupId).collect();
+            let ready = ready.into_iter().map(|(id, load)| GroupLoad { group: GroupId(id), load }).collect();
             Gossip::Heartbeat(Heartbeat {
                 clock,
                 epoch: Epoch(epoch),

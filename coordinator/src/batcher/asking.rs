@@ -88,6 +88,7 @@ impl Batcher {
     fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Way, out: &mut Vec<Action>) {
         let entry = |s: &Share| self.sequences.get_mut(&s.request)?.entry(now, s, way);
         let entries = shares.iter().filter_map(entry).collect();
+        self.pace.sets_off(step, now);
         out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
     }
 }

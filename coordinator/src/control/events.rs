@@ -4,7 +4,7 @@ use super::{check::Infeasible, drafting::Question};
 use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
-use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Heartbeat, Load, PeerId, Plan, Term, Verified};
+use tsnode_protocol::{Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, Term, Verified};
 
 /// What happens to a peer.
 #[derive(Clone, Debug)]
@@ -24,10 +24,10 @@ pub enum Event {
     Advertise(Advert),
     /// What runs here.
     Load {
-        /// Its amount.
+        /// Its amount, in all.
         load: Load,
-        /// Groups led here that take requests.
-        ready: Vec<GroupId>,
+        /// Groups led here that take requests, and what each has to do.
+        ready: Vec<GroupLoad>,
     },
     /// Whom this peer has cut off now.
     CutOff(Vec<PeerId>),

@@ -42,7 +42,7 @@ impl Control {
         self.members.iter().filter(|(_, m)| m.alive).map(|(peer, m)| (peer, &**m))
     }
 
-    /// Groups whose leaders say that they take requests, with the leaders' load. Of the adopted plan's none with a suspect in it,
+    /// Groups whose leaders say that they take requests, with what each has to do. Of the adopted plan's none with a suspect in it,
     /// or with a peer on its way out, unless no other does the same for its model: late is better than never.
     #[must_use]
     pub fn ready(&self) -> BTreeMap<GroupId, Load> {
@@ -71,7 +71,7 @@ impl Control {
     pub fn said_ready(&self) -> BTreeMap<GroupId, Load> {
         let mut up = BTreeMap::new();
         for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
-            up.extend(member.heartbeat.ready.iter().map(|g| (*g, member.heartbeat.load)));
+            up.extend(member.heartbeat.ready.iter().map(|g| (g.group, g.load)));
         }
         up
     }

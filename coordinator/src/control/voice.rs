@@ -8,7 +8,11 @@ use super::{Action, Control};
 use crate::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tsnode_protocol::{Gossip, Heartbeat, PeerId, Verified, advert::News, limits};
+use tsnode_protocol::{
+    Gossip, Heartbeat, PeerId, Verified,
+    advert::{News, Ready},
+    limits,
+};
 
 /// Those who listen. More than one, so that none of them can hide a death, and that a partition or a crash seldom takes all;
 /// few, since all of them are heard by everybody.
@@ -124,7 +128,7 @@ impl Control {
             term: self.term(),
             plan: self.plan_id(),
             leaving: self.leaving,
-            ready: &self.ready,
+            ready: Ready(&self.ready),
             cut_off: &self.cut_off,
         };
         self.voice.said.as_ref().is_none_or(|(said, _)| news() != said.news())
@@ -133,7 +137,9 @@ impl Control {
     /// Whether gateways should hear how much is to do here: the seldomer the larger the swarm.
     fn load_is_news(&self) -> bool {
         let spacing = LOAD_SHARE * u32::try_from(self.members.len()).unwrap_or(u32::MAX);
-        let changed = |(said, at): &(Heartbeat, Time)| said.load != self.load && self.now >= *at + spacing;
+        let now = (&self.load, &self.ready[..]);
+        let is_other = |said: &Heartbeat| !Heartbeat::has_as_much_to_do((&said.load, &said.ready), now);
+        let changed = |(said, at): &(Heartbeat, Time)| self.now >= *at + spacing && is_other(said);
         self.voice.said.as_ref().is_some_and(changed)
     }
 

@@ -94,7 +94,9 @@ impl Gateway {
         let mine = self.requests.values().filter(waits).map(tokens).fold(0, u32::saturating_add);
         let prompts = Work::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
         let step = Work::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
-        Some(prompts + step * f64::from(1 + load.running))
+        // What its steps took of late says more than a claim where the host computes for other groups as well.
+        let seen = load.step.map_or(0.0, |step| step.0.min(self.config.progress_patience.as_secs_f64()));
+        Some(prompts + (step * f64::from(1 + load.running)).max(seen))
     }
 
     /// Whether the link is known over which the KV of a request's prompt goes.

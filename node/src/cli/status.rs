@@ -277,8 +277,8 @@ mod tests {
             invites: vec![],
             traffic: vec![],
         };
-        let load = Load { running: 1, waiting: 0, pending_tokens: 0, free_pages: 75, total_pages: 100 };
-        PeerView { id: PeerId([n; 32]), advert, load, silent_for: 0.0, plan: None, leaving: false }
+        let load = Load { running: 1, free_pages: 75, total_pages: 100, ..Load::default() };
+        PeerView { id: PeerId([n; 32]), advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
     }
 
     fn card() -> ModelCard {

@@ -73,6 +73,12 @@ impl Devices {
         said.is_some_and(|said| said.at.elapsed() > HANGS)
     }
 
+    /// Pages of a device; none while it has said nothing.
+    pub fn pages_of(&self, device: u16) -> PageCount {
+        let said = self.0.get(usize::from(device)).and_then(|known| *known.said.borrow());
+        said.map_or(PageCount { free: 0, total: 0 }, |said| said.pages)
+    }
+
     /// Pages of all devices, and memory they take.
     pub fn pages(&self) -> (PageCount, InUse) {
         let (mut pages, mut in_use) = (PageCount { free: 0, total: 0 }, InUse::default());

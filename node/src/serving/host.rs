@@ -33,10 +33,11 @@ use tsnode_coordinator::{
 use tsnode_kernels::{
     engine::{StageKey, Threads},
     load::{InUse, Progress},
+    pages::PageCount,
     source::ModelSource,
 };
 use tsnode_protocol::{
-    Group, GroupId, KvDtype, Load, PeerId, Plan, Stage,
+    Group, GroupId, GroupLoad, KvDtype, Load, PeerId, Plan, Stage,
     ring::RingHello,
     stream::{DecodeEvent, Opening, PrefillEvent},
 };
@@ -87,11 +88,11 @@ pub struct HostSetup {
 }
 
 /// What a host tells of itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostReport {
-    /// Groups led here that take requests.
-    pub ready: Vec<GroupId>,
-    /// What waits and runs here.
+    /// Groups led here that take requests, and what each has to do.
+    pub ready: Vec<GroupLoad>,
+    /// What waits and runs here, in all groups together.
     pub load: Load,
     /// Sequences on stages here, whoever leads them, and whether the plan still has them or not.
     pub held: usize,
@@ -516,7 +517,9 @@ impl Keeper {
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();
             if ready && !self.devices.hangs(running.device) {
-                report.ready.push(*id);
+                let PageCount { free, total } = self.devices.pages_of(running.device);
+                let load = Load { free_pages: free as u32, total_pages: total as u32, ..load };
+                report.ready.push(GroupLoad { group: *id, load });
             }
             report.load.running += load.running;
             report.load.waiting += load.waiting;

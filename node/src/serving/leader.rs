@@ -37,7 +37,7 @@ const RING_PAUSE: Duration = Duration::from_millis(300);
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 
 /// What a leader tells of itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Report {
     /// Takes requests.
     pub ready: bool,

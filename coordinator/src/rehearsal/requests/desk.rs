@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, GroupId, Life, Load, PeerId, Plan, RequestId,
+    Advert, GroupId, GroupLoad, Life, Load, PeerId, Plan, RequestId,
     stream::{DecodeEvent, DecodeRequest},
 };
 
@@ -85,7 +85,10 @@ impl Desk {
             return None;
         }
         self.said.clone_from(&ready);
-        let load = Load { running: self.host.runs.len() as u32, ..Load::default() };
+        let running = |group: GroupId| self.host.runs.values().filter(|run| run.group == group).count() as u32;
+        let load = |running| Load { running, ..Load::default() };
+        let ready = ready.into_iter().map(|group| GroupLoad { group, load: load(running(group)) }).collect();
+        let load = load(self.host.runs.len() as u32);
         Some(ControlEvent::Load { load, ready })
     }
 }

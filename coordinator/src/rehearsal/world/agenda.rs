@@ -8,7 +8,7 @@ use crate::{
 };
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::Load;
+use tsnode_protocol::{GroupLoad, Load};
 
 impl World {
     pub(super) fn put(&mut self, at: Time, due: Due) {
@@ -90,7 +90,11 @@ impl World {
         let (running, ready) = (self.pace.below(4) as u32, self.peers[n].led());
         match self.requests {
             Some(_) => self.request(Item::Loaded((n, self.peers[n].life), ready)),
-            None => self.tell(n, Event::Load { load: Load { running, ..Load::default() }, ready }),
+            None => {
+                let load = Load { running, ..Load::default() };
+                let ready = ready.into_iter().map(|group| GroupLoad { group, load }).collect();
+                self.tell(n, Event::Load { load, ready });
+            }
         }
     }
 

@@ -207,6 +207,7 @@ mod tests {
             id,
             advert: advert.clone(),
             load: Load { running: 2, ..Load::default() },
+            groups: vec![],
             silent_for: 0.0,
             plan: None,
             leaving: false,
