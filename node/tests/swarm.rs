@@ -272,7 +272,9 @@ async fn programs_talk_line_by_line(net: &Net) {
     let answers: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(answers.len(), 3, "{said}");
     let prompts: Vec<u64> = answers.iter().map(|a| a["prompt_tokens"].as_u64().unwrap()).collect();
-    assert!(prompts[0] == prompts[1] && prompts[2] > prompts[1], "forgotten, and then remembered: {said}");
+    // An answer without a word is not remembered.
+    let remembers = prompts[2] > prompts[1] || answers[1]["text"] == "";
+    assert!(prompts[0] == prompts[1] && remembers, "forgotten, and then remembered: {said}");
     for answer in &answers {
         assert_eq!(answer["model"], "gutenberg-tiny", "{said}");
         assert!((1..=4).contains(&answer["new_tokens"].as_u64().unwrap()), "{said}");
