@@ -333,14 +333,14 @@ mod tests {
              swarm     private; 2 other peers are in it\n\
              state     takes requests\n\
              lends     AMD EPYC with 160.0 MB of memory, 40.0 MB of it for KV\n\
-             does      writes answers of SmolLM2-135M: layers 1–2 of 4, together with\n\
-             {s:10}机器 (…{third})\n\
+             does      writes answers of SmolLM2-135M: layers 1–2 of 4, together with 机器\n\
+             {s:10}(…{third})\n\
              for       prompts are read by attic (…{attic}) (100 %)\n\
              speed     about 50 tokens/s for one answer\n\
              now       1 answer running, 0 waiting; 25 % of the KV memory is used\n\
              models    SmolLM2-135M\n\
-             plan      2 of 2 groups take requests, made by attic (…{attic}) (tsnode\n\
-             {s:10}plan --why)",
+             plan      2 of 2 groups take requests, made by attic (…{attic}) (tsnode plan\n\
+             {s:10}--why)",
             s = ""
         );
         assert_eq!(text, expected);
@@ -361,6 +361,6 @@ mod tests {
         assert!(
             long.iter().any(|l| l.contains("R² 0.990")) && long.iter().any(|l| l == "refused   3 × replayed message")
         );
-        assert!(long.iter().any(|l| l.starts_with("epoch     7, term 2")), "{long:?}");
+        assert!(long.iter().any(|l| l.starts_with("epoch     0, term 0")), "{long:?}");
     }
 }
