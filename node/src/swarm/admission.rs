@@ -176,7 +176,9 @@ impl Door {
             Err(error @ AdmissionError::Version { .. }) => {
                 // It is to know why, too. It hangs up when it has read that; closing first could take it back.
                 send(&mut stream, &hello(draw_nonce()?)).await?;
-                let _ = tokio::time::timeout(LAST_BYTES, stream.read(&mut [0])).await;
+                let mut rest = [0; HELLO_BYTES];
+                let hung_up = async { while stream.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {} };
+                let _ = tokio::time::timeout(LAST_BYTES, hung_up).await;
                 return Err(error);
             }
             read => read?,
