@@ -6,7 +6,7 @@ use self::lines::{Lines, Said};
 use super::{
     ask::Peer,
     asking, is_set,
-    layout::{fitted, harmless, time},
+    layout::{COLUMNS, fitted, harmless, time, width},
     requests::{count, speed},
     submit::{self, Streamed},
 };
@@ -96,17 +96,18 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
         return Err(Exit::new(Kind::Request, format!("no peer has a model {asked:?}; models there are: {all}")));
     }
     let model = match (asked, &names[..]) {
-        (Some(asked), _) => fitted(&harmless(asked), 40),
-        (None, [one]) => fitted(&harmless(one), 40),
+        (Some(asked), _) => harmless(asked),
+        (None, [one]) => harmless(one),
         (None, []) => "no model yet".into(),
         (None, many) => {
             let default = view.models.iter().find(|m| Some(m.id) == view.default_model);
-            let default = default.map_or(String::new(), |m| format!("{} of ", fitted(&harmless(&m.name), 30)));
+            let default = default.map_or(String::new(), |m| format!("{} of ", harmless(&m.name)));
             format!("{default}{} models", many.len())
         }
     };
     let peers = count(view.peers.len() as u32, "peer");
-    Ok(format!("{model}, {peers}; /help says how to talk, Ctrl-D ends"))
+    let rest = format!(", {peers}; /help says how to talk, Ctrl-D ends");
+    Ok(format!("{}{rest}", fitted(&model, COLUMNS.saturating_sub(width(&rest)))))
 }
 
 /// A conversation.
@@ -251,7 +252,6 @@ impl Took {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::layout::{COLUMNS, width};
     use tsnode_kernels::source::ModelSource;
 
     fn view(models: &[&str]) -> SwarmView {
