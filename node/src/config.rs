@@ -665,7 +665,7 @@ mod tests {
         assert_eq!(draft(&[]).unwrap().draft, Some("small.gguf".into()));
         assert_eq!(draft(&[("guess", "never")]).unwrap().draft, None);
         let wrong = draft(&[("no-model", "true")]).unwrap_err().to_string();
-        assert!(wrong.contains("draft") && wrong.contains("no model"), "{wrong}");
+        assert!(wrong.contains("TSNODE_DRAFT") && wrong.contains("no model"), "{wrong}");
     }
 
     #[test]

@@ -168,7 +168,7 @@ const BAD: [(&[&str], &str); 40] = [
     (&["join", "--invite", ""], "--invite \"\": nothing is said"),
     (&["join", ""], "nothing is said"),
     (&["submit", ""], "prompt: nothing is said"),
-    (&["submit", "a", "--model", ""], "model: nothing is said"),
+    (&["submit", "a", "--model", ""], "--model \"\": nothing is said"),
     (&["status", "--api", ""], "api: nothing is said"),
     (&["join", "--memory", "8"], "did you mean 8GiB?"),
     (&["join", "--threads", "0"], "--threads 0: write a whole number from 1 to 1024"),

@@ -119,7 +119,9 @@ fn url(text: &str) -> Result<String, Exit> {
     let parsed = Url::parse(&format!("http://{rest}")).ok().filter(|url| url.host_str().is_some_and(|h| !h.is_empty()));
     let mut parsed = parsed.ok_or_else(|| wrong(WHERE))?;
     // A name alone, as an address alone, is that of a host whose peer listens where peers do.
-    if scheme.is_none() && parsed.port().is_none() {
+    let host = rest.split('/').next().unwrap_or(rest);
+    let names_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if scheme.is_none() && !names_port {
         parsed.set_port(Some(USUAL.port())).map_err(|()| wrong(WHERE))?;
     }
     Ok(parsed.as_str().trim_end_matches('/').to_owned())
@@ -163,7 +165,9 @@ mod tests {
             ("7458", "http://127.0.0.1:7458"),
             ("localhost:7458", "http://127.0.0.1:7458"),
             ("[::1]:7458", "http://[::1]:7458"),
-            ("attic:80", "http://attic:80"),
+            ("attic:7458", "http://attic:7458"),
+            // As URLs have it: the usual port of their scheme.
+            ("attic:80", "http://attic"),
             ("attic", "http://attic:7448"),
             ("http://attic/tsnode", "http://attic/tsnode"),
         ] {

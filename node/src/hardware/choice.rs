@@ -104,7 +104,7 @@ impl FromStr for DeviceName {
         match (text, text.strip_prefix("cuda:").and_then(cards)) {
             ("cpu", _) => Ok(Self::Processor),
             (_, Some(cards)) => Ok(Self::Cards(cards)),
-            _ => Err(ChoiceError::Name(text.to_owned())),
+            _ => Err(ChoiceError::Name(text.chars().take(40).collect())),
         }
     }
 }
