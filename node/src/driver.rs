@@ -6,6 +6,7 @@ use crate::{
     guard::Bench,
     invites::Invites,
     links::{Gone, Links},
+    local::TOKEN_FILE,
     node::{HTTP_FILE, INVITE_FILE},
     owner::{Owner, Turn},
     pulses::{Pulse, Teller},
@@ -202,6 +203,7 @@ impl Driver {
             }
         }
         self.store.remove_file(HTTP_FILE);
+        self.store.remove_file(TOKEN_FILE);
     }
 
     fn heard(&mut self, event: SwarmEvent) -> Option<Event> {

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tsnode_protocol::{InviteId, PeerId, Secret, SwarmId, Ticket, TicketKey, TicketNotice, limits};
 
@@ -243,7 +243,8 @@ impl Invites {
     /// How a newcomer proves that it has this one; none where it is not good.
     #[must_use]
     pub fn key(&self, id: InviteId) -> Option<TicketKey> {
-        let (now, known) = (unix_now(), self.known());
+        // One that was printed a moment ago is good, and one that was taken back is not.
+        let (now, known) = (unix_now(), self.known_now());
         if let Some(made) = known.mine.iter().find(|made| made.id == id) {
             return made.ticket().filter(|_| made.is_good(now)).map(|ticket| ticket.key(self.inner.swarm));
         }
@@ -273,11 +274,23 @@ impl Invites {
         self.inner.secret
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.looked.is_some_and(|at| at.elapsed() < LOOK) {
-            return known;
+        if known.looked.is_none_or(|at| at.elapsed() >= LOOK) {
+            self.look(&mut known);
         }
+        known
+    }
+
+    /// The same, with the file looked at whenever it was looked at last.
+    fn known_now(&self) -> MutexGuard<'_, Known> {
+        let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
+        self.look(&mut known);
+        known
+    }
+
+    /// Reads the file again, if it is another one.
+    fn look(&self, known: &mut Known) {
         known.looked = Some(Instant::now());
         let found = fs::metadata(self.inner.folder.join(INVITES_FILE)).ok();
         let edition = found.and_then(|f| Some((f.ino(), f.modified().ok()?)));
@@ -292,7 +305,6 @@ impl Invites {
                 }
             }
         }
-        known
     }
 }
 
@@ -324,6 +336,22 @@ mod tests {
         assert_eq!((later.key(made.id), later.notices().len()), (None, 0));
         member.heard([(PeerId([1; 32]), &[][..])].into_iter());
         assert_eq!(member.key(made.id), None);
+    }
+
+    #[test]
+    fn an_invite_is_good_as_soon_as_it_is_printed_and_no_more_as_soon_as_it_is_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let running = invites(folder.path());
+        for _ in 0..6 {
+            // A running peer looks at the file all the time, and has just done so.
+            let _ = running.notices();
+            let made = make(folder.path(), LASTS, Some(1)).unwrap();
+            assert_eq!(running.key(made.id), made.ticket().map(|ticket| ticket.key(SWARM)));
+            assert!(running.admit(made.id, PeerId([2; 32])).is_some());
+            assert!(running.admit(made.id, PeerId([3; 32])).is_none(), "it was for one");
+            revoke(folder.path(), made.id).unwrap();
+            assert_eq!(running.key(made.id), None);
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::{
     keys::KeyRing,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
+    local::{LocalToken, TOKEN_FILE},
     measure::{self, Measurer},
     models::{FilesQuery, ModelLibrary},
     owner::Owner,
@@ -237,13 +238,18 @@ impl Ground {
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
         let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
-        let gatekeeper = Gatekeeper::new(keys, self.config.http_rate);
+        // The address of a process before this one may be another program's by now: it must not be shown the token.
+        self.store.remove_file(HTTP_FILE);
+        let local = LocalToken::leave(&self.store, at);
+        let local = local.map_err(|error| not_written(&self.store, TOKEN_FILE, error))?;
+        let gatekeeper = Gatekeeper::new(keys, self.config.http_rate).with_local(local);
         let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
         let texts = Texts::new(models, templates).reading(self.config.special_text);
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);
         let end = CancellationToken::new();
         let serving = tokio::spawn(http::serve(listener, state, end.clone()));
-        write_file(&self.store, HTTP_FILE, &format!("{at}\n"))?;
+        let written = self.store.write_file(HTTP_FILE, &format!("{at}\n"));
+        written.map_err(|error| not_written(&self.store, HTTP_FILE, error))?;
         Ok(Front { view, submissions, queries, serving, end })
     }
 
@@ -498,7 +504,6 @@ fn next_port(port: u16) -> u16 {
     if port == 0 { 0 } else { port.saturating_add(1) }
 }
 
-fn write_file(store: &Store, name: &str, content: &str) -> Result<(), NodeError> {
-    let path = store.folder().join(name);
-    store.write_file(name, content).map_err(|error| NodeError::Store(StoreError::Io { path, error }))
+fn not_written(store: &Store, name: &str, error: std::io::Error) -> NodeError {
+    NodeError::Store(StoreError::Io { path: store.folder().join(name), error })
 }

@@ -18,6 +18,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod unproven;
 mod wall;
 
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
@@ -44,6 +45,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{Gossip, Life, PeerId, SwarmId, Verified, proof::Membership};
+use unproven::Unproven;
 
 /// Connections each peer seeks: as many as gossipsub's mesh can use, and all of them in a small swarm.
 pub const DEGREE: usize = 12;
@@ -188,6 +190,7 @@ pub async fn start(
         wanted: BTreeMap::new(),
         bans: BTreeSet::new(),
         heard: Heard::new(),
+        unproven: Unproven::default(),
     };
     tokio::spawn(task.run(commands, rejections, config.porter.asks, stop));
     let handle = SwarmHandle {

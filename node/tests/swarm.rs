@@ -509,6 +509,44 @@ async fn tsnode(arguments: &[&str], folder: &Path) -> (bool, String, String) {
     (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
 }
 
+/// Commands on the peer's data folder go on after `keys add`, and those that know nothing of it are told what to do.
+async fn a_key_locks_no_owner_out(net: &Net, folder: &Path, elsewhere: &Path) {
+    let at = net.peer(0).http;
+    let (ok, key, said) = tsnode(&["keys", "add", "bob"], folder).await;
+    assert!(ok && said.contains("From now on every HTTP client needs a key"), "{said}");
+    let refused = async || net.client.get(format!("{at}/v1/models")).send().await.unwrap().status() == 401;
+    let asked = Instant::now();
+    while !refused().await {
+        assert!(asked.elapsed() < LONG, "nobody asks for the key");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for command in
+        [&["status"][..], &["peers"], &["models"], &["submit", PROMPT, "--max-tokens", "1"], &["pause"], &["resume"]]
+    {
+        let (ok, _, error) = tsnode(command, folder).await;
+        assert!(ok, "{command:?}: {error}");
+    }
+    // A key that is given is shown, whatever there is beside it.
+    let (ok, _, error) = tsnode(&["submit", PROMPT, "--max-tokens", "1", "--api-key", &key], folder).await;
+    assert!(ok, "{error}");
+    let (ok, _, error) = tsnode(&["status", "--api-key", &key], folder).await;
+    assert!(!ok && error.contains("--scope admin") && error.contains("needs none"), "{error}");
+    // That of another peer's folder is no good here, and is not even shown.
+    let (ok, _, error) = tsnode(&["status", "--api", &at], elsewhere).await;
+    assert!(!ok && error.contains("--data-dir") && error.contains("--api-key"), "{error}");
+    let token = fs::read_to_string(elsewhere.join("http.token")).unwrap();
+    let asked = net.client.get(format!("{at}/api/swarm")).bearer_auth(token.trim()).send().await.unwrap();
+    assert_eq!(asked.status(), 401);
+    assert!(!fs::read_to_string(net.peer(0).log).unwrap().contains(token.trim()));
+    let (ok, _, error) = tsnode(&["leave"], folder).await;
+    assert!(ok, "{error}");
+    let left = Instant::now();
+    while folder.join("http.token").exists() {
+        assert!(left.elapsed() < LONG, "it goes with its process");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// A newcomer with an invite, which stays until it is dropped, although nobody reads what it says.
 fn newcomer(invite: &str, folder: &Path) -> tokio::process::Child {
     let flags = ["join", "--no-model", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--invite"];
@@ -552,11 +590,9 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
         "{beside}"
     );
 
-    // For one: the first who comes stays, also over a restart, and the second is told to ask for another.
+    // For one: the first who comes, at once, stays, also over a restart, and the second is told to ask for another.
     let once = make(&["--uses", "1"], &founder).await;
     let home = tempfile::tempdir().unwrap();
-    // A running peer looks at the file once a second.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
     for _ in 0..2 {
         let mut first = newcomer(&text(&once), home.path());
         drop(first.stderr.take());
@@ -564,6 +600,12 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
         drop(first);
         swarm(&net).await_that(LONG, seen(2)).await.unwrap();
     }
+    // It came in, went and came again, and was refused nothing.
+    let nothing_refused = |sights: &[Option<Sight>]| match sights[0].as_ref().map(|s| &s.rejected) {
+        Some(rejected) if rejected.is_empty() => Ok(()),
+        rejected => Err(format!("{rejected:?}")),
+    };
+    swarm(&net).await_that(Duration::ZERO, nothing_refused).await.unwrap();
     let refusal = turned_away(&text(&once)).await;
     assert!(refusal.contains("not accepted") && refusal.contains("ask for a new one"), "{refusal}");
 
@@ -602,6 +644,7 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
 
     let (_, list, _) = tsnode(&["invite", "list"], &founder).await;
     assert!(["used up", "revoked", "good", "1 of 1"].iter().all(|word| list.contains(word)), "{list}");
+    a_key_locks_no_owner_out(&net, &founder, &member).await;
     net.down().await;
 }
 

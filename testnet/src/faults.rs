@@ -158,7 +158,7 @@ impl<'p> Network<'p> {
 
     /// What is broken already stays so.
     async fn change(&self, peer: &PeerInfo, change: impl FnOnce(&mut Value)) -> Result<(), TestnetError> {
-        let asked = self.client.get(path(peer)).timeout(PATIENCE).send().await;
+        let asked = peer.authorised(self.client.get(path(peer))).timeout(PATIENCE).send().await;
         let mut faults: Value = match asked.and_then(reqwest::Response::error_for_status) {
             Ok(response) => response.json().await.map_err(|e| disobeyed(peer, e.to_string()))?,
             Err(error) => return Err(disobeyed(peer, error.to_string())),
@@ -168,7 +168,7 @@ impl<'p> Network<'p> {
     }
 
     async fn set(&self, peer: &PeerInfo, faults: &Value) -> Result<(), TestnetError> {
-        let asked = self.client.post(path(peer)).json(faults).timeout(PATIENCE).send().await;
+        let asked = peer.authorised(self.client.post(path(peer)).json(faults)).timeout(PATIENCE).send().await;
         let response = asked.map_err(|e| disobeyed(peer, e.to_string()))?;
         if response.status().is_success() {
             return Ok(());

@@ -47,6 +47,14 @@ impl PeerInfo {
         line.split(|b| *b == 0).any(|arg| arg == folder.as_bytes())
     }
 
+    /// As its owner asks it: where it wants keys, the token in its data folder does.
+    pub(crate) fn authorised(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match std::fs::read_to_string(self.data_dir.join(TOKEN_FILE)) {
+            Ok(token) => request.bearer_auth(token.trim()),
+            Err(_) => request,
+        }
+    }
+
     /// Forgets where its HTTP was, so that it can be waited for.
     fn forget_http(&self) -> Result<(), TestnetError> {
         let address = self.data_dir.join(HTTP_FILE);
@@ -69,6 +77,7 @@ pub(crate) fn invite_of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Option
 /// Files a peer writes when it is reachable.
 const HTTP_FILE: &str = "http.addr";
 const INVITE_FILE: &str = "invite";
+const TOKEN_FILE: &str = "http.token";
 
 pub(crate) struct Process {
     pub info: PeerInfo,

@@ -137,25 +137,25 @@ pub struct SeenLoad {
 /// Some peers' HTTP interfaces.
 #[derive(Clone)]
 pub struct Swarm {
-    bases: Vec<String>,
+    peers: Vec<PeerInfo>,
     client: reqwest::Client,
 }
 
 impl Swarm {
     /// Of these peers.
     pub fn of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Self {
-        Self { bases: peers.map(|p| p.http.clone()).collect(), client: reqwest::Client::new() }
+        Self { peers: peers.cloned().collect(), client: reqwest::Client::new() }
     }
 
     /// What every peer says, in order; `None` for one that does not answer.
     pub async fn look(&self) -> Vec<Option<Sight>> {
-        futures::future::join_all(self.bases.iter().map(|base| self.look_at(base))).await
+        futures::future::join_all(self.peers.iter().map(|peer| self.look_at(peer))).await
     }
 
-    /// What the peer says whose HTTP is there.
-    pub(crate) async fn look_at(&self, base: &str) -> Option<Sight> {
-        let request = self.client.get(format!("{base}/api/swarm")).timeout(PATIENCE);
-        request.send().await.ok()?.json().await.ok()
+    /// What this peer says.
+    pub(crate) async fn look_at(&self, peer: &PeerInfo) -> Option<Sight> {
+        let request = self.client.get(format!("{}/api/swarm", peer.http)).timeout(PATIENCE);
+        peer.authorised(request).send().await.ok()?.json().await.ok()
     }
 
     /// Waits until every peer sees `peers` peers and follows the same plan, with all its groups up.

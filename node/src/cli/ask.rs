@@ -4,6 +4,7 @@ use super::testnet;
 use crate::{
     config::{Settings, values},
     exit::{Exit, Kind},
+    local,
     node::HTTP_FILE,
     plain,
     view::SwarmView,
@@ -15,6 +16,7 @@ use serde_json::Value;
 use std::error::Error;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a peer may take to begin an answer about itself.
@@ -23,31 +25,46 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The peer that is asked.
 pub(super) struct Peer {
     base: String,
-    key: String,
+    authority: Authority,
     client: Client,
+}
+
+/// By what the peer lets this command in, where it asks for keys.
+enum Authority {
+    /// A key that was given.
+    Key(String),
+    /// The token that the peer has left for its owner.
+    Owner(String),
+    /// Nothing: the peer is another than that of this folder, or its token cannot be read.
+    Nothing { folder: PathBuf },
 }
 
 impl Peer {
     /// The one named, or the one that runs on this data folder, or the usual address.
     pub(super) fn find(settings: &Settings, matches: &ArgMatches) -> Result<Self, Exit> {
-        let written = || std::fs::read_to_string(settings.data_dir().join(HTTP_FILE)).ok();
+        let folder = settings.data_dir();
         let named = matches.try_get_one::<String>("api").ok().flatten().map(|text| url(text)).transpose()?;
-        let base = named.or_else(|| written().map(|a| format!("http://{}", a.trim())));
-        Self::at(settings, base.unwrap_or_else(|| format!("http://{USUAL}")))
+        let base = named.or_else(|| written(&folder));
+        Self::of(settings, base.unwrap_or_else(|| format!("http://{USUAL}")), &folder)
     }
 
     /// The one that runs on this data folder.
     pub(super) fn own(settings: &Settings) -> Result<Self, Exit> {
-        let written = std::fs::read_to_string(settings.data_dir().join(HTTP_FILE)).unwrap_or_default();
-        Self::at(settings, format!("http://{}", written.trim()))
+        let folder = settings.data_dir();
+        Self::of(settings, written(&folder).unwrap_or_else(|| "http://".into()), &folder)
     }
 
-    /// The one at this address.
-    pub(super) fn at(settings: &Settings, base: String) -> Result<Self, Exit> {
+    /// The one at this address, whose data folder this may be: to no other address is its token shown.
+    pub(super) fn of(settings: &Settings, base: String, folder: &Path) -> Result<Self, Exit> {
         let base = base.trim_end_matches('/').to_owned();
         let client = Client::builder().connect_timeout(Duration::from_secs(3)).build();
         let client = client.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-        Ok(Self { base, key: settings.text("api-key").to_owned(), client })
+        let token = || local::read(folder).filter(|_| written(folder).as_deref() == Some(base.as_str()));
+        let authority = match settings.text("api-key") {
+            "" => token().map_or_else(|| Authority::Nothing { folder: folder.to_owned() }, Authority::Owner),
+            key => Authority::Key(key.to_owned()),
+        };
+        Ok(Self { base, authority, client })
     }
 
     pub(super) fn post(&self, path: &str, body: &Value) -> RequestBuilder {
@@ -55,7 +72,10 @@ impl Peer {
     }
 
     fn with_key(&self, request: RequestBuilder) -> RequestBuilder {
-        if self.key.is_empty() { request } else { request.bearer_auth(&self.key) }
+        match &self.authority {
+            Authority::Key(shown) | Authority::Owner(shown) => request.bearer_auth(shown),
+            Authority::Nothing { .. } => request,
+        }
     }
 
     /// The answer, if it is one of success.
@@ -73,7 +93,10 @@ impl Peer {
             return Ok(response);
         }
         let body: Value = response.json().await.unwrap_or_default();
-        let message = body["error"]["message"].as_str().unwrap_or("no reason given").to_owned();
+        let mut message = body["error"]["message"].as_str().unwrap_or("no reason given").to_owned();
+        if matches!(status.as_u16(), 401 | 403) {
+            message = format!("{message}; {}", self.authority.advice());
+        }
         let kind = if status.as_u16() == 503 { Kind::Unserved } else { Kind::Request };
         Err(Exit::new(kind, format!("{}: {message} ({status})", self.base)))
     }
@@ -95,6 +118,32 @@ impl Peer {
         };
         response.json().await.map_err(wrong)
     }
+}
+
+impl Authority {
+    /// What to do when it does not suffice.
+    fn advice(&self) -> String {
+        match self {
+            Self::Key(_) => {
+                "this command has shown the key of --api-key (or TSNODE_API_KEY, or the settings file): on \
+                             the peer's host its owner needs none"
+                    .into()
+            }
+            Self::Owner(_) => "the token in the data folder is not this process's: is it another peer's?".into(),
+            Self::Nothing { folder } => format!(
+                "no peer of {} runs there with a token for its owner ({}): run this as the peer's user with the peer's \
+                 --data-dir, or with --api-key KEY",
+                folder.display(),
+                local::TOKEN_FILE
+            ),
+        }
+    }
+}
+
+/// Where the peer that runs on this folder listens.
+fn written(folder: &Path) -> Option<String> {
+    let address = std::fs::read_to_string(folder.join(HTTP_FILE)).ok()?;
+    Some(format!("http://{}", address.trim()))
 }
 
 /// Where a peer's HTTP listens by itself.

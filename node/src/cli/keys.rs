@@ -34,12 +34,14 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
         "add" => {
             let admin = matches.get_one::<String>("scope").is_some_and(|s| s == "admin");
             std::fs::create_dir_all(&folder).map_err(|e| Exit::file(Kind::DataDir, &folder, &e))?;
-            let key = keys::add(&folder, name, if admin { Scope::Admin } else { Scope::Inference }).map_err(exit)?;
+            let first = settings.text("api-key").is_empty() && keys::read(&folder).map_err(exit)?.is_empty();
+            let scope = if admin { Scope::Admin } else { Scope::Inference };
+            let key = keys::add(&folder, name, scope).map_err(exit)?;
             if as_json {
                 return show::print_json(&json!({ "name": name, "key": key }));
             }
             say!("{key}");
-            note!("this is the only time it is shown; clients send it as: Authorization: Bearer …");
+            told(name, scope, first);
         }
         "remove" => {
             keys::remove(&folder, name).map_err(exit)?;
@@ -60,6 +62,22 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
         }
     }
     Ok(())
+}
+
+/// What the key is for, and what changes with the first one.
+fn told(name: &str, scope: Scope, first: bool) {
+    let good_for = match scope {
+        Scope::Inference => "prompts (/v1/) and nothing else",
+        Scope::Admin => "everything",
+    };
+    note!("{name}'s key is shown this once. It is good for {good_for}; clients send it as: Authorization: Bearer …");
+    if first {
+        note!(
+            "From now on every HTTP client needs a key, and who had none so far is answered 401; the page asks for one, too.\n\
+             Commands on this host (tsnode status, submit, leave …) need none: they are known by the data folder.\n\
+             To do without keys again: tsnode keys remove {name}"
+        );
+    }
 }
 
 fn exit(error: KeysError) -> Exit {

@@ -293,14 +293,14 @@ async fn answer(
     net: &Testnet,
     prompt: &str,
 ) -> Result<(String, Trace), Exit> {
-    let base = net.peers().last().map(|p| p.http.clone()).unwrap_or_default();
+    let asked = net.peers().last().copied().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
     let body = json!({
         "prompt": prompt,
         "max_tokens": matches.get_one::<u32>("max-tokens"),
         "seed": 1,
         "stream": true,
     });
-    let peer = Peer::at(settings, base)?;
+    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
     let answer = submit::stream(&peer, "/v1/completions", &body, |_| {}).await?;
     let trace = answer.trace.ok_or_else(|| Exit::new(Kind::Request, "the peer did not say what ran where"))?;
     Ok((answer.text, trace))

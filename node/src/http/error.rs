@@ -41,11 +41,23 @@ pub enum ApiError {
         /// What those are called that there are.
         there: Vec<String>,
     },
-    /// The key is missing or wrong.
-    #[error("Incorrect API key provided: send it as `Authorization: Bearer …`")]
-    Unauthorised,
+    /// A key is asked for, and none was sent.
+    #[error(
+        "You didn't provide an API key: send it as `Authorization: Bearer …`; the owner of this peer makes one with: \
+         tsnode keys add NAME"
+    )]
+    NoKey,
+    /// The key that was sent is none.
+    #[error(
+        "Incorrect API key provided: it was mistyped, or has been removed; the owner of this peer makes one with: \
+         tsnode keys add NAME"
+    )]
+    WrongKey,
     /// The key is good for something else.
-    #[error("This API key may send prompts only")]
+    #[error(
+        "This API key may send prompts only; the owner of this peer makes one for everything with: \
+         tsnode keys add NAME --scope admin"
+    )]
     Forbidden,
     /// More requests than are allowed.
     #[error("Rate limit reached: ask again in {} s", retry_seconds(*.retry_after))]
@@ -90,7 +102,7 @@ impl ApiError {
             Self::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
             Self::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
-            Self::Unauthorised => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
+            Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Self::Forbidden => (StatusCode::FORBIDDEN, INVALID, Some("insufficient_permissions")),
             Self::TooOften { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, None),

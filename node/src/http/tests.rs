@@ -4,9 +4,11 @@ use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
     keys::{KeyRing, Scope, add},
+    local::{self, LocalToken},
     measure::Measurer,
     models::{ModelFiles, ModelLibrary},
     owner::Helm,
+    store::Store,
     text::{Templates, TextModel},
     view::{Readiness, SwarmView},
 };
@@ -639,11 +641,43 @@ async fn a_key_guards_everything_but_health() {
     let ask = |key: &str| api.client.get(format!("{}/v1/models", api.url)).bearer_auth(key).send();
     assert_eq!(ask("sesame").await.unwrap().status(), 200);
     assert_eq!(ask("sesam").await.unwrap().status(), 401);
-    for (path, status) in [("/v1/models", 401), ("/api/swarm", 401), ("/metrics", 401), ("/healthz", 200)] {
+    for (path, status) in [("/v1/models", 401), ("/api/swarm", 401), ("/metrics", 401), ("/healthz", 200), ("/", 200)] {
         assert_eq!(api.get(path).await.status(), status, "{path}");
     }
     let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
     assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
+    assert!(answer["error"]["message"].as_str().unwrap().contains("tsnode keys add"), "{answer}");
+}
+
+#[tokio::test]
+async fn the_page_says_nothing_without_a_key_and_shows_the_one_it_is_given() {
+    let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
+    let page = api.get("/").await;
+    assert_eq!(page.status(), 200);
+    let page = page.text().await.unwrap();
+    // All there is to know comes by requests of its own, which show the key.
+    assert_eq!(page.matches("fetch(").count(), 1, "{page}");
+    let fetch = page.lines().find(|line| line.contains("fetch(")).unwrap();
+    assert!(fetch.contains("\"/api/swarm\"") && fetch.contains("Authorization: \"Bearer \" + key"), "{fetch}");
+    assert!(!page.contains(&api.view.borrow().swarm.to_string()));
+    let swarm = api.client.get(format!("{}/api/swarm", api.url)).header("Authorization", "Bearer sesame").send();
+    assert_eq!(swarm.await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn the_owners_token_opens_everything_and_at_any_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    let token = LocalToken::leave(&store, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let api = Api::with(said(End::Stop), keys(Some("sesame"), Some(20)).with_local(token)).await;
+    let token = local::read(folder.path()).unwrap();
+    for _ in 0..10 {
+        for path in ["/api/swarm", "/metrics", "/v1/models"] {
+            let asked = api.client.get(format!("{}{path}", api.url)).bearer_auth(&token).send().await.unwrap();
+            assert_eq!(asked.status(), 200, "{path}");
+        }
+    }
+    assert_eq!(api.get("/api/swarm").await.status(), 401, "who does not show it needs a key");
 }
 
 #[tokio::test]
@@ -653,7 +687,7 @@ async fn a_key_for_prompts_is_good_for_nothing_else() {
     let api = Api::with(said(End::Stop), Gatekeeper::new(KeyRing::open(folder.path(), None).unwrap(), None)).await;
     let get = |path: &str| api.client.get(format!("{}{path}", api.url)).bearer_auth(&key).send();
     for (path, status) in
-        [("/v1/models", 200), ("/api/swarm", 403), ("/api/requests", 403), ("/metrics", 403), ("/", 403)]
+        [("/v1/models", 200), ("/api/swarm", 403), ("/api/requests", 403), ("/metrics", 403), ("/", 200)]
     {
         assert_eq!(get(path).await.unwrap().status(), status, "{path}");
     }

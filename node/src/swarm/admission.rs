@@ -50,8 +50,10 @@ pub(super) struct Rejection {
 pub(super) enum Verdict {
     /// It does not belong here.
     Stranger,
-    /// The exchange was cut short, by a crash or a busy host for all we know.
+    /// It may come again, with something better.
     Unfinished,
+    /// It proved nothing and was refused nothing: it hung up or was silent. A member whose other dial was quicker does so too.
+    Unproven,
 }
 
 impl From<Rejection> for SwarmEvent {
@@ -100,9 +102,18 @@ impl AdmissionError {
         match self {
             Self::ForeignId(_) | Self::Foreign | Self::Version { .. } | Self::Stranger => Verdict::Stranger,
             // Who had no good invite may come with another.
-            Self::Silent | Self::Left(_) | Self::Random(_) | Self::Uninvited | Self::Redeemed => Verdict::Unfinished,
+            Self::Random(_) | Self::Uninvited | Self::Redeemed => Verdict::Unfinished,
+            Self::Silent | Self::Left(_) => Verdict::Unproven,
         }
     }
+}
+
+/// Who has come.
+enum Arrival {
+    /// One that has proven membership.
+    Member,
+    /// One that has proven an invite, and has been told the secret on this stream.
+    Newcomer(SubstreamBox),
 }
 
 /// The door: what it takes to prove membership, and where to say who failed.
@@ -145,12 +156,17 @@ impl Door {
         let stream = first_stream(&mut muxer, side).await?;
         let exchange = async {
             match side {
-                Side::Dialer => self.knock(remote, stream).await,
+                Side::Dialer => self.knock(remote, stream).await.map(|()| Arrival::Member),
                 Side::Listener => self.answer(remote, stream).await,
             }
         };
-        driving(&mut muxer, exchange).await??;
-        Ok(muxer)
+        match driving(&mut muxer, exchange).await?? {
+            Arrival::Member => Ok(muxer),
+            Arrival::Newcomer(stream) => {
+                redeem::until_read(&mut muxer, stream).await;
+                Err(AdmissionError::Redeemed)
+            }
+        }
     }
 
     async fn knock(&self, listener: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
@@ -166,11 +182,11 @@ impl Door {
         if verdict == ADMITTED { Ok(()) } else { Err(AdmissionError::Foreign) }
     }
 
-    async fn answer(&self, dialer: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
+    async fn answer(&self, dialer: PeerId, mut stream: SubstreamBox) -> Result<Arrival, AdmissionError> {
         let magic: [u8; 6] = receive(&mut stream).await?;
         if magic == redeem::MAGIC {
-            let over = redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
-            return Err(over);
+            redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
+            return Ok(Arrival::Newcomer(stream));
         }
         let dialer_nonce = match read_hello_after(magic, &mut stream).await {
             Err(error @ AdmissionError::Version { .. }) => {
@@ -191,7 +207,7 @@ impl Door {
         self.check_code(Side::Dialer, &ends, &mut stream).await?;
         send(&mut stream, &[ADMITTED]).await?;
         let _ = stream.close().await;
-        Ok(())
+        Ok(Arrival::Member)
     }
 
     async fn check_code(&self, side: Side, ends: &Ends, stream: &mut SubstreamBox) -> Result<(), AdmissionError> {

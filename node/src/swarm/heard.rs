@@ -68,6 +68,11 @@ impl Heard {
         Self { started: Instant::now(), signers: BTreeMap::new() }
     }
 
+    /// Whether something that this peer signed for this swarm has come, of late.
+    pub fn knows(&self, peer: PeerId) -> bool {
+        self.signers.contains_key(&peer)
+    }
+
     /// Takes note of a message, if it is news.
     ///
     /// # Errors

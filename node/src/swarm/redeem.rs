@@ -131,7 +131,7 @@ pub(super) async fn answer(
     newcomer: PeerId,
     invites: &Invites,
     stream: &mut SubstreamBox,
-) -> Result<AdmissionError, AdmissionError> {
+) -> Result<(), AdmissionError> {
     const REST: usize = HELLO_BYTES - MAGIC.len();
     let rest: [u8; REST] = receive(stream).await?;
     let id = InviteId(receive(stream).await?);
@@ -154,7 +154,10 @@ pub(super) async fn answer(
     reply.extend_from_slice(&secret.0);
     send(stream, &reply).await?;
     tracing::info!(peer = %newcomer, invite = %id, "let in by invite");
-    // The newcomer hangs up when it has read this; closing first could take it back.
-    let _ = timeout(LAST_BYTES, stream.read(&mut [0])).await;
-    Ok(AdmissionError::Redeemed)
+    Ok(())
+}
+
+/// The newcomer hangs up, with the stream or the whole connection, when it has read the answer; closing first could take it back.
+pub(super) async fn until_read(muxer: &mut StreamMuxerBox, mut stream: SubstreamBox) {
+    let _ = timeout(LAST_BYTES, driving(muxer, stream.read(&mut [0]))).await;
 }

@@ -11,6 +11,7 @@ use super::{
     outbox::Outbox,
     reach::{Reach, Wanted},
     to_libp2p_id, to_own_id,
+    unproven::Unproven,
 };
 use crate::carrier::{Ask, Carried};
 use futures::StreamExt as _;
@@ -65,6 +66,8 @@ pub(super) struct Task {
     pub(super) bans: BTreeSet<(PeerId, Ban)>,
     /// What everybody said last.
     pub(super) heard: Heard,
+    /// Who left the door and may come in another way.
+    pub(super) unproven: Unproven,
 }
 
 impl Task {
@@ -91,6 +94,7 @@ impl Task {
                 _ = dial.tick() => {
                     self.dial_due();
                     self.seek_places();
+                    self.count_unproven();
                 }
                 _ = search.tick() => self.search(),
                 event = self.net.select_next_some(), if !self.outbox.is_waiting() => self.on_event(event),
@@ -183,7 +187,28 @@ impl Task {
         if let Some(theirs) = rejection.version {
             self.outbox.push(SwarmEvent::OtherVersion { theirs });
         }
-        self.outbox.push(rejection.into());
+        let counted = match (rejection.peer, rejection.verdict) {
+            (Some(peer), Verdict::Unproven) if self.is_member(peer) => None,
+            (Some(peer), Verdict::Unproven) => self.unproven.wait(Instant::now(), peer, rejection),
+            _ => Some(rejection),
+        };
+        if let Some(rejection) = counted {
+            self.outbox.push(rejection.into());
+        }
+    }
+
+    /// Whether a peer is in, or what it signed has been heard.
+    fn is_member(&self, peer: PeerId) -> bool {
+        self.connected.contains(&peer) || self.heard.knows(peer)
+    }
+
+    /// Counts those who have not come in another way.
+    fn count_unproven(&mut self) {
+        for rejection in self.unproven.stayed_out(Instant::now()) {
+            if !rejection.peer.is_some_and(|peer| self.is_member(peer)) {
+                self.outbox.push(rejection.into());
+            }
+        }
     }
 
     fn on_event(&mut self, event: NetEvent<BehaviourEvent>) {
@@ -196,6 +221,7 @@ impl Task {
                 if let Some(peer) = to_own_id(&peer_id) {
                     tracing::debug!(%peer, address = %endpoint.get_remote_address(), "connection opened");
                     self.connected.insert(peer);
+                    self.unproven.came(peer);
                     self.dialer.connected(peer);
                     self.on_connection(peer, connection_id, &endpoint, num_established.get() > 1);
                 }

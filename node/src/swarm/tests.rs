@@ -167,6 +167,31 @@ async fn another_secret_is_turned_away_by_both_sides() {
     }
 }
 
+/// Connects as this peer, and hangs up before anything is proven.
+async fn knock_and_leave(n: u8, address: Multiaddr) {
+    let mut plain = transport::plain(&Identity::from_seed(&[n; 32]).libp2p_keypair()).unwrap();
+    let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
+    let (_, muxer) = plain.dial(dialer::without_peer(address), options).unwrap().await.unwrap();
+    drop(muxer);
+}
+
+#[tokio::test]
+async fn who_hangs_up_on_one_dial_and_comes_in_by_another_was_not_refused() {
+    let mut a = member(1).await;
+    for transport in TRANSPORTS {
+        knock_and_leave(2, a.address(transport)).await;
+        knock_and_leave(3, a.address(transport)).await;
+    }
+    let b = member(2).await;
+    b.dial(&a, TRANSPORTS[0]);
+    a.until_connected(b.id).await;
+    // Also one that is in already.
+    knock_and_leave(2, a.address(TRANSPORTS[0])).await;
+    let stranger = Identity::from_seed(&[3; 32]).peer_id();
+    let refused = a.until(|event| matches!(event, SwarmEvent::Rejected { .. })).await;
+    assert!(matches!(&refused, SwarmEvent::Rejected { peer, .. } if *peer == Some(stranger)), "{refused:?}");
+}
+
 /// A libp2p program that knows nothing of tsnode: it pings whom it connects to.
 fn outsider() -> Swarm<ping::Behaviour> {
     let keypair = Identity::from_seed(&[77; 32]).libp2p_keypair();

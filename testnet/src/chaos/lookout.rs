@@ -80,7 +80,7 @@ impl Lookout {
     pub fn start(net: &Testnet, front: usize, started: Instant) -> Self {
         let (over, peers) = (Arc::new(AtomicBool::new(false)), net.peers());
         let places: Places = Arc::new(Mutex::new(peers.iter().copied().cloned().collect()));
-        let plans = follow(peers[front].http.clone(), names(&places), started, over.clone());
+        let plans = follow(peers[front].clone(), names(&places), started, over.clone());
         let cut_off = look_around(places.clone(), over.clone());
         Self { plans: tokio::spawn(plans), cut_off: tokio::spawn(cut_off), over, places }
     }
@@ -113,7 +113,7 @@ impl Drop for Lookout {
 
 /// One plan after the other, and who plans.
 async fn follow(
-    front: String,
+    front: PeerInfo,
     names: BTreeMap<String, String>,
     started: Instant,
     over: Arc<AtomicBool>,
@@ -139,7 +139,7 @@ async fn look_around(places: Places, over: Arc<AtomicBool>) -> BTreeSet<String> 
     while !over.load(Relaxed) {
         for nth in 0..names.len() {
             let Some(peer) = all(&places).into_iter().nth(nth).filter(|_| !over.load(Relaxed)) else { break };
-            if let Some(sight) = swarm.look_at(&peer.http).await {
+            if let Some(sight) = swarm.look_at(&peer).await {
                 cut_off.extend(cut_off_by(&peer.name, &sight, &names));
             }
             sleep(LOOK).await;
