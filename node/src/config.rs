@@ -57,8 +57,8 @@ pub const KNOBS: [Knob; 37] = [
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
     knob(
         "listen",
-        "0.0.0.0:7447",
-        "Where peers connect: TCP and UDP, and the next UDP port for data; port 0 takes any",
+        "[::]:7447",
+        "Where peers connect: TCP and UDP, and the next UDP port for data; [::] is all addresses of IPv6 and IPv4, 0.0.0.0 those of IPv4, port 0 takes any",
     ),
     knob(
         "model",

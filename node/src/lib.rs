@@ -21,6 +21,7 @@ pub mod keys;
 pub mod ledger;
 pub mod library;
 pub mod links;
+pub mod listening;
 pub mod local;
 pub mod measure;
 pub mod memory;

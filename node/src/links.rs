@@ -133,7 +133,7 @@ pub struct LinksConfig {
     pub identity: Identity,
     /// What both ends prove.
     pub membership: Membership,
-    /// UDP address; port 0 takes any.
+    /// UDP address; port 0 takes any, and `[::]` is IPv4 as well.
     pub listen: SocketAddr,
     /// Limits on what leaves.
     pub shaping: Option<Shaping>,
@@ -457,6 +457,10 @@ fn socket(listen: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
             wanted = SOCKET_BUFFER,
             "socket buffer is capped (net.core.rmem_max): fast links may lose packets"
         );
+    }
+    if listen.is_ipv6() {
+        // Whatever the system's setting is: `[::]` is IPv4 as well.
+        socket.set_only_v6(false)?;
     }
     socket.set_nonblocking(true)?;
     socket.bind(&listen.into())?;

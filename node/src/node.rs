@@ -21,6 +21,7 @@ use crate::{
     keys::KeyRing,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
+    listening,
     local::{LocalToken, TOKEN_FILE},
     measure::{self, Measurer},
     models::{FilesQuery, ModelLibrary},
@@ -218,6 +219,7 @@ struct Ways<'w> {
 impl Ground {
     async fn take(config: NodeConfig) -> Result<Self, NodeError> {
         let started = Instant::now();
+        let config = NodeConfig { listen: listening::available(config.listen), ..config };
         let store = Store::open(&config.data_dir)?;
         let identity = Identity::load_or_create(&config.data_dir)?;
         let (belonging, invite) = belonging(&config, &store, &identity).await?;

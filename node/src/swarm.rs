@@ -24,7 +24,7 @@ mod wall;
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
 pub use redeem::{RedeemError, redeem};
 
-use crate::{carrier::Porter, faults::Faults, identity::Identity, invites::Invites};
+use crate::{carrier::Porter, faults::Faults, identity::Identity, invites::Invites, listening::of_each_kind};
 use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
@@ -68,7 +68,7 @@ pub struct SwarmConfig {
     pub membership: Membership,
     /// What newcomers may come with.
     pub invites: Invites,
-    /// TCP and UDP address to listen on, both at the same port; port 0 takes any free one for each.
+    /// TCP and UDP address to listen on, both at the same port; port 0 takes any free one for each. `[::]` is IPv4 as well.
     pub listen: SocketAddr,
     /// Addresses of members, from the invite and from earlier runs.
     pub bootstrap: Vec<Multiaddr>,
@@ -203,14 +203,21 @@ pub async fn start(
 }
 
 fn listen(net: &mut Swarm<Behaviour>, listen: SocketAddr) -> Result<(), SwarmError> {
-    let host = Multiaddr::from(listen.ip());
-    let tcp = host.clone().with(Protocol::Tcp(listen.port()));
-    let quic = host.with(Protocol::Udp(listen.port())).with(Protocol::QuicV1);
-    // libp2p shares its TCP port with any process of this user, which would then get half of our connections.
-    TcpListener::bind(listen).map_err(|error| refused("TCP", listen, &error))?;
-    UdpSocket::bind(listen).map_err(|error| refused("UDP", listen, &error))?;
-    for (protocol, address) in [("TCP", tcp), ("UDP", quic)] {
-        net.listen_on(address).map_err(|error| SwarmError::Listen { protocol, listen, reason: error.to_string() })?;
+    // libp2p's sockets are of one kind each.
+    for listen in of_each_kind(listen) {
+        let host = Multiaddr::from(listen.ip());
+        let tcp = host.clone().with(Protocol::Tcp(listen.port()));
+        let quic = host.with(Protocol::Udp(listen.port())).with(Protocol::QuicV1);
+        // libp2p shares its TCP port with any process of this user, which would then get half of our connections.
+        TcpListener::bind(listen).map_err(|error| refused("TCP", listen, &error))?;
+        UdpSocket::bind(listen).map_err(|error| refused("UDP", listen, &error))?;
+        for (protocol, address) in [("TCP", tcp), ("UDP", quic)] {
+            net.listen_on(address).map_err(|error| SwarmError::Listen {
+                protocol,
+                listen,
+                reason: error.to_string(),
+            })?;
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::{
     config::Settings,
     exit::{Exit, Kind},
     invites::{self, InvitesError, span, unix_now},
+    listening,
     node::{HTTP_FILE, INVITE_FILE},
     plain,
 };
@@ -117,6 +118,13 @@ fn told(invite: &Invite, uses: Option<u32>, running: bool) -> Vec<String> {
             lines.push(format!("To take it back:  tsnode invite revoke {}", ticket.id));
         }
         None => lines.push("It does not expire: this swarm is open, and lets in whoever finds it.".into()),
+    }
+    if !listening::is_found(&invite.addresses) {
+        lines.push(
+            "Only processes of this host can use it: the peer has no address that others could reach. Connect this host to a \
+             network, or start the peer with --listen on an address of one."
+                .into(),
+        );
     }
     if !running {
         lines.push("No peer runs on this data folder now, and none is found by it until one does:  tsnode join".into());

@@ -8,6 +8,7 @@ use super::{loading::Loading, verb};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
+    listening,
     memory::Size,
     node, telemetry,
     view::{Readiness, SwarmView},
@@ -113,11 +114,16 @@ async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed) {
 async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
+    let mut alone = None;
     let mut loading = Loading::default();
     loop {
         if worth.is_none() {
             worth = describe_worth(&view.borrow());
             worth.iter().for_each(|line| say!("{line}"));
+        }
+        if alone.is_none() {
+            alone = describe_alone(&view.borrow());
+            alone.iter().flatten().for_each(|line| say!("{line}"));
         }
         let line = describe(&view.borrow_and_update());
         if line != last {
@@ -147,6 +153,15 @@ fn describe_worth(view: &SwarmView) -> Option<String> {
     };
     let worth: Vec<String> = own.advert.devices.iter().map(worth).collect();
     (!worth.is_empty()).then(|| worth.join("\n"))
+}
+
+/// A line where no other host could find this peer, once it is known where it listens.
+fn describe_alone(view: &SwarmView) -> Option<Option<&'static str>> {
+    let known = !view.addresses.is_empty() && matches!(view.readiness, Readiness::Planning | Readiness::Ready);
+    let alone = || !listening::is_found(&view.addresses);
+    known.then(|| {
+        alone().then_some("only processes of this host can reach this peer: it has no address that others could use")
+    })
 }
 
 fn describe(view: &SwarmView) -> String {

@@ -3,7 +3,7 @@
 use super::priority::Kind;
 use super::tuning::{self, ETHERNET, LARGEST, Tuning, Way};
 use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, Stream, peer_of, probe, prove, tls, tunnel};
-use crate::{carrier::Carried, identity::Identity};
+use crate::{carrier::Carried, identity::Identity, listening::canonical};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -60,7 +60,7 @@ pub(super) async fn run(
             incoming.refuse();
             continue;
         };
-        let from = incoming.remote_address();
+        let from = canonical(incoming.remote_address());
         // What is broken already needs no answer.
         let Ok(connecting) = incoming.accept_with(servers.to(&links, from)) else { continue };
         let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), permit };

@@ -21,6 +21,8 @@ use tsnode_protocol::PeerId;
 
 /// Lifelines held for others; above it they are let go at once, and their dialers do without.
 const HELD: usize = 1024;
+/// Dials that the system keeps until they are accepted.
+const WAITING: i32 = 128;
 /// How long a lifeline may take to be had.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after one that broke and could be had again.
@@ -172,15 +174,25 @@ fn beside(data_plane: SocketAddr) -> SocketAddr {
 /// The listener for lifelines of a data plane; without one others do without.
 pub(super) fn listen(data_plane: SocketAddr) -> Option<TcpListener> {
     let address = beside(data_plane);
-    let bound = std::net::TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
-    });
+    let bound = socket(address).and_then(TcpListener::from_std);
     bound
         .inspect_err(
             |error| tracing::warn!(%address, %error, "no lifelines: others will notice later if this peer dies"),
         )
         .ok()
+}
+
+fn socket(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(WAITING)?;
+    Ok(socket.into())
 }
 
 /// Peers whose process is gone.

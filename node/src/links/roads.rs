@@ -25,6 +25,8 @@ use tsnode_coordinator::paths::{HEAD_START, retry_after};
 use tsnode_protocol::PeerId;
 use tsnode_protocol::stream::{MEETING_ADDRESSES, Meeting, Opening, SeenAt, Use};
 
+/// How long an address is tried alone before the next one is tried beside it.
+const NEXT: Duration = Duration::from_millis(300);
 /// How long both ends of a meeting try.
 const MEETING: Duration = Duration::from_secs(4);
 /// Between two calls to the same address in a meeting: the first may have been what opens the way for the second.
@@ -115,24 +117,42 @@ impl Links {
         }
     }
 
-    /// Tries one address after the other.
+    /// Tries one address after the other, the next as soon as one has failed or takes long: of IPv4 and IPv6 one may lead nowhere
+    /// without a word. The first that answers is kept.
     async fn straight(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> Result<Arc<Tuning>, LinkError> {
         let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
         let mut last = LinkError::NoAddress(peer);
-        for address in addresses {
-            let dialled = tokio::select! {
-                dialled = timeout(PATIENCE, self.dial_one(tls.clone(), peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
-                () = lifeline::hopeless(peer, address) => Err(LinkError::NobodyThere { peer, address }),
-            };
-            match dialled {
-                Ok(road) => {
-                    self.settle(peer, address, &road);
-                    return Ok(road);
-                }
-                Err(error) => last = error,
+        let (mut waiting, mut calls) = (addresses.into_iter(), FuturesUnordered::new());
+        loop {
+            calls.extend(waiting.next().map(|address| self.dial_or_give_up(tls.clone(), peer, address)));
+            if calls.is_empty() {
+                return Err(last);
+            }
+            let are_more = waiting.len() > 0;
+            tokio::select! {
+                Some((address, dialled)) = calls.next() => match dialled {
+                    Ok(road) => {
+                        self.settle(peer, address, &road);
+                        return Ok(road);
+                    }
+                    Err(error) => last = error,
+                },
+                () = sleep(NEXT), if are_more => {}
             }
         }
-        Err(last)
+    }
+
+    async fn dial_or_give_up(
+        &self,
+        tls: Arc<quinn::crypto::rustls::QuicClientConfig>,
+        peer: PeerId,
+        address: SocketAddr,
+    ) -> (SocketAddr, Result<Arc<Tuning>, LinkError>) {
+        let dialled = tokio::select! {
+            dialled = timeout(PATIENCE, self.dial_one(tls, peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
+            () = lifeline::hopeless(peer, address) => Err(LinkError::NobodyThere { peer, address }),
+        };
+        (address, dialled)
     }
 
     /// Beside a connection to the same address.

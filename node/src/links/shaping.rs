@@ -5,6 +5,7 @@
 
 use super::uplink::Uplink;
 use crate::faults::{Faults, Wall};
+use crate::listening::canonical;
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use std::collections::{BTreeMap, VecDeque};
@@ -245,7 +246,7 @@ impl Road {
     fn shaping_to(&self, to: SocketAddr) -> Option<Shaping> {
         let Some(faults) = &self.faults else { return Some(self.shaping) };
         let faults = faults.borrow();
-        (!faults.cuts(to)).then(|| faults.shape(self.shaping))
+        (!faults.cuts(canonical(to))).then(|| faults.shape(self.shaping))
     }
 
     fn deliver(&mut self) {

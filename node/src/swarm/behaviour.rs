@@ -1,6 +1,7 @@
 //! The protocols spoken on admitted connections, and their settings.
 
 use super::{SwarmConfig, SwarmError, carry, gossip, wall};
+use crate::listening::of_each_kind;
 use libp2p::{
     StreamProtocol, allow_block_list, autonat,
     connection_limits::{self, ConnectionLimits},
@@ -9,7 +10,7 @@ use libp2p::{
     mdns, ping, relay,
     swarm::{NetworkBehaviour, behaviour::toggle::Toggle},
 };
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
 use tsnode_protocol::{SwarmId, limits};
 
 /// What identify calls our protocol family.
@@ -57,6 +58,8 @@ pub(super) struct Behaviour {
     ping: ping::Behaviour,
     pub(super) kad: kad::Behaviour<MemoryStore>,
     mdns: Toggle<mdns::tokio::Behaviour>,
+    /// The same over IPv6: a host may have nothing else.
+    mdns6: Toggle<mdns::tokio::Behaviour>,
     pub(super) gossipsub: gossipsub::Behaviour,
     pub(super) autonat: autonat::v1::Behaviour,
     pub(super) relay: Toggle<relay::Behaviour>,
@@ -69,6 +72,7 @@ impl Behaviour {
     pub(super) fn new(config: &SwarmConfig, circuits: relay::client::Behaviour) -> Result<Self, SwarmError> {
         let keypair = config.identity.libp2p_keypair();
         let own = keypair.public().to_peer_id();
+        let has = |kind: fn(&SocketAddr) -> bool| of_each_kind(config.listen).iter().any(kind);
         let identify = identify::Config::new(FAMILY.into(), keypair.public())
             .with_agent_version(config.agent.clone())
             .with_push_listen_addr_updates(true);
@@ -79,7 +83,8 @@ impl Behaviour {
             identify: identify::Behaviour::new(identify),
             ping: ping::Behaviour::new(ping::Config::new().with_interval(PING_EVERY).with_timeout(PING_LIMIT)),
             kad: kademlia(config.swarm, own)?,
-            mdns: mdns(config.mdns, own).into(),
+            mdns: mdns(config.mdns && has(SocketAddr::is_ipv4), false, own).into(),
+            mdns6: mdns(config.mdns && has(SocketAddr::is_ipv6), true, own).into(),
             gossipsub: gossipsub(config.swarm)?,
             autonat: autonat::v1::Behaviour::new(own, autonat(config.listen.ip().is_loopback())),
             relay: config.relay.then(|| relaying(own)).into(),
@@ -155,11 +160,11 @@ fn kademlia(swarm: SwarmId, own: libp2p::PeerId) -> Result<kad::Behaviour<Memory
 }
 
 /// A LAN without multicast is no reason not to start.
-fn mdns(wanted: bool, own: libp2p::PeerId) -> Option<mdns::tokio::Behaviour> {
+fn mdns(wanted: bool, enable_ipv6: bool, own: libp2p::PeerId) -> Option<mdns::tokio::Behaviour> {
     if !wanted {
         return None;
     }
-    mdns::tokio::Behaviour::new(mdns::Config::default(), own)
+    mdns::tokio::Behaviour::new(mdns::Config { enable_ipv6, ..Default::default() }, own)
         .inspect_err(|error| tracing::warn!(%error, "cannot look for peers on the local network"))
         .ok()
 }

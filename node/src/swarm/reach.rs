@@ -7,7 +7,10 @@
 use super::{
     SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, relays::Relays, task::Task, to_libp2p_id, to_own_id,
 };
-use crate::carrier::{Ask, Carried};
+use crate::{
+    carrier::{Ask, Carried},
+    listening::{self, Use},
+};
 use libp2p::{
     Multiaddr, Swarm,
     autonat::{NatStatus, v1::Event as Reported, v1::InboundProbeEvent},
@@ -23,7 +26,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
-use tsnode_protocol::{PathKind, PeerId, limits};
+use tsnode_protocol::{PathKind, PeerId};
 
 /// Peers that are dialled for the data plane at once; above it whoever asks is told no.
 const WANTED: usize = 64;
@@ -65,6 +68,9 @@ pub(super) struct Wanted {
 impl Task {
     /// One more place where this peer listens.
     pub(super) fn on_listening(&mut self, address: Multiaddr) {
+        if listening::is_for(&address) == Use::Nobody {
+            return;
+        }
         if self.reach.reachable && !is_circuit(&address) {
             // Whoever relays must be able to say where it is.
             self.net.add_external_address(address.clone());
@@ -249,17 +255,10 @@ fn is_circuit(address: &Multiaddr) -> bool {
     carry::path(address) != Some(PathKind::Direct)
 }
 
-/// Addresses to give to others: those of this host only come last, as only processes beside us can use them.
+/// Addresses to give to others.
 fn dialable<'a>(addresses: impl IntoIterator<Item = &'a Multiaddr>, own: PeerId) -> Vec<String> {
-    let is_local = |address: &&Multiaddr| match address.iter().next() {
-        Some(Protocol::Ip4(ip)) => ip.is_loopback(),
-        Some(Protocol::Ip6(ip)) => ip.is_loopback(),
-        _ => false,
-    };
-    let mut addresses: Vec<_> = addresses.into_iter().collect();
-    addresses.sort_by_key(is_local);
     let with_own = |address: &Multiaddr| format!("{}/p2p/{own}", without_peer(address.clone()));
-    addresses.into_iter().take(limits::ADDRESSES).map(with_own).collect()
+    listening::offered(addresses).into_iter().map(with_own).collect()
 }
 
 #[cfg(test)]
@@ -268,10 +267,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_others_can_use_come_first() {
+    fn addresses_others_can_use_are_given_to_them() {
         let own = PeerId([0; 32]);
-        let listening = ["/ip4/127.0.0.1/tcp/7", "/ip4/192.0.2.1/tcp/7"].map(|a| a.parse().unwrap());
-        let expected = ["/ip4/192.0.2.1/tcp/7", "/ip4/127.0.0.1/tcp/7"].map(|a| format!("{a}/p2p/{own}"));
+        let listening = ["/ip4/127.0.0.1/tcp/7", "/ip6/2001:db8::1/tcp/7"].map(|a| a.parse().unwrap());
+        let expected = ["/ip6/2001:db8::1/tcp/7"].map(|a| format!("{a}/p2p/{own}"));
         assert_eq!(dialable(&BTreeSet::from(listening), own), expected);
     }
 }

@@ -260,7 +260,8 @@ impl Task {
             BehaviourEvent::Circuits(event) => tracing::debug!(?event, "circuits"),
             BehaviourEvent::Relay(event) => tracing::debug!(?event, "relaying"),
             BehaviourEvent::Dcutr(event) => tracing::debug!(?event, "hole punching"),
-            BehaviourEvent::Mdns(mdns::Event::Discovered(found)) => {
+            BehaviourEvent::Mdns(mdns::Event::Discovered(found))
+            | BehaviourEvent::Mdns6(mdns::Event::Discovered(found)) => {
                 for (peer, address) in found {
                     if let Some(peer) = to_own_id(&peer) {
                         self.dialer.learn(peer, [address]);
