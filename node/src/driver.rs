@@ -14,7 +14,8 @@ use crate::{
     serving::host::{Host, HostReport},
     store::Store,
     swarm::{Ban, SwarmEvent, SwarmHandle},
-    view::{CutOffView, PeerView, Readiness, SwarmView},
+    twins,
+    view::{CutOffView, PeerView, Readiness, SwarmView, Trouble},
 };
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -100,6 +101,8 @@ pub struct Driver {
     pub invites: Invites,
     /// What the owner of this machine wants.
     pub owner: Owner,
+    /// When another process with this peer's identity was here last.
+    pub twin_seen: Option<Instant>,
     /// What is remembered.
     pub store: Store,
     /// How many times faster than it is this peer says it is.
@@ -186,6 +189,7 @@ impl Driver {
                 _ = look.tick() => {
                     due = true;
                     self.forgive();
+                    self.forget_twin();
                     let turns = [self.obey().await, self.fall_back(), self.invite(), self.lie(), self.accuse()];
                     for event in turns.into_iter().flatten() {
                         self.step(event).await;
@@ -219,6 +223,13 @@ impl Driver {
             }
             SwarmEvent::OtherVersion { theirs } => {
                 self.reasons.version = Some(theirs);
+                None
+            }
+            SwarmEvent::Twin => {
+                if self.twin_seen.replace(Instant::now()).is_none() {
+                    tracing::error!("another process has come with this peer's identity");
+                    self.view.send_modify(|v| v.troubles.push(Trouble::Twin { at: None }));
+                }
                 None
             }
             SwarmEvent::Rejected { peer, reason } => {
@@ -316,6 +327,14 @@ impl Driver {
             tracing::info!(lends, "the embedded model is lent only where no other is served");
             Event::Advertise(self.said())
         })
+    }
+
+    /// Another process with this peer's identity looks for it all the time; one that does no more has ended.
+    fn forget_twin(&mut self) {
+        if self.twin_seen.is_some_and(|at| at.elapsed() > twins::REMEMBERED) {
+            self.twin_seen = None;
+            self.view.send_modify(|v| v.troubles.retain(|t| *t != Trouble::Twin { at: None }));
+        }
     }
 
     /// Says which invites are out, when that has changed.

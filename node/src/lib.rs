@@ -37,6 +37,7 @@ pub mod store;
 pub mod swarm;
 pub mod telemetry;
 pub mod text;
+mod twins;
 pub mod view;
 
 /// Random bytes of the operating system.

@@ -26,6 +26,7 @@ pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use known::Measured;
 pub use lanes::Roads;
 pub use lifeline::Gone;
+pub(crate) use lifeline::beside;
 pub use probe::Probed;
 pub use shaping::Shaping;
 pub use transfer::Transfer;
@@ -218,6 +219,7 @@ struct Inner {
     known: Known,
     datagrams: Datagrams,
     uplink: Arc<Uplink>,
+    has_lifelines: bool,
     gone: mpsc::Sender<PeerId>,
     guard: Guard,
     rates: Rates,
@@ -246,6 +248,7 @@ impl Links {
         let (endpoint, lifelines) = with_lifelines(&config, &servers, &uplink, &stop)?;
         let me = config.identity.peer_id();
         let (gone, goners) = mpsc::channel(GONE);
+        let has_lifelines = lifelines.is_some();
         if let Some(listener) = lifelines {
             tokio::spawn(lifeline::hold(listener, me, config.faults.clone(), stop.clone()));
         }
@@ -260,6 +263,7 @@ impl Links {
             known: Known::new(),
             datagrams,
             uplink,
+            has_lifelines,
             gone,
             guard: config.guard,
             rates: Rates::new(),
@@ -294,6 +298,13 @@ impl Links {
     /// When the system does not say.
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.inner.endpoint.local_addr()
+    }
+
+    /// Where the lifelines of others would end, if that cannot be had.
+    #[must_use]
+    pub fn lacks_lifelines(&self) -> Option<SocketAddr> {
+        let address = self.local_addr().ok().filter(|_| !self.inner.has_lifelines)?;
+        Some(lifeline::beside(address))
     }
 
     /// Opens a stream to `peer`, over the connection there is or a new one to one of `addresses`.

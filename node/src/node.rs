@@ -34,9 +34,10 @@ use crate::{
         host::{Host, HostSetup},
     },
     store::{Belonging, Store, StoreError},
-    swarm::{self, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
+    swarm::{self, ProcessId, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
     text::Templates,
-    view::{Readiness, SwarmView},
+    twins,
+    view::{Readiness, SwarmView, Trouble},
 };
 use libp2p::Multiaddr;
 use std::collections::BTreeSet;
@@ -98,6 +99,11 @@ pub async fn run(
     let (guard, bench) = Guard::channel();
     let (inbox, pulses) = Inbox::channel(ground.invite.swarm);
     let planes = ground.planes(&guard, broken.clone(), inbox).await?;
+    if let Some(address) = planes.links.lacks_lifelines() {
+        front.view.send_modify(|view| view.troubles.push(Trouble::NoLifelines { address }));
+    }
+    let twins = twins::watch(ground.identity.clone(), ground.process, ground.former.clone(), front.view.clone());
+    ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(twins));
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let fallback = ground.fallback(&advert);
@@ -152,6 +158,7 @@ pub async fn run(
         owner,
         bench,
         trust: Trust::default(),
+        twin_seen: None,
         store: ground.store.clone(),
         faults: broken,
         boast: None,
@@ -180,6 +187,10 @@ struct Ground {
     belonging: Belonging,
     invite: Invite,
     invites: Invites,
+    /// Which process with this identity this is.
+    process: ProcessId,
+    /// Where this peer was in its last run.
+    former: Vec<Multiaddr>,
     /// The process's zero.
     started: Instant,
     /// Owner of all tasks but HTTP's.
@@ -225,7 +236,9 @@ impl Ground {
         let (belonging, invite) = belonging(&config, &store, &identity).await?;
         let invites = Invites::new(&config.data_dir, belonging.swarm, belonging.secret);
         let (tasks, ends) = (TaskTracker::new(), CancellationToken::new());
-        Ok(Self { config, store, identity, belonging, invite, invites, started, tasks, ends })
+        // Before the file is written anew.
+        let (process, former) = (ProcessId::draw(), former_addresses(&config.data_dir));
+        Ok(Self { config, store, identity, belonging, invite, invites, process, former, started, tasks, ends })
     }
 
     async fn front(&self, controls: Controls) -> Result<Front, NodeError> {
@@ -285,6 +298,7 @@ impl Ground {
             life: self.store.begin_life(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
             swarm: self.invite.swarm,
             membership: member,
+            process: self.process,
             invites: self.invites.clone(),
             listen: config.listen,
             bootstrap: self.bootstrap(),
@@ -470,6 +484,13 @@ fn local_swarm() -> Belonging {
     Belonging { swarm: SwarmId(id), secret: None }
 }
 
+/// Where the peer of this folder was in its last run, as its invite says.
+pub(crate) fn former_addresses(folder: &Path) -> Vec<Multiaddr> {
+    let text = std::fs::read_to_string(folder.join(INVITE_FILE)).unwrap_or_default();
+    let invite: Option<Invite> = text.trim().parse().ok();
+    invite.into_iter().flat_map(|invite| invite.addresses).filter_map(|a| a.parse().ok()).collect()
+}
+
 fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, split: SplitChoice) -> SwarmView {
     SwarmView {
         me: identity.peer_id(),
@@ -497,6 +518,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         kv_refused: Default::default(),
         guesses: Default::default(),
         link_ages: Default::default(),
+        troubles: Vec::new(),
         addresses: Vec::new(),
         http: Some(http),
     }

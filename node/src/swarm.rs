@@ -10,6 +10,7 @@ mod dialer;
 mod gossip;
 mod handle;
 mod heard;
+mod moves;
 mod outbox;
 mod reach;
 mod redeem;
@@ -18,11 +19,13 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod twin;
 mod unproven;
 mod wall;
 
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
 pub use redeem::{RedeemError, redeem};
+pub use twin::{ProcessId, find as find_twin};
 
 use crate::{carrier::Porter, faults::Faults, identity::Identity, invites::Invites, listening::of_each_kind};
 use admission::Door;
@@ -31,6 +34,7 @@ use dialer::Dialer;
 use gossip::Sealer;
 use heard::Heard;
 use libp2p::{Multiaddr, Swarm, multiaddr::Protocol};
+use moves::Moves;
 use outbox::Outbox;
 use reach::Reach;
 use std::{
@@ -66,6 +70,8 @@ pub struct SwarmConfig {
     pub swarm: SwarmId,
     /// What its members know.
     pub membership: Membership,
+    /// Which of all processes that may have this identity this is.
+    pub process: ProcessId,
     /// What newcomers may come with.
     pub invites: Invites,
     /// TCP and UDP address to listen on, both at the same port; port 0 takes any free one for each. `[::]` is IPv4 as well.
@@ -113,6 +119,8 @@ pub enum SwarmEvent {
         /// Which.
         theirs: u16,
     },
+    /// Another process has come with this peer's own identity.
+    Twin,
     /// A peer was turned away, or what it said was.
     Rejected {
         /// Whom to blame; for gossip, the neighbour that passed it on.
@@ -159,8 +167,13 @@ pub async fn start(
     let own = config.identity.peer_id();
     let keypair = config.identity.libp2p_keypair();
     let (rejected, rejections) = mpsc::channel(REJECTIONS);
-    let door =
-        Door { own, membership: config.membership.clone(), invites: config.invites.clone(), rejections: rejected };
+    let door = Door {
+        own,
+        membership: config.membership.clone(),
+        process: config.process,
+        invites: config.invites.clone(),
+        rejections: rejected,
+    };
     let (circuits, circuits_behaviour) = libp2p::relay::client::new(keypair.public().to_peer_id());
     let mut net = Swarm::new(
         wall::behind(transport::admitted(&keypair, door, circuits)?, config.faults.clone()),
@@ -191,6 +204,7 @@ pub async fn start(
         bans: BTreeSet::new(),
         heard: Heard::new(),
         unproven: Unproven::default(),
+        moves: Moves::default(),
     };
     tokio::spawn(task.run(commands, rejections, config.porter.asks, stop));
     let handle = SwarmHandle {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
     batcher::Tally, gate::SplitChoice, lending::Lending, scheduler::live::Shortfall, waiting::NotReady,
@@ -27,6 +28,43 @@ pub enum Readiness {
     Ready,
     /// On its way out.
     Leaving,
+}
+
+/// What the owner of a peer should know, and see to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Trouble {
+    /// Another process runs with this peer's identity.
+    Twin {
+        /// Where, as far as it is known.
+        at: Option<String>,
+    },
+    /// The port is taken by which others notice that this process has ended.
+    NoLifelines {
+        /// TCP.
+        address: SocketAddr,
+    },
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Twin { at } => {
+                f.write_str("another process runs with this peer's identity")?;
+                at.iter().try_for_each(|at| write!(f, ", at {at}"))?;
+                f.write_str(
+                    ": others take each for the other. Was this data folder copied? Stop one of the two; the copy is a peer of \
+                     its own once it has no identity.key",
+                )
+            }
+            Self::NoLifelines { address } => write!(
+                f,
+                "another program has TCP port {} ({address}): others notice seconds later when this peer ends. Stop that \
+                 program, or choose another port with --listen",
+                address.port()
+            ),
+        }
+    }
 }
 
 /// The swarm as one peer sees it.
@@ -93,6 +131,9 @@ pub struct SwarmView {
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,
+    /// What its owner should see to.
+    #[serde(default)]
+    pub troubles: Vec<Trouble>,
     /// Addresses others can dial this peer at, ending in `/p2p/…`.
     pub addresses: Vec<String>,
     /// Where HTTP listens.
@@ -205,6 +246,7 @@ pub(crate) mod tests {
             kv_refused: BTreeMap::new(),
             guesses: Default::default(),
             link_ages: BTreeMap::new(),
+            troubles: vec![],
             addresses: vec![],
             http: None,
         }

@@ -2,21 +2,25 @@
 
 mod around;
 
-use super::{is_set, machine, show::print_json};
+use super::{ask::Peer, is_set, machine, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
     hardware::{self, CardNumbers, DeviceChoice, LendError},
-    identity::Identity,
+    identity::{Identity, KEY_FILE},
     library::Shelf,
+    links::beside,
+    listening,
     memory::{Need, Size},
-    node::{HTTP_FILE, ModelChoice, NodeConfig, open_draft},
+    node::{HTTP_FILE, ModelChoice, NodeConfig, former_addresses, open_draft},
     plain,
+    swarm::{self, ProcessId},
     text::{Templates, TextModel},
+    view::Trouble,
 };
 use clap::ArgMatches;
 use serde::Serialize;
-use std::net::{TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::time::Instant;
 use tsnode_kernels::{
@@ -51,7 +55,8 @@ enum State {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let findings = examine(settings).await;
+    let mut findings = examine(settings).await;
+    findings.extend(troubles(settings).await);
     if is_set(matches, "json") {
         print_json(&findings)?;
     } else {
@@ -70,6 +75,24 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     } else {
         Ok(())
     }
+}
+
+/// What the peer that runs here has trouble with, or one would have that was started now.
+async fn troubles(settings: &Settings) -> Vec<Finding> {
+    let folder = settings.data_dir();
+    let fail = |trouble: &Trouble| finding("trouble", State::Fail, trouble.to_string());
+    if folder.join(HTTP_FILE).exists()
+        && let Ok(peer) = Peer::own(settings)
+        && let Ok(view) = peer.view().await
+    {
+        return view.troubles.iter().map(fail).collect();
+    }
+    if !folder.join(KEY_FILE).exists() {
+        return Vec::new();
+    }
+    let Ok(identity) = Identity::load_or_create(&folder) else { return Vec::new() };
+    let found = swarm::find_twin(&identity, ProcessId::draw(), &former_addresses(&folder)).await;
+    found.iter().map(|at| fail(&Trouble::Twin { at: Some(at.to_string()) })).collect()
 }
 
 /// A library that a card is better off with.
@@ -140,14 +163,21 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
             Err(error) => finding("identity", State::Fail, error.to_string()),
         }
     });
-    let port = |what, at: std::net::SocketAddr, free: std::io::Result<()>| match free {
+    let port = |what, at: SocketAddr, free: std::io::Result<()>| match free {
         Ok(()) => finding(what, State::Ok, format!("{at} is free")),
         Err(_) if running => finding(what, State::Note, format!("{at} is in use, by the peer that runs here")),
         Err(error) => finding(what, State::Fail, format!("{at}: {}", plain::io_error(&error))),
     };
     found.push(port("http", config.http, TcpListener::bind(config.http).map(drop)));
-    found.push(port("peers", config.listen, TcpListener::bind(config.listen).map(drop)));
-    found.push(port("peers udp", config.listen, UdpSocket::bind(config.listen).map(drop)));
+    let listen = listening::available(config.listen);
+    found.push(port("peers", listen, TcpListener::bind(listen).map(drop)));
+    found.push(port("peers udp", listen, UdpSocket::bind(listen).map(drop)));
+    if let Some(data) = listen.port().checked_add(1).filter(|_| listen.port() != 0) {
+        let data = SocketAddr::new(listen.ip(), data);
+        let lifelines = beside(data);
+        found.push(port("data udp", data, UdpSocket::bind(data).map(drop)));
+        found.push(port("lifelines", lifelines, TcpListener::bind(lifelines).map(drop)));
+    }
     found.push(around::reach(settings, &config, running).await);
     found.extend(model(&host, &config));
     found

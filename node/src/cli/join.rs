@@ -11,7 +11,7 @@ use crate::{
     listening,
     memory::Size,
     node, telemetry,
-    view::{Readiness, SwarmView},
+    view::{Readiness, SwarmView, Trouble},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed) {
 async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
-    let mut alone = None;
+    let (mut alone, mut named) = (None, Vec::<Trouble>::new());
     let mut loading = Loading::default();
     loop {
         if worth.is_none() {
@@ -125,6 +125,11 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
             alone = describe_alone(&view.borrow());
             alone.iter().flatten().for_each(|line| say!("{line}"));
         }
+        let troubles = view.borrow().troubles.clone();
+        for trouble in troubles.iter().filter(|trouble| !named.contains(trouble)) {
+            say!("{trouble}");
+        }
+        named = troubles;
         let line = describe(&view.borrow_and_update());
         if line != last {
             say!("{line}");

@@ -43,6 +43,7 @@ fn owner(view: &SwarmView) -> Vec<Row> {
         ("state", state),
         ("lends", lent(view)),
     ];
+    rows.extend(view.troubles.iter().map(|trouble| ("trouble", harmless(&trouble.to_string()))));
     let unreachable = own(view).filter(|own| !own.advert.reachable);
     rows.extend(unreachable.map(|own| {
         let relays = own.advert.addresses.iter().filter(|a| a.contains("/p2p-circuit")).count();

@@ -167,7 +167,7 @@ async fn dial(peer: PeerId, address: SocketAddr) -> Result<TcpStream, Error> {
 }
 
 /// Where the lifelines of a data plane end: at the next number, since HTTP has the data plane's on TCP.
-fn beside(data_plane: SocketAddr) -> SocketAddr {
+pub(crate) fn beside(data_plane: SocketAddr) -> SocketAddr {
     SocketAddr::new(data_plane.ip(), data_plane.port().checked_add(1).unwrap_or(data_plane.port() - 1))
 }
 

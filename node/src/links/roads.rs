@@ -387,7 +387,7 @@ impl Links {
     }
 
     /// Where this peer may be called: where others see it come from, and where it listens.
-    async fn seen_at(&self) -> Vec<SocketAddr> {
+    pub(super) async fn seen_at(&self) -> Vec<SocketAddr> {
         let roads: Vec<Arc<Tuning>> = {
             let dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
             let straight = |dial: &Dial| match dial.dialled.peek() {

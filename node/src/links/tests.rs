@@ -37,10 +37,13 @@ fn end_with(secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) ->
 }
 
 fn end_by(lanes: Lanes, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
+    end_at("127.0.0.1:0".parse().unwrap(), lanes, secret, shaping, carriage)
+}
+
+fn end_at(listen: SocketAddr, lanes: Lanes, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
     let identity = Identity::from_seed(&crate::random_bytes());
     let id = identity.peer_id();
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
-    let listen = "127.0.0.1:0".parse().unwrap();
     let stop = CancellationToken::new();
     let (guard, bench) = Guard::channel();
     let config = LinksConfig {
@@ -82,6 +85,58 @@ async fn both_ends_know_each_other_and_frames_arrive() {
     assert_eq!(there.stream.receiver.recv::<Opening>().await.unwrap(), Some(file()));
     assert_eq!(there.stream.receiver.recv_bytes(limits::TILE_BYTES).await.unwrap().unwrap(), [7; 300_000]);
     assert!(there.stream.receiver.recv::<Opening>().await.unwrap().is_none());
+}
+
+fn end_on(listen: &str) -> End {
+    end_at(listen.parse().unwrap(), Lanes::Spare(0), 1, None, None)
+}
+
+#[tokio::test]
+async fn all_addresses_are_those_of_ipv4_and_of_ipv6() {
+    let listen = crate::listening::available("[::]:0".parse().unwrap());
+    let mut b = end_on(&listen.to_string());
+    let port = b.address.port();
+    // A host without IPv6 has one kind only.
+    let own = [Some("127.0.0.1"), std::net::UdpSocket::bind("[::1]:0").is_ok().then_some("[::1]")];
+    for own in own.into_iter().flatten() {
+        let a = end_on(&format!("{own}:0"));
+        b.address = format!("{own}:{port}").parse().unwrap();
+        let (_here, _there) = pair(&a, &mut b).await;
+        assert_eq!(a.links.seen_at().await, [a.address], "as it is written everywhere");
+        // Both ends' lifelines are there as well.
+        tokio::net::TcpStream::connect((b.address.ip(), port + 1)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_leads_nowhere_is_passed_over_soon() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    // Bound, and never answered; and IPv6, which a socket of IPv4 cannot reach.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addresses = [silent.local_addr().unwrap(), "[2001:db8::1]:7448".parse().unwrap(), b.address];
+    let started = Instant::now();
+    let opening = file();
+    let open = a.links.open(b.id, &addresses, &opening);
+    let (opened, arrived) = tokio::join!(open, timeout(PATIENCE, b.incoming.next()));
+    opened.unwrap();
+    arrived.unwrap().unwrap();
+    assert!(started.elapsed() < lifeline::HOPELESS, "after {:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_port_of_lifelines_that_is_taken_is_known() {
+    let a = end(1, None);
+    assert_eq!(a.links.lacks_lifelines(), None);
+    // The number after that of a data plane, taken by somebody else.
+    let (port, _taken) = loop {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port() - 1;
+        if std::net::UdpSocket::bind(("127.0.0.1", port)).is_ok() {
+            break (port, taken);
+        }
+    };
+    let b = end_on(&format!("127.0.0.1:{port}"));
+    assert_eq!(b.links.lacks_lifelines(), Some(SocketAddr::from(([127, 0, 0, 1], port + 1))));
 }
 
 #[tokio::test]

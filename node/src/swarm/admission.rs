@@ -10,7 +10,10 @@
 //! listener → dialer   ADMITTED
 //! ```
 
-use super::{SwarmEvent, redeem, to_own_id};
+use super::{
+    SwarmEvent, redeem, to_own_id,
+    twin::{self, ProcessId},
+};
 use crate::invites::Invites;
 use futures::{AsyncReadExt as _, AsyncWriteExt as _};
 use libp2p::core::muxing::{StreamMuxer, StreamMuxerBox, StreamMuxerExt as _, SubstreamBox};
@@ -52,6 +55,8 @@ pub(super) enum Verdict {
     Stranger,
     /// It may come again, with something better.
     Unfinished,
+    /// It has our own identity: nobody is to be blamed, and its owner is to hear of it.
+    Twin,
     /// It proved nothing and was refused nothing: it hung up or was silent. A member whose other dial was quicker does so too.
     Unproven,
 }
@@ -92,6 +97,12 @@ pub(super) enum AdmissionError {
     /// It came with an invite and has the secret now: it will come again as a member.
     #[error("was let in, and is to come again")]
     Redeemed,
+    /// It has our own identity, and is another process.
+    #[error("has this peer's own identity, and is another process")]
+    Twin,
+    /// It is this very process, by a way that leads back to it.
+    #[error("is this peer itself")]
+    Itself,
     /// We could not draw a nonce.
     #[error("cannot draw a nonce: {0}")]
     Random(String),
@@ -104,6 +115,7 @@ impl AdmissionError {
             // Who had no good invite may come with another.
             Self::Random(_) | Self::Uninvited | Self::Redeemed => Verdict::Unfinished,
             Self::Silent | Self::Left(_) => Verdict::Unproven,
+            Self::Twin | Self::Itself => Verdict::Twin,
         }
     }
 }
@@ -123,6 +135,8 @@ pub(super) struct Door {
     pub(super) own: PeerId,
     /// What both sides must know.
     pub(super) membership: Membership,
+    /// Which process this is.
+    pub(super) process: ProcessId,
     /// What newcomers may come with.
     pub(super) invites: Invites,
     /// Receives every rejection; when it is full the rejection is only logged, as its sender may be a flood.
@@ -154,6 +168,9 @@ impl Door {
         side: Side,
     ) -> Result<StreamMuxerBox, AdmissionError> {
         let stream = first_stream(&mut muxer, side).await?;
+        if remote == self.own && side == Side::Listener {
+            return Err(twin::answer(self.process, &mut muxer, stream).await);
+        }
         let exchange = async {
             match side {
                 Side::Dialer => self.knock(remote, stream).await.map(|()| Arrival::Member),
@@ -216,7 +233,7 @@ impl Door {
     }
 
     fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {
-        if matches!(error, AdmissionError::Redeemed) {
+        if matches!(error, AdmissionError::Redeemed | AdmissionError::Itself) {
             return;
         }
         let version = if let AdmissionError::Version { theirs } = error { Some(*theirs) } else { None };

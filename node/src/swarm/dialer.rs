@@ -166,6 +166,13 @@ impl Dialer {
         }
     }
 
+    /// This host has one more address: what failed before may succeed now. Who has turned us away is left alone nevertheless.
+    pub(super) fn has_moved(&mut self, now: Instant) {
+        self.bootstrap_retry = Retry::default();
+        let waits = |retry: &Retry| retry.not_before.is_none_or(|at| at <= now + RETRY_MAX);
+        self.known.values_mut().filter(|known| waits(&known.retry)).for_each(|known| known.retry = Retry::default());
+    }
+
     /// `peer` and we do not belong together: leave it alone for a while.
     pub(super) fn refused(&mut self, peer: PeerId, now: Instant) {
         if peer != self.own {
@@ -371,6 +378,22 @@ mod tests {
         dialer.learn(peer(1), [tcp(1)]);
         assert_eq!(dialer.due(now + REFUSED_FOR / 2, &BTreeSet::new()), []);
         assert_eq!(dialer.due(now + REFUSED_FOR, &BTreeSet::new()), [to(1, &[tcp(1)])]);
+    }
+
+    #[test]
+    fn a_new_address_is_tried_at_once_but_not_on_who_turned_us_away() {
+        let mut dialer = Dialer::new(peer(0), 8, &[]);
+        let mut now = Instant::now();
+        (1..=2).for_each(|n| dialer.learn(peer(n), [tcp(n.into())]));
+        for _ in 0..6 {
+            dialer.due(now, &BTreeSet::new());
+            now += RETRY_MAX;
+        }
+        dialer.due(now, &BTreeSet::new());
+        dialer.refused(peer(2), now);
+        assert_eq!(dialer.due(now, &BTreeSet::new()), []);
+        dialer.has_moved(now);
+        assert_eq!(dialer.due(now, &BTreeSet::new()), [to(1, &[tcp(1)])]);
     }
 
     #[test]

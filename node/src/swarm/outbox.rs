@@ -60,7 +60,10 @@ impl Outbox {
 fn is_droppable(event: &SwarmEvent) -> bool {
     match event {
         SwarmEvent::Gossip(gossip) => matches!(gossip.message(), Gossip::Heartbeat(_)),
-        SwarmEvent::Rejected { .. } | SwarmEvent::OtherVersion { .. } | SwarmEvent::Offence { .. } => true,
+        SwarmEvent::Rejected { .. }
+        | SwarmEvent::OtherVersion { .. }
+        | SwarmEvent::Offence { .. }
+        | SwarmEvent::Twin => true,
         SwarmEvent::Connected(_)
         | SwarmEvent::Disconnected(_)
         | SwarmEvent::Listening(_)

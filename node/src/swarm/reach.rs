@@ -5,7 +5,8 @@
 //! use. Reachable peers relay for others.
 
 use super::{
-    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, relays::Relays, task::Task, to_libp2p_id, to_own_id,
+    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, moves::Ends, relays::Relays, task::Task,
+    to_libp2p_id, to_own_id,
 };
 use crate::{
     carrier::{Ask, Carried},
@@ -24,6 +25,7 @@ use libp2p::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     time::Instant,
 };
 use tsnode_protocol::{PathKind, PeerId};
@@ -75,6 +77,9 @@ impl Task {
             // Whoever relays must be able to say where it is.
             self.net.add_external_address(address.clone());
         }
+        if !is_circuit(&address) {
+            self.dialer.has_moved(Instant::now());
+        }
         self.reach.listening.insert(address);
         self.announce_addresses();
     }
@@ -86,6 +91,30 @@ impl Task {
             self.reach.listening.remove(address);
         }
         self.announce_addresses();
+    }
+
+    /// This host has an address no more. What began there ends: nothing comes by it, and what is sent waits for minutes in vain. It
+    /// is dialled anew from where this host is now.
+    pub(super) fn on_address_lost(&mut self, address: &Multiaddr) {
+        let Some(ip) = ip_of(address) else { return };
+        if self.reach.listening.iter().any(|other| ip_of(other) == Some(ip)) {
+            return;
+        }
+        for connection in self.moves.lost(ip) {
+            tracing::debug!(%connection, %ip, "this host's address is gone: the connection leads nowhere any more");
+            self.net.close_connection(connection);
+        }
+    }
+
+    /// A peer says where it listens. Where a connection led to where it no longer does, all to it are closed, and it is met anew: it has
+    /// closed its end and come from elsewhere, and who is met the first time only is told by gossipsub what is listened to here.
+    pub(super) fn on_listens(&mut self, peer: PeerId, addresses: &[Multiaddr]) {
+        // All of them, in whatever order they are told: identify's messages are bounded.
+        let ips = addresses.iter().filter(|a| !is_circuit(a)).filter_map(ip_of).collect();
+        if self.moves.listens(peer, ips) {
+            tracing::debug!(%peer, "it has moved: it is met anew");
+            self.disconnect(peer);
+        }
     }
 
     /// Others have reached this peer there.
@@ -194,6 +223,9 @@ impl Task {
 
     /// A connection has opened.
     pub(super) fn on_connection(&mut self, peer: PeerId, id: ConnectionId, point: &ConnectedPoint, others: bool) {
+        if let Some(ends) = ends(peer, point) {
+            self.moves.opened(id, ends);
+        }
         if let ConnectedPoint::Dialer { address, .. } = point
             && others
             && self.reach.extra.len() < EXTRA
@@ -208,6 +240,7 @@ impl Task {
     /// A connection has closed.
     pub(super) fn on_connection_closed(&mut self, peer: PeerId, id: ConnectionId, last: bool) {
         self.reach.extra.retain(|_, extra| *extra != id);
+        self.moves.closed(id);
         if last {
             self.reach.relays.gone(peer);
         }
@@ -249,6 +282,33 @@ fn dial(net: &mut Swarm<Behaviour>, peer: PeerId, addresses: Vec<Multiaddr>) -> 
     let id = opts.connection_id();
     let dialled = net.dial(opts).inspect_err(|error| tracing::debug!(%peer, %error, "not dialled"));
     dialled.ok().map(|()| id)
+}
+
+/// Where a straight connection begins and ends.
+fn ends(peer: PeerId, point: &ConnectedPoint) -> Option<Ends> {
+    let (near, far) = match point {
+        ConnectedPoint::Dialer { address, .. } => (None, address),
+        ConnectedPoint::Listener { local_addr, send_back_addr } => (ip_of(local_addr), send_back_addr),
+    };
+    let far = ip_of(far).filter(|_| !is_circuit(point.get_remote_address()))?;
+    let near = near.filter(|ip| !ip.is_unspecified()).or_else(|| source_towards(far));
+    Some(Ends { peer, near, far })
+}
+
+/// The address that this host's packets to there leave from: the system says so without sending any.
+fn source_towards(far: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = if far.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((far, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+fn ip_of(address: &Multiaddr) -> Option<IpAddr> {
+    match address.iter().next()? {
+        Protocol::Ip4(ip) => Some(ip.into()),
+        Protocol::Ip6(ip) => Some(IpAddr::from(ip).to_canonical()),
+        _ => None,
+    }
 }
 
 fn is_circuit(address: &Multiaddr) -> bool {

@@ -91,6 +91,10 @@ async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &T
     let dial = transport.dial(without_peer(address), options).map_err(|e| unreached(e.to_string()))?;
     let (member, mut muxer) = dial.await.map_err(|e| unreached(e.to_string()))?;
     let member = to_own_id(&member).ok_or_else(|| unreached("not an ed25519 key".into()))?;
+    if member == identity.peer_id() {
+        let why = "another process runs there with this peer's own identity: was its data folder copied?";
+        return Err(unreached(why.into()));
+    }
     if named.is_some_and(|named| named != member) {
         return Err(unreached(format!("{member} is there instead")));
     }

@@ -8,6 +8,7 @@ use super::{
     gossip::{self, Refusal},
     handle::{Ban, Command},
     heard::{Excess, Heard},
+    moves::Moves,
     outbox::Outbox,
     reach::{Reach, Wanted},
     to_libp2p_id, to_own_id,
@@ -19,7 +20,7 @@ use libp2p::{
     Multiaddr, Swarm, gossipsub, identify,
     kad::{self, store::MemoryStore},
     mdns, ping,
-    swarm::{SwarmEvent as NetEvent, dial_opts::DialOpts},
+    swarm::{ConnectionId, SwarmEvent as NetEvent, dial_opts::DialOpts},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,6 +69,8 @@ pub(super) struct Task {
     pub(super) heard: Heard,
     /// Who left the door and may come in another way.
     pub(super) unproven: Unproven,
+    /// Which connections a change of addresses cuts.
+    pub(super) moves: Moves<ConnectionId>,
 }
 
 impl Task {
@@ -140,7 +143,7 @@ impl Task {
         }
     }
 
-    fn disconnect(&mut self, peer: PeerId) {
+    pub(super) fn disconnect(&mut self, peer: PeerId) {
         if let Some(id) = to_libp2p_id(peer)
             && self.net.disconnect_peer_id(id).is_err()
         {
@@ -181,6 +184,9 @@ impl Task {
 
     fn on_rejection(&mut self, rejection: Rejection) {
         tracing::debug!(?rejection, "not admitted");
+        if rejection.verdict == Verdict::Twin {
+            return self.outbox.push(SwarmEvent::Twin);
+        }
         if let (Some(peer), Verdict::Stranger) = (rejection.peer, rejection.verdict) {
             self.dialer.refused(peer, Instant::now());
         }
@@ -215,7 +221,10 @@ impl Task {
         match event {
             NetEvent::Behaviour(event) => self.on_protocol(event),
             NetEvent::NewListenAddr { address, .. } => self.on_listening(address),
-            NetEvent::ExpiredListenAddr { address, .. } => self.on_no_longer_listening([&address]),
+            NetEvent::ExpiredListenAddr { address, .. } => {
+                self.on_no_longer_listening([&address]);
+                self.on_address_lost(&address);
+            }
             NetEvent::ExternalAddrConfirmed { address } => self.on_confirmed(address),
             NetEvent::ConnectionEstablished { peer_id, endpoint, connection_id, num_established, .. } => {
                 if let Some(peer) = to_own_id(&peer_id) {
@@ -251,6 +260,7 @@ impl Task {
             BehaviourEvent::Gossipsub(event) => self.on_gossipsub(event),
             BehaviourEvent::Identify(identify::Event::Received { peer_id, info, .. }) => {
                 if let Some(peer) = to_own_id(&peer_id) {
+                    self.on_listens(peer, &info.listen_addrs);
                     self.on_protocols(peer, &info.protocols, &info.listen_addrs);
                 }
                 self.learn(&peer_id, info.listen_addrs);

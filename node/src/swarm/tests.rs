@@ -46,6 +46,7 @@ fn config(n: u8, secret: Secret) -> SwarmConfig {
         identity: Identity::from_seed(&[n; 32]),
         life: Life(1),
         swarm: SWARM,
+        process: ProcessId::draw(),
         invites: no_invites(),
         membership: Membership::new(SWARM, Some(secret)),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -261,6 +262,7 @@ impl Liar {
         let keypair = identity.libp2p_keypair();
         let (rejections, _) = mpsc::channel::<Rejection>(1);
         let door = Door {
+            process: ProcessId::draw(),
             own: identity.peer_id(),
             membership: Membership::new(SWARM, Some(SECRET)),
             invites: no_invites(),
@@ -409,6 +411,45 @@ async fn the_banned_stay_away() {
     );
     a.handle.allow(b.id, Ban::Offence).unwrap();
     meet(&mut a, &mut b, "/tcp/").await;
+}
+
+#[tokio::test]
+async fn all_addresses_are_those_of_ipv4_and_of_ipv6() {
+    let both: SocketAddr = "[::]:0".parse().unwrap();
+    let listen = crate::listening::available(both);
+    let port = TcpListener::bind(listen).unwrap().local_addr().unwrap().port();
+    let listen = SocketAddr::new(listen.ip(), port);
+    let stop = CancellationToken::new();
+    let (handle, events) = start(SwarmConfig { listen, ..config(1, SECRET) }, stop.clone()).await.unwrap();
+    let mut a = Peer { id: Identity::from_seed(&[1; 32]).peer_id(), handle, events, stop };
+    // A host without IPv6 has one kind only.
+    let own = [Some("127.0.0.1:0"), UdpSocket::bind("[::1]:0").is_ok().then_some("[::1]:0")];
+    for (n, own) in (2..).zip(own.into_iter().flatten()) {
+        let own: SocketAddr = own.parse().unwrap();
+        let host = Multiaddr::from(own.ip());
+        let ways = [host.clone().with(Protocol::Tcp(port)), host.with(Protocol::Udp(port)).with(Protocol::QuicV1)];
+        for way in ways {
+            let b = start_with(SwarmConfig { listen: own, ..config(n, SECRET) }).await;
+            b.handle.dial(way).unwrap();
+            a.until_connected(b.id).await;
+            b.stop.cancel();
+            a.until(|event| *event == SwarmEvent::Disconnected(b.id)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_process_with_this_identity_is_found_and_hears_of_it() {
+    let process = ProcessId::draw();
+    let mut a = start_with(SwarmConfig { process, ..config(1, SECRET) }).await;
+    let there = [a.address("/tcp/")];
+    let [own, other] = [1, 2].map(|n| Identity::from_seed(&[n; 32]));
+    assert_eq!(find_twin(&own, process, &there).await, None, "that is itself");
+    assert_eq!(find_twin(&other, ProcessId::draw(), &there).await, None, "that is somebody else");
+    assert_eq!(find_twin(&own, ProcessId::draw(), &["/ip4/127.0.0.1/tcp/1".parse().unwrap()]).await, None);
+    assert!(!std::iter::from_fn(|| a.events.try_recv().ok()).any(|event| event == SwarmEvent::Twin));
+    assert_eq!(find_twin(&own, ProcessId::draw(), &there).await, Some(dialer::without_peer(there[0].clone())));
+    a.until(|event| *event == SwarmEvent::Twin).await;
 }
 
 #[tokio::test]

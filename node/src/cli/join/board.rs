@@ -37,7 +37,7 @@ impl Board {
             if self.0.get(&(label, nth)) != Some(&text) {
                 // Sentences go on below; what is to be copied stays whole.
                 match label {
-                    "lends" | "waits" => lines.extend(wrapped(label, LABELS, &text)),
+                    "lends" | "waits" | "trouble" => lines.extend(wrapped(label, LABELS, &text)),
                     _ => lines.push(format!("{}{text}", padded(label, LABELS))),
                 }
                 self.0.insert((label, nth), text);
@@ -61,6 +61,8 @@ fn rows(view: &SwarmView, fixed: &Fixed) -> Vec<(&'static str, String)> {
     if let Some(why) = view.lends_nothing() {
         rows.push(("lends", format!("nothing: {why}")));
     }
+    rows.extend(view.troubles.iter().map(|trouble| ("trouble", harmless(&trouble.to_string()))));
+    rows.extend(super::describe_alone(view).flatten().map(|alone| ("trouble", alone.to_owned())));
     let own = view.peers.iter().find(|p| p.id == view.me);
     for device in own.iter().flat_map(|p| &p.advert.devices) {
         rows.push(("lends", short(lends(device))));
