@@ -36,11 +36,14 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u3
     Ok(encoding.get_ids().to_vec())
 }
 
+/// A token, and the bytes of its text that it is made of: the first, and the one behind the last.
+pub type Placed = (u32, (usize, usize));
+
 /// Tokens of a text that was rendered, and the bytes of it that each is made of.
 ///
 /// # Errors
 /// When the tokenizer cannot.
-pub fn encode_with_places(tokenizer: &Tokenizer, text: &str) -> Result<Vec<(u32, (usize, usize))>, String> {
+pub fn encode_with_places(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Placed>, String> {
     let encoding = fenced(|| tokenizer.encode(text, false))?.map_err(|e| e.to_string())?;
     Ok(encoding.get_ids().iter().copied().zip(encoding.get_offsets().iter().copied()).collect())
 }

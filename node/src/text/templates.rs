@@ -26,7 +26,7 @@ impl Templates {
     pub(super) fn renderer(&self, template: TemplateText) -> Result<Renderer, TextError> {
         Ok(match self {
             Self::Here => Renderer::Here(ChatTemplate::new(template, clock::here).map_err(TextError::template)?),
-            Self::Apart(program) => Renderer::Apart(Apart::new(program, template)),
+            Self::Apart(program) => Renderer::Apart(Box::new(Apart::new(program, template))),
         })
     }
 }
@@ -34,7 +34,7 @@ impl Templates {
 /// A template, where it is rendered.
 pub(super) enum Renderer {
     Here(ChatTemplate),
-    Apart(Apart),
+    Apart(Box<Apart>),
 }
 
 impl Renderer {

@@ -32,7 +32,7 @@ pub(super) struct Host {
 #[derive(Debug)]
 pub(super) struct Run {
     pub request: RequestId,
-    group: GroupId,
+    pub(super) group: GroupId,
     /// Its stages' processes as they were at the beginning.
     stages: Vec<Place>,
     next: u32,
