@@ -13,6 +13,7 @@ use super::{
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
+    gateway::Trace,
     text::ChatMessage,
     view::SwarmView,
 };
@@ -223,7 +224,7 @@ impl Took {
     fn line(&self, answer: &Streamed) -> String {
         let first = format!("first after {}", time(Seconds(self.first.as_secs_f64())));
         let tokens = answer.trace.as_ref().map(|trace| trace.new_tokens);
-        let rate = tokens.and_then(|n| speed(n, Seconds((self.all - self.first).as_secs_f64())));
+        let rate = answer.trace.as_ref().and_then(|trace| speed(trace.new_tokens, behind_first(trace)));
         let cut = (answer.finish.as_deref() == Some("length")).then(|| "cut at the limit (--max-tokens)".to_owned());
         let parts: Vec<String> =
             [tokens.map(|n| count(n, "token")), rate, Some(first), cut].into_iter().flatten().collect();
@@ -234,7 +235,8 @@ impl Took {
     fn object(&self, answer: &Streamed) -> Value {
         let (first, all) = (self.first.as_secs_f64(), self.all.as_secs_f64());
         let tokens = answer.trace.as_ref().map(|trace| trace.new_tokens);
-        let behind = tokens.and_then(|n| n.checked_sub(1)).filter(|n| *n > 0 && all > first);
+        let rate = answer.trace.as_ref().filter(|trace| trace.new_tokens > 1 && behind_first(trace).0 > 0.0);
+        let rate = rate.map(|trace| f64::from(trace.new_tokens - 1) / behind_first(trace).0);
         json!({
             "model": answer.model,
             "text": answer.text,
@@ -243,10 +245,15 @@ impl Took {
             "new_tokens": tokens,
             "first_token_s": first,
             "total_s": all,
-            "tokens_per_second": behind.map(|n| f64::from(n) / (all - first)),
+            "tokens_per_second": rate,
             "request": answer.trace.as_ref().map(|trace| trace.request),
         })
     }
+}
+
+/// From an answer's first token to its end, where it was made: short answers come in one piece.
+fn behind_first(trace: &Trace) -> Seconds {
+    Seconds(trace.total - trace.ttft)
 }
 
 #[cfg(test)]
@@ -289,13 +296,13 @@ mod tests {
             finish: Some(finish.into()),
             trace,
         };
-        let cut = "[41 tokens, 20 tokens/s, first after 40 ms, cut at the limit (--max-tokens)]";
+        let cut = "[41 tokens, 11 tokens/s, first after 40 ms, cut at the limit (--max-tokens)]";
         assert_eq!(took.line(&answer("length", Some(trace.clone()))), cut);
         assert_eq!(took.line(&answer("stop", None)), "[first after 40 ms]");
         let object = took.object(&answer("stop", Some(trace)));
         let expected = json!({
             "model": "tiny", "text": "Hello", "finish_reason": "stop", "prompt_tokens": 61, "new_tokens": 41,
-            "first_token_s": 0.04, "total_s": 2.04, "tokens_per_second": 20.0,
+            "first_token_s": 0.04, "total_s": 2.04, "tokens_per_second": 40.0 / (3.652 - 0.04),
             "request": "req-05050505050505050505050505050505",
         });
         assert_eq!(object, expected);

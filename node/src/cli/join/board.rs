@@ -105,8 +105,10 @@ fn role(view: &SwarmView) -> String {
 
 /// What a peer that is not ready waits for.
 fn waits(view: &SwarmView) -> String {
-    match view.readiness {
-        Readiness::Probing => "starting: reads its model and measures this machine".into(),
+    match (&view.readiness, view.why_not()) {
+        (Readiness::Probing, _) => "starting: reads its model and measures this machine".into(),
+        (Readiness::Joining, Some(why)) => format!("looking: {why}"),
+        (Readiness::Planning, Some(why)) => format!("waiting: {why}"),
         _ => describe(view),
     }
 }
