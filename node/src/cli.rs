@@ -44,6 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
+use tokio::task::JoinHandle;
 use tsnode_kernels::device::Host;
 
 /// See `say!`.
@@ -66,6 +67,14 @@ fn printed(outcome: io::Result<()>) {
     if let Err(error) = outcome {
         resume_unwind(Box::new(Unprinted(error)));
     }
+}
+
+/// What a task came to. One that could not print ends the verb as if it were no task of its own.
+async fn joined<T>(task: JoinHandle<T>) -> Result<T, Exit> {
+    task.await.map_err(|error| match error.try_into_panic() {
+        Ok(thrown) => resume_unwind(thrown),
+        Err(ended) => Exit::new(Kind::Other, ended.to_string()),
+    })
 }
 
 /// Runs the command the process was started with.

@@ -132,8 +132,8 @@ const PRINTING: [&[&str]; 12] = [
     &["config", "show", "--json"],
     &["doctor", "--no-model"],
     &["doctor", "--no-model", "--json"],
-    &["plan", "--cluster", "cloud32", "--figures", "paper"],
-    &["simulate", "--cluster", "cloud32", "--figures", "paper", "--requests", "50"],
+    &["plan", "--cluster", "cloud32", "--figures", "paper", "--budget", "300"],
+    &["simulate", "--cluster", "cloud32", "--figures", "paper", "--requests", "50", "--budget", "300"],
     &["simulate", "control", "--seed", "7", "--peers", "3"],
 ];
 

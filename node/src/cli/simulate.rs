@@ -13,7 +13,7 @@ use self::{
     compare::Sweep,
     run::{Run, Site, too_large},
 };
-use super::{json, plan::problem_args, show, verb};
+use super::{joined, json, plan::problem_args, show, verb};
 use crate::exit::{Exit, Kind};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -88,7 +88,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         }
     });
     let done = tokio::task::spawn_blocking(move || simulate(&job, &stopped));
-    let result = done.await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let result = joined(done).await?;
     listener.abort();
     result
 }

@@ -3,7 +3,7 @@
 mod told;
 
 use crate::{
-    cli::{is_set, json, plan::asked::usage, show, verb},
+    cli::{is_set, joined, json, plan::asked::usage, show, verb},
     exit::{Exit, Kind},
 };
 use clap::{Arg, ArgMatches, Command};
@@ -159,7 +159,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     });
     let done =
         tokio::task::spawn_blocking(move || if asked.seeds > 1 { series(&asked, &stopped) } else { one(&asked) });
-    let result = done.await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let result = joined(done).await?;
     listener.abort();
     result
 }

@@ -4,7 +4,7 @@ mod asked;
 
 use self::asked::{Asked, Fleet};
 use crate::{
-    cli::{is_set, json, plan::asked::usage, show, verb},
+    cli::{is_set, joined, json, plan::asked::usage, show, verb},
     exit::{Exit, Kind},
 };
 use clap::{Arg, ArgMatches, Command};
@@ -88,7 +88,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         }
         if is_json { print_json(&fleet, &answer, started.elapsed()) } else { print(&fleet, &answer, started.elapsed()) }
     });
-    let result = done.await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let result = joined(done).await?;
     listener.abort();
     result
 }
