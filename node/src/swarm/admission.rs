@@ -126,6 +126,8 @@ enum Arrival {
     Member,
     /// One that has proven an invite, and has been told the secret on this stream.
     Newcomer(SubstreamBox),
+    /// One that speaks another version, and has been told ours on this stream.
+    Other { stream: SubstreamBox, theirs: u16 },
 }
 
 /// The door: what it takes to prove membership, and where to say who failed.
@@ -183,6 +185,10 @@ impl Door {
                 redeem::until_read(&mut muxer, stream).await;
                 Err(AdmissionError::Redeemed)
             }
+            Arrival::Other { stream, theirs } => {
+                until_hung_up(&mut muxer, stream).await;
+                Err(AdmissionError::Version { theirs })
+            }
         }
     }
 
@@ -206,13 +212,10 @@ impl Door {
             return Ok(Arrival::Newcomer(stream));
         }
         let dialer_nonce = match read_hello_after(magic, &mut stream).await {
-            Err(error @ AdmissionError::Version { .. }) => {
-                // It is to know why, too. It hangs up when it has read that; closing first could take it back.
+            Err(AdmissionError::Version { theirs }) => {
+                // It is to know why, too.
                 send(&mut stream, &hello(draw_nonce()?)).await?;
-                let mut rest = [0; HELLO_BYTES];
-                let hung_up = async { while stream.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {} };
-                let _ = tokio::time::timeout(LAST_BYTES, hung_up).await;
-                return Err(error);
+                return Ok(Arrival::Other { stream, theirs });
             }
             read => read?,
         };
@@ -242,6 +245,13 @@ impl Door {
             tracing::debug!(rejection = ?unsent.into_inner(), "rejections come faster than they are counted");
         }
     }
+}
+
+/// The far end hangs up, with the stream or the whole connection, when it has read the last word; closing first could take it back.
+async fn until_hung_up(muxer: &mut StreamMuxerBox, mut stream: SubstreamBox) {
+    let mut rest = [0; HELLO_BYTES];
+    let hung_up = async { while stream.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {} };
+    let _ = tokio::time::timeout(LAST_BYTES, driving(muxer, hung_up)).await;
 }
 
 /// The stream the exchange runs on: the dialer opens it, the listener takes the first that is opened.
