@@ -356,7 +356,8 @@ impl Settings {
         let http = self.http()?;
         let api_key = Some(self.text("api-key").to_owned()).filter(|k| !k.is_empty());
         let has_keys = api_key.is_some() || self.data_dir().join(KEYS_FILE).exists();
-        if !http.ip().is_loopback() && !has_keys && !self.flag("allow-remote-http")? {
+        let is_open = self.flag("allow-remote-http")?;
+        if !http.ip().is_loopback() && !has_keys && !is_open {
             let why = "listening beyond this host needs keys (tsnode keys add NAME, or --api-key), or --allow-remote-http to go without";
             return Err(self.wrong("http", why.into()));
         }

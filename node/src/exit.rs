@@ -44,7 +44,8 @@ pub struct Exit {
 impl Exit {
     /// An ending of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        // Errors of other crates come with numbers, which say nothing to people.
+        Self { kind, message: plain::without_numbers(&message.into()) }
     }
 
     /// An ending for a file or folder.

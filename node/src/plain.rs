@@ -24,7 +24,7 @@ pub fn io_error(error: &io::Error) -> String {
         K::UnexpectedEof => "it ends too soon",
         K::TimedOut => "no answer in time",
         K::ConnectionRefused => "nobody answers there",
-        _ => return without_number(&error.to_string()),
+        _ => return without_numbers(&error.to_string()),
     };
     // Where a library has its own sentence, that says more than the kind.
     match error.get_ref() {
@@ -33,9 +33,12 @@ pub fn io_error(error: &io::Error) -> String {
     }
 }
 
-/// `Too many open files (os error 24)` is about too many open files.
-fn without_number(text: &str) -> String {
-    text.split(" (os error").next().unwrap_or(text).to_owned()
+/// A sentence without the system's numbers: `too many open files (os error 24)` is about too many open files.
+#[must_use]
+pub fn without_numbers(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |said, part| said + part.split_once(')').map_or(part, |(_, rest)| rest))
 }
 
 #[cfg(test)]
@@ -50,6 +53,9 @@ mod tests {
             assert!(!said.is_empty() && !said.contains("os error"), "{error}: {said}");
         }
         assert_eq!(io_error(&io::Error::other("the moon is full")), "the moon is full");
+        let two = "a: No such file (os error 2), b: Is a folder (os error 21); go on";
+        assert_eq!(without_numbers(two), "a: No such file, b: Is a folder; go on");
+        assert_eq!(without_numbers("nothing of the kind (os"), "nothing of the kind (os");
         assert_eq!(io_error(&std::fs::read("/nowhere/at/all").unwrap_err()), "there is no such file or folder");
     }
 }

@@ -169,7 +169,10 @@ pub(super) fn running() -> Option<PeerInfo> {
 }
 
 fn exit(error: TestnetError) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    match error {
+        TestnetError::Io { what, error } => Exit::file(Kind::Other, what, &error),
+        error => Exit::new(Kind::Other, error.to_string()),
+    }
 }
 
 async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
