@@ -44,8 +44,9 @@ pub struct Exit {
 impl Exit {
     /// An ending of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        let message: String = message.into();
         // Errors of other crates come with numbers, which say nothing to people.
-        Self { kind, message: plain::without_numbers(&message.into()) }
+        Self { kind, message: plain::without_numbers(&message) }
     }
 
     /// An ending for a file or folder.
