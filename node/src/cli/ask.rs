@@ -183,6 +183,8 @@ pub(super) fn unanswered(error: &reqwest::Error) -> String {
         if let Some(io) = found.downcast_ref::<io::Error>() {
             return match io.kind() {
                 io::ErrorKind::ConnectionRefused => "nobody answers there".into(),
+                // The system's resolver has no kind of its own for it.
+                _ if io.to_string().contains("lookup address") => "no host of that name is found".into(),
                 _ => plain::io_error(io),
             };
         }
