@@ -232,7 +232,7 @@ fn more() -> impl Strategy<Value = (Vec<(u64, u64)>, Vec<Lender>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// Memory, KV memory and peers that are added never take a plan away.
     #[test]
