@@ -71,14 +71,19 @@ fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lac
     let per_token = f64::from(card.shape.layers) * card.shape.kv_elements_per_token_layer() as f64 * ELEMENT;
     let free = Reference { prefill: Prefill::default(), decode: Decode::default() };
     let space = Space { tensor_parallel: 1, repeat_hosts: false, ..Space::default() };
-    let problem = Problem::new(cluster(places, members, card.id)?, model, workload, 1.0, Slo::default(), free, space);
-    match problem {
+    let of = |cluster| Problem::new(cluster, model.clone(), workload.clone(), 1.0, Slo::default(), free, space);
+    let lent = cluster(places, members, card.id)?;
+    let is_enough = of(lent.clone()).is_ok_and(|problem| pace(&problem).is_some());
+    // What memory suffices for may still lack KV pages.
+    let mut unbounded = lent;
+    unbounded.kinds.iter_mut().for_each(|kind| kind.pool = None);
+    match of(unbounded) {
+        _ if is_enough => None,
         Err(ProblemError::DoesNotFit(lack)) => {
             let whole = |bytes: Bytes| bytes.0.max(0.0).ceil() as u64;
             Some(Lack::Memory { needs: whole(lack.need), lent: whole(lack.have) })
         }
         Err(_) => None,
-        Ok(problem) if pace(&problem).is_some() => None,
         Ok(_) => {
             let pool = |(peer, n): &Place| members.get(peer)?.devices.get(usize::from(*n)).map(|d| d.kv_bytes);
             let pools: u64 = places.iter().filter_map(pool).fold(0, u64::saturating_add);
