@@ -1,10 +1,13 @@
 //! `tsnode status`: what this machine does, for whom and how fast, in plain words; figures for engineers only when asked for.
 
 use super::{
-    layout::{bytes, harmless, time, wrapped},
+    layout::{harmless, time, wrapped},
     show::{name, names},
 };
-use crate::view::{PeerView, Readiness, SwarmView};
+use crate::{
+    memory::Size,
+    view::{PeerView, Readiness, SwarmView},
+};
 use std::collections::BTreeMap;
 use tsnode_protocol::{Group, GroupId, LayerProfile, ModelCard, ModelId, PeerId, Phase, Plan, Seconds};
 
@@ -64,7 +67,7 @@ fn lent(view: &SwarmView) -> String {
     let devices = own(view).map_or(&[][..], |own| &own.advert.devices);
     let device = |d: &tsnode_protocol::Device| match d.memory_bytes {
         0 => format!("{} (lost)", harmless(&d.name)),
-        memory => format!("{} with {} of memory, {} of it for KV", harmless(&d.name), bytes(memory), bytes(d.kv_bytes)),
+        memory => format!("{} with {} of memory, {} of it for KV", harmless(&d.name), Size(memory), Size(d.kv_bytes)),
     };
     match devices {
         [] => "nothing: it only takes requests".into(),
@@ -182,13 +185,13 @@ fn swarm(view: &SwarmView) -> Vec<Row> {
     let groups = view.plan.as_ref().map_or(&[][..], |plan| &plan.groups);
     let up = groups.iter().filter(|g| view.ready_groups.contains(&g.id)).count();
     let plan = match (groups.len(), view.ready_groups.len() - up) {
-        (0, _) => "none yet".into(),
+        (0, _) => "none is adopted yet".into(),
         (all, 0) => format!("{up} of {all} groups take requests"),
         (all, old) => format!("{up} of {all} groups take requests; {old} of the plan before go on until all do"),
     };
     let planner = match view.coordinator {
-        Some(peer) if peer == view.me => ", made by this peer".into(),
-        Some(peer) => format!(", made by {}", shown(view, peer)),
+        Some(peer) if peer == view.me => "; this peer plans".into(),
+        Some(peer) => format!("; {} plans", shown(view, peer)),
         None => String::new(),
     };
     let mut rows = vec![
@@ -260,8 +263,8 @@ mod tests {
         let device = Device {
             name: "AMD EPYC".into(),
             kind: DeviceKind::Cpu { threads: 2 },
-            memory_bytes: 160_000_000,
-            kv_bytes: 40_000_000,
+            memory_bytes: 160 << 20,
+            kv_bytes: 40 << 20,
             flops: FlopsPerSecond(5e10),
             bandwidth: BytesPerSecond(9e9),
             profile: Some(profile),
@@ -333,15 +336,14 @@ mod tests {
             "this peer desk (…{desk})\n\
              swarm     private; 2 other peers are in it\n\
              state     takes requests\n\
-             lends     AMD EPYC with 160.0 MB of memory, 40.0 MB of it for KV\n\
+             lends     AMD EPYC with 160 MiB of memory, 40 MiB of it for KV\n\
              does      writes answers of SmolLM2-135M: layers 1–2 of 4, together with 机器\n\
              {s:10}(…{third})\n\
              for       prompts are read by attic (…{attic}) (100 %)\n\
              speed     about 50 tokens/s for one answer\n\
              now       1 answer running, 0 waiting; 25 % of the KV memory is used\n\
              models    SmolLM2-135M\n\
-             plan      2 of 2 groups take requests, made by attic (…{attic}) (tsnode plan\n\
-             {s:10}--why)",
+             plan      2 of 2 groups take requests; attic (…{attic}) plans (tsnode plan --why)",
             s = ""
         );
         assert_eq!(text, expected);
