@@ -257,7 +257,7 @@ async fn requests_are_shown_with_peers_names(net: &Net) {
     {
         assert!(line.starts_with(label) && line[11..].starts_with(&leader(peer)), "{shown}");
     }
-    assert!(lines[3].starts_with("slowest    ") && lines[3].contains(" of "), "{shown}");
+    assert!(lines[3].starts_with("slowest    ") && lines[3].contains(" %: "), "{shown}");
     let (code, whole, _) = talk(net, 4, &["requests", &id[..30], "--json"], "").await;
     assert_eq!((code, serde_json::from_str::<Value>(&whole).unwrap()), (Some(0), answer["tsnode"].clone()));
     let (code, _, said) = talk(net, 0, &["requests", id], "").await;
