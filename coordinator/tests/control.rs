@@ -394,7 +394,8 @@ fn a_dead_peer_is_noticed_within_four_seconds_where_all_is_quiet() {
     assert!(by_silence.iter().all(|s| (2.4..4.0).contains(s)), "{by_silence:?}");
     world.checks.figures.noticed_at_once.clear();
     world.kill(6);
-    world.wait(seconds(4));
+    // Whom its system's word does not reach notices by silence: as long as above. Who that is changes with the protocol's version.
+    world.wait(seconds(6));
     let figures = &world.checks.figures;
     assert_eq!(figures.noticed_at_once.len() + figures.noticed_by_silence.len(), 11 + 10);
     all_is_well(&mut world);
