@@ -162,7 +162,7 @@ fn scalar(value: &Value) -> Result<String> {
         Value::Float(number) if number.is_nan() => "NaN".to_owned(),
         Value::Float(number) if number.is_infinite() => if *number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
         Value::Float(number) => float_text(*number),
-        Value::Undefined(why) => return Err(Error::new(format!("tojson: {why}"))),
+        Value::Undefined(why) => return Err(Error::new(format!("it cannot be written as JSON: {why}"))),
         other => return refuse!("what is {} cannot be written as JSON", other.kind()),
     })
 }

@@ -361,10 +361,14 @@ impl Parser {
         self.loops = outer.0;
         // What a macro within asks for, this one is asked for too.
         self.uses = outer.1.or(uses);
-        for parameter in &parameters {
+        let first_default = parameters.len() - defaults.len();
+        for (place, parameter) in parameters.iter().enumerate() {
             match &**parameter {
                 "varargs" => uses.varargs = false,
                 "kwargs" => uses.kwargs = false,
+                "caller" if uses.caller && place < first_default => {
+                    return self.fail("a parameter \"caller\" needs a default: a macro is not always called with one");
+                }
                 "caller" => uses.caller = false,
                 _ => {}
             }
