@@ -33,7 +33,7 @@ plain() {
     -e "s#$home#HOME#g; s#$tsnode#tsnode#g" \
     -e 's/12D3KooW[0-9A-Za-z]+/PEER/g; s/ts1[a-z2-7]{40,}/ts1…/g; s/i-[0-9a-f]{16}/i-…/g; s/tsk-[a-z0-9]+/tsk-…/g; s/sw-[0-9a-f]{32}/SWARM/g' \
     -e 's/127\.0\.0\.1:[0-9]{4,5}/127.0.0.1:PORT/g; s/--api [0-9]{4,5}/--api PORT/; s/\(process [0-9]+\)/(process N)/g' \
-    -e 's/expired [0-9]+ s ago/expired N s ago/; s/[0-9.]+ (GiB|MiB)/N \1/g; s/on [0-9]+ processors?/on N processors/' \
+    -e 's/expired [0-9]+ s ago/expired N s ago/; s/holds [0-9]+ tokens/holds N tokens/; s/needs [0-9]+:/needs N:/; s/[0-9.]+ (GiB|MiB)/N \1/g; s/on [0-9]+ processors?/on N processors/' \
     -e 's/[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}/DATE/g; s/at [0-9]{2}:[0-9]{2}/at HH:MM/g; s/[ \t]+$//'
 }
 
@@ -68,7 +68,7 @@ await() {
 }
 
 # Lines of a peer's log that say what is to be said, and no more.
-lines() { grep -E "$2" "$home/$1.log" | plain >> "$said" || echo "nothing like: $2" >> "$said"; }
+lines() { grep -oE "$2.*" "$home/$1.log" | plain >> "$said" || echo "nothing like: $2" >> "$said"; }
 
 mistake "a script's variable that holds no invite"
 try "$tsnode" join "${here[@]}" --invite ""
@@ -122,8 +122,8 @@ try "$tsnode" submit --api "$http" --data-dir "$home/nothing" "It was a dark nig
 try "$tsnode" models --data-dir "$home/first"
 
 mistake "less KV memory than one answer takes"
-start small "for its weights and one request" --private --threads 1 --kv-memory 1MiB
-lines small "for its weights and one request"
+start small "KV holds" --private --threads 1 --kv-memory 1MiB
+lines small "KV holds"
 
 mistake "hours that have not come"
 start night "lending begins" --private --threads 1 --hours "$(date -u -d '+2 hours' +%H:00)-$(date -u -d '+3 hours' +%H:00)"

@@ -87,7 +87,7 @@ fn what_cannot_be_planned_is_refused_in_one_line() {
     let (small, trace) = (small.to_str().unwrap(), trace.to_str().unwrap());
     let cases: [(&[&str], &str); 11] = [
         (&["--cluster", small], "enough would be 2 more A5000"),
-        (&["--cluster", "nowhere.toml"], "No such file"),
+        (&["--cluster", "nowhere.toml"], "and no file either; there are cloud32"),
         (&["--cluster", "cloud32", "--rate", "0"], "must be a positive number"),
         (&["--cluster", "cloud32", "--rate", "nan"], "must be a positive number"),
         (&["--cluster", "cloud32", "--slo", "e2e=5"], "as in ttft=2x,e2e=10s"),
