@@ -7,7 +7,6 @@ mod stranger;
 
 use common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 use stranger::Stranger;
 use tsnode_testnet::{Flaw, Network, Noise, PeerInfo, Sight, Swarm};
@@ -15,6 +14,12 @@ use tsnode_testnet::{Flaw, Network, Noise, PeerInfo, Sight, Swarm};
 /// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
 /// ends before the last check has.
 const TOKEN_BOUND: usize = 16;
+/// The same for one that was honest for so many answers that only one of 32 is checked: three such blocks, and one such end.
+const KNOWN_BOUND: usize = 100;
+/// So many honest answers may have made a leader known: eight blocks of four.
+const KNOWN_AFTER: usize = 32;
+/// Answers without a part in any after which a liar counts as without work.
+const IDLE: usize = 12;
 /// The same for a prefill peer, which has to be found out with two decode peers.
 const KV_BOUND: usize = 48;
 /// Answers by a leader whose claims are false, once enough is known of others: eight that are looked at, and eight more.
@@ -27,13 +32,17 @@ async fn liars_are_found_and_cut_off_and_nobody_else_is() {
     let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let truth = net.tokens(GATEWAY, body(0)).await.0;
 
-    let (kv_liar, asked, reason) = until_one_is_cut_off(&net, "prefill", Flaw::Lie { tokens: 0.0, kv: 1.0 }).await;
+    let mut asked_in_all = 0;
+    let lie = Flaw::Lie { tokens: 0.0, kv: 1.0 };
+    let (kv_liar, asked, reason) = until_one_is_cut_off(&net, "prefill", lie, &mut asked_in_all).await;
     println!("a peer that sends wrong KV is found after {asked} answers: it {reason}");
     assert!(asked <= KV_BOUND && reason.contains("KV"), "{asked}: {reason}");
 
-    let (liar, asked, reason) = until_one_is_cut_off(&net, "decode", Flaw::Lie { tokens: 1.0, kv: 0.0 }).await;
+    let bound = if asked_in_all < KNOWN_AFTER { TOKEN_BOUND } else { KNOWN_BOUND };
+    let lie = Flaw::Lie { tokens: 1.0, kv: 0.0 };
+    let (liar, asked, reason) = until_one_is_cut_off(&net, "decode", lie, &mut asked_in_all).await;
     println!("a peer that gives wrong tokens is found after {asked} answers: it {reason}");
-    assert!(asked <= TOKEN_BOUND && reason.contains("tokens that other groups do not get"), "{asked}: {reason}");
+    assert!(asked <= bound && reason.contains("tokens that other groups do not get"), "{asked}: {reason}");
 
     for _ in 0..8 {
         assert_eq!(net.tokens(GATEWAY, body(0)).await.0, truth, "who is left tells the truth");
@@ -53,8 +62,10 @@ async fn a_boaster_is_found_and_cut_off_and_nobody_else_is() {
     for n in 1000..1048 {
         net.tokens(GATEWAY, body(n)).await;
     }
-    let found = until_cut_off(&net, &liar, "decode", 1..400).await;
-    let (asked, reason) = found.unwrap_or_else(|asked| panic!("{liar} is not found after {asked} answers"));
+    // Who boasts gets ever less, and is asked still.
+    let found = until_cut_off(&net, &liar, "decode", 400, &mut 0).await;
+    let (asked, reason) =
+        found.unwrap_or_else(|had| panic!("{liar} is not found after {had} answers, and has no work"));
     println!("a boaster is found after {asked} more answers: it {reason}");
     assert!(asked <= SPEED_BOUND && reason.contains("faster than it is"), "{asked}: {reason}");
     for n in 2000..2024 {
@@ -205,36 +216,44 @@ async fn spoil(net: &Net, id: &str, flaw: Flaw) {
 
 /// Spoils a peer that is at work, and asks until it is cut off. Who gets no more work, as plans change while speeds are being
 /// learned, cannot be found out: then it is made honest again, and another one lies that is at work. The liar, how many
-/// answers it had a part in, and what it was cut off for.
-async fn until_one_is_cut_off(net: &Net, part: &str, flaw: Flaw) -> (String, usize, String) {
+/// answers it had a part in, and what it was cut off for; `asked` counts all answers.
+async fn until_one_is_cut_off(net: &Net, part: &str, flaw: Flaw, asked: &mut usize) -> (String, usize, String) {
     let mut idle = Vec::new();
-    for turn in 0..8 {
+    for _ in 0..16 {
         let liar = at_work(net, part).await;
         spoil(net, &liar, flaw).await;
-        match until_cut_off(net, &liar, part, turn * 100 + 1..(turn + 1) * 100).await {
-            Ok((asked, reason)) => return (liar, asked, reason),
-            Err(asked) => idle.push(asked),
+        match until_cut_off(net, &liar, part, IDLE, asked).await {
+            Ok((had, reason)) => return (liar, had, reason),
+            Err(had) => idle.push(had),
         }
         spoil(net, &liar, Flaw::Lie { tokens: 0.0, kv: 0.0 }).await;
     }
     panic!("no {part} liar is found, after {idle:?} answers of each");
 }
 
-/// Asks these until `liar` is cut off: in how many answers it had a part, and what it was cut off for, if it was.
-async fn until_cut_off(net: &Net, liar: &str, part: &str, requests: Range<usize>) -> Result<(usize, String), usize> {
-    let mut asked = 0;
-    for n in requests {
+/// Asks until `liar` is cut off: in how many answers it had a part, and what for; or that it has had none in the last `idle`.
+async fn until_cut_off(
+    net: &Net,
+    liar: &str,
+    part: &str,
+    idle: usize,
+    asked: &mut usize,
+) -> Result<(usize, String), usize> {
+    let (mut had, mut without) = (0, 0);
+    while without < idle {
         if let Some(cut) = sight(net).await.cut_off.into_iter().find(|c| c.id == liar) {
-            return Ok((asked, cut.reason));
+            return Ok((had, cut.reason));
         }
-        let (_, answer) = net.tokens(GATEWAY, body(n)).await;
-        asked += usize::from(answer["tsnode"][part] == liar);
-        if asked > KV_BOUND {
-            // Whoever works that much unfound is a fault of the swarm, and no liar without work.
-            panic!("{liar} is not found after {asked} answers");
+        *asked += 1;
+        let (_, answer) = net.tokens(GATEWAY, body(*asked)).await;
+        if answer["tsnode"][part] == liar {
+            (had, without) = (had + 1, 0);
+        } else {
+            without += 1;
         }
+        assert!(had <= KNOWN_BOUND, "{liar} is not found after {had} answers");
         // The check of this answer may be under way: the bound is of answers, not of time.
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
-    Err(asked)
+    Err(had)
 }
