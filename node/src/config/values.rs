@@ -101,13 +101,17 @@ pub fn decimal(text: &str, range: &RangeInclusive<f64>) -> Result<f64, String> {
     text.trim().parse().ok().filter(|n| range.contains(n)).ok_or_else(wrong)
 }
 
-/// A number above nothing.
+/// A number above nothing, and no larger than anything that a machine has of what is counted so.
 ///
 /// # Errors
 /// Says so.
 pub fn above_0(text: &str) -> Result<f64, String> {
-    let number = text.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0);
-    number.ok_or_else(|| "write a number above 0".into())
+    const MOST: f64 = 1e9;
+    match text.trim().parse::<f64>() {
+        Ok(n) if n > 0.0 && n <= MOST => Ok(n),
+        Ok(n) if n > MOST && n.is_finite() => Err(format!("write a number of at most {MOST}")),
+        _ => Err("write a number above 0".into()),
+    }
 }
 
 /// The one of `names` that was most likely meant, if any is near.
@@ -181,6 +185,7 @@ mod tests {
         for wrong in ["0", "inf", "nan", "-1", "fast"] {
             assert_eq!(above_0(wrong), Err("write a number above 0".into()), "{wrong}");
         }
+        assert_eq!(above_0("1e20"), Err("write a number of at most 1000000000".into()));
     }
 
     #[test]
