@@ -154,18 +154,24 @@ pub fn why(scene: &Scene<'_>) -> Option<NotReady> {
         Stage::Ready => None,
         Stage::Probing => Some(NotReady::Probing),
         Stage::Leaving => Some(NotReady::Leaving),
-        Stage::Planned => Some(NotReady::Loading),
+        // A plan whose peers have gone stands until there is another, and there may never be one.
+        Stage::Planned => Some(lacking(scene).unwrap_or(NotReady::Loading)),
         Stage::Planless => Some(planless(scene)),
     }
 }
 
-fn planless(scene: &Scene<'_>) -> NotReady {
+/// What no plan could be made without, if it is not there.
+fn lacking(scene: &Scene<'_>) -> Option<NotReady> {
     if !scene.lends && !scene.others.iter().any(|o| o.lends) {
-        return nothing_lent(scene);
+        return Some(nothing_lent(scene));
     }
     let all_short = scene.models > 0 && scene.short.len() >= scene.models;
-    if let Some(short) = scene.short.first().filter(|_| all_short) {
-        return short.into();
+    scene.short.first().filter(|_| all_short).map(NotReady::from)
+}
+
+fn planless(scene: &Scene<'_>) -> NotReady {
+    if let Some(lack) = lacking(scene) {
+        return lack;
     }
     if let Some(clock) = clocks(scene.others) {
         return clock;
@@ -339,6 +345,16 @@ mod tests {
         assert_eq!(at(Stage::Ready), None);
         let reasons = [Stage::Probing, Stage::Planned, Stage::Leaving].map(at);
         assert_eq!(reasons, [NotReady::Probing, NotReady::Loading, NotReady::Leaving].map(Some));
+    }
+
+    #[test]
+    fn a_plan_whose_other_half_has_left_is_not_loading() {
+        let lack = Lack::Memory { needs: 244 << 20, lent: 163 << 20 };
+        let short = [Shortfall { id: ModelId([1; 16]), model: "big".into(), lack }];
+        let half = Scene { stage: Stage::Planned, short: &short, ..scene(&[]) };
+        assert!(said(&half).contains("more peers are needed"), "{}", said(&half));
+        let gateway = Scene { stage: Stage::Planned, lends: false, addresses: 0, ..scene(&[]) };
+        assert_eq!(why(&gateway), Some(NotReady::NoPeer { addresses: 0 }));
     }
 
     #[test]

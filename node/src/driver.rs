@@ -37,8 +37,8 @@ use tsnode_coordinator::{
     waiting::{self, NotReady, Scene, Seen, Stage},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, GroupId, Heartbeat, Invite, Load, ModelCard, ModelId, PeerId, Plan, Signed, Term, Traffic,
-    Verified, codec,
+    Advert, Epoch, Gossip, Group, GroupId, Heartbeat, Invite, Load, ModelCard, ModelId, PeerId, Plan, Signed, Term,
+    Traffic, Verified, codec,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -589,8 +589,10 @@ impl Driver {
         if Arc::ptr_eq(&adverts, &self.reasons.short.0) {
             return;
         }
-        let planned: BTreeSet<ModelId> =
-            self.control.plan().into_iter().flat_map(|plan| &plan.groups).map(|group| group.model).collect();
+        // A group with somebody in it who has left serves nobody.
+        let is_there = |group: &&Group| group.stages.iter().all(|s| adverts.contains_key(&s.peer));
+        let groups = self.control.plan().into_iter().flat_map(|plan| &plan.groups);
+        let planned: BTreeSet<ModelId> = groups.filter(is_there).map(|group| group.model).collect();
         let lent = |a: &&Advert| !a.devices.is_empty();
         let lent = adverts.values().filter(lent).filter_map(|a| a.models.first());
         let short = if lent.map(|card| card.id).all(|id| planned.contains(&id)) {
