@@ -2,8 +2,9 @@
 //! them these tests say so and pass.
 #![allow(clippy::unwrap_used)] // A case that cannot be read fails the test.
 
+mod shared;
+
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
@@ -24,15 +25,6 @@ use tsnode_protocol::{Seconds, SecondsPerToken};
 const CONTEXT: u64 = 50_000;
 /// What times may differ by (ms).
 const CLOSE: f64 = 1e-5;
-
-fn reference() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/reference");
-    let there = folder.join("distserve_cases.json").is_file();
-    if !there {
-        eprintln!("no reference cases beside the project: nothing is compared");
-    }
-    there.then_some(folder)
-}
 
 fn fit(model: &Value, case: &Value, devices: &Value, stages: u16) -> Fit {
     let backend = case["backend"].as_str().unwrap();
@@ -74,28 +66,28 @@ fn simulation(model: &Value, case: &Value) -> Simulation {
     Simulation::new(machines, Box::new(routing), Box::new(Alike { per_token: SecondsPerToken(0.0) }))
 }
 
-fn arrivals(path: &Path) -> Vec<Arrival> {
+fn arrivals(name: &str) -> Vec<Arrival> {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split(',').collect();
         // As many decode steps as output tokens follow the prefill.
         let answer = cells[2].parse::<u32>().unwrap() + 1;
         Arrival { at: Seconds(cells[0].parse().unwrap()), asked: Asked::new(cells[1].parse().unwrap(), answer) }
     };
-    std::fs::read_to_string(path).unwrap().lines().skip(1).map(row).collect()
+    shared::read(&format!("reference/{name}")).lines().skip(1).map(row).collect()
 }
 
 /// A time of a request, by name.
 type Time<'a> = (&'a str, &'a dyn Fn(&Trace) -> f64);
 
 #[test]
+#[ignore = "compares with files of ../shared, which are not part of the project; .ci/run runs it where they are"]
 fn machines_take_distserves_times() {
-    let Some(folder) = reference() else { return };
-    let text = std::fs::read_to_string(folder.join("distserve_cases.json")).unwrap();
+    let text = shared::read("reference/distserve_cases.json");
     let all: Value = serde_json::from_str(&text).unwrap();
     let cases = all["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 9, "all nine of them");
     for case in cases {
-        let list = arrivals(&folder.join(case["trace"].as_str().unwrap()));
+        let list = arrivals(case["trace"].as_str().unwrap());
         let outcome = simulation(&all["time_model"], case).run(&list, &|_| false);
         let ttft = |t: &Trace| (t.first - t.arrival.at).0 * 1e3;
         let tpot = |t: &Trace| (t.end - t.first).0 * 1e3 / (f64::from(t.arrival.asked.answer) - 1.0);

@@ -2,13 +2,14 @@
 //! tokens suffice, and nobody passed over too often.
 //!
 //! Iterations are chosen in this order, at most one task of a request: waiting tasks passed over often enough, from the
-//! front; prompts as they came, up to the first that does not fit; answers that were put off; answers that run; any
-//! other answer. An answer that follows its prompt on this machine waits from the beginning on, and
-//! is passed over once the prompt is done. The order of the waiting queue is (times passed over, arrival), looked at when
-//! a task comes and not again, as the paper's simulator has it.
+//! front, those left out that memory is short for; prompts as they came, up to the first that does not fit; answers that
+//! were put off; answers that run; what comes next of any other request, as they came, up to the first that does not fit.
+//! An answer that follows its prompt on this machine waits from the beginning on, and
+//! is passed over once the prompt is done; one that is put off waits again. The order of the waiting queue is (times
+//! passed over, arrival), looked at when a task comes and not again, as the paper's simulator has it.
 
 use super::batching::{Batch, Batching, Limits, Member, Part, RequestNo, Seen, Stepwise, Task};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Times a task is passed over before it goes first.
 const PATIENCE: u32 = 4;
@@ -76,11 +77,10 @@ pub struct Ageing {
     waiting: VecDeque<(RequestNo, Part)>,
     prompts: VecDeque<RequestNo>,
     put_off: VecDeque<RequestNo>,
-    /// Answers that could start.
-    fresh: BTreeSet<RequestNo>,
     batch: Vec<RequestNo>,
     running: Batch,
-    before: Vec<RequestNo>,
+    /// What a selection has chosen so far, in order, and what it looks at last; kept for their memory.
+    picked: Vec<RequestNo>,
     others: Vec<RequestNo>,
     starting: Vec<(RequestNo, Part)>,
     /// Selections begun, and those over.
@@ -103,10 +103,9 @@ impl Ageing {
             waiting: VecDeque::new(),
             prompts: VecDeque::new(),
             put_off: VecDeque::new(),
-            fresh: BTreeSet::new(),
             batch: Vec::new(),
             running: Batch::default(),
-            before: Vec::new(),
+            picked: Vec::new(),
             others: Vec::new(),
             starting: Vec::new(),
             selections: 0,
@@ -136,33 +135,38 @@ impl Ageing {
         self.waiting.insert(low, task);
     }
 
-    /// Whether a job is still to be chosen, and fits.
-    fn fits(&self, request: RequestNo, next: &Batch) -> Fit {
-        let Some(job) = self.jobs.get(&request).filter(|j| j.chosen != self.selections) else { return Fit::Not };
-        let Some(Slot { task, started, .. }) = job.current() else { return Fit::Not };
+    /// What stands in a task's way.
+    fn fits(&self, slot: &Slot, next: &Batch) -> Fit {
+        let Slot { task, started, .. } = slot;
         let tokens = match task.part {
             Part::Prompt => u64::from(task.tokens),
             Part::Answer => 1,
         };
-        let full = next.tasks() >= self.limits.tasks;
+        let places = next.tasks() >= self.limits.tasks;
         let many = !next.is_empty() && next.tokens() + tokens > u64::from(self.limits.tokens);
-        let lacks = !started && !self.has_room(task.memory);
-        if full || many || lacks { Fit::Full } else { Fit::Fits }
+        match (places || many, *started || self.has_room(task.memory)) {
+            (true, _) => Fit::Full,
+            (false, false) => Fit::NoMemory,
+            (false, true) => Fit::Fits,
+        }
     }
 
-    fn take(&mut self, request: RequestNo, next: &mut Batch) {
+    /// Chooses what comes next of a request if it fits. Chosen already or with nothing to run it is in nobody's way.
+    fn pick(&mut self, request: RequestNo, next: &mut Batch) -> Fit {
         let selection = self.selections;
-        let Some(job) = self.jobs.get_mut(&request) else { return };
+        let Some(job) = self.jobs.get(&request).filter(|j| j.chosen != selection) else { return Fit::Fits };
+        let Some(&slot) = job.current() else { return Fit::Fits };
+        let fit = self.fits(&slot, next);
+        if fit != Fit::Fits {
+            return fit;
+        }
+        let Some(job) = self.jobs.get_mut(&request) else { return Fit::Fits };
         job.chosen = selection;
-        let Some(slot) = job.current_mut() else { return };
-        let (task, starts) = (slot.task, !slot.started);
-        slot.started = true;
-        slot.since = slot.since.map(|s| s + 1);
-        match task.part {
+        match slot.task.part {
             Part::Prompt => {
                 next.prompts += 1;
-                next.prompt_tokens += u64::from(task.tokens);
-                next.prompt_squares += u64::from(task.tokens).pow(2);
+                next.prompt_tokens += u64::from(slot.task.tokens);
+                next.prompt_squares += u64::from(slot.task.tokens).pow(2);
             }
             Part::Answer => {
                 next.answers += 1;
@@ -170,19 +174,85 @@ impl Ageing {
                 next.iterations = next.iterations.min(job.left);
             }
         }
-        self.batch.push(request);
-        if !starts {
-            return;
+        if !slot.started {
+            job.memory += slot.task.memory;
+            self.used += slot.task.memory;
         }
-        job.memory += task.memory;
-        self.used += task.memory;
-        self.starting.push((request, task.part));
-        remove(&mut self.waiting, &(request, task.part));
-        match task.part {
-            Part::Prompt => remove(&mut self.prompts, &request),
-            Part::Answer => {
-                self.fresh.remove(&request);
+        self.picked.push(request);
+        fit
+    }
+
+    /// Everything that is to run, by the order of the policy.
+    fn pick_all(&mut self) -> Batch {
+        let mut next = Batch { iterations: u32::MAX, ..Batch::default() };
+        for place in 0..self.waiting.len() {
+            let (request, part) = self.waiting[place];
+            if self.key((request, part)).0 < PATIENCE || self.pick(request, &mut next) == Fit::Full {
+                break;
             }
+        }
+        for place in 0..self.prompts.len() {
+            if self.pick(self.prompts[place], &mut next) != Fit::Fits {
+                break;
+            }
+        }
+        for place in 0..self.put_off.len() {
+            self.pick(self.put_off[place], &mut next);
+        }
+        for place in 0..self.batch.len() {
+            self.pick(self.batch[place], &mut next);
+        }
+        let mut others = std::mem::take(&mut self.others);
+        others.extend(self.jobs.iter().filter(|(_, j)| j.chosen != self.selections).map(|(request, _)| *request));
+        for request in others.drain(..) {
+            if self.pick(request, &mut next) != Fit::Fits {
+                break;
+            }
+        }
+        self.others = others;
+        if next.prompts > 0 || next.is_empty() {
+            next.iterations = 1;
+        }
+        next
+    }
+
+    fn is_chosen(&self, request: &RequestNo) -> bool {
+        self.jobs.get(request).is_none_or(|j| j.chosen == self.selections)
+    }
+
+    /// What ran and was not chosen waits again.
+    fn preempt(&mut self) {
+        for place in 0..self.batch.len() {
+            let request = self.batch[place];
+            if !self.is_chosen(&request) {
+                self.queue((request, Part::Answer));
+                self.put_off.push_back(request);
+            }
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.retain(|r| self.is_chosen(r));
+        self.batch = batch;
+    }
+
+    /// What was chosen and did not run comes out of the queues, and after what runs already.
+    fn begin(&mut self, request: RequestNo) {
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        let Some(slot) = job.current_mut() else { return };
+        let (part, begins) = (slot.task.part, !slot.started);
+        slot.started = true;
+        // The selection that chooses it does not pass it over.
+        slot.since = slot.since.map(|s| s + 1);
+        if begins {
+            self.starting.push((request, part));
+        }
+        // Whatever ran is in neither queue unless it was put off.
+        if begins || self.put_off.contains(&request) {
+            remove(&mut self.waiting, &(request, part));
+            remove(&mut self.put_off, &request);
+            self.batch.push(request);
+        }
+        if part == Part::Prompt {
+            remove(&mut self.prompts, &request);
         }
     }
 
@@ -190,14 +260,6 @@ impl Ageing {
     fn recount(&mut self, before: Job, after: Job) {
         self.parts = self.parts + after.parts() - before.parts();
         self.prompt_tokens = self.prompt_tokens + after.prompt_tokens() - before.prompt_tokens();
-    }
-
-    fn take_if_fits(&mut self, request: RequestNo, next: &mut Batch) -> Fit {
-        let fit = self.fits(request, next);
-        if fit == Fit::Fits {
-            self.take(request, next);
-        }
-        fit
     }
 }
 
@@ -212,10 +274,10 @@ fn remove<T: PartialEq>(queue: &mut VecDeque<T>, item: &T) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     Fits,
-    /// Too little room, of one kind or another.
+    /// No place, or too many tokens, in the iteration.
     Full,
-    /// Chosen already, or nothing to run.
-    Not,
+    /// Too little memory for this one.
+    NoMemory,
 }
 
 impl Batching for Ageing {
@@ -229,12 +291,7 @@ impl Batching for Ageing {
                 (job.prompt, job.context) = (slot, u64::from(task.tokens) + 1);
                 self.prompts.push_back(task.request);
             }
-            Part::Answer => {
-                (job.answer, job.left) = (slot, task.tokens);
-                if can_start {
-                    self.fresh.insert(task.request);
-                }
-            }
+            Part::Answer => (job.answer, job.left) = (slot, task.tokens),
         }
         let after = *job;
         self.recount(before, after);
@@ -267,7 +324,6 @@ impl Batching for Ageing {
     fn release(&mut self, request: RequestNo) -> u64 {
         let Some(job) = self.jobs.remove(&request) else { return 0 };
         self.recount(job, Job::default());
-        self.fresh.remove(&request);
         self.used -= job.memory;
         job.memory
     }
@@ -275,44 +331,14 @@ impl Batching for Ageing {
     fn select(&mut self) -> Batch {
         self.selections += 1;
         self.starting.clear();
-        let mut next = Batch { iterations: u32::MAX, ..Batch::default() };
-        std::mem::swap(&mut self.before, &mut self.batch);
-        self.batch.clear();
-        while let Some(&(request, part)) = self.waiting.front() {
-            // What is taken leaves the queue: the front is always the next.
-            if self.key((request, part)).0 < PATIENCE || self.take_if_fits(request, &mut next) != Fit::Fits {
-                break;
-            }
-        }
-        while let Some(&request) = self.prompts.front() {
-            if self.take_if_fits(request, &mut next) != Fit::Fits {
-                break;
-            }
-        }
-        for place in 0..self.put_off.len() {
-            self.take_if_fits(self.put_off[place], &mut next);
-        }
-        let before = std::mem::take(&mut self.before);
-        for &request in &before {
-            self.take_if_fits(request, &mut next);
-        }
-        let mut others = std::mem::take(&mut self.others);
-        others.extend(&self.fresh);
-        for request in others.drain(..) {
-            self.take_if_fits(request, &mut next);
-        }
-        self.others = others;
-        let (jobs, now) = (&self.jobs, self.selections);
-        let chosen = |r: &RequestNo| jobs.get(r).is_none_or(|j| j.chosen == now);
-        self.put_off.retain(|r| !chosen(r));
-        self.put_off.extend(before.iter().filter(|r| !chosen(r)));
-        self.before = before;
+        self.picked.clear();
+        self.running = self.pick_all();
+        self.preempt();
+        let mut picked = std::mem::take(&mut self.picked);
+        picked.drain(..).for_each(|request| self.begin(request));
+        self.picked = picked;
         self.over += 1;
-        if next.prompts > 0 || next.is_empty() {
-            next.iterations = 1;
-        }
-        self.running = next;
-        next
+        self.running
     }
 
     fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
@@ -328,7 +354,6 @@ impl Batching for Ageing {
                 self.prompt_tokens -= prompt.task.tokens;
                 if let Some(answer) = &mut job.answer {
                     answer.since = Some(self.over);
-                    self.fresh.insert(request);
                 }
                 ended.push((request, Part::Prompt));
             } else if job.answer.is_some() {

@@ -53,7 +53,9 @@ impl Pools {
 
     fn for_answer(&self, asked: Asked) -> Option<MachineNo> {
         let need = (asked.prompt_memory() + asked.answer_memory()) as i64;
-        let fits = |m: &MachineNo| self.reserved_at(*m) + need < self.capacity[m.0 as usize];
+        // The paper's simulator wants less than the room, which there is no whole number of tokens: here it is the tokens
+        // that fit, and all of them may be promised.
+        let fits = |m: &MachineNo| self.reserved_at(*m) + need <= self.capacity[m.0 as usize];
         let best = |pool: &[MachineNo]| pool.iter().copied().min_by_key(|m| self.reserved_at(*m)).filter(fits);
         best(&self.answer).or_else(|| best(&self.mixed))
     }
