@@ -33,7 +33,7 @@ pub use member::Member;
 pub use missing::rolls_every;
 
 use crate::Time;
-use adoption::{Adopted, Proposal};
+use adoption::{Adopted, Proposal, Shown};
 use detector::Health;
 use drafting::Drafting;
 use lots::Lots;
@@ -75,6 +75,8 @@ pub struct Control {
     leaving: bool,
     adopted: Option<Adopted>,
     proposals: BTreeMap<PlanId, Proposal>,
+    /// A certificate that this peer could not judge yet.
+    shown: Option<Shown>,
     /// The last (epoch, term) endorsed: only higher ones are.
     endorsed: Option<(Epoch, Term)>,
     /// When that was, until a plan takes effect.
@@ -129,6 +131,7 @@ impl Control {
             leaving: false,
             adopted: None,
             proposals: BTreeMap::new(),
+            shown: None,
             heard: BTreeMap::new(),
             coordinator: None,
             derived: None,

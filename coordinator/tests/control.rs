@@ -213,6 +213,27 @@ fn who_comes_late_and_has_no_part_in_the_plan_follows_it_all_the_same() {
 }
 
 #[test]
+fn who_has_no_part_in_the_plan_hears_of_it_at_once() {
+    let wish = Wish { layout: Some("prefill=1,decode=1".parse().unwrap()), ..Wish::default() };
+    for seed in 0..12 {
+        let mut world = World::planned_by(LaidOut(wish.clone()), seed);
+        let mut start = |world: &mut World, n| {
+            let n = world.add(cast::advert(n));
+            world.start(n);
+        };
+        (0..4).for_each(|n| start(&mut world, n));
+        world.wait(seconds(8));
+        let plan = world.common_plan().unwrap().id();
+        // Up to six come, one after another: each change holds the next plan up, and nobody waits for that.
+        for n in 4..5 + (seed as usize % 6) {
+            start(&mut world, n);
+            world.wait(seconds(1));
+            assert_eq!(world.common_plan().map(Plan::id), Ok(plan), "seed {seed}, {n} peers before");
+        }
+    }
+}
+
+#[test]
 fn a_replayed_message_is_refused_and_counted() {
     let mut world = World::of(2, 5);
     world.wait(seconds(4));

@@ -1,6 +1,6 @@
 //! Plan flow 5: proposals, endorsements, certificates, and the one adopted plan.
 
-use super::{Action, Control, Reject, SignedEndorsement, check, lots::Lots};
+use super::{Action, Control, Member, Reject, SignedEndorsement, check, lots::Lots};
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,6 +61,15 @@ struct Proposed {
     named: BTreeSet<PeerId>,
     proof: Signed<Gossip>,
     by: PeerId,
+}
+
+/// A certificate that proves a plan, taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct Shown {
+    proposed: Proposed,
+    endorsements: BTreeMap<PeerId, SignedEndorsement>,
+    certificate: Arc<Certificate>,
+    heard: Time,
 }
 
 impl Control {
@@ -132,31 +141,50 @@ impl Control {
         if !is_majority(&endorsers, &proposed.named) {
             return reject(Reject::BadCertificate);
         }
-        if is_majority(&endorsers, &self.derive().electorate) {
-            self.adopt(proposed.plan, proposed.named, certificate, endorsers, out);
-        } else {
-            self.join_in(proposed, endorsements, out);
+        let heard = self.now;
+        self.follow(Shown { proposed, endorsements, certificate, heard }, out);
+    }
+
+    /// Follows a plan that a certificate was shown for, as soon as this peer's view lets it.
+    fn follow(&mut self, shown: Shown, out: &mut Vec<Action>) {
+        let plan = &shown.proposed.plan;
+        if !self.is_newer((plan.epoch, plan.term)) {
+            return;
         }
+        let endorsers: BTreeSet<PeerId> = shown.endorsements.keys().copied().collect();
+        if is_majority(&endorsers, &self.derive().electorate) {
+            let Shown { proposed, certificate, .. } = shown;
+            return self.adopt(proposed.plan, proposed.named, certificate, endorsers, out);
+        }
+        if self.may_join_in(&shown.proposed.plan) {
+            self.join_in(shown, out);
+        } else {
+            // Who has just come has not heard yet what others are and follow: that takes less time than the next certificate.
+            self.shown = Some(shown);
+        }
+    }
+
+    /// Looks again at a certificate that came before what it is to be judged by.
+    pub(super) fn retry_certificate(&mut self, out: &mut Vec<Action>) {
+        if let Some(shown) = self.shown.take().filter(|s| self.now < s.heard + CATCH_UP) {
+            self.follow(shown, out);
+        }
+    }
+
+    /// Whether a plan stands, is possible, and has no rival that this peer has just endorsed.
+    fn may_join_in(&self, plan: &Plan) -> bool {
+        let (me, id) = (self.config.me, plan.id());
+        // An old certificate that somebody shows again says nothing of what stands.
+        let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
+        let votes_elsewhere = self.endorsed_at.is_some_and(|at| self.to_come(at + self.config.patience / 2).is_some());
+        stands && !votes_elsewhere && check::feasible(&plan.groups, &self.planned_members()).is_ok()
     }
 
     /// A plan stands that too few of those endorsed who are there now, since some came after it. Where it leaves them out, as a
     /// layout does or whoever would only slow it down, no other follows that would take them in: they endorse it late, each
     /// by its own view, and it takes effect for them by the same majority as for everybody.
-    fn join_in(
-        &mut self,
-        proposed: Proposed,
-        endorsements: BTreeMap<PeerId, SignedEndorsement>,
-        out: &mut Vec<Action>,
-    ) {
+    fn join_in(&mut self, Shown { proposed, endorsements, .. }: Shown, out: &mut Vec<Action>) {
         let (id, at) = (proposed.plan.id(), (proposed.plan.epoch, proposed.plan.term));
-        let me = self.config.me;
-        // An old certificate that somebody shows again says nothing of what stands.
-        let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
-        let votes_elsewhere = self.endorsed_at.is_some_and(|at| self.to_come(at + self.config.patience / 2).is_some());
-        if !stands || votes_elsewhere {
-            return;
-        }
-        let is_feasible = check::feasible(&proposed.plan.groups, &self.planned_members()).is_ok();
         let now = self.now;
         let proposal = self.proposal(id);
         (proposal.heard, proposal.judged) = (now, true);
@@ -164,7 +192,7 @@ impl Control {
         for (peer, endorsement) in endorsements {
             proposal.endorsements.entry(peer).or_insert(endorsement);
         }
-        if is_feasible && self.endorsed.is_none_or(|last| at > last) {
+        if self.endorsed.is_none_or(|last| at > last) {
             self.endorse(at, id, out);
         }
         self.adopt_if_endorsed(id, out);
@@ -402,15 +430,28 @@ impl Control {
 
     /// The coordinator shows the certificate to those who have followed another plan, or none, for a while.
     pub(super) fn convince(&mut self, out: &mut Vec<Action>) {
+        self.show_certificate(|_| true, out);
+    }
+
+    /// The same for those who follow no plan, though who is there changes still: whoever has no part in the plan, and gets
+    /// none in the next, need not wait until that is known.
+    pub(super) fn welcome(&mut self, out: &mut Vec<Action>) {
+        self.show_certificate(|m| m.heartbeat.plan.is_none(), out);
+    }
+
+    fn show_certificate(&mut self, to: impl Fn(&Member) -> bool, out: &mut Vec<Action>) {
         let Some(adopted) = &self.adopted else { return };
         if self.now < self.next_certificate {
             return;
         }
-        let behind = self.members().any(|(peer, m)| *peer != self.config.me && m.behind_since.is_some());
+        let me = self.config.me;
+        if !self.members().any(|(peer, m)| *peer != me && m.behind_since.is_some() && to(m)) {
+            return;
+        }
         // The first rank may be who has just come: it has no certificate to show.
         let follows = |peer: &&PeerId| self.members.get(peer).is_some_and(|m| m.heartbeat.plan == Some(adopted.id));
         let ranks = self.derived.as_ref().map_or(&[][..], |d| &d.ranks);
-        if behind && ranks.iter().find(follows) == Some(&self.config.me) {
+        if ranks.iter().find(follows) == Some(&me) {
             out.push(Action::Publish(Gossip::Certificate(adopted.certificate.clone())));
             self.next_certificate = self.now + CERTIFICATE_EVERY;
         }

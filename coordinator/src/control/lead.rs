@@ -31,7 +31,9 @@ impl Control {
             self.coordinator = first;
             out.push(Action::CoordinatorChanged { coordinator: first, term: self.term() });
         }
+        self.retry_certificate(out);
         self.retry_proposals(out);
+        self.welcome(out);
         let quiet = self.changed + self.settle();
         if self.now < quiet {
             self.next_look = self.next_look.min(quiet);
