@@ -19,6 +19,7 @@ pub mod lending;
 pub mod links;
 pub mod paths;
 pub mod placement;
+pub mod places;
 pub mod planner;
 pub mod plot;
 pub mod policy;
