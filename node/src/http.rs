@@ -6,6 +6,7 @@ mod chat;
 mod complete;
 mod error;
 mod faults;
+mod guests;
 mod links;
 mod metrics;
 mod naming;
@@ -22,18 +23,19 @@ pub use error::ApiError;
 pub use metrics::Metrics;
 pub use texts::Texts;
 
-use crate::{faults::Faults, gateway::Gateway, measure::Measurer, owner::Helm, view::SwarmView};
+use crate::{doors::Door, faults::Faults, gateway::Gateway, measure::Measurer, owner::Helm, view::SwarmView};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
     middleware,
     routing::{get, post},
 };
-use std::net::SocketAddr;
+use guests::{Guest, Guests, attend};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::places::Origin;
 use tsnode_protocol::limits;
 
 /// What may be done to the peer over HTTP.
@@ -115,13 +117,19 @@ pub fn router(state: ApiState) -> Router {
         .with_state(state)
 }
 
-/// Serves until `stop`; requests under way may end.
+/// Serves those who have a place at the door until `stop`; requests under way may end.
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve(listener: TcpListener, state: ApiState, stop: CancellationToken) -> std::io::Result<()> {
-    let service = router(state).into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned()).await
+pub async fn serve(
+    listener: TcpListener,
+    door: Door<Origin>,
+    state: ApiState,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let service = router(state).layer(middleware::from_fn(attend)).into_make_service_with_connect_info::<Guest>();
+    tokio::spawn(door.clone().watch(stop.clone()));
+    axum::serve(Guests { listener, door }, service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
 #[cfg(test)]

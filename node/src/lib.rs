@@ -6,6 +6,7 @@ pub mod carrier;
 pub mod cli;
 pub mod config;
 pub mod cores;
+pub mod doors;
 pub mod drafter;
 pub mod driver;
 pub mod exit;

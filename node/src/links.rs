@@ -33,6 +33,7 @@ pub use transfer::Transfer;
 
 use crate::{
     carrier::{Carriage, Carrier},
+    doors::Doors,
     faults::Faults,
     guard::Guard,
     identity::Identity,
@@ -42,6 +43,7 @@ use accept::Servers;
 use futures::future::{BoxFuture, Shared};
 use known::Known;
 use lanes::Beside;
+use lifeline::{Caller, Holder};
 use rates::Rates;
 use roads::Around;
 use rustls::pki_types::CertificateDer;
@@ -150,6 +152,8 @@ pub struct LinksConfig {
     pub carriage: Option<Carriage>,
     /// How many connections may carry a hand-over.
     pub lanes: Lanes,
+    /// Places for those who have to prove themselves, and for lifelines.
+    pub doors: Doors,
 }
 
 /// A stream that another peer opened.
@@ -219,7 +223,10 @@ struct Inner {
     known: Known,
     datagrams: Datagrams,
     uplink: Arc<Uplink>,
+    doors: Doors,
     has_lifelines: bool,
+    /// Holds lifelines at others.
+    caller: Caller,
     gone: mpsc::Sender<PeerId>,
     guard: Guard,
     rates: Rates,
@@ -250,7 +257,14 @@ impl Links {
         let (gone, goners) = mpsc::channel(GONE);
         let has_lifelines = lifelines.is_some();
         if let Some(listener) = lifelines {
-            tokio::spawn(lifeline::hold(listener, me, config.faults.clone(), stop.clone()));
+            let holder = Holder {
+                me,
+                membership: config.membership.clone(),
+                doors: config.doors.clone(),
+                guard: config.guard.clone(),
+                faults: config.faults.clone(),
+            };
+            tokio::spawn(holder.hold(listener, stop.clone()));
         }
         let (sender, streams) = mpsc::channel(INCOMING);
         let (carrier, came) = config.carriage.unzip();
@@ -258,7 +272,9 @@ impl Links {
             endpoint,
             identity: config.identity,
             me,
+            caller: Caller::new(me, config.membership.clone(), config.doors.shares.calls),
             membership: config.membership,
+            doors: config.doors,
             dials: Mutex::default(),
             known: Known::new(),
             datagrams,

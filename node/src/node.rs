@@ -9,6 +9,7 @@ pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
     carrier, cores,
+    doors::{self, Doors},
     drafter::Drafter,
     driver::{Driver, Reasons},
     faults::{self, Faults},
@@ -84,7 +85,7 @@ pub async fn run(
     stop: CancellationToken,
     watcher: impl FnOnce(watch::Receiver<SwarmView>),
 ) -> Result<(), NodeError> {
-    let ground = Ground::take(config).await?;
+    let Some(ground) = stop.run_until_cancelled(Ground::take(config)).await.transpose()? else { return Ok(()) };
     // HTTP opens first: until the peer is useful it says how far it is.
     let (helm, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
     let wall = ground.config.wall;
@@ -191,6 +192,8 @@ struct Ground {
     process: ProcessId,
     /// Where this peer was in its last run.
     former: Vec<Multiaddr>,
+    /// Places for whoever comes.
+    doors: Doors,
     /// The process's zero.
     started: Instant,
     /// Owner of all tasks but HTTP's.
@@ -229,7 +232,7 @@ struct Ways<'w> {
 
 impl Ground {
     async fn take(config: NodeConfig) -> Result<Self, NodeError> {
-        let started = Instant::now();
+        let (started, doors) = (Instant::now(), Doors::of(doors::raise_files()));
         let config = NodeConfig { listen: listening::available(config.listen), ..config };
         let store = Store::open(&config.data_dir)?;
         let identity = Identity::load_or_create(&config.data_dir)?;
@@ -238,7 +241,7 @@ impl Ground {
         let (tasks, ends) = (TaskTracker::new(), CancellationToken::new());
         // Before the file is written anew.
         let (process, former) = (ProcessId::draw(), former_addresses(&config.data_dir));
-        Ok(Self { config, store, identity, belonging, invite, invites, process, former, started, tasks, ends })
+        Ok(Self { config, store, identity, belonging, invite, invites, process, former, doors, started, tasks, ends })
     }
 
     async fn front(&self, controls: Controls) -> Result<Front, NodeError> {
@@ -262,7 +265,7 @@ impl Ground {
         let texts = Texts::new(models, templates).reading(self.config.special_text);
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);
         let end = CancellationToken::new();
-        let serving = tokio::spawn(http::serve(listener, state, end.clone()));
+        let serving = tokio::spawn(http::serve(listener, self.doors.http.clone(), state, end.clone()));
         let written = self.store.write_file(HTTP_FILE, &format!("{at}\n"));
         written.map_err(|error| not_written(&self.store, HTTP_FILE, error))?;
         Ok(Front { view, submissions, queries, serving, end })
@@ -289,6 +292,7 @@ impl Ground {
                 pulses: Some(inbox),
                 carriage: Some(carriage),
                 lanes: config.kv_lanes,
+                doors: self.doors.clone(),
             },
             self.ends.clone(),
         )?;
@@ -308,6 +312,7 @@ impl Ground {
             relay: config.relay,
             porter,
             faults,
+            doors: self.doors.clone(),
         };
         let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
         Ok(Planes { links, incoming, gone, data_port, swarm, events })

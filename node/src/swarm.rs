@@ -12,9 +12,11 @@ mod handle;
 mod heard;
 mod moves;
 mod outbox;
+mod quic;
 mod reach;
 mod redeem;
 mod relays;
+mod seated;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -27,7 +29,9 @@ pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
 pub use redeem::{RedeemError, redeem};
 pub use twin::{ProcessId, find as find_twin};
 
-use crate::{carrier::Porter, faults::Faults, identity::Identity, invites::Invites, listening::of_each_kind};
+use crate::{
+    carrier::Porter, doors::Doors, faults::Faults, identity::Identity, invites::Invites, listening::of_each_kind,
+};
 use admission::Door;
 use behaviour::Behaviour;
 use dialer::Dialer;
@@ -90,6 +94,8 @@ pub struct SwarmConfig {
     pub porter: Porter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
+    /// Places for those who have to prove themselves.
+    pub doors: Doors,
 }
 
 /// What happens in the swarm.
@@ -176,12 +182,14 @@ pub async fn start(
     };
     let (circuits, circuits_behaviour) = libp2p::relay::client::new(keypair.public().to_peer_id());
     let mut net = Swarm::new(
-        wall::behind(transport::admitted(&keypair, door, circuits)?, config.faults.clone()),
+        wall::behind(transport::admitted(&keypair, door, config.doors.clone(), circuits)?, config.faults.clone()),
         Behaviour::new(&config, circuits_behaviour)?,
         keypair.public().to_peer_id(),
         libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(IDLE_LIMIT),
     );
     listen(&mut net, config.listen)?;
+    // Where members are said to be.
+    config.bootstrap.iter().filter_map(seated::address).for_each(|address| config.doors.meet(address));
 
     let (ordered, commands) = mpsc::channel(handle::COMMANDS);
     let (happened, events) = mpsc::channel(EVENTS);
@@ -205,6 +213,7 @@ pub async fn start(
         heard: Heard::new(),
         unproven: Unproven::default(),
         moves: Moves::default(),
+        doors: config.doors,
     };
     tokio::spawn(task.run(commands, rejections, config.porter.asks, stop));
     let handle = SwarmHandle {

@@ -36,6 +36,15 @@ pub struct Ends {
     pub listener_nonce: Nonce,
 }
 
+impl Ends {
+    /// Those of a lifeline: nothing is proven of them but what they say, and nothing is to be had there but the place. The dialer's
+    /// nonce is one that none draws, so that a code of a lifeline is worth nothing elsewhere.
+    #[must_use]
+    pub fn of_lifeline(dialer: PeerId, listener: PeerId, listener_nonce: Nonce) -> Self {
+        Self { dialer, listener, dialer_nonce: Nonce(*b"tsnode 2026 lifeline, no nonce. "), listener_nonce }
+    }
+}
+
 /// What a member proves knowledge of.
 #[derive(Clone)]
 pub struct Membership {

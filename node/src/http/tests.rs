@@ -1,6 +1,7 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
+use crate::doors::Doors;
 use crate::{
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
     keys::{KeyRing, Scope, add},
@@ -113,7 +114,7 @@ impl Api {
         let (wanted, waits) = watch::channel(false);
         let controls = Controls { helm, measurer, faults: None, asked: wanted };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
-        tokio::spawn(serve(listener, state, stop.clone()));
+        tokio::spawn(serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, waits, asked, dropped, stop }
     }

@@ -6,7 +6,8 @@ use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, Stream, pe
 use crate::{carrier::Carried, identity::Identity, listening::canonical};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
@@ -15,8 +16,10 @@ use tsnode_protocol::{
     stream::{Opening, SeenAt},
 };
 
-/// Connections that have not proven themselves yet; above it, newcomers are turned away.
+/// Connections in streams of the control plane, members' all, that have not proven themselves yet; above it, they are turned away.
 const UNPROVEN: usize = 64;
+/// How long one may take to prove itself: its handshake, and the exchange after it.
+const PROOF: Duration = PATIENCE.saturating_mul(2);
 
 /// What is told to newcomers, by how large datagrams may be on the way to them.
 pub(super) struct Servers {
@@ -50,21 +53,28 @@ pub(super) async fn run(
     streams: mpsc::Sender<IncomingStream>,
     stop: CancellationToken,
 ) {
-    let unproven = Arc::new(Semaphore::new(UNPROVEN));
+    let doors = links.inner.doors.clone();
     loop {
         let incoming = tokio::select! {
             () = stop.cancelled() => return,
             incoming = links.inner.endpoint.accept() => match incoming { Some(incoming) => incoming, None => return },
         };
-        let Ok(permit) = unproven.clone().try_acquire_owned() else {
+        if doors.data.is_pressed() && !incoming.remote_address_validated() {
+            // Costs nothing to keep: who can be answered at its address comes again with what it is given here.
+            let _ = incoming.retry();
+            continue;
+        }
+        let from = canonical(incoming.remote_address());
+        let origin = from.ip().into();
+        let Some(place) = doors.data.enter(origin, doors.regard(origin), PROOF) else {
             incoming.refuse();
             continue;
         };
-        let from = canonical(incoming.remote_address());
         // What is broken already needs no answer.
         let Ok(connecting) = incoming.accept_with(servers.to(&links, from)) else { continue };
-        let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), permit };
-        tokio::spawn(newcomer.admit(connecting, Way::Open(from)));
+        let gone = place.gone().clone();
+        let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), place };
+        tokio::spawn(newcomer.admit(connecting, Way::Open(from), gone));
     }
 }
 
@@ -82,8 +92,8 @@ pub(super) async fn run_carried(
             () = stop.cancelled() => return,
             carried = came.recv() => match carried { Some(carried) => carried, None => return },
         };
-        let Ok(permit) = unproven.clone().try_acquire_owned() else { continue };
-        let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), permit };
+        let Ok(place) = unproven.clone().try_acquire_owned() else { continue };
+        let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), place };
         let server = quinn::ServerConfig::clone(&server);
         tokio::spawn(async move {
             let Carried { peer, path, stream } = carried;
@@ -97,37 +107,28 @@ pub(super) async fn run_carried(
             endpoint.set_server_config(None);
             let Ok(connecting) = incoming.accept() else { return };
             tracing::debug!(%peer, ?path, "data connection over the control plane");
-            newcomer.admit(connecting, Way::Carried(path)).await;
+            newcomer.admit(connecting, Way::Carried(path), CancellationToken::new()).await;
         });
     }
 }
 
-/// A connection that has to prove itself yet, and what it is let in to.
-struct Newcomer {
+/// A connection that has to prove itself yet, the place it has until then, and what it is let in to.
+struct Newcomer<P> {
     links: Links,
     streams: mpsc::Sender<IncomingStream>,
     stop: CancellationToken,
-    permit: OwnedSemaphorePermit,
+    place: P,
 }
 
-impl Newcomer {
-    async fn admit(self, connecting: quinn::Connecting, way: Way) {
-        let Self { links, streams, stop, permit } = self;
-        let connected = timeout(PATIENCE, connecting).await;
-        let Ok(Ok(connection)) = connected else {
-            tracing::debug!(?way, "data connection refused: no handshake");
-            return;
-        };
-        let Some(peer) = peer_of(&connection) else { return };
-        if links.inner.guard.keeps_out(peer) {
-            return connection.close(CODE_REFUSED.into(), b"cut off");
-        }
-        let road = Tuning::new(connection, way);
-        let proven = prove::as_listener(&road, &links.inner.membership, links.inner.me, peer).await;
-        drop(permit);
-        if let Err(error) = proven {
-            tracing::warn!(%peer, ?way, %error, "data connection refused");
-            return;
+impl<P: Send> Newcomer<P> {
+    /// Serves it once it has proven itself, unless its place is another's before that.
+    async fn admit(self, connecting: quinn::Connecting, way: Way, gone: CancellationToken) {
+        let Self { links, streams, stop, place } = self;
+        let end = gone.run_until_cancelled(proven(&links, connecting, way)).await;
+        drop(place);
+        let Some((peer, road)) = end.flatten() else { return };
+        if let Way::Open(from) = way {
+            links.inner.doors.meet(from.ip());
         }
         road.proven(peer, &links.inner.guard);
         road.open_up();
@@ -144,6 +145,23 @@ impl Newcomer {
             () = serve(peer, &links, &road, &streams) => {}
         }
     }
+}
+
+/// Who is at the far end, once it has proven that it belongs here.
+async fn proven(links: &Links, connecting: quinn::Connecting, way: Way) -> Option<(PeerId, Arc<Tuning>)> {
+    let Ok(Ok(connection)) = timeout(PATIENCE, connecting).await else {
+        tracing::debug!(?way, "data connection refused: no handshake");
+        return None;
+    };
+    let peer = peer_of(&connection)?;
+    if links.inner.guard.keeps_out(peer) {
+        connection.close(CODE_REFUSED.into(), b"cut off");
+        return None;
+    }
+    let road = Tuning::new(connection, way);
+    let proven = prove::as_listener(&road, &links.inner.membership, links.inner.me, peer).await;
+    let refused = |error: &LinkError| tracing::warn!(%peer, ?way, %error, "data connection refused");
+    proven.inspect_err(refused).ok().map(|()| (peer, road))
 }
 
 /// Takes the streams that `peer` opens, until it has gone.

@@ -8,7 +8,7 @@
 //! straight way as soon as it is there; old ones end on the way they began on.
 
 use super::tuning::{self, Tuning, Way};
-use super::{Dial, LinkError, Links, PATIENCE, STREAMS, Stream, lifeline, priority::Kind, prove, tls, tunnel};
+use super::{Dial, LinkError, Links, PATIENCE, STREAMS, Stream, priority::Kind, prove, tls, tunnel};
 use crate::carrier::Carried;
 use futures::{
     FutureExt, StreamExt,
@@ -150,7 +150,7 @@ impl Links {
     ) -> (SocketAddr, Result<Arc<Tuning>, LinkError>) {
         let dialled = tokio::select! {
             dialled = timeout(PATIENCE, self.dial_one(tls, peer, address)) => dialled.unwrap_or(Err(LinkError::TimedOut)),
-            () = lifeline::hopeless(peer, address) => Err(LinkError::NobodyThere { peer, address }),
+            () = self.inner.caller.hopeless(peer, address) => Err(LinkError::NobodyThere { peer, address }),
         };
         (address, dialled)
     }
@@ -201,6 +201,7 @@ impl Links {
 
     /// A straight connection is to be used, from both ends.
     fn settle(&self, peer: PeerId, address: SocketAddr, road: &Arc<Tuning>) {
+        self.inner.doors.meet(address.ip());
         self.inner.known.join(peer, road);
         self.watch(peer, address, &road.connection);
         self.serve_on(peer, road);

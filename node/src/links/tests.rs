@@ -1,5 +1,6 @@
 //! Two ends of a link, honest and otherwise.
 
+mod crowd;
 mod lanes;
 
 use super::*;
@@ -57,6 +58,7 @@ fn end_at(listen: SocketAddr, lanes: Lanes, secret: u8, shaping: Option<Shaping>
         pulses: None,
         carriage,
         lanes,
+        doors: Doors::default(),
     };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();

@@ -3,7 +3,7 @@
 mod others;
 
 use super::{IncomingStream, LinkError, Links, LinksConfig, Roads, Shaping, Stream};
-use crate::{guard::Guard, identity::Identity};
+use crate::{doors::Doors, guard::Guard, identity::Identity};
 use bytes::Bytes;
 use futures::future::join_all;
 use serde::Serialize;
@@ -145,6 +145,7 @@ impl End {
             pulses: None,
             carriage: None,
             lanes: Lanes::Fixed(lanes),
+            doors: Doors::default(),
         };
         let (links, incoming, _) = Links::bind(config, stop.clone())?;
         let address = links.local_addr().map_err(|e| LinkError::Lost(e.to_string()))?;

@@ -11,6 +11,7 @@ use libp2p::{
     swarm::{NetworkBehaviour, behaviour::toggle::Toggle},
 };
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use tsnode_coordinator::places::Shares;
 use tsnode_protocol::{SwarmId, limits};
 
 /// What identify calls our protocol family.
@@ -77,7 +78,7 @@ impl Behaviour {
             .with_agent_version(config.agent.clone())
             .with_push_listen_addr_updates(true);
         Ok(Self {
-            limits: connection_limits::Behaviour::new(connection_limits()),
+            limits: connection_limits::Behaviour::new(connection_limits(&config.doors.shares)),
             wall: wall::Behaviour::new(config.faults.clone()),
             blocked: allow_block_list::Behaviour::default(),
             identify: identify::Behaviour::new(identify),
@@ -135,13 +136,14 @@ fn relay() -> relay::Config {
     }
 }
 
-/// Enough for the neighbours of a large swarm and its newcomers; small enough for a home router.
-fn connection_limits() -> ConnectionLimits {
+/// Enough for the neighbours of a large swarm; small enough for a home router. Who has to prove itself yet has a place elsewhere
+/// (`seated.rs`), so that it is not the newcomer who goes where all are taken.
+fn connection_limits(shares: &Shares) -> ConnectionLimits {
+    let most = |connections: usize| Some(u32::try_from(connections).unwrap_or(u32::MAX));
     ConnectionLimits::default()
-        .with_max_pending_incoming(Some(64))
         .with_max_pending_outgoing(Some(64))
-        .with_max_established_incoming(Some(192))
-        .with_max_established(Some(256))
+        .with_max_established_incoming(most(shares.neighbours_incoming))
+        .with_max_established(most(shares.neighbours))
         .with_max_established_per_peer(Some(6))
 }
 

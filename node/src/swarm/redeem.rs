@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Both ids are proven by the transport, and the codes are bound to them. Whatever is wrong with the invite, the member
-//! answers nothing and closes: who has no ticket cannot tell an invite that was revoked from one that never was. The
-//! newcomer knows the secret then, and connects anew, as every member does.
+//! answers nothing and closes: who has no ticket cannot tell an invite that was revoked from one that never was. A member at whose
+//! door there is no room closes, too, so that one who was turned away once comes again. The newcomer knows the secret then, and
+//! connects anew, as every member does.
 
 use super::{
     admission::{AdmissionError, HELLO_BYTES, draw_nonce, driving, first_stream, receive, send},
@@ -25,7 +26,7 @@ use libp2p::{
     },
 };
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tsnode_protocol::{
     Invite, InviteId, PeerId, Secret, SwarmId, Ticket, TicketKey, codec,
     proof::{Code, Ends, Membership, Nonce, Side},
@@ -35,6 +36,12 @@ use tsnode_protocol::{
 pub(super) const MAGIC: [u8; 6] = *b"tsjoin";
 /// How long one address may take.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Between two rounds of all addresses: at first, and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+/// For how long it is tried again: members that start again, or are thronged, are there by then.
+const TRY_FOR: Duration = Duration::from_secs(40);
+/// So often in a row an invite is turned away before that is believed.
+const REFUSALS: u32 = 2;
 /// How long a member waits until the newcomer has read its answer.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 /// In the first message the member's nonce is still to come.
@@ -60,25 +67,59 @@ pub enum RedeemError {
     Unreachable(String),
 }
 
-/// Asks the invite's members for the swarm's secret, one after the other.
+/// Asks the invite's members for the swarm's secret, again and again where none is reached, and says so.
 ///
 /// # Errors
-/// When none of them gives it.
+/// When they refuse it, or none is there for [`TRY_FOR`].
 pub async fn redeem(identity: &Identity, invite: &Invite, ticket: &Ticket) -> Result<Secret, RedeemError> {
-    let mut refused = false;
+    let addresses: Vec<Multiaddr> = invite.addresses.iter().filter_map(|a| a.parse().ok()).collect();
+    let (until, mut pause, mut refusals) = (Instant::now() + TRY_FOR, PAUSE.0, 0);
+    loop {
+        let NotGiven { error, is_final } = match ask_all(identity, &addresses, invite.swarm, ticket).await {
+            Ok(secret) => return Ok(secret),
+            Err(not_given) => not_given,
+        };
+        refusals = if error == RedeemError::Refused { refusals + 1 } else { 0 };
+        if is_final || refusals == REFUSALS || Instant::now() + pause > until {
+            return Err(error);
+        }
+        tracing::warn!("{error}; trying again in {} s", pause.as_secs());
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+/// Why no member gave the secret, and whether that will be so however often they are asked.
+struct NotGiven {
+    error: RedeemError,
+    is_final: bool,
+}
+
+/// Asks one after the other.
+async fn ask_all(
+    identity: &Identity,
+    addresses: &[Multiaddr],
+    swarm: SwarmId,
+    ticket: &Ticket,
+) -> Result<Secret, NotGiven> {
+    let (mut refused, mut is_final) = (false, true);
     let mut last = String::from("it has none");
-    for address in invite.addresses.iter().filter_map(|a| a.parse::<Multiaddr>().ok()) {
-        match timeout(PATIENCE, ask(identity, address.clone(), invite.swarm, ticket)).await {
+    for address in addresses {
+        match timeout(PATIENCE, ask(identity, address.clone(), swarm, ticket)).await {
             Ok(Ok(secret)) => return Ok(secret),
-            Ok(Err(Asked::Refused)) => refused = true,
-            Ok(Err(Asked::NotReached(error))) => last = format!("{address}: {error}"),
-            Err(_) => last = format!("{address}: no answer in time"),
+            Ok(Err(Asked::OfAnother(error))) => last = format!("{address}: {error}"),
+            Ok(Err(Asked::Refused)) => (refused, is_final) = (true, false),
+            Ok(Err(Asked::NotReached(error))) => (last, is_final) = (format!("{address}: {error}"), false),
+            Err(_) => (last, is_final) = (format!("{address}: no answer in time"), false),
         }
     }
-    Err(if refused { RedeemError::Refused } else { RedeemError::Unreachable(last) })
+    let error = if refused { RedeemError::Refused } else { RedeemError::Unreachable(last) };
+    Err(NotGiven { error, is_final })
 }
 
 enum Asked {
+    /// Somebody else is there.
+    OfAnother(String),
     Refused,
     NotReached(String),
 }
@@ -93,10 +134,10 @@ async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &T
     let member = to_own_id(&member).ok_or_else(|| unreached("not an ed25519 key".into()))?;
     if member == identity.peer_id() {
         let why = "another process runs there with this peer's own identity: was its data folder copied?";
-        return Err(unreached(why.into()));
+        return Err(Asked::OfAnother(why.into()));
     }
     if named.is_some_and(|named| named != member) {
-        return Err(unreached(format!("{member} is there instead")));
+        return Err(Asked::OfAnother(format!("{member} is there instead")));
     }
     let key = ticket.key(swarm);
     let exchange = knock(&mut muxer, identity.peer_id(), member, (ticket.id, key));

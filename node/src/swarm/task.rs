@@ -11,10 +11,11 @@ use super::{
     moves::Moves,
     outbox::Outbox,
     reach::{Reach, Wanted},
-    to_libp2p_id, to_own_id,
+    seated, to_libp2p_id, to_own_id,
     unproven::Unproven,
 };
 use crate::carrier::{Ask, Carried};
+use crate::doors::Doors;
 use futures::StreamExt as _;
 use libp2p::{
     Multiaddr, Swarm, gossipsub, identify,
@@ -71,6 +72,8 @@ pub(super) struct Task {
     pub(super) unproven: Unproven,
     /// Which connections a change of addresses cuts.
     pub(super) moves: Moves<ConnectionId>,
+    /// They know where members are.
+    pub(super) doors: Doors,
 }
 
 impl Task {
@@ -229,6 +232,7 @@ impl Task {
             NetEvent::ConnectionEstablished { peer_id, endpoint, connection_id, num_established, .. } => {
                 if let Some(peer) = to_own_id(&peer_id) {
                     tracing::debug!(%peer, address = %endpoint.get_remote_address(), "connection opened");
+                    seated::address(endpoint.get_remote_address()).into_iter().for_each(|at| self.doors.meet(at));
                     self.connected.insert(peer);
                     self.unproven.came(peer);
                     self.dialer.connected(peer);

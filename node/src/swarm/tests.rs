@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod crowd;
+
 use super::*;
 use crate::{carrier, faults::Wall};
 use admission::Rejection;
@@ -57,6 +59,7 @@ fn config(n: u8, secret: Secret) -> SwarmConfig {
         relay: true,
         porter: crate::carrier::channel().1,
         faults: None,
+        doors: Doors::default(),
     }
 }
 
@@ -278,7 +281,7 @@ impl Liar {
         behaviour.subscribe(&gossip::topic(SWARM)).unwrap();
         let (circuits, _) = libp2p::relay::client::new(keypair.public().to_peer_id());
         let mut net = Swarm::new(
-            transport::admitted(&keypair, door, circuits).unwrap(),
+            transport::admitted(&keypair, door, Doors::default(), circuits).unwrap(),
             behaviour,
             keypair.public().to_peer_id(),
             libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),

@@ -1,6 +1,7 @@
 //! The ways to another peer, TCP with Noise and Yamux, QUIC, and circuits over a relay, with the door in front of all.
 
-use super::{SwarmError, admission::Door};
+use super::{SwarmError, admission::Door, quic::Quic, seated::Seated};
+use crate::doors::Doors;
 use libp2p::{
     PeerId, Transport as _,
     core::{
@@ -10,19 +11,15 @@ use libp2p::{
         upgrade::Version,
     },
     identity::Keypair,
-    noise, quic, relay, tcp, yamux,
+    noise, relay, tcp, yamux,
 };
 use std::time::Duration;
 use tsnode_protocol::proof::Side;
 
 /// From the first packet to an admitted connection; the exchange at the door has its own, shorter limit.
-const SETUP_LIMIT: Duration = Duration::from_secs(10);
-/// A QUIC peer that is silent for so long is gone: the kernel of a killed process tells nobody, unlike with TCP.
-const QUIC_SILENCE: Duration = Duration::from_secs(4);
-/// Keeps an idle QUIC connection well inside [`QUIC_SILENCE`], a few lost packets included.
-const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(1);
+pub(super) const SETUP_LIMIT: Duration = Duration::from_secs(10);
 /// Streams one peer may have open towards us; the protocols of the control plane need about ten.
-const STREAMS: u32 = 128;
+pub(super) const STREAMS: u32 = 128;
 
 /// A connection that can open streams, and whom it leads to.
 pub(super) type Connection = (PeerId, StreamMuxerBox);
@@ -32,13 +29,14 @@ pub(super) type Connection = (PeerId, StreamMuxerBox);
 pub(super) fn admitted(
     keypair: &Keypair,
     door: Door,
+    doors: Doors,
     circuits: relay::client::Transport,
 ) -> Result<Boxed<Connection>, SwarmError> {
     let circuits = circuits.upgrade(Version::V1).authenticate(noise(keypair)?).multiplex(yamux());
     let circuits = circuits.map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
-    let all = circuits.or_transport(plain(keypair)?).map(|either, _| either.into_inner());
+    let all = circuits.or_transport(proven(keypair, doors.clone())?).map(|either, _| either.into_inner());
     let admitted = all.and_then(move |(peer, muxer), point| door.admit(peer, muxer, side(&point)));
-    Ok(TransportTimeout::new(admitted, SETUP_LIMIT).boxed())
+    Ok(Seated::new(TransportTimeout::new(admitted, SETUP_LIMIT).boxed(), doors).boxed())
 }
 
 /// Both ends of a hole that is punched dial; one of them has agreed to be the listener.
@@ -61,22 +59,19 @@ fn yamux() -> yamux::Config {
     yamux
 }
 
-/// Connections on which both sides have proven their ids, and nothing more.
+/// Connections to others on which both sides have proven their ids, and nothing more.
 pub(super) fn plain(keypair: &Keypair) -> Result<Boxed<Connection>, SwarmError> {
+    proven(keypair, Doors::default())
+}
+
+/// The same, and others' at these doors.
+fn proven(keypair: &Keypair, doors: Doors) -> Result<Boxed<Connection>, SwarmError> {
     let tcp = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true))
         .upgrade(Version::V1)
         .authenticate(noise(keypair)?)
         .multiplex(yamux())
         .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
-    let quic =
-        quic::tokio::Transport::new(quic_config(keypair)).map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+    let quic = Quic::new(keypair, doors).map_err(SwarmError::Setup)?;
+    let quic = quic.map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     Ok(tcp.or_transport(quic).map(|either, _| either.into_inner()).boxed())
-}
-
-fn quic_config(keypair: &Keypair) -> quic::Config {
-    let mut config = quic::Config::new(keypair);
-    config.max_idle_timeout = u32::try_from(QUIC_SILENCE.as_millis()).unwrap_or(u32::MAX);
-    config.keep_alive_interval = QUIC_KEEP_ALIVE;
-    config.max_concurrent_stream_limit = STREAMS;
-    config
 }

@@ -1,6 +1,7 @@
 //! Broken hand-overs: each refused, counted, and made good by the next one; pages all come back.
 
 use super::*;
+use crate::doors::Doors;
 use crate::guard::Guard;
 use crate::identity::Identity;
 use crate::links::{Incoming, IncomingStream, Links, LinksConfig};
@@ -43,6 +44,7 @@ fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
         pulses: None,
         carriage: None,
         lanes: tsnode_coordinator::lanes::Lanes::Spare(0),
+        doors: Doors::default(),
     };
     let (links, incoming, _) = Links::bind(config, stop.clone()).unwrap();
     (me, links, incoming)
