@@ -1,7 +1,7 @@
 //! A file that records are added to, on the disk: opened, added to and written anew such that what was written stays
 //! readable through kill -9, full disks, and damage to parts of it.
 
-use std::ffi::OsString;
+use crate::disk;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -24,6 +24,23 @@ pub struct Ledger {
     fresh: u64,
     /// A write failed half-way, and what it left could not be cut off yet.
     torn: bool,
+    /// How it was when it was opened.
+    found: Found,
+}
+
+/// How a ledger was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// There was none.
+    Nothing,
+    /// A file of no bytes, or of fewer than any ledger has: its writer was killed as it made it, or it is damaged.
+    Emptied,
+    /// As it was left.
+    Whole,
+    /// Its last record was being written when its writer died.
+    Torn,
+    /// Records are lost.
+    Damaged,
 }
 
 /// Why a ledger cannot be used.
@@ -44,27 +61,51 @@ impl Ledger {
     /// # Errors
     /// When it cannot be read or written, or is of another version.
     pub fn open(path: &Path, mut record: impl FnMut(&[u8])) -> Result<Self, LedgerError> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         // What a process left that was killed while it wrote anew; most often there is none.
-        let _ = fs::remove_file(beside(path, "new"));
+        let _ = fs::remove_file(disk::beside(path, "new"));
         let mut bytes = Vec::new();
-        (&file).take(FILE_BYTES).read_to_end(&mut bytes)?;
+        let file = match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => {
+                (&file).take(FILE_BYTES).read_to_end(&mut bytes)?;
+                Some(file)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
         let contents = ledger::read(&bytes)?;
         contents.records.iter().for_each(|r| record(r));
+        let found = match file {
+            None => Found::Nothing,
+            Some(_) if contents.damaged > 0 => Found::Damaged,
+            Some(_) if bytes.len() < HEADER.len() => Found::Emptied,
+            Some(_) if contents.end < bytes.len() => Found::Torn,
+            Some(_) => Found::Whole,
+        };
         let length = contents.end as u64;
-        let mut ledger = Self { path: path.to_owned(), file, length, fresh: length, torn: true };
-        if contents.damaged > 0 {
-            let kept = beside(path, "broken");
-            fs::rename(path, &kept)?;
-            ledger.rewrite(contents.records.iter().map(|r| r.to_vec()))?;
+        if let (Found::Whole | Found::Torn, Some(file)) = (found, file) {
+            if found == Found::Torn {
+                let bytes = bytes.len() - contents.end;
+                tracing::info!(file = %path.display(), bytes, "its end was cut off, which was being written when this peer ended last");
+            }
+            let mut ledger = Self { path: path.to_owned(), file, length, fresh: length, torn: true, found };
+            ledger.mend()?;
+            return Ok(ledger);
+        }
+        let kept = if found == Found::Damaged { Some(disk::keep_aside(path)?) } else { None };
+        let (file, length) = place(path, contents.records.iter().map(|r| r.to_vec()))?;
+        if let Some(kept) = kept {
             tracing::warn!(
                 file = %path.display(), bytes = contents.damaged, records = contents.records.len(), kept = %kept.display(),
                 "damaged: what could be read of it is used on, the damaged file is kept; check the disk if this happens again"
             );
-        } else {
-            ledger.mend()?;
         }
-        Ok(ledger)
+        Ok(Self { path: path.to_owned(), file, length, fresh: length, torn: false, found })
+    }
+
+    /// How it was when it was opened.
+    #[must_use]
+    pub fn found(&self) -> Found {
+        self.found
     }
 
     /// Adds records, all in one write. On the disk they are at the latest after [`Self::sync`]; the end of this process they
@@ -99,15 +140,7 @@ impl Ledger {
     /// # Errors
     /// When they cannot be written; the ledger stays as it was.
     pub fn rewrite(&mut self, records: impl IntoIterator<Item = Vec<u8>>) -> io::Result<()> {
-        let draft = beside(&self.path, "new");
-        let written = write_draft(&draft, records).and_then(|(file, length)| {
-            fs::rename(&draft, &self.path)?;
-            Ok((file, length))
-        });
-        let (file, length) = written.inspect_err(|_| {
-            // The first error is the one worth reporting.
-            let _ = fs::remove_file(&draft);
-        })?;
+        let (file, length) = place(&self.path, records)?;
         (self.file, self.length, self.fresh, self.torn) = (file, length, length, false);
         Ok(())
     }
@@ -124,20 +157,30 @@ impl Ledger {
         self.length
     }
 
-    /// Cuts off what a failed write left, and writes the header where there is none.
+    /// Cuts off what a failed write left.
     fn mend(&mut self) -> io::Result<()> {
         if !self.torn {
             return Ok(());
         }
         self.file.set_len(self.length)?;
         self.file.seek(SeekFrom::Start(self.length))?;
-        if self.length == 0 {
-            self.file.write_all(&HEADER)?;
-            self.length = HEADER.len() as u64;
-        }
         self.torn = false;
         Ok(())
     }
+}
+
+/// Makes a ledger of these records in the place of what was there, at once or not at all.
+fn place(path: &Path, records: impl IntoIterator<Item = Vec<u8>>) -> io::Result<(File, u64)> {
+    let draft = disk::beside(path, "new");
+    let written = write_draft(&draft, records).and_then(|made| {
+        fs::rename(&draft, path)?;
+        disk::sync_folder(path)?;
+        Ok(made)
+    });
+    written.inspect_err(|_| {
+        // The first error is the one worth reporting.
+        let _ = fs::remove_file(&draft);
+    })
 }
 
 fn write_draft(draft: &Path, records: impl IntoIterator<Item = Vec<u8>>) -> io::Result<(File, u64)> {
@@ -158,13 +201,6 @@ fn write_draft(draft: &Path, records: impl IntoIterator<Item = Vec<u8>>) -> io::
 
 fn push(bytes: &mut Vec<u8>, record: &[u8]) -> io::Result<()> {
     ledger::push(bytes, record).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))
-}
-
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(".");
-    name.push(ending);
-    name.into()
 }
 
 /// What a person can do about a disk that refuses; begins with a semicolon, or is empty.
@@ -224,18 +260,37 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 3]).unwrap();
         let (mut ledger, records) = open(&path);
-        assert!(records.into_iter().eq(words(0..8)));
+        assert!(records.into_iter().eq(words(0..8)) && ledger.found() == Found::Torn);
         ledger.append(words(8..9)).unwrap();
         assert_eq!(fs::read(&path).unwrap(), whole);
+        assert_eq!(open(&path).0.found(), Found::Whole);
 
         let mut damaged = whole.clone();
         damaged[whole.len() / 2] ^= 1;
         fs::write(&path, &damaged).unwrap();
         let (mut ledger, records) = open(&path);
-        assert_eq!(records.len(), 8);
+        assert_eq!((records.len(), ledger.found()), (8, Found::Damaged));
         assert_eq!(fs::read(folder.path().join("some.log.broken")).unwrap(), damaged);
         ledger.append(words(9..10)).unwrap();
         assert_eq!(open(&path).1.len(), 9);
+    }
+
+    #[test]
+    fn a_file_of_nothing_but_zeros_is_damaged_and_an_empty_one_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("some.log");
+        assert_eq!(open(&path).0.found(), Found::Nothing);
+        for length in [0, 7] {
+            fs::write(&path, vec![0; length]).unwrap();
+            let (mut ledger, _) = open(&path);
+            assert_eq!(ledger.found(), if length == 0 { Found::Emptied } else { Found::Damaged });
+            ledger.append(words(0..1)).unwrap();
+            assert_eq!(open(&path).1.len(), 1);
+        }
+        fs::write(&path, vec![0; 400]).unwrap();
+        let (ledger, records) = open(&path);
+        assert_eq!((ledger.found(), records.len()), (Found::Damaged, 0));
+        assert_eq!(fs::read(folder.path().join("some.log.broken-2")).unwrap(), vec![0; 400]);
     }
 
     #[test]

@@ -75,7 +75,9 @@ pub fn read(file: &[u8]) -> Result<Contents<'_>, OtherVersion> {
             contents.damaged += skipped;
             contents.end += skipped;
         } else {
-            contents.damaged += if is_torn(rest) { 0 } else { rest.len() };
+            // Nothing is written before the header is.
+            let torn = contents.end > 0 && is_torn(rest);
+            contents.damaged += if torn { 0 } else { rest.len() };
             break;
         }
     }
@@ -183,6 +185,7 @@ mod tests {
         assert_eq!(read(&later), Err(OtherVersion(9)));
         let garbage = vec![0xF1; 5000];
         assert_eq!(read(&garbage).map(|c| (c.records.len(), c.damaged)), Ok((0, 5000)));
+        assert_eq!(read(&[0; 5000]).map(|c| (c.records.len(), c.damaged)), Ok((0, 5000)));
         // Marks without records are not looked into for ever.
         let marks = [HEADER.to_vec(), [&MARK[..], &[0, 0, 16, 0]].concat().repeat(1 << 17)].concat();
         assert!(read(&marks).unwrap().records.is_empty());
