@@ -4,6 +4,7 @@ mod devices;
 mod lent;
 mod setup;
 
+pub use crate::store::INVITE_FILE;
 pub use lent::open_draft;
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
@@ -16,7 +17,7 @@ use crate::{
     gateway::{Drive, Gateway, Submission},
     guard::Guard,
     http::{self, ApiState, Controls, Gatekeeper, Texts},
-    identity::Identity,
+    identity::{Identity, KEY_FILE},
     invites::{self, Invites},
     journal::Journal,
     keys::KeyRing,
@@ -34,7 +35,7 @@ use crate::{
         compute::Compute,
         host::{Host, HostSetup},
     },
-    store::{Belonging, Store, StoreError},
+    store::{self, Belonging, Store, StoreError},
     swarm::{self, ProcessId, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
     text::Templates,
     twins,
@@ -65,8 +66,6 @@ use tsnode_protocol::{Advert, Epoch, Invite, PeerId, Secret, SwarmId, Term, Tick
 
 /// File in the data folder that says where HTTP listens, while the peer runs.
 pub const HTTP_FILE: &str = "http.addr";
-/// File in the data folder with the invite to the peer's swarm.
-pub const INVITE_FILE: &str = "invite";
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
 /// How long it then waits for clients' last bytes; streams that do not end by then are cut with the process.
@@ -235,7 +234,8 @@ impl Ground {
         let (started, doors) = (Instant::now(), Doors::of(doors::raise_files()));
         let config = NodeConfig { listen: listening::available(config.listen), ..config };
         let store = Store::open(&config.data_dir)?;
-        let identity = Identity::load_or_create(&config.data_dir)?;
+        let identity = identity(&config.data_dir, &store)?;
+        invites::set_damaged_aside(&config.data_dir)?;
         let (belonging, invite) = belonging(&config, &store, &identity).await?;
         let invites = Invites::new(&config.data_dir, belonging.swarm, belonging.secret);
         let (tasks, ends) = (TaskTracker::new(), CancellationToken::new());
@@ -434,36 +434,63 @@ async fn drained(host: Host, open: watch::Receiver<usize>) {
     }
 }
 
+/// Who this peer is. That it is another one than before is said: somebody may have moved its key.
+fn identity(folder: &Path, store: &Store) -> Result<Identity, NodeError> {
+    let before = store.peer();
+    let identity = Identity::of(folder, before.or_else(|| store::invited_to(folder)))?;
+    let peer = identity.peer_id();
+    if let Some(before) = before.filter(|before| *before != peer) {
+        let file = folder.join(KEY_FILE);
+        tracing::warn!(
+            %peer, %before, file = %file.display(),
+            "this peer is another one than before: if that is not what you want, stop it and restore its key from a copy"
+        );
+    }
+    store.set_peer(peer);
+    Ok(identity)
+}
+
 /// The swarm this peer is in, and the ticket it came with, if any: that of an invite is redeemed where this peer is no
 /// member yet.
 async fn belonging(config: &NodeConfig, store: &Store, identity: &Identity) -> Result<(Belonging, Invite), NodeError> {
-    let remembered = store.swarm();
     let place = |swarm: SwarmId, ticket| Invite { swarm, ticket, addresses: Vec::new() };
-    match &config.membering {
-        Membering::Invited(invite) => {
-            // What cannot be read any more is what the invite is for.
-            let known = remembered.unwrap_or_default().filter(|b| b.swarm == invite.swarm);
-            let secret = match (known, &invite.ticket) {
-                (Some(known), _) => known.secret,
-                (None, None) => None,
-                (None, Some(ticket)) => Some(redeemed(identity, invite, ticket).await?),
-            };
-            let belonging = Belonging { swarm: invite.swarm, secret };
-            store.set_swarm(&belonging);
-            Ok((belonging, invite.clone()))
-        }
+    let belonging = match &config.membering {
+        Membering::Invited(invite) => return Ok((invited(invite, store, identity).await?, invite.clone())),
         Membering::NewPrivate => {
-            let belonging =
-                Belonging { swarm: SwarmId(crate::random_bytes()), secret: Some(Secret(crate::random_bytes())) };
-            store.set_swarm(&belonging);
-            Ok((belonging, place(belonging.swarm, standing(&config.data_dir)?)))
+            Belonging { swarm: SwarmId(crate::random_bytes()), secret: Some(Secret(crate::random_bytes())) }
         }
-        Membering::Usual => {
-            let belonging = remembered?.unwrap_or_else(local_swarm);
-            let ticket = if belonging.secret.is_some() { standing(&config.data_dir)? } else { None };
-            Ok((belonging, place(belonging.swarm, ticket)))
+        Membering::Usual => match store.joining() {
+            // It ended on its way in.
+            Some(invite) => return Ok((invited(&invite, store, identity).await?, invite)),
+            None => store.swarm()?.unwrap_or_else(local_swarm),
+        },
+    };
+    store.set_swarm(&belonging)?;
+    let ticket = if belonging.secret.is_some() { standing(&config.data_dir)? } else { None };
+    Ok((belonging, place(belonging.swarm, ticket)))
+}
+
+/// Membership by an invite.
+async fn invited(invite: &Invite, store: &Store, identity: &Identity) -> Result<Belonging, NodeError> {
+    // What cannot be read any more is what the invite is for.
+    let known = store.swarm().unwrap_or_default().filter(|b| b.swarm == invite.swarm);
+    let secret = match (known, &invite.ticket) {
+        (Some(known), _) => known.secret,
+        (None, None) => None,
+        (None, Some(ticket)) => {
+            store.set_joining(Some(invite))?;
+            match redeemed(identity, invite, ticket).await {
+                Ok(secret) => Some(secret),
+                Err(error) => {
+                    store.set_joining(None)?;
+                    return Err(error);
+                }
+            }
         }
-    }
+    };
+    let belonging = Belonging { swarm: invite.swarm, secret };
+    store.set_swarm(&belonging)?;
+    Ok(belonging)
 }
 
 /// An invite that is good, made here: one that is out for any number, or a new one, for the file that others may be given.
@@ -491,8 +518,7 @@ fn local_swarm() -> Belonging {
 
 /// Where the peer of this folder was in its last run, as its invite says.
 pub(crate) fn former_addresses(folder: &Path) -> Vec<Multiaddr> {
-    let text = std::fs::read_to_string(folder.join(INVITE_FILE)).unwrap_or_default();
-    let invite: Option<Invite> = text.trim().parse().ok();
+    let invite = store::own_invite(folder);
     invite.into_iter().flat_map(|invite| invite.addresses).filter_map(|a| a.parse().ok()).collect()
 }
 

@@ -1,22 +1,42 @@
-//! What a peer remembers: its measurements, the swarm it is in, the members it knew. In a ledger, one process at a time.
+//! What a peer remembers: its measurements, the swarm it is in, the members it knew. In a ledger, one process at a time, and what
+//! cannot be measured again in a copy beside it.
+//!
+//! A peer that was in a private swarm never starts in an open one by itself. Where no file says any more which swarm it was in, that
+//! is remembered instead, until its owner says where it belongs.
 
+mod copy;
+mod traces;
+
+pub use traces::{INVITE_FILE, invited_to, own_invite};
+
+use self::{
+    copy::{Copied, EDITION, Notes as Known, StateCopy, edition, is_copied, reconciled},
+    traces::Trace,
+};
 use crate::{
-    ledger::{Ledger, LedgerError, advice},
+    disk,
+    identity::KEY_FILE,
+    ledger::{Found, Ledger, LedgerError, advice},
     plain,
 };
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use tsnode_protocol::{Epoch, Life, Secret, SwarmId, Term};
+use tsnode_protocol::{Epoch, Invite, Life, PeerId, Secret, SwarmId, Term};
 
 /// Ledger of what is remembered: a few kilobytes.
 const STATE_FILE: &str = "state.log";
 /// Ledger of what clients got.
 const JOURNAL_FILE: &str = "journal.log";
+/// Name of the note of the swarm.
+const SWARM: &str = "swarm";
+/// How that note begins where nobody knows which it was: no version takes it for a swarm.
+const NEVER: &str = "lost ";
+/// Name of the note of an invite that is being used; of no bytes where none is.
+const JOINING: &str = "joining";
 
 /// Why a data folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,12 +68,26 @@ pub enum StoreError {
     /// The swarm is remembered in words of another version.
     #[error(
         "{}: another version of tsnode has noted here which private swarm this peer is in, and this one cannot read it; \
-         ask a member for a new invite and join again with it: tsnode join ts1…",
+         ask a member for a new invite and join again with it: tsnode join --invite -",
         path.display()
     )]
     Swarm {
         /// The data folder.
         path: PathBuf,
+    },
+    /// Nobody knows any more which swarm it was.
+    #[error(
+        "{}: damage has taken what said which swarm this peer is in{}; it goes to no other one by itself. Put back a copy \
+         of state.log, or ask a member for a new invite and join again with it: tsnode join --invite -, or have a peer of another \
+         swarm in a folder of its own, with --data-dir",
+        path.display(),
+        private.map_or(String::new(), |swarm| format!(", the private {swarm}"))
+    )]
+    Lost {
+        /// The data folder.
+        path: PathBuf,
+        /// The private swarm, if that much is known.
+        private: Option<SwarmId>,
     },
 }
 
@@ -125,7 +159,8 @@ pub struct Store {
 
 struct Notes {
     ledger: Ledger,
-    known: BTreeMap<String, Vec<u8>>,
+    copy: StateCopy,
+    known: Known,
     /// The disk has refused something, and does not have all of this.
     behind: bool,
 }
@@ -137,15 +172,18 @@ impl Store {
     /// When it cannot be used, or another process does.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let io = |error| StoreError::Io { path: folder.to_owned(), error };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
+        disk::make_folder(folder).map_err(io)?;
         let lock = lock(folder)?;
-        let mut known = BTreeMap::new();
+        disk::sweep(folder);
+        let mut state = Known::new();
         let ledger = open_ledger(&folder.join(STATE_FILE), |record| {
             if let Some((key, value)) = read_note(record) {
-                known.insert(key.to_owned(), value.to_vec());
+                state.insert(key.to_owned(), value.to_vec());
             }
         })?;
-        let notes = Notes { ledger, known, behind: false };
+        let (copy, copied) = StateCopy::open(folder)?;
+        let mut notes = Notes { ledger, copy, known: Known::new(), behind: false };
+        notes.take(folder, state, &copied).map_err(io)?;
         Ok(Self { folder: folder.to_owned(), notes: Arc::new(Mutex::new(notes)), _lock: Arc::new(lock) })
     }
 
@@ -154,7 +192,12 @@ impl Store {
     /// # Errors
     /// When it cannot be used.
     pub fn open_journal(&self, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
-        open_ledger(&self.folder.join(JOURNAL_FILE), record)
+        let path = self.folder.join(JOURNAL_FILE);
+        let ledger = open_ledger(&path, record)?;
+        if ledger.found() == Found::Emptied {
+            tracing::info!(file = %path.display(), "empty: clients of before that come back are answered anew");
+        }
+        Ok(ledger)
     }
 
     /// The folder.
@@ -177,18 +220,51 @@ impl Store {
     /// The swarm this peer was in last; none where it was in none.
     ///
     /// # Errors
-    /// When it was a private one and is noted in words of another version: to be in any other instead is not for this peer
-    /// to choose.
+    /// When it is not known which that was, or it was a private one and is noted in words of another version: to be in any
+    /// other instead is not for this peer to choose.
     pub fn swarm(&self) -> Result<Option<Belonging>, StoreError> {
-        let Some(text) = self.get("swarm") else { return Ok(None) };
+        let Some(text) = self.get(SWARM) else { return Ok(None) };
         let text = String::from_utf8_lossy(&text);
+        if let Some(private) = text.strip_prefix(NEVER) {
+            return Err(StoreError::Lost { path: self.folder.clone(), private: private.parse().ok() });
+        }
         let known = Belonging::parse(&text).or_else(|| Belonging::parse_open_invite(&text));
         known.map(Some).ok_or_else(|| StoreError::Swarm { path: self.folder.clone() })
     }
 
-    /// Remembers the swarm.
-    pub fn set_swarm(&self, swarm: &Belonging) {
-        self.set("swarm", swarm.text().as_bytes());
+    /// Remembers the swarm, on the disk before this returns: a peer that forgets it would be in another one when it starts again.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
+    pub fn set_swarm(&self, swarm: &Belonging) -> Result<(), StoreError> {
+        self.keep([(SWARM, swarm.text().as_bytes()), (JOINING, b"")])
+    }
+
+    /// The invite that this peer was using when it ended, and of which it does not know whether it was let in.
+    #[must_use]
+    pub fn joining(&self) -> Option<Invite> {
+        String::from_utf8(self.get(JOINING)?).ok()?.parse().ok()
+    }
+
+    /// Remembers that an invite is being used, on the disk before this returns: one that is for a single newcomer must not be used
+    /// up in vain.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
+    pub fn set_joining(&self, invite: Option<&Invite>) -> Result<(), StoreError> {
+        let text = invite.map(ToString::to_string).unwrap_or_default();
+        if text.is_empty() && self.get(JOINING).is_none() { Ok(()) } else { self.keep([(JOINING, text.as_bytes())]) }
+    }
+
+    /// Whose key this folder had when it was used last.
+    #[must_use]
+    pub fn peer(&self) -> Option<PeerId> {
+        String::from_utf8(self.get("peer")?).ok()?.parse().ok()
+    }
+
+    /// Remembers it.
+    pub fn set_peer(&self, peer: PeerId) {
+        self.set("peer", peer.to_string().as_bytes());
     }
 
     /// Where members of `swarm` were seen last, as multiaddresses with their ids.
@@ -243,28 +319,42 @@ impl Store {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).known.get(key).cloned()
     }
 
-    /// What is remembered makes things quicker; without it a peer works all the same. Until the disk takes it again, it is
-    /// remembered as long as this process runs.
-    /// Whether the disk has it now.
+    /// Remembers what makes things quicker; without it a peer works all the same. Until the disk takes it again, it is remembered as
+    /// long as this process runs. Says whether the disk has it now.
     fn set(&self, key: &str, value: &[u8]) -> bool {
+        match self.put([(key, value)]) {
+            Ok(()) => true,
+            Err((error, was_behind)) => {
+                if !was_behind {
+                    let (folder, advice) = (self.folder.display(), advice(&error));
+                    tracing::warn!(%folder, key, %error, "will not be remembered when this peer starts again{advice}");
+                }
+                false
+            }
+        }
+    }
+
+    /// What a peer must not start without.
+    fn keep<const N: usize>(&self, notes: [(&str, &[u8]); N]) -> Result<(), StoreError> {
+        let path = || self.folder.join(STATE_FILE);
+        self.put(notes).map_err(|(error, _)| StoreError::Io { path: path(), error })
+    }
+
+    /// Remembers all of these; else says why the disk does not have them, and whether it had refused before.
+    fn put<const N: usize>(&self, new: [(&str, &[u8]); N]) -> Result<(), (io::Error, bool)> {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = notes.known.insert(key.to_owned(), value.to_vec());
-        if before.is_some_and(|b| b == value) && !notes.behind {
-            return true;
+        let behind = notes.behind;
+        let is_new = |(key, value): &(&str, &[u8])| notes.known.get(*key).is_none_or(|b| b != value);
+        let changed: Vec<(&str, &[u8])> = new.into_iter().filter(|note| behind || is_new(note)).collect();
+        if changed.is_empty() {
+            return Ok(());
         }
-        let written = notes.write(key, value);
-        match (&written, notes.behind) {
-            (Ok(()), true) => {
-                tracing::info!(folder = %self.folder.display(), "the disk takes what is remembered again")
-            }
-            (Err(error), false) => {
-                let (folder, advice) = (self.folder.display(), advice(error));
-                tracing::warn!(%folder, key, %error, "will not be remembered when this peer starts again{advice}");
-            }
-            _ => {}
-        }
+        let written = notes.write(&changed);
         notes.behind = written.is_err();
-        written.is_ok()
+        if behind && written.is_ok() {
+            tracing::info!(folder = %self.folder.display(), "the disk takes what is remembered again");
+        }
+        written.map_err(|error| (error, behind))
     }
 
     /// Writes a file of the folder whole or not at all, for its owner alone.
@@ -272,15 +362,7 @@ impl Store {
     /// # Errors
     /// When it cannot be written.
     pub fn write_file(&self, name: &str, content: &str) -> std::io::Result<()> {
-        let (path, beside) = (self.folder.join(name), self.folder.join(format!(".{name}.new")));
-        let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside);
-        let written = file.and_then(|mut file| file.write_all(content.as_bytes()).and_then(|()| file.sync_all()));
-        let placed = written.and_then(|()| fs::rename(&beside, path));
-        if placed.is_err() {
-            // The first error is the one worth reporting.
-            let _ = fs::remove_file(beside);
-        }
-        placed
+        disk::write_whole(&self.folder.join(name), content.as_bytes())
     }
 
     /// Removes a file of the folder, if it is there.
@@ -291,13 +373,106 @@ impl Store {
 }
 
 impl Notes {
-    fn write(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
-        if self.behind || self.ledger.is_long() {
-            return self.ledger.rewrite(self.known.iter().map(|(key, value)| note(key, value)));
+    /// Takes what counts of what both files hold, and has both hold it.
+    fn take(&mut self, folder: &Path, state: Known, copied: &Copied) -> io::Result<()> {
+        // A file that its peer's first start left empty is none.
+        let was_used = folder.join(KEY_FILE).exists();
+        let lost = |found| found == Found::Damaged || (found == Found::Emptied && was_used);
+        let found = self.ledger.found();
+        let sound = !lost(found) && (found != Found::Nothing || copied.notes.is_none());
+        let (known, changed) = reconciled(state, sound, copied.notes.as_ref());
+        self.known = known;
+        // Whoever has a key has had a record in it.
+        let copy_lost = copied.notes.is_none() && copied.found != Found::Nothing && was_used;
+        say(folder, (found, lost(found)), (copied.found, copy_lost), changed);
+        let is_sure = copied.notes.is_some() || (sound && found != Found::Torn);
+        if let Some(text) = self.doubted(folder, is_sure, lost(found) || copy_lost) {
+            return self.write(&[(SWARM, text.as_bytes())]);
         }
-        self.ledger.append([note(key, value)])?;
-        self.ledger.sync()
+        let due: Vec<_> = self.known.iter().filter(|(key, _)| is_copied(key, &self.known)).collect();
+        let is_same = copied.notes.as_ref().is_some_and(|notes| notes.iter().eq(due));
+        if changed {
+            self.write_anew()?;
+        } else if !is_same {
+            self.copy.write(&self.known)?;
+        }
+        traces::set_damaged_aside(folder);
+        Ok(())
     }
+
+    /// What to note of the swarm, where the note of it is lost, or may be one of before: what else tells of it, or that nobody knows.
+    fn doubted(&self, folder: &Path, is_sure: bool, is_lost: bool) -> Option<String> {
+        let trace = traces::look(folder);
+        let note = self.known.get(SWARM).map(|text| String::from_utf8_lossy(text));
+        // Whoever was killed as it mended them had seen damage, too.
+        let was_damaged = |file| disk::beside(&folder.join(file), "broken").exists();
+        let is_doubted = match (&note, trace) {
+            (Some(text), Trace::Open(other) | Trace::Private(Some(other))) => {
+                !is_sure && Belonging::parse(text).is_some_and(|noted| noted.swarm != other)
+            }
+            (Some(_), _) => false,
+            (None, Trace::Nothing) => is_lost || was_damaged(STATE_FILE) || was_damaged(copy::COPY_FILE),
+            (None, _) => true,
+        };
+        is_doubted.then(|| match trace {
+            Trace::Open(swarm) => Belonging { swarm, secret: None }.text(),
+            Trace::Private(Some(swarm)) => format!("{NEVER}{swarm}"),
+            Trace::Private(None) | Trace::Nothing => NEVER.to_owned(),
+        })
+    }
+
+    fn write(&mut self, new: &[(&str, &[u8])]) -> io::Result<()> {
+        for (key, value) in new {
+            self.known.insert((*key).to_owned(), value.to_vec());
+        }
+        let has_copy = new.iter().any(|(key, _)| is_copied(key, &self.known));
+        if has_copy {
+            let next = edition(&self.known).saturating_add(1);
+            self.known.insert(EDITION.to_owned(), next.to_le_bytes().to_vec());
+        }
+        // Of a swarm that was left nothing stays that could be read for the one that is.
+        let is_moved = new.iter().any(|(key, _)| *key == SWARM);
+        if self.behind || is_moved || self.ledger.is_long() {
+            return self.write_anew();
+        }
+        let edition = self.known.get(EDITION).filter(|_| has_copy).map(|value| note(EDITION, value));
+        self.ledger.append(new.iter().map(|(key, value)| note(key, value)).chain(edition))?;
+        self.ledger.sync()?;
+        if has_copy { self.copy.write(&self.known) } else { Ok(()) }
+    }
+
+    /// Both files: the edition comes last.
+    fn write_anew(&mut self) -> io::Result<()> {
+        let (last, others): (Vec<_>, Vec<_>) = self.known.iter().partition(|(key, _)| *key == EDITION);
+        self.ledger.rewrite(others.into_iter().chain(last).map(|(key, value)| note(key, value)))?;
+        self.copy.write(&self.known)
+    }
+}
+
+/// Says what was lost, and what of it was had twice.
+fn say(folder: &Path, state: (Found, bool), copy: (Found, bool), restored: bool) {
+    let name = |file: &str| folder.join(file).display().to_string();
+    for (file, (found, lost)) in [(STATE_FILE, state), (copy::COPY_FILE, copy)] {
+        // Of damage the ledger has told.
+        if found == Found::Emptied && lost {
+            tracing::warn!(file = name(file), "empty: what was in it is lost; check the disk if this happens again");
+        }
+    }
+    if restored {
+        let (file, from) = (name(STATE_FILE), name(copy::COPY_FILE));
+        tracing::warn!(
+            file,
+            from,
+            "records were lost, and all but measurements was read from its copy; check the disk if this happens again"
+        );
+    } else if copy.1 {
+        tracing::info!(file = name(copy::COPY_FILE), "written anew from {STATE_FILE}");
+    }
+}
+
+/// Whether a note is a measurement, which can be made again.
+fn is_measured(key: &str) -> bool {
+    [Measured::Processor, Measured::Profile].iter().any(|what| what.to_string() == key) || key.starts_with("cards ")
 }
 
 /// A note as its ledger has it: the length of its name, the name, the value.
@@ -362,7 +537,7 @@ mod tests {
     fn one_process_at_a_time_and_what_is_set_stays() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        store.set_swarm(&belonging());
+        store.set_swarm(&belonging()).unwrap();
         let second = Store::open(folder.path()).err().unwrap().to_string();
         assert!(second.contains(&std::process::id().to_string()), "{second}");
         drop(store);
@@ -393,9 +568,9 @@ mod tests {
         for text in [invite(&[&[1][..], &[4; 32]].concat()), "ts1".into(), "ts1é".into(), "later words".into()] {
             store.set("swarm", text.as_bytes());
             let error = store.swarm().unwrap_err().to_string();
-            assert!(error.contains("tsnode join ts1…"), "{error}");
+            assert!(error.contains("tsnode join --invite -"), "{error}");
         }
-        store.set_swarm(&belonging());
+        store.set_swarm(&belonging()).unwrap();
         assert_eq!(store.swarm().unwrap(), Some(belonging()));
     }
 
@@ -403,7 +578,7 @@ mod tests {
     fn damage_costs_what_it_hits_and_the_peer_starts() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        store.set_swarm(&belonging());
+        store.set_swarm(&belonging()).unwrap();
         assert!(store.set_endorsed(Epoch(7), Term(1)));
         store.set_paused(true);
         drop(store);
@@ -415,9 +590,9 @@ mod tests {
             for content in [&damaged[..], &whole[..at]] {
                 fs::write(&path, content).unwrap();
                 let store = Store::open(folder.path()).unwrap();
-                let left = [store.swarm().unwrap().is_some(), store.endorsed().is_some(), store.paused()];
-                assert!(content.len() < whole.len() || left.iter().filter(|l| **l).count() >= 2, "byte {at}: {left:?}");
-                assert!(store.swarm().unwrap().is_none_or(|s| s == belonging()));
+                // The copy has all of it.
+                assert_eq!(store.swarm().unwrap(), Some(belonging()), "byte {at}");
+                assert!(store.endorsed().is_some() && store.paused(), "byte {at}");
                 assert!(store.set_endorsed(Epoch(at as u64), Term(0)));
                 drop(store);
                 assert_eq!(
@@ -427,6 +602,119 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// A folder whose peer was in [`belonging`], and in another swarm before, as its files are then.
+    fn private(folder: &Path) -> [(PathBuf, Vec<u8>); 2] {
+        let store = Store::open(folder).unwrap();
+        store.set_swarm(&Belonging { swarm: SwarmId([8; 16]), secret: None }).unwrap();
+        store.set_swarm(&belonging()).unwrap();
+        store.set_known(belonging().swarm, &["/ip4/10.0.0.1/tcp/1".into()]);
+        store.set_paused(true);
+        fs::write(folder.join(KEY_FILE), "a key").unwrap();
+        [STATE_FILE, copy::COPY_FILE].map(|file| (folder.join(file), fs::read(folder.join(file)).unwrap()))
+    }
+
+    #[test]
+    fn damage_to_one_file_costs_nothing_and_damage_to_both_leads_to_no_other_swarm() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = private(folder.path());
+        let put_back = || files.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+        let broken = |whole: &[u8], n: usize| {
+            let (mut bytes, at) = (whole.to_vec(), n * 7 % whole.len());
+            match n % 4 {
+                0 => bytes.truncate(at),
+                1 => bytes[at] ^= 1 << (n % 8),
+                2 => bytes[at..].fill(0),
+                _ => {
+                    bytes.iter_mut().enumerate().for_each(|(i, b)| *b = blake3::hash(&[i as u8, n as u8]).as_bytes()[0])
+                }
+            }
+            bytes
+        };
+        for n in 0..120 {
+            for (path, whole) in &files {
+                put_back();
+                fs::write(path, broken(whole, n)).unwrap();
+                let store = Store::open(folder.path()).unwrap();
+                assert_eq!(store.swarm().unwrap(), Some(belonging()), "{n}: {}", path.display());
+                assert!(store.paused() && store.known(belonging().swarm).len() == 1, "{n}: {}", path.display());
+                drop(store);
+                // And both are whole again.
+                for (other, _) in &files {
+                    fs::write(other, b"").unwrap();
+                    assert_eq!(Store::open(folder.path()).unwrap().swarm().unwrap(), Some(belonging()));
+                }
+            }
+            put_back();
+            files.iter().for_each(|(path, whole)| fs::write(path, broken(whole, n)).unwrap());
+            for start in 0..2 {
+                let store = Store::open(folder.path()).unwrap();
+                match store.swarm() {
+                    Ok(swarm) => assert_eq!(swarm, Some(belonging()), "{n}, start {start}"),
+                    Err(error) => assert!(matches!(error, StoreError::Lost { .. }), "{n}, start {start}: {error}"),
+                }
+            }
+            for entry in fs::read_dir(folder.path()).unwrap().flatten() {
+                if entry.file_name().to_string_lossy().contains(".broken") {
+                    fs::remove_file(entry.path()).unwrap();
+                }
+            }
+        }
+    }
+
+    /// As a version before left it: a key, a ledger, and an invite beside it.
+    #[test]
+    fn an_emptied_ledger_without_a_copy_leads_to_no_open_swarm() {
+        for (content, ticket, lost) in [
+            (&b""[..], true, true),
+            (&b""[..], false, true),
+            (b"noise", true, true),
+            (b"noise", false, true),
+            // Cut off where a record ends, which only the invite tells.
+            (b"tsnode\0\x01", true, true),
+            (b"tsnode\0\x01", false, false),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join(KEY_FILE), "a key").unwrap();
+            fs::write(folder.path().join(STATE_FILE), content).unwrap();
+            let ticket = ticket.then_some(tsnode_protocol::Ticket {
+                id: tsnode_protocol::InviteId([1; 8]),
+                secret: Secret([2; 32]),
+                expires: 1,
+            });
+            let invite = Invite { swarm: belonging().swarm, ticket, addresses: Vec::new() };
+            if ticket.is_some() {
+                fs::write(folder.path().join(INVITE_FILE), invite.to_string()).unwrap();
+            }
+            for _ in 0..2 {
+                let swarm = Store::open(folder.path()).unwrap().swarm();
+                assert_eq!(swarm.is_err(), lost, "{content:?}, {ticket:?}: {swarm:?}");
+                if let Err(error) = swarm {
+                    let said = error.to_string();
+                    assert!(said.contains("tsnode join --invite -") && said.contains("--data-dir"), "{said}");
+                    assert_eq!(said.contains(&belonging().swarm.to_string()), ticket.is_some(), "{said}");
+                }
+            }
+            // Until its owner says where it belongs.
+            Store::open(folder.path()).unwrap().set_swarm(&belonging()).unwrap();
+            assert_eq!(Store::open(folder.path()).unwrap().swarm().unwrap(), Some(belonging()));
+        }
+    }
+
+    #[test]
+    fn an_invite_that_is_being_used_is_remembered_until_its_peer_is_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let invite = Invite { swarm: belonging().swarm, ticket: None, addresses: Vec::new() };
+        let again = || Store::open(folder.path()).unwrap();
+        again().set_joining(None).unwrap();
+        again().set_joining(Some(&invite)).unwrap();
+        assert_eq!(again().joining(), Some(invite.clone()));
+        again().set_swarm(&belonging()).unwrap();
+        assert_eq!(again().joining(), None);
+        let written = fs::read(folder.path().join(STATE_FILE)).unwrap();
+        let text = invite.to_string();
+        assert!(!written.windows(text.len()).any(|w| w == text.as_bytes()), "nothing of it stays");
     }
 
     #[test]

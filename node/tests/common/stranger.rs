@@ -21,7 +21,7 @@ impl Stranger {
         let data_dir = folder.path().join("stranger");
         let invite = invite(members);
         let store = Store::open(&data_dir).unwrap();
-        store.set_swarm(&Belonging { swarm: invite.swarm, secret: Some(Secret([9; 32])) });
+        store.set_swarm(&Belonging { swarm: invite.swarm, secret: Some(Secret([9; 32])) }).unwrap();
         drop(store);
         let mut args: Vec<String> = ["join", "--name", "stranger", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0"]
             .map(str::to_owned)

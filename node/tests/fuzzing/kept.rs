@@ -11,8 +11,9 @@ use std::path::Path;
 use tsnode_protocol::{InviteId, LayerProfile, PeerId, Secret, SwarmId, ledger};
 
 /// Files, by the first byte of an input; behind them the notes of `state.log`, each by its name.
-const FILES: [&str; 4] = [keys::KEYS_FILE, invites::INVITES_FILE, "invites-used.json", STATE];
+const FILES: [&str; 5] = [keys::KEYS_FILE, invites::INVITES_FILE, "invites-used.json", STATE, COPY];
 const STATE: &str = "state.log";
+const COPY: &str = "state.copy";
 const NOTES: [&str; 7] = ["probe", "profile", "swarm", KNOWN, "endorsed", "life", "paused"];
 const SWARM: SwarmId = SwarmId([3; 16]);
 const KNOWN: &str = "known sw-03030303030303030303030303030303";
@@ -32,7 +33,7 @@ pub fn kept(bytes: &[u8]) -> bool {
     std::fs::write(folder.path().join(name), content).unwrap();
     match name {
         keys::KEYS_FILE => keys_in(folder.path()),
-        STATE => remembered(folder.path()),
+        STATE | COPY => remembered(folder.path()),
         _ => invites_in(folder.path()),
     }
 }
@@ -85,7 +86,7 @@ fn remembered(folder: &Path) -> bool {
     assert!(known.iter().all(|address| !address.contains('\n')));
     let swarm = store.swarm();
     if let Ok(Some(belonging)) = &swarm {
-        store.set_swarm(belonging);
+        store.set_swarm(belonging).unwrap();
         assert_eq!(store.swarm().unwrap(), Some(*belonging), "a swarm is remembered as another");
     }
     let last = store.endorsed();
@@ -124,7 +125,15 @@ pub fn examples() -> Vec<Vec<u8>> {
         all.extend(&noted(key, value)[ledger::HEADER.len()..]);
         all
     });
-    let files = [KEYS.as_bytes().to_vec(), invites.into_bytes(), used.into_bytes(), state];
+    let copied = notes.iter().skip(2).fold(Vec::new(), |mut all, (key, value)| {
+        let note = [&(key.len() as u16).to_le_bytes(), key.as_bytes(), value].concat();
+        all.extend((note.len() as u32).to_le_bytes());
+        all.extend(note);
+        all
+    });
+    let mut copy = ledger::HEADER.to_vec();
+    ledger::push(&mut copy, &copied).unwrap();
+    let files = [KEYS.as_bytes().to_vec(), invites.into_bytes(), used.into_bytes(), state, copy];
     let all = files.into_iter().chain(notes.map(|(_, value)| value));
     (0_u8..).zip(all).map(|(kind, content)| [vec![kind], content].concat()).collect()
 }
