@@ -3,12 +3,11 @@
 //! `tsnode invite` writes the file and a running peer follows it, so that a ticket's secret crosses no wire before it is
 //! given away. Who came with an invite that is counted is written down before the newcomer hears the secret.
 
-use crate::{ledger::advice, plain};
+use crate::{disk, ledger::advice, plain, sealed};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,7 +16,7 @@ use tsnode_protocol::{InviteId, PeerId, Secret, SwarmId, Ticket, TicketKey, Tick
 /// File of the invites made here.
 pub const INVITES_FILE: &str = "invites.json";
 /// File of who came with those that are counted.
-const USED_FILE: &str = "invites-used.json";
+pub(crate) const USED_FILE: &str = "invites-used.json";
 /// How long an invite is good unless it is said otherwise.
 pub const LASTS: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long one that has ended is shown.
@@ -76,7 +75,10 @@ pub enum InvitesError {
         error: std::io::Error,
     },
     /// A file holds something else.
-    #[error("{path}: {error}; mend it, or remove it: the invites in it are good no more then")]
+    #[error(
+        "{path}: {error}; restore it from a copy, or start the peer again: it keeps the file aside, and the invites in it are \
+         good no more then"
+    )]
     Broken {
         /// Which.
         path: PathBuf,
@@ -170,19 +172,45 @@ fn read_json<T: Default + serde::de::DeserializeOwned>(path: &Path) -> Result<T,
     if size > FILE_BYTES {
         return Err(broken(format!("{size} bytes are no list of invites")));
     }
-    serde_json::from_slice(&fs::read(path).map_err(io)?).map_err(|e| broken(e.to_string()))
+    sealed::unseal(&fs::read(path).map_err(io)?).map_err(|e| broken(e.to_string()))
 }
 
 /// Whole or not at all, for the owner alone.
 fn write_json<T: Serialize>(path: &Path, what: &T) -> Result<(), InvitesError> {
-    let beside = path.with_extension("json.new");
-    let written = || {
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        file.write_all(&serde_json::to_vec_pretty(what)?)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
+    let written = sealed::seal(what).map_err(Into::into).and_then(|bytes| disk::write_whole(path, &bytes));
+    written.map_err(|error| InvitesError::Io { path: path.to_owned(), error })
+}
+
+/// Has a peer start that cannot read its invites: their files are kept aside, and what was in them is good no more. Where nobody
+/// knows any more who came with those that are counted, they are taken back.
+///
+/// # Errors
+/// When the disk refuses.
+pub fn set_damaged_aside(folder: &Path) -> Result<(), InvitesError> {
+    let aside = |name: &str, lost: &str, error: InvitesError| {
+        let path = folder.join(name);
+        let kept = disk::move_aside(&path).map_err(|error| InvitesError::Io { path: path.clone(), error })?;
+        let InvitesError::Broken { error, .. } = error else { return Err(error) };
+        tracing::warn!(file = %path.display(), %error, kept = %kept.display(), "{lost}; make new ones with: tsnode invite");
+        Ok(())
     };
-    written().map_err(|error| InvitesError::Io { path: path.to_owned(), error })
+    match read(folder) {
+        Err(broken @ InvitesError::Broken { .. }) => {
+            aside(INVITES_FILE, "the invites made here are lost, and good no more", broken)?;
+        }
+        outcome => drop(outcome?),
+    }
+    match used(folder) {
+        Err(broken @ InvitesError::Broken { .. }) => {
+            let mut all = read(folder)?;
+            all.iter_mut().filter(|made| made.uses.is_some()).for_each(|made| made.revoked = true);
+            if !all.is_empty() {
+                write_json(&folder.join(INVITES_FILE), &all)?;
+            }
+            aside(USED_FILE, "who came with which invite is lost, and those for so many are taken back", broken)
+        }
+        outcome => outcome.map(drop),
+    }
 }
 
 /// The invites a running peer lets newcomers in by. Clones are equal.
@@ -363,6 +391,27 @@ mod tests {
         let other = invites(Path::new("/nowhere"));
         other.heard([(PeerId([1; 32]), &invites(folder.path()).notices()[..])].into_iter());
         assert_eq!(other.key(made.id), None);
+    }
+
+    #[test]
+    fn damaged_files_are_kept_aside_and_open_no_door() {
+        let folder = tempfile::tempdir().unwrap();
+        let (open, counted) = (make(folder.path(), LASTS, None).unwrap(), make(folder.path(), LASTS, Some(1)).unwrap());
+        assert!(invites(folder.path()).admit(counted.id, PeerId([1; 32])).is_some());
+        let path = |file: &str| folder.path().join(file);
+        let mut bytes = fs::read(path(USED_FILE)).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(path(USED_FILE), &bytes).unwrap();
+        set_damaged_aside(folder.path()).unwrap();
+        assert_eq!(fs::read(path("invites-used.json.broken")).unwrap(), bytes);
+        let after = invites(folder.path());
+        assert!(after.key(open.id).is_some() && after.key(counted.id).is_none(), "it was used up, perhaps");
+        set_damaged_aside(folder.path()).unwrap();
+        fs::write(path(INVITES_FILE), "").unwrap();
+        assert!(matches!(make(folder.path(), LASTS, None), Err(InvitesError::Broken { .. })));
+        set_damaged_aside(folder.path()).unwrap();
+        assert!(read(folder.path()).unwrap().is_empty() && path("invites.json.broken").exists());
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! Keys that HTTP clients show: what each may do, and its hash. A key itself is said once, when it is made, and kept nowhere.
 
-use crate::{ledger::advice, plain};
+use crate::{disk, ledger::advice, plain, sealed};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -54,7 +53,10 @@ pub enum KeysError {
         error: std::io::Error,
     },
     /// The file holds something else.
-    #[error("{path}: {error}; mend it, or remove it and make new keys with: tsnode keys add NAME")]
+    #[error(
+        "{path}: {error}; it is left as it is, and nobody is let in meanwhile: restore it from a copy, or move it away and make \
+         new keys with: tsnode keys add NAME"
+    )]
     Broken {
         /// Which.
         path: PathBuf,
@@ -85,14 +87,19 @@ pub fn read(folder: &Path) -> Result<Vec<Key>, KeysError> {
     if size > FILE_BYTES {
         return Err(broken(format!("{size} bytes are no list of keys")));
     }
-    serde_json::from_slice(&fs::read(&path).map_err(io)?).map_err(|e| broken(e.to_string()))
+    sealed::unseal(&fs::read(&path).map_err(io)?).map_err(|e| broken(e.to_string()))
 }
 
-/// Makes a key, writes down its hash, and says it.
+/// Makes a key, writes down its hash, and says it. The folder is made if need be.
 ///
 /// # Errors
-/// When the name is taken, or the file cannot be written.
+/// When the name is taken, or the file cannot be written: then nothing is left of it.
 pub fn add(folder: &Path, name: &str, scope: Scope) -> Result<String, KeysError> {
+    let made = disk::make_folder(folder).map_err(|error| KeysError::Io { path: folder.to_owned(), error })?;
+    add_in(folder, name, scope).inspect_err(|_| disk::unmake(&made))
+}
+
+fn add_in(folder: &Path, name: &str, scope: Scope) -> Result<String, KeysError> {
     let mut keys = read(folder)?;
     if name == CONFIGURED || keys.iter().any(|k| k.name == name) {
         return Err(KeysError::Taken(name.to_owned()));
@@ -116,14 +123,9 @@ pub fn remove(folder: &Path, name: &str) -> Result<(), KeysError> {
 
 /// Whole or not at all, for the owner alone.
 fn write(folder: &Path, keys: &[Key]) -> Result<(), KeysError> {
-    let (path, beside) = (folder.join(KEYS_FILE), folder.join(format!(".{KEYS_FILE}.new")));
-    let written = || {
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        file.write_all(&serde_json::to_vec_pretty(keys)?)?;
-        file.sync_all()?;
-        fs::rename(&beside, &path)
-    };
-    written().map_err(|error| KeysError::Io { path: path.clone(), error })
+    let path = folder.join(KEYS_FILE);
+    let written = sealed::seal(&keys).map_err(Into::into).and_then(|bytes| disk::write_whole(&path, &bytes));
+    written.map_err(|error| KeysError::Io { path, error })
 }
 
 fn hash(text: &str) -> String {
@@ -243,6 +245,37 @@ mod tests {
             assert!(Instant::now() < until, "a removed key is still good");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_written_leaves_nothing() {
+        let parent = tempfile::tempdir().unwrap();
+        // A folder cannot be replaced by a file, whoever asks for it.
+        let folder = parent.path().join("data");
+        fs::create_dir_all(folder.join(KEYS_FILE).join("inside")).unwrap();
+        assert!(write(&folder, &[]).is_err());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no draft is left behind");
+        // What is a file is no folder.
+        fs::write(parent.path().join("file"), "").unwrap();
+        assert!(add(&parent.path().join("file/data"), "bob", Scope::Admin).is_err());
+        let wrong = parent.path().join("new/data");
+        assert!(add(&wrong, CONFIGURED, Scope::Admin).is_err());
+        assert!(!parent.path().join("new").exists(), "no folder is left behind");
+    }
+
+    #[test]
+    fn a_changed_file_is_noticed_whatever_was_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        add(folder.path(), "bob", Scope::Inference).unwrap();
+        let path = folder.path().join(KEYS_FILE);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace("bob", "bib")).unwrap();
+        let said = read(folder.path()).unwrap_err().to_string();
+        assert!(said.contains("checksum") && said.contains("changed by hand"), "{said}");
+        // By hand, and on purpose.
+        fs::write(&path, text.lines().filter(|l| !l.starts_with("//")).collect::<String>().replace("bob", "bib"))
+            .unwrap();
+        assert_eq!(read(folder.path()).unwrap()[0].name, "bib");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::path::Path;
 pub const TOKEN_FILE: &str = "http.token";
 /// What tokens begin with, so that people and scanners of leaked secrets know one when they see it.
 const PREFIX: &str = "tsl-";
+/// Letters of what is drawn; behind them is a check.
+const DRAWN: usize = 52;
 /// Longer than any token (bytes).
 const FILE_BYTES: u64 = 256;
 
@@ -30,8 +32,8 @@ impl LocalToken {
     /// # Errors
     /// When it cannot be written.
     pub fn leave(store: &Store, at: SocketAddr) -> std::io::Result<Self> {
-        let drawn = data_encoding::BASE32_NOPAD.encode(&crate::random_bytes::<32>()).to_lowercase();
-        let token = format!("{PREFIX}{drawn}");
+        let drawn = spelt(&crate::random_bytes::<32>());
+        let token = format!("{PREFIX}{drawn}{}", check(&drawn, &at.to_string()));
         store.write_file(TOKEN_FILE, &format!("{token}\n"))?;
         Ok(Self { hash: blake3::hash(token.as_bytes()), at: at.ip().to_canonical() })
     }
@@ -46,14 +48,24 @@ impl LocalToken {
     }
 }
 
-/// The token of the peer that runs on this folder; none where none runs, or it is another user's.
+/// The token of the peer that runs on this folder and has its HTTP at this address; none where none runs, it is another user's, or
+/// one of the two files is damaged: nobody else may see the token.
 #[must_use]
-pub fn read(folder: &Path) -> Option<String> {
+pub fn read(folder: &Path, at: &str) -> Option<String> {
     let mut text = String::new();
     File::open(folder.join(TOKEN_FILE)).ok()?.take(FILE_BYTES).read_to_string(&mut text).ok()?;
     let token = text.trim();
-    let is_token = token.starts_with(PREFIX) && token.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    is_token.then(|| token.to_owned())
+    let (drawn, checked) = token.strip_prefix(PREFIX)?.split_at_checked(DRAWN)?;
+    (check(drawn, at) == checked).then(|| token.to_owned())
+}
+
+/// Ties what was drawn to the address it is for.
+fn check(drawn: &str, at: &str) -> String {
+    spelt(&blake3::hash(format!("{drawn} {at}").as_bytes()).as_bytes()[..5])
+}
+
+fn spelt(bytes: &[u8]) -> String {
+    data_encoding::BASE32_NOPAD.encode(bytes).to_lowercase()
 }
 
 #[cfg(test)]
@@ -66,9 +78,11 @@ mod tests {
     fn a_token_is_good_on_its_host_and_until_the_next_start() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        assert_eq!(read(folder.path()), None);
-        let first = LocalToken::leave(&store, "192.0.2.7:80".parse().unwrap()).unwrap();
-        let token = read(folder.path()).unwrap();
+        let (here, far) = ("127.0.0.1:80", "192.0.2.7:80");
+        assert_eq!(read(folder.path(), far), None);
+        let first = LocalToken::leave(&store, far.parse().unwrap()).unwrap();
+        let token = read(folder.path(), far).unwrap();
+        assert_eq!(read(folder.path(), "192.0.2.3:80"), None, "the address is damaged");
         let mode = std::fs::metadata(folder.path().join(TOKEN_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         for (from, good) in [
@@ -81,20 +95,33 @@ mod tests {
         ] {
             assert_eq!(first.accepts(Some(&token), from.parse().unwrap()), good, "from {from}");
         }
+        let at = here;
         let here = IpAddr::from([127, 0, 0, 1]);
         assert!(!first.accepts(None, here) && !first.accepts(Some(""), here) && !first.accepts(Some("tsl-"), here));
-        let second = LocalToken::leave(&store, "127.0.0.1:80".parse().unwrap()).unwrap();
+        let second = LocalToken::leave(&store, at.parse().unwrap()).unwrap();
         assert!(!second.accepts(Some(&token), here), "the process before has ended");
-        assert!(second.accepts(read(folder.path()).as_deref(), here));
-        assert!(!format!("{second:?}").contains(&read(folder.path()).unwrap()));
+        assert!(second.accepts(read(folder.path(), at).as_deref(), here));
+        assert!(!format!("{second:?}").contains(&read(folder.path(), at).unwrap()));
     }
 
     #[test]
-    fn a_file_that_holds_something_else_is_no_token() {
+    fn a_damaged_file_is_no_token() {
         let folder = tempfile::tempdir().unwrap();
-        for (text, token) in [("", None), ("tsl-a\r\nX: y", None), ("other", None), ("tsl-a\n", Some("tsl-a"))] {
-            std::fs::write(folder.path().join(TOKEN_FILE), text).unwrap();
-            assert_eq!(read(folder.path()).as_deref(), token, "{text:?}");
+        let (store, at) = (Store::open(folder.path()).unwrap(), "127.0.0.1:80");
+        LocalToken::leave(&store, at.parse().unwrap()).unwrap();
+        let path = folder.path().join(TOKEN_FILE);
+        let token = std::fs::read_to_string(&path).unwrap();
+        for text in ["", "tsl-a\r\nX: y", "other", &token.replace("tsl-", "tsk-"), &token[..token.len() / 2]] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(read(folder.path(), at), None, "{text:?}");
         }
+        for at_byte in 0..token.trim().len() {
+            let mut bytes = token.clone().into_bytes();
+            bytes[at_byte] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(read(folder.path(), at), None, "byte {at_byte}");
+        }
+        std::fs::write(&path, &token).unwrap();
+        assert_eq!(read(folder.path(), at).as_deref(), Some(token.trim()));
     }
 }

@@ -59,7 +59,8 @@ impl Peer {
         let base = base.trim_end_matches('/').to_owned();
         let client = Client::builder().connect_timeout(Duration::from_secs(3)).build();
         let client = client.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-        let token = || local::read(folder).filter(|_| written(folder).as_deref() == Some(base.as_str()));
+        let own = || written(folder).filter(|own| *own == base);
+        let token = || local::read(folder, own()?.trim_start_matches("http://"));
         let authority = match settings.text("api-key") {
             "" => token().map_or_else(|| Authority::Nothing { folder: folder.to_owned() }, Authority::Owner),
             key => Authority::Key(key.to_owned()),
@@ -131,8 +132,8 @@ impl Authority {
             }
             Self::Owner(_) => "the token in the data folder is not this process's: is it another peer's?".into(),
             Self::Nothing { folder } => format!(
-                "no peer of {} runs there with a token for its owner ({}): run this as the peer's user with the peer's \
-                 --data-dir, or with --api-key KEY",
+                "no peer of {} runs there with a token for its owner ({}, beside http.addr): run this as the peer's user with the \
+                 peer's --data-dir, or with --api-key-file FILE; a peer that is started again writes both anew",
                 folder.display(),
                 local::TOKEN_FILE
             ),
@@ -143,7 +144,9 @@ impl Authority {
 /// Where the peer that runs on this folder listens.
 fn written(folder: &Path) -> Option<String> {
     let address = std::fs::read_to_string(folder.join(HTTP_FILE)).ok()?;
-    Some(format!("http://{}", address.trim()))
+    // What is no address was damaged, and leads nowhere.
+    let address: SocketAddr = address.trim().parse().ok()?;
+    Some(format!("http://{address}"))
 }
 
 /// Where a peer's HTTP listens by itself.

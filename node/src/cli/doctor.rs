@@ -14,6 +14,7 @@ use crate::{
     memory::{Need, Size},
     node::{HTTP_FILE, ModelChoice, NodeConfig, former_addresses, open_draft},
     plain,
+    store::invited_to,
     swarm::{self, ProcessId},
     text::{Templates, TextModel},
     view::Trouble,
@@ -90,7 +91,7 @@ async fn troubles(settings: &Settings) -> Vec<Finding> {
     if !folder.join(KEY_FILE).exists() {
         return Vec::new();
     }
-    let Ok(identity) = Identity::load_or_create(&folder) else { return Vec::new() };
+    let Ok(Some(identity)) = Identity::load(&folder, invited_to(&folder)) else { return Vec::new() };
     let found = swarm::find_twin(&identity, ProcessId::draw(), &former_addresses(&folder)).await;
     found.iter().map(|at| fail(&Trouble::Twin { at: Some(at.to_string()) })).collect()
 }
@@ -158,11 +159,13 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
     found.push(if !folder.exists() {
         finding("data", State::Ok, format!("{} will be made", folder.display()))
     } else {
-        match Identity::load_or_create(folder) {
-            Ok(identity) => finding("identity", State::Ok, identity.peer_id().to_string()),
+        match Identity::load(folder, invited_to(folder)) {
+            Ok(Some(identity)) => finding("identity", State::Ok, identity.peer_id().to_string()),
+            Ok(None) => finding("identity", State::Ok, "none yet: the peer that starts here is a new one".into()),
             Err(error) => finding("identity", State::Fail, error.to_string()),
         }
     });
+    found.extend(around::files(folder));
     let port = |what, at: SocketAddr, free: std::io::Result<()>| match free {
         Ok(()) => finding(what, State::Ok, format!("{at} is free")),
         Err(_) if running => finding(what, State::Note, format!("{at} is in use, by the peer that runs here")),

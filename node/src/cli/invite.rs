@@ -108,7 +108,8 @@ fn make(folder: &Path, matches: &ArgMatches) -> Result<(), Exit> {
 
 /// What to do with an invite, beside it.
 fn told(invite: &Invite, uses: Option<u32>, running: bool) -> Vec<String> {
-    let mut lines = vec!["Who is to join runs, on a machine of theirs:  tsnode join --invite ts1…".to_owned()];
+    let mut lines =
+        vec!["Who is to join runs, on a machine of theirs, and pastes it there:  tsnode join --invite -".to_owned()];
     match invite.ticket {
         Some(ticket) => {
             let left = span(ticket.expires.saturating_sub(unix_now()).saturating_add(59));
@@ -147,7 +148,8 @@ fn current(folder: &Path) -> Result<Invite, Exit> {
         let next = "start a peer with: tsnode join, or name its folder with --data-dir";
         Exit::new(Kind::DataDir, format!("{}: {}; {next}", path.display(), plain::io_error(&e)))
     })?;
-    text.parse().map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}", path.display())))
+    let next = "the peer of this folder writes it anew when it starts: tsnode join";
+    text.parse().map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}; {next}", path.display())))
 }
 
 fn list(folder: &Path, as_json: bool) -> Result<(), Exit> {

@@ -2,7 +2,7 @@
 
 use super::{is_set, json as json_flag, knobs, show, verb};
 use crate::{
-    config::Settings,
+    config::{Settings, secrets::API_KEY},
     exit::{Exit, Kind},
     keys::{self, KeysError, Scope},
 };
@@ -33,8 +33,7 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
     match verb {
         "add" => {
             let admin = matches.get_one::<String>("scope").is_some_and(|s| s == "admin");
-            std::fs::create_dir_all(&folder).map_err(|e| Exit::file(Kind::DataDir, &folder, &e))?;
-            let first = settings.text("api-key").is_empty() && keys::read(&folder).map_err(exit)?.is_empty();
+            let first = !settings.has_secret(API_KEY) && keys::read(&folder).map_err(exit)?.is_empty();
             let scope = if admin { Scope::Admin } else { Scope::Inference };
             let key = keys::add(&folder, name, scope).map_err(exit)?;
             if as_json {

@@ -1,7 +1,7 @@
 //! What `tsnode doctor` says of what is around a peer: the disk below its data folder, and whether others reach it.
 
 use super::{Finding, State, finding};
-use crate::{cli::ask::Peer, config::Settings, memory::Size, node::NodeConfig, plain, view::SwarmView};
+use crate::{cli::ask::Peer, config::Settings, invites, keys, memory::Size, node::NodeConfig, plain, view::SwarmView};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
@@ -38,6 +38,31 @@ fn room(folder: &Path, free: u64) -> Finding {
         }
         _ => finding("disk", State::Fail, format!("{free_size} free for {place}: too little to start; {next}")),
     }
+}
+
+/// Files of the data folder that are damaged, and those that were and are kept aside.
+pub(super) fn files(folder: &Path) -> Vec<Finding> {
+    let broken = [
+        keys::read(folder).err().map(|error| error.to_string()),
+        invites::read(folder).err().or(invites::used(folder).err()).map(|error| error.to_string()),
+    ];
+    let mut found: Vec<_> = broken.into_iter().flatten().map(|said| finding("data", State::Fail, said)).collect();
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name.contains(".broken"));
+    let mut kept: Vec<String> = names.collect();
+    kept.sort();
+    if !kept.is_empty() {
+        let (place, kept) = (folder.display(), kept.join(", "));
+        found.push(finding(
+            "data",
+            State::Note,
+            format!(
+                "{place} has {kept}, which were damaged and kept aside: check the disk, and remove them when you like"
+            ),
+        ));
+    }
+    found
 }
 
 /// Whether others reach the peer. One that runs is asked what the others told it; else this machine calls itself, which finds a
@@ -160,6 +185,20 @@ mod tests {
         assert!(here.detail.contains("/nowhere/at/all"), "a folder that is to be made: {}", here.detail);
         let refused = disk(Path::new("/proc/self/nowhere"));
         assert!(refused.state == State::Fail && refused.detail.contains("--data-dir"), "{}", refused.detail);
+    }
+
+    #[test]
+    fn damaged_files_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(files(folder.path()).is_empty() && files(Path::new("/nowhere/at/all")).is_empty());
+        for name in ["keys.json", "invites-used.json", "state.log.broken", "state.log.broken-2"] {
+            std::fs::write(folder.path().join(name), "noise").unwrap();
+        }
+        let found = files(folder.path());
+        let said: Vec<(bool, &str)> = found.iter().map(|f| (f.state == State::Fail, f.detail.as_str())).collect();
+        assert!(matches!(said[..], [(true, _), (true, _), (false, _)]), "{said:?}");
+        assert!(said[0].1.contains("keys.json") && said[1].1.contains("invites-used.json"), "{said:?}");
+        assert!(said[2].1.contains("state.log.broken, state.log.broken-2"), "{said:?}");
     }
 
     #[test]
