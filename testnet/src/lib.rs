@@ -120,6 +120,14 @@ pub enum TestnetError {
     /// It answers wrongly.
     #[error(transparent)]
     Wrong(client::Wrong),
+    /// The note of one that was launched is damaged.
+    #[error("{}: {error}; its peers may still run: end them by hand, and remove this file", path.display())]
+    Broken {
+        /// The note.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: String,
+    },
     /// No testnet was launched there.
     #[error("{0}: no testnet is up here; start one with: tsnode testnet up --detach")]
     Absent(PathBuf),

@@ -78,6 +78,8 @@ pub(crate) fn invite_of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Option
 const HTTP_FILE: &str = "http.addr";
 const INVITE_FILE: &str = "invite";
 const TOKEN_FILE: &str = "http.token";
+/// By which a peer is told of its invite.
+const INVITE_VARIABLE: &str = "TSNODE_INVITE";
 
 pub(crate) struct Process {
     pub info: PeerInfo,
@@ -118,18 +120,17 @@ fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
 impl Process {
     /// Starts a peer for the first time: the first founds the swarm, the others are invited.
     pub fn launch(config: &TestnetConfig, index: usize, invite: Option<&str>) -> Result<Self, TestnetError> {
-        let into = invite.map_or(vec!["--private"], |invite| vec!["--invite", invite]);
-        Self::start(&config.executable, planned(config, index), &into)
+        let into: &[&str] = if invite.is_none() { &["--private"] } else { &[] };
+        Self::start(&config.executable, planned(config, index), into, invite)
     }
 
     /// Starts it again, with its files. Where nobody is there to invite it, it remembers its swarm itself.
     pub fn relaunch(executable: &Path, info: PeerInfo, invite: Option<&str>) -> Result<Self, TestnetError> {
         info.forget_http()?;
-        let into = invite.map_or(vec![], |invite| vec!["--invite", invite]);
-        Self::start(executable, info, &into)
+        Self::start(executable, info, &[], invite)
     }
 
-    fn start(executable: &Path, mut info: PeerInfo, into: &[&str]) -> Result<Self, TestnetError> {
+    fn start(executable: &Path, mut info: PeerInfo, into: &[&str], invite: Option<&str>) -> Result<Self, TestnetError> {
         let io = |what: &Path| {
             let what = what.display().to_string();
             move |error| TestnetError::Io { what, error }
@@ -139,6 +140,8 @@ impl Process {
         let err = out.try_clone().map_err(io(&info.log))?;
         let mut command = Command::new(executable);
         command.args(&info.args).args(into).stdin(Stdio::null()).stdout(out).stderr(err);
+        // Not as a flag: those are in the list of processes, which everybody can read.
+        command.env_remove(INVITE_VARIABLE).envs(invite.map(|invite| (INVITE_VARIABLE, invite)));
         let child = command.spawn().map_err(io(executable))?;
         info.pid = child.id().unwrap_or_default();
         Ok(Self { info, child, killed: false })

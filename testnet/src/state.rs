@@ -5,6 +5,8 @@ use crate::{
     peer::{Process, invite_of, signal, terminate},
 };
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,18 +28,25 @@ impl State {
     /// Reads it from a testnet's folder.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is none, or it cannot be read.
     pub fn read(folder: &Path) -> Result<Self, TestnetError> {
-        let absent = || TestnetError::Absent(folder.to_owned());
-        let text = std::fs::read(folder.join(STATE_FILE)).map_err(|_| absent())?;
-        serde_json::from_slice(&text).map_err(|_| absent())
+        let path = folder.join(STATE_FILE);
+        let text = std::fs::read(&path).map_err(|_| TestnetError::Absent(folder.to_owned()))?;
+        serde_json::from_slice(&text).map_err(|error| TestnetError::Broken { path, error: error.to_string() })
     }
 
     pub(crate) fn write(&self, folder: &Path) -> Result<(), TestnetError> {
         let path = folder.join(STATE_FILE);
         let io = |error| TestnetError::Io { what: path.display().to_string(), error };
         let text = serde_json::to_vec_pretty(self).map_err(|e| io(e.into()))?;
-        std::fs::write(&path, text).map_err(io)
+        // Whole or not at all: whoever cannot read it loses sight of processes that run.
+        let draft = folder.join(format!(".{STATE_FILE}.{}.new", std::process::id()));
+        let written = File::create(&draft).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
+        written.and_then(|()| std::fs::rename(&draft, &path)).map_err(|error| {
+            // The first error is the one worth reporting.
+            let _ = std::fs::remove_file(&draft);
+            io(error)
+        })
     }
 
     /// Peers whose process runs.
@@ -151,6 +160,9 @@ mod tests {
         state.write(&folder).unwrap();
         assert_eq!(State::read(&folder).unwrap(), state);
         assert_eq!(state.alive().count(), 0, "this process is not that peer");
+        std::fs::write(folder.join(STATE_FILE), "{").unwrap();
+        let said = State::read(&folder).unwrap_err().to_string();
+        assert!(said.contains(STATE_FILE) && said.contains("may still run"), "{said}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

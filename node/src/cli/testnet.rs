@@ -215,11 +215,13 @@ async fn leave(net: Testnet) -> Result<(), Exit> {
 
 fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
     let folder = folder(matches);
-    if let Ok(state) = State::read(&folder)
-        && state.alive().next().is_some()
-    {
-        let what = format!("{}: a testnet is up here already; stop it with: tsnode testnet down", folder.display());
-        return Err(Exit::new(Kind::DataDir, what));
+    match State::read(&folder) {
+        Ok(state) if state.alive().next().is_some() => {
+            let what = format!("{}: a testnet is up here already; stop it with: tsnode testnet down", folder.display());
+            return Err(Exit::new(Kind::DataDir, what));
+        }
+        Err(error @ TestnetError::Broken { .. }) => return Err(exit(error)),
+        _ => {}
     }
     let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
     let text = |name: &str| matches.get_one::<String>(name).cloned();
