@@ -30,7 +30,11 @@ mod submit;
 mod testnet;
 
 use crate::{
-    config::{KNOBS, Machine, Settings, unknown_variables, usual_file, values},
+    config::{
+        KNOBS, Machine, Settings,
+        secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
+        unknown_variables, usual_file, values,
+    },
     exit::{Exit, Kind},
     plain, telemetry,
     text::apart,
@@ -38,7 +42,7 @@ use crate::{
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -82,7 +86,10 @@ async fn joined<T>(task: JoinHandle<T>) -> Result<T, Exit> {
 pub fn main() -> ExitCode {
     // One provider of cryptography, named before anything asks for one.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let matches = command().get_matches();
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return refused(&error),
+    };
     match catch_unwind(AssertUnwindSafe(|| run(&matches))) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(exit)) => exit.report(),
@@ -95,6 +102,17 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Help, and words that are none of ours: they may be a secret that was written in the wrong place.
+fn refused(error: &clap::Error) -> ExitCode {
+    let said = error.render().to_string();
+    let shown = plain::without_secrets(&said);
+    if shown == said {
+        error.exit();
+    }
+    note!("{}", shown.trim_end());
+    ExitCode::from(Kind::Usage as u8)
+}
+
 fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     match verb {
@@ -105,7 +123,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     nothing_is_empty(matches)?;
     warn(unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())));
-    let settings = settings(matches)?;
+    let settings = with_secrets(settings(matches)?, verb)?;
     let sink = if verb == "join" { join::log(&settings, matches) } else { telemetry::Sink::StandardError };
     telemetry::start(settings.text("log"), settings.text("log-format"), sink)
         .map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
@@ -145,6 +163,28 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     });
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
     done
+}
+
+/// Settings with the secrets that a verb needs, wherever they are.
+fn with_secrets(mut settings: Settings, verb: &str) -> Result<Settings, Exit> {
+    for line in settings.exposed() {
+        note!("tsnode: note: {line}");
+    }
+    let needed: &[SecretSetting] = match verb {
+        "join" | "doctor" => &SECRETS,
+        "keys" | "invite" | "config" | "simulate" => &[],
+        _ => &[API_KEY],
+    };
+    let ask = |what: &str| {
+        if io::stdin().is_terminal() {
+            note!("paste {what}, and press Enter:");
+        }
+    };
+    for secret in needed {
+        let read = settings.read_secret(*secret, &mut io::stdin().lock(), ask);
+        read.map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    }
+    Ok(settings)
 }
 
 /// Says what is accepted and hardly meant.
@@ -216,8 +256,8 @@ fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
             flags.insert(knob.name.to_owned(), value.clone());
         }
     }
-    if let Some(invite) = deepest.try_get_one::<String>(INVITE).ok().flatten() {
-        flags.insert("invite".to_owned(), invite.clone());
+    if let Some(invite) = deepest.try_get_one::<String>(WITHOUT_FLAG).ok().flatten() {
+        flags.insert(INVITE.name.to_owned(), invite.clone());
     }
     let named = deepest.try_get_one::<PathBuf>("config").ok().flatten();
     let variable = || std::env::var_os("TSNODE_CONFIG").map(PathBuf::from);
@@ -243,7 +283,7 @@ pub fn command() -> Command {
         .max_term_width(110)
         .subcommand(join::command().args(knobs(&ALL)).arg(
             // Everybody tries it without the flag first.
-            Arg::new(INVITE).value_name("INVITE").conflicts_with("invite").help("The same as --invite"),
+            Arg::new(WITHOUT_FLAG).value_name("INVITE").conflicts_with("invite").help("The same as --invite"),
         ))
         .subcommand(submit::command())
         .subcommand(chat::command())
@@ -295,6 +335,7 @@ pub fn command() -> Command {
                     "kv-dtype",
                     "allow-remote-http",
                     "api-key",
+                    "api-key-file",
                 ]))
                 .arg(json()),
         )
@@ -317,7 +358,7 @@ pub fn command() -> Command {
 }
 
 /// `--invite` without its flag.
-const INVITE: &str = "invite to join with";
+const WITHOUT_FLAG: &str = "invite to join with";
 
 /// Names of all settings.
 const ALL: [&str; KNOBS.len() - 2] = {
@@ -362,7 +403,7 @@ fn asking(name: &'static str, about: &'static str, example: &str) -> Command {
 
 fn asking_args() -> Vec<Arg> {
     let api = Arg::new("api").long("api").value_name("URL").help("Peer to ask [default: the one in the data folder]");
-    let mut args = knobs(&["data-dir", "api-key"]);
+    let mut args = knobs(&["data-dir", "api-key", "api-key-file"]);
     args.extend([api, json()]);
     args
 }

@@ -1,5 +1,6 @@
 //! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
 
+pub mod secrets;
 pub mod values;
 mod warnings;
 
@@ -51,7 +52,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 37] = [
+pub const KNOBS: [Knob; 39] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -66,7 +67,12 @@ pub const KNOBS: [Knob; 37] = [
         "Model to serve: a folder, a safetensors or a GGUF file, or embedded [default: the embedded one, where no other is served]",
     ),
     knob("no-model", "false", "Serve no model: a gateway only"),
-    knob("invite", "", "Invite (ts1…) of the swarm to join [default: the last one, else the local network's]"),
+    knob(
+        "invite",
+        "",
+        "Invite (ts1…) of the swarm to join; - reads it from standard input [default: the last one, else the local network's]",
+    ),
+    knob("invite-file", "", "File with the invite: other users can read what is on a command line"),
     knob("private", "false", "Start a new swarm with a secret"),
     knob("mdns", "true", "Look for peers on the local network"),
     knob(
@@ -100,7 +106,8 @@ pub const KNOBS: [Knob; 37] = [
     ),
     knob("spot-check", "auto", "Have others compute a token of some answers again (auto), or trust every peer (never)"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
-    knob("api-key", "", "Key that HTTP clients must show, beside those of tsnode keys"),
+    knob("api-key", "", "Key that HTTP clients must show, beside those of tsnode keys; - reads it from standard input"),
+    knob("api-key-file", "", "File with that key: other users can read what is on a command line"),
     knob(
         "http-rate",
         "",
@@ -127,8 +134,12 @@ impl Knob {
     /// `TSNODE_DATA_DIR`.
     #[must_use]
     pub fn variable(&self) -> String {
-        format!("TSNODE_{}", self.name.to_uppercase().replace('-', "_"))
+        variable(self.name)
     }
+}
+
+fn variable(name: &str) -> String {
+    format!("TSNODE_{}", name.to_uppercase().replace('-', "_"))
 }
 
 const fn knob(name: &'static str, default: &'static str, help: &'static str) -> Knob {
@@ -146,6 +157,8 @@ pub enum Origin {
     Variable(String),
     /// The command line.
     Flag,
+    /// It is a secret, and was read where that says.
+    Read(String),
 }
 
 impl fmt::Display for Origin {
@@ -155,6 +168,7 @@ impl fmt::Display for Origin {
             Self::File(path, line) => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
             Self::Flag => f.write_str("flag"),
+            Self::Read(from) => f.write_str(from),
         }
     }
 }
@@ -169,6 +183,12 @@ pub enum ConfigError {
         path: PathBuf,
         /// Why.
         error: String,
+    },
+    /// There is nothing in the file, not even a remark.
+    #[error("{}: it is empty, and that is most often damage; restore it from a copy, or remove it", path.display())]
+    Empty {
+        /// Which.
+        path: PathBuf,
     },
     /// The file is not TOML.
     #[error("{}:{line}: this is no TOML ({error}); write a setting a line, as memory = \"8GiB\"", path.display())]
@@ -312,6 +332,7 @@ impl Settings {
             Some(Origin::Flag) => format!("--{name} {value}"),
             Some(Origin::Variable(variable)) => format!("{variable}={value}"),
             Some(file @ Origin::File(..)) => format!("{file}: {} = {value}", name.replace('-', "_")),
+            Some(Origin::Read(from)) => from.clone(),
             Some(Origin::Default) | None => format!("{name} = {value} (default)"),
         }
     }
@@ -358,7 +379,7 @@ impl Settings {
         let has_keys = api_key.is_some() || self.data_dir().join(KEYS_FILE).exists();
         let is_open = self.flag("allow-remote-http")?;
         if !http.ip().is_loopback() && !has_keys && !is_open {
-            let why = "listening beyond this host needs keys (tsnode keys add NAME, or --api-key), or --allow-remote-http to go without";
+            let why = "listening beyond this host needs keys (tsnode keys add NAME, or --api-key-file FILE), or --allow-remote-http to go without";
             return Err(self.wrong("http", why.into()));
         }
         Ok(NodeConfig {
@@ -565,6 +586,10 @@ fn shown(name: &str, value: &str) -> String {
 fn read(path: &Path) -> Result<BTreeMap<String, (String, usize)>, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), error: plain::io_error(&e) })?;
+    // Without its settings a peer would be another one, in another folder.
+    if text.is_empty() {
+        return Err(ConfigError::Empty { path: path.to_owned() });
+    }
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| ConfigError::Syntax {
         path: path.to_owned(),
         line: e.span().map_or(1, |s| text[..s.start.min(text.len())].lines().count().max(1)),
@@ -606,7 +631,7 @@ mod tests {
     ) -> Result<Settings, ConfigError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
-        std::fs::write(&path, file).unwrap();
+        std::fs::write(&path, format!("{file}\n# ends here\n")).unwrap();
         let flags = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let find = |name: &str| variables.iter().find(|(k, _)| *k == name).map(|(_, v)| (*v).to_owned());
         Settings::gather(&flags, find, &path, true)
@@ -745,7 +770,8 @@ mod tests {
             "empty string",
         ];
         // Any text is one of these.
-        let texts = ["data-dir", "name", "model", "draft", "api-key", "log", "log-format"];
+        let texts =
+            ["data-dir", "name", "model", "draft", "invite-file", "api-key", "api-key-file", "log", "log-format"];
         let long = "z".repeat(900);
         for knob in KNOBS.iter().filter(|knob| !texts.contains(&knob.name)) {
             for value in ["-1", "99999999999999999999", "nonsense", "\u{7}", "1e999", &long] {
@@ -775,5 +801,18 @@ mod tests {
         assert!(wrong("kv_memory = \"1GiB\"\nkv-memory = \"2GiB\"\n").contains("is said twice"));
         assert!(wrong("threads = [1]\n").contains("`threads` is a list or a table; write one value"));
         assert!(wrong("threads = \n").contains(":1: this is no TOML"));
+    }
+
+    #[test]
+    fn a_file_that_lost_its_settings_is_not_taken_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        let gather = || Settings::gather(&BTreeMap::new(), |_| None, &path, false);
+        assert!(gather().is_ok(), "there is none");
+        std::fs::write(&path, "").unwrap();
+        let said = gather().unwrap_err().to_string();
+        assert!(said.contains("config.toml: it is empty") && said.contains("remove it"), "{said}");
+        std::fs::write(&path, "# nothing yet\n").unwrap();
+        assert!(gather().is_ok());
     }
 }

@@ -46,7 +46,7 @@ impl Exit {
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         let message: String = message.into();
         // Errors of other crates come with numbers, which say nothing to people.
-        Self { kind, message: plain::without_numbers(&message) }
+        Self { kind, message: plain::without_secrets(&plain::without_numbers(&message)) }
     }
 
     /// An ending for a file or folder.

@@ -41,6 +41,29 @@ pub fn without_numbers(text: &str) -> String {
     parts.fold(first, |said, part| said + part.split_once(')').map_or(part, |(_, rest)| rest))
 }
 
+/// A sentence without secrets that somebody wrote where they do not belong: an invite behind a verb that takes none, a key in the
+/// place of a name. They are known by how they begin.
+#[must_use]
+pub fn without_secrets(text: &str) -> String {
+    const BEGINNINGS: [&str; 3] = ["ts1", "tsk-", "tsl-"];
+    /// So long is no word.
+    const LONG: usize = 16;
+    let (mut said, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some((at, beginning)) = BEGINNINGS.iter().filter_map(|b| Some((rest.find(b)?, *b))).min() {
+        let (before, found) = rest.split_at(at);
+        let secret = found[beginning.len()..].chars().take_while(char::is_ascii_alphanumeric).count();
+        let within = before.chars().last().is_some_and(|c| c.is_ascii_alphanumeric());
+        said.push_str(before);
+        said.push_str(beginning);
+        rest = &found[beginning.len()..];
+        if !within && secret >= LONG {
+            said.push('…');
+            rest = &rest[secret..];
+        }
+    }
+    said + rest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +80,16 @@ mod tests {
         assert_eq!(without_numbers(two), "a: No such file, b: Is a folder; go on");
         assert_eq!(without_numbers("nothing of the kind (os"), "nothing of the kind (os");
         assert_eq!(io_error(&std::fs::read("/nowhere/at/all").unwrap_err()), "there is no such file or folder");
+    }
+
+    #[test]
+    fn no_secret_is_repeated() {
+        let invite = format!("ts1{}", "abcdefg2".repeat(20));
+        let said =
+            without_secrets(&format!("unexpected argument '{invite}' found; tsk-{0} or tsl-{0}", "k7".repeat(26)));
+        assert_eq!(said, "unexpected argument 'ts1…' found; tsk-… or tsl-…");
+        for harmless in ["tsnode join --invite ts1…", "12D3KooWts1abcdefghijklmnopqrst", "tsk-short", "", "ts1"] {
+            assert_eq!(without_secrets(harmless), harmless);
+        }
     }
 }

@@ -25,7 +25,7 @@ use tsnode_protocol::Device;
 const LOG_FILE: &str = "join.log";
 
 pub(super) fn command() -> Command {
-    verb("join", "Lend this machine to a swarm", "tsnode join --invite ts1…").arg(
+    verb("join", "Lend this machine to a swarm", "tsnode join --invite -").arg(
         Arg::new("verbose")
             .long("verbose")
             .short('v')
