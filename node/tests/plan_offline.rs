@@ -229,6 +229,39 @@ fn bad_words_are_refused_in_ours() {
     }
 }
 
+/// Invites and keys where they do not belong: what is said of them does not say them.
+#[test]
+fn no_error_repeats_a_secret() {
+    let home = tempfile::tempdir().unwrap();
+    let (invite, key) = (format!("ts1{}", "abcdefg2".repeat(20)), format!("tsk-{}", "k7m2".repeat(13)));
+    let attached = format!("--invit={invite}");
+    for words in [
+        &[invite.as_str()][..],
+        &["join", &invite],
+        &["join", "--invite", &invite],
+        &["join", &invite, &invite],
+        &["join", &attached],
+        &["join", "--invite", &invite, &invite],
+        &["join", "--invite", &key],
+        &["join", "--name", &invite, "--memory", &key],
+        &["status", &key],
+        &["status", "--api", &key],
+        &["status", "--api-key", &key],
+        &["keys", "remove", &key],
+        &["keys", "remove", &key, &key],
+        &["invite", "revoke", &invite],
+        &["invite", &invite],
+        &["submit", "a", "--max-tokens", &key],
+        &["plan", "--cluster", &invite],
+    ] {
+        let output = tsnode(home.path(), words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && !said.is_empty(), "{words:?}: {said}");
+        // Of an invite that cannot be read its beginning is said, which is the same of all.
+        assert!(!said.contains(&invite[..16]) && !said.contains(&key[..12]), "{words:?}: {said}");
+    }
+}
+
 #[test]
 fn an_unknown_variable_is_named_with_the_one_that_was_meant() {
     let home = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tsnode_protocol::{Invite, InviteId};
@@ -526,11 +527,21 @@ async fn a_key_locks_no_owner_out(net: &Net, folder: &Path, elsewhere: &Path) {
         let (ok, _, error) = tsnode(command, folder).await;
         assert!(ok, "{command:?}: {error}");
     }
-    // A key that is given is shown, whatever there is beside it.
+    // A key that is given is shown, whatever there is beside it, wherever it comes from.
+    let file = folder.join("bobs");
+    fs::write(&file, format!("{key}\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let (ok, _, error) = tsnode(&["submit", PROMPT, "--max-tokens", "1", "--api-key-file", file], folder).await;
+    assert!(ok && !error.contains("list of processes"), "{error}");
     let (ok, _, error) = tsnode(&["submit", PROMPT, "--max-tokens", "1", "--api-key", &key], folder).await;
-    assert!(ok, "{error}");
-    let (ok, _, error) = tsnode(&["status", "--api-key", &key], folder).await;
-    assert!(!ok && error.contains("--scope admin") && error.contains("needs none"), "{error}");
+    assert!(ok && error.contains("list of processes") && error.contains("--api-key -"), "{error}");
+    let mut asked = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    asked.args(["status", "--api-key", "-", "--data-dir"]).arg(folder);
+    let mut asked = asked.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    asked.stdin.take().unwrap().write_all(format!("{key}\n").as_bytes()).await.unwrap();
+    let asked = asked.wait_with_output().await.unwrap();
+    let (ok, error) = (asked.status.success(), String::from_utf8_lossy(&asked.stderr));
+    assert!(!error.contains(&key) && !ok && error.contains("--scope admin") && error.contains("needs none"), "{error}");
     // That of another peer's folder is no good here, and is not even shown.
     let (ok, _, error) = tsnode(&["status", "--api", &at], elsewhere).await;
     assert!(!ok && error.contains("--data-dir") && error.contains("--api-key"), "{error}");
@@ -547,20 +558,38 @@ async fn a_key_locks_no_owner_out(net: &Net, folder: &Path, elsewhere: &Path) {
     }
 }
 
-/// A newcomer with an invite, which stays until it is dropped, although nobody reads what it says.
-fn newcomer(invite: &str, folder: &Path) -> tokio::process::Child {
-    let flags = ["join", "--no-model", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--invite"];
+/// A newcomer with an invite, which stays until it is dropped, although nobody reads what it says. What it was given is in no list
+/// of processes.
+async fn newcomer(invite: &str, folder: &Path) -> tokio::process::Child {
+    static TURNS: AtomicUsize = AtomicUsize::new(0);
+    let flags = ["join", "--no-model", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0"];
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
-    command.args(flags).arg(invite).arg("--data-dir").arg(folder).kill_on_drop(true);
+    command.args(flags).arg("--data-dir").arg(folder).kill_on_drop(true);
+    let file = folder.join("given");
+    let turn = TURNS.fetch_add(1, Ordering::Relaxed) % 3;
+    match turn {
+        0 => command.args(["--invite", "-"]).stdin(Stdio::piped()),
+        1 => {
+            fs::write(&file, format!("{invite}\n")).unwrap();
+            command.arg("--invite-file").arg(&file).stdin(Stdio::null())
+        }
+        _ => command.env("TSNODE_INVITE", invite).stdin(Stdio::null()),
+    };
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap()
+    let mut child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(format!("{invite}\n").as_bytes()).await.unwrap();
+    }
+    let words = child.id().map(|pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).unwrap_or_default();
+    assert!(!String::from_utf8_lossy(&words).contains(&invite[..16]), "turn {turn}");
+    child
 }
 
 /// Its end, which comes by itself, and its last line.
 async fn turned_away(invite: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let ended = tokio::time::timeout(LONG, newcomer(invite, folder.path()).wait_with_output()).await;
+    let ended = tokio::time::timeout(LONG, newcomer(invite, folder.path()).await.wait_with_output()).await;
     let ended = ended.expect("it goes on").unwrap();
     assert!(!ended.status.success());
     String::from_utf8_lossy(&ended.stderr).lines().last().unwrap_or_default().to_owned()
@@ -594,7 +623,7 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
     let once = make(&["--uses", "1"], &founder).await;
     let home = tempfile::tempdir().unwrap();
     for _ in 0..2 {
-        let mut first = newcomer(&text(&once), home.path());
+        let mut first = newcomer(&text(&once), home.path()).await;
         drop(first.stderr.take());
         swarm(&net).await_that(LONG, seen(3)).await.unwrap();
         drop(first);
@@ -622,7 +651,7 @@ async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
     elsewhere.addresses = fs::read_to_string(member.join("invite")).unwrap().parse::<Invite>().unwrap().addresses;
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let other = tempfile::tempdir().unwrap();
-    let second = newcomer(&elsewhere.to_string(), other.path());
+    let second = newcomer(&elsewhere.to_string(), other.path()).await;
     swarm(&net).await_that(LONG, seen(3)).await.unwrap();
     let (ok, _, error) = tsnode(&["invite", "revoke", made["id"].as_str().unwrap()], &founder).await;
     assert!(ok, "{error}");
