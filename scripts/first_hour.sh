@@ -114,7 +114,12 @@ try "$tsnode" invite revoke mine --data-dir "$home/first"
 mistake "an invite that has expired"
 short=$("$tsnode" invite --expires 1s --data-dir "$home/first" 2> /dev/null)
 sleep 2.1
+echo "$short" > "$home/invite"
+try "$tsnode" join "${here[@]}" --data-dir "$home/second" --invite-file "$home/invite"
+
+mistake "an invite where everybody can read it, and one in the place of another word"
 try "$tsnode" join "${here[@]}" --data-dir "$home/second" --invite "$short"
+try "$tsnode" status "$short"
 
 mistake "a key for a friend, and who has none"
 try "$tsnode" keys add bob --data-dir "$home/first"

@@ -88,7 +88,7 @@ for _ in $(seq 100); do
     sleep 0.1
 done
 for home in a b; do
-    start "host-$home" 0.0.0.0 --invite "$(cat "$FOLDER/gateway/invite")"
+    start "host-$home" 0.0.0.0 --invite-file "$FOLDER/gateway/invite"
 done
 ask() { ip netns exec gateway "$TSNODE" "$@" --data-dir "$FOLDER/gateway"; }
 found=none
