@@ -48,6 +48,7 @@ fn no_settings_file_does_harm() {
     let examples = [
         "threads = 2\nname = \"a\"\nhttp = \"127.0.0.1:1\"\n# \u{e9}\n",
         "kv_memory = \"2GiB\"\nmodel = \"x\"\nshape-mbit = 10.5\nshape_ms = 3\ntensor-parallel = 1\nthreads = \"4\"\n",
+        "# the machine in the attic, which is on at night alone\nname = \"attic\" # as its owner calls it\n",
         "listen = \"[::1]:0\"\nkv-dtype = \"bf16\"\nlayout = \"prefill=2,decode=3\"\nallow-remote-http = true\n",
     ];
     run(2, &examples.map(|text| text.as_bytes().to_vec()), |bytes| {

@@ -33,9 +33,9 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
     match verb {
         "add" => {
             let admin = matches.get_one::<String>("scope").is_some_and(|s| s == "admin");
-            let first = !settings.has_secret(API_KEY) && keys::read(&folder).map_err(exit)?.is_empty();
             let scope = if admin { Scope::Admin } else { Scope::Inference };
             let key = keys::add(&folder, name, scope).map_err(exit)?;
+            let first = !settings.has_secret(API_KEY) && keys::read(&folder).map_err(exit)?.len() == 1;
             if as_json {
                 return show::print_json(&json!({ "name": name, "key": key }));
             }
