@@ -425,7 +425,8 @@ impl Notes {
         for (key, value) in new {
             self.known.insert((*key).to_owned(), value.to_vec());
         }
-        let has_copy = new.iter().any(|(key, _)| is_copied(key, &self.known));
+        // Where members are changes often, and is copied with what comes next.
+        let has_copy = new.iter().any(|(key, _)| is_copied(key, &self.known) && !key.starts_with("known "));
         if has_copy {
             let next = edition(&self.known).saturating_add(1);
             self.known.insert(EDITION.to_owned(), next.to_le_bytes().to_vec());

@@ -211,6 +211,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_damaged_address_leads_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        for (text, base) in
+            [("127.0.0.1:7448\n", Some("http://127.0.0.1:7448")), ("127.0.0.1:74\u{1}8\n", None), ("", None)]
+        {
+            std::fs::write(folder.path().join(HTTP_FILE), text).unwrap();
+            assert_eq!(written(folder.path()).as_deref(), base, "{text:?}");
+        }
+    }
+
+    #[test]
     fn a_peer_is_named_as_people_write_addresses() {
         for (text, meant) in [
             ("http://127.0.0.1:7458", "http://127.0.0.1:7458"),
