@@ -460,8 +460,10 @@ async fn belonging(config: &NodeConfig, store: &Store, identity: &Identity) -> R
             Belonging { swarm: SwarmId(crate::random_bytes()), secret: Some(Secret(crate::random_bytes())) }
         }
         Membering::Usual => match store.joining() {
-            // It ended on its way in.
-            Some(invite) => return Ok((invited(&invite, store, identity).await?, invite)),
+            Some(invite) => {
+                tracing::info!(swarm = %invite.swarm, "this peer ended on its way into a private swarm, and goes on with its invite");
+                return Ok((invited(&invite, store, identity).await?, invite));
+            }
             None => store.swarm()?.unwrap_or_else(local_swarm),
         },
     };
