@@ -459,8 +459,8 @@ mod tests {
                         }
                     }
                 }
-                let unknown = |from| places.taken.values()
-                    .filter(|t| t.regard == Regard::Unknown && (from == None || from == Some(t.from))).count();
+                let unknown = |from: Option<Origin>| places.taken.values()
+                    .filter(|t| t.regard == Regard::Unknown && (from.is_none() || from == Some(t.from))).count();
                 prop_assert!(places.len() <= RULES.places);
                 prop_assert!(unknown(None) <= RULES.places - RULES.reserve);
                 prop_assert!((0..6).all(|n| unknown(Some(at(n))) <= RULES.share));

@@ -217,7 +217,7 @@ fn who_has_no_part_in_the_plan_hears_of_it_at_once() {
     let wish = Wish { layout: Some("prefill=1,decode=1".parse().unwrap()), ..Wish::default() };
     for seed in 0..12 {
         let mut world = World::planned_by(LaidOut(wish.clone()), seed);
-        let mut start = |world: &mut World, n| {
+        let start = |world: &mut World, n| {
             let n = world.add(cast::advert(n));
             world.start(n);
         };

@@ -15,7 +15,7 @@ pub mod gguf;
 mod json;
 mod linear;
 pub mod load;
-mod memory;
+pub mod memory;
 mod models;
 pub mod pages;
 mod philox;

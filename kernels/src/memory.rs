@@ -58,7 +58,7 @@ impl Arena {
 
 /// Gives back to the system what its allocator keeps though nobody uses it: of a large vocabulary's tokenizer, read and built
 /// before, tens of megabytes.
-pub(crate) fn trim() {
+pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     #[allow(unsafe_code)]
     {
@@ -69,6 +69,18 @@ pub(crate) fn trim() {
         // What it answers is whether it found anything.
         let _ = unsafe { malloc_trim(0) };
     }
+}
+
+/// Blocks of more than this (bytes) glibc has from the system, each for itself, and gives back when they are freed, whatever it
+/// has learnt of smaller ones: those it keeps for others, in every thread's own heap, where [`trim`] does not find all of them.
+const OWN: usize = 33 << 20;
+/// Blocks up to here are not worth it (bytes).
+const KEPT: usize = 256 << 10;
+
+/// The capacity to ask for so that what is soon freed goes back to the system at once. What is never written takes no memory.
+#[must_use]
+pub fn room(bytes: usize) -> usize {
+    if bytes > KEPT { bytes.max(OWN) } else { bytes }
 }
 
 /// What the system gave.

@@ -2,10 +2,12 @@
 
 mod api;
 mod auth;
+mod bodies;
 mod chat;
 mod complete;
 mod error;
 mod faults;
+mod fields;
 mod guests;
 mod links;
 mod metrics;
@@ -36,7 +38,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::places::Origin;
-use tsnode_protocol::limits;
+
+/// Body of what the owner asks (bytes): a few words. Those of prompts have bounds of their own, [`bodies`].
+const OWNER_BODY_BYTES: usize = 64 * 1024;
 
 /// What may be done to the peer over HTTP.
 #[derive(Clone, Debug)]
@@ -58,6 +62,7 @@ pub struct ApiState {
     view: watch::Receiver<SwarmView>,
     controls: Controls,
     texts: Texts,
+    bodies: bodies::Bodies,
     metrics: Arc<Metrics>,
     traces: Arc<traces::Traces>,
     gatekeeper: Arc<Gatekeeper>,
@@ -78,6 +83,7 @@ impl ApiState {
             view,
             controls,
             texts,
+            bodies: bodies::Bodies::default(),
             metrics: Arc::default(),
             traces: Arc::default(),
             gatekeeper: Arc::new(gatekeeper),
@@ -113,7 +119,7 @@ pub fn router(state: ApiState) -> Router {
         .fallback(api::not_found)
         .method_not_allowed_fallback(api::wrong_method)
         .layer(middleware::from_fn_with_state(state.clone(), auth::check))
-        .layer(DefaultBodyLimit::max(limits::HTTP_BODY_BYTES))
+        .layer(DefaultBodyLimit::max(OWNER_BODY_BYTES))
         .with_state(state)
 }
 

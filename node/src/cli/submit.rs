@@ -15,6 +15,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
+use tsnode_protocol::limits;
 
 pub(super) fn command() -> Command {
     asking("submit", "Send a prompt and print the answer", "tsnode submit \"It was a dark night\" --max-tokens 40")
@@ -95,7 +96,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 fn prompt(matches: &ArgMatches) -> Result<String, Exit> {
     if let Some(file) = matches.get_one::<PathBuf>("file") {
-        return std::fs::read_to_string(file).map_err(|e| Exit::file(Kind::Usage, file, &e));
+        let opened = std::fs::File::open(file).map_err(|e| Exit::file(Kind::Usage, file, &e))?;
+        return read(&file.display().to_string(), opened);
     }
     match matches.get_one::<String>("prompt").map(String::as_str) {
         Some("-") => read_stdin(),
@@ -106,10 +108,19 @@ fn prompt(matches: &ArgMatches) -> Result<String, Exit> {
 }
 
 fn read_stdin() -> Result<String, Exit> {
-    let mut text = String::new();
-    let read = std::io::stdin().take(8 << 20).read_to_string(&mut text);
-    read.map_err(|e| Exit::new(Kind::Usage, format!("standard input: {}", plain::io_error(&e))))?;
-    Ok(text)
+    read("standard input", std::io::stdin())
+}
+
+/// A prompt, unless it is longer than any peer takes.
+fn read(name: &str, from: impl Read) -> Result<String, Exit> {
+    const LONGEST: usize = limits::HTTP_BODY_BYTES;
+    let wrong = |why: &str| Exit::new(Kind::Usage, format!("{name}: {why}"));
+    let mut text = Vec::new();
+    from.take(LONGEST as u64 + 1).read_to_end(&mut text).map_err(|e| wrong(&plain::io_error(&e)))?;
+    if text.len() > LONGEST {
+        return Err(wrong(&format!("a prompt of more than {} MiB, which no peer takes; shorten it", LONGEST >> 20)));
+    }
+    String::from_utf8(text).map_err(|_| wrong("it is not text"))
 }
 
 /// An answer that has been read to its end.
@@ -164,4 +175,19 @@ pub(super) async fn stream(
         return Err(Exit::new(Kind::Request, "the answer broke off without an end"));
     }
     Ok(Streamed { text, trace, model, finish })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_that_no_peer_takes_is_refused_and_not_cut() {
+        assert_eq!(read("it", &b"It was"[..]).unwrap(), "It was");
+        let long = vec![b'a'; limits::HTTP_BODY_BYTES + 1];
+        assert_eq!(read("it", &long[1..]).unwrap().len(), limits::HTTP_BODY_BYTES);
+        let refused = |text: &[u8]| read("it", text).unwrap_err().message;
+        assert_eq!(refused(&long), "it: a prompt of more than 8 MiB, which no peer takes; shorten it");
+        assert_eq!(refused(b"a\xff"), "it: it is not text");
+    }
 }

@@ -2,28 +2,23 @@
 
 use super::{
     ApiError, ApiState,
-    naming::Naming,
-    params::{self, Fields},
+    bodies::Asked,
+    fields::{Fields, Messages},
+    params,
     request::{self, Wanted},
     respond::{self, Form},
 };
-use crate::text::ChatMessage;
-use axum::{body::Bytes, extract::State, http::HeaderMap, response::Response};
+use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use serde_json::Value;
-
-/// Messages of one conversation.
-const MESSAGES: usize = 4096;
 
 pub(super) async fn handle(
     State(state): State<ApiState>,
     headers: HeaderMap,
-    body: Result<Bytes, axum::extract::rejection::BytesRejection>,
+    body: Body,
 ) -> Result<Response, ApiError> {
-    let body = respond::body(body)?;
-    let naming = Naming::of(&headers, &body)?;
-    let mut fields = Fields::parse(&body)?;
+    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body).await?;
     let name = fields.text("model")?;
-    let messages = messages(&mut fields)?;
+    let messages = Messages::read(fields.messages())?;
     request::ready(&state)?;
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
     let logprobs = logprobs(&mut fields)?;
@@ -43,6 +38,7 @@ pub(super) async fn handle(
     };
     refuse_the_rest(fields)?;
     let prompt = model.encode_chat(&messages).await?;
+    drop((messages, place));
     let taken = request::submit(&state, model, vec![prompt], &wanted).await?;
     Ok(respond::answer(&state, taken, wanted, Form::Chat).await)
 }
@@ -69,35 +65,4 @@ fn refuse_the_rest(mut fields: Fields) -> Result<(), ApiError> {
         fields.take(name);
     }
     fields.finish()
-}
-
-fn messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, ApiError> {
-    let wrong = |why: &str| ApiError::param("messages", why);
-    let Some(Value::Array(list)) = fields.take("messages") else {
-        return Err(wrong("'messages' must be a list of messages"));
-    };
-    if list.is_empty() || list.len() > MESSAGES {
-        return Err(wrong("'messages' must have at least one message, and not thousands"));
-    }
-    list.iter().map(message).collect()
-}
-
-fn message(value: &Value) -> Result<ChatMessage, ApiError> {
-    let wrong = |why: &str| ApiError::param("messages", why);
-    let role = value["role"].as_str().ok_or_else(|| wrong("a message has no 'role'"))?;
-    if !["system", "developer", "user", "assistant"].contains(&role) {
-        return Err(wrong("a message's 'role' must be system, developer, user or assistant"));
-    }
-    // What OpenAI calls developer, models know as system.
-    let role = if role == "developer" { "system" } else { role };
-    let content = match &value["content"] {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            let text = |p: &Value| (p["type"] == "text").then(|| p["text"].as_str().map(str::to_owned)).flatten();
-            let parts: Option<Vec<String>> = parts.iter().map(text).collect();
-            parts.ok_or_else(|| wrong("only content parts of type 'text' are supported"))?.concat()
-        }
-        _ => return Err(wrong("a message's 'content' must be a string or a list of text parts")),
-    };
-    Ok(ChatMessage { role: role.to_owned(), content })
 }

@@ -2,29 +2,28 @@
 
 use super::{
     ApiError, ApiState,
-    naming::Naming,
-    params::{self, Fields},
+    bodies::Asked,
+    fields::{Given, Prompt},
+    params,
     request::{self, Wanted},
     respond::{self, Form},
 };
-use crate::text::TextModel;
-use axum::{body::Bytes, extract::State, http::HeaderMap, response::Response};
-use serde_json::Value;
+use crate::text::{TextError, TextModel};
+use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use tsnode_protocol::Token;
 
 pub(super) async fn handle(
     State(state): State<ApiState>,
     headers: HeaderMap,
-    body: Result<Bytes, axum::extract::rejection::BytesRejection>,
+    body: Body,
 ) -> Result<Response, ApiError> {
-    let body = respond::body(body)?;
-    let naming = Naming::of(&headers, &body)?;
-    let mut fields = Fields::parse(&body)?;
+    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body).await?;
     let name = fields.text("model")?;
-    let prompt = fields.take("prompt").ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
+    let prompt = fields.prompt().ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
     request::ready(&state)?;
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
-    let prompts = prompts(prompt, &model)?;
+    let prompts = prompts(prompt, &model).await?;
+    drop(place);
     let echo = fields.flag("echo")?;
     let logprobs = fields.integer("logprobs", 0, 5)?.map(|n| n as u8);
     if echo && logprobs.is_some() {
@@ -50,34 +49,30 @@ pub(super) async fn handle(
     Ok(respond::answer(&state, taken, wanted, Form::Text { echo }).await)
 }
 
-/// A text, a list of texts, a list of token ids, or a list of such lists.
-fn prompts(value: Value, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {
-    match value {
-        Value::String(text) => Ok(vec![encode(&text, model)?]),
-        Value::Array(list) if list.iter().all(Value::is_number) && !list.is_empty() => Ok(vec![tokens(&list)?]),
-        Value::Array(list) if !list.is_empty() => list.iter().map(|v| one_prompt(v, model)).collect(),
-        _ => Err(wrong()),
+async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {
+    let given = match given {
+        Prompt::Given(given) => given,
+        Prompt::TooMany => return Err(request::too_many()),
+        Prompt::Wrong => return Err(wrong()),
+    };
+    let mut prompts = Vec::with_capacity(given.len());
+    for one in given {
+        prompts.push(match one {
+            Given::Text(text) => encode(text, model).await?,
+            Given::Tokens(tokens) => tokens,
+        });
     }
+    Ok(prompts)
 }
 
-fn one_prompt(value: &Value, model: &TextModel) -> Result<Vec<Token>, ApiError> {
-    match value {
-        Value::String(text) => encode(text, model),
-        Value::Array(list) => tokens(list),
-        _ => Err(wrong()),
-    }
-}
-
-fn encode(text: &str, model: &TextModel) -> Result<Vec<Token>, ApiError> {
+async fn encode(text: String, model: &TextModel) -> Result<Vec<Token>, ApiError> {
     if text.is_empty() {
         return Err(ApiError::param("prompt", "the prompt has no tokens"));
     }
-    Ok(model.encode(text)?)
-}
-
-fn tokens(list: &[Value]) -> Result<Vec<Token>, ApiError> {
-    let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).map(Token).ok_or_else(wrong);
-    list.iter().map(id).collect()
+    model.encode_prompt(text).await.map_err(|error| match error {
+        TextError::TooLong { .. } => ApiError::FarTooLong { message: error.to_string(), param: "prompt" },
+        other => other.into(),
+    })
 }
 
 fn wrong() -> ApiError {

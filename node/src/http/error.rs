@@ -33,6 +33,14 @@ pub enum ApiError {
         /// Tokens asked for.
         wanted: u32,
     },
+    /// The prompt is so much longer than the model's context that not all of its tokens were made.
+    #[error("{message}")]
+    FarTooLong {
+        /// How long it is, what it may be, and what to do.
+        message: String,
+        /// Which field.
+        param: &'static str,
+    },
     /// No such model.
     #[error("The model `{asked}` does not exist in this swarm, which has: {}", names(.there))]
     UnknownModel {
@@ -74,6 +82,17 @@ pub enum ApiError {
     /// The body is too large.
     #[error("The body is larger than {0} bytes")]
     TooLarge(usize),
+    /// The body comes too slowly.
+    #[error(
+        "The body came too slowly: {received} bytes in {} s. Send it again on a faster connection, or a shorter one.",
+        after.as_secs()
+    )]
+    TooSlow {
+        /// Bytes that came.
+        received: usize,
+        /// In this time.
+        after: Duration,
+    },
     /// Nobody serves the model now.
     #[error("{reason}")]
     Unserved {
@@ -100,7 +119,9 @@ impl ApiError {
         const INVALID: &str = "invalid_request_error";
         match self {
             Self::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
-            Self::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
+            Self::TooLong { .. } | Self::FarTooLong { .. } => {
+                (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded"))
+            }
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Self::Forbidden => (StatusCode::FORBIDDEN, INVALID, Some("insufficient_permissions")),
@@ -108,6 +129,7 @@ impl ApiError {
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, None),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, INVALID, None),
             Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, INVALID, None),
+            Self::TooSlow { .. } => (StatusCode::REQUEST_TIMEOUT, INVALID, Some("request_timeout")),
             Self::Unserved { .. } => (StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("unavailable")),
             Self::Failed(_) => (StatusCode::BAD_GATEWAY, "server_error", Some("peer_failed")),
             Self::Model(_) => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("broken_model")),
@@ -120,6 +142,7 @@ impl ApiError {
         let param = match self {
             Self::Invalid { param, .. } => param.clone(),
             Self::TooLong { .. } => Some("messages".into()),
+            Self::FarTooLong { param, .. } => Some((*param).into()),
             Self::UnknownModel { .. } => Some("model".into()),
             _ => None,
         };
@@ -181,7 +204,8 @@ impl From<TextError> for ApiError {
             TextError::Input(message) => Self::Invalid { message, param: None },
             // Also by what the client says.
             TextError::Unbounded => Self::param("messages", error.to_string()),
-            TextError::Busy | TextError::NoProcess { .. } => {
+            TextError::TooLong { .. } => Self::FarTooLong { message: error.to_string(), param: "messages" },
+            TextError::Busy | TextError::Unfinished(_) | TextError::NoProcess { .. } => {
                 Self::Unserved { reason: error.to_string(), retry_after: Duration::from_secs(10) }
             }
             TextError::NoTemplate => Self::param("messages", error.to_string()),

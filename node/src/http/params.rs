@@ -1,8 +1,8 @@
 //! Fields that both kinds of completion have, and what they must be.
 
-use super::{ApiError, request::Wanted};
+use super::{ApiError, fields::Fields, request::Wanted};
 use crate::text::TextModel;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use tsnode_protocol::{Sampling, Token, limits, stream::Generation};
 
@@ -10,83 +10,6 @@ use tsnode_protocol::{Sampling, Token, limits, stream::Generation};
 const ANSWERS: u64 = 8;
 /// Stop strings of one request.
 const STOPS: usize = 16;
-
-/// A request's JSON object, from which fields are taken one by one; what is left at the end is unknown.
-pub(super) struct Fields(Map<String, Value>);
-
-impl Fields {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        if let Err(error) = std::str::from_utf8(body) {
-            return Err(ApiError::Invalid { message: format!("The body is not UTF-8: {error}"), param: None });
-        }
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(_) => Err(ApiError::Invalid { message: "The body must be a JSON object".into(), param: None }),
-            Err(error) => Err(ApiError::Invalid {
-                message: format!("The body could not be parsed as JSON: {error}"),
-                param: None,
-            }),
-        }
-    }
-
-    /// The field, unless it is absent or null.
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|v| !v.is_null())
-    }
-
-    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(ApiError::param(name, format!("'{name}' must be a string"))),
-        }
-    }
-
-    pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
-        match self.take(name) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(_) => Err(ApiError::param(name, format!("'{name}' must be true or false"))),
-        }
-    }
-
-    pub(super) fn integer(&mut self, name: &str, low: u64, high: u64) -> Result<Option<u64>, ApiError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        match value.as_u64().filter(|n| (low..=high).contains(n)) {
-            Some(n) => Ok(Some(n)),
-            None => Err(ApiError::param(name, format!("'{name}' must be an integer from {low} to {high}"))),
-        }
-    }
-
-    pub(super) fn number(&mut self, name: &str, low: f64, high: f64) -> Result<Option<f32>, ApiError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        match value.as_f64().filter(|x| (low..=high).contains(x)) {
-            Some(x) => Ok(Some(x as f32)),
-            None => Err(ApiError::param(name, format!("'{name}' must be a number from {low} to {high}"))),
-        }
-    }
-
-    /// A field that is known and does nothing here, unless it asks for what is not built.
-    pub(super) fn refuse_unless(&mut self, name: &str, harmless: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
-        match self.take(name) {
-            Some(value) if !harmless(&value) => {
-                Err(ApiError::param(name, format!("'{name}' is not supported by this server")))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Nothing may be left.
-    pub(super) fn finish(self) -> Result<(), ApiError> {
-        match self.0.into_iter().find(|(_, v)| !v.is_null()) {
-            None => Ok(()),
-            Some((name, _)) => {
-                let name: String = name.chars().take(64).collect();
-                Err(ApiError::param(&name, format!("Unrecognized request argument supplied: {name}")))
-            }
-        }
-    }
-}
 
 /// How the answer is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use tsnode_protocol::{ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace};
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
 /// Prompts of one request times answers to each.
-const SUBMISSIONS: usize = 64;
+pub(super) const SUBMISSIONS: usize = 64;
 
 /// What a client wants of every prompt.
 #[derive(Clone, Debug)]
@@ -99,6 +99,11 @@ fn unserved(view: &SwarmView, model: ModelId, error: SubmitError) -> ApiError {
     }
 }
 
+/// Refuses more answers than there may be at once.
+pub(super) fn too_many() -> ApiError {
+    ApiError::param("prompt", format!("from 1 to {SUBMISSIONS} answers can be asked for at once"))
+}
+
 /// Submits every prompt as often as asked. Answers of one prompt differ in their seeds.
 pub(super) async fn submit(
     state: &ApiState,
@@ -107,7 +112,7 @@ pub(super) async fn submit(
     wanted: &Wanted,
 ) -> Result<Taken, ApiError> {
     if prompts.is_empty() || prompts.len() * wanted.answers as usize > SUBMISSIONS {
-        return Err(ApiError::param("prompt", format!("from 1 to {SUBMISSIONS} answers can be asked for at once")));
+        return Err(too_many());
     }
     let mut plans = Vec::new();
     for prompt in prompts {

@@ -11,14 +11,12 @@ use crate::{
 };
 use axum::{
     Json,
-    body::Bytes,
-    extract::rejection::BytesRejection,
     http::{HeaderMap, HeaderName, HeaderValue},
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tsnode_protocol::{PeerId, RequestId, Sampled, Token, limits, stream::End};
+use tsnode_protocol::{PeerId, RequestId, Sampled, Token, stream::End};
 
 /// A request with this header is told what ran where.
 pub(super) const TRACE: &str = "x-tsnode-trace";
@@ -34,14 +32,6 @@ pub(super) enum Form {
         /// The prompt comes first in the answer.
         echo: bool,
     },
-}
-
-/// A request's body, or why there is none.
-pub(super) fn body(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
-    body.map_err(|rejection| match rejection.status().as_u16() {
-        413 => ApiError::TooLarge(limits::HTTP_BODY_BYTES),
-        _ => ApiError::Invalid { message: rejection.to_string(), param: None },
-    })
 }
 
 /// Answers as asked.

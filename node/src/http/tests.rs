@@ -1,5 +1,7 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
+mod bodies;
+
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::doors::Doors;
 use crate::{

@@ -3,7 +3,7 @@
 use super::ApiError;
 use crate::{
     models::ModelLibrary,
-    text::{SpecialText, Templates, TextModel},
+    text::{SpecialText, Templates, TextModel, Workers},
     view::SwarmView,
 };
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,8 @@ pub struct Texts {
     library: ModelLibrary,
     templates: Templates,
     special: SpecialText,
+    /// Of all models.
+    workers: Arc<Workers>,
     /// Most recent last. Held for list operations only.
     kept: Arc<Mutex<Vec<Arc<TextModel>>>>,
 }
@@ -30,7 +32,7 @@ impl Texts {
     /// Of this library, with chat templates rendered there.
     #[must_use]
     pub fn new(library: ModelLibrary, templates: Templates) -> Self {
-        Self { library, templates, special: SpecialText::default(), kept: Arc::default() }
+        Self { library, templates, special: SpecialText::default(), workers: Arc::default(), kept: Arc::default() }
     }
 
     /// The same, with special tokens' texts in messages read as told.
@@ -49,11 +51,10 @@ impl Texts {
             return Ok(kept);
         }
         let files = self.library.files(model).await?;
-        let (templates, special) = (self.templates.clone(), self.special);
+        let (templates, special, workers) = (self.templates.clone(), self.special, self.workers.clone());
+        let read = move || TextModel::new(&files, &templates).map(|text| text.reading(special).with_workers(workers));
         // A large tokenizer takes a second to read.
-        let read =
-            tokio::task::spawn_blocking(move || TextModel::new(&files, &templates).map(|text| text.reading(special)))
-                .await;
+        let read = tokio::task::spawn_blocking(read).await;
         let read = read.map_err(|e| ApiError::Model(e.to_string()))??;
         // Whoever lends the model was warned at its start; this is for a gateway's log.
         for note in read.notes() {

@@ -58,7 +58,7 @@ pub(super) fn edition(notes: &Notes) -> u64 {
 pub(super) fn reconciled(state: Notes, sound: bool, copy: Option<&Notes>) -> (Notes, bool) {
     match copy {
         // An owner who has put back a whole `state.log` knows more than a peer that knew nothing.
-        Some(copy) if !sound || (edition(copy) > edition(&state) && !(knows_swarm(&state) && !knows_swarm(copy))) => {
+        Some(copy) if !sound || (edition(copy) > edition(&state) && (knows_swarm(copy) || !knows_swarm(&state))) => {
             let own = state.into_iter().filter(|(key, _)| is_measured(key) || key.starts_with("known "));
             let mut notes: Notes = own.collect();
             notes.extend(copy.iter().map(|(key, value)| (key.clone(), value.clone())));

@@ -6,7 +6,7 @@
 //!
 //! Parent and child say JSON, one value a line: the template, which is answered as a rendering is; then conversations.
 
-use super::{ChatMessage, ChatTemplate, TemplateText, TextError, chat::clock};
+use super::{ChatMessage, ChatTemplate, TemplateText, TextError, chat::clock, workers::give_way};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{BufRead, Write};
@@ -15,7 +15,7 @@ use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Duration, Instant, timeout, timeout_at};
 use tsnode_protocol::limits;
 
@@ -30,6 +30,9 @@ const PROCESSOR: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Processes of one model at once.
 const AT_ONCE: usize = 2;
+/// Conversations from here on are long (bytes): one at a time, so that others do not wait for all of them, and a process that
+/// rendered one ends after it, with the memory that it took.
+const LONG: usize = 1 << 20;
 /// The longest answer (bytes): templates put a few words around messages.
 const ANSWER: u64 = 4 * limits::HTTP_BODY_BYTES as u64;
 
@@ -43,6 +46,7 @@ pub(super) struct Apart {
     /// Held to take it or put it back.
     idle: Mutex<Option<Worker>>,
     turns: Semaphore,
+    long: Semaphore,
 }
 
 /// Why a process did not answer.
@@ -55,7 +59,13 @@ enum Silent {
 
 impl Apart {
     pub fn new(program: &Path, template: TemplateText) -> Self {
-        Self { program: program.into(), template, idle: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
+        Self {
+            program: program.into(),
+            template,
+            idle: Mutex::default(),
+            turns: Semaphore::new(AT_ONCE),
+            long: Semaphore::new(1),
+        }
     }
 
     /// Starts a process, which reads the template.
@@ -66,7 +76,7 @@ impl Apart {
     }
 
     pub async fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        let Ok(_turn) = timeout(PATIENCE, self.turns.acquire()).await else { return Err(TextError::Busy) };
+        let Ok(_turns) = timeout(PATIENCE, self.turn(messages)).await else { return Err(TextError::Busy) };
         let end = Instant::now() + PATIENCE;
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(worker) = kept {
@@ -80,6 +90,12 @@ impl Apart {
         self.ask(fresh, messages, end).await.unwrap_or(Err(TextError::Unbounded))
     }
 
+    /// A turn, and that of long conversations if this is one.
+    async fn turn(&self, messages: &[ChatMessage]) -> (Option<SemaphorePermit<'_>>, Option<SemaphorePermit<'_>>) {
+        let long = if is_long(messages) { self.long.acquire().await.ok() } else { None };
+        (long, self.turns.acquire().await.ok())
+    }
+
     async fn ask(
         &self,
         mut worker: Worker,
@@ -87,7 +103,9 @@ impl Apart {
         end: Instant,
     ) -> Result<Result<String, TextError>, Silent> {
         let said = worker.ask(&messages, end).await?;
-        self.keep(worker);
+        if !is_long(messages) {
+            self.keep(worker);
+        }
         Ok(said.map_err(TextError::Input))
     }
 
@@ -107,6 +125,10 @@ impl Apart {
             *idle = Some(worker);
         }
     }
+}
+
+fn is_long(messages: &[ChatMessage]) -> bool {
+    messages.iter().map(|message| message.content.len()).sum::<usize>() >= LONG
 }
 
 /// A process that has read the template. It ends when this is dropped.
@@ -180,6 +202,10 @@ fn serve(mut questions: impl BufRead, mut answers: impl Write) -> std::io::Resul
 fn hear<T: DeserializeOwned>(questions: &mut impl BufRead) -> std::io::Result<Option<T>> {
     let mut line = Vec::new();
     questions.read_until(b'\n', &mut line)?;
+    // It is the last for this process.
+    if line.len() > LONG {
+        give_way();
+    }
     Ok(if line.is_empty() { None } else { Some(serde_json::from_slice(&line)?) })
 }
 

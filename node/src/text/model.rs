@@ -1,17 +1,15 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
 use super::{
-    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, defaults, guarded, specials::Guard,
-    templates::Renderer,
+    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, Workers, defaults, guarded,
+    reader::Reader, short, templates::Renderer, workers::Unfinished,
 };
 use crate::models::ModelFiles;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokenizers::Tokenizer;
 use tsnode_protocol::{ModelCard, Token};
-
-/// Characters of a token that an error repeats.
-const NAMED: usize = 40;
 
 /// Why a model's text files cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +36,20 @@ pub enum TextError {
     /// The text cannot be encoded, or the messages cannot be rendered.
     #[error("{0}")]
     Input(String),
+    /// The text is longer than the model's context, so clearly that not all of its tokens were made.
+    #[error(
+        "This model's maximum context length is {context} tokens. However, your prompt has {bytes} bytes, which are at \
+         least {tokens} tokens. Please shorten it: {context} tokens are some {} bytes of English.",
+        4 * u64::from(*.context)
+    )]
+    TooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Tokens that it has at least.
+        tokens: usize,
+        /// Tokens that the model can hold.
+        context: u32,
+    },
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
@@ -47,6 +59,9 @@ pub enum TextError {
     /// Others' conversations are rendered, and take long.
     #[error("the model's chat template is busy")]
     Busy,
+    /// The host has no thread for it, or the work broke off.
+    #[error("the text was not read: {0}")]
+    Unfinished(#[from] Unfinished),
     /// There is no process to render in.
     #[error("cannot start {} for the model's chat template: {why}", program.display())]
     NoProcess {
@@ -66,10 +81,9 @@ impl TextError {
 /// A model's text side.
 pub struct TextModel {
     card: ModelCard,
-    tokenizer: Tokenizer,
+    reader: Arc<Reader>,
+    workers: Arc<Workers>,
     template: Option<Renderer>,
-    /// Where clients' texts must not become control tokens.
-    guard: Option<Guard>,
     stop_tokens: Vec<Token>,
     defaults: Defaults,
     notes: Vec<String>,
@@ -110,14 +124,24 @@ impl TextModel {
         let named = eos_token(&settings).and_then(|text| tokenizer.token_to_id(text)).map(Token);
         stop_tokens.extend(named.filter(|token| !stop_tokens.contains(token)));
         let defaults = Defaults::read(&generation, &mut notes);
-        Ok(Self { card: files.card.clone(), tokenizer, template, guard: None, stop_tokens, defaults, notes })
+        let reader = Arc::new(Reader::new(tokenizer, &files.card.shape));
+        Ok(Self { card: files.card.clone(), reader, workers: Arc::default(), template, stop_tokens, defaults, notes })
     }
 
     /// The same, with special tokens' texts in messages read as told.
     #[must_use]
-    pub fn reading(self, special: SpecialText) -> Self {
-        let guard = (special == SpecialText::Plain).then(|| Guard::new(&self.tokenizer));
-        Self { guard, ..self }
+    pub fn reading(mut self, special: SpecialText) -> Self {
+        // Nobody else has it yet.
+        if let Some(reader) = Arc::get_mut(&mut self.reader) {
+            reader.read_specials(special);
+        }
+        self
+    }
+
+    /// The same, where texts have their turns with those of others.
+    #[must_use]
+    pub fn with_workers(self, workers: Arc<Workers>) -> Self {
+        Self { workers, ..self }
     }
 
     /// Whether its template can be read.
@@ -158,54 +182,70 @@ impl TextModel {
     /// Its tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+        self.reader.tokenizer()
     }
 
     /// Tokens of a plain text, with what the tokenizer puts around one.
     ///
     /// # Errors
-    /// When the tokenizer cannot.
+    /// When the tokenizer cannot, or the text is far longer than the model's context.
     pub fn encode(&self, text: &str) -> Result<Vec<Token>, TextError> {
-        self.tokens(text, true)
+        self.reader.plain(text)
+    }
+
+    /// The same, when it is the text's turn, away from the threads that serve if it is long.
+    ///
+    /// # Errors
+    /// As above, or when there is no thread for it.
+    pub async fn encode_prompt(&self, text: String) -> Result<Vec<Token>, TextError> {
+        // Without waiting where there is nothing to wait for.
+        self.reader.refuse_hopeless(&text)?;
+        let reader = self.reader.clone();
+        self.workers.run(text.len(), move || reader.plain(&text)).await?
     }
 
     /// Tokens of a conversation, ready for the model's answer.
     ///
     /// # Errors
-    /// When there is no template, it refuses the messages or takes too much for them, or the tokenizer cannot.
+    /// When there is no template, it refuses the messages or takes too much for them, the tokenizer cannot, or they are far
+    /// longer than the model's context.
     pub async fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let Some(guard) = &self.guard else {
-            let text = template.render(messages).await?;
-            // The template has written all special tokens itself.
-            return self.tokens(&text, false);
-        };
-        let text = template.render(&guard.hidden(&self.tokenizer, messages)?).await?;
-        let blotted = template.render(&Guard::blotted(messages)).await?;
-        self.known(guard.encode(&self.tokenizer, &text, &blotted)?)
-    }
-
-    fn tokens(&self, text: &str, special: bool) -> Result<Vec<Token>, TextError> {
-        self.known(guarded::encode(&self.tokenizer, text, special).map_err(TextError::Input)?)
-    }
-
-    /// Tokens, if the model has them all.
-    fn known(&self, tokens: Vec<u32>) -> Result<Vec<Token>, TextError> {
-        let vocab = self.card.shape.vocab;
-        if let Some(stray) = tokens.iter().find(|id| **id >= vocab) {
-            let named = guarded::token(&self.tokenizer, *stray, false).unwrap_or_default();
-            let named: String = named.chars().take(NAMED).collect();
-            return Err(TextError::Input(format!(
-                "the text holds {named:?}, token {stray} of the tokenizer, but the model has {vocab}; leave it out"
-            )));
+        self.refuse_hopeless_chat(template, messages).await?;
+        if self.reader.is_guarded() {
+            return self.encode_guarded(template, messages).await;
         }
-        Ok(tokens.into_iter().map(Token).collect())
+        let text = template.render(messages).await?;
+        self.reader.refuse_hopeless(&text)?;
+        let reader = self.reader.clone();
+        self.workers.run(text.len(), move || reader.rendered(&text)).await?
+    }
+
+    async fn encode_guarded(&self, template: &Renderer, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        let (reader, said) = (self.reader.clone(), messages.to_vec());
+        let (hidden, blotted) = self.workers.run(bytes, move || reader.hidden(&said)).await??;
+        let text = template.render(&hidden).await?;
+        self.reader.refuse_hopeless(&text)?;
+        let blotted = template.render(&blotted).await?;
+        let reader = self.reader.clone();
+        self.workers.run(text.len() + blotted.len(), move || reader.restored(&text, &blotted)).await?
+    }
+
+    /// Refuses a conversation that no template makes fit. Most keep all that is said, and a short form of the conversation
+    /// shows whether this one does; what the model itself said is not counted, since some leave out its thoughts.
+    async fn refuse_hopeless_chat(&self, template: &Renderer, messages: &[ChatMessage]) -> Result<(), TextError> {
+        self.reader.refuse_endless(messages)?;
+        let Some(refusal) = self.reader.hopeless_chat(messages) else { return Ok(()) };
+        let form = short::form(messages);
+        let rendered = template.render(&form).await?;
+        if short::is_kept(&form, &rendered) { Err(refusal) } else { Ok(()) }
     }
 
     /// The text of some tokens, without those that are no text.
     #[must_use]
     pub fn decode(&self, tokens: &[Token]) -> String {
-        let mut text = Detokeniser::new(&self.tokenizer, true);
+        let mut text = Detokeniser::new(self.tokenizer(), true);
         let said: String = tokens.iter().map(|token| text.push(*token)).collect();
         said + &text.finish()
     }

@@ -1,0 +1,274 @@
+//! A request's JSON object, read so that it takes no more memory than it is long.
+//!
+//! Read as JSON values a body takes up to seventy times its length: a map of one letter is 700 bytes. So what may be long,
+//! prompts and messages, is read into what it is, and all the rest together may take a fixed amount.
+
+mod bounded;
+mod messages;
+mod prompt;
+
+pub(super) use messages::Messages;
+pub(super) use prompt::{Given, Prompt};
+
+use super::ApiError;
+use bounded::{Budget, Within};
+use messages::ReadMessages;
+use prompt::ReadPrompt;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use std::fmt;
+use tsnode_kernels::memory;
+
+/// A request's JSON object, from which fields are taken one by one; what is left at the end is unknown.
+#[derive(Debug, Default)]
+pub(super) struct Fields {
+    prompt: Option<Prompt>,
+    messages: Option<Messages>,
+    others: Map<String, Value>,
+}
+
+impl Fields {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let wrong = |message: String| ApiError::Invalid { message, param: None };
+        if let Err(error) = std::str::from_utf8(body) {
+            return Err(wrong(format!("The body is not UTF-8: {error}")));
+        }
+        let mut budget = Budget::default();
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let read = Object { budget: &mut budget }.deserialize(&mut json).and_then(|read| json.end().map(|()| read));
+        match read {
+            Ok(Some(fields)) => Ok(fields),
+            Ok(None) => Err(wrong("The body must be a JSON object".into())),
+            Err(error) => Err(budget.exceeded().unwrap_or_else(|| wrong(unparsed(&error)))),
+        }
+    }
+
+    /// The prompts, unless they are absent or null.
+    pub(super) fn prompt(&mut self) -> Option<Prompt> {
+        self.prompt.take()
+    }
+
+    /// The conversation, unless it is absent or null.
+    pub(super) fn messages(&mut self) -> Option<Messages> {
+        self.messages.take()
+    }
+
+    /// The field, unless it is absent or null.
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        self.others.remove(name).filter(|v| !v.is_null())
+    }
+
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(ApiError::param(name, format!("'{name}' must be a string"))),
+        }
+    }
+
+    pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        match self.take(name) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(_) => Err(ApiError::param(name, format!("'{name}' must be true or false"))),
+        }
+    }
+
+    pub(super) fn integer(&mut self, name: &str, low: u64, high: u64) -> Result<Option<u64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_u64().filter(|n| (low..=high).contains(n)) {
+            Some(n) => Ok(Some(n)),
+            None => Err(ApiError::param(name, format!("'{name}' must be an integer from {low} to {high}"))),
+        }
+    }
+
+    pub(super) fn number(&mut self, name: &str, low: f64, high: f64) -> Result<Option<f32>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64().filter(|x| (low..=high).contains(x)) {
+            Some(x) => Ok(Some(x as f32)),
+            None => Err(ApiError::param(name, format!("'{name}' must be a number from {low} to {high}"))),
+        }
+    }
+
+    /// A field that is known and does nothing here, unless it asks for what is not built.
+    pub(super) fn refuse_unless(&mut self, name: &str, harmless: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(value) if !harmless(&value) => {
+                Err(ApiError::param(name, format!("'{name}' is not supported by this server")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing may be left.
+    pub(super) fn finish(self) -> Result<(), ApiError> {
+        let other = self.others.into_iter().find(|(_, v)| !v.is_null()).map(|(name, _)| name);
+        let prompt = self.prompt.map(|_| "prompt".to_owned());
+        let messages = self.messages.map(|_| "messages".to_owned());
+        match other.or(prompt).or(messages) {
+            None => Ok(()),
+            Some(name) => {
+                let name: String = name.chars().take(64).collect();
+                Err(ApiError::param(&name, format!("Unrecognized request argument supplied: {name}")))
+            }
+        }
+    }
+}
+
+fn unparsed(error: &serde_json::Error) -> String {
+    format!("The body could not be parsed as JSON: {error}")
+}
+
+/// Reads the whole of a body; nothing, if it is JSON and no object.
+struct Object<'b> {
+    budget: &'b mut Budget,
+}
+
+impl<'de> DeserializeSeed<'de> for Object<'_> {
+    type Value = Option<Fields>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Object<'_> {
+    type Value = Option<Fields>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Fields::default();
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                "prompt" => fields.prompt = map.next_value_seed(ReadPrompt)?,
+                "messages" => fields.messages = map.next_value_seed(ReadMessages)?,
+                _ => {
+                    self.budget.field(&name)?;
+                    let value = map.next_value_seed(Within(self.budget))?;
+                    fields.others.insert(name, value);
+                }
+            }
+        }
+        Ok(Some(fields))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        skip(&mut seq).map(|()| None)
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+}
+
+/// A text in memory of its own.
+fn owned(text: &str) -> String {
+    let mut own = String::with_capacity(memory::room(text.len()));
+    own.push_str(text);
+    own
+}
+
+/// Reads the rest of a list and keeps nothing of it.
+fn skip<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<(), A::Error> {
+    while seq.next_element::<IgnoredAny>()?.is_some() {}
+    Ok(())
+}
+
+/// Reads the rest of an object and keeps nothing of it.
+fn skip_map<'de, A: MapAccess<'de>>(map: &mut A) -> Result<(), A::Error> {
+    while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_protocol::Token;
+
+    fn read(body: &str) -> Fields {
+        Fields::parse(body.as_bytes()).unwrap()
+    }
+
+    fn refused(body: &str) -> String {
+        Fields::parse(body.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn prompts_are_what_they_look_like() {
+        let prompt = |json: &str| read(&format!(r#"{{"prompt":{json}}}"#)).prompt();
+        let tokens = |ids: &[u32]| ids.iter().map(|id| Token(*id)).collect::<Vec<_>>();
+        let text = |text: &str| Given::Text(text.into());
+        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::Given(vec![text("aé")])));
+        assert_eq!(prompt("[1, 2]"), Some(Prompt::Given(vec![Given::Tokens(tokens(&[1, 2]))])));
+        let mixed = Prompt::Given(vec![text("a"), Given::Tokens(tokens(&[3])), Given::Tokens(vec![])]);
+        assert_eq!(prompt(r#"["a", [3], []]"#), Some(mixed));
+        assert_eq!(prompt("null"), None);
+        for wrong in
+            ["1", "true", "{}", r#"{"a":[1]}"#, "[]", "[1.5]", "[-1]", "[1,[2]]", "[[2],1]", "[[[1]]]", "[[\"a\"]]"]
+        {
+            assert_eq!(prompt(wrong), Some(Prompt::Wrong), "{wrong}");
+        }
+        assert_eq!(prompt(&format!("[{}[1]]", "[1],".repeat(64))), Some(Prompt::TooMany));
+        assert_eq!(
+            read(r#"{"prompt":"a","prompt":"b"}"#).prompt(),
+            Some(Prompt::Given(vec![text("b")])),
+            "the last one"
+        );
+    }
+
+    #[test]
+    fn what_is_no_object_is_no_request() {
+        for body in ["[]", "[[[1]]]", "1", "-1", "1.5", "\"a\"", "null", "true"] {
+            assert_eq!(refused(body), "The body must be a JSON object", "{body}");
+        }
+        for body in ["", "{", "{\"prompt\":", "{}{}", "{\"prompt\":[1,}", "[1"] {
+            assert!(refused(body).starts_with("The body could not be parsed as JSON: "), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_unknown_whatever_it_is() {
+        let left = |body: &str| read(body).finish().unwrap_err().to_string();
+        assert!(left(r#"{"prompt":"a"}"#).ends_with("supplied: prompt"));
+        assert!(left(r#"{"messages":[]}"#).ends_with("supplied: messages"));
+        assert!(left(r#"{"prompt":"a","odd":1}"#).ends_with("supplied: odd"));
+        assert!(read(r#"{"prompt":null,"messages":null,"odd":null}"#).finish().is_ok());
+    }
+
+    #[test]
+    fn other_fields_have_an_end_and_are_named_at_it() {
+        let mut usual = read(r#"{"stop":["a","b"],"logit_bias":{"1":-2.5},"metadata":{"a":{"b":[true,null,-1]}}}"#);
+        assert_eq!(usual.take("stop"), Some(serde_json::json!(["a", "b"])));
+        assert_eq!(usual.take("metadata"), Some(serde_json::json!({ "a": { "b": [true, null, -1] } })));
+        let many = 1 << 18;
+        for long in ["{},".repeat(many), "0,".repeat(many), "[0],".repeat(many), r#"{"":0},"#.repeat(many)] {
+            let refusal = Fields::parse(format!(r#"{{"stop":[{long}0]}}"#).as_bytes()).unwrap_err();
+            assert!(matches!(&refusal, ApiError::Invalid { param: Some(name), .. } if name == "stop"), "{refusal}");
+        }
+        let deep = format!(r#"{{"stop":{}1{}}}"#, "[".repeat(200), "]".repeat(200));
+        assert!(refused(&deep).contains("recursion limit"));
+    }
+}

@@ -1,0 +1,157 @@
+//! `prompt`: a text, a list of texts, a list of token ids, or a list of such lists.
+
+use super::{owned, skip, skip_map};
+use crate::http::request::SUBMISSIONS;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+use tsnode_kernels::memory;
+use tsnode_protocol::{Token, limits};
+
+/// Tokens that a list may have before it is given room for as many as a body can name.
+const FEW: usize = 64 << 10;
+
+/// What a client gives as prompts.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::http) enum Prompt {
+    /// At least one.
+    Given(Vec<Given>),
+    /// More than can be asked for at once.
+    TooMany,
+    /// Something else.
+    Wrong,
+}
+
+/// One prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::http) enum Given {
+    Text(String),
+    Tokens(Vec<Token>),
+}
+
+/// What stands where a prompt may stand.
+enum Item {
+    Null,
+    Token(Token),
+    Given(Given),
+    List(Prompt),
+    Wrong,
+}
+
+/// Reads what is given as prompts; nothing for null.
+pub(super) struct ReadPrompt;
+
+impl<'de> DeserializeSeed<'de> for ReadPrompt {
+    type Value = Option<Prompt>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        Ok(match from.deserialize_any(ReadItem { lists: 2 })? {
+            Item::Null => None,
+            Item::Given(one) => Some(Prompt::Given(vec![one])),
+            Item::List(prompt) => Some(prompt),
+            Item::Token(_) | Item::Wrong => Some(Prompt::Wrong),
+        })
+    }
+}
+
+/// Reads one thing, which may be so many lists in each other.
+#[derive(Clone, Copy)]
+struct ReadItem {
+    lists: u8,
+}
+
+impl<'de> DeserializeSeed<'de> for ReadItem {
+    type Value = Item;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Item, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ReadItem {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a prompt")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
+        Ok(Item::Given(Given::Text(owned(text))))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Item, E> {
+        Ok(u32::try_from(number).map_or(Item::Wrong, |id| Item::Token(Token(id))))
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Item, E> {
+        Ok(Item::Wrong)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Item, E> {
+        Ok(Item::Wrong)
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Item, E> {
+        Ok(Item::Wrong)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Item, E> {
+        Ok(Item::Null)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Item, A::Error> {
+        skip_map(&mut map).map(|()| Item::Wrong)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+        let Some(lists) = self.lists.checked_sub(1) else { return skip(&mut seq).map(|()| Item::Wrong) };
+        let mut read = List::default();
+        while let Some(item) = seq.next_element_seed(ReadItem { lists })? {
+            if let Err(prompt) = read.push(item) {
+                return skip(&mut seq).map(|()| if lists == 0 { Item::Wrong } else { Item::List(prompt) });
+            }
+        }
+        Ok(read.end(lists))
+    }
+}
+
+/// A list as it is read: of token ids, or of prompts.
+#[derive(Default)]
+struct List {
+    tokens: Vec<Token>,
+    prompts: Vec<Given>,
+}
+
+impl List {
+    /// What the whole is, where this cannot be in it.
+    fn push(&mut self, item: Item) -> Result<(), Prompt> {
+        match item {
+            Item::Token(token) if self.prompts.is_empty() => self.push_token(token),
+            Item::Given(given) if self.tokens.is_empty() => {
+                self.prompts.push(given);
+                if self.prompts.len() > SUBMISSIONS {
+                    return Err(Prompt::TooMany);
+                }
+            }
+            _ => return Err(Prompt::Wrong),
+        }
+        Ok(())
+    }
+
+    fn push_token(&mut self, token: Token) {
+        if self.tokens.len() == FEW {
+            self.tokens.reserve_exact(memory::room(limits::HTTP_BODY_BYTES) / size_of::<Token>());
+        }
+        self.tokens.push(token);
+    }
+
+    /// A list inside another is one prompt.
+    fn end(self, lists: u8) -> Item {
+        match (lists, self.prompts.is_empty(), self.tokens.is_empty()) {
+            (0, true, _) => Item::Given(Given::Tokens(self.tokens)),
+            (0, ..) => Item::Wrong,
+            (_, true, true) => Item::List(Prompt::Wrong),
+            (_, true, false) => Item::Given(Given::Tokens(self.tokens)),
+            _ => Item::List(Prompt::Given(self.prompts)),
+        }
+    }
+}
