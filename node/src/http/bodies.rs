@@ -89,8 +89,8 @@ impl Default for Shared {
 }
 
 impl Bodies {
-    /// Reads a request for a completion.
-    pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Asked, ApiError> {
+    /// Reads a request for a completion, where prompts have so many tokens at most.
+    pub async fn read(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<Asked, ApiError> {
         let mut body = body.into_data_stream();
         let (bytes, place) = match self.receive(headers, &mut body).await {
             Ok(received) => received,
@@ -102,7 +102,7 @@ impl Bodies {
         let (length, headers) = (bytes.len(), headers.clone());
         let parse = move || {
             let naming = Naming::of(&headers, &bytes)?;
-            Ok(Asked { place, naming, fields: Fields::parse(&bytes)? })
+            Ok(Asked { place, naming, fields: Fields::parse(&bytes, tokens)? })
         };
         self.0.parsers.run(length, parse).await.unwrap_or_else(|error| Err(busy(&error)))
     }

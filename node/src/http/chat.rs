@@ -16,7 +16,7 @@ pub(super) async fn handle(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body).await?;
+    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
     let name = fields.text("model")?;
     let messages = Messages::read(fields.messages())?;
     request::ready(&state)?;

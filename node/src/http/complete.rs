@@ -17,7 +17,7 @@ pub(super) async fn handle(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body).await?;
+    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
     let name = fields.text("model")?;
     let prompt = fields.prompt().ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
     request::ready(&state)?;
@@ -60,6 +60,9 @@ async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, Ap
         prompts.push(match one {
             Given::Text(text) => encode(text, model).await?,
             Given::Tokens(tokens) => tokens,
+            Given::Endless(prompt) => {
+                return Err(ApiError::TooLong { context: model.card().shape.context, prompt, wanted: 1 });
+            }
         });
     }
     Ok(prompts)

@@ -28,14 +28,16 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    /// Reads a body in which prompts have so many tokens at most.
+    pub(super) fn parse(body: &[u8], tokens: usize) -> Result<Self, ApiError> {
         let wrong = |message: String| ApiError::Invalid { message, param: None };
         if let Err(error) = std::str::from_utf8(body) {
             return Err(wrong(format!("The body is not UTF-8: {error}")));
         }
         let mut budget = Budget::default();
         let mut json = serde_json::Deserializer::from_slice(body);
-        let read = Object { budget: &mut budget }.deserialize(&mut json).and_then(|read| json.end().map(|()| read));
+        let read =
+            Object { budget: &mut budget, tokens }.deserialize(&mut json).and_then(|read| json.end().map(|()| read));
         match read {
             Ok(Some(fields)) => Ok(fields),
             Ok(None) => Err(wrong("The body must be a JSON object".into())),
@@ -122,6 +124,7 @@ fn unparsed(error: &serde_json::Error) -> String {
 /// Reads the whole of a body; nothing, if it is JSON and no object.
 struct Object<'b> {
     budget: &'b mut Budget,
+    tokens: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for Object<'_> {
@@ -143,7 +146,7 @@ impl<'de> Visitor<'de> for Object<'_> {
         let mut fields = Fields::default();
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
-                "prompt" => fields.prompt = map.next_value_seed(ReadPrompt)?,
+                "prompt" => fields.prompt = map.next_value_seed(ReadPrompt { tokens: self.tokens })?,
                 "messages" => fields.messages = map.next_value_seed(ReadMessages)?,
                 _ => {
                     self.budget.field(&name)?;
@@ -156,7 +159,7 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        skip(&mut seq).map(|()| None)
+        skip(&mut seq).map(|_| None)
     }
 
     fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
@@ -191,10 +194,13 @@ fn owned(text: &str) -> String {
     own
 }
 
-/// Reads the rest of a list and keeps nothing of it.
-fn skip<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<(), A::Error> {
-    while seq.next_element::<IgnoredAny>()?.is_some() {}
-    Ok(())
+/// Reads the rest of a list and keeps nothing of it; says how much there was.
+fn skip<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<usize, A::Error> {
+    let mut skipped = 0;
+    while seq.next_element::<IgnoredAny>()?.is_some() {
+        skipped += 1;
+    }
+    Ok(skipped)
 }
 
 /// Reads the rest of an object and keeps nothing of it.
@@ -209,11 +215,11 @@ mod tests {
     use tsnode_protocol::Token;
 
     fn read(body: &str) -> Fields {
-        Fields::parse(body.as_bytes()).unwrap()
+        Fields::parse(body.as_bytes(), 3).unwrap()
     }
 
     fn refused(body: &str) -> String {
-        Fields::parse(body.as_bytes()).unwrap_err().to_string()
+        Fields::parse(body.as_bytes(), 3).unwrap_err().to_string()
     }
 
     #[test]
@@ -225,6 +231,9 @@ mod tests {
         assert_eq!(prompt("[1, 2]"), Some(Prompt::Given(vec![Given::Tokens(tokens(&[1, 2]))])));
         let mixed = Prompt::Given(vec![text("a"), Given::Tokens(tokens(&[3])), Given::Tokens(vec![])]);
         assert_eq!(prompt(r#"["a", [3], []]"#), Some(mixed));
+        let endless = Prompt::Given(vec![Given::Endless(6), Given::Tokens(tokens(&[1, 2, 3]))]);
+        assert_eq!(prompt("[[1,2,3,4,5,6],[1,2,3]]"), Some(endless));
+        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::Given(vec![Given::Endless(4)])));
         assert_eq!(prompt("null"), None);
         for wrong in
             ["1", "true", "{}", r#"{"a":[1]}"#, "[]", "[1.5]", "[-1]", "[1,[2]]", "[[2],1]", "[[[1]]]", "[[\"a\"]]"]
@@ -265,7 +274,7 @@ mod tests {
         assert_eq!(usual.take("metadata"), Some(serde_json::json!({ "a": { "b": [true, null, -1] } })));
         let many = 1 << 18;
         for long in ["{},".repeat(many), "0,".repeat(many), "[0],".repeat(many), r#"{"":0},"#.repeat(many)] {
-            let refusal = Fields::parse(format!(r#"{{"stop":[{long}0]}}"#).as_bytes()).unwrap_err();
+            let refusal = Fields::parse(format!(r#"{{"stop":[{long}0]}}"#).as_bytes(), 3).unwrap_err();
             assert!(matches!(&refusal, ApiError::Invalid { param: Some(name), .. } if name == "stop"), "{refusal}");
         }
         let deep = format!(r#"{{"stop":{}1{}}}"#, "[".repeat(200), "]".repeat(200));

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{gate::Overrule, waiting::NotReady};
-use tsnode_protocol::{ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace};
+use tsnode_protocol::{ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits};
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
@@ -85,6 +85,12 @@ pub(super) fn ready(state: &ApiState) -> Result<(), ApiError> {
     }
     let Some(reason) = reason else { return Ok(()) };
     Err(ApiError::Unserved { reason: format!("this peer is not ready: {reason}"), retry_after: Duration::from_secs(1) })
+}
+
+/// Tokens of the longest prompt that any model here takes.
+pub(super) fn most_tokens(state: &ApiState) -> usize {
+    let longest = state.view.borrow().models.iter().map(|model| model.shape.context).max();
+    longest.unwrap_or(limits::SEQUENCE_TOKENS).min(limits::SEQUENCE_TOKENS) as usize
 }
 
 /// Says why, where the plan in force has no group for the model since what is lent cannot hold it.

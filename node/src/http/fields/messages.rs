@@ -59,7 +59,7 @@ trait Wanted<'de>: Sized {
     }
 
     fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
-        skip(&mut seq).map(|()| Read::Other)
+        skip(&mut seq).map(|_| Read::Other)
     }
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<Self::Value>, A::Error> {
@@ -215,7 +215,7 @@ impl<'de> Wanted<'de> for Content {
         let mut whole = String::new();
         while let Some(part) = seq.next_element_seed(Shallow(Part { whole: &mut whole }))? {
             if !matches!(part, Read::Is(())) {
-                return skip(&mut seq).map(|()| Read::Is(Err(WRONG_PART)));
+                return skip(&mut seq).map(|_| Read::Is(Err(WRONG_PART)));
             }
         }
         Ok(Read::Is(Ok(whole)))
@@ -280,7 +280,7 @@ mod tests {
     use crate::http::fields::Fields;
 
     fn read(messages: &str) -> Result<Vec<ChatMessage>, String> {
-        let mut fields = Fields::parse(format!(r#"{{"messages":{messages}}}"#).as_bytes()).unwrap();
+        let mut fields = Fields::parse(format!(r#"{{"messages":{messages}}}"#).as_bytes(), 3).unwrap();
         Messages::read(fields.messages()).map_err(|error| error.to_string())
     }
 

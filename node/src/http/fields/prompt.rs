@@ -4,11 +4,7 @@ use super::{owned, skip, skip_map};
 use crate::http::request::SUBMISSIONS;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::fmt;
-use tsnode_kernels::memory;
-use tsnode_protocol::{Token, limits};
-
-/// Tokens that a list may have before it is given room for as many as a body can name.
-const FEW: usize = 64 << 10;
+use tsnode_protocol::Token;
 
 /// What a client gives as prompts.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,6 +22,8 @@ pub(in crate::http) enum Prompt {
 pub(in crate::http) enum Given {
     Text(String),
     Tokens(Vec<Token>),
+    /// More than any model takes: so many.
+    Endless(usize),
 }
 
 /// What stands where a prompt may stand.
@@ -37,14 +35,16 @@ enum Item {
     Wrong,
 }
 
-/// Reads what is given as prompts; nothing for null.
-pub(super) struct ReadPrompt;
+/// Reads what is given as prompts, of so many tokens each at most; nothing for null.
+pub(super) struct ReadPrompt {
+    pub tokens: usize,
+}
 
 impl<'de> DeserializeSeed<'de> for ReadPrompt {
     type Value = Option<Prompt>;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        Ok(match from.deserialize_any(ReadItem { lists: 2 })? {
+        Ok(match from.deserialize_any(ReadItem { lists: 2, tokens: self.tokens })? {
             Item::Null => None,
             Item::Given(one) => Some(Prompt::Given(vec![one])),
             Item::List(prompt) => Some(prompt),
@@ -57,6 +57,7 @@ impl<'de> DeserializeSeed<'de> for ReadPrompt {
 #[derive(Clone, Copy)]
 struct ReadItem {
     lists: u8,
+    tokens: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for ReadItem {
@@ -103,11 +104,14 @@ impl<'de> Visitor<'de> for ReadItem {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
-        let Some(lists) = self.lists.checked_sub(1) else { return skip(&mut seq).map(|()| Item::Wrong) };
+        let Some(lists) = self.lists.checked_sub(1) else { return skip(&mut seq).map(|_| Item::Wrong) };
         let mut read = List::default();
-        while let Some(item) = seq.next_element_seed(ReadItem { lists })? {
+        while let Some(item) = seq.next_element_seed(ReadItem { lists, ..self })? {
             if let Err(prompt) = read.push(item) {
-                return skip(&mut seq).map(|()| if lists == 0 { Item::Wrong } else { Item::List(prompt) });
+                return skip(&mut seq).map(|_| if lists == 0 { Item::Wrong } else { Item::List(prompt) });
+            }
+            if read.tokens.len() > self.tokens {
+                return skip(&mut seq).map(|more| Item::Given(Given::Endless(read.tokens.len() + more)));
             }
         }
         Ok(read.end(lists))
@@ -125,7 +129,7 @@ impl List {
     /// What the whole is, where this cannot be in it.
     fn push(&mut self, item: Item) -> Result<(), Prompt> {
         match item {
-            Item::Token(token) if self.prompts.is_empty() => self.push_token(token),
+            Item::Token(token) if self.prompts.is_empty() => self.tokens.push(token),
             Item::Given(given) if self.tokens.is_empty() => {
                 self.prompts.push(given);
                 if self.prompts.len() > SUBMISSIONS {
@@ -135,13 +139,6 @@ impl List {
             _ => return Err(Prompt::Wrong),
         }
         Ok(())
-    }
-
-    fn push_token(&mut self, token: Token) {
-        if self.tokens.len() == FEW {
-            self.tokens.reserve_exact(memory::room(limits::HTTP_BODY_BYTES) / size_of::<Token>());
-        }
-        self.tokens.push(token);
     }
 
     /// A list inside another is one prompt.

@@ -94,7 +94,7 @@ async fn full(bodies: &Bodies) -> JoinSet<()> {
     for _ in 0..bodies.places_for(MOST) {
         let bodies = bodies.clone();
         holding.spawn(async move {
-            let _ = bodies.read(&declared(MOST), endless(b"{")).await;
+            let _ = bodies.read(&declared(MOST), endless(b"{"), 1024).await;
         });
     }
     until(|| bodies.places_for(MOST) == 0).await;
@@ -105,12 +105,12 @@ async fn full(bodies: &Bodies) -> JoinSet<()> {
 async fn long_bodies_wait_unread_for_their_turn_and_short_ones_do_not() {
     let bodies = Bodies::patient(Duration::from_secs(10));
     let mut holding = full(&bodies).await;
-    let short = bodies.read(&HeaderMap::new(), Body::from(r#"{"prompt":"x"}"#)).await.unwrap();
+    let short = bodies.read(&HeaderMap::new(), Body::from(r#"{"prompt":"x"}"#), 1024).await.unwrap();
     assert!(short.place.is_none());
     let text = long(r#"{"prompt":""#, r#""}"#);
     let waiting = tokio::spawn({
         let bodies = bodies.clone();
-        async move { bodies.read(&declared(text.len()), Body::from(text)).await.unwrap() }
+        async move { bodies.read(&declared(text.len()), Body::from(text), 1024).await.unwrap() }
     });
     until(|| bodies.waiting() == 1).await;
     holding.abort_all();
@@ -128,7 +128,7 @@ async fn a_long_body_that_waits_too_long_is_told_to_come_back() {
     let _holding = full(&bodies).await;
     let text = long(r#"{"prompt":""#, r#""}"#);
     for headers in [declared(text.len()), HeaderMap::new()] {
-        let refused = bodies.read(&headers, Body::from(text.clone())).await.err().unwrap();
+        let refused = bodies.read(&headers, Body::from(text.clone()), 1024).await.err().unwrap();
         assert!(matches!(refused, crate::http::ApiError::Unserved { .. }), "{refused}");
         assert!(refused.to_string().contains("no room for another long request"), "{refused}");
     }
@@ -140,7 +140,7 @@ async fn who_sends_slowly_gives_its_place_to_those_who_wait() {
     let _holding = full(&bodies).await;
     let text = long(r#"{"prompt":""#, r#""}"#);
     let asked = Instant::now();
-    assert!(bodies.read(&declared(text.len()), Body::from(text)).await.is_ok());
+    assert!(bodies.read(&declared(text.len()), Body::from(text), 1024).await.is_ok());
     assert!(asked.elapsed() < Duration::from_secs(8), "{:?}", asked.elapsed());
 }
 
