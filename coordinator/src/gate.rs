@@ -11,6 +11,9 @@
 //! prompt, on both ways.
 //!
 //! Prompts take what devices were measured to take, where that is known.
+//!
+//! Which packing is quicker changes from one request to the next, and tokens rest on it ([`kv_codec`]): who wants the same tokens
+//! every time fixes it.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -45,6 +48,38 @@ pub enum KvChoice {
     Int8,
     /// Three bits.
     Int3,
+}
+
+impl KvChoice {
+    /// The one packing, where it is not to be chosen.
+    #[must_use]
+    pub fn codec(self) -> Option<KvCodec> {
+        match self {
+            Self::Auto => None,
+            Self::Raw => Some(KvCodec::Raw),
+            Self::Int4 => Some(KvCodec::Int4),
+            Self::Int8 => Some(KvCodec::Int8),
+            Self::Int3 => Some(KvCodec::Int3),
+        }
+    }
+}
+
+impl From<KvCodec> for KvChoice {
+    fn from(codec: KvCodec) -> Self {
+        match codec {
+            KvCodec::Raw => Self::Raw,
+            KvCodec::Int4 => Self::Int4,
+            KvCodec::Int8 => Self::Int8,
+            KvCodec::Int3 => Self::Int3,
+        }
+    }
+}
+
+/// What a prompt's KV goes through: what is fixed, sent or not; else what it is packed in where it is sent, and nothing where it is
+/// decoded where it was computed.
+#[must_use]
+pub fn kv_codec(fixed: Option<KvCodec>, sent: Option<KvCodec>) -> KvCodec {
+    fixed.or(sent).unwrap_or(KvCodec::Raw)
 }
 
 /// Whether to ask the gate at all.
@@ -239,16 +274,10 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
 #[must_use]
 pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
     let computed = case.remote.time(case.tokens, case.remote_has);
-    let codec = match choice {
-        KvChoice::Raw => KvCodec::Raw,
-        KvChoice::Int4 => KvCodec::Int4,
-        KvChoice::Int8 => KvCodec::Int8,
-        KvChoice::Int3 => KvCodec::Int3,
-        KvChoice::Auto => {
-            let there = |codec| Sending::of(case, codec).sent(case.pace, computed).0.0;
-            if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }
-        }
-    };
+    let codec = choice.codec().unwrap_or_else(|| {
+        let there = |codec| Sending::of(case, codec).sent(case.pace, computed).0.0;
+        if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }
+    });
     let (remote, pace) = Sending::of(case, codec).sent(case.pace, computed);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
     let answer = if case.answered > 0 { case.local.cost.of(case.answered, case.tokens) } else { Seconds(0.0) };
@@ -456,6 +485,37 @@ mod tests {
         // It may be there as well: whoever decoded it first keeps it.
         let all = weigh(&Case { answered: 1000, local_has: 5096, ..case(1000.0) }, KvChoice::Int4);
         assert!(all.local.0 < 0.01 * before.local.0, "{all}");
+    }
+
+    /// One prompt, asked for while links, queues, caches and the codec's own speed are what they happen to be.
+    #[test]
+    fn a_fixed_codec_is_what_kv_goes_through_whatever_the_gate_sees() {
+        let rates = [None, Some(BytesPerSecond(1e8)), Some(BytesPerSecond(1e11))];
+        let mbits = [1.0, 100.0, 2000.0, 10_000.0, 400_000.0];
+        let seen = mbits.into_iter().flat_map(|mbit| rates.map(|unpack| (mbit, unpack)));
+        let cases = seen.flat_map(|(mbit, unpack)| {
+            [(0, 0), (4, 0), (0, 4000)].map(|(running, local_has)| Case {
+                local: Side { running, ..case(mbit).local },
+                local_has,
+                packed: Codec { pack: None, unpack },
+                ..case(mbit)
+            })
+        });
+        let cases: Vec<Case> = cases.collect();
+        let went_through = |case: &Case, fixed: Option<KvCodec>| {
+            let verdict = weigh(case, fixed.map_or(KvChoice::Auto, KvChoice::from));
+            kv_codec(fixed, verdict.splits().then_some(verdict.codec))
+        };
+        let all = |fixed| cases.iter().map(|case| went_through(case, fixed)).collect::<Vec<_>>();
+        for codec in [KvCodec::Raw, KvCodec::Int3, KvCodec::Int4, KvCodec::Int8] {
+            assert!(all(Some(codec)).iter().all(|gone| *gone == codec), "{codec:?}");
+        }
+        // Where nobody fixes it, the same prompt goes now this way and now that.
+        let free = all(None);
+        assert!(free.contains(&KvCodec::Raw) && free.contains(&KvCodec::Int4), "{free:?}");
+        // Sent by all means it still does.
+        let sent: Vec<KvCodec> = cases.iter().map(|case| weigh(case, KvChoice::Auto).codec).collect();
+        assert!(sent.contains(&KvCodec::Raw) && sent.contains(&KvCodec::Int4), "{sent:?}");
     }
 
     #[test]

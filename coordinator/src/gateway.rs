@@ -21,7 +21,7 @@ pub use trace::{Move, Parts, Predicted, Trace, Way};
 
 use crate::{
     Time,
-    gate::{Overrule, SplitChoice},
+    gate::{self, Overrule, SplitChoice},
     profiler,
     router::{Choice, Pick, Router},
     speeds::{Speeds, Work},
@@ -101,12 +101,13 @@ impl Gateway {
                 self.leave_the_dead(now, &mut out);
                 self.house_the_homeless(now, &mut out);
             }
-            Event::Submit { request, model, prompt, generation, begun, overrule } => {
+            Event::Submit { request, model, prompt, generation, begun, overrule, codec } => {
                 if begun.is_none() {
                     let arrived = profiler::Event::Arrived { prompt: tokens(prompt.len()) };
                     self.traffic.on_event(now, model, arrived);
                 }
-                let new = Request::new(now, model, prompt, generation).with(begun).overruled(overrule);
+                let new = Request::new(now, model, prompt, generation).with(begun);
+                let new = new.overruled(overrule).packed(codec);
                 self.submit(now, request, new, &mut out);
             }
             Event::Cancel { request } => self.hang_up(request, &mut out),
@@ -170,9 +171,9 @@ impl Gateway {
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
             _ => "one group does both".to_owned(),
         };
-        if !r.is_settled() {
-            r.codec = if split { verdict.map_or(KvCodec::Int4, |v| v.codec) } else { KvCodec::Raw };
-        }
+        let unknown = || self.config.kv.codec().unwrap_or(KvCodec::Int4);
+        let sent = split.then(|| verdict.map_or_else(unknown, |v| v.codec));
+        r.codec = gate::kv_codec(r.fixed_codec(&self.config), sent);
         r.pace = r.told_pace(&self.config).or(verdict.map(|v| v.pace)).unwrap_or_default();
         r.predicted = verdict.map(|v| Predicted { elsewhere: v.remote, here: v.local });
         r.homeless_until = None;

@@ -102,6 +102,7 @@ impl Story {
             generation,
             begun: None,
             overrule: None,
+            codec: None,
         });
         match &actions[..] {
             [Action::OpenDecode { leader, open, .. }] => {
@@ -324,6 +325,7 @@ fn an_answer_that_nobody_has_a_journal_of_is_computed_as_its_client_says() {
             generation,
             begun,
             overrule: None,
+            codec: None,
         };
         let actions = story.tell(submit);
         let [Action::OpenDecode { open, .. }] = &actions[..] else { panic!("{actions:?}") };
@@ -348,6 +350,7 @@ fn an_answer_begun_at_another_gateway_goes_on() {
             generation,
             begun: Some(begun),
             overrule: None,
+            codec: None,
         }
     };
     let mut story = Story::new();
@@ -434,6 +437,7 @@ fn a_burst_is_spread_before_any_heartbeat_tells() {
             generation,
             begun: None,
             overrule: None,
+            codec: None,
         });
         let [Action::OpenDecode { leader, .. }] = &actions[..] else { panic!("{actions:?}") };
         *leaders.entry(*leader).or_default() += 1;
@@ -552,7 +556,15 @@ fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
     story.tell(Event::View(story.view.clone()));
     let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
     let prompt = vec![Token(1); 30_000];
-    story.tell(Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule: None });
+    story.tell(Event::Submit {
+        request: REQUEST,
+        model: MODEL,
+        prompt,
+        generation,
+        begun: None,
+        overrule: None,
+        codec: None,
+    });
     story.decode(DecodeEvent::Granted { cached: 0 });
     let (_, after) = story.silence();
     assert!(after > Duration::from_secs(240), "{after:?} for what takes thirty seconds when all is well");
@@ -565,7 +577,8 @@ fn who_says_where_a_prompt_is_computed_is_obeyed() {
         let mut story = Story::new();
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
         let prompt = vec![Token(1); 4];
-        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule };
+        let submit =
+            Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule, codec: None };
         match &story.tell(submit)[..] {
             [Action::OpenDecode { open, .. }] => open.await_kv,
             other => panic!("{other:?}"),
@@ -574,4 +587,35 @@ fn who_says_where_a_prompt_is_computed_is_obeyed() {
     assert!(asked(None), "these gateways always split");
     assert!(!asked(Some(Overrule::InPlace)));
     assert!(asked(Some(Overrule::Sent(None))) && asked(Some(Overrule::Sent(Some(KvPace::Whole)))));
+}
+
+/// A prompt's KV goes through what its client says, or else the gateway's owner, wherever it is computed: only then are two answers to
+/// one request the same tokens.
+#[test]
+fn what_kv_goes_through_is_fixed_by_a_request_or_by_the_gateways_owner() {
+    let asked = |fixed, codec, overrule, begun: Option<Begun>| {
+        let config = GatewayConfig { fixed, split: SplitChoice::Always, ..GatewayConfig::default() };
+        let mut story = Story::new();
+        story.gateway = Gateway::new(config);
+        story.tell(Event::View(story.view.clone()));
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let prompt = vec![Token(1); 4];
+        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun, overrule, codec };
+        match &story.tell(submit)[..] {
+            [Action::OpenDecode { open, .. }] => open.codec,
+            other => panic!("{other:?}"),
+        }
+    };
+    let in_place = Some(Overrule::InPlace);
+    assert_eq!([asked(None, None, None, None), asked(None, None, in_place, None)], [KvCodec::Int4, KvCodec::Raw]);
+    for codec in [KvCodec::Raw, KvCodec::Int3, KvCodec::Int4, KvCodec::Int8] {
+        for overrule in [None, in_place] {
+            assert_eq!(asked(None, Some(codec), overrule, None), codec, "as the client says, {overrule:?}");
+            assert_eq!(asked(Some(codec), None, overrule, None), codec, "as the owner says, {overrule:?}");
+            assert_eq!(asked(Some(KvCodec::Int4), Some(codec), overrule, None), codec, "the client comes first");
+            // Whoever has tokens that rest on something else goes on with that.
+            let begun = Begun { codec: KvCodec::Int8, holder: None, answer: vec![Token(10)] };
+            assert_eq!(asked(Some(codec), Some(codec), overrule, Some(begun)), KvCodec::Int8);
+        }
+    }
 }

@@ -112,7 +112,15 @@ impl Story {
     fn submit(&mut self, request: RequestId, begun: Option<Begun>) -> (PeerId, DecodeRequest) {
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 9, stop_tokens: vec![] };
         let prompt = (0..PROMPT).map(Token).collect();
-        opened(&self.tell(Event::Submit { request, model: MODEL, prompt, generation, begun, overrule: None }))
+        opened(&self.tell(Event::Submit {
+            request,
+            model: MODEL,
+            prompt,
+            generation,
+            begun,
+            overrule: None,
+            codec: None,
+        }))
     }
 
     fn decode(&mut self, request: RequestId, event: DecodeEvent) -> Vec<Action> {

@@ -30,7 +30,7 @@ use tsnode_coordinator::{
     spot::SpotChecks,
 };
 use tsnode_kernels::engine::Threads;
-use tsnode_protocol::{BytesPerSecond, Invite, KvDtype, invite::InviteError, kv::KvPace, limits};
+use tsnode_protocol::{BytesPerSecond, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
 use values::Bytes;
 
 /// The most threads or ranks that are taken for a wish.
@@ -52,7 +52,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 39] = [
+pub const KNOBS: [Knob; 40] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -87,6 +87,11 @@ pub const KNOBS: [Knob; 39] = [
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw, int8, int4 or int3"),
+    knob(
+        "fixed-kv",
+        "",
+        "What every prompt's KV goes through, sent or not, so that a request has the same tokens every time: raw, int8, int4 or int3 [default: as is quickest]",
+    ),
     knob(
         "kv-pace",
         "auto",
@@ -408,6 +413,7 @@ impl Settings {
                     ("int3", KvChoice::Int3),
                 ],
             )?,
+            fixed_kv: self.fixed_kv()?,
             kv_pace: self.choice(
                 "kv-pace",
                 &[("auto", None), ("layers", Some(KvPace::Layers)), ("whole", Some(KvPace::Whole))],
@@ -426,6 +432,18 @@ impl Settings {
             faults: self.flag("faults")?,
             wall: self.wall()?,
         })
+    }
+
+    fn fixed_kv(&self) -> Result<Option<KvCodec>, ConfigError> {
+        let choices = [
+            ("", None),
+            ("raw", Some(KvCodec::Raw)),
+            ("int8", Some(KvCodec::Int8)),
+            ("int4", Some(KvCodec::Int4)),
+            ("int3", Some(KvCodec::Int3)),
+        ];
+        let fixed = choices.iter().find(|(text, _)| *text == self.text("fixed-kv")).map(|(_, value)| *value);
+        fixed.ok_or_else(|| self.wrong("fixed-kv", "choose one of raw, int8, int4, int3, or leave it out".into()))
     }
 
     /// Processors that compute, and those for all else, where the owner says which this process uses.
@@ -649,6 +667,15 @@ mod tests {
             let said = threads(&[("threads", "4"), ("tensor-parallel", wrong)]).unwrap_err().to_string();
             assert!(said.contains("tensor-parallel"), "{said}");
         }
+    }
+
+    #[test]
+    fn what_kv_goes_through_is_fixed_by_name_or_not_at_all() {
+        let of = |flags: &[(&str, &str)]| gather(flags, &[], "").unwrap().node().map(|node| node.fixed_kv);
+        let fixed = |text| of(&[("fixed-kv", text)]);
+        assert_eq!([of(&[]), fixed("raw")], [Ok(None), Ok(Some(KvCodec::Raw))]);
+        assert_eq!([fixed("int3"), fixed("int4")], [Ok(Some(KvCodec::Int3)), Ok(Some(KvCodec::Int4))]);
+        assert!(fixed("auto").unwrap_err().to_string().contains("choose one of raw, int8, int4, int3"));
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub struct Prompt {
     pub seen: Seen,
     /// Where it wants the prompt computed, if it says so.
     pub overrule: Option<Overrule>,
+    /// What it wants the prompt's KV to go through, if it says so.
+    pub codec: Option<KvCodec>,
 }
 
 /// How much of an answer a client has.

@@ -8,6 +8,7 @@ mod complete;
 mod error;
 mod faults;
 mod fields;
+mod fingerprint;
 mod guests;
 mod links;
 mod metrics;

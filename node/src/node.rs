@@ -376,6 +376,7 @@ impl Ground {
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
+            fixed: self.config.fixed_kv,
             pace: self.config.kv_pace,
             split: self.config.split,
             element_bytes: self.config.kv_dtype.bytes() as u64,

@@ -30,8 +30,11 @@ pub struct GatewayConfig {
     pub retry_after: Duration,
     /// How long a request that was begun waits for a group that can go on with it.
     pub homeless_patience: Duration,
-    /// Packing of KV.
+    /// Packing of KV that is sent.
     pub kv: KvChoice,
+    /// What every prompt's KV goes through, sent or not, where its client does not say: the same request is then answered with the
+    /// same tokens every time.
+    pub fixed: Option<KvCodec>,
     /// When KV leaves, where it is not as pays.
     pub pace: Option<KvPace>,
     /// Whether the cost gate is asked.
@@ -51,6 +54,7 @@ impl Default for GatewayConfig {
             retry_after: Duration::from_secs(2),
             homeless_patience: Duration::from_secs(60),
             kv: KvChoice::Auto,
+            fixed: None,
             pace: None,
             split: SplitChoice::Auto,
             element_bytes: 2,
@@ -115,6 +119,8 @@ pub enum Event {
         begun: Option<Begun>,
         /// Where its client wants the prompt computed, if it says so.
         overrule: Option<Overrule>,
+        /// What its client wants the prompt's KV to go through, if it says so.
+        codec: Option<KvCodec>,
     },
     /// The client no longer wants it.
     Cancel {

@@ -91,13 +91,7 @@ impl Judging<'_> {
         let (from, to) = (prefill.leader()?, decode.leader()?);
         let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
         let unmeasured = if from == to { WITHIN_PEER } else { (UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH) };
-        let kv = match r.codec {
-            _ if !r.is_settled() => self.config.kv,
-            KvCodec::Raw => KvChoice::Raw,
-            KvCodec::Int4 => KvChoice::Int4,
-            KvCodec::Int8 => KvChoice::Int8,
-            KvCodec::Int3 => KvChoice::Int3,
-        };
+        let kv = r.fixed_codec(self.config).map_or(self.config.kv, KvChoice::from);
         let packed = match kv {
             KvChoice::Int3 => KvCodec::Int3,
             KvChoice::Int8 => KvCodec::Int8,
@@ -128,10 +122,10 @@ impl Judging<'_> {
         if r.prefilled_by == Some(group) { prompt } else { self.kept.has(group, &r.trail).min(prompt) }
     }
 
-    /// Tokens of prompt and answer that a group need not compute to decode behind them: none where the answer rests on KV that went
-    /// through a codec, since groups keep it as it was computed.
+    /// Tokens of prompt and answer that a group need not compute to decode behind them: none where the answer is to rest on KV that
+    /// goes through a codec wherever it is computed, since groups keep it as it was computed.
     fn usable_at(&self, r: &Request, group: GroupId) -> u32 {
-        let is_exact = !r.is_settled() || r.codec == KvCodec::Raw;
+        let is_exact = r.fixed_codec(self.config).is_none_or(|codec| codec == KvCodec::Raw);
         if is_exact { self.kept.has(group, &r.trail) } else { 0 }
     }
 

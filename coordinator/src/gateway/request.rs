@@ -61,6 +61,8 @@ pub(super) struct Request {
     pub pace: KvPace,
     /// What its client says of that, and of where the prompt is computed.
     pub overrule: Option<Overrule>,
+    /// What its client wants the prompt's KV to go through.
+    pub told_codec: Option<KvCodec>,
     /// What the gate expected.
     pub predicted: Option<Predicted>,
     /// Why the prompt is computed where it is.
@@ -116,6 +118,7 @@ impl Request {
             codec: KvCodec::Raw,
             pace: KvPace::default(),
             overrule: None,
+            told_codec: None,
             predicted: None,
             reason: String::new(),
             accepted: false,
@@ -146,6 +149,17 @@ impl Request {
     /// With what its client says of where the prompt is computed.
     pub fn overruled(self, overrule: Option<Overrule>) -> Self {
         Self { overrule, ..self }
+    }
+
+    /// With what its client says of the packing of its KV.
+    pub fn packed(self, told_codec: Option<KvCodec>) -> Self {
+        Self { told_codec, ..self }
+    }
+
+    /// What its KV goes through, if that is not the gate's choice: what tokens that its client has rest on, then what it says, then
+    /// what the owner does.
+    pub fn fixed_codec(&self, config: &GatewayConfig) -> Option<KvCodec> {
+        if self.is_settled() { Some(self.codec) } else { self.told_codec.or(config.fixed) }
     }
 
     /// When its KV leaves, if that is not the gate's choice.

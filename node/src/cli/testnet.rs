@@ -111,6 +111,12 @@ fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> 
                 .value_name("CODEC")
                 .help("KV on the wire: auto, raw, int8, int4 or int3"),
         )
+        .arg(
+            Arg::new("fixed-kv")
+                .long("fixed-kv")
+                .value_name("CODEC")
+                .help("What every prompt's KV goes through, sent or not: raw, int8, int4 or int3"),
+        )
         .arg(Arg::new("kv-dtype").long("kv-dtype").value_name("TYPE").help("Elements of KV pages: f16, bf16 or f32"))
         .arg(dir())
 }
@@ -249,7 +255,7 @@ fn flags(matches: &ArgMatches, log: &str) -> Vec<String> {
     // Phases are split however short the prompt, unless something else is asked for: that is what a testnet is there to show.
     let split = matches.try_get_one::<String>("split").ok().flatten().map_or("always", String::as_str);
     let mut flags = ["--split", split, "--log", log].map(str::to_owned).to_vec();
-    for name in ["layout", "kv-codec", "kv-dtype"] {
+    for name in ["layout", "kv-codec", "fixed-kv", "kv-dtype"] {
         if let Some(value) = matches.get_one::<String>(name) {
             flags.extend([format!("--{name}"), value.clone()]);
         }

@@ -10,7 +10,7 @@ use tsnode_coordinator::{
     gateway::{Action, Event},
 };
 use tsnode_protocol::{
-    ModelId, RequestId, Token,
+    KvCodec, ModelId, RequestId, Token,
     journal::Fingerprint,
     stream::{DecodeOrder, End, Generation},
 };
@@ -68,6 +68,7 @@ pub(super) struct Asked {
     pub prompt: Vec<Token>,
     pub generation: Generation,
     pub overrule: Option<Overrule>,
+    pub codec: Option<KvCodec>,
 }
 
 impl Asked {
@@ -169,7 +170,7 @@ pub(super) fn finish(desk: &mut Desk, request: RequestId, end: End) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_protocol::{KvCodec, Sampled};
+    use tsnode_protocol::Sampled;
 
     #[test]
     fn a_client_knows_better_than_a_journal_what_its_tokens_rest_on() {

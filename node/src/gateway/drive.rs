@@ -123,7 +123,7 @@ impl Drive {
     /// Takes a request in, or first asks whether its client was served elsewhere before.
     fn submitted(&mut self, submission: Submission, desk: &mut Desk) -> Option<Event> {
         let Submission { prompt, answer } = submission;
-        let Prompt { request, model, prompt, generation, comes_back, seen, overrule } = prompt;
+        let Prompt { request, model, prompt, generation, comes_back, seen, overrule, codec } = prompt;
         if desk.clients.contains_key(&request) {
             // Its client has lost the connection that it had here, and this is not known yet.
             self.step(Event::Cancel { request }, desk);
@@ -151,7 +151,7 @@ impl Drive {
             _over: over.drop_guard(),
         };
         desk.clients.insert(request, client);
-        let asked = Asked { request, model, prompt, generation, overrule };
+        let asked = Asked { request, model, prompt, generation, overrule, codec };
         if !comes_back {
             return self.begun(Looked { line, asked, recalled: None }, desk);
         }
@@ -168,7 +168,7 @@ impl Drive {
     fn begun(&self, looked: Looked, desk: &mut Desk) -> Option<Event> {
         let Looked { line, asked, recalled } = looked;
         let fingerprint = asked.fingerprint();
-        let Asked { request, model, prompt, generation, overrule } = asked;
+        let Asked { request, model, prompt, generation, overrule, codec } = asked;
         let client = desk.clients.get_mut(&request).filter(|c| c.line == line)?;
         let begun = recalled.as_ref().map(|r| Begun {
             codec: r.codec,
@@ -177,7 +177,7 @@ impl Drive {
         });
         client.given = recalled.clone();
         self.journal.begin(request, fingerprint, recalled);
-        Some(Event::Submit { request, model, prompt, generation, begun, overrule })
+        Some(Event::Submit { request, model, prompt, generation, begun, overrule, codec })
     }
 
     fn act(&self, action: Action, desk: &mut Desk) {

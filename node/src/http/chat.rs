@@ -4,7 +4,7 @@ use super::{
     ApiError, ApiState,
     bodies::Asked,
     fields::{Fields, Messages},
-    params,
+    fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
 };
@@ -34,6 +34,7 @@ pub(super) async fn handle(
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(&headers)?,
+        codec: fingerprint::kv_codec(&mut fields, &state)?,
         naming,
     };
     refuse_the_rest(fields)?;

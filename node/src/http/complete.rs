@@ -4,7 +4,7 @@ use super::{
     ApiError, ApiState,
     bodies::Asked,
     fields::{Given, Prompt},
-    params,
+    fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
 };
@@ -39,6 +39,7 @@ pub(super) async fn handle(
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(&headers)?,
+        codec: fingerprint::kv_codec(&mut fields, &state)?,
         naming,
     };
     fields.refuse_unless("best_of", |v| v.as_u64() == Some(1))?;

@@ -5,10 +5,13 @@
 //! (`Last-Event-ID`, as in server-sent events) gets the events after it. One that has no such id yet gives a name of its
 //! own (`Idempotency-Key`), and gets the same answer however often it asks.
 
-use super::ApiError;
+use super::{
+    ApiError,
+    fingerprint::{self, CODECS},
+};
 use crate::gateway::Seen;
 use axum::http::{HeaderMap, HeaderName};
-use tsnode_protocol::{KvCodec, RequestId};
+use tsnode_protocol::RequestId;
 
 pub(super) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -16,9 +19,6 @@ pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id
 const KEY_BYTES: usize = 256;
 /// Most answers an event's id counts.
 const ANSWERS: usize = 64;
-/// How an id says what an answer rests on.
-const CODECS: [(KvCodec, &str); 4] =
-    [(KvCodec::Raw, "raw"), (KvCodec::Int3, "int3"), (KvCodec::Int4, "int4"), (KvCodec::Int8, "int8")];
 
 /// A request's name, and what its client has of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +85,8 @@ impl Naming {
         for (n, Seen { tokens, codec }) in seen.enumerate() {
             // Writing to a string does not fail.
             let _ = write!(id, "{}{tokens}", if n == 0 { ':' } else { ',' });
-            if let Some((_, name)) = CODECS.iter().find(|(known, _)| Some(*known) == codec) {
-                let _ = write!(id, "/{name}");
+            if let Some(codec) = codec {
+                let _ = write!(id, "/{}", fingerprint::name(codec));
             }
         }
         id
@@ -119,6 +119,7 @@ fn seen(answer: &str) -> Option<Seen> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tsnode_protocol::KvCodec;
 
     fn of(headers: &[(HeaderName, &str)], body: &[u8]) -> Result<Naming, ApiError> {
         let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();

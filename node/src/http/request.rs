@@ -1,6 +1,6 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
-use super::{ApiError, ApiState, naming::Naming, params, params::Delivery};
+use super::{ApiError, ApiState, fingerprint, naming::Naming, params, params::Delivery};
 use crate::{
     gateway::{Accepted, Prompt, SubmitError},
     text::TextModel,
@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{gate::Overrule, waiting::NotReady};
-use tsnode_protocol::{ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits};
+use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits};
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
@@ -32,6 +32,8 @@ pub(super) struct Wanted {
     pub trace: bool,
     /// Where the prompt is to be computed, if the client says so.
     pub overrule: Option<Overrule>,
+    /// What the prompt's KV is to go through, if the client says so.
+    pub codec: Option<KvCodec>,
     pub naming: Naming,
 }
 
@@ -110,6 +112,18 @@ pub(super) fn too_many() -> ApiError {
     ApiError::param("prompt", format!("from 1 to {SUBMISSIONS} answers can be asked for at once"))
 }
 
+/// Whoever comes back with tokens that rest on one packing cannot go on with another.
+fn goes_on_as_it_began(wanted: &Wanted, answers: usize) -> Result<(), ApiError> {
+    let Some(codec) = wanted.codec else { return Ok(()) };
+    let mut seen = (0..answers).map(|index| wanted.naming.seen(index)).filter(|seen| seen.tokens > 0);
+    let Some(began) = seen.find_map(|seen| seen.codec.filter(|began| *began != codec)) else { return Ok(()) };
+    let (asked, began) = (fingerprint::name(codec), fingerprint::name(began));
+    Err(ApiError::param(
+        "kv_codec",
+        format!("'kv_codec' is {asked}, and the answer that this goes on with began as {began}"),
+    ))
+}
+
 /// Submits every prompt as often as asked. Answers of one prompt differ in their seeds.
 pub(super) async fn submit(
     state: &ApiState,
@@ -130,12 +144,15 @@ pub(super) async fn submit(
         }
     }
     let Naming { request, comes_back, .. } = wanted.naming;
+    goes_on_as_it_began(wanted, plans.len())?;
     let mut answers = Vec::new();
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
         let (id, model) = (wanted.naming.answer(i), model.card().id);
         let seen = wanted.naming.seen(i);
-        let overrule = wanted.overrule;
-        let submission = Prompt { request: id, model, prompt: prompt.clone(), generation, comes_back, seen, overrule };
+        let (overrule, codec) = (wanted.overrule, wanted.codec);
+        let prompt_of = prompt.clone();
+        let submission =
+            Prompt { request: id, model, prompt: prompt_of, generation, comes_back, seen, overrule, codec };
         let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved());
         let accepted = accepted.map_err(|error| unserved(&state.view.borrow(), model, error))?;
         state.metrics.accepted(prompt.len());

@@ -1,7 +1,7 @@
 //! Answers, whole or streamed, in the form of either kind of completion.
 
 use super::{
-    ApiError, ApiState,
+    ApiError, ApiState, fingerprint,
     request::{Answer, Taken, Wanted},
     sse,
 };
@@ -16,7 +16,7 @@ use axum::{
 };
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tsnode_protocol::{PeerId, RequestId, Sampled, Token, stream::End};
+use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampled, Token, stream::End};
 
 /// A request with this header is told what ran where.
 pub(super) const TRACE: &str = "x-tsnode-trace";
@@ -64,13 +64,14 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
     let frame = Frame::new(&taken, form, false);
     let prompt_tokens = taken.prompt_tokens(wanted.answers);
     let (mut choices, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
+    let mut codecs = vec![None; taken.answers.len()];
     for (index, answer) in taken.answers.into_iter().enumerate() {
         let mut writer = Writer::new(&taken.model, wanted, form, &answer);
         let Answer { prompt, mut accepted } = answer;
         let mut piece = Piece::default();
         while let Some(reply) = accepted.replies.recv().await {
             match reply {
-                Reply::Settled(_) => {}
+                Reply::Settled(codec) => codecs[index] = Some(codec),
                 Reply::Token { index, sampled } => {
                     state.metrics.token(index);
                     piece.extend(writer.token(sampled));
@@ -94,7 +95,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
         choices.push(frame.whole(index, piece, wanted, &prompt));
     }
     state.metrics.finished();
-    let mut body = frame.envelope(choices);
+    let mut body = frame.envelope(choices, codecs);
     body.insert("usage".into(), usage(prompt_tokens, cached, completion_tokens));
     if let Some(trace) = trace.filter(|_| wanted.trace) {
         body.insert("tsnode".into(), trace_json(&trace));
@@ -235,6 +236,7 @@ pub(super) struct Frame {
     id: String,
     created: u64,
     model: String,
+    model_id: ModelId,
     form: Form,
     object: &'static str,
 }
@@ -251,17 +253,24 @@ impl Frame {
             id: format!("{prefix}-{}", data_encoding::HEXLOWER.encode(&id)),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             model: taken.model.card().name.clone(),
+            model_id: taken.model.card().id,
             form,
             object,
         }
     }
 
-    pub fn envelope(&self, choices: Vec<Value>) -> Map<String, Value> {
+    /// With what answers' KV went through.
+    pub fn envelope(
+        &self,
+        choices: Vec<Value>,
+        codecs: impl IntoIterator<Item = Option<KvCodec>>,
+    ) -> Map<String, Value> {
         let mut map = Map::new();
         map.insert("id".into(), json!(self.id));
         map.insert("object".into(), json!(self.object));
         map.insert("created".into(), json!(self.created));
         map.insert("model".into(), json!(self.model));
+        map.insert("system_fingerprint".into(), fingerprint::of(self.model_id, codecs));
         map.insert("choices".into(), Value::Array(choices));
         map
     }

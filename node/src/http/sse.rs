@@ -85,7 +85,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             continue;
         }
         let first = (!std::mem::replace(&mut begun[index], true)).then_some(prompts[index].as_slice());
-        let body = part(&frame, index, &piece, wanted, first);
+        let body = part(&frame, (index, codecs[index]), &piece, wanted, first);
         let id = wanted
             .naming
             .event(writers.iter().zip(&codecs).map(|(w, codec)| Seen { tokens: w.generated, codec: *codec }));
@@ -98,7 +98,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
     let generated = writers.iter().map(|w| w.generated).sum();
     let usage = wanted.delivery.include_usage.then(|| respond::usage(prompt_tokens, cached, generated));
     let trace = trace.filter(|_| wanted.trace).map(|t| respond::trace_json(&t));
-    last(&frame, usage, trace, events).await
+    last(&frame, codecs, usage, trace, events).await
 }
 
 /// All answers' replies in one queue, each with the answer's number.
@@ -124,8 +124,15 @@ fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply
     (prompts, receiver)
 }
 
-fn part(frame: &Frame, index: usize, piece: &Piece, wanted: &Wanted, first: Option<&[Token]>) -> Value {
-    let mut body = frame.envelope(vec![frame.part(index, piece, wanted, first)]);
+/// Some of the answer with that number, whose KV went through that.
+fn part(
+    frame: &Frame,
+    (index, codec): (usize, Option<KvCodec>),
+    piece: &Piece,
+    wanted: &Wanted,
+    first: Option<&[Token]>,
+) -> Value {
+    let mut body = frame.envelope(vec![frame.part(index, piece, wanted, first)], [codec]);
     if wanted.delivery.include_usage {
         body.insert("usage".into(), Value::Null);
     }
@@ -133,9 +140,15 @@ fn part(frame: &Frame, index: usize, piece: &Piece, wanted: &Wanted, first: Opti
 }
 
 /// What closes a stream: usage and trace, where asked for, and `[DONE]`.
-async fn last(frame: &Frame, usage: Option<Value>, trace: Option<Value>, events: &Events) -> Result<(), Gone> {
+async fn last(
+    frame: &Frame,
+    codecs: Vec<Option<KvCodec>>,
+    usage: Option<Value>,
+    trace: Option<Value>,
+    events: &Events,
+) -> Result<(), Gone> {
     if usage.is_some() || trace.is_some() {
-        let mut body = frame.envelope(Vec::new());
+        let mut body = frame.envelope(Vec::new(), codecs);
         body.insert("usage".into(), json!(usage));
         if let Some(trace) = trace {
             body.insert("tsnode".into(), trace);

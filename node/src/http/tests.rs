@@ -13,7 +13,7 @@ use crate::{
     owner::Helm,
     store::Store,
     text::{Templates, TextModel},
-    view::{Readiness, SwarmView},
+    view::{PeerView, Readiness, SwarmView},
 };
 use reqwest::Response;
 use serde_json::{Value, json};
@@ -32,7 +32,10 @@ use tsnode_coordinator::{
     waiting::NotReady,
 };
 use tsnode_kernels::source::ModelSource;
-use tsnode_protocol::{ModelCard, ModelId, PeerId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Cards, Device, DeviceKind, FlopsPerSecond, KvCodec, Load, ModelCard, ModelId, PeerId,
+    RequestId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
+};
 
 /// What the gateway does with a request.
 enum Part {
@@ -180,6 +183,7 @@ async fn play(
             Part::Write(tokens) => (tokens.clone(), Some(End::Stop)),
             Part::BreakOff(said) => (in_tokens(&text, said), None),
         };
+        replies.send(Reply::Settled(KvCodec::Int4)).await.unwrap();
         for (index, one) in tokens.into_iter().enumerate() {
             replies.send(token(&text, index as u32, one)).await.unwrap();
         }
@@ -250,6 +254,108 @@ async fn a_header_says_where_a_prompt_is_computed() {
     assert_eq!(asked("sideways").await, 400);
     api.send(TEXT, &json!({ "prompt": "It was" })).await;
     assert_eq!(api.last_asked().overrule, None);
+}
+
+/// Of both kinds of completion, whole, streamed and of several answers, with what closes a stream.
+#[tokio::test]
+async fn every_answer_names_what_its_kv_went_through() {
+    let api = Api::up(said(End::Length)).await;
+    let id = files().card.id;
+    let fingerprint = json!(format!("fp_{}_int4", data_encoding::HEXLOWER.encode(&id.0[..6])));
+    let asked = [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))];
+    for (path, mut body) in asked {
+        body["n"] = json!(2);
+        let (status, answer) = api.post(path, body.clone()).await;
+        assert_eq!((status, &answer["system_fingerprint"]), (200, &fingerprint), "{path}");
+        (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+        let events = api.stream(path, body).await;
+        let parts = events[..events.len() - 1].iter().map(|e| serde_json::from_str::<Value>(e).unwrap());
+        let parts: Vec<Value> = parts.collect();
+        assert!(parts.len() > 4 && parts.iter().all(|p| p["system_fingerprint"] == fingerprint), "{parts:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_fixes_what_its_kv_goes_through_by_a_name_that_there_is() {
+    let api = Api::up(said(End::Length)).await;
+    let asked = [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))];
+    for (path, body) in asked {
+        let with = |codec: Value| json!({ "kv_codec": codec }).as_object().unwrap().clone();
+        let of = |codec: Value| {
+            let mut body = body.clone();
+            body.as_object_mut().unwrap().extend(with(codec));
+            body
+        };
+        let names = [("raw", KvCodec::Raw), ("int3", KvCodec::Int3), ("int4", KvCodec::Int4), ("int8", KvCodec::Int8)];
+        for (name, codec) in names {
+            assert_eq!(api.post(path, of(json!(name))).await.0, 200);
+            assert_eq!(api.last_asked().codec, Some(codec));
+        }
+        for unsaid in [body.clone(), of(Value::Null)] {
+            assert_eq!(api.post(path, unsaid).await.0, 200);
+            assert_eq!(api.last_asked().codec, None);
+        }
+        for wrong in [json!("int5"), json!("auto"), json!(""), json!(4), json!(["raw"])] {
+            let (status, refused) = api.post(path, of(wrong.clone())).await;
+            assert_eq!((status, &refused["error"]["param"]), (400, &json!("kv_codec")), "{wrong}: {refused}");
+        }
+        let (_, refused) = api.post(path, of(json!("int5"))).await;
+        assert_eq!(refused["error"]["message"], "'kv_codec' must be one of raw, int3, int4, int8");
+    }
+    // Three bits are not built for cards: whoever asks for them there must not break a group's ring.
+    api.view.send_modify(|view| view.peers.push(with_a_card()));
+    assert_eq!(api.post(TEXT, json!({ "prompt": "x", "kv_codec": "int3" })).await.0, 400);
+    assert_eq!(api.post(TEXT, json!({ "prompt": "x", "kv_codec": "int4" })).await.0, 200);
+}
+
+/// A peer that lends a graphics card.
+fn with_a_card() -> PeerView {
+    let cards = Cards {
+        first: 0,
+        count: 1,
+        capability: (9, 0),
+        driver: None,
+        power_limit_mw: None,
+        clocks_mhz: None,
+        pcie: None,
+        up: BytesPerSecond(1e10),
+        down: BytesPerSecond(1e10),
+    };
+    let card = Device {
+        kind: DeviceKind::Cuda(cards),
+        name: "card".into(),
+        memory_bytes: 1 << 30,
+        kv_bytes: 1 << 28,
+        flops: FlopsPerSecond(1e13),
+        bandwidth: BytesPerSecond(1e12),
+        profile: None,
+    };
+    let advert = Advert {
+        name: "peer".into(),
+        version: "0".into(),
+        addresses: vec![],
+        data_addresses: vec![],
+        devices: vec![card],
+        models: vec![],
+        links: vec![],
+        reachable: true,
+        invites: vec![],
+        traffic: vec![],
+    };
+    let (id, load) = (PeerId([9; 32]), Load::default());
+    PeerView { id, advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
+}
+
+#[tokio::test]
+async fn who_comes_back_goes_on_with_the_packing_that_the_answer_began_with() {
+    let api = Api::up(said(End::Length)).await;
+    let back = async |codec: &str| {
+        let request = api.client.post(format!("{}{TEXT}", api.url));
+        let request = request.header("last-event-id", format!("{}:2/int4", RequestId([7; 16])));
+        let body = json!({ "prompt": "x", "stream": true, "kv_codec": codec });
+        request.json(&body).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!([back("int4").await, back("raw").await], [200, 400]);
 }
 
 #[tokio::test]

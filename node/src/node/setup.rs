@@ -24,7 +24,7 @@ use tsnode_coordinator::{
     spot::SpotChecks,
 };
 use tsnode_kernels::{engine::Threads, source::SourceError};
-use tsnode_protocol::{Invite, KvDtype, kv::KvPace};
+use tsnode_protocol::{Invite, KvCodec, KvDtype, kv::KvPace};
 
 /// What model a peer serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +91,8 @@ pub struct NodeConfig {
     pub kv_dtype: KvDtype,
     /// Packing of KV on the wire.
     pub kv_codec: KvChoice,
+    /// What every prompt's KV goes through, sent or not, where that is fixed.
+    pub fixed_kv: Option<KvCodec>,
     /// When KV leaves, where it is not as pays.
     pub kv_pace: Option<KvPace>,
     /// How many connections may carry a hand-over.

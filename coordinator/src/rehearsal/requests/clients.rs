@@ -92,7 +92,7 @@ impl Requests {
         self.drive(
             around,
             n,
-            Event::Submit { request, model: cast::card().id, prompt, generation, begun, overrule: None },
+            Event::Submit { request, model: cast::card().id, prompt, generation, begun, overrule: None, codec: None },
         );
     }
 
