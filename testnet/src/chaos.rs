@@ -1,50 +1,45 @@
-//! Breaks a swarm under load, by a schedule drawn from a seed, and holds from outside what must hold: every request ends
+//! Breaks a swarm under load, by a schedule that a seed fixes, and holds from outside what must hold: every request ends
 //! once, with the tokens of an undisturbed run; all pages come back; all peers come to one plan; the dead are forgotten in
 //! time, and nobody is cut off, because nobody lies.
 
 mod lookout;
 mod report;
+mod schedule;
 mod summary;
 mod timeline;
+mod verdict;
 mod victims;
 
-pub use report::{At, Deed, Fault, Followed, Report, Served};
+pub use report::{At, Deed, Fault, Followed, Report, Served, Stood, Wronged};
+pub use schedule::{Lasts, Schedule, Step};
 pub use summary::{Spread, Summary, Ways};
+pub use verdict::Verdict;
 
 use crate::{
-    Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
-    client::Seen,
-    load::{Answers, Gateways, Load},
+    Answers, Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
+    answers::Kind,
+    client::{Paused, Seen},
+    load::{Asked, Gateways, Load},
     watch::SeenLoad,
 };
-use lookout::{Aftermath, GONE, Lookout, aftermath, watch};
-use std::sync::{Arc, PoisonError};
+use lookout::{Aftermath, CutOffs, GONE, Lookout, aftermath, watch};
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
-use victims::{Dice, Victim, addresses, choose, fronts, hit, mend};
+use victims::{addresses, fronts, hit, mend, places, roles};
 
 /// How long the swarm may serve nobody, and how long it may take to be whole again at the end.
 const PATIENCE: Duration = Duration::from_secs(75);
-/// Longest time from a look at the swarm to the fault (milliseconds).
-const JITTER: u64 = 300;
-/// Streams that end before a fault, and before its end.
-const BEFORE: usize = 3;
-const WITHIN: usize = 8;
-/// Of so many faults, most kill.
-const DEEDS: u64 = 12;
 /// What a slow peer's links carry (Mbit/s), and how much later (milliseconds).
 const SLOW: Flaw = Flaw::Slow { mbit: Some(4.0), ms: 40.0 };
 /// Part of the tiles that a corrupt one spoils.
 const CORRUPT: Flaw = Flaw::Corrupt { part: 0.5 };
-/// Where processes are only stopped or cut off, it is for long enough to be taken for dead.
-const STOPPED: Duration = Duration::from_secs(5);
-/// Where several are, it is for long enough that each side gives the other up and plans by itself.
-const PARTED: Duration = Duration::from_secs(12);
 /// By then after a partition all see each other and follow one plan, as in rehearsals (docs/control.md).
 const HEALED: Duration = Duration::from_secs(40);
 
 /// What to do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Chaos {
     /// Draws the schedule.
     pub seed: u64,
@@ -54,6 +49,10 @@ pub struct Chaos {
     pub until: Until,
     /// What is done to peers.
     pub deeds: Deeds,
+    /// Part of the kills and stops that hit two peers at once, from 0 to 1.
+    pub pairs: f64,
+    /// What is allowed.
+    pub limits: Limits,
 }
 
 /// When it is enough.
@@ -66,159 +65,154 @@ pub enum Until {
 }
 
 /// What is done to peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deeds {
     /// Now this and now that.
     Drawn,
-    /// Always the same.
-    Only(Deed),
+    /// Now this and now that of these.
+    Only(Vec<Deed>),
     /// Nothing: whoever is taken for dead is not.
     Calm,
 }
 
-/// Breaks `net`, and mends it. The last of its gateways may be hit, too, if it has two; clients ask gateways only, or the
-/// first peer where there is none. `tell` hears of every fault.
+/// How long streams may stand still (seconds), those aside that wait for a gateway which was stopped or cut off.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// What 99 of 100 do not exceed, of those that a fault hit.
+    pub p99: Option<f64>,
+    /// What none does.
+    pub worst: Option<f64>,
+}
+
+/// Breaks `net`, and mends it, by the schedule of these options. Clients ask gateways only, or the first peer where there is none.
+/// `tell` hears of every fault.
 ///
 /// # Errors
-/// When a peer does not start again, or the system does not let it be hit.
+/// When a peer does not start again, the system does not let it be hit, or an undisturbed swarm does not answer.
 pub async fn run(
     net: &mut Testnet,
     chaos: Chaos,
-    answers: Answers,
+    mut answers: Answers,
     tell: impl FnMut(&Fault),
 ) -> Result<Report, TestnetError> {
     let (started, fronts) = (Instant::now(), fronts(net));
     let known = Gateways::new(addresses(net, &fronts).into());
-    let load = Load::start(chaos.seed, chaos.streams, &known, &Arc::new(answers));
+    let load = Load::start(chaos.seed, chaos.streams, &known);
     let lookout = Lookout::start(net, fronts[0], started);
-    let dice = Dice(chaos.seed);
-    let mut story =
-        Story { net, chaos, fronts, known, load, lookout, dice, started, faults: vec![], violations: vec![] };
+    let mut story = Story { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
         Deeds::Calm => story.violations.extend(watch(story.net, chaos.until).await),
-        _ => story.break_and_mend(tell).await?,
+        _ => story.break_and_mend(&chaos, tell).await?,
     }
     if !story.load.await_more(chaos.streams, PATIENCE).await {
         story.violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
     }
-    let Story { net, load, lookout, faults, mut violations, .. } = story;
-    let seen = load.end().await;
-    violations.extend(seen.iter().filter_map(|s| s.as_ref().err().map(ToString::to_string)));
+    let Story { net, fronts, load, lookout, faults, mut violations, .. } = story;
+    let asked = load.end().await;
     violations.extend(whole_again(net).await.err());
     let (plans, cut_off) = lookout.end().await;
-    violations.extend(cut_off);
-    let streams = seen.iter().flatten().map(|s| served(s, started)).collect();
-    let peers = net.peers().iter().map(|p| p.name.clone()).collect();
     let seconds = started.elapsed().as_secs_f64();
-    Ok(Report { seed: chaos.seed, seconds, peers, faults, plans, streams, violations })
+    answers.ask(&kinds(&asked)).await?;
+    let peers: Vec<String> = net.peers().iter().map(|p| p.name.clone()).collect();
+    let fronts = fronts.iter().map(|index| peers[*index].clone()).collect();
+    let (streams, wronged) = judged(asked, &answers, &Clients { fronts, started });
+    let report = Report {
+        seed: chaos.seed,
+        seconds,
+        peers,
+        faults,
+        plans,
+        streams,
+        wronged,
+        cut_off: told(cut_off),
+        violations,
+    };
+    Ok(report.within(chaos.limits))
 }
 
 /// A swarm that is being broken.
 struct Story<'n> {
     net: &'n mut Testnet,
-    chaos: Chaos,
     fronts: Vec<usize>,
     known: Gateways,
     load: Load,
     lookout: Lookout,
-    dice: Dice,
     started: Instant,
     faults: Vec<Fault>,
     violations: Vec<String>,
 }
 
 impl Story<'_> {
-    /// One fault after the other, until it is enough or something did not hold.
-    async fn break_and_mend(&mut self, mut tell: impl FnMut(&Fault)) -> Result<(), TestnetError> {
-        while !self.is_enough() && self.violations.is_empty() {
-            if !self.load.await_more(BEFORE, PATIENCE).await {
-                self.violations.push(format!("nobody was served for {PATIENCE:?} before fault {}", self.faults.len()));
+    /// One step after the other, until it is enough or something did not hold.
+    async fn break_and_mend(&mut self, chaos: &Chaos, mut tell: impl FnMut(&Fault)) -> Result<(), TestnetError> {
+        let mut schedule = Schedule::new(chaos, &self.net.config().peers);
+        while !self.is_enough(chaos.until) && self.violations.is_empty() {
+            let Some(step) = schedule.next() else {
+                self.violations.push("there is nobody to do that to: more peers, or another thing to do".into());
+                break;
+            };
+            if !self.load.await_more(step.after_answers, PATIENCE).await {
+                self.violations.push(format!("nobody was served for {PATIENCE:?} before fault {}", step.nth));
                 break;
             }
-            let hits = summary::hits(&self.faults);
-            let Some(victim) = choose(self.net, &self.fronts, &hits, &mut self.dice).await else { continue };
-            let deed = self.deed(victim.index);
-            sleep(Duration::from_millis(self.dice.roll(JITTER))).await;
-            let fault = self.one(victim, deed).await?;
+            sleep(Duration::from_millis(step.then_ms)).await;
+            let fault = self.one(&step).await?;
             tell(&fault);
             self.faults.push(fault);
         }
         Ok(())
     }
 
-    fn is_enough(&self) -> bool {
-        match self.chaos.until {
+    fn is_enough(&self, until: Until) -> bool {
+        match until {
             Until::Faults(wanted) => self.faults.len() >= wanted,
             Until::Time(span) => self.started.elapsed() >= span,
         }
     }
 
-    fn deed(&mut self, victim: usize) -> Deed {
-        let drawn = match self.dice.roll(DEEDS) {
-            0 | 1 => Deed::Stop,
-            2 => Deed::Cut,
-            3 => Deed::Part,
-            4 => Deed::Slow,
-            5 => Deed::Corrupt,
-            _ => Deed::Kill,
-        };
-        match self.chaos.deeds {
-            // A gateway that is stopped or cut off is for its clients to notice.
-            _ if self.fronts.contains(&victim) => Deed::Kill,
-            Deeds::Only(deed) => deed,
-            _ => drawn,
-        }
-    }
-
     /// Does it, waits until enough streams have ended under it, and undoes it.
-    async fn one(&mut self, Victim { index, role }: Victim, deed: Deed) -> Result<Fault, TestnetError> {
-        let peer = self.net.peers()[index].clone();
-        let side = self.side(index, deed);
+    async fn one(&mut self, step: &Step) -> Result<Fault, TestnetError> {
+        let Step { nth, deed, ref peers, lasts, .. } = *step;
+        let side = places(self.net, peers);
+        let roles = self.roles(&side).await;
         let at = self.started.elapsed().as_secs_f64();
         hit(self.net, &side, deed).await?;
-        // Every other dead peer is back before all have missed it, which is another story.
-        let stays_dead = deed == Deed::Kill && self.dice.roll(2) == 0;
-        let least = match (deed, self.chaos.deeds) {
-            (Deed::Part, _) => PARTED,
-            (_, Deeds::Only(Deed::Stop | Deed::Cut)) => STOPPED,
-            _ => Duration::ZERO,
-        };
-        let living = self.net.peers().into_iter().filter(|p| p.id != peer.id).cloned().collect();
-        let missed = async { if stays_dead { aftermath(living, &peer.id).await } else { Aftermath::default() } };
-        let enough = self.load.await_more(WITHIN, PATIENCE);
-        let (served, Aftermath { gone, replanned }, ()) = tokio::join!(enough, missed, sleep(least));
-        mend(self.net, index, deed).await?;
+        let (served, Aftermath { gone, replanned }) = self.lasts(&side, lasts).await;
+        mend(self.net, &side, deed).await?;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = addresses(self.net, &self.fronts);
         self.lookout.find(self.net);
         let until = self.started.elapsed().as_secs_f64();
-        let replanned = replanned.filter(|_| role.contains(' '));
         let healed = if deed == Deed::Part { self.heals().await } else { None };
-        let with = side[1..].iter().map(|index| self.net.peers()[*index].name.clone()).collect();
-        let fault = Fault { deed, peer: peer.name, with, role, at, until, gone, replanned, healed };
+        let mut fault = Fault::new(step, roles, at, until);
+        (fault.gone, fault.healed) = (gone, healed);
+        fault.replanned = replanned.filter(|_| fault.had_a_part());
         if !served {
-            let n = self.faults.len();
-            self.violations.push(format!("nobody was served for {PATIENCE:?} after fault {n}: {fault:?}"));
+            self.violations.push(format!("nobody was served for {PATIENCE:?} after fault {nth}: {fault:?}"));
         }
-        if stays_dead && gone.is_none() {
-            self.violations.push(format!("{} was seen {GONE:?} after its death", fault.peer));
+        if lasts.until_missed && gone.is_none() {
+            self.violations.push(format!("{} was seen {GONE:?} after its death", peers.join(" or ")));
         }
         Ok(fault)
     }
 
-    /// Who is hit together: one peer, or a part of the swarm that is smaller than half of it. The gateway that this looks through
-    /// stays on the larger side; another may be on either, and its clients wait, if need be, until the sides are one again.
-    fn side(&mut self, victim: usize, deed: Deed) -> Vec<usize> {
-        let (peers, mut side) = (self.net.peers().len(), vec![victim]);
-        let most = (peers / 2).saturating_sub(1);
-        if deed != Deed::Part || most < 2 {
-            return side;
-        }
-        let wanted = 2 + self.dice.roll(most as u64 - 1) as usize;
-        let mut others: Vec<usize> = (0..peers).filter(|n| *n != victim && *n != self.fronts[0]).collect();
-        while side.len() < wanted && !others.is_empty() {
-            side.push(others.swap_remove(self.dice.roll(others.len() as u64) as usize));
-        }
-        side
+    /// What those do who are about to be hit; they are also asked whom they have cut off.
+    async fn roles(&mut self, side: &[usize]) -> Vec<Vec<String>> {
+        let peers = self.net.peers();
+        let victims: Vec<_> = side.iter().map(|index| peers[*index].clone()).collect();
+        self.lookout.hear_out(&victims).await;
+        let sight = Swarm::of([peers[self.fronts[0]]].into_iter()).look().await.pop().flatten();
+        side.iter().map(|index| roles(self.net, sight.as_ref(), *index)).collect()
+    }
+
+    /// Waits for as long as a fault lasts; whether streams ended meanwhile, and when those who were killed were missed.
+    async fn lasts(&self, side: &[usize], lasts: Lasts) -> (bool, Aftermath) {
+        let peers = self.net.peers();
+        let dead: Vec<String> = side.iter().map(|index| peers[*index].id.clone()).collect();
+        let living = peers.into_iter().filter(|p| !dead.contains(&p.id)).cloned().collect();
+        let missed = async { if lasts.until_missed { aftermath(living, &dead).await } else { Aftermath::default() } };
+        let enough = self.load.await_more(lasts.answers, PATIENCE);
+        let (served, missed, ()) = tokio::join!(enough, missed, sleep(Duration::from_secs(lasts.at_least_s)));
+        (served, missed)
     }
 
     /// Waits until all see each other and follow one plan again; how long that took (seconds).
@@ -231,6 +225,68 @@ impl Story<'_> {
                 None
             }
         }
+    }
+}
+
+/// What answers are to be held against.
+fn kinds(asked: &[Asked]) -> BTreeSet<Kind> {
+    let seen = asked.iter().filter_map(|a| Some((a.request, a.outcome.as_ref().ok()?)));
+    let named = seen.filter(|(_, seen)| !seen.codec.is_empty());
+    named.map(|(request, seen)| Kind { request, codec: seen.codec.clone() }).collect()
+}
+
+/// Which streams ended well, and which did not.
+fn judged(asked: Vec<Asked>, answers: &Answers, clients: &Clients) -> (Vec<Served>, Vec<Wronged>) {
+    let (mut streams, mut wronged) = (Vec::new(), Vec::new());
+    for Asked { key, request, front, outcome } in asked {
+        match outcome.and_then(|seen| answers.check(key, request, seen)) {
+            Ok(seen) => streams.push(clients.served(front, &seen)),
+            Err(wrong) => wronged.push(Wronged { how: wrong.difference(), what: wrong.to_string() }),
+        }
+    }
+    (streams, wronged)
+}
+
+fn told(cut_off: CutOffs) -> Vec<String> {
+    let told = |((by, peer), why)| format!("{by} has cut off {peer}, which did nothing: {why}");
+    cut_off.into_iter().map(told).collect()
+}
+
+/// What is to be known of clients to tell what they saw.
+struct Clients {
+    /// Peers that they ask.
+    fronts: Vec<String>,
+    started: Instant,
+}
+
+impl Clients {
+    /// A stream whose client asked that front first.
+    fn served(&self, front: usize, seen: &Seen) -> Served {
+        let stood =
+            |p: &Paused| Stood { from: self.since(p.began), pause: p.lasted.as_secs_f64(), at: self.asked(front, p) };
+        Served {
+            from: self.since(seen.asked),
+            to: self.since(seen.ended),
+            tokens: seen.tokens.len(),
+            pause: seen.pause.as_secs_f64(),
+            paused: self.since(seen.paused),
+            pauses: seen.pauses.iter().map(stood).collect(),
+            request: seen.request.clone(),
+            moves: seen.moves.clone(),
+            reason: seen.reason.clone(),
+            returns: seen.returns,
+        }
+    }
+
+    fn since(&self, at: std::time::Instant) -> f64 {
+        at.saturating_duration_since(self.started.into_std()).as_secs_f64()
+    }
+
+    /// Whom a client asked while it waited.
+    fn asked(&self, front: usize, paused: &Paused) -> Vec<String> {
+        let times = (paused.last_asked - paused.first_asked + 1).min(self.fronts.len());
+        let nth = |n: usize| self.fronts[(front + paused.first_asked + n) % self.fronts.len()].clone();
+        (0..times).map(nth).collect()
     }
 }
 
@@ -251,20 +307,6 @@ fn all_pages_free(sight: &Option<Sight>) -> Result<(), String> {
         Err(format!("{me} sees {} with {running} sequences, and {free_pages} of {total_pages} pages free", p.id))
     };
     holds.map_or(Ok(()), told)
-}
-
-fn served(seen: &Seen, started: Instant) -> Served {
-    let since = |at: std::time::Instant| at.saturating_duration_since(started.into_std()).as_secs_f64();
-    Served {
-        from: since(seen.asked),
-        to: since(seen.ended),
-        pause: seen.pause.as_secs_f64(),
-        paused: since(seen.paused),
-        request: seen.request.clone(),
-        moves: seen.moves.clone(),
-        reason: seen.reason.clone(),
-        returns: seen.returns,
-    }
 }
 
 #[cfg(test)]

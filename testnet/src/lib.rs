@@ -3,6 +3,7 @@
 //! Every peer has a data folder and ports of its own; links may be shaped slow ([`TestnetConfig::link_mbit`]). The
 //! testnet knows a peer only as others do: by its process, its files and its HTTP interface.
 
+mod answers;
 pub mod chaos;
 pub mod client;
 mod faults;
@@ -11,8 +12,8 @@ mod peer;
 mod state;
 mod watch;
 
+pub use answers::Answers;
 pub use faults::{Flaw, Network, Noise, Wall};
-pub use load::Answers;
 pub use peer::PeerInfo;
 pub use state::{Down, STATE_FILE, State};
 pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
@@ -229,6 +230,12 @@ impl Testnet {
     #[must_use]
     pub fn usage(&self, index: usize) -> Option<(u64, f64)> {
         self.processes[index].usage()
+    }
+
+    /// What was launched.
+    #[must_use]
+    pub fn config(&self) -> &TestnetConfig {
+        &self.config
     }
 
     /// Where everything is.

@@ -87,12 +87,22 @@ pub(crate) struct Process {
     killed: bool,
 }
 
+/// What peers are called, in their order.
+pub(crate) fn names(peers: &[PeerConfig]) -> Vec<String> {
+    let is_gateway = |peer: &PeerConfig| *peer == PeerConfig::Gateway;
+    let name = |index: usize| {
+        let gateway = is_gateway(&peers[index]);
+        let before = peers[..index].iter().filter(|p| is_gateway(p) == gateway).count();
+        format!("{}{before}", if gateway { "gateway" } else { "peer" })
+    };
+    (0..peers.len()).map(name).collect()
+}
+
 /// What a peer is before it runs.
 fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
     let peer = &config.peers[index];
     let gateway = *peer == PeerConfig::Gateway;
-    let before = config.peers[..index].iter().filter(|p| (**p == PeerConfig::Gateway) == gateway).count();
-    let name = format!("{}{before}", if gateway { "gateway" } else { "peer" });
+    let name = names(&config.peers).swap_remove(index);
     let data_dir = config.folder.join(&name);
     let http = format!("127.0.0.1:{}", config.http_port.filter(|_| index == 0).unwrap_or(0));
     let fixed =

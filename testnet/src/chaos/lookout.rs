@@ -16,18 +16,16 @@ const CLOSE_LOOK: Duration = Duration::from_millis(50);
 /// A dead peer must be gone from every view by then, and from the plan.
 pub(super) const GONE: Duration = Duration::from_secs(20);
 
-/// Looks on while nothing is done, and says who was taken for dead or cut off by whom.
+/// Looks on while nothing is done, and says who was taken for dead. Cut-offs are the [`Lookout`]'s.
 pub(super) async fn watch(net: &Testnet, until: Until) -> Vec<String> {
     let Until::Time(span) = until else { return Vec::new() };
     let (swarm, end, peers) = (Swarm::of(net.peers().into_iter()), Instant::now() + span, net.peers());
-    let names = peers.iter().map(|p| (p.id.clone(), p.name.clone())).collect();
     let mut dead = BTreeSet::new();
     while Instant::now() < end {
         for (peer, sight) in peers.iter().zip(swarm.look().await) {
             let Some(sight) = sight else { continue };
             let missing = peers.iter().filter(|p| !sight.peers.iter().any(|s| s.id == p.id));
             dead.extend(missing.map(|p| format!("{} took {} for dead, and it was not", peer.name, p.name)));
-            dead.extend(cut_off_by(&peer.name, &sight, &names));
         }
         sleep(LOOK).await;
     }
@@ -41,18 +39,18 @@ pub(super) struct Aftermath {
     pub replanned: Option<f64>,
 }
 
-/// Looks until both have come, or [`GONE`] is over.
-pub(super) async fn aftermath(living: Vec<PeerInfo>, dead: &str) -> Aftermath {
+/// Looks until both have come for all the dead, or [`GONE`] is over.
+pub(super) async fn aftermath(living: Vec<PeerInfo>, dead: &[String]) -> Aftermath {
     let (swarm, began, mut seen) = (Swarm::of(living.iter()), Instant::now(), Aftermath::default());
     while began.elapsed() < GONE && (seen.gone.is_none() || seen.replanned.is_none()) {
         let sights = swarm.look().await;
         let now = Some(began.elapsed().as_secs_f64());
         let all = |holds: &dyn Fn(&Sight) -> bool| sights.iter().all(|s| s.as_ref().is_some_and(holds));
-        if all(&|s| s.peers.iter().all(|p| p.id != dead)) {
+        if all(&|s| s.peers.iter().all(|p| !dead.contains(&p.id))) {
             seen.gone = seen.gone.or(now);
         }
         let first = sights.first().and_then(|s| s.as_ref()?.plan_id.clone());
-        if first.is_some() && all(&|s| s.plan_id == first && !has_part(s, dead)) {
+        if first.is_some() && all(&|s| s.plan_id == first && !dead.iter().any(|peer| has_part(s, peer))) {
             seen.replanned = seen.replanned.or(now);
         }
         sleep(CLOSE_LOOK).await;
@@ -72,7 +70,9 @@ pub(super) struct Lookout {
     over: Arc<AtomicBool>,
     places: Places,
     plans: JoinHandle<Vec<At<Followed>>>,
-    cut_off: JoinHandle<BTreeSet<String>>,
+    cut_off: JoinHandle<CutOffs>,
+    /// What those said who were then killed: they will not say it again.
+    last_words: CutOffs,
 }
 
 impl Lookout {
@@ -82,7 +82,16 @@ impl Lookout {
         let places: Places = Arc::new(Mutex::new(peers.iter().copied().cloned().collect()));
         let plans = follow(peers[front].clone(), names(&places), started, over.clone());
         let cut_off = look_around(places.clone(), over.clone());
-        Self { plans: tokio::spawn(plans), cut_off: tokio::spawn(cut_off), over, places }
+        let last_words = CutOffs::new();
+        Self { plans: tokio::spawn(plans), cut_off: tokio::spawn(cut_off), over, places, last_words }
+    }
+
+    /// Asks peers that are about to be hit whom they have cut off.
+    pub async fn hear_out(&mut self, peers: &[PeerInfo]) {
+        let names = names(&self.places);
+        for (peer, sight) in peers.iter().zip(Swarm::of(peers.iter()).look().await) {
+            self.last_words.extend(sight.iter().flat_map(|sight| cut_off_by(&peer.name, sight, &names)));
+        }
     }
 
     /// Peers may be elsewhere now.
@@ -92,10 +101,11 @@ impl Lookout {
     }
 
     /// What it saw, and what each peer says at the end.
-    pub async fn end(mut self) -> (Vec<At<Followed>>, BTreeSet<String>) {
+    pub async fn end(mut self) -> (Vec<At<Followed>>, CutOffs) {
         self.over.store(true, Relaxed);
         let plans = (&mut self.plans).await.unwrap_or_default();
         let mut cut_off = (&mut self.cut_off).await.unwrap_or_default();
+        cut_off.append(&mut self.last_words);
         let (peers, names) = (all(&self.places), names(&self.places));
         let sights = Swarm::of(peers.iter()).look().await;
         for (peer, sight) in peers.iter().zip(&sights) {
@@ -133,9 +143,9 @@ async fn follow(
 }
 
 /// Looks at one peer at a time, so that many cost no more than one: a cut-off lasts for minutes, and is seen at the next turn.
-async fn look_around(places: Places, over: Arc<AtomicBool>) -> BTreeSet<String> {
+async fn look_around(places: Places, over: Arc<AtomicBool>) -> CutOffs {
     let (swarm, names) = (Swarm::of([].into_iter()), names(&places));
-    let mut cut_off = BTreeSet::new();
+    let mut cut_off = CutOffs::new();
     while !over.load(Relaxed) {
         for nth in 0..names.len() {
             let Some(peer) = all(&places).into_iter().nth(nth).filter(|_| !over.load(Relaxed)) else { break };
@@ -148,10 +158,13 @@ async fn look_around(places: Places, over: Arc<AtomicBool>) -> BTreeSet<String> 
     cut_off
 }
 
+/// Who has cut off whom, and why.
+pub(super) type CutOffs = BTreeMap<(String, String), String>;
+
 /// Whom a peer has cut off: it has no reason to, as nobody lies.
-fn cut_off_by(peer: &str, sight: &Sight, names: &BTreeMap<String, String>) -> Vec<String> {
+fn cut_off_by(peer: &str, sight: &Sight, names: &BTreeMap<String, String>) -> CutOffs {
     let name = |c: &SeenCutOff| names.get(&c.id).unwrap_or(&c.id).clone();
-    sight.cut_off.iter().map(|c| format!("{peer} has cut off {}, which did nothing: {}", name(c), c.reason)).collect()
+    sight.cut_off.iter().map(|c| ((peer.to_owned(), name(c)), c.reason.clone())).collect()
 }
 
 fn all(places: &Places) -> Vec<PeerInfo> {

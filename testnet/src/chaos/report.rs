@@ -1,11 +1,11 @@
 //! What came of breaking a swarm, for programs and people.
 
-use super::timeline;
-use crate::client::Moved;
+use super::{Limits, Step, timeline};
+use crate::client::{Difference, Moved};
 use serde::Serialize;
 
 /// What is done to a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Deed {
     /// Killed with -9; later started again.
@@ -22,17 +22,42 @@ pub enum Deed {
     Corrupt,
 }
 
+impl Deed {
+    /// All of them, by name.
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Kill, "kill"),
+        (Self::Stop, "stop"),
+        (Self::Cut, "cut"),
+        (Self::Part, "part"),
+        (Self::Slow, "slow"),
+        (Self::Corrupt, "corrupt"),
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(deed, _)| *deed == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// What two peers do that are hit at once.
+const TWO: &str = "two at once";
+
 /// Something that was done to a peer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fault {
+    /// The step of the schedule, from 1.
+    pub nth: usize,
     /// What.
     pub deed: Deed,
     /// The peer's name.
     pub peer: String,
-    /// Who was cut off together with it.
+    /// Who was hit, or cut off, together with it.
     pub with: Vec<String>,
-    /// What it did when it was hit.
+    /// What it did when it was hit, in a word; `two at once` where two were.
     pub role: String,
+    /// All that each of them did, it first.
+    pub roles: Vec<Vec<String>>,
     /// Since the start (seconds).
     pub at: f64,
     /// When it was back (seconds).
@@ -43,6 +68,34 @@ pub struct Fault {
     pub replanned: Option<f64>,
     /// After how long all saw each other again and followed one plan, where several were cut off together (seconds).
     pub healed: Option<f64>,
+}
+
+impl Fault {
+    /// A step that was done, from and until so many seconds since the start.
+    pub(super) fn new(step: &Step, roles: Vec<Vec<String>>, at: f64, until: f64) -> Self {
+        let (peer, with) = step.peers.split_first().map_or_else(Default::default, |(p, w)| (p.clone(), w.to_vec()));
+        let is_two = !with.is_empty() && step.deed != Deed::Part;
+        let first = roles.first().and_then(|all| all.first()).map_or("", String::as_str);
+        let role = if is_two { TWO } else { first }.to_owned();
+        let (nth, deed) = (step.nth, step.deed);
+        Self { nth, deed, peer, with, role, roles, at, until, gone: None, replanned: None, healed: None }
+    }
+
+    /// Whether one of them was in the plan.
+    pub(super) fn had_a_part(&self) -> bool {
+        self.roles.iter().flatten().any(|role| role.ends_with("leader") || role.ends_with("member"))
+    }
+
+    /// Whether it was this peer that was hit, or one of several.
+    pub(super) fn hit(&self, peer: &str) -> bool {
+        self.peer == peer || self.with.iter().any(|with| with == peer)
+    }
+
+    /// Whether two were hit at once.
+    #[must_use]
+    pub fn is_of_two(&self) -> bool {
+        self.role == TWO
+    }
 }
 
 /// A plan that peers began to follow, as a gateway that nothing is done to tells it.
@@ -71,10 +124,14 @@ pub struct Served {
     pub from: f64,
     /// When it had ended.
     pub to: f64,
+    /// Its tokens.
+    pub tokens: usize,
     /// Its longest pause.
     pub pause: f64,
     /// When that began.
     pub paused: f64,
+    /// All its pauses of a quarter of a second and more.
+    pub pauses: Vec<Stood>,
     /// What peers call it.
     pub request: String,
     /// Each time that another group went on with it.
@@ -83,6 +140,26 @@ pub struct Served {
     pub reason: String,
     /// How often its client came back elsewhere.
     pub returns: usize,
+}
+
+/// A pause of a stream.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stood {
+    /// When it began, since the start (seconds).
+    pub from: f64,
+    /// How long it was (seconds).
+    pub pause: f64,
+    /// Whom its client was asking meanwhile.
+    pub at: Vec<String>,
+}
+
+/// A stream that did not end as it should.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wronged {
+    /// What became of it.
+    pub how: Difference,
+    /// In words.
+    pub what: String,
 }
 
 /// What came of it.
@@ -100,11 +177,35 @@ pub struct Report {
     pub plans: Vec<At<Followed>>,
     /// Streams that ended well.
     pub streams: Vec<Served>,
-    /// What did not hold; empty if all did.
+    /// Streams that did not.
+    pub wronged: Vec<Wronged>,
+    /// Who cut off whom, and why: nobody has a reason to.
+    pub cut_off: Vec<String>,
+    /// What else did not hold.
     pub violations: Vec<String>,
 }
 
 impl Report {
+    /// With what is not allowed among what did not hold.
+    pub(super) fn within(mut self, Limits { p99, worst }: Limits) -> Self {
+        let summary = self.summary();
+        let over = |found: Option<f64>, most: Option<f64>| found.zip(most).filter(|(found, most)| found > most);
+        let p99 = over(summary.pauses.map(|p| p.ninety_nine), p99).map(|(found, most)| {
+            format!("of the streams that were hit 99 of 100 stood still for {found:.2} s, not {most} s")
+        });
+        let worst = over(summary.pauses_of_all.map(|p| p.most), worst)
+            .map(|(found, most)| format!("a stream stood still for {found:.2} s, which is more than {most} s"));
+        self.violations.extend(p99.into_iter().chain(worst));
+        self
+    }
+
+    /// All that did not hold, in words; empty if all did.
+    #[must_use]
+    pub fn wrongs(&self) -> Vec<String> {
+        let wronged = self.wronged.iter().map(|w| w.what.clone());
+        wronged.chain(self.cut_off.iter().cloned()).chain(self.violations.iter().cloned()).collect()
+    }
+
     /// The stream that stood still for longest.
     #[must_use]
     pub fn slowest(&self) -> Option<&Served> {

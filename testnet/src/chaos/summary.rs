@@ -1,6 +1,6 @@
 //! A report in figures: how often who was hit, and how long that lasted for whom.
 
-use super::{Fault, Report, Served};
+use super::{Deed, Fault, Report, Served, Stood};
 use crate::client::Way;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -12,6 +12,8 @@ pub struct Spread {
     pub median: f64,
     /// What nine of ten do not exceed (seconds).
     pub ninety: f64,
+    /// What 99 of 100 do not exceed (seconds).
+    pub ninety_nine: f64,
     /// The longest (seconds).
     pub most: f64,
     /// How many.
@@ -22,19 +24,24 @@ impl Spread {
     fn of(times: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut times: Vec<f64> = times.into_iter().collect();
         times.sort_by(f64::total_cmp);
-        let ninety = *times.get((times.len() * 9).div_ceil(10).checked_sub(1)?)?;
-        Some(Self { median: times[times.len() / 2], ninety, most: *times.last()?, of: times.len() })
+        let of = |hundredths: usize| Some(*times.get((times.len() * hundredths).div_ceil(100).checked_sub(1)?)?);
+        let (ninety, ninety_nine) = (of(90)?, of(99)?);
+        Some(Self { median: times[times.len() / 2], ninety, ninety_nine, most: *times.last()?, of: times.len() })
     }
 }
 
 /// A report in figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary<'r> {
-    /// How often each role was hit.
+    /// How often each role was hit. A peer may have several.
     pub hits: BTreeMap<&'r str, usize>,
-    /// Longest pauses of streams that a fault hit.
+    /// Longest pauses of streams that a fault hit, those aside that clients spent waiting for a gateway which was stopped or cut off.
     pub pauses: Option<Spread>,
-    /// The same, by what the peer did whose fault it was. A stream that waited longest before anything was done is with none of
+    /// The same of all streams, hit or not.
+    pub pauses_of_all: Option<Spread>,
+    /// Longest pauses of streams whose gateway was stopped or cut off meanwhile: only their clients could have gone elsewhere.
+    pub pauses_at_stopped_gateways: Option<Spread>,
+    /// Those of streams that a fault hit, by what the peer did whose fault it was. A stream that waited longest before anything was done is with none of
     /// them.
     pub pauses_by_role: BTreeMap<&'r str, Spread>,
     /// What streams went on from, each time that they went on at another group.
@@ -45,6 +52,12 @@ pub struct Summary<'r> {
     pub replanned: Option<Spread>,
     /// How long it took after partitions until all saw each other and followed one plan.
     pub healed: Option<Spread>,
+}
+
+/// A pause: when it began, since the start, and how long it was (seconds).
+struct Gap {
+    from: f64,
+    pause: f64,
 }
 
 /// What streams went on from at other groups: so many times from each.
@@ -82,6 +95,8 @@ impl Report {
         Summary {
             hits: self.hits(),
             pauses: self.pauses(),
+            pauses_of_all: Spread::of(self.streams.iter().filter_map(|s| self.gap(s)).map(|gap| gap.pause)),
+            pauses_at_stopped_gateways: self.at_stopped_gateways(),
             pauses_by_role: self.pauses_by_role(),
             ways: Ways::of(self.streams.iter().flat_map(|s| &s.moves).map(|m| m.way)),
             gone: Spread::of(self.faults.iter().filter_map(|f| f.gone)),
@@ -96,17 +111,41 @@ impl Report {
         hits(&self.faults)
     }
 
-    /// Longest pauses of streams that a fault hit.
+    /// Longest pauses of streams that a fault hit, but for those at gateways that were stopped or cut off.
     #[must_use]
     pub fn pauses(&self) -> Option<Spread> {
-        Spread::of(self.hit().map(|s| s.pause))
+        Spread::of(self.hit().filter_map(|s| self.gap(s)).map(|gap| gap.pause))
+    }
+
+    fn at_stopped_gateways(&self) -> Option<Spread> {
+        let longest =
+            |s: &Served| s.pauses.iter().filter(|p| self.is_at_stopped_gateway(p)).map(|p| p.pause).reduce(f64::max);
+        Spread::of(self.streams.iter().filter_map(longest))
+    }
+
+    /// A stream's longest pause but for those at gateways that were stopped or cut off; none if it had no other that is told.
+    fn gap(&self, stream: &Served) -> Option<Gap> {
+        if stream.pauses.is_empty() {
+            return Some(Gap { from: stream.paused, pause: stream.pause });
+        }
+        let others = stream.pauses.iter().filter(|p| !self.is_at_stopped_gateway(p));
+        others.map(|p| Gap { from: p.from, pause: p.pause }).max_by(|a, b| a.pause.total_cmp(&b.pause))
+    }
+
+    /// Whether a peer that the client asked was stopped or cut off for a part of the pause.
+    fn is_at_stopped_gateway(&self, Stood { from, pause, at }: &Stood) -> bool {
+        let is_meanwhile = |f: &Fault| f.at <= from + pause && f.until >= *from;
+        let is_stopped = |f: &&Fault| matches!(f.deed, Deed::Stop | Deed::Cut | Deed::Part) && is_meanwhile(f);
+        self.faults.iter().filter(is_stopped).any(|f| at.iter().any(|peer| f.hit(peer)))
     }
 
     /// The same, by what the peer did whose fault it was.
     fn pauses_by_role(&self) -> BTreeMap<&str, Spread> {
         let mut pauses: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for (role, pause) in self.hit().filter_map(|s| Some((self.fault_of(s)?.role.as_str(), s.pause))) {
-            pauses.entry(role).or_default().push(pause);
+        for gap in self.hit().filter_map(|s| self.gap(s)) {
+            if let Some(fault) = self.fault_of(&gap) {
+                pauses.entry(fault.role.as_str()).or_default().push(gap.pause);
+            }
         }
         pauses.into_iter().filter_map(|(role, pauses)| Some((role, Spread::of(pauses)?))).collect()
     }
@@ -118,9 +157,9 @@ impl Report {
 
     /// What a stream paused for: the fault that lasted through most of the pause, or else the last one before its end, since
     /// a peer that is back changes plans, too.
-    fn fault_of(&self, stream: &Served) -> Option<&Fault> {
-        let end = stream.paused + stream.pause;
-        let shared = |f: &Fault| f.until.min(end) - f.at.max(stream.paused);
+    fn fault_of(&self, gap: &Gap) -> Option<&Fault> {
+        let end = gap.from + gap.pause;
+        let shared = |f: &Fault| f.until.min(end) - f.at.max(gap.from);
         let before = self.faults.iter().filter(|f| f.at <= end);
         before.max_by(|a, b| shared(a).max(0.0).total_cmp(&shared(b).max(0.0)).then(a.at.total_cmp(&b.at)))
     }
@@ -129,7 +168,9 @@ impl Report {
 /// How often these hit each role.
 pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
     let mut hits = BTreeMap::new();
-    faults.iter().for_each(|f| *hits.entry(f.role.as_str()).or_default() += 1);
+    for role in faults.iter().flat_map(|f| &f.roles).flatten() {
+        *hits.entry(role.as_str()).or_default() += 1;
+    }
     hits
 }
 
@@ -137,15 +178,18 @@ pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::{chaos::Deed, client::Moved};
+    use crate::chaos::Limits;
+    use crate::client::Moved;
     use serde_json::json;
 
     fn fault(role: &str, at: f64, until: f64) -> Fault {
         Fault {
+            nth: 1,
             deed: Deed::Kill,
             peer: "peer0".into(),
             with: vec![],
             role: role.into(),
+            roles: vec![vec![role.into()]],
             at,
             until,
             gone: None,
@@ -158,13 +202,20 @@ mod tests {
         Served {
             from: 0.0,
             to: 99.0,
+            tokens: 160,
             pause,
             paused,
+            pauses: vec![Stood { from: paused, pause, at: vec!["gateway0".into()] }],
             request: String::new(),
             moves: vec![moved(Some(Way::Cached))],
             reason: String::new(),
             returns: 0,
         }
+    }
+
+    fn report(peers: Vec<String>, faults: Vec<Fault>, streams: Vec<Served>) -> Report {
+        let (plans, wronged, cut_off, violations) = (vec![], vec![], vec![], vec![]);
+        Report { seed: 1, seconds: 40.0, peers, faults, plans, streams, wronged, cut_off, violations }
     }
 
     fn moved(way: Option<Way>) -> Moved {
@@ -187,9 +238,10 @@ mod tests {
     #[test]
     fn nine_of_ten_and_the_median_are_of_all() {
         let spread = Spread::of((1..=20).map(f64::from)).unwrap();
-        assert_eq!(spread, Spread { median: 11.0, ninety: 18.0, most: 20.0, of: 20 });
-        assert_eq!(Spread::of([3.0]), Some(Spread { median: 3.0, ninety: 3.0, most: 3.0, of: 1 }));
+        assert_eq!(spread, Spread { median: 11.0, ninety: 18.0, ninety_nine: 20.0, most: 20.0, of: 20 });
+        assert_eq!(Spread::of([3.0]), Some(Spread { median: 3.0, ninety: 3.0, ninety_nine: 3.0, most: 3.0, of: 1 }));
         assert_eq!(Spread::of([]), None);
+        assert_eq!(Spread::of((1..=1000).map(f64::from)).map(|s| s.ninety_nine), Some(990.0));
     }
 
     #[test]
@@ -212,7 +264,7 @@ mod tests {
             unhurt,
         ];
         let peers = vec!["peer0".into()];
-        let report = Report { seed: 1, seconds: 40.0, peers, faults, plans: vec![], streams, violations: vec![] };
+        let report = report(peers, faults, streams);
         let summary = report.summary();
         let spread = |times: &[f64]| Spread::of(times.iter().copied()).unwrap();
         let by_role =
@@ -220,5 +272,31 @@ mod tests {
         assert_eq!(summary.pauses_by_role, by_role.into());
         assert_eq!(summary.pauses.map(|p| (p.of, p.most)), Some((5, 3.0)), "those of no fault are told with all");
         assert_eq!(summary.hits.len(), 4);
+    }
+
+    #[test]
+    fn waiting_for_a_gateway_that_was_stopped_is_told_apart() {
+        let stopped = Fault { deed: Deed::Stop, peer: "gateway1".into(), ..fault("gateway", 10.0, 16.0) };
+        let killed = Fault { peer: "gateway1".into(), ..fault("gateway", 20.0, 21.0) };
+        let stood = |from, pause, at: &str| Stood { from, pause, at: vec!["gateway0".into(), at.into()] };
+        let of = |pauses: Vec<Stood>| Served { pauses, ..stream(0.0, 9.0) };
+        let streams = vec![
+            // Behind it, and a second before, elsewhere.
+            of(vec![stood(3.0, 1.0, "gateway0"), stood(11.0, 6.0, "gateway1")]),
+            // At the other meanwhile; at this one when it was killed.
+            of(vec![stood(11.0, 2.0, "gateway0")]),
+            of(vec![stood(20.5, 0.5, "gateway1")]),
+            // Nothing but that.
+            of(vec![stood(15.0, 9.0, "gateway1")]),
+        ];
+        let peers = vec!["gateway0".into(), "gateway1".into()];
+        let report = report(peers, vec![stopped, killed], streams);
+        let summary = report.summary();
+        let spread = |times: &[f64]| Spread::of(times.iter().copied());
+        assert_eq!(summary.pauses, spread(&[0.5, 1.0, 2.0]));
+        assert_eq!(summary.pauses_at_stopped_gateways, spread(&[6.0, 9.0]));
+        // What is allowed is held against all others.
+        let over = |p99, worst| report.clone().within(Limits { p99, worst }).violations.len();
+        assert_eq!([over(None, None), over(Some(2.0), Some(2.0)), over(Some(1.9), Some(1.9))], [0, 0, 2]);
     }
 }

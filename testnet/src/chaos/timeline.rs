@@ -61,7 +61,7 @@ fn legend(out: &mut String) {
 }
 
 fn title(report: &Report) -> String {
-    let what = if report.violations.is_empty() { "every token right" } else { "NOT ALL RIGHT" };
+    let what = if report.wrongs().is_empty() { "every token right" } else { "NOT ALL RIGHT" };
     let (faults, streams) = (report.faults.len(), report.streams.len());
     format!("chaos, seed {}: {faults} faults, {streams} streams, {what}", report.seed)
 }
@@ -74,7 +74,7 @@ fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) ->
         y + 14.0,
         m = y + 10.0
     );
-    for fault in report.faults.iter().filter(|f| f.peer == peer || f.with.iter().any(|with| with == peer)) {
+    for fault in report.faults.iter().filter(|f| f.hit(peer)) {
         let (from, to) = (x(fault.at), x(fault.until).max(x(fault.at) + 2.0));
         let role = if fault.peer == peer { fault.role.clone() } else { format!("with {}", fault.peer) };
         let (_, colour, deed) = DEEDS.into_iter().find(|(deed, ..)| *deed == fault.deed).unwrap_or(DEEDS[0]);
@@ -163,10 +163,12 @@ mod tests {
     #[test]
     fn a_picture_has_every_peer_fault_and_stream() {
         let fault = |deed, peer: &str| Fault {
+            nth: 1,
             deed,
             peer: peer.into(),
             with: if deed == Deed::Part { vec!["gateway0".into()] } else { vec![] },
             role: "decode leader".into(),
+            roles: vec![vec!["decode leader".into()]],
             at: 1.0,
             until: 2.0,
             gone: Some(0.5),
@@ -179,8 +181,10 @@ mod tests {
             Served {
                 from: 0.0,
                 to: 3.0,
+                tokens: 160,
                 pause: 0.5,
                 paused: 1.0,
+                pauses: vec![],
                 request: String::new(),
                 moves,
                 reason: String::new(),
@@ -194,6 +198,8 @@ mod tests {
             faults: vec![fault(Deed::Kill, "peer0"), fault(Deed::Stop, "peer0"), fault(Deed::Part, "peer0")],
             plans: vec![plan(0.0, "first"), plan(2.0, "second")],
             streams: vec![stream(0, 0), stream(1, 0), stream(0, 2)],
+            wronged: vec![],
+            cut_off: vec![],
             violations: vec![],
         };
         let svg = svg(&report);
@@ -209,7 +215,7 @@ mod tests {
             assert!(svg.contains(part), "{part}");
         }
         assert_eq!(svg.matches("<circle").count(), 3);
-        let spread = |median, of| Some(Spread { median, ninety: median, most: median, of });
+        let spread = |median, of| Some(Spread { median, ninety: median, ninety_nine: median, most: median, of });
         let summary = report.summary();
         assert_eq!((summary.pauses, summary.gone, summary.replanned), (spread(0.5, 2), spread(0.5, 3), None));
         assert_eq!(summary.hits, [("decode leader", 3)].into());

@@ -1,20 +1,9 @@
-//! Whom chaos hits, and how.
+//! Whom chaos hits, what they do when it does, and how it is done.
 
 use super::{CORRUPT, Deed, SLOW};
-use crate::{Network, Swarm, Testnet, TestnetError};
-use std::collections::BTreeMap;
+use crate::{Network, Sight, Testnet, TestnetError};
 
-/// Pseudo-random numbers of a seed.
-pub(super) struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % sides.max(1)
-    }
-}
-
-/// Peers that clients ask.
+/// Peers that clients ask: gateways, or the first peer where there is none.
 pub(super) fn fronts(net: &Testnet) -> Vec<usize> {
     let gateways: Vec<usize> =
         net.peers().iter().enumerate().filter(|(_, p)| p.gateway).map(|(index, _)| index).collect();
@@ -25,60 +14,68 @@ pub(super) fn addresses(net: &Testnet, fronts: &[usize]) -> Vec<String> {
     fronts.iter().map(|index| net.peers()[*index].http.clone()).collect()
 }
 
-/// A peer, and what it does.
-pub(super) struct Victim {
-    pub index: usize,
-    pub role: String,
+/// Where peers of these names are, of those that were launched.
+pub(super) fn places(net: &Testnet, names: &[String]) -> Vec<usize> {
+    let peers = net.peers();
+    names.iter().filter_map(|name| peers.iter().position(|p| p.name == *name)).collect()
 }
 
-/// Who is hit: a peer with a part in the plan, the plan's maker, or the last of several gateways; one of those whose role
-/// was hit least so far.
-pub(super) async fn choose(
-    net: &Testnet,
-    fronts: &[usize],
-    hits: &BTreeMap<&str, usize>,
-    dice: &mut Dice,
-) -> Option<Victim> {
-    let peers = net.peers();
-    let sight = Swarm::of([peers[fronts[0]]].into_iter()).look().await.pop()??;
-    let index = |id: &str| peers.iter().position(|p| p.id == id).filter(|index| *index != fronts[0]);
-    let mut all = Vec::new();
-    for group in sight.plan.iter().flat_map(|p| &p.groups) {
-        for (place, stage) in group.stages.iter().enumerate() {
-            let role = if place == 0 { format!("{} leader", group.phase) } else { format!("{} member", group.phase) };
-            all.extend(index(&stage.peer).map(|index| Victim { index, role }));
+/// What a peer does, as somebody sees it: the plan's maker first, then parts in the plan; a gateway; or nothing for now.
+pub(super) fn roles(net: &Testnet, sight: Option<&Sight>, index: usize) -> Vec<String> {
+    let peer = net.peers()[index];
+    let mut roles = Vec::new();
+    if sight.is_some_and(|s| s.coordinator.as_deref() == Some(peer.id.as_str())) {
+        roles.push("coordinator".to_owned());
+    }
+    for group in sight.iter().filter_map(|s| s.plan.as_ref()).flat_map(|p| &p.groups) {
+        if let Some(place) = group.stages.iter().position(|stage| stage.peer == peer.id) {
+            roles.push(format!("{} {}", group.phase, if place == 0 { "leader" } else { "member" }));
         }
     }
-    let of = |role: &str, index| Victim { index, role: role.to_owned() };
-    all.extend(sight.coordinator.as_deref().and_then(index).map(|index| of("coordinator", index)));
-    all.extend(fronts.last().filter(|_| fronts.len() > 1).map(|index| of("gateway", *index)));
-    let so_far = |victim: &Victim| hits.get(victim.role.as_str()).copied().unwrap_or(0);
-    let least = all.iter().map(so_far).min()?;
-    all.retain(|victim| so_far(victim) == least);
-    let chosen = dice.roll(all.len() as u64) as usize;
-    Some(all.swap_remove(chosen))
+    if peer.gateway {
+        roles.push("gateway".to_owned());
+    }
+    if roles.is_empty() {
+        roles.push("spare".to_owned());
+    }
+    roles
 }
 
-/// Does it to the first of `side`, or parts all of them from all others.
+/// Does it to all of `side`.
 pub(super) async fn hit(net: &mut Testnet, side: &[usize], deed: Deed) -> Result<(), TestnetError> {
-    let victim = side[0];
     match deed {
-        Deed::Kill => net.kill(victim).await,
-        Deed::Stop => net.signal(victim, "-STOP"),
+        Deed::Kill => {
+            for victim in side {
+                net.kill(*victim).await?;
+            }
+            Ok(())
+        }
+        Deed::Stop => side.iter().try_for_each(|victim| net.signal(*victim, "-STOP")),
         Deed::Cut | Deed::Part => {
             let peers = net.peers();
             let names: Vec<&str> = side.iter().map(|index| peers[*index].name.as_str()).collect();
             network(net).partition(&names).await
         }
-        Deed::Slow => network(net).spoil(&net.peers()[victim].name, SLOW).await,
-        Deed::Corrupt => network(net).spoil(&net.peers()[victim].name, CORRUPT).await,
+        Deed::Slow | Deed::Corrupt => {
+            let flaw = if deed == Deed::Slow { SLOW } else { CORRUPT };
+            for victim in side {
+                network(net).spoil(&net.peers()[*victim].name, flaw).await?;
+            }
+            Ok(())
+        }
     }
 }
 
-pub(super) async fn mend(net: &mut Testnet, victim: usize, deed: Deed) -> Result<(), TestnetError> {
+/// Undoes it.
+pub(super) async fn mend(net: &mut Testnet, side: &[usize], deed: Deed) -> Result<(), TestnetError> {
     match deed {
-        Deed::Kill => net.restart(victim).await,
-        Deed::Stop => net.signal(victim, "-CONT"),
+        Deed::Kill => {
+            for victim in side {
+                net.restart(*victim).await?;
+            }
+            Ok(())
+        }
+        Deed::Stop => side.iter().try_for_each(|victim| net.signal(*victim, "-CONT")),
         Deed::Cut | Deed::Part | Deed::Slow | Deed::Corrupt => network(net).heal().await,
     }
 }

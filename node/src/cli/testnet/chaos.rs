@@ -2,7 +2,7 @@
 
 use super::{config, exit, swarm_args};
 use crate::{
-    cli::{decimal, is_set, json as json_flag, show::print_json, verb, whole},
+    cli::{decimal, is_set, json as json_flag, show::print_json, switch, verb, whole},
     config::Settings,
     exit::{Exit, Kind},
 };
@@ -12,20 +12,12 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
-    Answers, Testnet,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Report, Spread, Summary, Until, Ways},
+    Answers, Testnet, TestnetConfig,
+    chaos::{self, Chaos, Deed, Deeds, Fault, Limits, Report, Schedule, Spread, Summary, Until, Verdict, Ways},
 };
 
-/// What may be done to peers, by name.
-const DEEDS: [(&str, Deeds); 7] = [
-    ("nothing", Deeds::Calm),
-    ("kill", Deeds::Only(Deed::Kill)),
-    ("stop", Deeds::Only(Deed::Stop)),
-    ("cut", Deeds::Only(Deed::Cut)),
-    ("part", Deeds::Only(Deed::Part)),
-    ("slow", Deeds::Only(Deed::Slow)),
-    ("corrupt", Deeds::Only(Deed::Corrupt)),
-];
+/// What is done where nothing is.
+const NOTHING: &str = "nothing";
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet chaos --seed 7 --minutes 2 --svg chaos.svg";
@@ -37,7 +29,7 @@ pub(super) fn command() -> Command {
                 .value_name("N")
                 .value_parser(whole(0..=u64::MAX))
                 .default_value("1")
-                .help("Draws the schedule"),
+                .help("Fixes what is broken and when, counted in answers; --plan lists it"),
         )
         .arg(
             Arg::new("minutes")
@@ -66,10 +58,22 @@ pub(super) fn command() -> Command {
         .arg(
             Arg::new("only")
                 .long("only")
-                .value_name("DEED")
-                .value_parser(DEEDS.map(|(name, _)| name))
-                .help("Only do this to peers [default: now this, now that]"),
+                .value_name("DEEDS")
+                .value_delimiter(',')
+                .value_parser([NOTHING].into_iter().chain(Deed::ALL.map(|(_, name)| name)).collect::<Vec<_>>())
+                .help("Only do this to peers, as kill or kill,stop [default: now this, now that]"),
         )
+        .arg(
+            Arg::new("pairs")
+                .long("pairs")
+                .value_name("PART")
+                .value_parser(decimal(0.0..=1.0))
+                .default_value("0")
+                .help("Part of the kills and stops that hit two peers at once, as 0.1"),
+        )
+        .arg(seconds("gap-p99", "Most that 99 of 100 of the streams that a fault hit may stand still"))
+        .arg(seconds("gap-worst", "Most that any stream may stand still"))
+        .arg(switch("plan", "List what this seed and these options would break and when, and break nothing"))
         .arg(
             Arg::new("split")
                 .long("split")
@@ -89,9 +93,18 @@ pub(super) fn command() -> Command {
         .arg(json_flag())
 }
 
+/// A limit of the run.
+fn seconds(name: &'static str, help: &'static str) -> Arg {
+    let arg = Arg::new(name).long(name).value_name("SECONDS").value_parser(decimal(0.0..=100_000.0));
+    arg.help(format!("{help}; waiting for a gateway that was stopped or cut off is told apart"))
+}
+
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let config = config(settings, matches)?;
-    let chaos = asked(matches);
+    let chaos = asked(matches)?;
+    if is_set(matches, "plan") {
+        return list(&chaos, &config, is_set(matches, "json"));
+    }
     let bar = bar(chaos.until);
     bar.set_message("asking an undisturbed swarm");
     let answers = Answers::learn(&config).await.map_err(exit)?;
@@ -106,6 +119,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         }
     };
     let report = chaos::run(&mut net, chaos, answers, tell).await.map_err(exit)?;
+    let verdict = Verdict::of(&report);
     bar.finish_and_clear();
     if let Some(file) = matches.get_one::<PathBuf>("svg") {
         std::fs::write(file, report.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
@@ -113,17 +127,18 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if quiet {
         let mut document = json!(report);
         document["summary"] = json!(report.summary());
+        document["verdict"] = json!(verdict);
         print_json(&document)?
     } else {
-        tell_all(&report)
+        tell_all(&report);
+        say!("{verdict}");
     }
     let logs = net.folder().display().to_string();
-    if !report.violations.is_empty() {
+    if !verdict.holds {
         net.down().await.map_err(exit)?;
-        return Err(Exit::new(
-            Kind::Other,
-            format!("{} things did not hold; logs are in {logs}", report.violations.len()),
-        ));
+        let (wrongs, seed) = (report.wrongs().len(), verdict.seed);
+        let again = format!("--seed {seed} with the same options breaks the same again");
+        return Err(Exit::new(Kind::Other, format!("{wrongs} did not hold; logs are in {logs}; {again}")));
     }
     if is_set(matches, "keep") {
         note!("logs are in {logs}");
@@ -132,20 +147,44 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     super::leave(net).await
 }
 
-fn asked(matches: &ArgMatches) -> Chaos {
+/// Lists the schedule.
+fn list(chaos: &Chaos, config: &TestnetConfig, as_json: bool) -> Result<(), Exit> {
+    let steps = Schedule::listed(chaos, &config.peers);
+    if as_json {
+        return print_json(&json!({ "seed": chaos.seed, "steps": steps }));
+    }
+    steps.iter().for_each(|step| say!("{step}"));
+    if let Until::Time(_) = chaos.until {
+        note!("a run goes through as many of these as it has time for");
+    }
+    Ok(())
+}
+
+fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
     let minutes = matches.get_one::<f64>("minutes").copied().unwrap_or(1.0);
     let span = Duration::from_secs_f64(minutes * 60.0);
     let faults = matches.get_one::<u32>("faults").map(|n| Until::Faults(*n as usize));
-    Chaos {
+    let number = |name: &str| matches.get_one::<f64>(name).copied();
+    Ok(Chaos {
         seed: matches.get_one::<u64>("seed").copied().unwrap_or(1),
         streams: matches.get_one::<u16>("streams").copied().unwrap_or(16).into(),
         until: faults.unwrap_or(Until::Time(span)),
-        deeds: matches.get_one::<String>("only").map_or(Deeds::Drawn, |only| deeds(only)),
-    }
+        deeds: deeds(matches)?,
+        pairs: number("pairs").unwrap_or_default(),
+        limits: Limits { p99: number("gap-p99"), worst: number("gap-worst") },
+    })
 }
 
-fn deeds(name: &str) -> Deeds {
-    DEEDS.iter().find(|(known, _)| *known == name).map_or(Deeds::Drawn, |(_, deeds)| *deeds)
+fn deeds(matches: &ArgMatches) -> Result<Deeds, Exit> {
+    let Some(names) = matches.get_many::<String>("only") else { return Ok(Deeds::Drawn) };
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    let deeds: Vec<Deed> =
+        Deed::ALL.into_iter().filter(|(_, name)| names.contains(name)).map(|(deed, _)| deed).collect();
+    match (names.contains(&NOTHING), deeds.is_empty()) {
+        (false, _) => Ok(Deeds::Only(deeds)),
+        (true, true) => Ok(Deeds::Calm),
+        (true, false) => Err(Exit::new(Kind::Usage, format!("--only {NOTHING} goes with nothing else"))),
+    }
 }
 
 fn bar(until: Until) -> ProgressBar {
@@ -176,14 +215,22 @@ fn line(fault: &Fault) -> String {
 fn tell_all(report: &Report) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
-    let Summary { hits, pauses, pauses_by_role, ways, gone, replanned, healed } = report.summary();
-    let hits: Vec<String> = hits.into_iter().map(|(role, hits)| format!("{role} {hits}")).collect();
+    let summary = report.summary();
+    let Summary { hits, pauses, pauses_of_all, pauses_at_stopped_gateways, pauses_by_role, .. } = &summary;
+    let Summary { ways, gone, replanned, healed, .. } = summary;
+    let hits: Vec<String> = hits.iter().map(|(role, hits)| format!("{role} {hits}")).collect();
     say!("hit: {}", hits.join(", "));
     if let Some(pauses) = pauses {
-        say!("{} streams were hit: longest pause {}", pauses.of, times(pauses));
+        say!("{} streams were hit: longest pause {}", pauses.of, times(*pauses));
     }
     for (role, pauses) in pauses_by_role {
-        say!("  by a fault of a {role:<15} {:>4}: {}", pauses.of, times(pauses));
+        say!("  by a fault of {role:<15} {:>4}: {}", pauses.of, times(*pauses));
+    }
+    if let Some(pauses) = pauses_at_stopped_gateways {
+        say!("  told apart, at gateways stopped or cut off {:>4}: {}", pauses.of, times(*pauses));
+    }
+    if let Some(pauses) = pauses_of_all {
+        say!("all {} streams, hit or not: longest pause {}", pauses.of, times(*pauses));
     }
     let Ways { kept, cached, anew, unknown } = ways;
     if ways != Ways::default() {
@@ -211,14 +258,14 @@ fn tell_all(report: &Report) {
             slowest.returns
         );
     }
-    for violation in &report.violations {
-        say!("did not hold: {violation}");
+    for wrong in report.wrongs() {
+        say!("did not hold: {wrong}");
     }
 }
 
 fn times(spread: Spread) -> String {
-    let Spread { median, ninety, most, of: _ } = spread;
-    format!("{median:.2} s in the median, {ninety:.2} s in 90 %, {most:.2} s at most")
+    let Spread { median, ninety, ninety_nine, most, of: _ } = spread;
+    format!("{median:.2} s in the median, {ninety:.2} s in 90 %, {ninety_nine:.2} s in 99 %, {most:.2} s at most")
 }
 
 #[cfg(test)]
@@ -237,5 +284,17 @@ mod tests {
         let auto = told(&["--split", "auto", "--layout", "prefill=1,decode=1"]).unwrap();
         assert_eq!(auto, ["--split", "auto", "--log", "info", "--layout", "prefill=1,decode=1"]);
         assert!(told(&["--split", "sometimes"]).is_err());
+    }
+
+    #[test]
+    fn a_seed_and_options_are_read_as_a_run_has_them() {
+        let told = |args: &[&str]| asked(&command().try_get_matches_from([&["chaos"], args].concat()).unwrap());
+        let chaos = told(&["--only", "stop,kill", "--pairs", "0.1", "--faults", "9", "--gap-p99", "1.5"]).unwrap();
+        assert_eq!((chaos.deeds, chaos.pairs), (Deeds::Only(vec![Deed::Kill, Deed::Stop]), 0.1));
+        assert!(matches!(chaos.until, Until::Faults(9)));
+        assert_eq!(chaos.limits, Limits { p99: Some(1.5), worst: None });
+        assert_eq!(told(&["--only", "nothing"]).unwrap().deeds, Deeds::Calm);
+        assert_eq!(told(&[]).unwrap().deeds, Deeds::Drawn);
+        assert!(told(&["--only", "nothing,kill"]).unwrap_err().to_string().contains("nothing else"));
     }
 }
