@@ -5,7 +5,7 @@ mod common;
 
 use common::{Net, PROMPT, Wish, owned};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tsnode_testnet::PeerConfig;
@@ -71,6 +71,68 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     let ranks = Net::of(vec![host(), host(), host()], &flags).await;
     assert_eq!(answers(&ranks, 0).await, expected, "two ranks at every stage");
     ranks.down().await;
+}
+
+/// Tokens and fingerprint of an answer, asked at that peer, computed where the header says.
+async fn answered(net: &Net, peer: usize, way: Option<&str>, codec: Option<&str>) -> (Vec<u64>, String) {
+    let mut body = json!({
+        "prompt": PROMPT.repeat(8),
+        "max_tokens": 48,
+        "ignore_eos": true,
+        "seed": 7,
+        "temperature": 0.9,
+        "return_token_ids": true,
+        "kv_codec": codec,
+    });
+    let url = format!("{}/v1/completions", net.peer(peer).http);
+    let ask = |body: &Value| {
+        let request = net.client.post(&url).json(body);
+        way.map_or(request.try_clone().unwrap(), |way| request.header("x-tsnode-kv", way))
+    };
+    let answer: Value = ask(&body).send().await.unwrap().json().await.unwrap();
+    let ids = |choice: &Value| choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+    let tokens: Vec<u64> = ids(&answer["choices"][0]);
+    assert_eq!(tokens.len(), 48, "{answer}");
+    let fingerprint = answer["system_fingerprint"].as_str().unwrap().to_owned();
+    // The same, streamed: every part says it.
+    body["stream"] = json!(true);
+    let text = ask(&body).send().await.unwrap().text().await.unwrap();
+    let parts = text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let parts: Vec<Value> = parts.collect();
+    assert!(parts.iter().all(|part| part["system_fingerprint"] == fingerprint), "{fingerprint}: {text}");
+    let streamed: Vec<u64> = parts.iter().flat_map(|part| ids(&part["choices"][0])).collect();
+    assert_eq!(streamed, tokens);
+    (tokens, fingerprint)
+}
+
+/// Whether KV crosses the network or not, what it goes through is what the request says, or else the peer's owner, and the tokens are
+/// the same every time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_request_with_a_fixed_codec_has_one_answer() {
+    let layout = ["--layout", "prefill=1,decode=1,decode=1"];
+    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &layout, model_flags: &[] }).await;
+    let mut all = Vec::new();
+    for codec in ["raw", "int8", "int4", "int3"] {
+        let expected = answered(&net, 3, None, Some(codec)).await;
+        assert!(expected.1.ends_with(&format!("_{codec}")), "{}", expected.1);
+        for (peer, way) in [(3, None), (0, None), (3, Some("in-place")), (1, Some("layers")), (2, Some("whole"))] {
+            assert_eq!(answered(&net, peer, way, Some(codec)).await, expected, "{codec} at {peer}, {way:?}");
+        }
+        all.push(expected.0);
+    }
+    // Four ways, and not all of them the same words: a codec is part of the question.
+    assert!(all.iter().any(|tokens| *tokens != all[0]), "four codecs gave the very same tokens");
+    let int8 = answered(&net, 3, None, Some("int8")).await;
+    net.down().await;
+
+    let flags = [&layout[..], &["--fixed-kv", "int8"]].concat();
+    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    for (peer, way) in [(3, None), (0, None), (3, Some("in-place")), (1, Some("whole"))] {
+        assert_eq!(answered(&net, peer, way, None).await, int8, "fixed by the owner, at {peer}, {way:?}");
+    }
+    let raw = answered(&net, 3, None, Some("raw")).await;
+    assert!(raw.1.ends_with("_raw") && raw.0 == all[0], "a request's own word comes first");
+    net.down().await;
 }
 
 fn models() -> PathBuf {
