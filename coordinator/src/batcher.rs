@@ -160,6 +160,7 @@ impl Batcher {
             free_pages: 0,
             total_pages: 0,
             step: self.pace.mean(),
+            quickest: self.pace.quickest(),
         }
     }
 

@@ -82,6 +82,16 @@ pub struct Misfit {
 }
 
 impl LayerProfile {
+    /// What a layer takes for a step of this size (s).
+    #[must_use]
+    pub fn takes(&self, size: &StepSize) -> f64 {
+        let ([a, b, c], [d, e, f]) = (self.prefill, self.decode);
+        let prompts = a + b * f64::from(size.prompts) + c * size.pairs as f64;
+        let answers = d + e * size.context as f64 + f * f64::from(size.answers);
+        let part = |tokens: u32, takes: f64| if tokens > 0 { takes } else { 0.0 };
+        part(size.prompts, prompts) + part(size.answers, answers)
+    }
+
     /// Whether every number is one that a measurement can give, and not all are nothing.
     #[must_use]
     pub fn is_plausible(&self) -> bool {
@@ -285,14 +295,57 @@ pub struct Load {
     /// Time of a group's last steps, on average, from setting off to their tokens. None where nothing was computed, nor for
     /// several groups together.
     pub step: Option<Seconds>,
+    /// The quickest of a group's last steps: what its peers' adverts claim is held against these.
+    #[serde(default)]
+    pub quickest: Quickest,
 }
 
 impl Load {
     /// Whether there is as much to do as there was, however fast it is done: speeds are never twice the same.
     #[must_use]
     pub fn is_as_much_as(&self, before: &Self) -> bool {
-        Self { step: None, ..*self } == Self { step: None, ..*before }
+        let amount = |load: &Self| Self { step: None, quickest: Quickest::default(), ..*load };
+        amount(self) == amount(before)
     }
+
+    fn check(&self) -> Result<(), CodecError> {
+        let steps = [self.quickest.prompts, self.quickest.answers].into_iter().flatten();
+        if !self.step.into_iter().chain(steps.map(|step| step.took)).all(Seconds::is_plausible) {
+            return Err(CodecError::Invalid("time of a step out of range"));
+        }
+        Ok(())
+    }
+}
+
+/// The least disturbed steps of a group's last ones, of each kind: the host's other work, and the group's, are in the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Quickest {
+    /// With tokens of prompts in it: the one that took least for each of them.
+    pub prompts: Option<TimedStep>,
+    /// Of answers alone: the one that took least.
+    pub answers: Option<TimedStep>,
+}
+
+/// What was computed in a step, and how long that took.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct TimedStep {
+    /// From setting off to its tokens.
+    pub took: Seconds,
+    /// What was computed.
+    pub size: StepSize,
+}
+
+/// What a step computes, as far as it takes time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct StepSize {
+    /// Tokens of prompts.
+    pub prompts: u32,
+    /// What these attend to: (P + L)² − P² for L tokens behind P others, over all prompts.
+    pub pairs: u64,
+    /// Tokens of answers, with those guessed.
+    pub answers: u32,
+    /// Tokens that these attend to, in all.
+    pub context: u64,
 }
 
 impl Heartbeat {
@@ -327,11 +380,7 @@ impl Heartbeat {
         if self.cut_off.len() > limits::CUT_OFF {
             return Err(CodecError::Invalid("too many peers cut off"));
         }
-        let loads = self.ready.iter().map(|g| &g.load).chain([&self.load]);
-        if !loads.filter_map(|load| load.step).all(Seconds::is_plausible) {
-            return Err(CodecError::Invalid("time of a step out of range"));
-        }
-        Ok(())
+        self.ready.iter().map(|g| &g.load).chain([&self.load]).try_for_each(Load::check)
     }
 }
 

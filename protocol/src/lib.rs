@@ -27,7 +27,10 @@ pub mod tokens;
 pub mod traffic;
 pub mod units;
 
-pub use advert::{Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind};
+pub use advert::{
+    Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, StepSize,
+    TimedStep,
+};
 pub use card::{Cards, DriverVersion, DriverVersionError};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;

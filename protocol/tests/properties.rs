@@ -6,7 +6,8 @@ use ed25519_dalek::SigningKey;
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use tsnode_protocol::{
     Epoch, Gossip, Group, GroupId, GroupLoad, Heartbeat, Invite, InviteId, LayerRange, Load, ModelId, PeerId, Phase,
-    Plan, PlanId, Route, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket, TileHeader, codec, limits,
+    Plan, PlanId, Quickest, Route, Seconds, Secret, Signed, Stage, StepSize, SwarmId, Term, Ticket, TileHeader,
+    TimedStep, codec, limits,
 };
 
 fn bytes<const N: usize>() -> impl Strategy<Value = [u8; N]> {
@@ -59,14 +60,24 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 fn heartbeat() -> impl Strategy<Value = Gossip> {
-    let load = (any::<[u32; 5]>(), option::of(0.0..1e9)).prop_map(
-        |([running, waiting, pending_tokens, free_pages, total_pages], step)| Load {
+    let size = (any::<[u32; 2]>(), any::<[u64; 2]>()).prop_map(|([prompts, answers], [pairs, context])| StepSize {
+        prompts,
+        pairs,
+        answers,
+        context,
+    });
+    let timed =
+        || option::of((0.0..1e6, size.clone()).prop_map(|(took, size)| TimedStep { took: Seconds(took), size }));
+    let quickest = (timed(), timed()).prop_map(|(prompts, answers)| Quickest { prompts, answers });
+    let load = (any::<[u32; 5]>(), option::of(0.0..1e9), quickest).prop_map(
+        |([running, waiting, pending_tokens, free_pages, total_pages], step, quickest)| Load {
             running,
             waiting,
             pending_tokens,
             free_pages,
             total_pages,
             step: step.map(Seconds),
+            quickest,
         },
     );
     (any::<u64>(), any::<u32>(), vec((bytes(), load.clone()), 0..20), load, any::<bool>()).prop_map(

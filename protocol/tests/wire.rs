@@ -8,8 +8,8 @@ use tsnode_protocol::{
     Advert, BytesPerSecond, Call, Cards, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond, Gossip,
     Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, Lane, LayerProfile, LayerRange, Link, Load,
     Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId,
-    RequestId, RingId, RollCall, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, SwarmId, Term, Ticket,
-    TicketKey, TicketNotice, TileHeader, Token, TokenLogprob, Traffic,
+    Quickest, RequestId, RingId, RollCall, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, StepSize, SwarmId,
+    Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -131,7 +131,17 @@ fn present(said: Option<u64>) -> Present {
 fn gossip() -> Vec<(&'static str, Gossip)> {
     let key = SigningKey::from_bytes(&[1; 32]);
     let seal = |gossip: &Gossip| Signed::seal(&key, SWARM, 3, gossip);
-    let load = Load { running: 301, waiting: 2, pending_tokens: 70_000, free_pages: 5, total_pages: 300, step: None };
+    let load = Load {
+        running: 301,
+        waiting: 2,
+        pending_tokens: 70_000,
+        free_pages: 5,
+        total_pages: 300,
+        step: None,
+        quickest: Quickest::default(),
+    };
+    let size = StepSize { prompts: 0, pairs: 0, answers: 2, context: 600 };
+    let quickest = Quickest { prompts: None, answers: Some(TimedStep { took: Seconds(0.01), size }) };
     let heartbeat = Heartbeat {
         clock: Epoch(301),
         epoch: Epoch(300),
@@ -139,7 +149,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         plan: Some(plan().id()),
         ready: vec![GroupLoad {
             group: plan().groups[0].id,
-            load: Load { running: 300, step: Some(Seconds(0.02)), ..load },
+            load: Load { running: 300, step: Some(Seconds(0.02)), quickest, ..load },
         }],
         load,
         leaving: true,

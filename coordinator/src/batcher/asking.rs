@@ -5,14 +5,14 @@
 //! with no guesses where none came.
 
 use super::{
-    Action, Batcher, Guesses,
+    Action, Batcher, Guesses, pace,
     steps::Share,
     ways::{self, Way},
 };
 use crate::{Time, policy::batching::Part};
 use tsnode_protocol::{
     RequestId, Token,
-    ring::{RingFrame, Step},
+    ring::{RingFrame, Step, StepEntry},
 };
 
 impl Batcher {
@@ -87,8 +87,8 @@ impl Batcher {
 
     fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Way, out: &mut Vec<Action>) {
         let entry = |s: &Share| self.sequences.get_mut(&s.request)?.entry(now, s, way);
-        let entries = shares.iter().filter_map(entry).collect();
-        self.pace.sets_off(step, now);
+        let entries: Vec<StepEntry> = shares.iter().filter_map(entry).collect();
+        self.pace.sets_off(step, pace::size(&entries), now);
         out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));
     }
 }
