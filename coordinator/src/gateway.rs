@@ -24,7 +24,7 @@ use crate::{
     gate::{self, Overrule, SplitChoice},
     profiler,
     router::{Choice, Pick, Router},
-    speeds::{Speeds, Work},
+    speeds::{Seen, Speeds, Work},
     traffic,
 };
 use judging::{Judging, shape};
@@ -95,6 +95,7 @@ impl Gateway {
         match event {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
+                self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
                 self.kept.retain(|id| self.view.group(*id).is_some_and(|group| self.view.is_whole(group)));
@@ -219,13 +220,23 @@ impl Gateway {
     }
 
     /// How long a group took is held against what it claims.
-    fn saw(&mut self, group: Option<GroupId>, work: Work, took: Duration, out: &mut Vec<Action>) {
+    fn saw(&mut self, group: Option<GroupId>, seen: Seen, out: &mut Vec<Action>) {
         let group = group.and_then(|id| self.view.plan.as_ref()?.group(id));
-        if let (Some(group), Work::Prompt { .. }) = (group, work) {
-            self.patience.prompt(group.id, work.claimed(&self.view, group), took);
+        if let (Some(group), Work::Prompt { .. }) = (group, seen.work) {
+            self.patience.prompt(group.id, seen.work.claimed(&self.view, group), seen.took);
         }
-        let blame = group.and_then(|group| self.speeds.saw(&self.view, group, work, took.as_secs_f64()));
+        let sequences = group.map_or(1, |group| self.sequences(group.id));
+        let seen = Seen { sequences, ..seen };
+        let blame = group.and_then(|group| self.speeds.saw(&self.view, group, seen));
         out.extend(blame.map(|(peer, offence)| Action::Blame { peer, offence }));
+    }
+
+    /// How many sequences share a group's steps: as many as it said, or more of this gateway's own; with one that just ended.
+    fn sequences(&self, group: GroupId) -> u32 {
+        let said = self.view.up.get(&group).map_or(0, |load| load.running);
+        let is_there = |r: &&Request| r.flows && r.pick.is_some_and(|pick| pick.decode == group);
+        let own = tokens(self.requests.values().filter(is_there).count());
+        said.max(own.saturating_add(1))
     }
 
     fn decode(&mut self, now: Time, request: RequestId, event: DecodeEvent, out: &mut Vec<Action>) {
@@ -342,7 +353,8 @@ impl Gateway {
                 r.first = Some(token);
                 let computed = Work::Prompt { tokens: (r.prompt.len() as u32).saturating_sub(cached) };
                 let (group, took) = (r.prefilled_by, now.saturating_sub(r.prefill_from));
-                self.saw(group, computed, took, out);
+                let seen = Seen { work: computed, at: now, took, stood: Duration::ZERO, sequences: 1 };
+                self.saw(group, seen, out);
                 self.token(now, request, 0, sampled, out);
                 out.push(Action::Order { request, order: DecodeOrder::Begin(token) });
             }
@@ -399,8 +411,8 @@ impl Gateway {
         if matches!(end, End::Stop | End::Length) {
             let answered = profiler::Event::Answered { answer: tokens(r.answer.len()) };
             self.traffic.on_event(now, r.model, answered);
-            if let Some((group, work, took)) = r.answered_at_once(now) {
-                self.saw(Some(group), work, took, out);
+            if let Some((group, seen)) = r.answered_at_once(now) {
+                self.saw(Some(group), seen, out);
             }
             out.extend(r.served().map(Action::Served));
         }

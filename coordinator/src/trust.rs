@@ -42,9 +42,9 @@ pub enum Offence {
         /// Peers in it.
         peers: u16,
     },
-    /// Its advert claims far more speed than it has.
+    /// Its advert claims far more speed than its own steps show.
     FalseSpeed {
-        /// How many times further off its claim it is than others are off theirs.
+        /// How many times further off its claim its quickest steps are than others' are off theirs.
         times: u32,
     },
     /// KV from which a decode peer, honest by itself, gets wrong tokens.
@@ -82,7 +82,10 @@ impl fmt::Display for Offence {
             Self::WrongToken => f.write_str("answers with tokens that other groups do not get"),
             Self::WrongPipeline { .. } => f.write_str("is in pipelines whose tokens other groups do not get"),
             Self::FalseSpeed { times } => {
-                write!(f, "claims to be faster than it is: {times} times further off than others are")
+                write!(
+                    f,
+                    "claims to be faster than it is: its own steps are {times} times further off than others' are"
+                )
             }
             Self::WrongKv { with } => write!(f, "sends KV that gives wrong tokens, last at …{}", with.short()),
         }

@@ -54,10 +54,19 @@ async fn liars_are_found_and_cut_off_and_nobody_else_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_boaster_is_found_and_cut_off_and_nobody_else_is() {
+    boaster_is_found(500.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_claims_five_times_its_speed_is_found_and_cut_off_and_nobody_else_is() {
+    boaster_is_found(5.0).await;
+}
+
+async fn boaster_is_found(times: f64) {
     let flags = ["--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=1,decode=1"];
     let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let liar = at_work(&net, "decode").await;
-    spoil(&net, &liar, Flaw::Boast { times: 500.0 }).await;
+    spoil(&net, &liar, Flaw::Boast { times }).await;
     // Others must be known as well: only then do its answers tell.
     for n in 1000..1048 {
         net.tokens(GATEWAY, body(n)).await;
@@ -66,7 +75,7 @@ async fn a_boaster_is_found_and_cut_off_and_nobody_else_is() {
     let found = until_cut_off(&net, &liar, "decode", 400, &mut 0).await;
     let (asked, reason) =
         found.unwrap_or_else(|had| panic!("{liar} is not found after {had} answers, and has no work"));
-    println!("a boaster is found after {asked} more answers: it {reason}");
+    println!("who claims {times} times its speed is found after {asked} more answers: it {reason}");
     assert!(asked <= SPEED_BOUND && reason.contains("faster than it is"), "{asked}: {reason}");
     for n in 2000..2024 {
         net.tokens(GATEWAY, body(n)).await;

@@ -78,7 +78,7 @@ pub struct View {
 
 impl View {
     /// A group of the plan.
-    pub(super) fn group(&self, id: GroupId) -> Option<&Group> {
+    pub(crate) fn group(&self, id: GroupId) -> Option<&Group> {
         self.plan.as_ref()?.group(id)
     }
 

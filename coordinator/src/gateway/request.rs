@@ -3,7 +3,14 @@
 use super::{
     Begun, GatewayConfig, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, slowest, trace::Timeline,
 };
-use crate::{Time, gate::Overrule, policy::routing::Asked, router::Pick, speeds::Work, spot::Served};
+use crate::{
+    Time,
+    gate::Overrule,
+    policy::routing::Asked,
+    router::Pick,
+    speeds::{Seen, Work},
+    spot::Served,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
@@ -71,6 +78,8 @@ pub(super) struct Request {
     pub first: Option<Token>,
     /// When its second token came: the first may have been another group's.
     pub second_at: Option<Time>,
+    /// The longest wait for a token after that.
+    pub stood: Duration,
     /// When a prefill group was asked for the prompt.
     pub prefill_from: Time,
     /// Tokens of the prompt that were not computed: another request had begun with them.
@@ -124,6 +133,7 @@ impl Request {
             accepted: false,
             first: None,
             second_at: None,
+            stood: Duration::ZERO,
             prefill_from: now,
             cached: 0,
             answer: Vec::new(),
@@ -230,13 +240,14 @@ impl Request {
     }
 
     /// How long one group took for the answer from its second token on, if it did all of it.
-    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, Work, Duration)> {
+    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, Seen)> {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
         let tokens = self.next_index().checked_sub(2)?;
         let context = self.prompt.len() as u32 + self.next_index() / 2;
-        Some((self.pick?.decode, Work::Answer { tokens, context }, now.saturating_sub(self.second_at?)))
+        let (work, took) = (Work::Answer { tokens, context }, now.saturating_sub(self.second_at?));
+        Some((self.pick?.decode, Seen { work, at: now, took, stood: self.stood, sequences: 1 }))
     }
 
     /// What was answered, if one group did it from the first token on.

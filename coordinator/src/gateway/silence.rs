@@ -22,6 +22,9 @@ impl Gateway {
         let Some(r) = self.requests.get_mut(&request) else { return };
         let (Some(pick), flows) = (r.pick, std::mem::replace(&mut r.flows, true)) else { return };
         let gap = now.saturating_sub(r.last_token.replace(now).unwrap_or(now));
+        if r.second_at.is_some() {
+            r.stood = r.stood.max(gap);
+        }
         if flows {
             return self.patience.gap(pick.decode, gap);
         }
