@@ -26,6 +26,8 @@ const OPEN: usize = 8;
 const TIE: f32 = 0.02;
 /// Log-probabilities of one token may be this far apart (nats): cards compute with fewer bits than processors do.
 const LOGPROBS: f32 = 0.5;
+/// Groups that may give no answer until a check is given up: they leave, change over, or have no room just then.
+const SILENT: usize = 2;
 /// Alternatives asked for, to see near ties.
 const ALTERNATIVES: u8 = 5;
 
@@ -140,6 +142,8 @@ struct Check {
     /// Peers of the group that answered.
     answered: Vec<PeerId>,
     asked: Vec<Asked>,
+    /// Peers of groups that gave no answer, by group.
+    silent: Vec<Vec<PeerId>>,
 }
 
 #[derive(Debug)]
@@ -185,7 +189,7 @@ impl Checks {
         }
         let index = ((roll >> 32) % served.answer.len() as u64) as usize;
         let answered = group_of(view, served.decode).map(peers)?;
-        let mut begun = Check { served, index, answered, asked: Vec::new() };
+        let mut begun = Check { served, index, answered, asked: Vec::new(), silent: Vec::new() };
         let ask = begun.ask_another(view, check)?;
         self.open.insert(check, begun);
         Some(ask)
@@ -196,7 +200,7 @@ impl Checks {
         let mut begun = self.open.remove(&check)?;
         let step = match sampled {
             Some(sampled) => begun.heard(view, check, &sampled),
-            None => Step::Over(Verdict::Unclear),
+            None => begun.not_heard(view, check),
         };
         match &step {
             Step::Ask(_) => drop(self.open.insert(check, begun)),
@@ -262,6 +266,16 @@ impl Check {
         }
     }
 
+    /// A group gave no answer: another may, but for the one whose answer it is.
+    fn not_heard(&mut self, view: &View, check: RequestId) -> Step {
+        let is_its_own = |asked: &Asked| asked.peers == self.answered;
+        let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
+            return Step::Over(Verdict::Unclear);
+        };
+        self.silent.push(asked.peers);
+        self.ask_another(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask)
+    }
+
     fn wrong_token(&self) -> Step {
         Step::Over(Verdict::WrongToken(self.answered.clone()))
     }
@@ -270,6 +284,7 @@ impl Check {
     fn ask_another(&mut self, view: &View, check: RequestId) -> Option<Ask> {
         let plan = view.plan.as_ref()?;
         let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
+        had_part.extend(self.silent.iter().flatten());
         had_part.extend(self.answered.iter().copied().chain([self.served.prefill]));
         let fits = |g: &&Group| {
             g.model == self.served.model
@@ -403,6 +418,20 @@ mod tests {
     #[test]
     fn a_lying_check_is_found_by_a_third() {
         assert_eq!(verdict(3, served(3, 3, TRUTH), &[1]), Verdict::WrongCheck(vec![peer(1)]));
+    }
+
+    #[test]
+    fn a_group_that_gives_no_answer_leaves_the_check_to_another() {
+        let (view, mut checks) = (view(5), Checks::default());
+        let first = (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
+        let Some(Step::Ask(second)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
+        assert_ne!(first.leader, second.leader);
+        let sampled = Sampled { token: TRUTH, logprob: LIKELY, top: vec![] };
+        assert_eq!(checks.said(&view, CHECK, Some(sampled)), Some(Step::Over(Verdict::Passed)));
+        // Not for ever.
+        (0..2 * NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
+        let steps: Vec<Step> = std::iter::from_fn(|| checks.said(&view, CHECK, None)).collect();
+        assert!(matches!(&steps[..], [Step::Ask(_), Step::Ask(_), Step::Over(Verdict::Unclear)]), "{steps:?}");
     }
 
     #[test]
