@@ -107,6 +107,8 @@ pub struct Driver {
     pub store: Store,
     /// How many times faster than it is this peer says it is.
     pub boast: Option<f64>,
+    /// Whether its owner was told that it is slower than it was measured.
+    pub is_slow: bool,
     /// Whom this peer says it has cut off.
     pub accused: Vec<PeerId>,
     /// The highest epoch and term that the disk knows of.
@@ -233,7 +235,8 @@ impl Driver {
                 None
             }
             SwarmEvent::Rejected { peer, reason } => {
-                tracing::warn!(peer = ?peer, reason, "refused");
+                // Counted and shown; what it is that was kept out is not this peer's owner's to mend.
+                tracing::info!(peer = ?peer, reason, "refused");
                 self.view.send_modify(|v| *v.rejected.entry(reason).or_default() += 1);
                 None
             }
@@ -244,8 +247,7 @@ impl Driver {
     fn judge(&mut self, peer: PeerId, offence: Offence) -> bool {
         if peer == self.control.me() {
             // A peer cannot do without itself; others judge it as they must.
-            tracing::error!(%offence, "others disagree with this peer: check its memory and its model");
-            return false;
+            return self.doubts_itself(offence);
         }
         let Some(cut) = self.trust.offends(self.started.elapsed(), peer, offence) else { return false };
         tracing::warn!(%peer, reason = %cut.reason, offences = cut.offences, "cut off");
@@ -255,6 +257,22 @@ impl Driver {
         }
         self.tell_guards();
         true
+    }
+
+    /// This peer's own groups do not do what they should: says what its owner can know of why.
+    fn doubts_itself(&mut self, offence: Offence) -> bool {
+        if let Offence::FalseSpeed { .. } = offence {
+            if std::mem::replace(&mut self.is_slow, true) {
+                return false;
+            }
+            // Not the memory, nor the model: tokens are right, and late.
+            let advice = "this peer is slower than it was measured: other programs may have its processors, or they are throttled; \
+                          give it fewer threads, or start it again to measure anew";
+            tracing::warn!(%offence, "{advice}");
+        } else {
+            tracing::error!(%offence, "other peers compute something else than this one: check its memory and its model");
+        }
+        false
     }
 
     /// Gives those another chance whose time is over.
@@ -419,7 +437,7 @@ impl Driver {
                         }
                     }
                     Action::Reject { peer, reason } => {
-                        tracing::warn!(%peer, %reason, "message refused");
+                        tracing::debug!(%peer, %reason, "message refused");
                         self.view.send_modify(|v| *v.rejected.entry(reason.to_string()).or_default() += 1);
                         if let Some(offence) = reason.offence() {
                             visible |= self.judge(peer, offence);
@@ -561,7 +579,9 @@ impl Driver {
         let default = default_model(adverts.values()).map(|card| card.id);
         let short = self.reasons.short.1.clone();
         let waiting = self.waits(&readiness, lending);
+        let spot_checks = self.bench.spot_checked();
         self.view.send_modify(|view| {
+            view.spot_checks = spot_checks;
             view.readiness = readiness;
             view.waiting = waiting;
             view.lending = lending;

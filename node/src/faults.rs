@@ -124,7 +124,7 @@ pub async fn cut(mut faults: watch::Receiver<Faults>, swarm: SwarmHandle, stop: 
         match ordered {
             Ok(()) => cut = wanted,
             // Orders are few: a task that far behind has other troubles, and the next wish sets it right.
-            Err(CommandError::Busy) => tracing::warn!("a fault was not done: the network task is busy"),
+            Err(CommandError::Busy) => tracing::info!("a fault was not done: the network task is busy"),
             Err(CommandError::Stopped) => return,
         }
     }

@@ -479,7 +479,7 @@ fn socket(listen: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
     socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     let given = socket.recv_buffer_size()?;
     if given < SOCKET_BUFFER {
-        tracing::warn!(
+        tracing::info!(
             given,
             wanted = SOCKET_BUFFER,
             "socket buffer is capped (net.core.rmem_max): fast links may lose packets"

@@ -162,6 +162,7 @@ pub async fn run(
         store: ground.store.clone(),
         faults: broken,
         boast: None,
+        is_slow: false,
         accused: Vec::new(),
         remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
@@ -431,7 +432,7 @@ async fn drained(host: Host, open: watch::Receiver<usize>) {
         }
     };
     if timeout(DRAIN, quiet).await.is_err() {
-        tracing::warn!("left while requests were running");
+        tracing::info!("left while requests were running: they go on elsewhere");
     }
 }
 
@@ -550,6 +551,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         cut_off: Vec::new(),
         rejected: Default::default(),
         kv_refused: Default::default(),
+        spot_checks: Default::default(),
         guesses: Default::default(),
         link_ages: Default::default(),
         troubles: Vec::new(),

@@ -27,13 +27,15 @@ pub enum Sink {
     },
 }
 
+/// Libraries say much that is of use only to their authors: gossipsub warns of neighbours that were started again, for one.
+const LIBRARIES: &str = "warn,libp2p_kad=error,libp2p_gossipsub=error";
+
 /// Starts logging by `filter` in `format` (`text` or `json`).
 ///
 /// # Errors
 /// When either is not understood.
 pub fn start(filter: &str, format: &str, sink: Sink) -> Result<(), TelemetryError> {
-    // Libraries say much that is of use only to their authors.
-    let quiet = format!("warn,libp2p_kad=error,tsnode={filter},tsnode_coordinator={filter},tsnode_kernels={filter}");
+    let quiet = format!("{LIBRARIES},tsnode={filter},tsnode_coordinator={filter},tsnode_kernels={filter}");
     let directives = if filter.contains(['=', ',']) { filter } else { &quiet };
     let wrong = || {
         let levels =

@@ -1,5 +1,6 @@
 //! The swarm as this peer sees it now: one snapshot, replaced whole, read by HTTP and the command line.
 
+use crate::guard::SpotChecked;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -125,6 +126,9 @@ pub struct SwarmView {
     /// KV streams refused, by reason.
     #[serde(default)]
     pub kv_refused: BTreeMap<String, u64>,
+    /// What came of this gateway's spot checks since the start.
+    #[serde(default)]
+    pub spot_checks: SpotChecked,
     /// Guesses at next tokens that groups led here had checked since the start.
     #[serde(default)]
     pub guesses: Tally,
@@ -244,6 +248,7 @@ pub(crate) mod tests {
             cut_off: vec![],
             rejected: BTreeMap::new(),
             kv_refused: BTreeMap::new(),
+            spot_checks: Default::default(),
             guesses: Default::default(),
             link_ages: BTreeMap::new(),
             troubles: vec![],

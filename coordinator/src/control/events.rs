@@ -139,7 +139,7 @@ impl Reject {
 impl fmt::Display for Reject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Replay => f.write_str("replayed message"),
+            Self::Replay => f.write_str("message that came late, or again"),
             Self::TooManyPeers => f.write_str("too many peers"),
             Self::NotCoordinator => f.write_str("plan out of turn"),
             Self::SecondPlan => f.write_str("second plan for a term"),

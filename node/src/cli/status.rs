@@ -359,10 +359,11 @@ mod tests {
         assert!(short.join(" ").contains(why.split_once(',').map_or(&*why, |(first, _)| first)), "{short:?}");
         assert!(short.contains(&"swarm     open; nobody else is in it yet".to_owned()), "{short:?}");
         assert!(!short.iter().any(|l| l.contains("R²")));
-        let refused = BTreeMap::from([("replayed message".to_owned(), 3)]);
+        let refused = BTreeMap::from([("message that came late, or again".to_owned(), 3)]);
         let long = lines(&SwarmView { rejected: refused, ..served() }, true);
         assert!(
-            long.iter().any(|l| l.contains("R² 0.990")) && long.iter().any(|l| l == "refused   3 × replayed message")
+            long.iter().any(|l| l.contains("R² 0.990"))
+                && long.iter().any(|l| l == "refused   3 × message that came late, or again")
         );
         assert!(long.iter().any(|l| l.starts_with("epoch     0, term 0")), "{long:?}");
     }

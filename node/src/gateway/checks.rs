@@ -50,13 +50,12 @@ impl Examiner {
         match self.checks.said(view, answer.check, answer.sampled) {
             Some(Step::Ask(ask)) => self.ask(answer.check, ask, reach),
             Some(Step::Over(verdict)) => {
+                // Who does it again is cut off, and that is said; checks that nobody could decide are counted.
                 match verdict {
-                    Verdict::Passed => tracing::debug!("a spot check passed"),
-                    _ => tracing::warn!(?verdict, "a spot check did not pass"),
+                    Verdict::Passed | Verdict::Unclear => tracing::debug!(?verdict, "a spot check is over"),
+                    _ => tracing::info!(?verdict, "a spot check did not pass"),
                 }
-                for (peer, offence) in verdict.offences() {
-                    self.guard.blame(peer, offence);
-                }
+                self.guard.examined(&verdict);
             }
             None => {}
         }

@@ -14,7 +14,7 @@ pub(super) async fn show(State(state): State<ApiState>) -> Result<Json<Faults>, 
 pub(super) async fn set(State(state): State<ApiState>, Json(wish): Json<Faults>) -> Result<Json<Faults>, ApiError> {
     let faults = state.controls.faults.as_ref().ok_or_else(absent)?;
     wish.check().map_err(|why| ApiError::Invalid { message: why.into(), param: None })?;
-    tracing::warn!(?wish, "broken on purpose");
+    tracing::info!(?wish, "broken on purpose");
     faults.send_replace(wish.clone());
     Ok(Json(wish))
 }

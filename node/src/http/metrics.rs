@@ -85,6 +85,9 @@ impl Metrics {
             ("guesses_lookup_right", "Of those, the right ones", view.guesses.lookup.right as i64),
             ("guesses_draft", "Tokens guessed by the draft model", view.guesses.draft.made as i64),
             ("guesses_draft_right", "Of those, the right ones", view.guesses.draft.right as i64),
+            ("spot_checks_passed", "Spot checks whose token another group got too", view.spot_checks.passed as i64),
+            ("spot_checks_failed", "Spot checks that found a wrong answer", view.spot_checks.failed as i64),
+            ("spot_checks_unclear", "Spot checks that nobody could decide", view.spot_checks.unclear as i64),
             ("messages_refused", "Messages refused since the start", view.rejected.values().sum::<u64>() as i64),
         ];
         for (name, help, value) in gauges {

@@ -160,7 +160,7 @@ async fn proven(links: &Links, connecting: quinn::Connecting, way: Way) -> Optio
     }
     let road = Tuning::new(connection, way);
     let proven = prove::as_listener(&road, &links.inner.membership, links.inner.me, peer).await;
-    let refused = |error: &LinkError| tracing::warn!(%peer, ?way, %error, "data connection refused");
+    let refused = |error: &LinkError| tracing::info!(%peer, ?way, %error, "data connection refused");
     proven.inspect_err(refused).ok().map(|()| (peer, road))
 }
 
@@ -186,8 +186,9 @@ async fn welcome(
     let opening = match timeout(PATIENCE, stream.receiver.recv::<Opening>()).await {
         Ok(Ok(Some(opening))) => opening,
         Ok(Ok(None)) => return,
-        Ok(Err(error)) => return tracing::warn!(%peer, %error, "stream refused"),
-        Err(_) => return tracing::warn!(%peer, "stream refused: it did not say what it is for"),
+        // Garbage is blamed where it is read; streams that break off are what death looks like.
+        Ok(Err(error)) => return tracing::debug!(%peer, %error, "stream refused"),
+        Err(_) => return tracing::debug!(%peer, "stream refused: it did not say what it is for"),
     };
     if !links.inner.rates.allow(peer, &opening) {
         // Who does not find a way asks again and again in good faith.
@@ -198,7 +199,7 @@ async fn welcome(
     }
     if let Err(error) = opening.check() {
         road.blame();
-        return tracing::warn!(%peer, %error, "stream refused");
+        return tracing::debug!(%peer, %error, "stream refused");
     }
     stream.sender.become_kind(Kind::of(&opening));
     match opening {

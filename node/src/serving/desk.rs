@@ -147,7 +147,7 @@ impl Desk {
         let answer = match answer {
             Ok(()) => KvAnswer::Committed,
             Err(error) => {
-                tracing::warn!(request = %header.request, %from, %error, "KV refused");
+                tracing::info!(request = %header.request, %from, %error, "KV refused");
                 *self.refused.lock().unwrap_or_else(PoisonError::into_inner).entry(error.kind()).or_default() += 1;
                 KvAnswer::Refused(error.to_string())
             }

@@ -368,7 +368,8 @@ impl Keeper {
     fn order(&mut self, group: Group, position: usize) {
         let device = group.stages[position].device;
         let Some(compute) = self.devices.compute(device).filter(|_| !self.lost.contains(&device)).cloned() else {
-            tracing::warn!(group = %group.id, device, "the plan gives this peer a stage on a device that it does not lend");
+            // It was lent when the plan was made: the next one knows better.
+            tracing::info!(group = %group.id, device, "the plan gives this peer a stage on a device that it does not lend");
             return;
         };
         let given_up = self.setup.stop.child_token();
@@ -379,7 +380,7 @@ impl Keeper {
     fn send_order(&mut self, order: Order) {
         if let Err(full) = self.orders.try_send(order) {
             let id = full.into_inner().group.id;
-            tracing::warn!(group = %id, "too many stages wait to be loaded; this one waits for the next plan");
+            tracing::info!(group = %id, "too many stages wait to be loaded; this one waits for the next plan");
             self.loading.remove(&id);
         }
     }
@@ -596,7 +597,7 @@ impl Keeper {
             && stages.get(position).is_some_and(|s| s.peer == self.setup.me)
             && stages[before].peer == from;
         if !expected {
-            tracing::warn!(%from, group = %hello.group, position, "ring does not fit the plan");
+            tracing::debug!(%from, group = %hello.group, position, "ring does not fit the plan");
             return;
         }
         // A full queue means rings are built faster than they are used; the leader tries again.

@@ -134,7 +134,7 @@ pub(super) async fn run(setup: LeaderSetup) {
             Ended::Drained => return,
             Ended::Leaving(why) => return leader.broken(why.into()),
             Ended::Broken(why) => {
-                tracing::warn!(group = %leader.group.id, %why, "ring broke");
+                tracing::info!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
                 // The plan goes on without this group, and nothing runs here any more.
                 if leader.retire.is_cancelled() {
