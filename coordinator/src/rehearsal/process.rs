@@ -66,14 +66,6 @@ pub struct Process {
     doing: VecDeque<Action>,
 }
 
-/// What a process does next.
-pub(super) enum Next {
-    /// Nothing, until something comes.
-    Idle,
-    /// What its machine decided.
-    Act(Action),
-}
-
 impl Process {
     pub(super) fn new(number: usize, advert: Advert) -> Self {
         let mut seed = [0; 32];
@@ -157,11 +149,12 @@ impl Process {
         }
     }
 
-    /// As the node's loop has it: what was decided is done in order, then what the peer said itself is heard, then others.
-    pub(super) fn next(&mut self, now: Time) -> Next {
+    /// What it does next. As the node's loop has it: what was decided is done in order, then what the peer said itself is heard,
+    /// then others.
+    pub(super) fn next(&mut self, now: Time) -> Option<Action> {
         while self.held == Held::No {
             if let Some(action) = self.doing.pop_front() {
-                return Next::Act(action);
+                return Some(action);
             }
             let (Some(event), Some(control)) =
                 (self.own.pop_front().or_else(|| self.inbox.pop_front()), &mut self.control)
@@ -170,7 +163,7 @@ impl Process {
             };
             self.doing.extend(control.on_event(now, event));
         }
-        Next::Idle
+        None
     }
 
     pub(super) fn hear_self(&mut self, message: Verified<Gossip>) {

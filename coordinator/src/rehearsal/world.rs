@@ -13,7 +13,7 @@ use super::{
     liars::Lie,
     memo::Memo,
     net::Net,
-    process::{Held, Next, Process},
+    process::{Held, Process},
     requests::{Item, Requests},
 };
 use crate::{
@@ -180,7 +180,7 @@ impl World {
     }
 
     fn run(&mut self, n: usize) {
-        while let Next::Act(action) = self.peers[n].next(self.now) {
+        while let Some(action) = self.peers[n].next(self.now) {
             self.act(n, action);
         }
         self.reschedule(n);
