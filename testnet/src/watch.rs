@@ -1,7 +1,7 @@
 //! Looks at a swarm from outside, through its peers' HTTP interfaces.
 
 use crate::PeerInfo;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -10,6 +10,8 @@ use tokio::time::{Instant, sleep};
 const LOOK: Duration = Duration::from_millis(100);
 /// A peer that answers nothing for so long counts as silent.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A plan that leaves out somebody who lends stands for so long if it is not followed by one that takes them in.
+const STANDS: Duration = Duration::from_secs(2);
 
 /// What one peer says of the swarm, as far as a testnet asks.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -34,6 +36,15 @@ pub struct Sight {
     /// Models that somebody has.
     #[serde(default)]
     pub models: Vec<SeenModel>,
+}
+
+impl Sight {
+    /// Whether the plan has no part for somebody who lends.
+    fn leaves_out(&self) -> bool {
+        let Some(plan) = &self.plan else { return false };
+        let has_part = |id: &str| plan.groups.iter().flat_map(|g| &g.stages).any(|stage| stage.peer == id);
+        self.peers.iter().any(|peer| !peer.advert.devices.is_empty() && !has_part(&peer.id))
+    }
 }
 
 /// A model, as far as a testnet looks.
@@ -95,6 +106,9 @@ pub struct SeenAdvert {
     pub addresses: Vec<String>,
     /// Where its data plane is.
     pub data_addresses: Vec<String>,
+    /// What it lends.
+    #[serde(default)]
+    pub devices: Vec<IgnoredAny>,
     /// Whether others can call it.
     pub reachable: bool,
     /// Links from it.
@@ -158,12 +172,24 @@ impl Swarm {
         peer.authorised(request).send().await.ok()?.json().await.ok()
     }
 
-    /// Waits until every peer sees `peers` peers and follows the same plan, with all its groups up.
+    /// Waits until every peer sees `peers` peers and follows the same plan, with all its groups up; a plan that leaves out somebody
+    /// who lends must stand for a while, since who comes late follows what there is until there is one with a part for it.
     ///
     /// # Errors
     /// Says what is missing when `patience` is over.
     pub async fn await_one_mind(&self, peers: usize, patience: Duration) -> Result<(), String> {
-        self.await_that(patience, |sights| one_mind(sights, peers)).await
+        let mut passing: Option<(Option<String>, Instant)> = None;
+        let stands = |sights: &[Option<Sight>]| {
+            one_mind(sights, peers)?;
+            let Some(sight) = sights.iter().flatten().find(|s| s.leaves_out()) else { return Ok(()) };
+            match &passing {
+                Some((plan, since)) if *plan == sight.plan_id && since.elapsed() >= STANDS => return Ok(()),
+                Some((plan, _)) if *plan == sight.plan_id => {}
+                _ => passing = Some((sight.plan_id.clone(), Instant::now())),
+            }
+            Err("the plan leaves out somebody who lends, and another may follow it".to_owned())
+        };
+        self.await_that(patience, stands).await
     }
 
     /// Waits until `wanted` finds nothing missing any more.
@@ -173,7 +199,7 @@ impl Swarm {
     pub async fn await_that(
         &self,
         patience: Duration,
-        wanted: impl Fn(&[Option<Sight>]) -> Result<(), String>,
+        mut wanted: impl FnMut(&[Option<Sight>]) -> Result<(), String>,
     ) -> Result<(), String> {
         let until = Instant::now() + patience;
         loop {
