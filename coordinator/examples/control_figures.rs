@@ -1,4 +1,4 @@
-//! What the control plane costs as a swarm grows, for docs/control.md: `control_figures planning|gossip [most peers] [SVG
+//! What the control plane costs as a swarm grows, for docs/design/control-plane.md: `control_figures planning|gossip [most peers] [SVG
 //! file]`.
 //!
 //! Gossip and detection are measured in the rehearsal, by its clock; planning by the processor's.

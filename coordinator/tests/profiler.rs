@@ -1,4 +1,4 @@
-//! Shifts of a workload: false alarms as rare as stated, changes found within the delays that docs/workload.md states.
+//! Shifts of a workload: false alarms as rare as stated, changes found within the delays that docs/research/workload.md states.
 #![allow(clippy::unwrap_used)] // What cannot be had fails the test.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Arithmetic on NVIDIA cards, with nothing but a driver installed. Written without a card: kernels compile, and run in an
-//! emulator; none has run on a card yet (`docs/cuda.md`). A card is used only by who opens one.
+//! emulator; none has run on a card yet (`docs/design/gpus.md`). A card is used only by who opens one.
 //!
 //! | file | what it holds |
 //! |---|---|

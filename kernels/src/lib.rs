@@ -2,7 +2,7 @@
 //!
 //! Nothing here knows that a network exists. The way in is [`engine::Engine`]: it holds stages of models and the KV of
 //! sequences, and moves batches through them. Every floating-point sum has one order, whatever the batch, the chunk,
-//! the cut into stages or the processor (`docs/arithmetic.md`): results are the same to the bit.
+//! the cut into stages or the processor (`docs/design/arithmetic.md`): results are the same to the bit.
 
 pub mod config;
 pub mod cpu;

@@ -1,7 +1,7 @@
 //! Tensor parallelism: the ranks that hold a stage together, what each has of it, and how their parts meet.
 //!
 //! Every matrix is cut by its outputs, none by its inputs: an output's sum is whole on one rank, in the order it has on
-//! any number of them (`docs/arithmetic.md`). So ranks have no partial sums to add up, in whatever order; they put their
+//! any number of them (`docs/design/arithmetic.md`). So ranks have no partial sums to add up, in whatever order; they put their
 //! columns side by side ([`Gather`]). Heads of keys and values are cut too, with the query heads that share them: a rank
 //! has pages for its own heads only.
 

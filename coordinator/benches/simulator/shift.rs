@@ -1,4 +1,4 @@
-//! What docs/workload.md states: how well the generators fit, false alarms of the shift detector and its delays.
+//! What docs/research/workload.md states: how well the generators fit, false alarms of the shift detector and its delays.
 
 use std::path::Path;
 use std::time::Duration;

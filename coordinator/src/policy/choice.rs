@@ -15,7 +15,7 @@ use tsnode_protocol::{LayerProfile, Tokens};
 /// Tokens of a step, where nothing was measured.
 const CHUNK: u32 = 512;
 /// A step's tokens where nothing is answered, as a multiple of these, at most. Twice as long a step reads the weights half as
-/// often; four times as long was no better (docs/closed-forms.md).
+/// often; four times as long was no better (docs/research/closed-forms.md).
 pub const LONG: u32 = 2;
 
 /// How requests are routed on a plan.
