@@ -29,7 +29,7 @@ const CODEC_RATE: BytesPerSecond = BytesPerSecond(2e9);
 /// The same where they are sent as they are.
 const COPY_RATE: BytesPerSecond = BytesPerSecond(5e9);
 /// What one tile costs that leaves while others are computed: a core is taken for it, and the others wait for what it computes.
-/// As measured where both peers have the same two cores (0.3 to 1.4 ms, docs/research/engine.md).
+/// As measured where both peers have the same two cores (0.3 to 1.4 ms, docs/research/kv-transfer.md).
 const TILE: Seconds = Seconds(1e-3);
 /// Sequences beyond this number do not make holding them up worse: their tokens are read slower than they come.
 const HELD_UP_AT_MOST: u32 = 8;

@@ -1,6 +1,6 @@
 //! How many connections carry a hand-over: one, unless one core would not keep up with the link and others have nothing to do.
 //!
-//! A connection's packets are built and sealed by one task, and opened by one: 7.5 Gbit/s on the cores of `docs/research/engine.md`.
+//! A connection's packets are built and sealed by one task, and opened by one: 7.5 Gbit/s on the cores of `docs/research/kv-transfer.md`.
 //! What one carries is not known apart from what the link does: a probe goes by one connection, too. A link that carried
 //! [`FAST`] may well have been held back by a core; a slower one was not, and a second connection would only take its share
 //! from others' traffic.

@@ -42,7 +42,7 @@ const SEEN: f64 = 0.2;
 const FRESH: Duration = Duration::from_secs(60);
 
 /// Between two devices of one peer, which nobody measures: KV goes over the host's loopback as it does over a network, and one core
-/// packs, encrypts and unpacks it (`docs/research/engine.md`, "Hand-over").
+/// packs, encrypts and unpacks it (`docs/research/kv-transfer.md`).
 pub const WITHIN_PEER: (Seconds, BytesPerSecond) = (Seconds(1e-4), BytesPerSecond(1e9));
 
 /// What was seen of a link's bandwidth.

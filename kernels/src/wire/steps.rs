@@ -4,7 +4,7 @@
 //! them in order: 32 to an octave, each at most 1/32 larger than the one before. Products with a zero and a code, 12 bits
 //! at most, are then exact. A group gets a step that covers its range: steps that minimise the mean error
 //! instead cut off the largest keys, which are those that attention looks for, and were worse for what matters
-//! (docs/design/decisions.md). For the same reason the ends of a channel of keys lie near codes: its step is the nearest one, not the
+//! (docs/design/decisions/four-bits.md). For the same reason the ends of a channel of keys lie near codes: its step is the nearest one, not the
 //! next larger, and its zero counts sixteenths of a step.
 
 use super::{Bits, Form, Side};
