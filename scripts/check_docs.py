@@ -91,16 +91,21 @@ def expanded(path):
 
 
 def paths(pages):
-    """Files and folders of the tree that pages name in code."""
+    """Files and folders of the tree that pages name in code: from the top, or by the end of their path."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    files = ["/" + file for file in listed.stdout.splitlines() if (ROOT / file).exists()]
+    from_top = re.compile(rf"(?:{'|'.join(map(re.escape, TOP))})/[\w./{{}},*-]*")
+    by_end = re.compile(r"[\w./{},-]+\.(?:rs|cu|cuh|cpp|py|sh|cubin|ptx)")
     for page in pages:
         for code in re.findall(r"`([^`\n]+)`", page.read_text()):
-            if not re.fullmatch(rf"(?:{'|'.join(map(re.escape, TOP))})/[\w./{{}},*-]*", code):
-                continue
             if "NAME" in code:
                 continue  # one to be
-            for path in expanded(code):
+            for path in expanded(code) if from_top.fullmatch(code) else []:
                 if not (any(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()):
                     complain(page, f"there is no {path}")
+            for path in expanded(code) if by_end.fullmatch(code) and not from_top.fullmatch(code) else []:
+                if not any(file.endswith("/" + path) for file in files):
+                    complain(page, f"no file's path ends with {path}")
 
 
 def sources_of_pages():
