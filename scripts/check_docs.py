@@ -338,6 +338,24 @@ def settings(program):
         program.say("config", "show", "--config", str(file))
 
 
+def commands(program, pages):
+    """Flags of commands that pages show."""
+    hidden = [(("render-template",), program.say("render-template", "--help"))]
+    flags = {verb: set(re.findall(r"--[a-z][\w-]*", said)) for verb, said in [*program.verbs(), *hidden]}
+    for page in pages:
+        code = re.findall(r"`([^`\n]+)`", page.read_text()) + re.findall(r"^```(?:sh|console)\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+        lines = "\n".join(code).replace("cargo run -- ", "tsnode ").splitlines()
+        for words in (re.split(r"\s+", run) for line in lines for run in re.findall(r"(?<![-/])\btsnode ([a-z][^#|<>`]*)", line)):
+            verb = next((tuple(words[:n]) for n in (2, 1) if tuple(words[:n]) in flags), None)
+            if not verb:
+                complain(page, f"there is no verb: tsnode {' '.join(words)}")
+                continue
+            for word in words:
+                flag = word.split("=")[0].rstrip(".,;:)")
+                if flag.startswith("--") and len(flag) > 2 and flag not in flags[verb]:
+                    complain(page, f"tsnode {' '.join(verb)} has no {flag}")
+
+
 def default_values(program):
     """Settings whose default is one word, with it."""
     for what, meaning in entries(options(program)):
@@ -370,6 +388,7 @@ def main():
             elif not CLI.exists() or CLI.read_text() != page:
                 complain(CLI, "not what the program says; write it anew: scripts/check_docs.py target/debug/tsnode --write")
             settings(program)
+            commands(program, pages)
     links(pages)
     paths(pages)
     sources_of_pages()
