@@ -16,20 +16,25 @@ mod sequence;
 mod steps;
 mod ways;
 
-pub use events::{Action, Event};
-pub use guesses::{Checked, Guesses, Tally, Wanted};
-pub use sequence::{Kind, NewSequence};
+pub use crate::batcher::events::{Action, Event};
+pub use crate::batcher::guesses::{Checked, Guesses, Tally, Wanted};
+pub use crate::batcher::sequence::{Kind, NewSequence};
 
-use crate::{Time, policy::choice::Batches};
-use admission::Queue;
-use pace::Pace;
-use prefixes::Prefixes;
-use sequence::{Sequence, State};
+use crate::{
+    Time,
+    batcher::{
+        admission::Queue,
+        pace::Pace,
+        prefixes::Prefixes,
+        sequence::{Sequence, State},
+        steps::{Done, Steps},
+        ways::Guessing,
+    },
+    policy::choice::Batches,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use steps::{Done, Steps};
 use tsnode_protocol::{Load, RequestId, Sampled, Seconds, Token, kv::Delivery, ring::RingFrame, stream::End};
-use ways::Guessing;
 
 /// How long pages wait for KV from elsewhere, unless told otherwise.
 pub const KV_PATIENCE: Duration = Duration::from_secs(15);

@@ -23,29 +23,33 @@ mod reload;
 mod view;
 mod voice;
 
-pub use calls::Calls;
-pub use check::Infeasible;
-pub use config::ControlConfig;
-pub use detector::Silence;
-pub use drafting::Question;
-pub use events::{Action, Down, Event, Reject};
-pub use member::Member;
-pub use missing::rolls_every;
+pub use crate::control::calls::Calls;
+pub use crate::control::check::Infeasible;
+pub use crate::control::config::ControlConfig;
+pub use crate::control::detector::Silence;
+pub use crate::control::drafting::Question;
+pub use crate::control::events::{Action, Down, Event, Reject};
+pub use crate::control::member::Member;
+pub use crate::control::missing::rolls_every;
 
-use crate::Time;
-use adoption::{Adopted, Proposal, Shown};
-use detector::Health;
-use drafting::Drafting;
-use lots::Lots;
-use member::Way;
+use crate::{
+    Time,
+    control::{
+        adoption::{Adopted, Proposal, Shown},
+        detector::Health,
+        drafting::Drafting,
+        lots::Lots,
+        member::Way,
+        view::Derived,
+        voice::Voice,
+    },
+};
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
     Advert, Endorsement, Epoch, Gossip, GroupLoad, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
 };
-use view::Derived;
-use voice::Voice;
 
 /// Adverts of peers that count, by id.
 pub type Members<'a> = BTreeMap<PeerId, &'a Advert>;

@@ -24,15 +24,15 @@ pub fn default_model<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::cast;
+    use crate::sample;
     use tsnode_protocol::ModelShape;
 
     fn lends(id: u8, name: &str, layer_bytes: u64) -> Advert {
-        let card = cast::card();
+        let card = sample::card();
         let shape = ModelShape { layer_bytes, ..card.shape };
         Advert {
             models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card }],
-            ..cast::advert(0)
+            ..sample::advert(0)
         }
     }
 
@@ -51,7 +51,7 @@ mod tests {
         let paused = |advert: Advert| Advert { devices: vec![], ..advert };
         assert_eq!(default(&[small.clone(), paused(large.clone())]), Some("small"));
         assert_eq!(default(&[paused(large)]), Some("large"));
-        assert_eq!((default(&[cast::gateway(0)]), default(&[])), (None, None));
+        assert_eq!((default(&[sample::gateway(0)]), default(&[])), (None, None));
     }
 
     #[test]

@@ -80,19 +80,19 @@ impl Fallback {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::cast;
+    use crate::sample;
     use tsnode_protocol::ModelId;
 
     const START: Time = Time::from_secs(100);
 
     fn own() -> ModelCard {
-        ModelCard { id: ModelId([5; 16]), name: "inside".into(), ..cast::card() }
+        ModelCard { id: ModelId([5; 16]), name: "inside".into(), ..sample::card() }
     }
 
     fn with(id: u8, name: &str) -> Advert {
         Advert {
-            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), ..cast::card() }],
-            ..cast::advert(0)
+            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), ..sample::card() }],
+            ..sample::advert(0)
         }
     }
 
@@ -103,8 +103,8 @@ mod tests {
     #[test]
     fn who_joins_a_swarm_with_another_model_never_lends_its_own() {
         let mut peer = Fallback::new(own(), START, true);
-        assert!(!peer.look(after(0.2), &[cast::gateway(1)]) && !peer.lends() && !peer.yields());
-        assert!(!peer.look(after(0.4), &[cast::gateway(1), with(9, "real")]) && !peer.lends() && peer.yields());
+        assert!(!peer.look(after(0.2), &[sample::gateway(1)]) && !peer.lends() && !peer.yields());
+        assert!(!peer.look(after(0.4), &[sample::gateway(1), with(9, "real")]) && !peer.lends() && peer.yields());
     }
 
     #[test]
@@ -114,8 +114,8 @@ mod tests {
         let mut alone = Fallback::new(own(), START, true);
         assert!(!alone.look(after(2.9), &[]) && alone.look(after(3.0), &[]) && alone.lends());
         let mut gateways = Fallback::new(own(), START, true);
-        assert!(!gateways.look(after(2.0), &[cast::gateway(1)]) && !gateways.look(after(3.4), &[cast::gateway(1)]));
-        assert!(gateways.look(after(3.5), &[cast::gateway(1)]) && gateways.lends());
+        assert!(!gateways.look(after(2.0), &[sample::gateway(1)]) && !gateways.look(after(3.4), &[sample::gateway(1)]));
+        assert!(gateways.look(after(3.5), &[sample::gateway(1)]) && gateways.lends());
         assert!(Fallback::new(own(), START, false).lends(), "nobody is expected");
     }
 

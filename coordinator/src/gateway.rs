@@ -15,25 +15,27 @@ mod silence;
 mod slowest;
 mod trace;
 
-pub use events::{Action, Begun, Event, GatewayConfig, View};
-pub use slowest::{Cause, Part, Slowest};
-pub use trace::{Move, Parts, Predicted, Trace, Way};
+pub use crate::gateway::events::{Action, Begun, Event, GatewayConfig, View};
+pub use crate::gateway::slowest::{Cause, Part, Slowest};
+pub use crate::gateway::trace::{Move, Parts, Predicted, Trace, Way};
 
 use crate::{
     Time,
     gate::{self, Overrule, SplitChoice},
+    gateway::{
+        judging::{Judging, shape},
+        kept::Kept,
+        observed::Observed,
+        patience::Patience,
+        queues::{Queues, Shares},
+        request::{Prefill, Request},
+        silence::is_progress,
+    },
     profiler,
     router::{Choice, Pick, Router},
     speeds::{Seen, Speeds, Work},
     traffic,
 };
-use judging::{Judging, shape};
-use kept::Kept;
-use observed::Observed;
-use patience::Patience;
-use queues::{Queues, Shares};
-use request::{Prefill, Request};
-use silence::is_progress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{

@@ -1,7 +1,6 @@
 //! The ways to one peer: what is known of each, which one is in use, and when the direct one is tried again.
 
-use crate::Time;
-use crate::links::Estimate;
+use crate::{Time, links::Estimate};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{Link, PathKind, PeerId};

@@ -2,7 +2,7 @@
 
 mod light;
 
-pub use light::{flip, grow};
+pub use crate::planner::light::{flip, grow};
 
 use crate::{
     control::Members,
@@ -184,12 +184,12 @@ fn stage(place: &Place, layers: LayerRange) -> Stage {
 mod tests {
     #![allow(clippy::unwrap_used)] // A layout that cannot be read fails the test.
     use super::*;
-    use crate::rehearsal::cast;
+    use crate::sample;
     use std::collections::BTreeMap;
     use tsnode_protocol::{Advert, Epoch, Term};
 
     fn adverts() -> BTreeMap<PeerId, Advert> {
-        (0..6).map(|n| (PeerId([n; 32]), cast::advert(n.into()))).collect()
+        (0..6).map(|n| (PeerId([n; 32]), sample::advert(n.into()))).collect()
     }
 
     fn wish() -> Wish {

@@ -14,7 +14,8 @@ use self::{
 };
 use crate::{
     Time,
-    scheduler::{Workload, dice::Dice, workload::Request},
+    rng::Dice,
+    scheduler::{Workload, workload::Request},
 };
 use tsnode_protocol::Tokens;
 

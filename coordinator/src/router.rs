@@ -1,11 +1,11 @@
 //! Prompt flow 2: picks the group that prefills and the group that decodes, together.
 //!
-//! Which way a request goes is a policy's choice ([`crate::policy::choice::Dispatch`]), the very object that the
-//! simulator drives; here its machines are the plan's groups that are up. The policy is made anew when those change.
+//! Which way a request goes is a policy's choice ([`crate::policy::choice::Dispatch`]), the very object that a
+//! plan's replay drives; here its machines are the plan's groups that are up. The policy is made anew when those change.
 
 use crate::policy::{
     batching::Seen,
-    choice::{Dispatch, Draws},
+    choice::Dispatch,
     routing::{Asked, MachineNo, Routing},
     shares::{self, Way},
 };
@@ -137,8 +137,7 @@ impl Policy {
             // What is down or too much is shared by those that are up: nothing is turned away here.
             share: w.share / whole,
         };
-        let draws = Draws { point: seed as f64 / u64::MAX as f64, seed };
-        let routing = dispatch.routing(ways.iter().map(numbered).collect(), draws);
+        let routing = dispatch.routing(ways.iter().map(numbered).collect(), seed as f64 / u64::MAX as f64);
         Self { ways, groups, routing }
     }
 

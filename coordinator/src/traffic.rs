@@ -124,7 +124,7 @@ pub fn together(model: ModelId, members: &Members<'_>) -> Option<Profile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::cast;
+    use crate::sample;
     use tsnode_protocol::{Advert, PeerId};
 
     const MODEL: ModelId = ModelId([1; 16]);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn merged(all: &[Traffic]) -> Option<Profile> {
-        let adverts: Vec<Advert> = all.iter().map(|t| Advert { traffic: vec![*t], ..cast::gateway(0) }).collect();
+        let adverts: Vec<Advert> = all.iter().map(|t| Advert { traffic: vec![*t], ..sample::gateway(0) }).collect();
         let members = (0..).zip(&adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
         together(MODEL, &members)
     }

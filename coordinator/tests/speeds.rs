@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gateway::View,
-    scheduler::dice::Dice,
+    rng::Dice,
     speeds::{Seen, Speeds, Work},
     trust::{Offence, Trust},
 };

@@ -1,12 +1,11 @@
-//! Which policies there are to choose from: nodes and the simulator make them here, and nowhere else.
+//! Which policies there are to choose from: nodes and the planner's replay make them here, and nowhere else.
 
 use super::{
-    ageing::Ageing,
-    batching::{Limits, Stepwise},
+    batching::Stepwise,
     caps,
     chunked::Chunked,
     routing::{MachineNo, Routing},
-    shares::{Anywhere, Shares, Shortest, Way},
+    shares::{Shares, Way},
     turns::Turns,
 };
 use crate::scheduler::prompts::Prompts;
@@ -25,30 +24,15 @@ pub enum Dispatch {
     Shares,
     /// By the shares, corrected by live queues: what nodes do.
     Live,
-    /// Any way as likely as any other.
-    Random,
-    /// To the prefill group with the fewest pending tokens, and from there where the fewest sequences are.
-    Shortest,
-}
-
-/// Where a router's draws begin.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draws {
-    /// Of those that fall evenly: in [0, 1).
-    pub point: f64,
-    /// Of those that are random.
-    pub seed: u64,
 }
 
 impl Dispatch {
-    /// The policy, over these ways.
+    /// The policy, over these ways, whose draws begin at this point of [0, 1).
     #[must_use]
-    pub fn routing(self, ways: Vec<Way<MachineNo>>, draws: Draws) -> Box<dyn Routing> {
+    pub fn routing(self, ways: Vec<Way<MachineNo>>, point: f64) -> Box<dyn Routing> {
         match self {
-            Self::Shares => Box::new(Shares::new(ways, false).starting_at(draws.point)),
-            Self::Live => Box::new(Shares::new(ways, true).starting_at(draws.point)),
-            Self::Random => Box::new(Anywhere::new(ways, draws.seed)),
-            Self::Shortest => Box::new(Shortest::new(ways)),
+            Self::Shares => Box::new(Shares::new(ways, false).starting_at(point)),
+            Self::Live => Box::new(Shares::new(ways, true).starting_at(point)),
         }
     }
 }
@@ -59,10 +43,6 @@ pub enum Batches {
     /// Prompts first, one after the other; then all answers that have a place. A group of several stages takes the next
     /// when its slowest stage is free, as the closed forms have it.
     Turns,
-    /// The same, with stages of a group at different batches.
-    Rings,
-    /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
-    Mixed(Limits),
     /// Answers, and beside them prompts in chunks, within a number of tokens; as many batches on their way as a group has
     /// stages. What nodes do.
     Chunked(u32),
@@ -107,14 +87,14 @@ impl Batches {
     pub fn prompts(self) -> Prompts {
         match self {
             Self::Chunked(chunk) => Prompts::Chunks(Tokens(f64::from(chunk))),
-            Self::Turns | Self::Rings | Self::Mixed(_) => Prompts::Whole,
+            Self::Turns => Prompts::Whole,
         }
     }
 
     /// Whether the stages of a pipeline are at different batches.
     #[must_use]
     pub fn fill_pipelines(self) -> bool {
-        matches!(self, Self::Rings | Self::Chunked(_))
+        matches!(self, Self::Chunked(_))
     }
 
     /// The policy, on an idle machine.
@@ -122,11 +102,6 @@ impl Batches {
     pub fn batching(self, room: Room) -> Box<dyn Stepwise> {
         match self {
             Self::Turns => Box::new(Turns::new(room.places, room.tokens)),
-            Self::Rings => Box::new(Turns::new(room.places, room.tokens).in_stages(room.stages)),
-            Self::Mixed(limits) => {
-                let tasks = limits.tasks.min(room.places).max(1);
-                Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))
-            }
             Self::Chunked(tokens) => {
                 let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(LONG));
                 Box::new(chunked.in_stages(room.stages))

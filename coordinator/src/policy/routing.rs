@@ -1,4 +1,4 @@
-//! Which machines get a request: the seam between routing policies and whoever drives them, and the simplest of them.
+//! Which machines get a request: the seam between routing policies and whoever drives them.
 
 use super::batching::{Seen, ServiceNo};
 use tsnode_protocol::Seconds;
@@ -103,59 +103,5 @@ pub trait Routing: std::fmt::Debug + Send {
     /// A machine has nothing to run.
     fn idle(&mut self, machine: MachineNo) {
         let _ = machine;
-    }
-}
-
-/// Tokens that each machine has still to compute, of what was sent there.
-#[derive(Clone, Debug)]
-pub(super) struct Pending(Vec<i64>);
-
-impl Pending {
-    pub(super) fn new(machines: usize) -> Self {
-        Self(vec![0; machines])
-    }
-
-    pub(super) fn of(&self, machine: MachineNo) -> i64 {
-        self.0[machine.0 as usize]
-    }
-
-    pub(super) fn add(&mut self, machine: MachineNo, tokens: i64) {
-        self.0[machine.0 as usize] += tokens;
-    }
-
-    /// The machine with the least, the first of equals.
-    pub(super) fn least(&self, among: impl Iterator<Item = MachineNo>) -> Option<MachineNo> {
-        among.min_by_key(|m| self.of(*m))
-    }
-}
-
-/// Joins the shortest queue, counted in tokens; both parts on one machine (Splitwise's baseline).
-#[derive(Clone, Debug)]
-pub struct ShortestQueue {
-    machines: u32,
-    pending: Pending,
-}
-
-impl ShortestQueue {
-    /// For so many machines.
-    #[must_use]
-    pub fn new(machines: usize) -> Self {
-        Self { machines: machines as u32, pending: Pending::new(machines) }
-    }
-}
-
-impl Routing for ShortestQueue {
-    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
-        let least = self.pending.least((0..self.machines).map(MachineNo))?;
-        self.pending.add(least, i64::from(asked.prompt) + 1);
-        Some(Route::whole(least, least))
-    }
-
-    fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {
-        self.pending.add(machine, -i64::from(asked.prompt));
-    }
-
-    fn answer_done(&mut self, machine: MachineNo, _: Asked) {
-        self.pending.add(machine, -1);
     }
 }

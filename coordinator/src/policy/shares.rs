@@ -7,7 +7,6 @@ use super::{
     batching::Seen,
     routing::{Asked, MachineNo, Route, Routing},
 };
-use crate::scheduler::dice::Dice;
 use std::collections::BTreeMap;
 
 /// Sequences beyond a group's part that do not matter, and again as many at which it is drawn half as often.
@@ -106,60 +105,6 @@ impl Routing for Shares {
         }
         let work = |m: MachineNo| if self.corrected { work(seen(m)) } else { 0 };
         let way = choose(&self.ways, &work, self.point / self.carried)?;
-        Some(Route::whole(way.prefill, way.decode))
-    }
-
-    fn prompt_done(&mut self, _: MachineNo, _: Asked) {}
-
-    fn answer_done(&mut self, _: MachineNo, _: Asked) {}
-}
-
-/// Any way as likely as any other: the baseline.
-#[derive(Clone, Debug)]
-pub struct Anywhere {
-    ways: Vec<Way<MachineNo>>,
-    dice: Dice,
-}
-
-impl Anywhere {
-    /// Over these ways.
-    #[must_use]
-    pub fn new(ways: Vec<Way<MachineNo>>, seed: u64) -> Self {
-        Self { ways, dice: Dice::new(seed) }
-    }
-}
-
-impl Routing for Anywhere {
-    fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
-        let way = self.ways.get(self.dice.below(self.ways.len()))?;
-        Some(Route::whole(way.prefill, way.decode))
-    }
-
-    fn prompt_done(&mut self, _: MachineNo, _: Asked) {}
-
-    fn answer_done(&mut self, _: MachineNo, _: Asked) {}
-}
-
-/// To the prefill group with the fewest pending prompt tokens, and from there where the fewest sequences are; shares say
-/// only which ways there are.
-#[derive(Clone, Debug)]
-pub struct Shortest {
-    ways: Vec<Way<MachineNo>>,
-}
-
-impl Shortest {
-    /// Over these ways.
-    #[must_use]
-    pub fn new(ways: Vec<Way<MachineNo>>) -> Self {
-        Self { ways }
-    }
-}
-
-impl Routing for Shortest {
-    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
-        let sequences = |m: MachineNo| seen(m).running + seen(m).waiting;
-        let queue = |w: &&Way<MachineNo>| (seen(w.prefill).pending_tokens, sequences(w.decode));
-        let way = self.ways.iter().min_by_key(queue)?;
         Some(Route::whole(way.prefill, way.decode))
     }
 

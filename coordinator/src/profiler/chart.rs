@@ -131,7 +131,7 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::dice::Dice;
+    use crate::rng::Dice;
 
     /// Sum of twelve even numbers, less six: nearly normal.
     fn normal(dice: &mut Dice) -> f64 {

@@ -1,4 +1,4 @@
-//! What a stage costs: HexGen's model (see [`super::hexgen`]) with what it leaves out.
+//! What a stage costs: HexGen's model (see [`tsnode_simulator::baselines::hexgen`]) with what it leaves out.
 //!
 //! Times are linear in what a batch holds, as the references fit them (Splitwise §V, SeaLLM §4, Cronus §3):
 //!

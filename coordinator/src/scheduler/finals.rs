@@ -7,7 +7,7 @@ use super::{
     problem::Problem,
     search::{self, Effort, Found, shelved},
 };
-use crate::simulator::{Replay, Report, replay};
+use crate::replay::{Replay, Report, replay};
 
 /// A finalist must do this much better, divided by the root of the number of requests, to beat the one the closed forms
 /// prefer: less is chance. All finalists get the same requests, which makes chance small.

@@ -9,8 +9,8 @@ mod shortfall;
 mod standing;
 mod why;
 
-pub use shortfall::{Lack, Shortfall, shortfalls};
-pub use why::{Other, Why, why};
+pub use crate::scheduler::live::shortfall::{Lack, Shortfall, shortfalls};
+pub use crate::scheduler::live::why::{Other, Why, why};
 
 use super::{
     cluster::{Cluster, Instance, InstanceId, KindId, Path},
@@ -28,7 +28,7 @@ use super::{
     workload::Workload,
 };
 use crate::{
-    control::Members, gate::SplitChoice, links::WITHIN_PEER, policy::choice::Batches, simulator::Replay, traffic,
+    control::Members, gate::SplitChoice, links::WITHIN_PEER, policy::choice::Batches, replay::Replay, traffic,
 };
 use std::collections::BTreeMap;
 use tsnode_protocol::{

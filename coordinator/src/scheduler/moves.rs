@@ -2,7 +2,8 @@
 //!
 //! Devices may also be left idle: a slow one that only adds a handover is worth more outside.
 
-use super::{cluster::InstanceId, dice::Dice, parallel::Members, problem::Problem, room};
+use super::{cluster::InstanceId, parallel::Members, problem::Problem, room};
+use crate::rng::Dice;
 use tsnode_protocol::Phase;
 
 /// Devices up to which groups are often dealt anew.

@@ -1,19 +1,19 @@
 //! The upper level: tabu search over groups and phases (ThunderServe §3.2, Algorithm 1, and what we changed in it).
 //!
-//! Against the paper's ([`super::algorithm1`]): it starts from the best of several constructed groupings; devices may be
+//! Against the paper's ([`tsnode_simulator::baselines::algorithm1`]): it starts from the best of several constructed groupings; devices may be
 //! left idle and groups may be mixed; a grouping is evaluated once however often it is met; a walk that has not gained
 //! for a while goes back to its best; hosts that are alike are one ([`super::twins`]). Several walks with their own seeds
 //! share the evaluations. Between rounds they tell each other what they have found, so that groups of one's best can be
 //! crossed with another's; they can run side by side, and what is found does not depend on how many do.
 
 use super::{
-    dice::Dice,
     evaluate::{Evaluation, Evaluator, GroupNo},
     moves::{Grouping, Part, anew, crossed, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
     twins::Twins,
 };
+use crate::rng::Dice;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tsnode_protocol::Phase;

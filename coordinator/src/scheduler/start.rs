@@ -2,13 +2,13 @@
 
 use super::{
     cluster::InstanceId,
-    dice::Dice,
     evaluate::{Evaluator, GroupNo},
     moves::{Grouping, Part, add, may_be_group, phases},
     parallel::Members,
     problem::Problem,
     room,
 };
+use crate::rng::Dice;
 use tsnode_protocol::Phase;
 
 /// Clusters by hierarchical clustering on bandwidth: each host's devices, then, as long as one cannot hold the model, it

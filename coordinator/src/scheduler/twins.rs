@@ -105,11 +105,13 @@ fn mixed(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{
-        cluster_file,
-        dice::Dice,
-        figures::Column,
-        moves::{Part, add},
+    use crate::{
+        rng::Dice,
+        scheduler::{
+            cluster_file,
+            figures::Column,
+            moves::{Part, add},
+        },
     };
     use tsnode_protocol::Phase;
 

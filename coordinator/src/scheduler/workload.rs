@@ -2,7 +2,7 @@
 //!
 //! Averages over the set stand for expectations, so a plan's value is a number that anyone can recompute.
 
-use super::dice::Dice;
+use crate::rng::Dice;
 use tsnode_protocol::Tokens;
 
 /// Requests in a set made from a distribution or a trace.

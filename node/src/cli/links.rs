@@ -9,8 +9,8 @@ use clap::ArgMatches;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use tsnode_coordinator::plot::heat::{Cell, Heat};
 use tsnode_protocol::{Link, PathKind, PeerId};
+use tsnode_simulator::plot::heat::{Cell, Heat};
 
 /// A link as it is shown.
 #[derive(Serialize)]

@@ -15,14 +15,13 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
+    replay::{Replay, Report},
     scheduler::{
-        Problem, bound, finals,
-        outcome::Outcome,
-        picture, regions,
+        Problem, finals, regions,
         search::{Effort, Found},
     },
-    simulator::{Replay, Report},
 };
+use tsnode_simulator::{bound, outcome::Outcome, plot};
 
 /// Steps of the search when no budget is given: four times the paper's.
 const STEPS: usize = 400;
@@ -243,5 +242,5 @@ fn shortened(stages: &[String]) -> String {
 
 fn draw(outcomes: &[&Outcome], matches: &ArgMatches) -> Result<(), Exit> {
     let Some(path) = matches.get_one::<String>("svg") else { return Ok(()) };
-    std::fs::write(path, picture::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
+    std::fs::write(path, plot::plan::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
 }

@@ -22,12 +22,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 use std::time::Instant;
-use tsnode_coordinator::{
-    scheduler::{outcome::Outcome, regions},
-    simulator::{
-        picture::{self, Label},
-        summary::keeps,
-    },
+use tsnode_coordinator::scheduler::regions;
+use tsnode_simulator::{
+    outcome::Outcome,
+    plot::timeline::{self, Label},
+    summary::keeps,
 };
 
 pub(super) fn command() -> Command {
@@ -169,8 +168,7 @@ fn draw(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Resul
 }
 
 fn timeline(job: &Job, plan: &Outcome, run: &Run) -> String {
-    let label =
-        |g: &tsnode_coordinator::scheduler::outcome::GroupLine| Label { phase: g.phase, name: g.devices.join(" + ") };
+    let label = |g: &tsnode_simulator::outcome::GroupLine| Label { phase: g.phase, name: g.devices.join(" + ") };
     let labels: Vec<Label> = plan.groups.iter().map(label).collect();
     let title = format!(
         "{} on {}, {}, {}: {:.1} % of {} requests in time",
@@ -182,5 +180,5 @@ fn timeline(job: &Job, plan: &Outcome, run: &Run) -> String {
         run.summary.requests
     );
     let (problem, kv) = (&job.problem, job.problem.model.kv());
-    picture::svg(&title, &labels, &run.outcome, kv, &|t| !keeps(t, &problem.slo, &problem.reference))
+    timeline::svg(&title, &labels, &run.outcome, kv, &|t| !keeps(t, &problem.slo, &problem.reference))
 }

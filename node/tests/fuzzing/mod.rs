@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use tsnode_coordinator::{
-    scheduler::{self, Evaluator, Problem, Slo, Space, Workload, cluster_file, figures::Column, given, slo::Reference},
-    simulator::{table, trace},
+use tsnode_coordinator::scheduler::{
+    self, Evaluator, Problem, Slo, Space, Workload, cluster_file, figures::Column, slo::Reference,
 };
 use tsnode_protocol::{ModelCard, ModelId, ModelShape};
+use tsnode_simulator::{fixed_plan, table, trace};
 
 /// Files that can be another, by the first byte; behind them what users write.
 const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
@@ -54,8 +54,8 @@ fn given_plan(text: &str) -> bool {
         let workload = Workload::named("conversation").unwrap();
         Problem::new(cluster, model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap()
     });
-    let written = serde_json::from_str::<given::Written>(text);
-    written.is_ok_and(|written| given::given(&mut Evaluator::new(problem), &written).is_ok())
+    let written = serde_json::from_str::<fixed_plan::Written>(text);
+    written.is_ok_and(|written| fixed_plan::given(&mut Evaluator::new(problem), &written).is_ok())
 }
 
 /// Reads bytes as what the first of them says. Says whether something was in them.

@@ -95,7 +95,7 @@ fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lac
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::cast;
+    use crate::sample;
     use tsnode_protocol::{Advert, PeerId};
 
     fn of(adverts: &[Advert]) -> Vec<Lack> {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     fn lends(memory_bytes: u64, kv_bytes: u64) -> Advert {
-        let mut advert = cast::advert(0);
+        let mut advert = sample::advert(0);
         (advert.devices[0].memory_bytes, advert.devices[0].kv_bytes) = (memory_bytes, kv_bytes);
         advert
     }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn what_suffices_lacks_nothing_and_who_lends_nothing_is_not_asked() {
         assert_eq!(of(&[lends(1 << 30, 1 << 28)]), []);
-        assert_eq!(of(&[cast::gateway(0), Advert { devices: vec![], ..cast::advert(1) }]), []);
+        assert_eq!(of(&[sample::gateway(0), Advert { devices: vec![], ..sample::advert(1) }]), []);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `tsnode bench codec`: how fast one core packs KV for a link and unpacks it, and what that costs in quality.
 
 use super::{loaded, open};
-use crate::cli::{is_set, json, show::print_json, verb};
 use crate::{
+    cli::{is_set, json, show::print_json, verb},
     exit::{Exit, Kind},
     models::ModelFiles,
     text::{Templates, TextModel},

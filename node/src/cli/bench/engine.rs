@@ -3,10 +3,12 @@
 mod card;
 
 use super::{loaded, open};
-use crate::cli::{is_set, json, show::print_json, verb, whole};
-use crate::exit::{Exit, Kind};
-use crate::hardware::DeviceName;
-use crate::memory::Size;
+use crate::{
+    cli::{is_set, json, show::print_json, verb, whole},
+    exit::{Exit, Kind},
+    hardware::DeviceName,
+    memory::Size,
+};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use indicatif::ProgressBar;
 use serde::Serialize;

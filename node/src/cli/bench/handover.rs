@@ -8,10 +8,12 @@ mod gate;
 mod swarms;
 
 use super::open;
-use crate::cli::{json, show::print_json, verb, whole};
-use crate::config::values;
-use crate::exit::{Exit, Kind};
-use crate::hardware::DeviceName;
+use crate::{
+    cli::{json, show::print_json, verb, whole},
+    config::values,
+    exit::{Exit, Kind},
+    hardware::DeviceName,
+};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use client::{Over, Times, Way};
 use gate::Point;

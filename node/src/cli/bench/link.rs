@@ -2,12 +2,14 @@
 
 mod to;
 
-use crate::cli::{asking_args, is_set, show::print_json, verb, whole};
-use crate::config::Settings;
-use crate::exit::{Exit, Kind};
-use crate::links::{
-    LinkError, Shaping,
-    trial::{self, Carrier, Moved, Slowed},
+use crate::{
+    cli::{asking_args, is_set, show::print_json, verb, whole},
+    config::Settings,
+    exit::{Exit, Kind},
+    links::{
+        LinkError, Shaping,
+        trial::{self, Carrier, Moved, Slowed},
+    },
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::Serialize;

@@ -9,13 +9,13 @@ use clap::ArgMatches;
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
-    scheduler::{
-        Problem, bound,
-        outcome::Outcome,
-        search::Found,
-        services::{self, Division, Served, Shared},
-    },
-    simulator::Replay,
+    replay::Replay,
+    scheduler::{Problem, search::Found},
+};
+use tsnode_simulator::{
+    bound,
+    outcome::Outcome,
+    services::{self, Division, Served, Shared},
 };
 
 impl Asked {

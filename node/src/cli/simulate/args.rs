@@ -12,14 +12,12 @@ use crate::exit::{Exit, Kind};
 use clap::ArgMatches;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use tsnode_coordinator::{
-    scheduler::{Problem, given::Written},
-    simulator::{
-        machines::Arrival,
-        trace::{self, Arriving},
-    },
-};
+use tsnode_coordinator::{replay::machines::Arrival, scheduler::Problem};
 use tsnode_protocol::Seconds;
+use tsnode_simulator::{
+    fixed_plan::Written,
+    trace::{self, Arriving},
+};
 
 /// Requests drawn if nothing else is said.
 const REQUESTS: usize = 5000;

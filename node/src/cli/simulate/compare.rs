@@ -10,9 +10,9 @@ use crate::exit::Exit;
 use serde_json::{Value, json};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tsnode_coordinator::{
+use tsnode_simulator::{
     plot::{Plot, Scale},
-    simulator::summary::Summary,
+    summary::Summary,
 };
 
 /// What policies are compared by.

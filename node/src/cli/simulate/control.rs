@@ -1,6 +1,6 @@
 //! `tsnode simulate control`: the control plane under faults, from a seed, with its invariants checked.
 
-mod told;
+mod verdict;
 
 use crate::{
     cli::{is_set, joined, json, plan::asked::usage, show, verb},
@@ -17,10 +17,10 @@ use std::sync::{
     mpsc,
 };
 use std::time::{Duration, Instant};
-use told::{Summary, fared, verdict};
-use tsnode_coordinator::rehearsal::{Fault, Planning, Report, Script, rehearse};
+use tsnode_simulator::simulation::{Fault, Planning, Report, Script, simulate};
+use verdict::{Summary, fared, verdict};
 
-/// Most peers of one story: memory grows with their square.
+/// Most peers of one scenario: memory grows with their square.
 const MOST_PEERS: usize = 2000;
 /// Most clients a second.
 const MOST_CLIENTS: f64 = 1000.0;
@@ -35,11 +35,11 @@ pub(super) fn command() -> Command {
     let value = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help)
     };
-    verb("control", "Rehearse the control plane under faults, from a seed", example)
+    verb("control", "Simulate the control plane under faults, from a seed", example)
         .arg(value("seed", "S", "Everything that is left to chance [default: 0]"))
         .arg(value("peers", "N", "Peers [default: 8; with --seeds, 5 to 50 in turn]"))
-        .arg(value("seeds", "COUNT", "So many stories, from --seed on; prints those that end badly and a summary"))
-        .arg(value("minutes", "M", "How long trouble lasts, of the story's own time [default: 0.5]"))
+        .arg(value("seeds", "COUNT", "So many scenarios, from --seed on; prints those that end badly and a summary"))
+        .arg(value("minutes", "M", "How long there are faults, of the scenario's own time [default: 0.5]"))
         .arg(value(
             "faults",
             "A,B,…",
@@ -50,13 +50,13 @@ pub(super) fn command() -> Command {
         .arg(json())
 }
 
-/// What is to be told.
+/// What is to run.
 #[derive(Clone)]
 struct Asked {
     seed: u64,
     peers: Option<usize>,
     seeds: u64,
-    trouble: Duration,
+    faulty: Duration,
     faults: Vec<Fault>,
     fault_names: Option<String>,
     planning: Planning,
@@ -98,7 +98,7 @@ impl Asked {
             seed: number(matches, "seed")?.unwrap_or(0),
             peers,
             seeds: number(matches, "seeds")?.unwrap_or(1).max(1),
-            trouble: Duration::from_secs_f64(minutes * 60.0),
+            faulty: Duration::from_secs_f64(minutes * 60.0),
             faults,
             fault_names,
             planning,
@@ -111,7 +111,7 @@ impl Asked {
         let turn = PEERS.0 + seed % (PEERS.1 - PEERS.0 + 1);
         let peers = self.peers.unwrap_or(if self.seeds > 1 { turn as usize } else { 8 });
         Script {
-            trouble: self.trouble,
+            faulty: self.faulty,
             faults: self.faults.clone(),
             planning: self.planning,
             clients: self.clients,
@@ -119,10 +119,10 @@ impl Asked {
         }
     }
 
-    /// The command that tells one of the stories again.
+    /// The command that runs one of the scenarios again.
     fn replay(&self, script: &Script) -> String {
         let mut line = format!("tsnode simulate control --seed {} --peers {}", script.seed, script.peers);
-        let minutes = self.trouble.as_secs_f64() / 60.0;
+        let minutes = self.faulty.as_secs_f64() / 60.0;
         if (minutes - 0.5).abs() > 1e-9 {
             line.push_str(&format!(" --minutes {minutes}"));
         }
@@ -166,7 +166,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
 
 fn one(asked: &Asked) -> Result<(), Exit> {
     let script = asked.script(asked.seed);
-    let report = rehearse(&script);
+    let report = simulate(&script);
     if asked.json {
         let lines: Vec<Value> =
             report.lines.iter().map(|(at, line)| json!({ "at_s": at.as_secs_f64(), "what": line })).collect();
@@ -206,9 +206,9 @@ fn one(asked: &Asked) -> Result<(), Exit> {
     }
 }
 
-/// Many stories, on all processors; the summary is the same whatever their order.
+/// Many scenarios, on all processors; the summary is the same whatever their order.
 fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
-    let style = ProgressStyle::with_template("{bar:40} {pos} of {len} stories, {eta} left");
+    let style = ProgressStyle::with_template("{bar:40} {pos} of {len} scenarios, {eta} left");
     let bar = ProgressBar::new(asked.seeds).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let started = Instant::now();
     let next = AtomicU64::new(0);
@@ -225,7 +225,7 @@ fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
                         return;
                     }
                     let script = asked.script(asked.seed + k);
-                    let report = rehearse(&script);
+                    let report = simulate(&script);
                     if send.send((script, report)).is_err() {
                         return;
                     }
@@ -259,7 +259,7 @@ mod tests {
         let line = "tsnode simulate control --seed 5 --peers 9 --minutes 0.25 --faults crash,pause --clients 2.5";
         let read = asked(line).ok().unwrap();
         assert_eq!(read.replay(&read.script(5)), line);
-        let report = rehearse(&read.script(5));
+        let report = simulate(&read.script(5));
         assert!(report.broken.is_none() && report.figures.requests.complete > 0);
         assert_eq!(verdict(&read.script(5), &report)["requests"]["complete"], report.figures.requests.complete);
     }

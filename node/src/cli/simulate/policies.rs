@@ -3,18 +3,21 @@
 use super::super::plan::asked::usage;
 use crate::exit::Exit;
 use tsnode_coordinator::{
-    policy::batching::Limits,
+    policy::{batching::Limits, choice::Batches},
     scheduler::prompts::Prompts,
-    simulator::{
-        Batches, Dispatch,
-        orders::{Batched, Order},
-    },
+};
+use tsnode_simulator::{
+    orders::{Batched, Order},
+    policy::dispatch::Dispatch,
 };
 
 /// Splitwise's limits of an iteration (§IV-B).
 const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
 /// Tokens of an iteration with chunks, as nodes have them.
 const CHUNKS: u32 = 512;
+
+/// Prompts first, one after the other.
+const WHOLE: Batched = Batched::Steps(Batches::Turns);
 
 /// What nodes do.
 pub(super) const USUAL: &str = "live+chunked";
@@ -31,15 +34,12 @@ pub(super) struct Policy {
 impl Policy {
     /// How it computes prompts, as closed forms have it.
     pub(super) fn prompts(&self) -> Prompts {
-        match self.batched {
-            Batched::Steps(batches) => batches.prompts(),
-            Batched::Ordered(_) => Prompts::Whole,
-        }
+        self.batched.prompts()
     }
 }
 
-const fn policy(name: &'static str, dispatch: Dispatch, batches: Batches, what: &'static str) -> Policy {
-    Policy { name, dispatch, batched: Batched::Steps(batches), what }
+const fn policy(name: &'static str, dispatch: Dispatch, batched: Batched, what: &'static str) -> Policy {
+    Policy { name, dispatch, batched, what }
 }
 
 /// Routed as the plan's shares and live queues say.
@@ -48,21 +48,21 @@ const fn ordered(name: &'static str, order: Order, what: &'static str) -> Policy
 }
 
 const POLICIES: &[Policy] = &[
-    policy("live", Dispatch::Live, Batches::Turns, "the plan's shares corrected by queues, prompts first"),
-    policy("shares", Dispatch::Shares, Batches::Turns, "the plan's shares alone"),
-    policy("shortest", Dispatch::Shortest, Batches::Turns, "the shortest queues, whatever the shares"),
-    policy("random", Dispatch::Random, Batches::Turns, "any route"),
+    policy("live", Dispatch::Live, WHOLE, "the plan's shares corrected by queues, prompts first"),
+    policy("shares", Dispatch::Shares, WHOLE, "the plan's shares alone"),
+    policy("shortest", Dispatch::Shortest, WHOLE, "the shortest queues, whatever the shares"),
+    policy("random", Dispatch::Random, WHOLE, "any route"),
     policy(
         "live+chunked",
         Dispatch::Live,
-        Batches::Chunked(CHUNKS),
+        Batched::Steps(Batches::Chunked(CHUNKS)),
         "as live; answers, and prompts in chunks beside them",
     ),
-    policy("live+mixed", Dispatch::Live, Batches::Mixed(MIXED), "as live; prompts and answers in one iteration"),
+    policy("live+mixed", Dispatch::Live, Batched::Mixed(MIXED), "as live; prompts and answers in one iteration"),
     policy(
         "shortest+mixed",
         Dispatch::Shortest,
-        Batches::Mixed(MIXED),
+        Batched::Mixed(MIXED),
         "as shortest; prompts and answers in one iteration",
     ),
     ordered("live+first-come", Order::FirstCome, "as live; one phase at a time, requests as they came"),

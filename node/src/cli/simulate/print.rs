@@ -2,9 +2,9 @@
 
 use super::{super::show, run::Run};
 use crate::exit::Exit;
-use tsnode_coordinator::{
-    scheduler::outcome::Outcome,
-    simulator::summary::{Part, Spread},
+use tsnode_simulator::{
+    outcome::Outcome,
+    summary::{Part, Spread},
 };
 
 /// Busier than this, a machine holds everything up.

@@ -14,7 +14,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 use std::time::{Duration, Instant};
-use tsnode_coordinator::provisioning::{
+use tsnode_simulator::provisioning::{
     Aim, Answer, Budget, Choice, Design, Progress, Question, QuestionError, Tried,
     kinds::Measure,
     picture, provision,

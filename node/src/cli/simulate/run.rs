@@ -6,23 +6,21 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
-    scheduler::{
-        Evaluation, Evaluator, Problem,
-        evaluate::GroupNo,
-        given::{Written, given},
-        outcome,
-        regions::Region,
-        search,
-    },
-    simulator::{
+    policy::choice::Room,
+    replay::{
         Parts,
         machines::{Arrival, Outcome, Trace},
-        memory::Pages,
-        percentile::Sorted,
-        summary::Summary,
     },
+    scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::Config, regions::Region, search},
 };
 use tsnode_protocol::Bytes;
+use tsnode_simulator::{
+    fixed_plan::{Written, given},
+    memory::Pages,
+    outcome,
+    percentile::Sorted,
+    summary::Summary,
+};
 
 /// Where the last requests wait longer than this part of the time in which requests came, queues only grow.
 const GROWING: f64 = 0.1;
@@ -80,18 +78,20 @@ impl Run {
         seed: u64,
         stopped: &AtomicBool,
     ) -> Self {
+        let machine = |problem: &Problem, config: &Config, room: Room| policy.batched.machine(problem, config, room);
         let part = |site: &mut Site<'_>| {
-            (Parts::new(&mut site.evaluator, &site.groups, &site.evaluation, policy.batched), site.share)
+            (Parts::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
         };
         let parts = sites.iter_mut().map(part).fold(Parts::default(), |all, (one, share)| all.beside(one, share));
         let bar = indicatif::ProgressBar::new(arrivals.len() as u64).with_message(policy.name);
         let style = indicatif::ProgressStyle::with_template("{msg} {bar:40} {pos} of {len} requests, {eta} left");
         bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
         let started = Instant::now();
-        let mut outcome = parts.simulation(policy.dispatch, seed).recorded().run(arrivals, &|arrived| {
-            bar.set_position(arrived as u64);
-            stopped.load(Ordering::Relaxed)
-        });
+        let mut outcome =
+            parts.simulation(|ways| policy.dispatch.routing(ways, seed)).recorded().run(arrivals, &|arrived| {
+                bar.set_position(arrived as u64);
+                stopped.load(Ordering::Relaxed)
+            });
         let took = started.elapsed();
         bar.finish_and_clear();
         let last = arrivals.last().map_or(0.0, |a| a.at.0);

@@ -1,9 +1,11 @@
 //! `tsnode bench engine --device cuda:0`: the same steps on an NVIDIA card, beside what was measured of it in the same run.
 
 use super::{EACH, KV, Line, failed};
-use crate::cli::show::print_json;
-use crate::exit::Exit;
-use crate::hardware::{self, CardNumbers};
+use crate::{
+    cli::show::print_json,
+    exit::Exit,
+    hardware::{self, CardNumbers},
+};
 use serde::Serialize;
 use std::time::Instant;
 use tsnode_kernels::{

@@ -1,8 +1,10 @@
 //! One client's answers, and when their tokens came.
 
 use super::swarms::Kept;
-use crate::exit::{Exit, Kind};
-use crate::gateway::Trace;
+use crate::{
+    exit::{Exit, Kind},
+    gateway::Trace,
+};
 use futures::StreamExt;
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -1,10 +1,12 @@
 //! `tsnode bench link --to PEER`: what a real link of a running peer carries.
 
-use crate::cli::{ask, is_set, show::print_json};
-use crate::config::Settings;
-use crate::exit::{Exit, Kind};
-use crate::links::Transfer;
-use crate::view::SwarmView;
+use crate::{
+    cli::{ask, is_set, show::print_json},
+    config::Settings,
+    exit::{Exit, Kind},
+    links::Transfer,
+    view::SwarmView,
+};
 use clap::ArgMatches;
 use serde_json::json;
 use tsnode_protocol::PeerId;

@@ -10,7 +10,15 @@ use crate::{
 use clap::ArgMatches;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tsnode_coordinator::{
+use tsnode_coordinator::scheduler::{
+    Slo, Workload,
+    cluster::Path,
+    figures::{self, Column, Figures, Upkeep},
+    models,
+    slo::Reference,
+};
+use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
+use tsnode_simulator::{
     provisioning::{
         Aim, Budget, Design, Question,
         demand::{Demand, Drawn},
@@ -18,19 +26,9 @@ use tsnode_coordinator::{
         targets::{Alone, Targets},
         trial::Trial,
     },
-    scheduler::{
-        Slo, Workload,
-        cluster::Path,
-        figures::{self, Column, Figures, Upkeep},
-        models,
-        slo::Reference,
-    },
-    simulator::{
-        splitwise::{LIMITS, Sizes},
-        table, trace,
-    },
+    splitwise::{LIMITS, Sizes},
+    table, trace,
 };
-use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 
 const MODEL: &str = "LLaMA-30B";
 const KINDS: &str = "8xA100,8xH100";

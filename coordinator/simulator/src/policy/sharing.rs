@@ -1,0 +1,295 @@
+//! Several services on one machine: a batch holds prompts or answers of one service, and an order says whose turn it is
+//! (SeaLLM §4.2 and Algorithm 2). Orders: [`super::doubling`], [`super::round_robin`], [`super::feedback`].
+//!
+//! The first request in the order brings its service's batch with it, filled up in the same order; who has been here too
+//! long is first whatever the order says. It is looked at anew before each iteration. Memory for all of a request is set
+//! aside when its prompt starts, so that what has started can always end. A prompt that lacks memory is not overtaken by
+//! other prompts: it waits for the ends of those that have started and no longer, or takes theirs ([`order::Memory`]).
+
+mod jobs;
+pub mod order;
+
+use super::pages::Pages;
+use crate::policy::sharing::{
+    jobs::{Job, Jobs, Lanes},
+    order::{Lead, Memory, Order, Prompts, Rank, Rules},
+};
+use tsnode_coordinator::policy::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, ServiceNo, Task};
+use tsnode_protocol::Seconds;
+
+/// The policy and its machine's state.
+#[derive(Debug)]
+pub struct Sharing<O: Order> {
+    order: O,
+    rules: Rules,
+    limits: Limits,
+    jobs: Jobs<O::Standing>,
+    /// Busy time, and what of it the last batch took.
+    clock: Seconds,
+    elapsed: Seconds,
+    batch: Batch,
+    running: Vec<RequestNo>,
+    starting: Vec<(RequestNo, Part)>,
+}
+
+/// Who is first of those that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    Starved,
+    Ranked,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    urgency: Urgency,
+    turn: u64,
+    rank: Rank,
+    request: RequestNo,
+    service: ServiceNo,
+}
+
+impl<O: Order> Sharing<O> {
+    /// An idle machine.
+    #[must_use]
+    pub fn ordered(order: O, limits: Limits, pages: Pages) -> Self {
+        Self {
+            order,
+            rules: Rules::default(),
+            limits: Limits { tasks: limits.tasks.max(1), ..limits },
+            jobs: Jobs::new(pages),
+            clock: Seconds(0.0),
+            elapsed: Seconds(0.0),
+            batch: Batch::default(),
+            running: Vec::new(),
+            starting: Vec::new(),
+        }
+    }
+
+    /// The same by other rules.
+    #[must_use]
+    pub fn by(self, rules: Rules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn pages(&self) -> &Pages {
+        &self.jobs.pages
+    }
+
+    fn is_starved(&self, job: &Job<O::Standing>) -> bool {
+        self.clock - job.came > self.order.patience(job.service)
+    }
+
+    /// The first of a service's prompts or answers.
+    fn first(&self, service: ServiceNo, part: Part) -> Option<Turn> {
+        let lanes = self.jobs.lanes.get(&service)?;
+        let oldest = lanes.present.first().and_then(|r| Some((*r, self.jobs.get(*r)?)));
+        let starved = oldest.filter(|(_, job)| job.part == part && self.is_starved(job));
+        if let Some((request, _)) = starved.filter(|(r, _)| part == Part::Prompt || self.jobs.fits(*r)) {
+            return Some(Turn { urgency: Urgency::Starved, turn: 0, rank: Rank::default(), request, service });
+        }
+        let (rank, request) = match part {
+            Part::Prompt => lanes.prompts.first().copied()?,
+            Part::Answer => lanes.answers.iter().find(|(_, r)| self.jobs.fits(*r)).copied()?,
+        };
+        let rank = if self.rules.lead == Lead::Together { self.together(lanes, part) } else { rank };
+        Some(Turn { urgency: Urgency::Ranked, turn: self.order.turn(service), rank, request, service })
+    }
+
+    /// The rank of a batch: 1 / Σ 1/rank.
+    fn together(&self, lanes: &Lanes, part: Part) -> Rank {
+        let mut all = 0;
+        let fits = |(_, request): &&(Rank, RequestNo)| {
+            let prompt = self.jobs.get(*request).map_or(0, |j| u64::from(j.prompt));
+            let tokens = if part == Part::Prompt { prompt } else { 1 };
+            all += tokens;
+            all == tokens || all <= u64::from(self.limits.tokens)
+        };
+        let ranks = lanes.of(part).iter().take(self.limits.tasks).take_while(fits);
+        Rank(1.0 / ranks.map(|(rank, _)| 1.0 / rank.0).sum::<f64>())
+    }
+
+    fn first_of_all(&self, part: Part) -> Option<Turn> {
+        self.jobs.lanes.keys().filter_map(|s| self.first(*s, part)).min()
+    }
+
+    /// What runs next: the first task of all, and how many may run with it.
+    fn next(&mut self) -> Option<(Turn, Part, usize)> {
+        let (prompt, answer) = (self.first_of_all(Part::Prompt), self.first_of_all(Part::Answer));
+        let is_first = |p: &Turn| answer.is_none_or(|a| *p < a);
+        if let Some(prompt) = prompt.filter(|p| is_first(p) && !self.jobs.fits(p.request)) {
+            self.take_back(prompt);
+        }
+        let Some(prompt) = prompt.filter(|p| self.jobs.fits(p.request)) else {
+            return self.first_of_all(Part::Answer).map(|a| (a, Part::Answer, self.limits.tasks));
+        };
+        let Some(answer) = answer.filter(|a| *a < prompt) else {
+            return Some((prompt, Part::Prompt, self.limits.tasks));
+        };
+        let answers = self.jobs.lanes.get(&answer.service).map_or(0, |l| l.answers.len());
+        let places = self.limits.tasks.saturating_sub(answers);
+        let joins = self.first(answer.service, Part::Prompt).filter(|p| self.jobs.fits(p.request));
+        match joins.filter(|_| self.rules.prompts == Prompts::Join && places > 0) {
+            Some(joins) => Some((joins, Part::Prompt, places)),
+            None => Some((answer, Part::Answer, self.limits.tasks)),
+        }
+    }
+
+    /// Takes memory for the first prompt from answers that come after it; from no starved one.
+    fn take_back(&mut self, prompt: Turn) {
+        let Some(job) = self.jobs.get(prompt.request).filter(|_| self.rules.memory == Memory::TakenBack) else {
+            return;
+        };
+        let (lacks, rank) = (self.jobs.lacks(job), job.rank);
+        let (clock, order) = (self.clock, &self.order);
+        let after = |job: &Job<O::Standing>| {
+            let is_starved = clock - job.came > order.patience(job.service);
+            !is_starved && (prompt.urgency == Urgency::Starved || job.rank > rank)
+        };
+        self.jobs.take_back(lacks, &after);
+    }
+
+    /// The first, then others of its service in order.
+    fn queue(&self, first: Turn, part: Part, most: usize) -> Vec<RequestNo> {
+        let Some(lanes) = self.jobs.lanes.get(&first.service) else { return Vec::new() };
+        let others = lanes.of(part).iter().map(|(_, r)| *r).filter(|r| *r != first.request);
+        std::iter::once(first.request).chain(others).take(most).collect()
+    }
+
+    fn take_prompts(&mut self, queue: &[RequestNo]) {
+        for &request in queue {
+            let Some(job) = self.jobs.get(request).copied() else { continue };
+            let tokens = u64::from(job.prompt);
+            let many = self.batch.prompt_tokens + tokens > u64::from(self.limits.tokens);
+            if self.batch.prompts > 0 && (many || !self.jobs.fits(request)) {
+                return;
+            }
+            self.batch.prompts += 1;
+            self.batch.prompt_tokens += tokens;
+            self.batch.prompt_squares += tokens * tokens;
+            if let Some(lanes) = self.jobs.lanes.get_mut(&job.service) {
+                lanes.prompts.remove(&(job.rank, request));
+            }
+            self.starting.extend((!job.again).then_some((request, Part::Prompt)));
+            self.jobs.start(request);
+            self.running.push(request);
+        }
+    }
+
+    fn take_answers(&mut self, queue: &[RequestNo]) {
+        let mut least = u32::MAX;
+        for &request in queue.iter().take(self.limits.tokens.max(1) as usize) {
+            let Some(job) = self.jobs.get(request).filter(|_| self.jobs.fits(request)) else { continue };
+            self.batch.answers += 1;
+            self.batch.context += job.context;
+            least = least.min(job.left);
+            self.starting.extend((job.left == job.answer).then_some((request, Part::Answer)));
+            self.jobs.start(request);
+            self.running.push(request);
+        }
+        // Where nothing else waits, nothing is to be decided until an answer ends.
+        self.batch.iterations = if self.jobs.present() == self.running.len() { least } else { 1 };
+    }
+}
+
+impl<O: Order> Batching for Sharing<O> {
+    fn add(&mut self, task: Task) -> bool {
+        let prompt = if task.part == Part::Prompt { task.tokens } else { 0 };
+        let standing = self.order.enters(task.service, prompt);
+        self.jobs.add(task, standing, self.order.rank(task.service, &standing), self.clock);
+        self.has_places()
+    }
+
+    fn queues_ahead(&self) -> bool {
+        true
+    }
+
+    fn has_room(&self, memory: u64) -> bool {
+        self.jobs.has_room(memory)
+    }
+
+    fn reserve(&mut self, request: RequestNo, memory: u64) -> bool {
+        self.jobs.reserve(request, memory, self.order.enters(ServiceNo(u16::MAX), 0))
+    }
+
+    fn release(&mut self, request: RequestNo) -> u64 {
+        self.jobs.release(request)
+    }
+
+    fn select(&mut self) -> Batch {
+        self.starting.clear();
+        self.running.clear();
+        self.batch = Batch { iterations: 1, ..Batch::default() };
+        let Some((first, part, most)) = self.next() else { return self.batch };
+        self.batch.service = first.service;
+        self.order.serves(first.service);
+        let queue = self.queue(first, part, most);
+        match part {
+            Part::Prompt => self.take_prompts(&queue),
+            Part::Answer => self.take_answers(&queue),
+        }
+        self.batch
+    }
+
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+        self.starting.iter().for_each(|&(request, part)| starting(request, part));
+    }
+
+    fn took(&mut self, time: Seconds) {
+        self.elapsed += time;
+        self.clock += time;
+    }
+
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+        let (batch, elapsed) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.elapsed));
+        for request in self.running.drain(..) {
+            let Some(job) = self.jobs.get_mut(request) else { continue };
+            let (before, part, again) = (job.rank, job.part, std::mem::take(&mut job.again));
+            let (mut time, mut computed) = (elapsed, 0);
+            if part == Part::Prompt {
+                // Of prompts together each has its part of the time.
+                time = elapsed * (f64::from(job.prompt) / batch.prompt_tokens.max(1) as f64);
+                computed = u64::from(job.prompt);
+            } else {
+                job.left -= iterations.min(job.left);
+                job.context += u64::from(iterations);
+            }
+            if !again {
+                self.order.executed(job.service, &mut job.standing, time);
+                job.rank = self.order.rank(job.service, &job.standing);
+            }
+            job.part = Part::Answer;
+            let (rank, left) = (job.rank, job.left);
+            ended.extend((left == 0 || (part == Part::Prompt && !again)).then_some((request, part)));
+            self.jobs.pending_tokens -= computed;
+            let Some(lanes) = self.jobs.lanes.get_mut(&batch.service) else { continue };
+            lanes.answers.remove(&(before, request));
+            if left == 0 {
+                lanes.present.remove(&request);
+            } else {
+                lanes.answers.insert((rank, request));
+            }
+        }
+    }
+
+    fn generated(&self, request: RequestNo) -> u32 {
+        let job = self.jobs.get(request).filter(|j| j.part == Part::Answer || j.again);
+        job.map_or(0, |j| j.answer - j.left + 1)
+    }
+
+    fn seen(&self) -> Seen {
+        let (waiting, present) = (self.jobs.waiting(), self.jobs.present());
+        let pending_tokens = u32::try_from(self.jobs.pending_tokens).unwrap_or(u32::MAX);
+        Seen { waiting: waiting as u32, running: (present - waiting) as u32, pending_tokens, ..Seen::default() }
+    }
+
+    fn first_waiting(&self) -> Option<u64> {
+        let first = self.first_of_all(Part::Prompt)?;
+        self.jobs.get(first.request).map(|j| j.whole - j.held)
+    }
+
+    fn has_places(&self) -> bool {
+        self.batch.answers > 0 && self.batch.iterations > 1
+    }
+}

@@ -1,0 +1,175 @@
+//! What byzantine peers say: each runs the machine that everybody runs, and lies in one way on top of it.
+
+use super::{process::Process, world::World};
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{
+    Call, Endorsement, Epoch, Gossip, Heartbeat, Plan, PlanId, RollCall, Term, Verified,
+    gossip::Certificate,
+    limits,
+    rollcall::{Missed, PeerTag, Present},
+};
+
+/// Ways of lying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// Tells half of the peers another plan than the rest.
+    SecondPlan,
+    /// Plans when others have the turn.
+    OutOfTurn,
+    /// Shows certificates that its own endorsement alone bears out.
+    FalseCertificate,
+    /// Plans with devices that do not exist.
+    Infeasible,
+    /// Says again what others said long ago.
+    Replay,
+    /// Jumps ahead in its sequences, and back: those that heard the jump take it for dead, others do not.
+    Sequence,
+    /// Claims terms and epochs of a far future.
+    Future,
+    /// Claims to follow a plan that nobody knows.
+    Stray,
+    /// Claims ever other devices, faster than any there are.
+    Boast,
+    /// Endorses everything, and more than once.
+    Endorses,
+    /// Never plans when it has the turn.
+    Mute,
+    /// Says that it has cut off everybody.
+    Slander,
+    /// Listens and leads, and tells nobody what it hears: misses nobody, passes no heartbeat on, has everybody on its roll.
+    Deaf,
+    /// Calls everybody, all the time, and has nobody on its roll.
+    Caller,
+}
+
+impl Lie {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::SecondPlan,
+        Self::OutOfTurn,
+        Self::FalseCertificate,
+        Self::Infeasible,
+        Self::Replay,
+        Self::Sequence,
+        Self::Future,
+        Self::Stray,
+        Self::Boast,
+        Self::Endorses,
+        Self::Mute,
+        Self::Slander,
+        Self::Deaf,
+        Self::Caller,
+    ];
+}
+
+/// Between two lies of one peer.
+pub(super) const EVERY: Duration = Duration::from_millis(1500);
+
+impl World {
+    /// What a byzantine peer says instead of what its machine decided, and to which half of the peers.
+    pub(super) fn twisted(&self, lie: Lie, gossip: Gossip) -> Vec<(Gossip, Option<usize>)> {
+        match (lie, gossip) {
+            (Lie::SecondPlan, Gossip::Plan(plan)) => {
+                let other = Plan { reason: "another".into(), ..(*plan).clone() };
+                vec![(Gossip::Plan(plan), Some(0)), (Gossip::Plan(other.into()), Some(1))]
+            }
+            (Lie::Infeasible, Gossip::Plan(plan)) => {
+                let mut plan = (*plan).clone();
+                let group = &mut plan.groups[0];
+                group.stages[0].device = 77;
+                *group = tsnode_protocol::Group::new(group.model, group.phase, group.stages.clone());
+                plan.routes.clear();
+                vec![(Gossip::Plan(plan.into()), None)]
+            }
+            (Lie::Mute, Gossip::Plan(_)) => vec![],
+            (Lie::Slander, Gossip::Heartbeat(said)) => {
+                let cut_off = self.peers.iter().map(|p| p.id).take(limits::CUT_OFF).collect();
+                vec![(Gossip::Heartbeat(Heartbeat { cut_off, ..said }), None)]
+            }
+            (Lie::Deaf, Gossip::Call(_)) => vec![],
+            (Lie::Deaf | Lie::Caller, Gossip::RollCall(_)) => {
+                let listed = |p: &Process| Present { peer: PeerTag::of(p.id), said: Some(0) };
+                let all = self.peers.iter().filter(|_| lie == Lie::Deaf);
+                vec![(Gossip::RollCall(RollCall { present: all.map(listed).collect() }), None)]
+            }
+            (_, gossip) => vec![(gossip, None)],
+        }
+    }
+
+    /// What a byzantine peer says of its own accord.
+    pub(super) fn lie(&mut self, n: usize, lie: Lie) {
+        let Some(control) = self.peers[n].control() else { return };
+        let plan = control.plan().cloned();
+        let (epoch, term) = plan.as_ref().map_or((control.epoch(), Term(0)), |p| (p.epoch, p.term));
+        let stray = |epoch, term, n: u64| {
+            let plan = Some(PlanId([n as u8; 16]));
+            Gossip::Heartbeat(Heartbeat { clock: epoch, epoch, term, plan, ..Heartbeat::default() })
+        };
+        match lie {
+            Lie::OutOfTurn => {
+                let Some(plan) = plan else { return };
+                let mine = Plan { term: Term(term.0 + 1), reason: "mine".into(), ..plan };
+                self.say(n, Gossip::Plan(mine.into()));
+            }
+            Lie::FalseCertificate => {
+                let Some(plan) = plan else { return };
+                let mine = Plan { term: Term(term.0 + 1), reason: "mine".into(), ..plan };
+                // Of a plan for the byzantine peer alone its own word proves what it has to.
+                self.checks.endorsed_by(mine.id(), self.peers[n].id);
+                let mut seal = |gossip| self.peers[n].seal(gossip).ok().map(|v| v.proof().clone());
+                let endorsement = Endorsement { epoch, term: mine.term, plan: mine.id() };
+
+                let Some(plan) = seal(Gossip::Plan(mine.into())) else { return };
+                let endorsements = (0..4).filter_map(|_| seal(Gossip::Endorsement(endorsement))).collect();
+                self.say(n, Gossip::Certificate(Arc::new(Certificate { plan, endorsements })));
+            }
+            Lie::Replay => {
+                if let Some(old) = self.some_old_message() {
+                    self.spread(n, &old, None);
+                }
+            }
+            Lie::Sequence => {
+                let by = 1 << self.dice.below(31);
+                self.peers[n].jump(by);
+                self.say(n, stray(epoch, term, 1));
+                self.peers[n].jump(-by);
+            }
+            Lie::Future => match self.dice.below(3) {
+                0 => self.say(n, stray(Epoch(u64::MAX), Term(u32::MAX), 2)),
+                1 => self.say(n, stray(epoch, Term(u32::MAX), 3)),
+                _ => {
+                    let Some(plan) = plan else { return };
+                    let far = Plan { epoch: Epoch(epoch.0.saturating_add(1000)), ..plan };
+                    self.say(n, Gossip::Plan(far.into()));
+                }
+            },
+            Lie::Stray => self.say(n, stray(epoch, Term(term.0.saturating_add(1)), self.now.as_secs())),
+            Lie::Boast => {
+                let mut advert = self.peers[n].advert.clone();
+                for device in &mut advert.devices {
+                    device.flops.0 = 1e15 * (1.0 + self.dice.unit());
+                    device.memory_bytes = 1 << (30 + self.dice.below(10));
+                }
+                self.say(n, Gossip::Advert(advert.into()));
+            }
+            Lie::Endorses => {
+                let (epoch, term, plan) = self.last_proposed;
+                for plan in [plan, PlanId([9; 16])] {
+                    self.say(n, Gossip::Endorsement(Endorsement { epoch, term, plan }));
+                }
+            }
+            Lie::Caller => {
+                let peers = self.peers.iter().map(|p| Missed { peer: PeerTag::of(p.id), last: u64::MAX }).collect();
+                self.say(n, Gossip::Call(Call { peers }));
+            }
+            Lie::SecondPlan | Lie::Infeasible | Lie::Mute | Lie::Slander | Lie::Deaf => {}
+        }
+    }
+
+    /// Something that was heard long ago.
+    fn some_old_message(&mut self) -> Option<Verified<Gossip>> {
+        let n = self.dice.below(self.archive.len());
+        self.archive.get(n).cloned()
+    }
+}

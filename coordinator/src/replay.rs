@@ -1,0 +1,238 @@
+//! Replays a plan request by request, event by event: what closed forms ([`crate::scheduler::pair`]) take on average happens
+//! one after another. Prompts in order at each prefill group, KV in order on each link, decode batches formed anew before
+//! each iteration. The planner chooses among a search's last candidates so, and `coordinator/simulator` runs its experiments
+//! on the same machines.
+//!
+//! | question | where |
+//! |---|---|
+//! | what happens when | [`agenda`] |
+//! | how long does an iteration take | [`cost`] |
+//! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
+//! | a pipeline with several batches on their way | `ring`; a plan's group as one: [`pipeline`] |
+//! | what machines did when | [`timeline`], if it is asked for |
+
+pub mod agenda;
+pub mod cost;
+pub mod machines;
+pub mod pipeline;
+mod ring;
+pub mod timeline;
+
+use crate::{
+    policy::{
+        choice::{Batches, Dispatch, Room},
+        routing::{Asked, MachineNo, Route, Routing},
+        shares::Way as Share,
+    },
+    rng::Dice,
+    scheduler::{
+        Evaluator, Problem,
+        cluster::InstanceId,
+        evaluate::{self, Evaluation, GroupNo},
+        pair::Way,
+        parallel::Config,
+    },
+};
+use machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
+use pipeline::Pipeline;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tsnode_protocol::{Seconds, Tokens};
+
+/// How a replay is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// Of arrivals, lengths and routes.
+    pub seed: u64,
+    /// Requests sent.
+    pub requests: usize,
+}
+
+/// What became of the requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Share that kept its deadlines; requests that no route takes keep none.
+    pub attainment: f64,
+    /// Whole times as multiples of the reference's, in order; infinite for requests not taken.
+    pub scales: Vec<f64>,
+    /// Tokens a second, all groups together.
+    pub tokens_per_second: f64,
+    /// Mean time to the first token of those taken (s).
+    pub ttft: f64,
+}
+
+impl Report {
+    /// The SLO scale that this share of requests keeps: the deadline ThunderServe §5.1 compares by.
+    #[must_use]
+    pub fn scale_at(&self, share: f64) -> f64 {
+        let place = (self.scales.len() as f64 * share).ceil() as usize;
+        self.scales.get(place.saturating_sub(1)).copied().unwrap_or(f64::INFINITY)
+    }
+}
+
+/// Replays requests of a problem's workload on a plan, prompts computed as the problem says.
+#[must_use]
+pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
+    let batches = Batches::of(evaluator.problem().prompts);
+    replay_by(evaluator, groups, plan, batches, how)
+}
+
+/// The same with machines that batch otherwise.
+#[must_use]
+pub fn replay_by(
+    evaluator: &mut Evaluator<'_>,
+    groups: &[GroupNo],
+    plan: &Evaluation,
+    batches: Batches,
+    how: Replay,
+) -> Report {
+    let problem = evaluator.problem();
+    let (arrivals, kinds) = requests(problem, how);
+    let parts = Parts::new(evaluator, groups, plan, &|problem, config, room| stepping(batches, problem, config, room));
+    let outcome = parts.simulation(|ways| Dispatch::Shares.routing(ways, 0.0)).run(&arrivals, &|_| false);
+    report(problem, &outcome, &kinds)
+}
+
+/// A group as a machine that batches as nodes can.
+#[must_use]
+pub fn stepping(batches: Batches, problem: &Problem, config: &Config, room: Room) -> Machine {
+    let batching = batches.batching(room);
+    if batches.fill_pipelines() {
+        Machine { batching, cost: Arc::new(Pipeline::new(problem, config)) }
+    } else {
+        Machine { batching, cost: Arc::new(config.clone()) }
+    }
+}
+
+/// A plan's groups as machines, with its routes and its links.
+#[derive(Debug, Default)]
+pub struct Parts {
+    machines: Vec<Machine>,
+    ways: Vec<Share<MachineNo>>,
+    links: Layered,
+}
+
+impl Parts {
+    /// Of a plan; `of` makes a machine of a group's configuration, with room for so much.
+    #[must_use]
+    pub fn new(
+        evaluator: &mut Evaluator<'_>,
+        groups: &[GroupNo],
+        plan: &Evaluation,
+        of: &dyn Fn(&Problem, &Config, Room) -> Machine,
+    ) -> Self {
+        let layers = f64::from(evaluator.problem().model.shape.layers);
+        let mut links = Layered { layers, ..Layered::default() };
+        for share in plan.shares.iter().filter(|s| s.prefill != s.decode) {
+            let way = evaluator.way(groups[share.prefill], groups[share.decode]).clone();
+            links.ways.insert((machine(share.prefill), machine(share.decode)), way);
+        }
+        let problem = evaluator.problem();
+        let group = |g: &GroupNo| {
+            let config = &evaluator.shelved(*g).rated.config;
+            let (places, stages) = (config.batch as usize, config.stages.len());
+            let capacity = config.kv_tokens.0.max(0.0) as u64;
+            of(problem, config, Room { places, tokens: capacity, stages })
+        };
+        let share =
+            |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
+        let ways = plan.shares.iter().map(share).collect();
+        Self { machines: groups.iter().map(group).collect(), ways, links }
+    }
+
+    /// This and another region's, which gets a part of all requests.
+    #[must_use]
+    pub fn beside(mut self, other: Self, part: f64) -> Self {
+        let before = self.machines.len() as u32;
+        let moved = |m: MachineNo| MachineNo(m.0 + before);
+        // Instances are numbered anew in each region.
+        let hosts = self.links.ways.values().flat_map(|w| &w.links).map(|l| l.0.0.max(l.1.0) + 1).max().unwrap_or(0);
+        let host = |i: InstanceId| InstanceId(i.0 + hosts);
+        for ((a, b), mut way) in other.links.ways {
+            way.links.iter_mut().for_each(|l| (l.0, l.1) = (host(l.0), host(l.1)));
+            self.links.ways.insert((moved(a), moved(b)), way);
+        }
+        self.links.layers = other.links.layers;
+        self.ways.extend(other.ways.into_iter().map(|w| Share {
+            prefill: moved(w.prefill),
+            decode: moved(w.decode),
+            share: w.share * part,
+        }));
+        self.machines.extend(other.machines);
+        self
+    }
+
+    /// Ready to run, requests routed by a policy over the plan's ways.
+    #[must_use]
+    pub fn simulation(self, routing: impl FnOnce(Vec<Share<MachineNo>>) -> Box<dyn Routing>) -> Simulation {
+        Simulation::new(self.machines, routing(self.ways), Box::new(self.links))
+    }
+}
+
+fn machine(place: usize) -> MachineNo {
+    MachineNo(place as u32)
+}
+
+/// Requests of the workload, Poisson, and which of its kinds each is.
+fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
+    let (mut dice, mut at) = (Dice::new(how.seed), Seconds(0.0));
+    let mut next = || {
+        at += Seconds(dice.exponential(1.0 / problem.rate));
+        let kind = dice.below(problem.workload.requests.len());
+        let request = problem.workload.requests[kind];
+        let asked = Asked::new(request.prompt.0.max(1.0) as u32, request.answer.0.max(1.0) as u32);
+        (Arrival { at, asked }, kind)
+    };
+    (0..how.requests).map(|_| next()).unzip()
+}
+
+/// KV follows its prompt layer by layer; on each link one prompt's after the other's.
+#[derive(Debug, Default)]
+struct Layered {
+    ways: BTreeMap<(MachineNo, MachineNo), Way>,
+    layers: f64,
+    free: BTreeMap<(InstanceId, InstanceId), Seconds>,
+}
+
+impl Links for Layered {
+    fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds {
+        let Some(way) = self.ways.get(&(route.prompt, route.answer)) else { return done };
+        let mut landed = done + way.latency + way.per_token * prompt / self.layers;
+        for &(a, b, per_token) in &way.links {
+            let time = per_token * prompt;
+            let free = self.free.entry((a, b)).or_insert(Seconds(0.0));
+            let begin = free.max(start);
+            *free = begin + time;
+            landed = landed.max(free.max(done + time / self.layers) + way.latency);
+        }
+        landed
+    }
+}
+
+fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> Report {
+    let (mut kept, mut tokens, mut ttft, mut taken) = (0usize, 0.0, 0.0, 0usize);
+    let mut scales = Vec::with_capacity(kinds.len());
+    for (trace, kind) in outcome.traces.iter().zip(kinds) {
+        let (request, deadline) = (problem.workload.requests[*kind], problem.deadlines[*kind]);
+        let (first, rest) = problem.reference.times(&request);
+        let Trace { arrival, first: got, end, .. } = *trace;
+        let whole = end - arrival.at;
+        scales.push(whole / (first + rest * request.steps()));
+        if !end.is_finite() {
+            continue;
+        }
+        let in_time =
+            got - arrival.at <= deadline.ttft && end - got <= deadline.answer(request.steps()) && whole <= deadline.e2e;
+        kept += usize::from(in_time);
+        taken += 1;
+        ttft += (got - arrival.at).0;
+        tokens += request.answer.0;
+    }
+    scales.sort_by(f64::total_cmp);
+    Report {
+        attainment: kept as f64 / kinds.len().max(1) as f64,
+        scales,
+        tokens_per_second: if outcome.end.0 > 0.0 { tokens / outcome.end.0 } else { 0.0 },
+        ttft: ttft / taken.max(1) as f64,
+    }
+}

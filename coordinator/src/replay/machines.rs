@@ -1,0 +1,570 @@
+//! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
+//! choice; how long it takes is the cost source's.
+
+mod changes;
+
+pub use crate::replay::machines::changes::Opening;
+
+use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
+use crate::policy::{
+    batching::{Answered, Batch, Batching, Part, RequestNo, Seen, Task},
+    routing::{Asked, MachineNo, Route, Routing},
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
+
+/// Between two tries to send KV to a machine without room.
+const TRY_AGAIN: Seconds = Seconds(1.0);
+/// Tries in a row, for each request, after which machines that wait for each other's memory are taken to wait forever.
+const TRIES: usize = 100;
+/// Events after which whoever watches is asked again whether to go on.
+const LOOK: u64 = 1024;
+
+/// A machine.
+#[derive(Debug)]
+pub struct Machine {
+    /// What it runs next.
+    pub batching: Box<dyn Batching>,
+    /// How long that takes.
+    pub cost: Arc<dyn IterationCost>,
+}
+
+/// A request that comes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// When.
+    pub at: Seconds,
+    /// Its lengths.
+    pub asked: Asked,
+}
+
+/// When what happened to a request; infinite where it never did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trace {
+    /// Its arrival.
+    pub arrival: Arrival,
+    /// Where it went; nowhere, if it was turned away.
+    pub route: Option<Route>,
+    /// Its prompt began.
+    pub prompt_start: Seconds,
+    /// Its prompt was done: the first token.
+    pub first: Seconds,
+    /// Its answer's first iteration began.
+    pub answer_start: Seconds,
+    /// Its last token.
+    pub end: Seconds,
+    /// What its KV takes after the prompt is done.
+    pub sending: Seconds,
+}
+
+/// How KV gets from machine to machine.
+pub trait Links: std::fmt::Debug + Send {
+    /// When KV of a prompt, or of its first part, that is computed from `start` to `done` has come to the other machine.
+    fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
+}
+
+/// Every pair alike, any number of transfers at once, each beginning when its prompt is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alike {
+    /// For each token of a prompt.
+    pub per_token: SecondsPerToken,
+}
+
+impl Links for Alike {
+    fn land(&mut self, _: Route, prompt: Tokens, _: Seconds, done: Seconds) -> Seconds {
+        done + self.per_token * prompt
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Arrive(RequestNo),
+    /// A machine's batch is done, unless it was cut meanwhile.
+    Done(MachineNo, u64),
+    /// A prompt comes out of the last stage.
+    First(MachineNo, RequestNo),
+    Send(RequestNo),
+    Sent(RequestNo),
+    /// An idle machine has got something to do; what else comes at this time has come.
+    Begin(MachineNo),
+}
+
+/// What a machine does now.
+#[derive(Debug)]
+enum State {
+    Idle,
+    /// One batch.
+    Runs(Run),
+    /// As many as are on their way.
+    Ring(Ring),
+}
+
+impl State {
+    /// Of a machine with nothing to do.
+    fn of(machine: &Machine) -> Self {
+        Ring::of(machine).map_or(Self::Idle, Self::Ring)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    batch: Batch,
+    started: Seconds,
+    step: Seconds,
+    delay: Seconds,
+    iterations: u32,
+    cut: bool,
+    number: u64,
+}
+
+/// What came of a simulation.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Every request, in order.
+    pub traces: Vec<Trace>,
+    /// Part of the time each machine was busy, until the last event.
+    pub busy: Vec<f64>,
+    /// Requests that no route took.
+    pub turned_away: usize,
+    /// Requests that had come when the simulation ended.
+    pub arrived: usize,
+    /// Batches begun.
+    pub runs: u64,
+    /// Events.
+    pub events: u64,
+    /// The last event.
+    pub end: Seconds,
+    /// What machines did when, if that was recorded.
+    pub timeline: Option<Timeline>,
+}
+
+/// A simulation under way.
+#[derive(Clone, Copy, Debug)]
+pub struct SoFar<'a> {
+    /// The present.
+    pub now: Seconds,
+    /// Requests that have come.
+    pub arrived: usize,
+    /// Every request, those included that are still to come.
+    pub traces: &'a [Trace],
+}
+
+/// A simulation.
+#[derive(Debug)]
+pub struct Simulation {
+    machines: Vec<Machine>,
+    states: Vec<State>,
+    busy: Vec<Seconds>,
+    routing: Box<dyn Routing>,
+    links: Box<dyn Links>,
+    agenda: Agenda<What>,
+    traces: Vec<Trace>,
+    /// Requests that have come and wait to be routed.
+    held: VecDeque<RequestNo>,
+    /// KV that each machine had no memory for and asks for when it has.
+    parked: Vec<VecDeque<RequestNo>>,
+    turned_away: usize,
+    arrived: usize,
+    /// Tries to send KV since anything else happened.
+    tries: usize,
+    batches: u64,
+    ended: Vec<(RequestNo, Part)>,
+    timeline: Option<Timeline>,
+    /// What is left of requests that had to begin again elsewhere.
+    resumed: BTreeMap<RequestNo, Asked>,
+    now: Seconds,
+    events: u64,
+}
+
+impl Simulation {
+    /// Machines with nothing to do.
+    #[must_use]
+    pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, links: Box<dyn Links>) -> Self {
+        let n = machines.len();
+        Self {
+            states: machines.iter().map(State::of).collect(),
+            machines,
+            busy: vec![Seconds(0.0); n],
+            routing,
+            links,
+            agenda: Agenda::default(),
+            traces: Vec::new(),
+            held: VecDeque::new(),
+            parked: vec![VecDeque::new(); n],
+            turned_away: 0,
+            arrived: 0,
+            tries: 0,
+            batches: 0,
+            ended: Vec::new(),
+            timeline: None,
+            resumed: BTreeMap::new(),
+            now: Seconds(0.0),
+            events: 0,
+        }
+    }
+
+    /// The same, which also records what machines do when.
+    #[must_use]
+    pub fn recorded(mut self) -> Self {
+        self.timeline = Some(Timeline::new(self.machines.len()));
+        self
+    }
+
+    /// Runs these requests, in order of arrival, to their ends; where memory is so tight that machines wait for each other
+    /// forever, what waits never ends. `stop` hears now and then how many have come, and may end
+    /// it with what there is.
+    pub fn run(self, arrivals: &[Arrival], stop: &dyn Fn(usize) -> bool) -> Outcome {
+        self.run_until(arrivals, &|so_far| stop(so_far.arrived))
+    }
+
+    /// The same, ended by whoever sees what has become of the requests so far.
+    pub fn run_until(mut self, arrivals: &[Arrival], stop: &dyn Fn(SoFar<'_>) -> bool) -> Outcome {
+        self.put_down(arrivals);
+        while let Some((at, what)) = self.agenda.pop() {
+            (self.now, self.events) = (at, self.events + 1);
+            let so_far = SoFar { now: at, arrived: self.arrived, traces: &self.traces };
+            if (self.events.is_multiple_of(LOOK) && stop(so_far)) || !self.happens(what) {
+                break;
+            }
+        }
+        self.outcome()
+    }
+
+    fn put_down(&mut self, arrivals: &[Arrival]) {
+        let never = Seconds(f64::INFINITY);
+        let trace = |a: &Arrival| Trace {
+            arrival: *a,
+            route: None,
+            prompt_start: never,
+            first: never,
+            answer_start: never,
+            end: never,
+            sending: Seconds(0.0),
+        };
+        self.traces = arrivals.iter().map(trace).collect();
+        if let Some(first) = arrivals.first() {
+            self.agenda.at(first.at, What::Arrive(RequestNo(0)));
+        }
+    }
+
+    /// `false` if nothing but tries will ever happen again.
+    fn happens(&mut self, what: What) -> bool {
+        let now = self.now;
+        self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
+        if self.tries > TRIES * self.traces.len() {
+            return false;
+        }
+        self.routing.at(now);
+        match what {
+            What::Arrive(request) => self.arrive(request),
+            What::Done(machine, number) => self.done(machine, number, now),
+            What::First(machine, request) => self.prompt_ended(machine, request, now),
+            What::Send(request) => self.send(request, now),
+            What::Sent(request) => self.sent(request, now),
+            What::Begin(machine) => self.begin(machine, now),
+        }
+        self.route(now);
+        true
+    }
+
+    fn outcome(self) -> Outcome {
+        let end = self.now;
+        let busy = self.busy.iter().map(|b| if end.0 > 0.0 { *b / end } else { 0.0 }).collect();
+        let Self { traces, turned_away, arrived, batches: runs, events, timeline, .. } = self;
+        Outcome { traces, busy, turned_away, arrived, runs, events, end, timeline }
+    }
+
+    fn arrive(&mut self, request: RequestNo) {
+        let next = RequestNo(request.0 + 1);
+        if let Some(trace) = self.traces.get(next.0 as usize) {
+            self.agenda.at(trace.arrival.at, What::Arrive(next));
+        }
+        self.arrived += 1;
+        self.held.push_back(request);
+    }
+
+    /// Routes what has come, in order, as far as the routing lets it.
+    fn route(&mut self, now: Seconds) {
+        while let Some(&request) = self.held.front() {
+            let (asked, machines) = (self.asked(request), &self.machines);
+            let seen = |m: MachineNo| machines[m.0 as usize].batching.seen();
+            if self.routing.holds(asked, &seen) {
+                return;
+            }
+            self.held.pop_front();
+            match self.routing.route(asked, &seen) {
+                Some(route) => self.start(request, route, now),
+                None => self.turned_away += 1,
+            }
+        }
+    }
+
+    /// A request goes its way.
+    fn start(&mut self, request: RequestNo, route: Route, now: Seconds) {
+        let asked = self.asked(request);
+        self.traces[request.0 as usize].route = Some(route);
+        let here = route.prompt == route.answer && route.split.is_none() && asked.answer > 1;
+        let answered = if here { Answered::Here } else { Answered::Elsewhere };
+        let task = match route.split {
+            Some(first) => Task { tokens: first, memory: u64::from(first), ..prompt(request, asked, answered) },
+            None => prompt(request, asked, answered),
+        };
+        self.add(route.prompt, task, now);
+        let ahead = self.machines[route.answer.0 as usize].batching.queues_ahead();
+        if route.prompt == route.answer && asked.answer > 1 && ahead {
+            self.add(route.answer, answer(request, asked), now);
+        }
+    }
+
+    fn asked(&self, request: RequestNo) -> Asked {
+        self.resumed.get(&request).copied().unwrap_or(self.traces[request.0 as usize].arrival.asked)
+    }
+
+    /// A task comes to a machine: an idle one begins, a busy one may be cut short.
+    fn add(&mut self, machine: MachineNo, task: Task, now: Seconds) {
+        let m = machine.0 as usize;
+        let cut = self.machines[m].batching.add(task);
+        if self.takes(machine, now) {
+            if self.machines[m].batching.has_room(task.memory) {
+                self.agenda.at(now, What::Begin(machine));
+            }
+        } else if cut {
+            self.cut(machine, now);
+        }
+    }
+
+    /// Whether a machine could begin a batch.
+    fn takes(&self, machine: MachineNo, now: Seconds) -> bool {
+        match &self.states[machine.0 as usize] {
+            State::Idle => true,
+            State::Runs(_) => false,
+            State::Ring(ring) => ring.takes(now, self.machines[machine.0 as usize].batching.at_once()),
+        }
+    }
+
+    /// Begins the next batch, where the machine can.
+    fn begin(&mut self, machine: MachineNo, now: Seconds) {
+        if !self.takes(machine, now) {
+            return;
+        }
+        let m = machine.0 as usize;
+        let batch = self.machines[m].batching.select();
+        if batch.is_empty() {
+            if self.machines[m].batching.seen() == Seen::default() {
+                self.routing.idle(machine);
+            }
+            return;
+        }
+        let done = self.set_off(machine, batch, now);
+        let (traces, timeline) = (&mut self.traces, &mut self.timeline);
+        self.machines[m].batching.chosen(&mut |request, part| {
+            let trace = &mut traces[request.0 as usize];
+            match (part, trace.route) {
+                (Part::Answer, _) => {
+                    trace.answer_start = now;
+                    if let Some(timeline) = timeline {
+                        timeline.begins(machine, done - trace.first);
+                    }
+                }
+                // The rest of a prompt that began elsewhere.
+                (Part::Prompt, Some(route)) if machine != route.prompt => {}
+                (Part::Prompt, _) => trace.prompt_start = now,
+            }
+        });
+    }
+
+    /// Puts down when a batch is done; when its prompts come out.
+    fn set_off(&mut self, machine: MachineNo, batch: Batch, now: Seconds) -> Seconds {
+        self.batches += 1;
+        let (m, number) = (machine.0 as usize, self.batches);
+        let cost = &self.machines[m].cost;
+        if let State::Ring(ring) = &mut self.states[m] {
+            let leaves = ring.enter(cost.as_ref(), &batch, now);
+            self.agenda.at(leaves.first, What::Begin(machine));
+            self.agenda.at(leaves.last, What::Done(machine, number));
+            return leaves.last;
+        }
+        let (step, delay, iterations) = (cost.iteration(&batch), cost.delay(&batch), batch.iterations);
+        self.states[m] = State::Runs(Run { batch, started: now, step, delay, iterations, cut: false, number });
+        self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
+        now + step + delay
+    }
+
+    /// Ends a run of iterations at the next boundary.
+    fn cut(&mut self, machine: MachineNo, now: Seconds) {
+        let State::Runs(run) = &mut self.states[machine.0 as usize] else { return };
+        if run.cut || run.batch.prompts > 0 {
+            return;
+        }
+        let done = ((now - run.started) / run.step).floor() as u32 + 1;
+        if done >= run.iterations {
+            return;
+        }
+        (run.cut, run.iterations) = (true, done);
+        self.agenda.at(run.started + run.step * f64::from(done), What::Done(machine, run.number));
+    }
+
+    fn done(&mut self, machine: MachineNo, number: u64, now: Seconds) {
+        let m = machine.0 as usize;
+        let (iterations, busy, delay) = match &mut self.states[m] {
+            State::Ring(ring) => {
+                let Some(passed) = ring.leave() else { return };
+                if let Some(timeline) = &mut self.timeline {
+                    timeline.passed(machine, &passed, now);
+                }
+                (1, passed.busy, Seconds(0.0))
+            }
+            State::Runs(run) if run.number == number => {
+                if let Some(timeline) = &mut self.timeline {
+                    timeline.ran(machine, &run.batch, run.iterations, run.started, run.step);
+                }
+                (run.iterations, now - run.started, run.delay)
+            }
+            // A run that was cut ended before the event it had put down.
+            State::Runs(_) | State::Idle => return,
+        };
+        self.busy[m] += busy;
+        let mut ended = std::mem::take(&mut self.ended);
+        ended.clear();
+        self.machines[m].batching.took(busy);
+        self.machines[m].batching.ran(iterations, &mut ended);
+        for (request, part) in ended.drain(..) {
+            match part {
+                Part::Prompt if delay > Seconds(0.0) => {
+                    self.agenda.at(now + delay, What::First(machine, request));
+                }
+                Part::Prompt => self.prompt_ended(machine, request, now),
+                Part::Answer => self.ended(machine, request, now),
+            }
+        }
+        self.ended = ended;
+        if let State::Runs(run) = &self.states[m] {
+            // One that has just opened ran nothing.
+            self.states[m] = if run.batch.is_empty() { State::of(&self.machines[m]) } else { State::Idle };
+        }
+        while let Some(request) = self.parked[m].pop_front() {
+            if !self.offer(machine, request, now) {
+                self.parked[m].push_front(request);
+                break;
+            }
+        }
+        self.begin(machine, now);
+    }
+
+    fn prompt_ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
+        let asked = self.asked(request);
+        let route = self.traces[request.0 as usize].route;
+        if route.is_none_or(|r| r.prompt != machine && (r.split.is_none() || r.answer != machine)) {
+            // It had to begin again elsewhere meanwhile.
+            return;
+        }
+        self.routing.prompt_done(machine, asked);
+        if route.is_some_and(|r| r.split.is_some() && r.prompt == machine) {
+            self.lands(request, now);
+            return self.send(request, now);
+        }
+        let first = &mut self.traces[request.0 as usize].first;
+        *first = first.min(now);
+        if asked.answer <= 1 {
+            return self.ended(machine, request, now);
+        }
+        if route.is_some_and(|r| r.answer != machine) {
+            self.lands(request, now);
+            self.send(request, now);
+        } else if !self.machines[machine.0 as usize].batching.queues_ahead() {
+            self.add(machine, answer(request, asked), now);
+        }
+    }
+
+    /// A prompt that is done here, or its first part: when the last of its KV has come to where it is wanted. What has
+    /// been computed follows while the rest computes, so that is not known before.
+    fn lands(&mut self, request: RequestNo, now: Seconds) {
+        let trace = &mut self.traces[request.0 as usize];
+        let Some(route) = trace.route else { return };
+        let prompt = Tokens(f64::from(route.sent(trace.arrival.asked)));
+        trace.sending = self.links.land(route, prompt, trace.prompt_start, now) - now;
+    }
+
+    fn ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
+        let asked = self.asked(request);
+        let m = machine.0 as usize;
+        self.traces[request.0 as usize].end = now;
+        let memory = self.machines[m].batching.release(request);
+        self.routing.freed(machine, memory);
+        if let Some(route) = self.traces[request.0 as usize].route {
+            self.routing.answer_done(route.answer, asked);
+        }
+    }
+
+    fn send(&mut self, request: RequestNo, now: Seconds) {
+        let Some(Route { answer, .. }) = self.traces[request.0 as usize].route else { return };
+        let m = answer.0 as usize;
+        if self.parked[m].is_empty() && self.offer(answer, request, now) {
+            return;
+        }
+        if self.machines[m].batching.asks_for_kv() {
+            self.parked[m].push_back(request);
+        } else {
+            self.agenda.at(now + TRY_AGAIN, What::Send(request));
+        }
+    }
+
+    /// Sends KV if there is memory for it.
+    fn offer(&mut self, to: MachineNo, request: RequestNo, now: Seconds) -> bool {
+        let memory = self.asked(request).prompt_memory();
+        let takes = self.machines[to.0 as usize].batching.reserve(request, memory);
+        if takes {
+            self.agenda.at(now + self.traces[request.0 as usize].sending, What::Sent(request));
+        }
+        takes
+    }
+
+    /// KV is where the answer is generated: the sender has room again.
+    fn sent(&mut self, request: RequestNo, now: Seconds) {
+        let asked = self.asked(request);
+        let Some(route) = self.traces[request.0 as usize].route else { return };
+        let from = route.prompt.0 as usize;
+        let memory = self.machines[from].batching.release(request);
+        self.routing.freed(route.prompt, memory);
+        let next = match route.split {
+            Some(first) => rest(request, asked, first),
+            None => answer(request, asked),
+        };
+        self.add(route.answer, next, now);
+        let batching = &self.machines[from].batching;
+        let Some(first) = batching.first_waiting() else { return };
+        if self.takes(route.prompt, now) {
+            if batching.has_room(first) {
+                self.begin(route.prompt, now);
+            }
+        } else if batching.has_places() {
+            self.cut(route.prompt, now);
+        }
+    }
+}
+
+fn prompt(request: RequestNo, asked: Asked, answered: Answered) -> Task {
+    let (tokens, memory) = (asked.prompt, asked.prompt_memory());
+    Task { request, part: Part::Prompt, service: asked.service, tokens, before: 0, memory, answered }
+}
+
+/// What of a prompt comes after its first part, whose memory was reserved with the whole prompt's.
+fn rest(request: RequestNo, asked: Asked, first: u32) -> Task {
+    let tokens = asked.prompt.saturating_sub(first);
+    Task {
+        request,
+        part: Part::Prompt,
+        service: asked.service,
+        tokens,
+        before: first,
+        memory: 0,
+        answered: Answered::Here,
+    }
+}
+
+fn answer(request: RequestNo, asked: Asked) -> Task {
+    let (tokens, memory) = (asked.answer - 1, asked.answer_memory());
+    let (part, answered) = (Part::Answer, Answered::Here);
+    Task { request, part, service: asked.service, tokens, before: 0, memory, answered }
+}
