@@ -126,7 +126,10 @@ impl Batcher {
             Event::Admitted { request, refused: Some(why) } => self.not_admitted(request, why, &mut out),
             Event::Grown { request, refused: None } => self.grown(request, &mut out),
             Event::Grown { request, refused: Some(why) } => self.not_grown(now, request, why, &mut out),
-            Event::Sampled { step, tokens } => self.step_done(now, step, tokens, &mut out),
+            Event::Sampled { step, tokens, busy } => {
+                self.pace.done(step, now, busy);
+                self.step_done(now, step, tokens, &mut out);
+            }
             Event::KvArrived { request, position, arrived } => {
                 self.kv_arrived(now, request, position, arrived, &mut out)
             }
@@ -270,7 +273,6 @@ impl Batcher {
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
         self.guessing.done(step, now, tokens.len() as u32);
-        self.pace.done(step, now);
         for Done { share, sampled } in self.steps.done(step, tokens) {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };

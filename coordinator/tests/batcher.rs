@@ -169,7 +169,7 @@ impl Ring {
                         self.guessed += 1;
                     }
                 }
-                Event::Sampled { step: step.step, tokens }
+                Event::Sampled { step: step.step, tokens, busy: None }
             }
             RingFrame::Release(r) => {
                 self.held.remove(&r);

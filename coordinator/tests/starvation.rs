@@ -115,7 +115,7 @@ impl Story {
                 // No token comes twice, so that nothing is guessed.
                 let token = Sampled { token: Token(1_000_000 + self.steps as u32), logprob: None, top: vec![] };
                 let chosen = step.entries.iter().filter(|e| e.sample).map(|e| (e.request, token.clone())).collect();
-                self.tell(Event::Sampled { step: step.step, tokens: chosen });
+                self.tell(Event::Sampled { step: step.step, tokens: chosen, busy: None });
             }
             RingFrame::Forget(_) => {}
             other => panic!("not for the leader to say: {other:?}"),

@@ -27,8 +27,10 @@ pub enum Sink {
     },
 }
 
-/// Libraries say much that is of use only to their authors: gossipsub warns of neighbours that were started again, for one.
-const LIBRARIES: &str = "warn,libp2p_kad=error,libp2p_gossipsub=error";
+/// Libraries say much that is of use only to their authors: gossipsub warns of neighbours that were started again, and quinn that
+/// a connection has ended which another connection carried, or that a token comes from a process that was here before.
+const LIBRARIES: &str =
+    "warn,libp2p_kad=error,libp2p_gossipsub=error,quinn::endpoint=off,quinn_proto::bloom_token_log=error";
 
 /// Starts logging by `filter` in `format` (`text` or `json`).
 ///

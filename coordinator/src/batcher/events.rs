@@ -1,6 +1,7 @@
 //! What a batcher hears, and what it does.
 
 use super::{NewSequence, guesses::Wanted};
+use std::time::Duration;
 use tsnode_protocol::{
     RequestId, Sampled, Seconds, Token,
     kv::Delivery,
@@ -52,6 +53,8 @@ pub enum Event {
         step: u64,
         /// The tokens chosen.
         tokens: Vec<(RequestId, Sampled)>,
+        /// How long the leader's compute thread has had a processor, since it began; nothing where a processor does not compute.
+        busy: Option<Duration>,
     },
     /// From the ring: a stage has its KV, or gave up.
     KvArrived {

@@ -3,6 +3,7 @@
 
 use crate::Time;
 use std::collections::VecDeque;
+use std::time::Duration;
 use tsnode_protocol::{Quickest, Seconds, StepSize, TimedStep, ring::StepEntry};
 
 /// Weight of a new step: about the last ten count.
@@ -14,10 +15,25 @@ const ENOUGH: usize = 32;
 /// Fewer tokens of a prompt say more of what every step costs than of prompts.
 const PROMPT: u32 = 16;
 
+/// A step that has set off.
+#[derive(Clone, Copy, Debug)]
+struct Started {
+    step: u64,
+    size: StepSize,
+    at: Time,
+    /// What the compute thread had been busy for by then, as far as was known.
+    busy: Option<Duration>,
+}
+
 /// Times of steps, from setting off to their tokens.
+///
+/// Two of them: answers wait for all of it, and that is a group's pace. What its speed is judged by is the part in which a
+/// processor computed: neighbours that take the processors make the first long, and the second not.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    on_the_way: VecDeque<(u64, StepSize, Time)>,
+    on_the_way: VecDeque<Started>,
+    /// As last heard.
+    busy: Option<Duration>,
     /// Of the last steps (s).
     mean: Option<f64>,
     /// The last ones with tokens of prompts.
@@ -29,20 +45,24 @@ pub(super) struct Pace {
 impl Pace {
     /// A step sets off.
     pub fn sets_off(&mut self, step: u64, size: StepSize, now: Time) {
-        self.on_the_way.push_back((step, size, now));
+        self.on_the_way.push_back(Started { step, size, at: now, busy: self.busy });
     }
 
-    /// A step has come round; those before it have too, or are lost.
-    pub fn done(&mut self, step: u64, now: Time) {
-        while let Some((number, size, at)) = self.on_the_way.front().copied().filter(|(number, ..)| *number <= step) {
+    /// A step has come round, `busy` being what the compute thread has computed for since it began; those before it have come
+    /// round too, or are lost.
+    pub fn done(&mut self, step: u64, now: Time, busy: Option<Duration>) {
+        while let Some(started) = self.on_the_way.front().copied().filter(|s| s.step <= step) {
             self.on_the_way.pop_front();
-            if number == step {
-                self.took(size, now.saturating_sub(at).as_secs_f64());
+            if started.step == step {
+                let took = now.saturating_sub(started.at);
+                let computed = busy.zip(started.busy).map_or(took, |(now, then)| now.saturating_sub(then).min(took));
+                self.took(started.size, took.as_secs_f64(), computed.as_secs_f64());
             }
         }
+        self.busy = busy;
     }
 
-    fn took(&mut self, size: StepSize, took: f64) {
+    fn took(&mut self, size: StepSize, took: f64, computed: f64) {
         let mean = self.mean.get_or_insert(took);
         *mean += NEW * (took - *mean);
         let last = match size {
@@ -53,7 +73,7 @@ impl Pace {
         if last.len() == STEPS {
             last.pop_front();
         }
-        last.push_back(TimedStep { took: Seconds(took), size });
+        last.push_back(TimedStep { took: Seconds(computed), size });
     }
 
     /// What was on its way is lost.
@@ -116,15 +136,15 @@ mod tests {
         // Two on their way at once; the first of them is lost with its ring.
         pace.sets_off(0, ANSWER, ms(0));
         pace.sets_off(1, ANSWER, ms(10));
-        pace.done(1, ms(110));
+        pace.done(1, ms(110), None);
         assert_eq!(seconds(&pace), Some(100));
         pace.sets_off(2, ANSWER, ms(200));
         pace.lose_steps();
-        pace.done(2, ms(900));
+        pace.done(2, ms(900), None);
         assert_eq!(seconds(&pace), Some(100));
         for step in 3..60 {
             pace.sets_off(step, ANSWER, ms(1000 * step));
-            pace.done(step, ms(1000 * step + 20));
+            pace.done(step, ms(1000 * step + 20), None);
         }
         assert_eq!(seconds(&pace), Some(20));
     }
@@ -133,8 +153,24 @@ mod tests {
     fn took(pace: &mut Pace, size: StepSize, times: &[u64]) {
         for (step, took) in (0..).zip(times) {
             pace.sets_off(step, size, ms(0));
-            pace.done(step, ms(*took));
+            pace.done(step, ms(*took), None);
         }
+    }
+
+    /// Neighbours take the processor for nine tenths of every step: clients wait, and the group is none the slower for it.
+    #[test]
+    fn a_step_is_judged_by_what_was_computed_in_it() {
+        let mut pace = Pace::default();
+        for step in 0..64 {
+            pace.sets_off(step, ANSWER, ms(1000 * step));
+            pace.done(step, ms(1000 * step + 100), Some(ms(10 * (step + 1))));
+        }
+        assert_eq!(pace.mean(), Some(Seconds(0.1)));
+        assert_eq!(pace.quickest().answers.unwrap().took, Seconds(0.01));
+        // A thread cannot have computed for longer than a step took: it is no excuse for being slow to add to.
+        pace.sets_off(64, ANSWER, ms(70_000));
+        pace.done(64, ms(70_005), Some(ms(900_000)));
+        assert_eq!(pace.quickest().answers.unwrap().took, Seconds(0.005));
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use crate::faults::Faults;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -32,6 +35,21 @@ pub struct ComputeError;
 #[derive(Clone)]
 pub struct Compute {
     jobs: mpsc::Sender<Job>,
+    busy: Option<Busy>,
+}
+
+/// How long the thread has had a processor for its jobs (ns): what others on this host take of the processors is not in it.
+#[derive(Clone, Debug, Default)]
+struct Busy(Arc<AtomicU64>);
+
+impl Busy {
+    /// A job is done; this thread tells of itself.
+    fn tell(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        // Neither is below zero for a thread's own time.
+        let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+        self.0.store(now, Ordering::Relaxed);
+    }
 }
 
 impl Compute {
@@ -41,8 +59,15 @@ impl Compute {
     /// When the system gives no thread.
     pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
+        // A GPU computes while its thread waits.
+        let busy = (!engine.is_on_card()).then(Busy::default);
         std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults))?;
-        Ok(Self { jobs })
+        Ok(Self { jobs, busy })
+    }
+
+    /// How long the thread has had a processor since it began, by its last job; nothing where a GPU computes.
+    pub fn busy(&self) -> Option<Duration> {
+        self.busy.as_ref().map(|busy| Duration::from_nanos(busy.0.load(Ordering::Relaxed)))
     }
 
     /// Runs `job` on the engine and waits for its result.
@@ -54,9 +79,15 @@ impl Compute {
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
         let (answer, result) = oneshot::channel();
+        let busy = self.busy.clone();
         let job: Job = Box::new(move |engine| {
+            let result = job(engine);
+            // Before the answer, which is what somebody waits for who then asks for this.
+            if let Some(busy) = busy {
+                busy.tell();
+            }
             // Whoever asked may have gone; then nobody wants the result.
-            let _ = answer.send(job(engine));
+            let _ = answer.send(result);
         });
         self.jobs.send(job).await.map_err(|_| ComputeError)?;
         result.await.map_err(|_| ComputeError)
@@ -111,5 +142,33 @@ fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch:
         if catch_unwind(AssertUnwindSafe(|| job(&mut engine))).is_err() {
             tracing::error!("a compute job panicked; what waited for it fails");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // An engine that cannot be had fails the test.
+    use super::*;
+    use tsnode_kernels::engine::{EngineConfig, Threads};
+    use tsnode_protocol::KvDtype;
+
+    #[tokio::test]
+    async fn who_waits_is_not_busy_and_who_computes_is() {
+        let config = EngineConfig { threads: Threads::together(1), pool_bytes: 0, kv_dtype: KvDtype::F16 };
+        let compute = Compute::start(Engine::new(config).unwrap(), None).unwrap();
+        let long = Duration::from_millis(200);
+        compute.call(move |_| std::thread::sleep(long)).await.unwrap();
+        let waited = compute.busy().unwrap();
+        assert!(waited < long / 2, "{waited:?}");
+        let own = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+        };
+        let spun = move |_: &mut Engine| {
+            let until = own() + long;
+            while own() < until {}
+        };
+        compute.call(spun).await.unwrap();
+        assert!(compute.busy().unwrap() >= long, "{:?}", compute.busy());
     }
 }

@@ -6,6 +6,7 @@
 use super::{
     checks::Checks,
     client::LeaderRequest,
+    compute::Compute,
     guesser::{DraftModel, Guesser, GuesserGone, Order},
     member::{RingStream, open_onward},
     stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
@@ -233,7 +234,7 @@ impl Leader {
             let events: Heard = tokio::select! {
                 biased;
                 frame = ring.back.recv() => match frame {
-                    Some(frame) => [from_ring(frame), None],
+                    Some(frame) => [from_ring(frame, &self.context.compute), None],
                     None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
                 why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
@@ -499,11 +500,11 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     })
 }
 
-fn from_ring(frame: RingFrame) -> Option<Event> {
+fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
     Some(match frame {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
         RingFrame::Grown { request, refused } => Event::Grown { request, refused },
-        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens },
+        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: compute.busy() },
         RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
         // What a leader says is not for a leader to hear.
