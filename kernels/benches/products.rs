@@ -3,7 +3,7 @@
 //!
 //! One row is a step of one sequence and is bound by reading weights; many rows are a prompt and are bound by
 //! multiplying. Each line is the best of several runs in turns.
-#![allow(clippy::unwrap_used)] // A benchmark that cannot start ends.
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot start ends")]
 
 use half::f16;
 use std::hint::black_box;

@@ -1,6 +1,6 @@
 //! A model's steps without a host around them, for profiles: `cargo bench -p tsnode-kernels --bench steps -- model.gguf
 //! [batch context new]…`.
-#![allow(clippy::unwrap_used)] // A benchmark that cannot start ends.
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot start ends")]
 
 use std::{path::Path, time::Duration};
 use tsnode_kernels::{

@@ -90,7 +90,7 @@ pub fn free_memory() -> u64 {
 /// NVIDIA GPUs by the driver's own count.
 fn gpus() -> Result<Vec<GpuInfo>, String> {
     // SAFETY: only looks whether the driver's library can be opened.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "the lines above say why it is sound")]
     let present = unsafe { cudarc::driver::sys::is_culib_present() };
     if !present {
         return Err("no NVIDIA driver found (libcuda.so)".into());
@@ -109,7 +109,7 @@ fn ask_driver() -> Result<Vec<GpuInfo>, String> {
         let device = result::device::get(ordinal).map_err(failed)?;
         let name = result::device::get_name(device).map_err(failed)?;
         // SAFETY: `device` is a handle the driver gave a line above.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let memory = unsafe { result::device::total_mem(device) }.map_err(failed)?;
         found.push(GpuInfo { ordinal: ordinal as u16, name, memory_bytes: memory as u64 });
     }

@@ -60,7 +60,7 @@ impl Arena {
 /// before, tens of megabytes.
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "each block says why it is sound")]
     {
         unsafe extern "C" {
             fn malloc_trim(kept: usize) -> std::ffi::c_int;
@@ -101,10 +101,10 @@ enum Given {
     },
 }
 
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "the line below says why it is sound")]
 // SAFETY: a piece's bytes are reached through `Memory` alone, and no two of these share any; nothing else changes.
 unsafe impl Send for Piece {}
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "the line below says why it is sound")]
 // SAFETY: as above.
 unsafe impl Sync for Piece {}
 
@@ -127,7 +127,7 @@ impl Piece {
 impl Deref for Memory {
     type Target = [u8];
 
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "each block says why it is sound")]
     fn deref(&self) -> &[u8] {
         // SAFETY: inside the piece, which lives as long as this does; nobody else has these bytes.
         unsafe { std::slice::from_raw_parts(self.piece.start.add(self.from), self.len) }
@@ -135,7 +135,7 @@ impl Deref for Memory {
 }
 
 impl DerefMut for Memory {
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "each block says why it is sound")]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and this is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.piece.start.add(self.from), self.len) }

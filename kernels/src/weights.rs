@@ -174,7 +174,7 @@ impl Storage {
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with
         // SIGBUS, as with any program that maps its data; weights are not files people edit.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)) })
     }
@@ -322,7 +322,7 @@ impl Tensor {
         #[cfg(unix)]
         if let Held::Map(map) = &self.entry.storage.held {
             // SAFETY: the map is of a file, shared and read only: pages dropped are read from the file again.
-            #[allow(unsafe_code)]
+            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
             let told = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.range.start, self.range.len())
             };

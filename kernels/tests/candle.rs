@@ -4,7 +4,7 @@
 //!
 //! Tolerances are of the sum of |x · w|, each about four times the largest difference seen. Rounding the rows itself
 //! moves products by up to 2e-3 or, in blocks of 256, 4e-3 of it: one that rounds otherwise, or not at all, is noticed.
-#![allow(clippy::unwrap_used)] // A fixture that cannot be read fails.
+#![expect(clippy::unwrap_used, reason = "a fixture that cannot be read fails")]
 
 use safetensors::SafeTensors;
 use tsnode_kernels::cpu::{Cpu, Simd};

@@ -1,5 +1,5 @@
 //! Tensor parallelism: stages that several ranks hold together give the bits of one rank.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 mod gguf_writer;
 

@@ -1,5 +1,5 @@
 //! What settling leaves in pages is what sending would have left: the same bits, whatever the tiles.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use proptest::prelude::*;
 use tsnode_kernels::{

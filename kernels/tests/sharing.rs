@@ -1,5 +1,5 @@
 //! Sequences that begin alike share pages: the bits are those of sequences that share nothing, and no page is lost.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use proptest::prelude::*;
 use tsnode_kernels::{

@@ -1,5 +1,5 @@
 //! Two models on one pool: pages go from one to the other as they are needed, and neither's tokens know of it.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::path::Path;
 use tsnode_kernels::{

@@ -3,7 +3,7 @@
 #![no_main]
 
 #[path = "../../tests/fuzzing/mod.rs"]
-#[allow(dead_code)] // Each target uses a part.
+#[allow(dead_code, reason = "each target uses a part")]
 mod fuzzing;
 #[path = "../../tests/gguf_writer/mod.rs"]
 mod gguf_writer;

@@ -172,7 +172,7 @@ impl Packed {
         let parts = Cut::new(&mut bytes, panel.max(1));
         team.share(parts.len(), |i| {
             // SAFETY: each part is handed out once.
-            #[allow(unsafe_code)]
+            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
             pack_panel(layout, blocks, i * WIDE, unsafe { parts.part(i) });
         });
         Self { kind, layout, rows: blocks.rows(), cols: blocks.cols(), bytes }

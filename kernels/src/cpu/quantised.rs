@@ -63,7 +63,7 @@ pub(super) fn put(w: &Packed, panel: usize, first: usize, sums: &[Wide], out: &O
     let width = WIDE.min(w.rows - panel * WIDE);
     for (row, sums) in (first..).zip(sums) {
         // SAFETY: every part of a product has panels of its own.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             out.put(row, panel * WIDE, &sums[..width]);
         }

@@ -66,7 +66,7 @@ impl Rounded {
         let (sums, shifts) = (Cut::new(&mut self.sums, each * parts), Cut::new(&mut self.shifts, each * parts));
         let round = |i: usize| {
             // SAFETY: each part is handed out once.
-            #[allow(unsafe_code)]
+            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
             let filled = unsafe {
                 Filled { bytes: bytes.part(i), scales: scales.part(i), sums: sums.part(i), shifts: shifts.part(i) }
             };

@@ -2,7 +2,10 @@
 //!
 //! A step of a small model is hundreds of products of some microseconds each, so handing work out must cost less than
 //! that. Members look for new work for a moment before they sleep; a team that is idle costs nothing.
-#![allow(unsafe_code)] // Work is borrowed from the caller's stack; the reason it is sound stands where it is used.
+#![expect(
+    unsafe_code,
+    reason = "work is borrowed from the caller's stack; the reason it is sound stands where it is used"
+)]
 
 use super::dense::Cut;
 use std::any::Any;

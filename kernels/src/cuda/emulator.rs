@@ -39,14 +39,14 @@ impl Emulator {
         let library = folder.path().join("emulator.so");
         compile(&here, &library)?;
         // SAFETY: the library is ours; what it does when loaded is to list its kernels.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let library = unsafe { libloading::Library::new(&library) }.map_err(|e| e.to_string())?;
         Ok(Self { library, turn: Mutex::new(()) })
     }
 
     fn symbol<T>(&self, name: &[u8]) -> libloading::Symbol<'_, T> {
         // SAFETY: types are those that emulator.cpp declares.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe { self.library.get(name) }.unwrap()
     }
 
@@ -89,14 +89,14 @@ impl Machine for Emulator {
 
     fn take(&self, bytes: usize) -> Result<u64, CardError> {
         // SAFETY: it takes a size and answers with memory or nothing.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let at = unsafe { self.symbol::<Take>(b"tsnode_alloc")(bytes) };
         if at.is_null() { Err(CardError::Memory { wanted: bytes }) } else { Ok(at as u64) }
     }
 
     fn give(&self, at: u64, bytes: usize) {
         // SAFETY: memory of this size, taken there.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             self.symbol::<Give>(b"tsnode_free")(at as *mut c_void, bytes);
         }
@@ -104,7 +104,7 @@ impl Machine for Emulator {
 
     fn upload(&self, _: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
         // SAFETY: callers copy inside memory they took.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len());
         }
@@ -113,7 +113,7 @@ impl Machine for Emulator {
 
     fn download(&self, _: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
         // SAFETY: as above.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             std::ptr::copy_nonoverlapping(from as *const u8, out.as_mut_ptr(), out.len());
         }
@@ -122,7 +122,7 @@ impl Machine for Emulator {
 
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
         // SAFETY: as above.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             std::ptr::copy(from as *const u8, to as *mut u8, bytes);
         }
@@ -136,7 +136,7 @@ impl Machine for Emulator {
         let mut places: Vec<*mut c_void> = slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
         let name = CString::new(kernel).unwrap();
         // SAFETY: arguments are those of the kernel; one that is wrong ends the test, which is what it is for.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let known = unsafe {
             let run = self.symbol::<Run>(b"tsnode_launch");
             run(name.as_ptr(), grid.as_ptr(), [threads, 1, 1].as_ptr(), shared, places.as_mut_ptr())
@@ -153,7 +153,7 @@ impl Machine for Emulator {
         }
         let numbers = |at: u64, count: usize| -> Vec<f32> {
             // SAFETY: callers multiply inside memory they took.
-            #[allow(unsafe_code)]
+            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
             let halves = unsafe { std::slice::from_raw_parts(at as *const half::f16, count) };
             halves.iter().map(|x| x.to_f32()).collect()
         };
@@ -162,7 +162,7 @@ impl Machine for Emulator {
             for (output, w) in w.chunks_exact(cols).enumerate() {
                 let sum: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
                 // SAFETY: as above.
-                #[allow(unsafe_code)]
+                #[expect(unsafe_code, reason = "the lines above say why it is sound")]
                 unsafe {
                     (out as *mut f32).add(row * stride + output).write(sum);
                 }

@@ -56,7 +56,7 @@ fn version(driver: &Path) -> Option<i32> {
     let mut out = 0;
     // SAFETY: NVIDIA's library, which was opened once before; the function is of the type in its header `cuda.h`, and may be
     // called before the driver was started.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "the lines above say why it is sound")]
     let answered = unsafe {
         let library = libloading::Library::new(driver).ok()?;
         let ask = library.get::<Version>(b"cuDriverGetVersion").ok()?;
@@ -92,7 +92,7 @@ fn opens(path: &Path) -> bool {
     {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
         // SAFETY: NVIDIA's libraries do nothing when they are loaded but set themselves up.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let opened = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
         opened.map(std::mem::forget).is_ok()
     }

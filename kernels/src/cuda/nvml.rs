@@ -53,7 +53,7 @@ const MEMORY: c_uint = 2;
 pub(super) fn facts(bus: &CStr) -> CardFacts {
     let Some(path) = &Libraries::find().nvml.found else { return CardFacts::default() };
     // SAFETY: NVIDIA's library, which was opened once before; functions are of the types in its header `nvml.h`.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "the lines above say why it is sound")]
     unsafe {
         Library::new(path).ok().and_then(|library| ask(&library, bus)).unwrap_or_default()
     }
@@ -61,7 +61,7 @@ pub(super) fn facts(bus: &CStr) -> CardFacts {
 
 /// # Safety
 /// The library must be NVIDIA's.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each block says why it is sound")]
 unsafe fn ask(library: &Library, bus: &CStr) -> Option<CardFacts> {
     // SAFETY: the caller's word; what is written to is ours and as large as the header says.
     unsafe {
@@ -108,7 +108,7 @@ fn link(number: &impl Fn(&[u8]) -> Option<u32>, generation: &[u8], lanes: &[u8])
 
 /// # Safety
 /// The library must be NVIDIA's.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each block says why it is sound")]
 unsafe fn version(library: &Library) -> Option<String> {
     let mut text = [0u8; 80];
     // SAFETY: the caller's word; the text ends inside what there is room for.

@@ -130,7 +130,7 @@ impl Ops {
     }
 
     /// `x += delta`, if there is one; `out` is the RMS norm of `x` times `weight`.
-    #[allow(clippy::too_many_arguments)] // Rows in and out, and a norm.
+    #[expect(clippy::too_many_arguments, reason = "rows in and out, and a norm")]
     pub fn norm(
         &self,
         x: u64,

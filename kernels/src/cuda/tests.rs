@@ -1,6 +1,6 @@
 //! What computes on cards against what computes on the processor: on the card `TSNODE_TEST_CARD`, where that is set, and in
 //! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 mod attention;
 mod choosing;

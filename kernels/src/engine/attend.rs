@@ -102,7 +102,7 @@ impl<'a> Run<'a> {
 }
 
 /// The memory of some runs, for runs of others' sequences.
-#[allow(clippy::unnecessary_filter_map)] // A filter would leave what they borrow as it is.
+#[expect(clippy::unnecessary_filter_map, reason = "a filter would leave what they borrow as it is")]
 pub(super) fn emptied<'b>(runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
     // Collecting what is made of a vector's items, one for one or fewer, keeps its memory; that it does is tested.
     runs.into_iter().filter_map(|_| None).collect()
@@ -151,7 +151,7 @@ impl<'a> Attend<'a> {
                 mixed.resize(part, 0.0);
                 mix(cpu, run.kv, pool, at, q, look, mixed);
                 // SAFETY: every row and head is in one run, and each run is handed out once for each head.
-                #[allow(unsafe_code)]
+                #[expect(unsafe_code, reason = "the lines above say why it is sound")]
                 unsafe {
                     out.put(run.row, head * part, mixed);
                 }
@@ -170,7 +170,7 @@ impl<'a> Attend<'a> {
             for (row, position) in (row..row + len).zip(start..) {
                 // SAFETY: every row and head is in one run, and each run is handed out once for each head; rows of a
                 // sequence have positions of their own, and sequences pages of their own where they write.
-                #[allow(unsafe_code)]
+                #[expect(unsafe_code, reason = "the lines above say why it is sound")]
                 unsafe {
                     let key = k.some(row, head * dim..(head + 1) * dim);
                     if let Some(turn) = turn {

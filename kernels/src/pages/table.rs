@@ -179,7 +179,7 @@ impl SequenceKv {
     ///
     /// # Safety
     /// Nobody else writes or reads this head's channels of the token meanwhile; `memory` is the pool's.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "each block says why it is sound")]
     pub(crate) unsafe fn write_beside(
         &self,
         memory: &Cut<'_, u8>,

@@ -1,5 +1,5 @@
 //! Counts memory, for tests of what files may ask for, and of what steps take.
-#![allow(dead_code)] // Some ask how much, some how often.
+#![allow(dead_code, reason = "some ask how much, some how often")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 static TIMES: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call goes to the system's allocator as it came; only numbers are counted beside it.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "the line below says why it is sound")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();

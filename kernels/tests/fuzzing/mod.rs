@@ -2,7 +2,7 @@
 //! [`engine`] does what they say to an engine, as a ring and KV streams would. `kernels/fuzz` runs all for as long as one
 //! likes, `tests/fuzzed.rs` some thousand times.
 
-#![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
+#![expect(clippy::unwrap_used, reason = "a fuzz target says what is wrong by failing")]
 
 pub mod orders;
 pub mod tiny;

@@ -1,5 +1,5 @@
 //! Writes GGUF files for tests, and models of Hugging Face folders as llama.cpp's converter does.
-#![allow(dead_code)] // Not every test writes everything.
+#![allow(dead_code, reason = "not every test writes everything")]
 
 pub mod large;
 pub mod made;

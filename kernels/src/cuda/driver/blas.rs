@@ -1,5 +1,5 @@
 //! Products of many rows by cuBLASLt, where it is found.
-#![allow(unsafe_code)] // Handles are cuBLASLt's own and live as long as this; addresses are the caller's.
+#![expect(unsafe_code, reason = "handles are cuBLASLt's own and live as long as this; addresses are the caller's")]
 
 use super::{CardError, Product, failed};
 use cudarc::{

@@ -1,6 +1,6 @@
 //! A card's kernels: modules by file, loaded the first time, and functions by name. A file may be there twice, as PTX and as
 //! machine code for the card; launches run whichever it is turned to.
-#![allow(unsafe_code)] // See the head of `driver.rs`: modules are the driver's own, given back once.
+#![expect(unsafe_code, reason = "see the head of `driver.rs`: modules are the driver's own, given back once")]
 
 use super::{CardError, failed};
 use crate::cuda::jit::{Image, Kernels, sources};

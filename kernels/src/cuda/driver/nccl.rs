@@ -7,7 +7,7 @@
 //! SAFETY of all calls: functions are of the types in NCCL's header `nccl.h`; communicators are those that it gave, and are
 //! used until they are given back or aborted once; seats are of cards that live longer than this, and addresses of memory that
 //! callers hold while work on it is under way.
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
 
 use super::failed;
 use crate::cuda::{

@@ -2,7 +2,7 @@
 //!
 //! Events and copies are the driver's own across contexts: a stream waits for what an event of any context was recorded for
 //! when it was asked to, and peer copies go straight from card to card where that can be, and by way of the host elsewhere.
-#![allow(unsafe_code)] // SAFETY: as in driver.rs; handles of others are of cards that outlive the work (`cards.rs`).
+#![expect(unsafe_code, reason = "as in driver.rs; handles of others are of cards that outlive the work (`cards.rs`)")]
 
 use super::{CardError, DriverCard, Peer, Rectangle, failed};
 use crate::cuda::machine::Machine;

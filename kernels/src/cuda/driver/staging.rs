@@ -1,5 +1,5 @@
 //! Memory of the host that a card copies from and to by itself: pinned, taken once.
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
 
 use super::{CardError, failed, nccl::memory_or_group};
 use cudarc::driver::result;

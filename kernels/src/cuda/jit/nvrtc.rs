@@ -67,7 +67,7 @@ impl Nvrtc {
         libraries::open_beside(path, "libnvrtc-builtins.so");
         // SAFETY: NVIDIA's library does nothing when it is loaded but set itself up; functions are of the types in its
         // header `nvrtc.h`, and stay where they are since the library is never closed.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             let library = Library::new(path).map_err(unusable)?;
             let functions = Self {
@@ -94,7 +94,7 @@ impl Nvrtc {
         let (texts, names) = (Texts::new(&texts)?, Texts::new(&names)?);
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: texts end with a zero, and are read before the call returns; as many headers as it is told.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let answer = unsafe {
             let (headers, names) = (texts.at(), names.at());
             (self.create)(&mut program, text.as_ptr(), name.as_ptr(), HEADERS.len() as c_int, headers, names)
@@ -108,7 +108,7 @@ impl Compiler for Nvrtc {
     fn version(&self) -> Result<(i32, i32), NotCompiled> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two places for a number each.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         answered("telling its version", unsafe { (self.version)(&mut major, &mut minor) })?;
         Ok((major, minor))
     }
@@ -116,14 +116,14 @@ impl Compiler for Nvrtc {
     fn knows(&self, sm: u32) -> Result<bool, NotCompiled> {
         let mut count = 0;
         // SAFETY: a place for a number.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         answered("counting architectures", unsafe { (self.architectures_count)(&mut count) })?;
         let mut known = vec![0; count.clamp(0, 1024) as usize];
         if known.len() != count as usize {
             return Ok(false);
         }
         // SAFETY: as many places as it said that there are architectures.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         answered("listing architectures", unsafe { (self.architectures)(known.as_mut_ptr()) })?;
         Ok(known.contains(&(sm as c_int)))
     }
@@ -134,7 +134,7 @@ impl Compiler for Nvrtc {
         let options = [OPTIONS.as_slice(), &[architecture.as_str()]].concat();
         let options = Texts::new(&options)?;
         // SAFETY: a program that was just created; options end with a zero, and there are as many as it is told.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let answer = unsafe { (self.compile)(program.program, options.count(), options.at()) };
         if answer == WRONG_SOURCE {
             return Err(NotCompiled::Source { file: format!("{}.cu", file.name), log: program.log()? });
@@ -165,11 +165,11 @@ impl Source<'_> {
     fn bytes(&self, size: Size, copy: Text) -> Result<Vec<u8>, NotCompiled> {
         let mut len = 0;
         // SAFETY: the program is kept until this is dropped; a place for a number.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         answered("telling a size", unsafe { size(self.program, &mut len) })?;
         let mut out = vec![0u8; len];
         // SAFETY: as above; room for as many bytes as it said.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         answered("handing over", unsafe { copy(self.program, out.as_mut_ptr().cast()) })?;
         Ok(out)
     }
@@ -178,7 +178,7 @@ impl Source<'_> {
 impl Drop for Source<'_> {
     fn drop(&mut self) {
         // SAFETY: created in `program`, destroyed once.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             (self.nvrtc.destroy)(&mut self.program);
         }

@@ -46,7 +46,7 @@ impl StandIn {
         }
         let path = Libraries::find().nccl.found.as_ref()?;
         // SAFETY: it was opened before; what is looked for has the types that `emulator/nccl.cpp` declares.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let library = unsafe {
             let library = Library::new(path).unwrap();
             library.get::<Is>(b"tsnode_nccl_is").is_ok().then_some(library)
@@ -60,7 +60,7 @@ impl StandIn {
     fn is(&self, like: &str) {
         let like = CString::new(like).unwrap();
         // SAFETY: as above.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             self.library.get::<Is>(b"tsnode_nccl_is").unwrap()(like.as_ptr());
         }
@@ -68,7 +68,7 @@ impl StandIn {
 
     fn exchanges(&self) -> c_ulong {
         // SAFETY: as above.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             self.library.get::<Exchanges>(b"tsnode_nccl_exchanges").unwrap()()
         }
@@ -78,7 +78,7 @@ impl StandIn {
 impl Drop for StandIn {
     fn drop(&mut self) {
         // SAFETY: as above.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             self.library.get::<Is>(b"tsnode_nccl_is").unwrap()(std::ptr::null());
         }

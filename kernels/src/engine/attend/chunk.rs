@@ -67,7 +67,7 @@ fn widen(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, tokens: Range<u
 }
 
 /// Attention of some rows; `from` is the first token that was widened.
-#[allow(clippy::too_many_arguments)] // A chunk's, and which of its rows.
+#[expect(clippy::too_many_arguments, reason = "a chunk's, and which of its rows")]
 fn tile(
     cpu: &Cpu,
     dim: usize,
@@ -112,7 +112,7 @@ fn tile(
     mix(cpu, dim, tile.clone(), rows.group, seen, start, stride, s);
     for (row, mixed) in tile.zip(s.mixed.chunks_exact(part)) {
         // SAFETY: each run of rows is handed out once for each head.
-        #[allow(unsafe_code)]
+        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
             rows.out.put(rows.first + row, at.head * part, mixed);
         }
@@ -120,7 +120,7 @@ fn tile(
 }
 
 /// Mixes values in token order: those that all rows see together, what only some see before and after row by row.
-#[allow(clippy::too_many_arguments)] // As `tile`.
+#[expect(clippy::too_many_arguments, reason = "as `tile`")]
 fn mix(
     cpu: &Cpu,
     dim: usize,
