@@ -6,6 +6,7 @@
 mod events;
 mod judging;
 mod kept;
+mod mute;
 mod observed;
 mod patience;
 mod queues;
@@ -39,7 +40,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, KvCodec, Load, ModelId, Phase, Plan, RequestId, Sampled, Seconds, Traffic,
+    Group, GroupId, KvCodec, Load, ModelId, PeerId, Phase, Plan, RequestId, Sampled, Seconds, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
@@ -58,6 +59,8 @@ pub struct Gateway {
     kept: Kept,
     speeds: Speeds,
     patience: Patience,
+    /// Who gives no sign of life now.
+    mute: BTreeSet<PeerId>,
     traffic: traffic::Watch,
 }
 
@@ -69,7 +72,8 @@ impl Gateway {
         let (queues, observed, kept) = (Queues::default(), Observed::default(), Kept::default());
         let (speeds, patience) = (Speeds::default(), Patience::default());
         let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
-        Self { config, view, requests, router, queues, observed, kept, speeds, patience, traffic }
+        let mute = BTreeSet::new();
+        Self { config, view, requests, router, queues, observed, kept, speeds, patience, mute, traffic }
     }
 
     /// Requests that have not ended.
@@ -102,6 +106,7 @@ impl Gateway {
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
                 self.kept.retain(|id| self.view.group(*id).is_some_and(|group| self.view.is_whole(group)));
                 self.leave_the_dead(now, &mut out);
+                self.leave_the_mute(now, &mut out);
                 self.house_the_homeless(now, &mut out);
             }
             Event::Submit { request, model, prompt, generation, begun, overrule, codec } => {
@@ -118,6 +123,11 @@ impl Gateway {
             Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
             Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
             Event::PrefillLost { request, reason } => self.prefill_lost(now, request, reason, &mut out),
+            Event::Mute { peers } => {
+                self.mute = peers;
+                self.leave_the_mute(now, &mut out);
+                self.house_the_homeless(now, &mut out);
+            }
             Event::Deadline => self.expire(now, &mut out),
         }
         let after = self.shares(touched);
@@ -161,8 +171,10 @@ impl Gateway {
         };
         let verdict = judging.verdict(r, prefill, decode, &up);
         let barred = self.view.is_barred(prefill, decode);
+        let mute = mute::any(&self.mute, &prefill.stages);
         let split = prefill.id != decode.id
             && !barred
+            && !mute
             && match (r.overrule, self.config.split, &verdict) {
                 (Some(overrule), ..) => overrule != Overrule::InPlace,
                 (None, SplitChoice::Always, _) => true,
@@ -171,6 +183,7 @@ impl Gateway {
             };
         r.reason = match &verdict {
             _ if barred => "KV between these two was found wrong".to_owned(),
+            _ if mute && prefill.id != decode.id => "who prefills gives no sign of life".to_owned(),
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
             _ => "one group does both".to_owned(),
         };
@@ -202,13 +215,17 @@ impl Gateway {
         out.push(Action::OpenDecode { request, leader: decode_leader, open });
     }
 
-    /// What groups have to do. One that hangs is none where another is up.
+    /// What groups have to do. One that hangs is none where another is up, and one with a peer that is mute none where another is
+    /// that does the same.
     fn live_queues(&self, now: Time) -> BTreeMap<GroupId, Load> {
         let own = queues::parts(self.requests.values());
         let model = |id: &GroupId| self.view.plan.as_ref().and_then(|plan| Some(plan.group(*id)?.model));
         let works = |id: &GroupId| !self.patience.is_out(now, *id);
         let working: BTreeSet<ModelId> = self.view.up.keys().filter(|id| works(id)).filter_map(model).collect();
-        let counts = |id: &GroupId| works(id) || model(id).is_none_or(|model| !working.contains(&model));
+        let speaking = self.speaking();
+        let speaks = |id: &GroupId| speaking.contains(id) || !self.has_twin(*id, &speaking);
+        let counts =
+            |id: &GroupId| speaks(id) && (works(id) || model(id).is_none_or(|model| !working.contains(&model)));
         let current =
             |(id, said): (&GroupId, &Load)| (*id, self.queues.now(*id, said, own.get(id).copied().unwrap_or_default()));
         self.view.up.iter().filter(|(id, _)| counts(id)).map(current).collect()
@@ -303,7 +320,8 @@ impl Gateway {
             return;
         }
         // They may have gone while the decode side looked for pages.
-        let gone = !r.prefillers.iter().all(|stage| self.view.adverts.contains_key(&stage.peer));
+        let gone = mute::any(&self.mute, &r.prefillers)
+            || !r.prefillers.iter().all(|stage| self.view.adverts.contains_key(&stage.peer));
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let Some(decode_group) = decode_group.filter(|_| !gone) else {
             let why = if gone { "a peer that was to prefill is gone" } else { "the plan has changed" };

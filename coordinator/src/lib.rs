@@ -33,6 +33,7 @@ pub mod time;
 pub mod traffic;
 pub mod trust;
 pub mod urgency;
+pub mod vigil;
 pub mod waiting;
 
 pub use crate::time::Time;

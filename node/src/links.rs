@@ -21,6 +21,7 @@ pub mod trial;
 mod tuning;
 mod tunnel;
 mod uplink;
+mod vigil;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use known::Measured;
@@ -30,6 +31,7 @@ pub(crate) use lifeline::beside;
 pub use probe::Probed;
 pub use shaping::Shaping;
 pub use transfer::Transfer;
+pub use vigil::{Attended, Mute};
 
 use crate::{
     carrier::{Carriage, Carrier},
@@ -58,6 +60,7 @@ use tsnode_coordinator::lanes::Lanes;
 use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
 use tuning::{Tuning, Way};
 use uplink::Uplink;
+use vigil::Attendance;
 
 /// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
 const INCOMING: usize = 256;
@@ -238,6 +241,7 @@ struct Inner {
     around: Around,
     lanes: Lanes,
     beside: Beside,
+    attendance: Attendance,
     /// Takes streams that others open, as long as this peer takes any.
     streams: mpsc::WeakSender<IncomingStream>,
     stop: CancellationToken,
@@ -290,6 +294,7 @@ impl Links {
             around: Around::default(),
             lanes: config.lanes,
             beside: Beside::default(),
+            attendance: Attendance::default(),
             streams: sender.downgrade(),
             stop: stop.clone(),
         };
@@ -304,7 +309,8 @@ impl Links {
             ));
         }
         tokio::spawn(accept::run(links.clone(), servers, sender, stop.clone()));
-        tokio::spawn(known::watch(links.clone(), stop));
+        tokio::spawn(known::watch(links.clone(), stop.clone()));
+        tokio::spawn(vigil::watch(links.clone(), stop));
         Ok((links, Incoming { streams }, goners))
     }
 

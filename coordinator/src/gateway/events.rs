@@ -157,6 +157,11 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// Who gives no sign of life now though its connections are open (`crate::vigil`): all of them, each time.
+    Mute {
+        /// Whom nothing is to be sent to where others are.
+        peers: BTreeSet<PeerId>,
+    },
     /// The time [`Gateway::deadline`] asked for.
     Deadline,
 }
@@ -171,7 +176,7 @@ impl Event {
             | Self::DecodeLost { request, .. }
             | Self::Prefill { request, .. }
             | Self::PrefillLost { request, .. } => Some(*request),
-            Self::View(_) | Self::Deadline => None,
+            Self::View(_) | Self::Mute { .. } | Self::Deadline => None,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         host::Host,
     },
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -74,6 +74,7 @@ impl Drive {
         let (heard, mut ear) = mpsc::channel(HEARD);
         let (looked, mut found) = mpsc::channel(SUBMISSIONS);
         let (examiner, mut examined) = Examiner::new(self.spot_checks, self.guard.clone(), self.tasks.clone());
+        let mut mute = self.links.mute();
         let mut desk = Desk { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
@@ -93,6 +94,10 @@ impl Drive {
                     Ok(()) => Some(Event::View(self.view.borrow_and_update().clone())),
                     Err(_) => return,
                 },
+                Ok(()) = mute.changed() => {
+                    let peers = BTreeSet::clone(&mute.borrow_and_update());
+                    Some(Event::Mute { peers })
+                }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Some(Event::Deadline),
             };
             if let Some(event) = event {

@@ -38,6 +38,7 @@ impl Reach {
             return self.host.serve(group, request).await.map_err(|e| e.to_string());
         }
         let addresses = self.roster.data_addresses(leader);
+        let _attended = self.links.attend(leader);
         let stream = self.links.open(leader, &addresses, &Opening::Decode(open)).await.map_err(|e| e.to_string())?;
         follow_decode(stream, orders, events).await.map_err(|e| e.to_string())
     }
@@ -55,6 +56,7 @@ impl Reach {
             return self.host.serve(group, request).await.map_err(|e| e.to_string());
         }
         let addresses = self.roster.data_addresses(leader);
+        let _attended = self.links.attend(leader);
         let mut stream =
             self.links.open(leader, &addresses, &Opening::Prefill(open)).await.map_err(|e| e.to_string())?;
         while let Some(event) = stream.receiver.recv::<PrefillEvent>().await.map_err(|e| e.to_string())? {

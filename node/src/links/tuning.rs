@@ -3,6 +3,7 @@
 use super::meter::{Meter, Metered};
 use super::{IDLE, KEEP_ALIVE};
 use crate::guard::Guard;
+use bytes::Bytes;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,6 +17,8 @@ const STREAM_WINDOW: u32 = 16 << 20;
 const RECEIVE_WINDOW: u32 = 64 << 20;
 /// The same before it has: a proof is a few hundred bytes.
 const UNPROVEN_WINDOW: u32 = 64 << 10;
+/// Datagrams only ask for an acknowledgement ([`super::vigil`]) and are not read: room for some, of which the last stay.
+const NUDGES: usize = 1 << 10;
 /// Unacknowledged bytes of one connection, at least and at most. The most leaves room in the far end's receive window, so
 /// that tokens pass beside KV that fills its part ([`super::priority`]).
 const SEND_WINDOWS: (u64, u64) = (8 << 20, 40 << 20);
@@ -34,6 +37,7 @@ pub(super) fn transport(streams: u32, datagram: u16) -> quinn::TransportConfig {
     let mut discovery = quinn::MtuDiscoveryConfig::default();
     discovery.upper_bound(datagram);
     config
+        .datagram_receive_buffer_size(Some(NUDGES))
         .max_concurrent_bidi_streams(streams.into())
         .max_concurrent_uni_streams(0u8.into())
         .stream_receive_window(STREAM_WINDOW.into())
@@ -153,6 +157,22 @@ impl Tuning {
     /// The shortest seen: what waits in a queue is not on its way, and windows that follow the queue make it longer.
     fn round_trip(&self) -> Duration {
         self.connection.stats().path.min_rtt
+    }
+
+    /// Packets that have come from the far end.
+    pub fn heard(&self) -> u64 {
+        self.connection.stats().udp_rx.datagrams
+    }
+
+    /// Asks the far end's transport for an acknowledgement.
+    pub fn nudge(&self) {
+        // A far end that takes none, or has gone, is not asked.
+        let _ = self.connection.send_datagram(Bytes::from_static(&[0]));
+    }
+
+    /// How long an acknowledgement is on its way when nothing holds it up; none where the far end cannot be asked for one.
+    pub fn answers_within(&self) -> Option<Duration> {
+        self.connection.max_datagram_size().filter(|most| *most > 0).map(|_| self.connection.rtt())
     }
 
     /// Fits the window to the link.

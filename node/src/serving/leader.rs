@@ -11,7 +11,7 @@ use super::{
     member::{RingStream, open_onward},
     stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
 };
-use crate::links::{FrameReceiver, Stream};
+use crate::links::{Attended, FrameReceiver, Stream};
 use crate::roster::Roster;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -218,8 +218,14 @@ impl Leader {
             Err(error) => return Ended::Broken(error),
         };
         tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
+        let mut mute = self.context.links.mute();
+        let mut attended = Vec::new();
         loop {
             self.tell();
+            self.attend(&mut attended);
+            if let Some(peer) = self.mute_one(&mute.borrow_and_update()) {
+                return Ended::Broken(StageError::Protocol(format!("{peer} gives no sign of life")));
+            }
             if self.retire.is_cancelled() && self.clients.is_empty() {
                 return Ended::Drained;
             }
@@ -242,6 +248,7 @@ impl Leader {
                     Ok(event) => [Some(event), None],
                     Err(gone) => return Ended::Broken(gone.into()),
                 },
+                Ok(()) = mute.changed() => Heard::default(),
                 Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
                 () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
@@ -257,6 +264,24 @@ impl Leader {
                 self.checks.add(self.batcher.take_checked());
             }
         }
+    }
+
+    /// Something is expected of the other stages while anything runs here.
+    fn attend(&self, attended: &mut Vec<Attended>) {
+        if self.clients.is_empty() {
+            attended.clear();
+        } else if attended.is_empty() {
+            attended.extend(self.others().map(|peer| self.context.links.attend(peer)));
+        }
+    }
+
+    /// One of the other stages that gives no sign of life while anything runs here.
+    fn mute_one(&self, mute: &BTreeSet<PeerId>) -> Option<PeerId> {
+        self.others().find(|peer| mute.contains(peer)).filter(|_| !self.clients.is_empty())
+    }
+
+    fn others(&self) -> impl Iterator<Item = PeerId> {
+        self.group.stages.iter().map(|stage| stage.peer).filter(|peer| *peer != self.context.me)
     }
 
     async fn build(&mut self) -> Result<Ring, StageError> {

@@ -1,0 +1,43 @@
+//! A peer whose process is stopped says nothing, and its connections stay open: what it did goes on elsewhere before QUIC
+//! gives them up, whichever part it had.
+#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+
+use std::path::PathBuf;
+use tsnode_testnet::{
+    Answers, PeerConfig, Testnet, TestnetConfig,
+    chaos::{self, Chaos, Deed, Deeds, Limits, Until, Verdict},
+};
+
+/// Stops: each other one lasts for five seconds.
+const STOPS: usize = 6;
+/// What no stream may stand still for (s), gateways that were stopped aside. QUIC alone notices after four, and then an answer has
+/// to be gone on with yet.
+const LONGEST: f64 = 3.5;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_peer_is_missed_before_its_connections_are_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags =
+        ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=2,decode=2,decode=1"];
+    let config = TestnetConfig {
+        executable: PathBuf::from(env!("CARGO_BIN_EXE_tsnode")),
+        folder: folder.path().to_owned(),
+        peers: PeerConfig::alike(7, 1, &[]),
+        link_mbit: None,
+        link_ms: None,
+        http_port: None,
+        flags: flags.map(str::to_owned).into(),
+    };
+    let answers = Answers::learn(&config).await.unwrap();
+    let mut net = Testnet::up(&config).await.unwrap();
+    let limits = Limits { p99: None, worst: Some(LONGEST) };
+    let (deeds, until) = (Deeds::Only(vec![Deed::Stop]), Until::Faults(STOPS));
+    let chaos = Chaos { seed: 3, streams: 8, until, deeds, pairs: 0.0, limits };
+    let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
+    let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();
+    println!("{:?}", report.summary());
+    println!("the longest: {:?}", report.slowest());
+    println!("{}", Verdict::of(&report));
+    assert_eq!(report.wrongs(), Vec::<String>::new());
+    net.down().await.unwrap();
+}
