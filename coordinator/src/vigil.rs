@@ -271,7 +271,7 @@ mod tests {
         story.now += Duration::from_secs(10);
         assert_eq!(story.on(300, &[]), []);
         assert_eq!(story.on(5000, &[(1, 50)]), []);
-        assert_eq!(story.on(800, &[]).len(), 1, "and is no slower afterwards");
+        assert_eq!(story.on(1000, &[]).len(), 1, "and is no slower afterwards");
     }
 
     #[test]
