@@ -117,6 +117,18 @@ def sources_of_pages():
             complain(Path(file), f"line {number}: there is no {path}")
 
 
+def variables(pages):
+    """Variables of the environment that pages name: of settings, or read by a source or a script."""
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (DOCS / "reference/settings.md").read_text(), flags=re.M)
+    known = {"TSNODE_" + row.upper().replace("-", "_") for row in rows}
+    read = subprocess.run(["git", "grep", "-hIoE", r"\"TSNODE_[A-Z_]+\""], cwd=ROOT, capture_output=True, text=True)
+    known |= {line.strip('"') for line in read.stdout.splitlines()}
+    known |= {name for file in (ROOT / "scripts").glob("*.sh") for name in re.findall(r"TSNODE_[A-Z_]+", file.read_text())}
+    for page in pages:
+        for name in sorted(set(re.findall(r"\bTSNODE_[A-Z_]*[A-Z]\b", page.read_text())) - known):
+            complain(page, f"nobody reads {name}")
+
+
 def contents():
     """Every page is in SUMMARY.md, once."""
     summary = DOCS / "SUMMARY.md"
@@ -392,6 +404,7 @@ def main():
             commands(program, pages)
     links(pages)
     paths(pages)
+    variables(pages)
     sources_of_pages()
     contents()
     metrics()
