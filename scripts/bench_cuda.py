@@ -134,7 +134,7 @@ def two_peers(folder, args, path, ends, figures):
     one, two = (ask(["testnet", "up", "--devices", ",".join([device] * count), *flags, *prompt]) for count in (1, 2))
     same = "text" in one and one["text"] == two.get("text") and two["prefill"] != two["decode"]
     print(f"{'ok    ' if same else 'FAILED'} two processes say what one says", flush=True)
-    over = ask(["bench", "handover", "--device", f"cuda:{args.device}", "--kv-memory", "4GiB", "--model", str(path), "--prompts", "512,2048", "--json"])
+    over = ask(["bench", "kv-transfer", "--device", f"cuda:{args.device}", "--kv-memory", "4GiB", "--model", str(path), "--prompts", "512,2048", "--json"])
     for row in over.get("rows", []):
         second = row["second_over"]
         print(f"a prompt of {row['prompt']}: the second token is {100 * second['median']:.1f} ± {100 * second['error']:.1f} % later over two processes", flush=True)

@@ -9,16 +9,16 @@ mod admission;
 mod asking;
 mod events;
 mod growth;
-mod guesses;
 mod pace;
 mod prefixes;
 mod sequence;
+mod speculation;
 mod steps;
-mod ways;
+mod strategy;
 
 pub use crate::batcher::events::{Action, Event};
-pub use crate::batcher::guesses::{Checked, Guesses, Tally, Wanted};
 pub use crate::batcher::sequence::{Kind, NewSequence};
+pub use crate::batcher::speculation::{Checked, Speculation, Tally, Wanted};
 
 use crate::{
     Time,
@@ -28,7 +28,7 @@ use crate::{
         prefixes::Prefixes,
         sequence::{Sequence, State},
         steps::{Done, Steps},
-        ways::Guessing,
+        strategy::StrategyTuner,
     },
     policy::choice::Batches,
 };
@@ -59,7 +59,7 @@ pub struct BatcherConfig {
     /// Sequences kept after their end, for others that begin alike.
     pub max_kept: usize,
     /// Whether answers' next tokens are guessed.
-    pub guesses: Guesses,
+    pub speculation: Speculation,
 }
 
 impl Default for BatcherConfig {
@@ -73,7 +73,7 @@ impl Default for BatcherConfig {
             kv_patience: KV_PATIENCE,
             growth: 256,
             max_kept: 64,
-            guesses: Guesses::default(),
+            speculation: Speculation::default(),
         }
     }
 }
@@ -88,7 +88,7 @@ pub struct Batcher {
     /// Sequences with pages that compute.
     steps: Steps,
     prefixes: Prefixes,
-    guessing: Guessing,
+    strategies: StrategyTuner,
     pace: Pace,
     /// Steps that wait for the draft model.
     asked: BTreeSet<u64>,
@@ -107,7 +107,7 @@ impl Batcher {
             queue: Queue::default(),
             steps,
             prefixes,
-            guessing: Guessing::default(),
+            strategies: StrategyTuner::default(),
             pace: Pace::default(),
             asked: BTreeSet::new(),
             checked: Tally::default(),
@@ -136,7 +136,7 @@ impl Batcher {
             Event::KvSent { request, position, bytes, failed } => {
                 self.kv_sent(now, request, (position, bytes, failed), &mut out);
             }
-            Event::Guessed { step, guesses } => self.guessed(now, step, guesses, &mut out),
+            Event::Drafted { step, drafts } => self.drafted(now, step, drafts, &mut out),
             Event::RingBroken { reason } => self.ring_broken(&reason, &mut out),
             Event::Deadline => self.expire(now, &mut out),
         }
@@ -272,7 +272,7 @@ impl Batcher {
     }
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
-        self.guessing.done(step, now, tokens.len() as u32);
+        self.strategies.done(step, now, tokens.len() as u32);
         for Done { share, sampled } in self.steps.done(step, tokens) {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
@@ -309,9 +309,9 @@ impl Batcher {
 
     /// An answer's next token, and those after it that were guessed right; no more than were asked for.
     fn answered(&mut self, request: RequestId, sampled: Vec<Sampled>, out: &mut Vec<Action>) {
-        let Some((guessed, by)) = self.sequences.get(&request).map(|s| (s.guessed as usize, s.by)) else { return };
-        let most = guessed + 1;
-        self.checked.add(by, guessed as u64, sampled.len().clamp(1, most) as u64 - 1);
+        let Some((drafted, by)) = self.sequences.get(&request).map(|s| (s.drafted as usize, s.by)) else { return };
+        let most = drafted + 1;
+        self.checked.add(by, drafted as u64, sampled.len().clamp(1, most) as u64 - 1);
         for sampled in sampled.into_iter().take(most) {
             let Some(sequence) = self.sequences.get(&request).filter(|s| matches!(s.state, State::Decoding)) else {
                 return;
@@ -394,7 +394,7 @@ impl Batcher {
         self.steps = steps(&self.config);
         self.prefixes = Prefixes::new(self.config.max_kept);
         // Steps are counted anew: what was on its way is not to be taken for one of those.
-        self.guessing.lose_steps();
+        self.strategies.lose_steps();
         self.pace.lose_steps();
         self.asked.clear();
     }

@@ -13,12 +13,12 @@ mod calls;
 mod check;
 mod config;
 pub mod detector;
-mod drafting;
 mod events;
 mod lead;
-mod lots;
+mod leader_rank;
+mod liveness;
 mod member;
-mod missing;
+mod planning;
 mod reload;
 mod view;
 mod voice;
@@ -27,19 +27,19 @@ pub use crate::control::calls::Calls;
 pub use crate::control::check::Infeasible;
 pub use crate::control::config::ControlConfig;
 pub use crate::control::detector::Silence;
-pub use crate::control::drafting::Question;
 pub use crate::control::events::{Action, Down, Event, Reject};
+pub use crate::control::liveness::digest_every;
 pub use crate::control::member::Member;
-pub use crate::control::missing::rolls_every;
+pub use crate::control::planning::Question;
 
 use crate::{
     Time,
     control::{
         adoption::{Adopted, Proposal, Shown},
         detector::Health,
-        drafting::Drafting,
-        lots::Lots,
-        member::Way,
+        leader_rank::LeaderRanks,
+        member::Audience,
+        planning::Planning,
         view::Derived,
         voice::Voice,
     },
@@ -93,7 +93,7 @@ pub struct Control {
     /// What follows from the members and the plan, until they change.
     derived: Option<Derived>,
     /// What peers drew for their turns, and for listening.
-    lots: (Lots, Lots),
+    leader_ranks: (LeaderRanks, LeaderRanks),
     /// The epoch most members are in.
     common_epoch: Option<Epoch>,
     health: Health,
@@ -112,7 +112,7 @@ pub struct Control {
     /// Last change of who is there.
     changed: Time,
     proposed_at: Option<Time>,
-    drafting: Drafting,
+    planning: Planning,
 }
 
 impl Control {
@@ -139,7 +139,7 @@ impl Control {
             heard: BTreeMap::new(),
             coordinator: None,
             derived: None,
-            lots: Default::default(),
+            leader_ranks: Default::default(),
             common_epoch: None,
             health: Health::default(),
             next_look: now,
@@ -153,7 +153,7 @@ impl Control {
             needed_since: None,
             changed: now,
             proposed_at: None,
-            drafting: Drafting::Idle,
+            planning: Planning::Idle,
         }
     }
 
@@ -166,7 +166,7 @@ impl Control {
             self.next_look = now + LOOK;
             self.expire(&mut out);
             self.lead(&mut out);
-            self.call_roll(&mut out);
+            self.send_digest(&mut out);
         }
         self.speak(&mut out);
         out
@@ -186,8 +186,8 @@ impl Control {
         let now = self.now;
         match event {
             Event::Deadline => {}
-            Event::Gossip(message) => self.hear_word(message, Way::ToAll, out),
-            Event::Pulse { from, words } => self.hear_pulse(from, words, out),
+            Event::Gossip(message) => self.on_gossip(message, Audience::ToAll, out),
+            Event::Heartbeats { from, words } => self.hear_heartbeats(from, words, out),
             Event::Advertise(advert) => {
                 self.advert = Some(Arc::new(advert));
                 self.next_advert = Some(now);
@@ -262,7 +262,7 @@ impl Control {
         self.adopted.as_ref().map(|a| a.id)
     }
 
-    fn hear_word(&mut self, message: Verified<Gossip>, way: Way, out: &mut Vec<Action>) {
+    fn on_gossip(&mut self, message: Verified<Gossip>, way: Audience, out: &mut Vec<Action>) {
         let (signer, sequence) = (message.signer(), message.sequence());
         let kind = member::Kind::of(message.message());
         let (now, me) = (self.now, self.config.me);
@@ -275,7 +275,7 @@ impl Control {
             Entry::Vacant(place) => (place.insert(Box::new(Member::new(now, self.config.heartbeat))), true),
         };
         let life = member.life;
-        if let (Gossip::Heartbeat(heartbeat), Way::ToAll) = (message.message(), way)
+        if let (Gossip::Heartbeat(heartbeat), Audience::ToAll) = (message.message(), way)
             && member.was_overtaken(sequence, heartbeat)
         {
             return;
@@ -299,7 +299,7 @@ impl Control {
             Gossip::Endorsement(endorsement) => self.hear_endorsement(signer, endorsement, proof, out),
             Gossip::Certificate(certificate) => self.hear_certificate(signer, certificate, out),
             Gossip::Call(call) => self.hear_call(signer, &call, out),
-            Gossip::RollCall(roll) => self.hear_roll(signer, &roll, out),
+            Gossip::LivenessDigest(roll) => self.on_digest(signer, &roll, out),
         }
         if !was_alive {
             self.revive(signer, out);

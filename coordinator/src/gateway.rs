@@ -5,36 +5,36 @@
 
 mod events;
 mod judging;
-mod kept;
-mod mute;
 mod observed;
 mod patience;
+mod prefix_cache;
 mod queues;
 mod recovery;
 mod request;
 mod silence;
 mod slowest;
 mod trace;
+mod unresponsive;
 
 pub use crate::gateway::events::{Action, Begun, Event, GatewayConfig, View};
 pub use crate::gateway::slowest::{Cause, Part, Slowest};
-pub use crate::gateway::trace::{Move, Parts, Predicted, Trace, Way};
+pub use crate::gateway::trace::{Move, Parts, Predicted, Resumption, Trace};
 
 use crate::{
     Time,
+    claim_check::{ClaimCheck, Seen, Work},
     gate::{self, Overrule, SplitChoice},
     gateway::{
         judging::{Judging, shape},
-        kept::Kept,
         observed::Observed,
         patience::Patience,
+        prefix_cache::PrefixCache,
         queues::{Queues, Shares},
         request::{Prefill, Request},
         silence::is_progress,
     },
     profiler,
     router::{Choice, Pick, Router},
-    speeds::{Seen, Speeds, Work},
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,11 +56,11 @@ pub struct Gateway {
     router: Router,
     queues: Queues,
     observed: Observed,
-    kept: Kept,
-    speeds: Speeds,
+    kept: PrefixCache,
+    speeds: ClaimCheck,
     patience: Patience,
     /// Who gives no sign of life now.
-    mute: BTreeSet<PeerId>,
+    unresponsive: BTreeSet<PeerId>,
     traffic: traffic::Watch,
 }
 
@@ -69,11 +69,11 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        let (queues, observed, kept) = (Queues::default(), Observed::default(), Kept::default());
-        let (speeds, patience) = (Speeds::default(), Patience::default());
+        let (queues, observed, kept) = (Queues::default(), Observed::default(), PrefixCache::default());
+        let (speeds, patience) = (ClaimCheck::default(), Patience::default());
         let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
-        let mute = BTreeSet::new();
-        Self { config, view, requests, router, queues, observed, kept, speeds, patience, mute, traffic }
+        let unresponsive = BTreeSet::new();
+        Self { config, view, requests, router, queues, observed, kept, speeds, patience, unresponsive, traffic }
     }
 
     /// Requests that have not ended.
@@ -105,9 +105,9 @@ impl Gateway {
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
                 self.kept.retain(|id| self.view.group(*id).is_some_and(|group| self.view.is_whole(group)));
-                self.leave_the_dead(now, &mut out);
-                self.leave_the_mute(now, &mut out);
-                self.house_the_homeless(now, &mut out);
+                self.fail_lost_groups(now, &mut out);
+                self.leave_unresponsive(now, &mut out);
+                self.retry_unrouted(now, &mut out);
             }
             Event::Submit { request, model, prompt, generation, begun, overrule, codec } => {
                 if begun.is_none() {
@@ -123,10 +123,10 @@ impl Gateway {
             Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
             Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
             Event::PrefillLost { request, reason } => self.prefill_lost(now, request, reason, &mut out),
-            Event::Mute { peers } => {
-                self.mute = peers;
-                self.leave_the_mute(now, &mut out);
-                self.house_the_homeless(now, &mut out);
+            Event::Unresponsive { peers } => {
+                self.unresponsive = peers;
+                self.leave_unresponsive(now, &mut out);
+                self.retry_unrouted(now, &mut out);
             }
             Event::Deadline => self.expire(now, &mut out),
         }
@@ -171,10 +171,10 @@ impl Gateway {
         };
         let verdict = judging.verdict(r, prefill, decode, &up);
         let barred = self.view.is_barred(prefill, decode);
-        let mute = mute::any(&self.mute, &prefill.stages);
+        let unresponsive = unresponsive::any(&self.unresponsive, &prefill.stages);
         let split = prefill.id != decode.id
             && !barred
-            && !mute
+            && !unresponsive
             && match (r.overrule, self.config.split, &verdict) {
                 (Some(overrule), ..) => overrule != Overrule::InPlace,
                 (None, SplitChoice::Always, _) => true,
@@ -183,7 +183,7 @@ impl Gateway {
             };
         r.reason = match &verdict {
             _ if barred => "KV between these two was found wrong".to_owned(),
-            _ if mute && prefill.id != decode.id => "who prefills gives no sign of life".to_owned(),
+            _ if unresponsive && prefill.id != decode.id => "who prefills gives no sign of life".to_owned(),
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
             _ => "one group does both".to_owned(),
         };
@@ -215,17 +215,17 @@ impl Gateway {
         out.push(Action::OpenDecode { request, leader: decode_leader, open });
     }
 
-    /// What groups have to do. One that hangs is none where another is up, and one with a peer that is mute none where another is
+    /// What groups have to do. One that hangs is none where another is up, and one with a peer that is unresponsive none where another is
     /// that does the same.
     fn live_queues(&self, now: Time) -> BTreeMap<GroupId, Load> {
         let own = queues::parts(self.requests.values());
         let model = |id: &GroupId| self.view.plan.as_ref().and_then(|plan| Some(plan.group(*id)?.model));
         let works = |id: &GroupId| !self.patience.is_out(now, *id);
         let working: BTreeSet<ModelId> = self.view.up.keys().filter(|id| works(id)).filter_map(model).collect();
-        let speaking = self.speaking();
-        let speaks = |id: &GroupId| speaking.contains(id) || !self.has_twin(*id, &speaking);
+        let responsive = self.responsive();
+        let responds = |id: &GroupId| responsive.contains(id) || !self.has_substitute(*id, &responsive);
         let counts =
-            |id: &GroupId| speaks(id) && (works(id) || model(id).is_none_or(|model| !working.contains(&model)));
+            |id: &GroupId| responds(id) && (works(id) || model(id).is_none_or(|model| !working.contains(&model)));
         let current =
             |(id, said): (&GroupId, &Load)| (*id, self.queues.now(*id, said, own.get(id).copied().unwrap_or_default()));
         self.view.up.iter().filter(|(id, _)| counts(id)).map(current).collect()
@@ -273,7 +273,7 @@ impl Gateway {
                     r.cached = cached;
                 }
                 if r.prefill == Prefill::ByDecode {
-                    r.goes_by(Way::of(Way::Cached, cached, r.prompt.len()));
+                    r.goes_by(Resumption::of(Resumption::Cached, cached, r.prompt.len()));
                 }
                 if let (Some(pick), true) = (r.pick, r.computes_at_home()) {
                     self.kept.found(pick.decode, &r.trail, cached);
@@ -320,7 +320,7 @@ impl Gateway {
             return;
         }
         // They may have gone while the decode side looked for pages.
-        let gone = mute::any(&self.mute, &r.prefillers)
+        let gone = unresponsive::any(&self.unresponsive, &r.prefillers)
             || !r.prefillers.iter().all(|stage| self.view.adverts.contains_key(&stage.peer));
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let Some(decode_group) = decode_group.filter(|_| !gone) else {
@@ -361,7 +361,7 @@ impl Gateway {
                 }
                 let before = std::mem::replace(&mut r.prefilled_by, r.pick.map(|p| p.prefill));
                 if r.next_index() > 0 {
-                    r.goes_by(Way::of(Way::Kept, cached, r.prompt.len()));
+                    r.goes_by(Resumption::of(Resumption::Kept, cached, r.prompt.len()));
                     if before != r.prefilled_by {
                         out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
                     }

@@ -4,36 +4,36 @@
 //! wake it if nothing else happens; time and randomness come in as arguments, maps are ordered, so one seed replays a
 //! swarm. A confused or lying peer is not an error but a counted rejection.
 
-pub mod allowance;
 pub mod batcher;
-pub mod buddies;
 pub mod changeover;
+pub mod claim_check;
 pub mod control;
 pub mod default_model;
 pub mod fallback;
 pub mod gate;
 pub mod gateway;
-pub mod lanes;
+pub mod kv_streams;
 pub mod layout;
 pub mod lending;
 pub mod links;
+pub mod liveness_probe;
 pub mod paths;
 pub mod places;
 pub mod planner;
 pub mod policy;
 pub mod profiler;
+pub mod rate_limit;
 pub mod replay;
+pub mod replicas;
 pub mod rng;
 pub mod router;
 pub mod sample;
 pub mod scheduler;
-pub mod speeds;
-pub mod spot;
+pub mod spot_check;
 pub mod time;
 pub mod traffic;
 pub mod trust;
 pub mod urgency;
-pub mod vigil;
 pub mod waiting;
 
 pub use crate::time::Time;

@@ -23,12 +23,12 @@ pub fn retry_after(failures: u32) -> Duration {
 
 /// What is known of the ways to one peer. Each is measured by itself: what a relay carries says nothing of the direct way.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ways {
+pub struct Paths {
     path: PathKind,
     known: BTreeMap<PathKind, Estimate>,
 }
 
-impl Ways {
+impl Paths {
     /// What new streams take from now on; says whether that is another way than before.
     pub fn take(&mut self, path: PathKind) -> bool {
         std::mem::replace(&mut self.path, path) != path
@@ -80,12 +80,12 @@ mod tests {
 
     #[test]
     fn each_way_has_numbers_of_its_own_and_the_one_in_use_is_stated() {
-        let (mut ways, to) = (Ways::default(), PeerId([9; 32]));
+        let (mut ways, to) = (Paths::default(), PeerId([9; 32]));
         for (path, rate) in [(over(1), 1e6), (PathKind::Direct, 1e8)] {
             ways.learn(path).note(Duration::ZERO, Evidence::Probed(BytesPerSecond(rate)));
             ways.learn(path).round_trip(Seconds(0.01));
         }
-        let stated = |ways: &Ways| ways.link(to).map(|link| (link.path, link.bandwidth.0.round()));
+        let stated = |ways: &Paths| ways.link(to).map(|link| (link.path, link.bandwidth.0.round()));
         assert_eq!(stated(&ways), Some((PathKind::Direct, 1e8)));
         assert!(ways.take(over(1)) && !ways.take(over(1)));
         assert_eq!(stated(&ways), Some((over(1), 1e6)));
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn relays_that_came_and_went_are_forgotten() {
-        let mut ways = Ways::default();
+        let mut ways = Paths::default();
         (0..200).for_each(|relay| {
             ways.take(over(relay));
             ways.learn(over(relay)).round_trip(Seconds(0.01));

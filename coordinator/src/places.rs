@@ -264,7 +264,7 @@ pub struct Shares {
     pub lifelines_unproven: Rules,
     /// Lifelines that are held at others.
     pub calls: usize,
-    /// What is left for models, journals, the log, and all else.
+    /// What is left for models, response logs, the log, and all else.
     pub files: usize,
 }
 

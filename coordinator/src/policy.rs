@@ -6,6 +6,6 @@ pub mod caps;
 pub mod choice;
 pub mod chunked;
 mod places;
+pub mod prefill_first;
 pub mod routing;
 pub mod shares;
-pub mod turns;

@@ -14,7 +14,7 @@ use self::{
 };
 use crate::{
     Time,
-    rng::Dice,
+    rng::Rng,
     scheduler::{Workload, workload::Request},
 };
 use tsnode_protocol::Tokens;
@@ -103,9 +103,9 @@ impl Profile {
             return None;
         }
         let mut order: Vec<usize> = (0..SET).collect();
-        let mut dice = Dice::new(0);
+        let mut rng = Rng::new(0);
         for i in (1..SET).rev() {
-            order.swap(i, dice.below(i + 1));
+            order.swap(i, rng.below(i + 1));
         }
         let request = |(i, j)| Request { prompt: at(&self.prompts, i), answer: at(&self.answers, j) };
         Some(Workload::new(name.to_owned(), order.into_iter().enumerate().map(request).collect()))

@@ -22,14 +22,14 @@ use crate::{
     policy::{
         choice::{Batches, Dispatch, Room},
         routing::{Asked, MachineNo, Route, Routing},
-        shares::Way as Share,
+        shares::PhasePair as Share,
     },
-    rng::Dice,
+    rng::Rng,
     scheduler::{
         Evaluator, Problem,
         cluster::InstanceId,
         evaluate::{self, Evaluation, GroupNo},
-        pair::Way,
+        pair::KvPath,
         parallel::Config,
     },
 };
@@ -175,10 +175,10 @@ fn machine(place: usize) -> MachineNo {
 
 /// Requests of the workload, Poisson, and which of its kinds each is.
 fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
-    let (mut dice, mut at) = (Dice::new(how.seed), Seconds(0.0));
+    let (mut rng, mut at) = (Rng::new(how.seed), Seconds(0.0));
     let mut next = || {
-        at += Seconds(dice.exponential(1.0 / problem.rate));
-        let kind = dice.below(problem.workload.requests.len());
+        at += Seconds(rng.exponential(1.0 / problem.rate));
+        let kind = rng.below(problem.workload.requests.len());
         let request = problem.workload.requests[kind];
         let asked = Asked::new(request.prompt.0.max(1.0) as u32, request.answer.0.max(1.0) as u32);
         (Arrival { at, asked }, kind)
@@ -189,7 +189,7 @@ fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
 /// KV follows its prompt layer by layer; on each link one prompt's after the other's.
 #[derive(Debug, Default)]
 struct Layered {
-    ways: BTreeMap<(MachineNo, MachineNo), Way>,
+    ways: BTreeMap<(MachineNo, MachineNo), KvPath>,
     layers: f64,
     free: BTreeMap<(InstanceId, InstanceId), Seconds>,
 }

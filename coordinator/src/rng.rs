@@ -2,9 +2,9 @@
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// The stream of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn is_even_and_repeatable() {
-        let (mut a, mut b) = (Dice::new(7), Dice::new(7));
+        let (mut a, mut b) = (Rng::new(7), Rng::new(7));
         let mut counts = [0u32; 10];
         for _ in 0..10_000 {
             let n = a.below(10);

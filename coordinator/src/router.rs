@@ -7,7 +7,7 @@ use crate::policy::{
     batching::Seen,
     choice::Dispatch,
     routing::{Asked, MachineNo, Routing},
-    shares::{self, Way},
+    shares::{self, PhasePair},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
@@ -58,7 +58,7 @@ pub struct Router {
 /// A model's policy, over the ways that were up when it was made.
 #[derive(Debug)]
 struct Policy {
-    ways: Vec<Way<GroupId>>,
+    ways: Vec<PhasePair<GroupId>>,
     /// Groups in the policy's numbering.
     groups: Vec<GroupId>,
     routing: Box<dyn Routing>,
@@ -126,12 +126,12 @@ impl Router {
 }
 
 impl Policy {
-    fn new(dispatch: Dispatch, ways: Vec<Way<GroupId>>, seed: u64) -> Self {
+    fn new(dispatch: Dispatch, ways: Vec<PhasePair<GroupId>>, seed: u64) -> Self {
         let groups: BTreeSet<GroupId> = ways.iter().flat_map(|w| [w.prefill, w.decode]).collect();
         let groups: Vec<GroupId> = groups.into_iter().collect();
         let number = |id: GroupId| MachineNo(groups.iter().position(|g| *g == id).unwrap_or(0) as u32);
         let whole: f64 = ways.iter().map(|w| w.share).sum();
-        let numbered = |w: &Way<GroupId>| Way {
+        let numbered = |w: &PhasePair<GroupId>| PhasePair {
             prefill: number(w.prefill),
             decode: number(w.decode),
             // What is down or too much is shared by those that are up: nothing is turned away here.
@@ -160,14 +160,14 @@ pub(crate) fn open(choice: Choice<'_>, model: ModelId) -> Vec<Pick> {
 }
 
 /// The plan's routes whose groups are up.
-fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<Way<GroupId>> {
+fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<PhasePair<GroupId>> {
     let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);
     let open = |r: &&Route| {
         groups.contains(&r.prefill) && r.share > 0.0 && usable(&r.decode) && choice.up.contains_key(&r.prefill)
     };
     let weight = |id: &GroupId| choice.weights.get(id).copied().unwrap_or(1.0);
     let share = |r: &Route| r.share * weight(&r.prefill).min(weight(&r.decode));
-    let way = |r: &Route| Way { prefill: r.prefill, decode: r.decode, share: share(r) };
+    let way = |r: &Route| PhasePair { prefill: r.prefill, decode: r.decode, share: share(r) };
     plan.routes.iter().filter(open).map(way).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Which of several hand-overs on one link goes first.
+//! Which of several KV transfers on one link goes first.
 //!
 //! The one with least left to send does: it frees its prefill side soonest, and the mean wait is least that way. One whose
 //! receiver is about to give up goes before all others, whatever is left of it, so that none is starved.
@@ -11,7 +11,7 @@ const LATE: f64 = 0.5;
 const EACH_DOUBLING: f64 = 4.0;
 const SMALLEST: f64 = 4096.0;
 
-/// Of a hand-over with `left` bytes to send, for which somebody has waited so long and will wait so long in all. Higher goes
+/// Of a KV transfer with `left` bytes to send, for which somebody has waited so long and will wait so long in all. Higher goes
 /// first.
 #[must_use]
 pub fn of_kv(left: u64, waited: Duration, patience: Duration) -> u8 {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Guesses, Kind, NewSequence, Wanted},
+    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
@@ -49,7 +49,7 @@ struct Ring {
     /// After how many tokens answers repeat themselves, more or less; 0 if they never do.
     period: u32,
     /// Guesses that were right.
-    guessed: u32,
+    drafted: u32,
     /// Prompts whose KV goes through a codec, by length; and those that have gone, here or on their way here.
     packed: BTreeMap<RequestId, u32>,
     settled: BTreeSet<RequestId>,
@@ -74,7 +74,7 @@ impl Ring {
             computed: 0,
             shared: 0,
             period: 0,
-            guessed: 0,
+            drafted: 0,
             packed: BTreeMap::new(),
             settled: BTreeSet::new(),
             expected: BTreeSet::new(),
@@ -156,17 +156,17 @@ impl Ring {
                     assert!(!beyond || self.settled.contains(&e.request), "computed on KV that is not settled");
                     self.computed += if e.prompt { e.tokens.len() as u32 } else { 0 };
                     assert!(present.len() as u32 <= self.held[&e.request], "beyond the reservation");
-                    let guesses = if e.prompt { &[][..] } else { &e.tokens[1..] };
-                    let first = present.len() - guesses.len();
-                    for n in 0..=guesses.len() {
+                    let drafts = if e.prompt { &[][..] } else { &e.tokens[1..] };
+                    let first = present.len() - drafts.len();
+                    for n in 0..=drafts.len() {
                         let token = answer(self.period, (first + n) as u32);
                         if e.sample {
                             tokens.push((e.request, Sampled { token, logprob: None, top: vec![] }));
                         }
-                        if guesses.get(n) != Some(&token) {
+                        if drafts.get(n) != Some(&token) {
                             break;
                         }
-                        self.guessed += 1;
+                        self.drafted += 1;
                     }
                 }
                 Event::Sampled { step: step.step, tokens, busy: None }
@@ -223,7 +223,7 @@ struct Draft {
 
 impl Draft {
     fn guess(&mut self, period: u32, step: u64, wanted: Vec<Wanted>) {
-        let mut guesses = Vec::new();
+        let mut drafts = Vec::new();
         for Wanted { request, start, tokens, most, .. } in wanted {
             let told = self.told.entry(request).or_default();
             assert_eq!(told.len(), start as usize, "what it was told has no gap, and is told once");
@@ -231,7 +231,7 @@ impl Draft {
             assert!((1..=4).contains(&most));
             let place = told.len() as u32;
             let tokens: Vec<Token> = (0..most + 1).map(|i| answer(period, place + i)).collect();
-            guesses.extend(match self.knows {
+            drafts.extend(match self.knows {
                 // One more than it may.
                 Knows::All => Some((request, tokens)),
                 Knows::Some => Some((request, [&tokens[..2.min(tokens.len())], &[Token(7)]].concat())),
@@ -240,7 +240,7 @@ impl Draft {
             });
         }
         self.asked += 1;
-        self.answers.push_back(Event::Guessed { step, guesses });
+        self.answers.push_back(Event::Drafted { step, drafts });
     }
 }
 
@@ -276,8 +276,8 @@ impl Story {
 
     /// With a draft model.
     fn drafted(stages: u16, pages: u32, knows: Knows) -> Self {
-        let (batches, guesses) = (Batches::Chunked(8), Guesses::Drafted);
-        let config = BatcherConfig { stages: stages.into(), batches, guesses, ..BatcherConfig::default() };
+        let (batches, drafts) = (Batches::Chunked(8), Speculation::Drafted);
+        let config = BatcherConfig { stages: stages.into(), batches, speculation: drafts, ..BatcherConfig::default() };
         let mut story = Self::of(config, pages);
         story.draft.knows = knows;
         story
@@ -288,7 +288,7 @@ impl Story {
             match action {
                 Action::Ring(frame) => self.ring.on_the_way.push_back(frame),
                 Action::Guess { step, wanted } => self.draft.guess(self.ring.period, step, wanted),
-                Action::NoGuesses { request } => {
+                Action::NoDrafts { request } => {
                     assert!(self.draft.told.remove(&request).is_some(), "it was never told of that");
                 }
                 other => self.heard.push(other),
@@ -315,7 +315,7 @@ impl Story {
         let mut steps = 0;
         while let Some(event) = self.next() {
             self.now += match event {
-                Event::Guessed { .. } => draft,
+                Event::Drafted { .. } => draft,
                 Event::Sampled { .. } => Duration::from_millis(10),
                 _ => Duration::ZERO,
             };
@@ -650,7 +650,7 @@ fn answers_outgrow_the_pages_and_all_end() {
 
 /// Answers that repeat themselves take fewer steps, and have the same tokens.
 #[test]
-fn what_is_guessed_right_needs_no_step() {
+fn what_is_drafted_right_needs_no_step() {
     let mut story = Story::new(1, 1000);
     story.ring.period = 6;
     story.tell(Event::Submit(new(1, 10, 200, Kind::Local)));
@@ -661,7 +661,7 @@ fn what_is_guessed_right_needs_no_step() {
         story.tell(event);
     }
     assert_eq!(story.tokens(1), (0..200).map(|i| answer(6, 10 + i)).collect::<Vec<_>>());
-    assert!(story.ring.guessed > 80 && steps < 120, "{} guessed right, {steps} steps", story.ring.guessed);
+    assert!(story.ring.drafted > 80 && steps < 120, "{} guessed right, {steps} steps", story.ring.drafted);
 }
 
 /// Whatever a draft model knows and takes, the tokens are the same; it is asked as long as that pays.
@@ -709,7 +709,7 @@ fn what_repeats_itself_is_not_asked_about() {
 
 /// The step that waits for the draft model sets off with those that are left, and comes to nothing if nobody is.
 #[test]
-fn those_who_go_while_the_draft_model_guesses_are_in_no_step() {
+fn those_who_go_while_the_draft_model_drafts_are_in_no_step() {
     for leaving in [vec![1], vec![1, 2]] {
         let mut story = Story::drafted(1, 1000, Knows::All);
         for n in 1..=2 {
@@ -736,7 +736,7 @@ fn those_who_go_while_the_draft_model_guesses_are_in_no_step() {
 
 /// A ring breaks while the draft model guesses: what it says then is about nothing that exists.
 #[test]
-fn guesses_for_a_broken_ring_are_nobodys() {
+fn drafts_for_a_broken_ring_are_nobodys() {
     let mut story = Story::drafted(2, 1000, Knows::All);
     story.tell(Event::Submit(new(1, 5, 100, Kind::Local))).until_asked();
     let late = story.draft.answers.pop_front().unwrap();
@@ -770,7 +770,7 @@ fn pages_that_another_group_holds_are_waited_for() {
 }
 
 /// What nodes do, and the other policy that a batcher can drive.
-const POLICIES: [Batches; 2] = [Batches::Chunked(8), Batches::Turns];
+const POLICIES: [Batches; 2] = [Batches::Chunked(8), Batches::PrefillFirst];
 
 /// Requests of every kind, cancelled, begun and fed at random moments: each ends once, indices have no gap, and every
 /// page comes back; whatever the policy.
@@ -779,32 +779,39 @@ fn every_request_ends_once_whatever_the_order() {
     let seeds = std::env::var("TSNODE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600u64);
     for seed in 0..seeds {
         let mut state = seed;
-        let mut dice = |n: u64| {
+        let mut rng = |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
-        let stages = 1 + dice(3) as u16;
+        let stages = 1 + rng(3) as u16;
         let batches = POLICIES[(seed % 2) as usize];
-        let growth = 1 + dice(12) as u32;
-        let max_kept = dice(4) as usize;
-        let guesses = [Guesses::Measured, Guesses::Drafted, Guesses::Drafted, Guesses::Never][dice(4) as usize];
-        let config =
-            BatcherConfig { stages: stages.into(), batches, growth, max_kept, guesses, ..BatcherConfig::default() };
+        let growth = 1 + rng(12) as u32;
+        let max_kept = rng(4) as usize;
+        let drafts =
+            [Speculation::Measured, Speculation::Drafted, Speculation::Drafted, Speculation::Never][rng(4) as usize];
+        let config = BatcherConfig {
+            stages: stages.into(),
+            batches,
+            growth,
+            max_kept,
+            speculation: drafts,
+            ..BatcherConfig::default()
+        };
         let mut story = Story::of(config, 80);
-        story.draft.knows = [Knows::All, Knows::Some, Knows::Other, Knows::Nothing][dice(4) as usize];
-        story.ring.period = dice(3) as u32 * 3;
+        story.draft.knows = [Knows::All, Knows::Some, Knows::Other, Knows::Nothing][rng(4) as usize];
+        story.ring.period = rng(3) as u32 * 3;
         let mut prompts = Vec::new();
-        let kinds: Vec<u64> = (0..8).map(|_| dice(3)).collect();
+        let kinds: Vec<u64> = (0..8).map(|_| rng(3)).collect();
         for (n, kind) in kinds.iter().enumerate() {
             let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();
             // Some begin alike, some with others' whole prompts.
-            prompts.push(1 + dice(40) as usize);
-            let mut sequence = new(n as u8, prompts[n], 1 + dice(30) as u32, kind);
+            prompts.push(1 + rng(40) as usize);
+            let mut sequence = new(n as u8, prompts[n], 1 + rng(30) as u32, kind);
             // Some were begun elsewhere, some have their KV packed.
-            let known = if kinds[n] == 2 { 0 } else { dice(8).saturating_sub(4) as u32 };
+            let known = if kinds[n] == 2 { 0 } else { rng(8).saturating_sub(4) as u32 };
             let place = |i| answer(story.ring.period, prompts[n] as u32 + i);
             sequence.answered = (0..known.min(sequence.generation.max_new_tokens)).map(place).collect();
-            if kinds[n] != 2 && dice(2) == 0 {
+            if kinds[n] != 2 && rng(2) == 0 {
                 sequence.codec = KvCodec::Int4;
                 story.ring.packed.insert(request(n as u8), prompts[n] as u32);
             }
@@ -812,22 +819,22 @@ fn every_request_ends_once_whatever_the_order() {
         }
         let mut cancelled = BTreeSet::new();
         for _ in 0..400 {
-            let n = dice(8) as u8;
+            let n = rng(8) as u8;
             let r = request(n);
-            match dice(12) {
-                0 if dice(6) == 0 => {
+            match rng(12) {
+                0 if rng(6) == 0 => {
                     if story.ends(n) == 0 {
                         cancelled.insert(n);
                     }
                     story.tell(Event::Cancel { request: r });
                 }
                 1 => drop(story.tell(Event::Begin { request: r, first: Token(50) })),
-                2 if dice(4) == 0 => drop(story.tell(Event::PrefillHere { request: r, first: None })),
-                3 if dice(4) == 0 => {
+                2 if rng(4) == 0 => drop(story.tell(Event::PrefillHere { request: r, first: None })),
+                3 if rng(4) == 0 => {
                     let arrived = Err("broken".into());
                     story.tell(Event::KvArrived { request: r, position: 0, arrived });
                 }
-                3 if dice(4) == 0 && kinds[n as usize] == 1 => {
+                3 if rng(4) == 0 && kinds[n as usize] == 1 => {
                     story.kv_of(n, prompts[usize::from(n)]);
                 }
                 4 if kinds[n as usize] == 2 => {

@@ -313,7 +313,7 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
 
 /// Its gateway died before anybody had a copy: only the client knows what its tokens rest on.
 #[test]
-fn an_answer_that_nobody_has_a_journal_of_is_computed_as_its_client_says() {
+fn an_answer_that_nobody_has_a_response_log_of_is_computed_as_its_client_says() {
     for codec in [KvCodec::Raw, KvCodec::Int3, KvCodec::Int4, KvCodec::Int8] {
         let mut story = Story::new();
         let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };

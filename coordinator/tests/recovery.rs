@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway, GatewayConfig, View, Way};
+use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View};
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, GroupId, KvCodec, LayerProfile,
     LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, RequestId, Route,
@@ -135,7 +135,7 @@ impl Story {
     }
 
     /// The answer ends; how it went on after each of its moves.
-    fn ways(&mut self, request: RequestId) -> Vec<Option<Way>> {
+    fn ways(&mut self, request: RequestId) -> Vec<Option<Resumption>> {
         let actions = self.decode(request, DecodeEvent::End(tsnode_protocol::stream::End::Stop));
         let trace = actions.into_iter().find_map(|a| if let Action::Trace(trace) = a { Some(trace) } else { None });
         trace.unwrap().moves.iter().map(|m| m.way).collect()
@@ -275,7 +275,7 @@ fn a_prefill_group_that_breaks_off_is_not_counted_with() {
 
 #[test]
 fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
-    for (cached, way) in [(PROMPT - 1, Way::Kept), (PROMPT / 2, Way::Anew)] {
+    for (cached, way) in [(PROMPT - 1, Resumption::Kept), (PROMPT / 2, Resumption::Anew)] {
         let mut story = Story::new();
         story.split(id(1), 1, 2);
         story.up(&[1, 3, 4, 5], 0);
@@ -284,7 +284,7 @@ fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
         story.first(id(1), cached);
         assert_eq!(story.ways(id(1)), [Some(way)]);
     }
-    for (cached, way) in [(PROMPT, Way::Cached), (16, Way::Anew)] {
+    for (cached, way) in [(PROMPT, Resumption::Cached), (16, Resumption::Anew)] {
         let mut story = Story::new();
         story.served_by(id(1), 2);
         story.up(&[3, 4], 0);
@@ -301,5 +301,5 @@ fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
     story.lost(id(1));
     story.prefills(id(1));
     story.tell(Event::Prefill { request: id(1), event: PrefillEvent::Failed("no".into()) });
-    assert_eq!(story.ways(id(1)), [Some(Way::Anew)]);
+    assert_eq!(story.ways(id(1)), [Some(Resumption::Anew)]);
 }

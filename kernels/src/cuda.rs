@@ -1,34 +1,34 @@
-//! Arithmetic on NVIDIA cards, with nothing but a driver installed. Written without a card: kernels compile, and run in an
-//! emulator; none has run on a card yet (`docs/design/gpus.md`). A card is used only by who opens one.
+//! Arithmetic on NVIDIA GPUs, with nothing but a driver installed. Written without a GPU: kernels compile, and run in an
+//! emulator; none has run on a GPU yet (`docs/design/gpus.md`). A GPU is used only by who opens one.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `device/*.cu` | the kernels, in CUDA C++ |
 //! | `ptx/` | what they compile to (`scripts/cuda_kernels.sh`) |
-//! | `machine.rs` | what is asked of a card: memory, copies, launches |
-//! | `driver.rs` | a card, by the driver's library |
-//! | `jit.rs` | kernels compiled for the very card, where they are faster |
+//! | `machine.rs` | what is asked of a GPU: memory, copies, launches |
+//! | `driver.rs` | a GPU, by the driver's library |
+//! | `jit.rs` | kernels compiled for the very GPU, where they are faster |
 //! | `libraries.rs` | where NVIDIA's libraries are looked for |
-//! | `emulator.rs` | the processor in place of a card, for tests |
-//! | `weights.rs` | weights as they lie on a card |
+//! | `emulator.rs` | the processor in place of a GPU, for tests |
+//! | `weights.rs` | weights as they lie on a GPU |
 //! | `ops.rs` | operations: which kernel, how many blocks |
 //! | `stage.rs` | a stage's layers as operations |
-//! | `step.rs` | what a card is told of a step |
+//! | `step.rs` | what a GPU is told of a step |
 //! | `recordings.rs` | which runs came up, and what was recorded of them |
-//! | `probe.rs`, `nvml.rs` | what a card can do, measured and by its own word |
+//! | `probe.rs`, `nvml.rs` | what a GPU can do, measured and by its own word |
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
-//! | `cards.rs` | several cards that hold stages together |
-//! | `cards/gathers.rs` | how they put columns side by side: by copies, or by NCCL |
+//! | `gpus.rs` | several GPUs that hold stages together |
+//! | `gpus/gathers.rs` | how they put columns side by side: by copies, or by NCCL |
 //! | `columns.rs` | what each of them computes of a row, and where |
 
 mod buffers;
-mod cards;
 mod choose;
 mod columns;
 mod driver;
 #[cfg(test)]
 mod emulator;
+mod gpus;
 mod jit;
 mod libraries;
 mod machine;
@@ -43,19 +43,19 @@ mod tests;
 mod tiles;
 mod weights;
 
-pub(crate) use cards::{CardCarrier, Cards, TilePart, TilePlace};
-pub use cards::{GatherWay, NoNccl, TimedGather};
 pub(crate) use choose::Choice;
 pub use driver::usable;
+pub use gpus::{GatherWay, NoNccl, TimedGather};
+pub(crate) use gpus::{GpuCarrier, Gpus, TilePart, TilePlace};
 pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};
 pub use libraries::{Libraries, Library};
-pub use machine::CardError;
+pub use machine::GpuError;
 pub(crate) use machine::Queue;
-pub use nvml::{CardFacts, PcieLink};
-pub use probe::CardSpeeds;
-pub(crate) use stage::CardStage;
-use tiles::{CardTile, CardTurn};
-pub(crate) use weights::bytes_on_card;
+pub use nvml::{GpuFacts, PcieLink};
+pub use probe::GpuSpeeds;
+pub(crate) use stage::GpuStage;
+use tiles::{GpuTile, GpuTurn};
+pub(crate) use weights::bytes_on_gpu;
 
 use crate::{
     engine::{Slice, StageKey},
@@ -72,18 +72,18 @@ use std::sync::Arc;
 use step::{Step, StepInput, Wanted};
 use tsnode_protocol::Token;
 
-/// Of a card's free memory, what weights and pages leave for what is between kernels and for the driver.
+/// Of a GPU's free memory, what weights and pages leave for what is between kernels and for the driver.
 const HEADROOM: usize = 1 << 30;
 /// Rows of a step: what a grid has room for in its second and third direction, in which some kernels have their rows.
 const MOST_ROWS: usize = 65_535;
 /// Rows of a step from which recording saves nothing.
 const RECORDED_ROWS: usize = 256;
 
-/// A card with what is loaded on it.
+/// A GPU with what is loaded on it.
 #[derive(Debug)]
-pub struct Card {
+pub struct Gpu {
     // Stages and memory go before the machine they are on.
-    stages: BTreeMap<StageKey, CardStage>,
+    stages: BTreeMap<StageKey, GpuStage>,
     pages: Option<Memory>,
     work: Work,
     input: StepInput,
@@ -97,9 +97,9 @@ pub struct Card {
     machine: Arc<dyn Machine>,
 }
 
-/// What a card is by its own word.
+/// What a GPU is by its own word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CardInfo {
+pub struct GpuInfo {
     /// Vendor's name.
     pub name: String,
     /// Compute capability.
@@ -111,7 +111,7 @@ pub struct CardInfo {
     /// Why products of many rows are not left to a library; none where they are.
     pub no_library: Option<String>,
     /// What the management library says.
-    pub facts: CardFacts,
+    pub facts: GpuFacts,
     /// How its kernels were made.
     pub kernels: Kernels,
 }
@@ -125,16 +125,16 @@ struct Recording {
     embeds: bool,
 }
 
-/// What a card is to compute.
+/// What a GPU is to compute.
 pub(crate) struct Job<'a> {
     pub stage: StageKey,
     pub batch: &'a [Slice],
-    pub rows: CardInput<'a>,
+    pub rows: GpuInput<'a>,
     /// Rows that logits are wanted of.
     pub chosen: &'a [usize],
     /// How their tokens are chosen, if they are chosen there.
     pub choices: &'a [Choice],
-    /// By card.
+    /// By GPU.
     pub shares: &'a [Share<'a>],
     /// Query heads that share one of keys and values.
     pub group: usize,
@@ -142,11 +142,11 @@ pub(crate) struct Job<'a> {
     pub marks: bool,
 }
 
-/// Where a card has the keys and values of a step.
+/// Where a GPU has the keys and values of a step.
 pub(crate) struct Share<'a> {
     /// Pages of every layer and sequence, `most` each.
     pub tables: &'a [u32],
-    /// A number that only these tables of this card have had.
+    /// A number that only these tables of this GPU have had.
     pub edition: u64,
     pub most: usize,
     pub layout: Layout,
@@ -154,27 +154,27 @@ pub(crate) struct Share<'a> {
 
 /// What enters a stage.
 #[derive(Clone, Copy)]
-pub(crate) enum CardInput<'a> {
+pub(crate) enum GpuInput<'a> {
     Tokens(&'a [Token]),
     Hidden(&'a [f32]),
 }
 
-impl Card {
-    /// The card of this number among those that `CUDA_VISIBLE_DEVICES` leaves, with kernels compiled ahead.
+impl Gpu {
+    /// The GPU of this number among those that `CUDA_VISIBLE_DEVICES` leaves, with kernels compiled ahead.
     ///
     /// # Errors
-    /// When there is no driver, no such card, or it does not start.
-    pub fn open(ordinal: u16) -> Result<Self, CardError> {
+    /// When there is no driver, no such GPU, or it does not start.
+    pub fn open(ordinal: u16) -> Result<Self, GpuError> {
         Ok(Self::on(driver::open(ordinal)?))
     }
 
-    /// The same, with kernels compiled for this very card where NVRTC is found and they are faster. The first time that takes
-    /// seconds; what was chosen is kept, and holds until the card, the driver, NVRTC or the kernels change.
-    /// [`CardInfo::kernels`] says what was chosen, and why.
+    /// The same, with kernels compiled for this very GPU where NVRTC is found and they are faster. The first time that takes
+    /// seconds; what was chosen is kept, and holds until the GPU, the driver, NVRTC or the kernels change.
+    /// [`GpuInfo::kernels`] says what was chosen, and why.
     ///
     /// # Errors
-    /// As [`Card::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
-    pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, CardError> {
+    /// As [`Gpu::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
+    pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, GpuError> {
         Ok(Self::on(driver::open_with(ordinal, jit::Nvrtc::find(), cache)?))
     }
 
@@ -196,77 +196,77 @@ impl Card {
         }
     }
 
-    /// What the card is by the driver and the management library.
+    /// What the GPU is by the driver and the management library.
     #[must_use]
-    pub fn about(&self) -> CardInfo {
+    pub fn about(&self) -> GpuInfo {
         self.machine.about()
     }
 
     /// Memory for pages (bytes) if weights take so much: what is free, less headroom.
     ///
     /// # Errors
-    /// When the card does not answer.
-    pub fn pool_bytes(&self, weights: u64) -> Result<usize, CardError> {
+    /// When the GPU does not answer.
+    pub fn pool_bytes(&self, weights: u64) -> Result<usize, GpuError> {
         let free = self.machine.free_bytes()?;
         Ok(free.saturating_sub(HEADROOM + free / 16).saturating_sub(weights as usize))
     }
 
-    /// Waits for all that the card was asked for, and asks it something: a card that is lost, or in whose memory something could
+    /// Waits for all that the GPU was asked for, and asks it something: a GPU that is lost, or in whose memory something could
     /// not be corrected, answers with that from then on.
     ///
     /// # Errors
     /// When it does not answer as it should.
-    pub fn check(&self) -> Result<(), CardError> {
+    pub fn check(&self) -> Result<(), GpuError> {
         self.machine.finish()?;
         self.machine.free_bytes().map(|_| ())
     }
 
-    /// Memory for the pages of several cards (bytes), by what weights take on each: [`Engine::on_cards`] shares it out
-    /// alike, so the card that has least says how much.
+    /// Memory for the pages of several GPUs (bytes), by what weights take on each: [`Engine::on_gpus`] shares it out
+    /// alike, so the GPU that has least says how much.
     ///
-    /// [`Engine::on_cards`]: crate::engine::Engine::on_cards
+    /// [`Engine::on_gpus`]: crate::engine::Engine::on_gpus
     ///
     /// # Errors
-    /// When a card does not answer.
-    pub fn pool_bytes_of_all(cards: &[Self], weights: &[u64]) -> Result<usize, CardError> {
+    /// When a GPU does not answer.
+    pub fn pool_bytes_of_all(gpus: &[Self], weights: &[u64]) -> Result<usize, GpuError> {
         let mut least = usize::MAX;
-        for (card, weights) in cards.iter().zip(weights) {
-            least = least.min(card.pool_bytes(*weights)?);
+        for (gpu, weights) in gpus.iter().zip(weights) {
+            least = least.min(gpu.pool_bytes(*weights)?);
         }
-        Ok(if cards.is_empty() { 0 } else { least.saturating_mul(cards.len()) })
+        Ok(if gpus.is_empty() { 0 } else { least.saturating_mul(gpus.len()) })
     }
 
     /// Takes memory for pages.
-    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), CardError> {
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), GpuError> {
         self.pages = Some(Memory::take(&self.machine, bytes / PAGE_BYTES * PAGE_BYTES)?);
         Ok(())
     }
 
     /// Takes a stage that was brought here.
-    pub(crate) fn put(&mut self, key: StageKey, stage: CardStage) {
+    pub(crate) fn put(&mut self, key: StageKey, stage: GpuStage) {
         self.stages.insert(key, stage);
     }
 
     /// How the keys of a stage's layer turn.
-    pub(crate) fn turn(&self, key: StageKey, layer: usize) -> Option<CardTurn> {
+    pub(crate) fn turn(&self, key: StageKey, layer: usize) -> Option<GpuTurn> {
         self.stages.get(&key).and_then(|stage| stage.turn(layer))
     }
 
     pub(crate) fn unload(&mut self, key: StageKey) {
-        // Memory that a card fails to free is lost with the card.
+        // Memory that a GPU fails to free is lost with the GPU.
         let _ = self.machine.finish();
         self.forget_recorded();
         self.stages.remove(&key);
     }
 
     /// Copies pages, before anything else is written.
-    pub(crate) fn copy_pages(&mut self, copies: &[(u32, u32)]) -> Result<(), CardError> {
+    pub(crate) fn copy_pages(&mut self, copies: &[(u32, u32)]) -> Result<(), GpuError> {
         let at = |page: u32| self.pool() + u64::from(page) * PAGE_BYTES as u64;
         copies.iter().try_for_each(|(from, to)| self.machine.copy(at(*from), at(*to), PAGE_BYTES))
     }
 
     /// Computes a step; it is under way when this returns.
-    pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<(), CardError> {
+    pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<(), GpuError> {
         stage(&self.stages, job.stage)?;
         let step = self.send(job, share)?;
         self.take_rows(job)?;
@@ -274,7 +274,7 @@ impl Card {
             stage: job.stage,
             step,
             chooses: !job.choices.is_empty(),
-            embeds: matches!(job.rows, CardInput::Tokens(tokens) if !tokens.is_empty()),
+            embeds: matches!(job.rows, GpuInput::Tokens(tokens) if !tokens.is_empty()),
         };
         let worth_it = step.rows <= RECORDED_ROWS && step.tiles_count == 0 && !job.marks;
         let known = if worth_it { self.seen.find(&recording) } else { None };
@@ -282,7 +282,7 @@ impl Card {
             if let Some(recorded) = recorded {
                 return self.machine.replay(recorded);
             }
-            // A card that fails at more than recording fails below as well.
+            // A GPU that fails at more than recording fails below as well.
             if self.records && self.record(recording, job, share).unwrap_or(false) {
                 return Ok(());
             }
@@ -295,12 +295,12 @@ impl Card {
         Ok(())
     }
 
-    /// Tells the card of a step.
-    fn send(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<Step, CardError> {
+    /// Tells the GPU of a step.
+    fn send(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<Step, GpuError> {
         check_rows(job)?;
         let tokens = match job.rows {
-            CardInput::Tokens(tokens) => tokens,
-            CardInput::Hidden(_) => &[],
+            GpuInput::Tokens(tokens) => tokens,
+            GpuInput::Hidden(_) => &[],
         };
         let wanted = Wanted {
             batch: job.batch,
@@ -317,15 +317,15 @@ impl Card {
         self.input.send(&self.machine, &wanted)
     }
 
-    /// Copies rows of the stage before to the card, if such enter.
-    fn take_rows(&mut self, job: &Job<'_>) -> Result<(), CardError> {
-        let CardInput::Hidden(rows) = job.rows else { return Ok(()) };
+    /// Copies rows of the stage before to the GPU, if such enter.
+    fn take_rows(&mut self, job: &Job<'_>) -> Result<(), GpuError> {
+        let GpuInput::Hidden(rows) = job.rows else { return Ok(()) };
         let at = self.work.hidden.fit(rows.len() * 4)?;
         self.machine.upload(Queue::Compute, at, bytemuck::cast_slice(rows))
     }
 
     /// Records a run that was just found, and runs it; where that is not done or fails, nothing has run.
-    fn record(&mut self, recording: Recording, job: &Job<'_>, share: &Share<'_>) -> Result<bool, CardError> {
+    fn record(&mut self, recording: Recording, job: &Job<'_>, share: &Share<'_>) -> Result<bool, GpuError> {
         if !self.machine.record()? {
             return Ok(false);
         }
@@ -340,7 +340,7 @@ impl Card {
     }
 
     /// Launches all of a step.
-    fn run(&mut self, step: &Step, job: &Job<'_>, share: &Share, recording: Recording) -> Result<(), CardError> {
+    fn run(&mut self, step: &Step, job: &Job<'_>, share: &Share, recording: Recording) -> Result<(), GpuError> {
         if recording.embeds {
             self.embed(job.stage, step)?;
         }
@@ -350,17 +350,17 @@ impl Card {
         if recording.chooses { self.choose(job.stage, step) } else { Ok(()) }
     }
 
-    fn embed(&mut self, key: StageKey, step: &Step) -> Result<(), CardError> {
+    fn embed(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
         stage(&self.stages, key)?.embed(&self.ops, &mut self.work, step)
     }
 
-    /// The card's columns of logits.
-    fn head(&mut self, key: StageKey, step: &Step) -> Result<Option<Columns>, CardError> {
+    /// The GPU's columns of logits.
+    fn head(&mut self, key: StageKey, step: &Step) -> Result<Option<Columns>, GpuError> {
         stage(&self.stages, key)?.logits(&mut self.ops, &mut self.work, step)
     }
 
-    /// Chooses tokens by logits of which the card has all.
-    fn choose(&mut self, key: StageKey, step: &Step) -> Result<(), CardError> {
+    /// Chooses tokens by logits of which the GPU has all.
+    fn choose(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
         let vocab = stage(&self.stages, key)?.vocab();
         let out = self.tokens.fit(step.chosen_rows * 4)?;
         self.ops.choose(self.work.logits.at(), step.chosen_rows, vocab, step.choices, out)
@@ -386,28 +386,28 @@ impl Card {
     }
 
     /// Waits for a step's logits, `[row][vocab]`.
-    pub(crate) fn logits(&mut self, job: &Job<'_>, out: &mut Vec<f32>) -> Result<(), CardError> {
-        let vocab = self.stages.get(&job.stage).map_or(0, CardStage::vocab);
+    pub(crate) fn logits(&mut self, job: &Job<'_>, out: &mut Vec<f32>) -> Result<(), GpuError> {
+        let vocab = self.stages.get(&job.stage).map_or(0, GpuStage::vocab);
         out.resize(job.chosen.len() * vocab, 0.0);
         self.machine.download(Queue::Compute, self.work.logits.at(), bytemuck::cast_slice_mut(out))
     }
 
     /// Waits for a step's rows, for the next stage.
-    pub(crate) fn hidden(&mut self, job: &Job<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), CardError> {
+    pub(crate) fn hidden(&mut self, job: &Job<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), GpuError> {
         let width = self.stages.get(&job.stage).map_or(0, |stage| stage.width);
         out.resize(rows * width, 0.0);
         self.machine.download(Queue::Compute, self.work.hidden.at(), bytemuck::cast_slice_mut(out))
     }
 
     /// Waits for the tokens chosen.
-    pub(crate) fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Token>, CardError> {
+    pub(crate) fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Token>, GpuError> {
         let mut out = vec![0u32; job.chosen.len()];
         self.machine.download(Queue::Compute, self.tokens.at(), bytemuck::cast_slice_mut(&mut out))?;
         Ok(out.into_iter().map(Token).collect())
     }
 
     /// Has what leaves wait until a layer's keys and values are stored.
-    pub(crate) fn wait_for_layer(&self, layer: usize) -> Result<(), CardError> {
+    pub(crate) fn wait_for_layer(&self, layer: usize) -> Result<(), GpuError> {
         self.machine.wait_for(layer)
     }
 
@@ -416,12 +416,12 @@ impl Card {
     }
 }
 
-fn stage(stages: &BTreeMap<StageKey, CardStage>, key: StageKey) -> Result<&CardStage, CardError> {
-    stages.get(&key).ok_or_else(|| CardError::Unsupported("a stage not loaded".into()))
+fn stage(stages: &BTreeMap<StageKey, GpuStage>, key: StageKey) -> Result<&GpuStage, GpuError> {
+    stages.get(&key).ok_or_else(|| GpuError::Unsupported("a stage not loaded".into()))
 }
 
-/// Refuses a step that a card would refuse to launch, and not in words.
-fn check_rows(job: &Job<'_>) -> Result<(), CardError> {
+/// Refuses a step that a GPU would refuse to launch, and not in words.
+fn check_rows(job: &Job<'_>) -> Result<(), GpuError> {
     let (rows, most) = (job.batch.iter().map(|slice| slice.len as usize).sum(), MOST_ROWS);
-    if rows <= most { Ok(()) } else { Err(CardError::Rows { rows, most }) }
+    if rows <= most { Ok(()) } else { Err(GpuError::Rows { rows, most }) }
 }

@@ -8,8 +8,8 @@ mod beside;
 mod carded;
 mod carrier;
 mod choosing;
-mod kept;
 mod parts;
+mod prefix_cache;
 mod shards;
 mod tap;
 mod tiles;
@@ -17,14 +17,14 @@ mod tiles;
 pub use beside::Held;
 pub use carded::Pick;
 pub use carrier::{Carried, Carrier};
-pub use kept::{KeptKey, Prefix};
+pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 
 pub(crate) use attend::{Attend, Look, Turn};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
-    cuda::{CardError, Cards},
+    cuda::{GpuError, Gpus},
     load::{InUse, StageMemory},
     pages::{Owner, PAGE_BYTES, PageCount, PagePool, PagesError},
     ranks::{Alone, Gather, Hall},
@@ -32,8 +32,8 @@ use crate::{
     wire::{self, PayloadError},
 };
 use attend::Run;
-use kept::Kept;
 use parts::{Device, Loaded, Part, Turns};
+use prefix_cache::PrefixCache;
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -178,9 +178,9 @@ pub enum EngineError {
     /// No pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
-    /// The card does not do it, or no more.
+    /// The GPU does not do it, or no more.
     #[error(transparent)]
-    Card(#[from] CardError),
+    Gpu(#[from] GpuError),
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
@@ -193,15 +193,15 @@ pub struct Engine {
     hall: Hall,
     devices: Vec<Device>,
     /// What computes in place of the processor, if something does.
-    cards: Option<Cards>,
-    /// Page tables of each card's last batch.
+    gpus: Option<Gpus>,
+    /// Page tables of each GPU's last batch.
     tables: Vec<carded::Tables>,
     /// Pages of each rank.
     pools: Vec<PagePool>,
     dtype: KvDtype,
     stages: BTreeMap<StageKey, Loaded>,
     sequences: BTreeMap<(StageKey, RequestId), Shards>,
-    kept: Kept,
+    kept: PrefixCache,
     next_key: u64,
     wire: wire::Scratch,
     out: Vec<f32>,
@@ -238,13 +238,13 @@ impl Engine {
             team: Team::new(ranks, move |rank| starting(threads.before(rank)))?,
             hall: Hall::new(ranks),
             devices,
-            cards: None,
+            gpus: None,
             tables: Vec::new(),
             pools: (0..ranks).map(pool).collect(),
             dtype: kv_dtype,
             stages: BTreeMap::new(),
             sequences: BTreeMap::new(),
-            kept: Kept::default(),
+            kept: PrefixCache::default(),
             next_key: 0,
             wire: wire::Scratch::default(),
             out: Vec::new(),
@@ -267,8 +267,8 @@ impl Engine {
         let key = StageKey(self.next_key);
         self.next_key += 1;
         let mut weights = 0;
-        match (&mut self.cards, there) {
-            (Some(cards), Some(there)) => cards.put(key, there),
+        match (&mut self.gpus, there) {
+            (Some(gpus), Some(there)) => gpus.put(key, there),
             _ => {
                 parts.iter().zip(&self.devices).for_each(|(part, device)| part.stage.prepare(&device.cpu));
                 weights = StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total();
@@ -288,8 +288,8 @@ impl Engine {
             self.release(stage, request);
         }
         self.kept.drop_stage(&mut self.pools, stage);
-        if let Some(cards) = &mut self.cards {
-            cards.unload(stage);
+        if let Some(gpus) = &mut self.gpus {
+            gpus.unload(stage);
         }
     }
 
@@ -418,8 +418,8 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<&mut [f32], EngineError> {
         self.check(stage, batch, input, output)?;
-        if self.cards.is_some() {
-            return self.forward_on_card(stage, batch, input, output, tap);
+        if self.gpus.is_some() {
+            return self.forward_on_gpu(stage, batch, input, output, tap);
         }
         self.positions.clear();
         self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));

@@ -88,7 +88,7 @@ fn score(
     }
     if let Some(codec) = codec.filter(|_| start > 0) {
         engine.admit(stage, second, room)?;
-        bytes = hand_over(engine, stage, shape, (first, second), start as u32, codec)?;
+        bytes = kv_transfer(engine, stage, shape, (first, second), start as u32, codec)?;
         reader = second;
     }
     let rows: Vec<usize> = (0..window.len() - 1 - start).collect();
@@ -118,7 +118,7 @@ fn run<'e>(
     Ok(out)
 }
 
-fn hand_over(
+fn kv_transfer(
     engine: &mut Engine,
     stage: StageKey,
     shape: &ModelShape,

@@ -5,7 +5,7 @@
 
 use crate::{
     cpu::Cpu,
-    cuda::bytes_on_card,
+    cuda::bytes_on_gpu,
     linear::Weight,
     memory,
     models::Stage,
@@ -84,7 +84,7 @@ impl StageMemory {
 /// What an engine holds (bytes), all but what it computes with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InUse {
-    /// Weights of all loaded stages, as [`StageMemory::total`] has them; none of those on a card.
+    /// Weights of all loaded stages, as [`StageMemory::total`] has them; none of those on a GPU.
     pub weights: u64,
     /// KV pages that have been written to, or made ready to be: what the system has given of the pool.
     pub kv: u64,
@@ -101,12 +101,12 @@ pub(crate) fn each(stages: &[Box<dyn Stage>]) -> impl Iterator<Item = &dyn Stage
     stages.iter().map(|stage| stage.as_ref())
 }
 
-/// Memory that stages' weights take on cards (bytes), where formats without kernels are widened.
-pub(crate) fn on_cards<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
+/// Memory that stages' weights take on GPUs (bytes), where formats without kernels are widened.
+pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
     let (weights, tables) = all_of(stages.clone());
     let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
     let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
-    let there = tables.into_iter().chain(weights.iter().map(|w| w.tensor())).map(bytes_on_card);
+    let there = tables.into_iter().chain(weights.iter().map(|w| w.tensor())).map(bytes_on_gpu);
     there.sum::<u64>() + bytes.saturating_sub(matrices)
 }
 

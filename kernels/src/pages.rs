@@ -135,9 +135,9 @@ const COMMITTED: usize = 4096;
 
 /// All KV memory of a device. The system commits a page's memory when it is first written.
 pub struct PagePool {
-    /// Empty where pages lie on a card.
+    /// Empty where pages lie on a GPU.
     memory: Vec<u8>,
-    /// Pages to be copied on the card before anything is written there; none of a pool whose memory is here.
+    /// Pages to be copied on the GPU before anything is written there; none of a pool whose memory is here.
     copies: Option<Vec<(u32, u32)>>,
     free: Vec<Page>,
     owners: Vec<Owners>,
@@ -170,7 +170,7 @@ impl PagePool {
         }
     }
 
-    /// A pool that keeps the books of pages which lie on a card. Their bytes cannot be had here.
+    /// A pool that keeps the books of pages which lie on a GPU. Their bytes cannot be had here.
     pub(crate) fn elsewhere(bytes: usize) -> Self {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         let free = (0..pages as u32).rev().map(Page).collect();
@@ -184,7 +184,7 @@ impl PagePool {
         self.stamps
     }
 
-    /// Copies that are still to be made on the card, in their order.
+    /// Copies that are still to be made on the GPU, in their order.
     pub(crate) fn take_copies(&mut self) -> Vec<(u32, u32)> {
         self.copies.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -47,8 +47,8 @@ const MIXED: [Step; 3] = [prompt(0, 2).beside(4, 30), prompt(20, 1).beside(1, 60
 
 /// What is measured of a model.
 const FIRST: LayerRange = LayerRange { start: 0, end: 1 };
-/// Layers of it on a card, if it has so many.
-const ON_CARD: u32 = 4;
+/// Layers of it on a GPU, if it has so many.
+const ON_GPU: u32 = 4;
 
 /// Most memory taken for KV while measuring (bytes).
 const POOL_AT_MOST: usize = 1 << 30;
@@ -104,16 +104,16 @@ pub fn measure(
     measured(&mut engine, source, first, (Output::Hidden, groups)).map(Some)
 }
 
-/// The same on an engine that computes on a card and holds no sequence. What a step costs beside its layers, being asked for and
-/// waited for, is as much as a layer of a small model: several layers share it, and their rows stay on the card, as all but a
+/// The same on an engine that computes on a GPU and holds no sequence. What a step costs beside its layers, being asked for and
+/// waited for, is as much as a layer of a small model: several layers share it, and their rows stay on the GPU, as all but a
 /// stage's last ones do.
 ///
 /// # Errors
 /// As [`measure`].
 pub fn measure_on(engine: &mut Engine, source: &ModelSource) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
-    let few = LayerRange { end: ON_CARD.min(source.card().shape.layers - 1), ..FIRST };
-    let first = source.load_stage_for_cards(few, Threads { count: 1, ranks: engine.cards() })?;
+    let few = LayerRange { end: ON_GPU.min(source.card().shape.layers - 1), ..FIRST };
+    let first = source.load_stage_for_gpus(few, Threads { count: 1, ranks: engine.gpus() })?;
     measured(engine, source, first, (Output::Logits { rows: &[] }, groups)).map(Some)
 }
 

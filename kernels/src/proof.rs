@@ -1,6 +1,6 @@
-//! Whether a card, or several together, compute a model as the processor does: looked at before anybody counts on it.
+//! Whether a GPU, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
-//! Kernels are the same on every card, drivers and cards are not; and an owner's card may be broken. So the model that is to be
+//! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
 //! served is tried itself, in the format of its weights: its first layer and its last, a prompt and single tokens behind
 //! it, KV that leaves packed and as it is, and the choice of a token. That takes a fraction of a second and the memory of two
 //! layers.
@@ -27,7 +27,7 @@ const POOL: usize = 256 << 20;
 const REQUEST: RequestId = RequestId([1; 16]);
 const COPY: RequestId = RequestId([2; 16]);
 
-/// Why a card is not used.
+/// Why a GPU is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
     /// The system gives no threads.
@@ -40,7 +40,7 @@ pub enum ProofError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// It ran, and gave something else.
-    #[error("{what} on the card are {by:.2} of their length off the processor's, where {most} is the most")]
+    #[error("{what} on the GPU are {by:.2} of their length off the processor's, where {most} is the most")]
     Differs {
         /// Which rows.
         what: &'static str,
@@ -50,7 +50,7 @@ pub enum ProofError {
         most: f32,
     },
     /// It chose another token than the likeliest of its own.
-    #[error("the card chose token {} where {} was the likeliest", .chosen.0, .likeliest.0)]
+    #[error("the GPU chose token {} where {} was the likeliest", .chosen.0, .likeliest.0)]
     Choice {
         /// Its choice.
         chosen: Token,
@@ -59,19 +59,19 @@ pub enum ProofError {
     },
 }
 
-/// Computes some of a model on a card, and the same on the processor by so many threads.
+/// Computes some of a model on a GPU, and the same on the processor by so many threads.
 ///
 /// # Errors
-/// When the card does not compute the model, or not as the processor does.
-pub fn compare(card: &mut Engine, source: &ModelSource, threads: usize) -> Result<(), ProofError> {
-    let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: card.kv_dtype() };
+/// When the GPU does not compute the model, or not as the processor does.
+pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result<(), ProofError> {
+    let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let shape = source.card().shape;
     let first = LayerRange { start: 0, end: 1 };
-    let rows = Pair::load(&mut processor, card, source, first)?.compare(source, None)?;
+    let rows = Pair::load(&mut processor, gpu, source, first)?.compare(source, None)?;
     if shape.layers > 1 {
         let last = LayerRange { start: shape.layers - 1, end: shape.layers };
-        Pair::load(&mut processor, card, source, last)?.compare(source, Some(rows))?;
+        Pair::load(&mut processor, gpu, source, last)?.compare(source, Some(rows))?;
     }
     Ok(())
 }
@@ -99,7 +99,7 @@ fn numbers(bytes: &[u8], dtype: KvDtype) -> Vec<f32> {
 /// One layer on both.
 struct Pair<'e> {
     processor: &'e mut Engine,
-    card: &'e mut Engine,
+    gpu: &'e mut Engine,
     keys: (StageKey, StageKey),
     layers: LayerRange,
     last: bool,
@@ -108,23 +108,23 @@ struct Pair<'e> {
 impl Drop for Pair<'_> {
     fn drop(&mut self) {
         self.processor.unload(self.keys.0);
-        self.card.unload(self.keys.1);
+        self.gpu.unload(self.keys.1);
     }
 }
 
 impl<'e> Pair<'e> {
     fn load(
         processor: &'e mut Engine,
-        card: &'e mut Engine,
+        gpu: &'e mut Engine,
         source: &ModelSource,
         layers: LayerRange,
     ) -> Result<Self, ProofError> {
         let on_processor = processor.load(source.load_stage(layers)?)?;
-        let on_card = card
-            .load(source.load_stage_for_cards(layers, Threads { count: 1, ranks: card.cards() })?)
+        let on_gpu = gpu
+            .load(source.load_stage_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
             .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
-        Ok(Self { processor, card, keys: (on_processor, on_card), layers, last })
+        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last })
     }
 
     /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
@@ -135,7 +135,7 @@ impl<'e> Pair<'e> {
         let width = shape.hidden as usize;
         let tokens: Vec<Token> = (0..prompt + after).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
         self.processor.admit(self.keys.0, REQUEST, prompt + after)?;
-        self.card.admit(self.keys.1, REQUEST, prompt + after)?;
+        self.gpu.admit(self.keys.1, REQUEST, prompt + after)?;
         let steps = std::iter::once((0, prompt)).chain((prompt..prompt + after).map(|start| (start, 1)));
         let mut leaving = Vec::new();
         for (start, len) in steps {
@@ -155,7 +155,7 @@ impl<'e> Pair<'e> {
         let (batch, wanted) = ([slice], [slice.len as usize - 1]);
         let output = if self.last { Output::Logits { rows: &wanted } } else { Output::Hidden };
         let right = self.processor.forward(self.keys.0, &batch, input, output)?.to_vec();
-        let found = self.card.forward(self.keys.1, &batch, input, output)?.to_vec();
+        let found = self.gpu.forward(self.keys.1, &batch, input, output)?.to_vec();
         within(if self.last { "logits" } else { "a layer's rows" }, &right, &found, APART)?;
         if self.last {
             self.choose(slice, input, &found)?;
@@ -165,10 +165,10 @@ impl<'e> Pair<'e> {
 
     /// The same step once more, its token chosen there.
     fn choose(&mut self, slice: Slice, input: Input<'_>, logits: &[f32]) -> Result<(), ProofError> {
-        self.card.set_len(self.keys.1, slice.request, slice.start)?;
+        self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
         let greedy = Sampling::greedy();
         let picks = [Pick { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
-        let Some(&[chosen]) = self.card.choose_on_card(self.keys.1, &[slice], input, &picks, None)?.as_deref() else {
+        let Some(&[chosen]) = self.gpu.choose_on_gpu(self.keys.1, &[slice], input, &picks, None)?.as_deref() else {
             return Ok(());
         };
         let likeliest = crate::sampling::greedy(logits);
@@ -182,16 +182,16 @@ impl<'e> Pair<'e> {
         let tile = TileHeader { layer, head_start: 0, head_end: heads, token_start: 0, token_end: tokens, bytes: 0 };
         let (mut right, mut found, mut packed) = (Vec::new(), Vec::new(), Vec::new());
         self.processor.export(self.keys.0, REQUEST, &tile, KvCodec::Raw, &mut right)?;
-        self.card.export(self.keys.1, REQUEST, &tile, KvCodec::Raw, &mut found)?;
+        self.gpu.export(self.keys.1, REQUEST, &tile, KvCodec::Raw, &mut found)?;
         let dtype = self.processor.kv_dtype();
         let numbers = |bytes: &[u8]| numbers(bytes, dtype);
         let right = numbers(&right);
         within("keys and values", &right, &numbers(&found), APART)?;
-        self.card.export(self.keys.1, REQUEST, &tile, KvCodec::Int4, &mut packed)?;
-        self.card.admit(self.keys.1, COPY, tokens)?;
-        self.card.import(self.keys.1, COPY, &tile, KvCodec::Int4, &packed)?;
-        self.card.set_len(self.keys.1, COPY, tokens)?;
-        self.card.export(self.keys.1, COPY, &tile, KvCodec::Raw, &mut found)?;
+        self.gpu.export(self.keys.1, REQUEST, &tile, KvCodec::Int4, &mut packed)?;
+        self.gpu.admit(self.keys.1, COPY, tokens)?;
+        self.gpu.import(self.keys.1, COPY, &tile, KvCodec::Int4, &packed)?;
+        self.gpu.set_len(self.keys.1, COPY, tokens)?;
+        self.gpu.export(self.keys.1, COPY, &tile, KvCodec::Raw, &mut found)?;
         within("packed keys and values", &right, &numbers(&found), APART_PACKED)
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         assert!(within("rows", &right, &[1.01, -2.0, 0.5], APART).is_ok());
         for wrong in [&[1.0, -2.0, f32::NAN][..], &[1.0, -2.0, 1.5], &[0.0; 3], &right[..2]] {
             let said = within("rows", &right, wrong, APART).unwrap_err();
-            assert!(said.to_string().starts_with("rows on the card"), "{said}");
+            assert!(said.to_string().starts_with("rows on the GPU"), "{said}");
         }
         assert!(within("rows", &[0.0; 3], &[1e-3, 0.0, 0.0], APART).is_err());
     }

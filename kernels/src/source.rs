@@ -251,8 +251,8 @@ impl ModelSource {
     ///
     /// # Errors
     /// As [`Self::stage_memory`].
-    pub fn card_bytes(&self, layers: LayerRange, cards: usize) -> Result<u64, WeightsError> {
-        Ok(load::on_cards(load::each(&self.cut(layers, cards)?)))
+    pub fn gpu_bytes(&self, layers: LayerRange, cards: usize) -> Result<u64, WeightsError> {
+        Ok(load::on_gpus(load::each(&self.cut(layers, cards)?)))
     }
 
     /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
@@ -290,20 +290,20 @@ impl ModelSource {
         self.load_stage_by(Threads::together(1), layers, &mut |_| ()).map(|(stage, _)| stage)
     }
 
-    /// Some layers, for an engine on a card, by so many threads: [`Self::load_stage_for_cards_by`].
+    /// Some layers, for an engine on a card, by so many threads: [`Self::load_stage_for_gpus_by`].
     ///
     /// # Errors
     /// As there.
-    pub fn load_stage_for_card(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
-        self.load_stage_for_cards(layers, Threads::together(threads))
+    pub fn load_stage_for_gpu(&self, layers: LayerRange, threads: usize) -> Result<StageModel, WeightsError> {
+        self.load_stage_for_gpus(layers, Threads::together(threads))
     }
 
     /// The same for several cards, as many as there are ranks.
     ///
     /// # Errors
     /// As there.
-    pub fn load_stage_for_cards(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
-        self.load_stage_for_cards_by(threads, layers, &mut |_| ()).map(|(stage, _)| stage)
+    pub fn load_stage_for_gpus(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        self.load_stage_for_gpus_by(threads, layers, &mut |_| ()).map(|(stage, _)| stage)
     }
 
     /// Some layers, for an engine on as many cards as there are ranks: every number is looked at, by so many threads, and nothing
@@ -311,7 +311,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// When a number is not finite, there are more ranks than heads of keys and values, or the system gives no threads.
-    pub fn load_stage_for_cards_by(
+    pub fn load_stage_for_gpus_by(
         &self,
         threads: Threads,
         layers: LayerRange,

@@ -120,7 +120,7 @@ fn run(
         }
         let at = Instant::now();
         let input = Input::Tokens(&tokens[..step.tokens() as usize]);
-        if engine.is_on_card() {
+        if engine.is_on_gpu() {
             // Tokens are chosen where the logits are, as they are when it serves.
             engine.forward_choosing(stage, &batch, input, &picks)?;
         } else {
@@ -131,7 +131,7 @@ fn run(
     Ok(best)
 }
 
-/// How fast a card packs and unpacks a sequence's KV, where nothing leaves it.
+/// How fast a GPU packs and unpacks a sequence's KV, where nothing leaves it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packing {
     /// Tokens of the sequence.
@@ -146,7 +146,7 @@ pub struct Packing {
 
 /// What a prompt takes while its KV stays, and while it leaves layer by layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HandOver {
+pub struct KvTransfer {
     /// Tokens of the prompt.
     pub tokens: u32,
     /// Seconds alone.
@@ -158,10 +158,10 @@ pub struct HandOver {
 /// Runs of what is measured a few times; the best counts.
 const RUNS: usize = 5;
 
-/// Measures packing on a card.
+/// Measures packing on a GPU.
 ///
 /// # Errors
-/// When the engine is on no card, or has too few pages.
+/// When the engine is on no GPU, or has too few pages.
 pub fn measure_packing(
     engine: &mut Engine,
     stage: StageKey,
@@ -170,7 +170,7 @@ pub fn measure_packing(
 ) -> Result<Packing, EngineError> {
     let request = RequestId([0; 16]);
     engine.admit(stage, request, tokens)?;
-    let measured = engine.packing_on_card(stage, request, tokens, codec, RUNS);
+    let measured = engine.packing_on_gpu(stage, request, tokens, codec, RUNS);
     engine.release(stage, request);
     let (bytes, pack, unpack) = measured?;
     Ok(Packing { tokens, bytes: bytes as f64, pack, unpack })
@@ -194,13 +194,13 @@ impl Tap for Taker {
 ///
 /// # Errors
 /// When the engine has too few pages.
-pub fn measure_hand_over(
+pub fn measure_kv_transfer(
     engine: &mut Engine,
     stage: StageKey,
     source: &ModelSource,
     tokens: u32,
     codec: KvCodec,
-) -> Result<HandOver, EngineError> {
+) -> Result<KvTransfer, EngineError> {
     let vocab = source.card().shape.vocab;
     let prompt: Vec<Token> = (0..tokens).map(|n| Token(n * 7 % vocab)).collect();
     let request = RequestId([0; 16]);
@@ -228,7 +228,7 @@ pub fn measure_hand_over(
     }
     engine.release(stage, request);
     let [plain, tapped] = best;
-    Ok(HandOver { tokens, plain, tapped })
+    Ok(KvTransfer { tokens, plain, tapped })
 }
 
 /// Gives a sequence the KV of another, as it would come over a wire.

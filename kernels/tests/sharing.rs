@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, EngineError, Input, KeptKey, Output, Prefix, Slice, StageKey, Threads},
+    engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey, Threads},
     pages::PAGE_BYTES,
     source::ModelSource,
 };
@@ -132,7 +132,7 @@ proptest! {
     fn no_page_is_lost(steps in prop::collection::vec((0u8..7, 0u8..4, 0u32..400), 1..60)) {
         let mut bench = Bench::new(6);
         let (total, stage) = (bench.free(), bench.stage);
-        let mut kept: Vec<KeptKey> = Vec::new();
+        let mut kept: Vec<PrefixKey> = Vec::new();
         for (what, n, tokens) in steps {
             // Whatever cannot be done is refused, and changes nothing.
             match what {

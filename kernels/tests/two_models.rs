@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, EngineError, Input, KeptKey, Output, Prefix, Slice, StageKey, Threads},
+    engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey, Threads},
     pages::PAGE_BYTES,
     source::ModelSource,
 };
@@ -108,7 +108,7 @@ struct Story {
     /// In the order they came.
     running: Vec<Sequence>,
     done: Vec<Sequence>,
-    kept: Vec<(usize, KeptKey)>,
+    kept: Vec<(usize, PrefixKey)>,
     pushed_out: usize,
     /// Steps in which sequences of both models ran.
     both: usize,
@@ -200,7 +200,7 @@ fn check(ranks: usize) {
     assert_eq!(story.bench.engine.pages(), free, "what is kept counts as free");
     // What was kept first had to go for others; what was kept last is there.
     let Bench { engine, stages, .. } = &mut story.bench;
-    let mut is_there = |(model, key): &(usize, KeptKey)| {
+    let mut is_there = |(model, key): &(usize, PrefixKey)| {
         let (stage, probe) = (stages[*model], RequestId([99; 16]));
         let admitted = engine.admit_after(stage, probe, LONG as u32, Prefix::Kept(*key), LONG as u32);
         engine.release(stage, probe);

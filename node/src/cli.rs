@@ -37,7 +37,7 @@ use crate::{
     },
     exit::{Exit, Kind},
     plain, telemetry,
-    text::apart,
+    text::sandbox,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use std::collections::BTreeMap;
@@ -118,7 +118,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match verb {
         "completions" => return completions(matches),
         "version" => return show::version(matches),
-        apart::VERB => return apart::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
+        sandbox::VERB => return sandbox::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
         _ => {}
     }
     nothing_is_empty(matches)?;
@@ -195,8 +195,8 @@ fn warn(lines: Vec<String>) {
 /// What settings are held against.
 fn machine() -> Machine {
     let Host { cpu, gpus } = Host::detect();
-    let cards = gpus.into_iter().flatten().map(|card| card.memory_bytes);
-    Machine { cores: cpu.cores, memory_bytes: cards.fold(cpu.memory_bytes, u64::max) }
+    let gpus = gpus.into_iter().flatten().map(|gpu| gpu.memory_bytes);
+    Machine { cores: cpu.cores, memory_bytes: gpus.fold(cpu.memory_bytes, u64::max) }
 }
 
 /// An empty value is most often a script's variable that was not set. Settings say the same of theirs wherever they come from.
@@ -225,11 +225,11 @@ fn decimal(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> +
     move |text| values::decimal(text, &range)
 }
 
-/// Threads for all that does not compute: one for each connection that may share a hand-over.
+/// Threads for all that does not compute: one for each connection that may share a KV transfer.
 fn workers(verb: &str, settings: &Settings) -> Result<usize, crate::config::ConfigError> {
     const FEW: usize = 2;
     Ok(match verb {
-        "join" => usize::from(settings.lanes()?.most()).max(FEW),
+        "join" => usize::from(settings.kv_streams()?.most()).max(FEW),
         // Both ends are here.
         "bench" => std::thread::available_parallelism().map_or(FEW, usize::from).clamp(FEW, 8),
         _ => FEW,
@@ -375,9 +375,9 @@ const ALL: [&str; KNOBS.len() - 2] = {
 fn render_template() -> Command {
     let template = r#"{"text":"{{ messages[0].content }}","bos":"","eos":""}"#;
     let conversation = r#"[{"role":"user","content":"Good day"}]"#;
-    Command::new(apart::VERB)
+    Command::new(sandbox::VERB)
         .about("Render a chat template for each conversation, a line of JSON each, with limits to memory and time")
-        .after_help(format!("Example:\n  printf '{template}\\n{conversation}\\n' | tsnode {}", apart::VERB))
+        .after_help(format!("Example:\n  printf '{template}\\n{conversation}\\n' | tsnode {}", sandbox::VERB))
         .hide(true)
 }
 

@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::Guesses,
+    batcher::Speculation,
     gate::{KvChoice, SplitChoice},
-    lanes::Lanes,
-    spot::SpotChecks,
+    kv_streams::KvStreams,
+    spot_check::SpotChecks,
 };
 use tsnode_kernels::engine::Threads;
 use tsnode_protocol::{BytesPerSecond, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
@@ -78,7 +78,7 @@ pub const KNOBS: [Knob; 40] = [
     knob(
         "device",
         "auto",
-        "What computes: cpu, cards as cuda:0 or cuda:0,cuda:1, several that hold each layer together as cuda:0-1, or all cards that pass a trial with the model, else the processor (auto)",
+        "What computes: cpu, GPUs as cuda:0 or cuda:0,cuda:1, several that hold each layer together as cuda:0-1, or all GPUs that pass a trial with the model, else the processor (auto)",
     ),
     knob("threads", "", "Threads that compute, from 1 [default: as many as cores]"),
     knob("cores", "", "Processors to use, as 0-3; with fewer threads the others are for the network [default: any]"),
@@ -100,7 +100,7 @@ pub const KNOBS: [Knob; 40] = [
     knob(
         "kv-lanes",
         "auto",
-        "Connections that share a hand-over: 1 to 4, or as many as links and spare cores are worth (auto)",
+        "Connections that share a KV transfer: 1 to 4, or as many as links and spare cores are worth (auto)",
     ),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
     knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
@@ -418,10 +418,10 @@ impl Settings {
                 "kv-pace",
                 &[("auto", None), ("layers", Some(KvPace::Layers)), ("whole", Some(KvPace::Whole))],
             )?,
-            kv_lanes: self.lanes()?,
+            kv_streams: self.kv_streams()?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
             spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
-            guesses: self.choice("guess", &[("auto", Guesses::Measured), ("never", Guesses::Never)])?,
+            speculation: self.choice("guess", &[("auto", Speculation::Measured), ("never", Speculation::Never)])?,
             draft: self.draft()?,
             layout: self.parse("layout")?,
             special_text: if self.flag("guard-special-tokens")? { SpecialText::Plain } else { SpecialText::Control },
@@ -467,19 +467,19 @@ impl Settings {
         Ok(Threads { count, ranks })
     }
 
-    /// Connections that may share a hand-over; by itself as many as cores that compute nothing.
+    /// Connections that may share a KV transfer; by itself as many as cores that compute nothing.
     ///
     /// # Errors
-    /// When it is no number from 1 to [`limits::LANES`], or threads and cores are not what they should be.
-    pub fn lanes(&self) -> Result<Lanes, ConfigError> {
+    /// When it is no number from 1 to [`limits::KV_STREAMS`], or threads and cores are not what they should be.
+    pub fn kv_streams(&self) -> Result<KvStreams, ConfigError> {
         let text = self.text("kv-lanes");
         if text != "auto" {
-            let lanes = text.parse::<NonZeroU8>().ok().filter(|n| n.get() <= limits::LANES);
-            let wrong = || self.wrong("kv-lanes", format!("choose auto, or from 1 to {}", limits::LANES));
-            return Ok(Lanes::Fixed(lanes.ok_or_else(wrong)?));
+            let kv_streams = text.parse::<NonZeroU8>().ok().filter(|n| n.get() <= limits::KV_STREAMS);
+            let wrong = || self.wrong("kv-lanes", format!("choose auto, or from 1 to {}", limits::KV_STREAMS));
+            return Ok(KvStreams::Fixed(kv_streams.ok_or_else(wrong)?));
         }
         let all = self.all_cores()?;
-        Ok(Lanes::Spare(all.saturating_sub(self.threads()?.count)))
+        Ok(KvStreams::Spare(all.saturating_sub(self.threads()?.count)))
     }
 
     /// How many processors this process may use.
@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_model_wants_a_model_and_guesses() {
+    fn a_draft_model_wants_a_model_and_drafts() {
         let draft = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_DRAFT", "small.gguf")], "").unwrap().node();
         assert_eq!(draft(&[]).unwrap().draft, Some("small.gguf".into()));
         assert_eq!(draft(&[("guess", "never")]).unwrap().draft, None);

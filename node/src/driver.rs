@@ -1,17 +1,17 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 use crate::{
-    drafter::Drafter,
     faults::Faults,
-    guard::Bench,
+    heartbeats::{HeartbeatSender, Heartbeats},
     invites::Invites,
     links::{Gone, Links},
     local::TOKEN_FILE,
     node::{HTTP_FILE, INVITE_FILE},
+    offences::OffenceReceiver,
     owner::{Owner, Turn},
-    pulses::{Pulse, Teller},
+    planner_thread::PlannerThread,
     roster::Adverts,
-    serving::host::{Host, HostReport},
+    serving::worker::{Host, HostReport},
     store::Store,
     swarm::{Ban, SwarmEvent, SwarmHandle},
     twins,
@@ -54,7 +54,7 @@ pub struct Driver {
     /// Membership, election, adoption.
     pub control: Control,
     /// Makes its plans.
-    pub drafter: Drafter,
+    pub planner_thread: PlannerThread,
     /// The control plane.
     pub swarm: SwarmHandle,
     /// What it says.
@@ -70,9 +70,9 @@ pub struct Driver {
     /// Whose process it found gone.
     pub gone: Gone,
     /// Heartbeats that came straight here.
-    pub pulses: mpsc::Receiver<Pulse>,
+    pub heartbeats: mpsc::Receiver<Heartbeats>,
     /// Sends such.
-    pub teller: Teller,
+    pub heartbeat_sender: HeartbeatSender,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
     /// Whether the model inside the program is lent, where the owner named none.
@@ -86,7 +86,7 @@ pub struct Driver {
     /// Whether a client has asked for something while there was no plan.
     pub asked: watch::Receiver<bool>,
     /// What peers did that they should not, and who is cut off for it.
-    pub bench: Bench,
+    pub bench: OffenceReceiver,
     /// What is held against everybody.
     pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
@@ -154,7 +154,7 @@ impl Driver {
         let mut present = interval(PRESENT);
         present.set_missed_tick_behavior(MissedTickBehavior::Delay);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.obey().await;
+        self.apply_command().await;
         self.step(Event::Advertise(self.said())).await;
         loop {
             let wake = self.control.deadline().map(|at| self.started + at);
@@ -171,9 +171,9 @@ impl Driver {
                     Some(event) => self.heard(event),
                     None => break,
                 },
-                Some(draft) = self.drafter.answer() => Some(Event::Planned(draft)),
+                Some(draft) = self.planner_thread.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
-                Some((from, words)) = self.pulses.recv() => Some(Event::Pulse { from, words }),
+                Some((from, words)) = self.heartbeats.recv() => Some(Event::Heartbeats { from, words }),
                 Some((peer, offence)) = self.bench.offences.recv() => {
                     due |= self.judge(peer, offence);
                     None
@@ -192,7 +192,7 @@ impl Driver {
                     due = true;
                     self.forgive();
                     self.forget_twin();
-                    let turns = [self.obey().await, self.fall_back(), self.invite(), self.lie(), self.accuse()];
+                    let turns = [self.apply_command().await, self.fall_back(), self.invite(), self.lie(), self.accuse()];
                     for event in turns.into_iter().flatten() {
                         self.step(event).await;
                     }
@@ -368,14 +368,25 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport { ready, load, loading, weights, in_use, cramped, lost, kv_refused, guesses, held: _, talks: _ } =
-            self.host.report().await.ok()?;
+        let HostReport {
+            ready,
+            load,
+            loading,
+            weights,
+            in_use,
+            out_of_kv_pages,
+            lost,
+            kv_refused,
+            drafts,
+            held: _,
+            talks: _,
+        } = self.host.report().await.ok()?;
         if let Some(devices) = self.owner.lose(&lost)
             && let Some(event) = self.advertise(|advert| advert.devices = devices)
         {
             self.step(event).await;
         }
-        if cramped {
+        if out_of_kv_pages {
             self.changeover.make_room();
         }
         self.view.send_if_modified(|view| {
@@ -383,14 +394,14 @@ impl Driver {
             view.kv_refused = kv_refused.into_iter().map(|(why, n)| (why.to_owned(), n)).collect();
             let read = std::mem::replace(&mut view.weights, weights) != weights;
             let held = std::mem::replace(&mut view.in_use, in_use) != in_use;
-            let checked = std::mem::replace(&mut view.guesses, guesses) != guesses;
+            let checked = std::mem::replace(&mut view.drafts, drafts) != drafts;
             refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });
         Some(Event::Load { load, ready })
     }
 
     /// Lends what the owner wants lent.
-    async fn obey(&mut self) -> Option<Event> {
+    async fn apply_command(&mut self) -> Option<Event> {
         match self.owner.look(Instant::now())? {
             Turn::Lend(devices) => {
                 // A host that has rested takes its part in the plan up again, should it still have one.
@@ -419,8 +430,8 @@ impl Driver {
                         tracing::warn!(kind = gossip.kind(), "not said: the disk could not remember it");
                     }
                     Action::Publish(gossip) => events.extend(self.publish(&gossip)),
-                    Action::Pulse { to, own, heard } => events.extend(self.pulse(&to, own, &heard)),
-                    Action::AskPlanner(question) => self.drafter.ask(question),
+                    Action::Heartbeats { to, own, heard } => events.extend(self.heartbeat(&to, own, &heard)),
+                    Action::AskPlanner(question) => self.planner_thread.ask(question),
                     Action::Remember(epoch, term) => {
                         if self.store.set_endorsed(epoch, term) {
                             self.remembered = Some((epoch, term));
@@ -680,17 +691,17 @@ impl Driver {
     }
 
     /// Sends heartbeats to a few peers, its own among them, and hears that like they do.
-    fn pulse(&self, to: &[PeerId], own: Option<Heartbeat>, heard: &[Verified<Gossip>]) -> Option<Event> {
+    fn heartbeat(&self, to: &[PeerId], own: Option<Heartbeat>, heard: &[Verified<Gossip>]) -> Option<Event> {
         let own = own.map(|own| self.swarm.seal(&Gossip::Heartbeat(own))).transpose();
         let own = own.inspect_err(|error| tracing::warn!(%error, "no heartbeat")).ok()?;
         let words: Vec<Signed<Gossip>> = own.iter().chain(heard).map(|word| word.proof().clone()).collect();
         let roster = self.roster.borrow().clone();
         for peer in to.iter().filter(|_| !words.is_empty()) {
             if let Some(advert) = roster.get(peer) {
-                self.teller.tell(*peer, advert.data_addresses.clone(), words.clone());
+                self.heartbeat_sender.tell(*peer, advert.data_addresses.clone(), words.clone());
             }
         }
-        Some(Event::Pulse { from: self.control.me(), words: vec![own?] })
+        Some(Event::Heartbeats { from: self.control.me(), words: vec![own?] })
     }
 
     /// Tells those who look for peers whom nobody needs to look for.
@@ -718,7 +729,7 @@ fn is_private(action: &Action) -> bool {
     matches!(
         action,
         Action::Publish(_)
-            | Action::Pulse { .. }
+            | Action::Heartbeats { .. }
             | Action::AskPlanner(_)
             | Action::Remember(..)
             | Action::Reject { .. }

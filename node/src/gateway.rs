@@ -1,7 +1,7 @@
 //! Prompt flow 1: what a client's request looks like inside the peer that took it, and the channel that takes it.
 
 mod checks;
-mod desk;
+mod clients;
 mod drive;
 mod reach;
 

@@ -1,11 +1,11 @@
 //! Plan flow 1: what this host lends, measured once and remembered.
 
-mod card;
 mod choice;
+mod gpu;
 mod sets;
 
-pub use card::{CardUnfit, Wanted, lend as cards, open_cards, try_cards};
-pub use choice::{CardNumbers, ChoiceError, DeviceChoice, DeviceName};
+pub use choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
+pub use gpu::{GpuUnfit, Wanted, lend as gpus, open_gpus, try_gpus};
 pub use sets::sets;
 
 use crate::{
@@ -89,13 +89,13 @@ pub enum LendError {
     /// The system gives no threads.
     #[error("cannot measure the processor: {0}")]
     Measure(#[from] std::io::Error),
-    /// A card that was named.
-    #[error("{cards} cannot be lent: {error}; `tsnode doctor` says what was found, --device cpu does without")]
-    Card {
+    /// A GPU that was named.
+    #[error("{gpus} cannot be lent: {error}; `tsnode doctor` says what was found, --device cpu does without")]
+    Gpu {
         /// Which.
-        cards: CardNumbers,
+        gpus: GpuNumbers,
         /// Why not.
-        error: CardUnfit,
+        error: GpuUnfit,
     },
 }
 

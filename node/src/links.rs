@@ -6,48 +6,48 @@
 mod accept;
 mod frames;
 mod known;
-mod lanes;
 mod lifeline;
+mod liveness_probe;
 mod meter;
+mod parallel;
 mod priority;
 mod probe;
 mod prove;
 mod rates;
-mod roads;
 mod shaping;
 mod tls;
 mod transfer;
+mod traversal;
 pub mod trial;
 mod tuning;
 mod tunnel;
 mod uplink;
-mod vigil;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
 pub use known::Measured;
-pub use lanes::Roads;
 pub use lifeline::Gone;
 pub(crate) use lifeline::beside;
+pub use liveness_probe::{Attended, Unresponsive};
+pub use parallel::Connections;
 pub use probe::Probed;
 pub use shaping::Shaping;
 pub use transfer::Transfer;
-pub use vigil::{Attended, Mute};
 
 use crate::{
     carrier::{Carriage, Carrier},
     doors::Doors,
     faults::Faults,
-    guard::Guard,
+    heartbeats::Inbox,
     identity::Identity,
-    pulses::Inbox,
+    offences::OffenceReporter,
 };
 use accept::Servers;
 use futures::future::{BoxFuture, Shared};
 use known::Known;
-use lanes::Beside;
 use lifeline::{Caller, Holder};
+use liveness_probe::Attendance;
+use parallel::Beside;
 use rates::Rates;
-use roads::Around;
 use rustls::pki_types::CertificateDer;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -56,11 +56,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::lanes::Lanes;
+use traversal::NatTraversal;
+use tsnode_coordinator::kv_streams::KvStreams;
 use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
-use tuning::{Tuning, Way};
+use tuning::{Transport, Tuning};
 use uplink::Uplink;
-use vigil::Attendance;
 
 /// Streams that others opened and nobody has looked at; above it they wait in QUIC's own windows.
 const INCOMING: usize = 256;
@@ -146,15 +146,15 @@ pub struct LinksConfig {
     /// The largest datagrams tried, where it is not left to the addresses.
     pub datagram: Option<u16>,
     /// Who is kept out.
-    pub guard: Guard,
+    pub guard: OffenceReporter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
     /// Where heartbeats go that come here; they are dropped otherwise.
-    pub pulses: Option<Inbox>,
+    pub heartbeats: Option<Inbox>,
     /// Carries what does not get through by itself, where there is a control plane.
     pub carriage: Option<Carriage>,
-    /// How many connections may carry a hand-over.
-    pub lanes: Lanes,
+    /// How many connections may carry a KV transfer.
+    pub kv_streams: KvStreams,
     /// Places for those who have to prove themselves, and for lifelines.
     pub doors: Doors,
 }
@@ -198,14 +198,14 @@ impl Dial {
     /// Whether it leads nowhere any more.
     fn is_over(&self) -> bool {
         match self.dialled.peek() {
-            Some(Ok(road)) => road.connection.close_reason().is_some(),
+            Some(Ok(connection)) => connection.connection.close_reason().is_some(),
             Some(Err(_)) => true,
             None => self.cancel.is_cancelled(),
         }
     }
 
     /// The way it goes, once that is known.
-    fn way(&self) -> Option<Way> {
+    fn way(&self) -> Option<Transport> {
         Some(self.dialled.peek()?.as_ref().ok()?.way)
     }
 }
@@ -221,7 +221,7 @@ struct Inner {
     identity: Identity,
     me: PeerId,
     membership: Membership,
-    /// One connection per peer, beside those of [`lanes`], or the attempt at one. Held for map operations only.
+    /// One connection per peer, beside those of [`kv_streams`], or the attempt at one. Held for map operations only.
     dials: Mutex<BTreeMap<PeerId, Dial>>,
     known: Known,
     datagrams: Datagrams,
@@ -231,15 +231,15 @@ struct Inner {
     /// Holds lifelines at others.
     caller: Caller,
     gone: mpsc::Sender<PeerId>,
-    guard: Guard,
+    guard: OffenceReporter,
     rates: Rates,
     faults: Option<watch::Receiver<Faults>>,
-    pulses: Option<Inbox>,
+    heartbeats: Option<Inbox>,
     /// Tiles and tokens sent while some are to be spoilt.
     spoilt: AtomicU64,
     carrier: Option<Carrier>,
-    around: Around,
-    lanes: Lanes,
+    around: NatTraversal,
+    kv_streams: KvStreams,
     beside: Beside,
     attendance: Attendance,
     /// Takes streams that others open, as long as this peer takes any.
@@ -288,11 +288,11 @@ impl Links {
             guard: config.guard,
             rates: Rates::new(),
             faults: config.faults,
-            pulses: config.pulses,
+            heartbeats: config.heartbeats,
             spoilt: AtomicU64::new(0),
             carrier,
-            around: Around::default(),
-            lanes: config.lanes,
+            around: NatTraversal::default(),
+            kv_streams: config.kv_streams,
             beside: Beside::default(),
             attendance: Attendance::default(),
             streams: sender.downgrade(),
@@ -310,7 +310,7 @@ impl Links {
         }
         tokio::spawn(accept::run(links.clone(), servers, sender, stop.clone()));
         tokio::spawn(known::watch(links.clone(), stop.clone()));
-        tokio::spawn(vigil::watch(links.clone(), stop));
+        tokio::spawn(liveness_probe::watch(links.clone(), stop));
         Ok((links, Incoming { streams }, goners))
     }
 
@@ -339,11 +339,11 @@ impl Links {
         addresses: &[SocketAddr],
         opening: &stream::Opening,
     ) -> Result<Stream, LinkError> {
-        let road = self.road(peer, addresses).await?;
-        Self::open_on(&road, opening).await
+        let connection = self.connection(peer, addresses).await?;
+        Self::open_on(&connection, opening).await
     }
 
-    async fn road(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Tuning>, LinkError> {
+    async fn connection(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Tuning>, LinkError> {
         if self.inner.guard.keeps_out(peer) {
             return Err(LinkError::CutOff(peer));
         }
@@ -387,8 +387,8 @@ impl Links {
         if let Some(dial) = &dial {
             dial.cancel.cancel();
         }
-        if let Some(Ok(road)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
-            road.connection.close(CODE_BYE.into(), b"gone");
+        if let Some(Ok(connection)) = dial.as_ref().and_then(|dial| dial.dialled.peek()) {
+            connection.connection.close(CODE_BYE.into(), b"gone");
         }
         self.inner.beside.forget(peer);
         self.inner.around.forget(peer);

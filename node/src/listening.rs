@@ -11,7 +11,7 @@ pub enum Use {
     Others,
     /// Processes of this host.
     ThisHost,
-    /// Nobody: it leads nowhere, or only by a network card that it cannot name.
+    /// Nobody: it leads nowhere, or only by a network GPU that it cannot name.
     Nobody,
 }
 
@@ -53,7 +53,7 @@ pub fn is_for(address: &Multiaddr) -> Use {
 }
 
 fn ip_is_for(ip: IpAddr) -> Use {
-    // An address of one cable is no address without the card's name, which is another one at every host.
+    // An address of one cable is no address without the GPU's name, which is another one at every host.
     let of_one_cable = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     if ip.is_unspecified() || ip.is_multicast() || of_one_cable {
         Use::Nobody

@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::allowance::{Allowance, Purse};
+use tsnode_coordinator::rate_limit::{RateLimit, TokenBucket};
 use tsnode_protocol::PeerId;
 
 /// The most bytes of one measurement.
 pub const MOST: u64 = 256 << 20;
 /// Measurements of that size, about: one, and another every two minutes. Far ends allow a little more.
-const SIZES: Allowance = Allowance { per_second: 1.0 / 120.0, burst: 2.0 };
+const SIZES: RateLimit = RateLimit { per_second: 1.0 / 120.0, burst: 2.0 };
 /// How long one may take; over a slower link fewer bytes tell as much.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -75,13 +75,13 @@ impl Measurer {
 /// Fulfils wishes until `stop`.
 pub(crate) async fn run(mut wishes: mpsc::Receiver<Wish>, links: Links, roster: Roster, stop: CancellationToken) {
     let started = Instant::now();
-    let mut purse = Purse::new(SIZES, Duration::ZERO);
+    let mut bucket = TokenBucket::new(SIZES, Duration::ZERO);
     let fulfilling = async {
         while let Some(Wish { peer, bytes, answer }) = wishes.recv().await {
             let addresses = roster.data_addresses(peer);
             let measured = if addresses.is_empty() {
                 Err(MeasureError::Unknown(peer))
-            } else if let Err(retry_after) = purse.take(started.elapsed()) {
+            } else if let Err(retry_after) = bucket.take(started.elapsed()) {
                 Err(MeasureError::TooOften { retry_after })
             } else {
                 let measured = timeout(PATIENCE, links.transfer(peer, &addresses, bytes.min(MOST))).await;

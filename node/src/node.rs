@@ -11,15 +11,13 @@ pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 use crate::{
     carrier, cores,
     doors::{self, Doors},
-    drafter::Drafter,
     driver::{Driver, Reasons},
     faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
-    guard::Guard,
+    heartbeats::{HeartbeatSender, Inbox},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
     identity::{Identity, KEY_FILE},
     invites::{self, Invites},
-    journal::Journal,
     keys::KeyRing,
     library,
     links::{Gone, Incoming, Links, LinksConfig},
@@ -27,13 +25,15 @@ use crate::{
     local::{LocalToken, TOKEN_FILE},
     measure::{self, Measurer},
     models::{FilesQuery, ModelLibrary},
+    offences::OffenceReporter,
     owner::Owner,
+    planner_thread::PlannerThread,
     prober,
-    pulses::{Inbox, Teller},
+    response_log::ResponseLog,
     roster::Roster,
     serving::{
         compute::Compute,
-        host::{Host, HostSetup},
+        worker::{Host, HostSetup},
     },
     store::{self, Belonging, Store, StoreError},
     swarm::{self, ProcessId, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
@@ -95,9 +95,9 @@ pub async fn run(
     let front = ground.front(Controls { helm, measurer, faults, asked }).await?;
     watcher(front.view.subscribe());
     let lent = lent::Lent::find(&ground.config, &ground.store).await?;
-    let drafter = Drafter::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
-    let (guard, bench) = Guard::channel();
-    let (inbox, pulses) = Inbox::channel(ground.invite.swarm);
+    let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
+    let (guard, bench) = OffenceReporter::channel();
+    let (inbox, heartbeats) = Inbox::channel(ground.invite.swarm);
     let planes = ground.planes(&guard, broken.clone(), inbox).await?;
     if let Some(address) = planes.links.lacks_lifelines() {
         front.view.send_modify(|view| view.troubles.push(Trouble::NoLifelines { address }));
@@ -107,10 +107,10 @@ pub async fn run(
     let (roster_writer, roster) = Roster::channel();
     let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
     let fallback = ground.fallback(&advert);
-    let journal = ground.journal(&links, &roster)?;
+    let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
     let host =
-        ground.host(lent, planes.incoming, (&links, &roster, &journal), (owner.moving(), gone), broken.clone())?;
+        ground.host(lent, planes.incoming, (&links, &roster, &response_log), (owner.moving(), gone), broken.clone())?;
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
@@ -124,7 +124,7 @@ pub async fn run(
     }
     let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());
-    let ways = Ways { host: &host, links: &links, roster: &roster, journal: &journal, guard: &guard };
+    let ways = Ways { host: &host, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
     tasks.spawn(ground.drive(&ways, view, front.submissions, (open, traffic)).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
@@ -132,7 +132,7 @@ pub async fn run(
 
     let driver = Driver {
         control: ground.control(),
-        drafter,
+        planner_thread,
         swarm: planes.swarm,
         events: planes.events,
         host: host.clone(),
@@ -140,8 +140,8 @@ pub async fn run(
         beside: Default::default(),
         data_plane: links.clone(),
         gone: planes.gone,
-        pulses,
-        teller: Teller::new(links.clone(), tasks.clone()),
+        heartbeats,
+        heartbeat_sender: HeartbeatSender::new(links.clone(), tasks.clone()),
         advert,
         fallback,
         reasons: Reasons::new(ground.bootstrap().len()),
@@ -226,8 +226,8 @@ struct Ways<'w> {
     host: &'w Host,
     links: &'w Links,
     roster: &'w Roster,
-    journal: &'w Journal,
-    guard: &'w Guard,
+    response_log: &'w ResponseLog,
+    guard: &'w OffenceReporter,
 }
 
 impl Ground {
@@ -274,7 +274,7 @@ impl Ground {
 
     async fn planes(
         &self,
-        guard: &Guard,
+        guard: &OffenceReporter,
         faults: Option<watch::Receiver<Faults>>,
         inbox: Inbox,
     ) -> Result<Planes, NodeError> {
@@ -290,9 +290,9 @@ impl Ground {
                 datagram: None,
                 guard: guard.clone(),
                 faults: faults.clone(),
-                pulses: Some(inbox),
+                heartbeats: Some(inbox),
                 carriage: Some(carriage),
-                lanes: config.kv_lanes,
+                kv_streams: config.kv_streams,
                 doors: self.doors.clone(),
             },
             self.ends.clone(),
@@ -319,9 +319,9 @@ impl Ground {
         Ok(Planes { links, incoming, gone, data_port, swarm, events })
     }
 
-    fn journal(&self, links: &Links, roster: &Roster) -> Result<Journal, StoreError> {
+    fn response_log(&self, links: &Links, roster: &Roster) -> Result<ResponseLog, StoreError> {
         let (tasks, stop) = (self.tasks.clone(), self.ends.clone());
-        Journal::open(&self.store, self.identity.peer_id(), (links.clone(), roster.clone()), tasks, stop)
+        ResponseLog::open(&self.store, self.identity.peer_id(), (links.clone(), roster.clone()), tasks, stop)
     }
 
     /// Where the swarm may be found: at those who invited, and at those who were there last.
@@ -335,7 +335,7 @@ impl Ground {
         &self,
         lent: lent::Lent,
         incoming: Incoming,
-        (links, roster, journal): (&Links, &Roster, &Journal),
+        (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
         faults: Option<watch::Receiver<Faults>>,
     ) -> Result<Host, NodeError> {
@@ -343,7 +343,7 @@ impl Ground {
         // The thread that owns the processor's engine is the first of those that compute.
         let first = cores.and_then(|cores| cores.only(0));
         let start = |engine: Engine| {
-            let on = first.as_ref().filter(|_| !engine.is_on_card());
+            let on = first.as_ref().filter(|_| !engine.is_on_gpu());
             let faults = faults.clone();
             cores::run_on(on, || Compute::start(engine, faults)).and_then(|started| started)
         };
@@ -358,11 +358,11 @@ impl Ground {
             draft: lent.draft,
             shelf: lent.shelf,
             dtype: self.config.kv_dtype,
-            batcher: BatcherConfig { guesses: self.config.guesses, ..BatcherConfig::default() },
+            batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
             threads: self.config.threads,
             moving,
             going,
-            journal: journal.clone(),
+            response_log: response_log.clone(),
             stop: self.ends.clone(),
         };
         Ok(Host::start(setup, &self.tasks))
@@ -393,7 +393,7 @@ impl Ground {
             spot_checks: self.config.spot_checks,
             view,
             submissions,
-            journal: ways.journal.clone(),
+            response_log: ways.response_log.clone(),
             open,
             traffic,
             tasks: self.tasks.clone(),
@@ -552,7 +552,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         rejected: Default::default(),
         kv_refused: Default::default(),
         spot_checks: Default::default(),
-        guesses: Default::default(),
+        drafts: Default::default(),
         link_ages: Default::default(),
         troubles: Vec::new(),
         addresses: Vec::new(),

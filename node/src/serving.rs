@@ -2,17 +2,17 @@
 //!
 //! One task ([`host`]) owns the set of groups, another ([`loader`]) loads stages for it. A group has a task of its own: a [`leader`] where this peer has the
 //! first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to the [`compute`] thread. Where
-//! a draft model is lent a leader has a [`guesser`] beside it.
+//! a draft model is lent a leader has a [`speculator`] beside it.
 
 mod checks;
 pub mod client;
 pub mod compute;
-mod desk;
 mod devices;
 mod export;
-mod guesser;
-pub mod host;
+mod kv_receiver;
 mod leader;
 mod loader;
 mod member;
+mod speculator;
 mod stage;
+pub mod worker;

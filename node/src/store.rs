@@ -30,7 +30,7 @@ use tsnode_protocol::{Epoch, Invite, Life, PeerId, Secret, SwarmId, Term};
 /// Ledger of what is remembered: a few kilobytes.
 const STATE_FILE: &str = "state.log";
 /// Ledger of what clients got.
-const JOURNAL_FILE: &str = "journal.log";
+const RESPONSE_LOG_FILE: &str = "journal.log";
 /// Name of the note of the swarm.
 const SWARM: &str = "swarm";
 /// How that note begins where nobody knows which it was: no version takes it for a swarm.
@@ -133,8 +133,8 @@ pub enum Measured {
     Processor,
     /// What a layer of the model takes on it.
     Profile,
-    /// Cards that are one device, by the first one's number and how many they are, and the model on them.
-    Cards(u16, u16),
+    /// GPUs that are one device, by the first one's number and how many they are, and the model on them.
+    Gpus(u16, u16),
 }
 
 impl fmt::Display for Measured {
@@ -142,7 +142,7 @@ impl fmt::Display for Measured {
         match self {
             Self::Processor => f.write_str("probe"),
             Self::Profile => f.write_str("profile"),
-            Self::Cards(first, count) => write!(f, "cards {first} {count}"),
+            Self::Gpus(first, count) => write!(f, "GPUs {first} {count}"),
         }
     }
 }
@@ -191,8 +191,8 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be used.
-    pub fn open_journal(&self, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
-        let path = self.folder.join(JOURNAL_FILE);
+    pub fn open_response_log(&self, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
+        let path = self.folder.join(RESPONSE_LOG_FILE);
         let ledger = open_ledger(&path, record)?;
         if ledger.found() == Found::Emptied {
             tracing::info!(file = %path.display(), "empty: clients of before that come back are answered anew");
@@ -473,7 +473,7 @@ fn say(folder: &Path, state: (Found, bool), copy: (Found, bool), restored: bool)
 
 /// Whether a note is a measurement, which can be made again.
 fn is_measured(key: &str) -> bool {
-    [Measured::Processor, Measured::Profile].iter().any(|what| what.to_string() == key) || key.starts_with("cards ")
+    [Measured::Processor, Measured::Profile].iter().any(|what| what.to_string() == key) || key.starts_with("GPUs ")
 }
 
 /// A note as its ledger has it: the length of its name, the name, the value.

@@ -1,19 +1,19 @@
 //! Text becomes tokens, tokens become text: tokenizer, chat template, stop strings.
 
-pub mod apart;
 mod bytes;
 mod chat;
 mod defaults;
 mod detokenise;
 mod fewest;
-mod guarded;
 mod jinja;
 mod model;
 mod reader;
+pub mod sandbox;
 mod short;
 mod specials;
 mod stop;
 mod templates;
+mod tokenizer_guard;
 mod vocabulary;
 mod workers;
 

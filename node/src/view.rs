@@ -1,6 +1,6 @@
 //! The swarm as this peer sees it now: one snapshot, replaced whole, read by HTTP and the command line.
 
-use crate::guard::SpotChecked;
+use crate::offences::SpotChecked;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -130,8 +130,8 @@ pub struct SwarmView {
     #[serde(default)]
     pub spot_checks: SpotChecked,
     /// Guesses at next tokens that groups led here had checked since the start.
-    #[serde(default)]
-    pub guesses: Tally,
+    #[serde(default, rename = "guesses")]
+    pub drafts: Tally,
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,
@@ -249,7 +249,7 @@ pub(crate) mod tests {
             rejected: BTreeMap::new(),
             kv_refused: BTreeMap::new(),
             spot_checks: Default::default(),
-            guesses: Default::default(),
+            drafts: Default::default(),
             link_ages: BTreeMap::new(),
             troubles: vec![],
             addresses: vec![],

@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tsnode::{identity::Identity, invites, keys, store::Store};
 use tsnode_protocol::{
-    Epoch, PeerId, RequestId, Secret, SwarmId, Term, codec,
-    journal::{Fingerprint, JournalHead, Record},
-    ledger,
+    Epoch, PeerId, RequestId, Secret, SwarmId, Term, codec, ledger,
+    response_log::{Fingerprint, Record, ResponseLogHead},
 };
 
 /// How long a peer may take to serve or to refuse: what takes longer hangs.
@@ -207,10 +206,10 @@ impl Golden {
         store.set_known(swarm.parse().unwrap(), &["/ip4/192.0.2.1/tcp/1".to_owned()]);
         assert!(store.set_endorsed(Epoch(7), Term(1)));
         let begin = |n: u8| {
-            let head = JournalHead { request: RequestId([n; 16]), asked: Fingerprint([1; 32]) };
+            let head = ResponseLogHead { request: RequestId([n; 16]), asked: Fingerprint([1; 32]) };
             codec::encode(&Record::Begin { head, gateway: PeerId([2; 32]), at: 1 })
         };
-        store.open_journal(|_| {}).unwrap().append((0..9).map(begin)).unwrap();
+        store.open_response_log(|_| {}).unwrap().append((0..9).map(begin)).unwrap();
         drop(store);
         for (name, content) in [("join.log", "a line\n"), ("http.addr", "127.0.0.1:1\n"), ("http.token", "tsl-old\n")] {
             fs::write(folder.join(name), content).unwrap();

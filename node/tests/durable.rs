@@ -15,14 +15,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tsnode::{identity::Identity, store::Store};
 use tsnode_protocol::{
-    Epoch, KvCodec, PeerId, RequestId, Sampled, Term, Token, codec,
-    journal::{Fingerprint, JournalHead, JournalPart, Record},
-    ledger,
+    Epoch, KvCodec, PeerId, RequestId, Sampled, Term, Token, codec, ledger,
+    response_log::{Fingerprint, Record, ResponseLogHead, ResponseLogPart},
 };
 use tsnode_testnet::client::Reader;
 
 const LONG: Duration = Duration::from_secs(20);
-const JOURNAL: &str = "journal.log";
+const RESPONSE_LOG: &str = "journal.log";
 /// Tokens of an answer.
 const TOKENS: usize = 800;
 /// Answers at once: one alone is over before anything can happen to it.
@@ -41,9 +40,9 @@ async fn until(what: &str, so: impl Fn() -> bool) {
     }
 }
 
-/// Tokens that a data folder's journals hold, by request and gateway.
-fn journalled(folder: &Path) -> BTreeMap<(RequestId, PeerId), Vec<Token>> {
-    let file = fs::read(folder.join(JOURNAL)).unwrap_or_default();
+/// Tokens that a data folder's response logs hold, by request and gateway.
+fn logged(folder: &Path) -> BTreeMap<(RequestId, PeerId), Vec<Token>> {
+    let file = fs::read(folder.join(RESPONSE_LOG)).unwrap_or_default();
     let mut all: BTreeMap<_, Vec<Token>> = BTreeMap::new();
     for record in ledger::read(&file).unwrap().records {
         match codec::decode::<Record, { ledger::RECORD_BYTES }>(record).unwrap() {
@@ -61,13 +60,13 @@ fn journalled(folder: &Path) -> BTreeMap<(RequestId, PeerId), Vec<Token>> {
 
 /// The longest answer in a data folder that has not all its tokens.
 fn running(folder: &Path) -> Vec<u64> {
-    let longest = journalled(folder).into_values().filter(|t| t.len() < TOKENS).max_by_key(Vec::len);
+    let longest = logged(folder).into_values().filter(|t| t.len() < TOKENS).max_by_key(Vec::len);
     longest.unwrap_or_default().into_iter().map(|t| u64::from(t.0)).collect()
 }
 
 /// How many answers in it have all their tokens.
 fn ended(folder: &Path) -> usize {
-    journalled(folder).values().filter(|t| t.len() == TOKENS).count()
+    logged(folder).values().filter(|t| t.len() == TOKENS).count()
 }
 
 /// A reader of one stream, whose gateway may change.
@@ -93,14 +92,14 @@ async fn a_gateway_killed_in_mid_stream_and_started_again_goes_on_with_its_clien
     let mut net = Net::up(Wish { peers: 1, gateways: 1, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let (host, gateway) = (net.peer(0), net.peer(1));
     let expected = futures::future::join_all((0..STREAMS).map(|seed| net.tokens(1, body(seed)))).await;
-    until("they are journalled", || ended(&gateway.data_dir) == STREAMS as usize).await;
+    until("they are logged", || ended(&gateway.data_dir) == STREAMS as usize).await;
     let at = Arc::new(Mutex::new(vec![gateway.http.clone()]));
     let readers = (0..STREAMS).map(|seed| read(&net, "killed in mid-stream", seed, at.clone())).collect::<Vec<_>>();
-    until("journals are written", || running(&gateway.data_dir).len() > 100).await;
-    // The host is the buddy: killed too, and what it kept is lost.
+    until("response logs are written", || running(&gateway.data_dir).len() > 100).await;
+    // The host is the replica: killed too, and what it kept is lost.
     net.net.kill(1).await.unwrap();
     net.net.kill(0).await.unwrap();
-    fs::remove_file(host.data_dir.join(JOURNAL)).unwrap();
+    fs::remove_file(host.data_dir.join(RESPONSE_LOG)).unwrap();
     let had = running(&gateway.data_dir);
     assert!(expected.iter().any(|(tokens, _)| tokens.starts_with(&had)), "{} tokens, never said", had.len());
     let invite = || fs::read_to_string(host.data_dir.join("invite")).unwrap();
@@ -119,7 +118,7 @@ async fn a_gateway_killed_in_mid_stream_and_started_again_goes_on_with_its_clien
     assert!(returns > 0, "they were disturbed");
     let log = fs::read_to_string(&gateway.log).unwrap();
     assert!(log.contains("clients of before may go on here"), "{log}");
-    until("the rest is journalled", || ended(&gateway.data_dir) == 2 * STREAMS as usize).await;
+    until("the rest is logged", || ended(&gateway.data_dir) == 2 * STREAMS as usize).await;
     net.down().await;
 }
 
@@ -132,7 +131,7 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
     let all = |key: &str| (0..STREAMS).map(|seed| read(&net, key, seed, both())).collect::<Vec<_>>();
     let all_ended = |times: u64| ended(&first.data_dir) == (times * STREAMS) as usize;
 
-    until("they are journalled", || all_ended(1)).await;
+    until("they are logged", || all_ended(1)).await;
     let readers = all("not to be taken over");
     until("it is being answered", || running(&first.data_dir).len() > 50).await;
     let mut body = body(1);
@@ -147,9 +146,9 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
     }
 
     // The gateway dies: whoever comes back elsewhere is served.
-    until("they are journalled", || all_ended(2)).await;
+    until("they are logged", || all_ended(2)).await;
     // What the second gateway was told of an answer that it could not take over may be kept here, too.
-    let under_way = || journalled(&first.data_dir).values().filter(|t| (50..TOKENS).contains(&t.len())).count();
+    let under_way = || logged(&first.data_dir).values().filter(|t| (50..TOKENS).contains(&t.len())).count();
     let before = under_way();
     let readers = all("to be gone on with");
     until("they are being answered", || under_way() > before).await;
@@ -165,7 +164,7 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
 }
 
 /// A peer whose clock was an hour ahead is heard at once when it starts again with the right time.
-/// Gateway and buddy have gone before anything was copied: only the client knows what its tokens rest on.
+/// Gateway and replica have gone before anything was copied: only the client knows what its tokens rest on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_no_peer_knows_of_goes_on_as_its_client_has_it() {
     let flags = ["--kv-codec", "int4", "--split", "always", "--layout", "prefill=1,decode=1"];
@@ -251,7 +250,7 @@ impl Peer {
         Self { child, said, http: format!("http://{}", read().trim()) }
     }
 
-    /// An answer with its tokens' alternatives, which make a journal long.
+    /// An answer with its tokens' alternatives, which make a response log long.
     async fn ask(&self, client: &reqwest::Client, seed: u64) -> Vec<u64> {
         let mut body = body(seed);
         (body["return_token_ids"], body["logprobs"]) = (json!(true), json!(5));
@@ -293,16 +292,17 @@ async fn a_full_disk_stops_no_answer_and_costs_no_identity() {
         peer.ask(&client, seed).await;
     }
     let said = || peer.said();
-    until("the journal is said to be in memory only", || said().contains("in memory and at other peers only")).await;
+    until("the response log is said to be in memory only", || said().contains("in memory and at other peers only"))
+        .await;
     assert!(said().contains("free some space"), "{}", said());
     assert_eq!(peer.ask(&client, 0).await, first, "it serves on");
     drop(peer);
-    let file = fs::read(folder.path().join(JOURNAL)).unwrap();
+    let file = fs::read(folder.path().join(RESPONSE_LOG)).unwrap();
     assert!(file.len() <= 32 << 10);
     assert_eq!(ledger::read(&file).unwrap().end, file.len(), "nothing is half-written");
 
     let peer = Peer::start(folder.path(), "true").await;
-    until("journals of before are there", || peer.said().contains("clients of before may go on here")).await;
+    until("response logs of before are there", || peer.said().contains("clients of before may go on here")).await;
     assert!(!folder.path().join("journal.log.new").exists(), "what could not be written is gone");
     assert_eq!(peer.ask(&client, 0).await, first);
     drop(peer);
@@ -372,7 +372,7 @@ impl Drop for Tiny {
     }
 }
 
-/// A disk that fills up while the peer runs, and has room again later: then journals are written again, all of them.
+/// A disk that fills up while the peer runs, and has room again later: then response logs are written again, all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_has_room_again_is_used_again() {
     let parent = tempfile::tempdir().unwrap();
@@ -390,7 +390,7 @@ async fn a_disk_that_has_room_again_is_used_again() {
     fs::remove_file(&filler).unwrap();
     peer.ask(&client, 2).await;
     until("all three are written", || ended(&folder) == 3).await;
-    assert!(peer.said().contains("the disk takes journals again"), "{}", peer.said());
+    assert!(peer.said().contains("the disk takes response logs again"), "{}", peer.said());
     assert_eq!(peer.ask(&client, 0).await, first);
 }
 
@@ -403,9 +403,9 @@ async fn damaged_files_stop_no_peer_and_a_damaged_key_is_named() {
     let path = |name: &str| folder.path().join(name);
     let peer = Peer::start(folder.path(), "true").await;
     let first = peer.ask(&client, 0).await;
-    until("the answer is journalled", || ended(folder.path()) == 1).await;
+    until("the answer is logged", || ended(folder.path()) == 1).await;
     drop(peer);
-    for file in ["state.log", JOURNAL] {
+    for file in ["state.log", RESPONSE_LOG] {
         let mut bytes = fs::read(path(file)).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 0xFF;
@@ -434,21 +434,21 @@ fn writes_until_it_is_killed() {
     let folder = Path::new(&folder);
     let store = Store::open(folder).unwrap();
     println!("peer {}", Identity::load_or_create(folder).unwrap().peer_id());
-    let mut journal = store.open_journal(|_| {}).unwrap();
+    let mut response_log = store.open_response_log(|_| {}).unwrap();
     let first = store.endorsed().map_or(1, |(Epoch(n), _)| n + 1);
     for n in first.. {
         let request = RequestId(u128::from(n / 64).to_le_bytes());
-        let head = JournalHead { request, asked: Fingerprint([1; 32]) };
+        let head = ResponseLogHead { request, asked: Fingerprint([1; 32]) };
         let gateway = PeerId([2; 32]);
         let begin = || codec::encode(&Record::Begin { head, gateway, at: n });
         let part = |n: u64| {
             let token = Sampled { token: Token(n as u32), logprob: Some(0.5), top: Vec::new() };
-            let part = JournalPart { codec: KvCodec::Raw, holder: None, tokens: vec![token] };
+            let part = ResponseLogPart { codec: KvCodec::Raw, holder: None, tokens: vec![token] };
             codec::encode(&Record::Part { request, gateway, from: (n % 64) as u32, part, at: n })
         };
         let all = || std::iter::once(begin()).chain((n / 64 * 64..=n).map(part));
         // What was there of this answer is told again now and then, and after a start.
-        if n % 16 == 0 || n == first { journal.rewrite(all()) } else { journal.append([part(n)]) }.unwrap();
+        if n % 16 == 0 || n == first { response_log.rewrite(all()) } else { response_log.append([part(n)]) }.unwrap();
         assert!(store.set_endorsed(Epoch(n), Term(n as u32)));
         println!("{n}");
     }
@@ -480,9 +480,9 @@ fn nothing_acknowledged_is_lost_to_kills_while_writing() {
         let store = Store::open(folder.path()).unwrap();
         let kept = store.endorsed().map_or(0, |(Epoch(n), _)| n);
         assert!(kept == last || kept == last + 1, "round {round}: {last} was written, {kept} is remembered");
-        let answers = journalled(folder.path());
+        let answers = logged(folder.path());
         let newest = answers.values().flatten().map(|t| u64::from(t.0)).max().unwrap_or(0);
-        assert!(newest == kept || newest == kept + 1, "round {round}: the journal ends at {newest}");
+        assert!(newest == kept || newest == kept + 1, "round {round}: the response log ends at {newest}");
         last = kept;
     }
     assert!(name.is_some() && last > 100, "the writers wrote: {last}");

@@ -103,7 +103,7 @@ async fn templates_are_rendered_apart() {
 }
 
 async fn one_that_takes_too_much_is_ended_alone() {
-    let tsnode = text::Templates::Apart(env!("CARGO_BIN_EXE_tsnode").into());
+    let tsnode = text::Templates::Sandboxed(env!("CARGO_BIN_EXE_tsnode").into());
     let greedy = text::TextModel::new(&with_template(GREEDY), &tsnode).unwrap();
     greedy.check().await.unwrap();
     let here = text::TextModel::new(&with_template(GREEDY), &text::Templates::Here).unwrap();
@@ -122,7 +122,7 @@ async fn one_that_takes_too_much_is_ended_alone() {
 
     let broken = text::TextModel::new(&with_template("{% for"), &tsnode).unwrap().check().await;
     assert!(matches!(broken, Err(text::TextError::Broken { file: "chat template", .. })), "{broken:?}");
-    let nowhere = text::Templates::Apart("/nowhere/tsnode".into());
+    let nowhere = text::Templates::Sandboxed("/nowhere/tsnode".into());
     let missing = text::TextModel::new(&with_template(GREEDY), &nowhere).unwrap().check().await;
     assert!(missing.unwrap_err().to_string().contains("/nowhere/tsnode"));
 }
@@ -138,7 +138,7 @@ async fn processes_that_end_are_replaced() {
     let script = format!("#!/bin/sh\n{hears} | \"{}\" \"$@\"\n", env!("CARGO_BIN_EXE_tsnode"));
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
-    let model = text::TextModel::new(&with_template(GREEDY), &text::Templates::Apart(program)).unwrap();
+    let model = text::TextModel::new(&with_template(GREEDY), &text::Templates::Sandboxed(program)).unwrap();
     let first = tokens(&model, "hello").await.unwrap();
     for _ in 0..4 {
         assert_eq!(tokens(&model, "hello").await.unwrap(), first);

@@ -1,7 +1,7 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, Cards, Epoch, FlopsPerSecond, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term,
+    BytesPerSecond, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term,
     TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
@@ -128,14 +128,14 @@ pub enum DeviceKind {
         threads: u16,
     },
     /// NVIDIA GPUs.
-    Cuda(Cards),
+    Cuda(Gpus),
 }
 
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu { .. } => f.write_str("cpu"),
-            Self::Cuda(cards) => cards.fmt(f),
+            Self::Cuda(gpus) => gpus.fmt(f),
         }
     }
 }
@@ -207,7 +207,7 @@ impl Advert {
                 && d.profile.is_none_or(|p| p.is_plausible())
                 && match d.kind {
                     DeviceKind::Cpu { .. } => true,
-                    DeviceKind::Cuda(cards) => cards.is_plausible(),
+                    DeviceKind::Cuda(gpus) => gpus.is_plausible(),
                 }
         };
         if !self.devices.iter().all(device) {

@@ -1,6 +1,6 @@
 //! What is gossiped: one enum, so that one signature, one sequence and one size limit cover all of it.
 
-use crate::{Advert, Call, Endorsement, Heartbeat, Plan, RollCall, Signed, codec::CodecError, limits};
+use crate::{Advert, Call, Endorsement, Heartbeat, LivenessDigest, Plan, Signed, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub enum Gossip {
     /// Peers that are to speak up.
     Call(Call),
     /// Who is there.
-    RollCall(RollCall),
+    LivenessDigest(LivenessDigest),
 }
 
 /// A plan with the endorsements that made it effective.
@@ -48,7 +48,7 @@ impl Gossip {
             }
             Self::Certificate(_) => Ok(()),
             Self::Call(call) => call.check(),
-            Self::RollCall(roll) => roll.check(),
+            Self::LivenessDigest(roll) => roll.check(),
         }
     }
 
@@ -62,7 +62,7 @@ impl Gossip {
             Self::Endorsement(_) => "endorsement",
             Self::Certificate(_) => "certificate",
             Self::Call(_) => "call",
-            Self::RollCall(_) => "roll call",
+            Self::LivenessDigest(_) => "liveness digest",
         }
     }
 }

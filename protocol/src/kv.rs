@@ -4,7 +4,7 @@
 //! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`KvPart::Tile`] and a frame of its payload's bytes,
 //! then a [`KvPart::End`]. The decode stage answers with one [`KvAnswer`].
 
-use crate::{Lane, LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits};
+use crate::{KvStream, LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ pub struct KvHeader {
     /// Layers that both stages have.
     pub layers: LayerRange,
     /// Of those, the ones sent on this stream.
-    pub lane: Lane,
+    pub kv_stream: KvStream,
     /// Tokens of the prompt, all of which will be sent.
     pub tokens: u32,
 }
@@ -97,10 +97,10 @@ pub struct KvHeader {
 impl KvHeader {
     /// Layers sent on this stream, in order.
     pub fn carried(&self) -> impl Iterator<Item = u32> + Clone {
-        self.lane.layers(self.layers)
+        self.kv_stream.layers(self.layers)
     }
 
-    /// Refuses layers, tokens and lanes that there cannot be.
+    /// Refuses layers, tokens and parallel streams that there cannot be.
     ///
     /// # Errors
     /// Names the rule broken.
@@ -108,7 +108,7 @@ impl KvHeader {
         if self.layers.end > limits::LAYERS || self.tokens > limits::SEQUENCE_TOKENS {
             return Err(CodecError::Invalid("KV out of range"));
         }
-        self.lane.check()
+        self.kv_stream.check()
     }
 }
 

@@ -4,23 +4,23 @@
 //! outside is bounded in [`limits`] before anything is allocated for it.
 
 pub mod advert;
-mod card;
 pub mod checksum;
 pub mod codec;
 pub mod envelope;
 pub mod gossip;
+mod gpu;
 pub mod ids;
 pub mod invite;
-pub mod journal;
 pub mod kv;
-pub mod lane;
+pub mod kv_stream;
 pub mod ledger;
 pub mod limits;
+pub mod liveness_digest;
 pub mod model;
 pub mod plan;
 pub mod proof;
+pub mod response_log;
 pub mod ring;
-pub mod rollcall;
 pub mod sampling;
 pub mod stream;
 pub mod tokens;
@@ -31,16 +31,16 @@ pub use advert::{
     Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, StepSize,
     TimedStep,
 };
-pub use card::{Cards, DriverVersion, DriverVersionError};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
+pub use gpu::{DriverVersion, DriverVersionError, Gpus};
 pub use ids::{Epoch, GroupId, InviteId, Life, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};
 pub use invite::{Invite, Secret, Ticket, TicketKey, TicketNotice};
 pub use kv::{KvCodec, KvDtype, Manifest, TileHeader};
-pub use lane::Lane;
+pub use kv_stream::KvStream;
+pub use liveness_digest::{Call, LivenessDigest, Missed};
 pub use model::{LayerRange, ModelCard, ModelFile, ModelShape};
 pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
-pub use rollcall::{Call, Missed, RollCall};
 pub use sampling::{Sampled, Sampling, TokenLogprob};
 pub use tokens::Token;
 pub use traffic::Traffic;

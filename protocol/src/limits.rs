@@ -10,7 +10,7 @@ pub const TILE_BYTES: usize = 16 * 1024 * 1024;
 /// 128 ms.
 pub const KV_CREDIT: u64 = 16 * 1024 * 1024;
 /// Connections that carry one stage's KV to another stage.
-pub const LANES: u8 = 4;
+pub const KV_STREAMS: u8 = 4;
 /// The activations of one step between two stages (bytes): 2,048 rows of 16,384 f32 values.
 pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
 /// A tokenizer or configuration file sent to a gateway without the model (bytes).
@@ -18,7 +18,7 @@ pub const MODEL_FILE_BYTES: usize = 64 * 1024 * 1024;
 /// Peers in one swarm, as far as any of them keeps count.
 pub const PEERS: usize = 4096;
 /// Heartbeats that a group's leader passes on in one piece: its group's.
-pub const PULSES: usize = 256;
+pub const HEARTBEATS: usize = 256;
 /// Invites that one peer has out.
 pub const INVITES: usize = 64;
 /// Devices in one advert.

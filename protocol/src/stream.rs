@@ -8,10 +8,10 @@ use crate::RequestId;
 use crate::{
     BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Signed, Token,
     codec::{self, CodecError},
-    journal::JournalHead,
     kv::{Delivery, KvHeader, KvPace},
     limits,
     proof::{Code, Nonce},
+    response_log::ResponseLogHead,
     ring::{KvTarget, RingHello, check_targets},
 };
 use bincode::{Decode, Encode};
@@ -28,8 +28,8 @@ pub const FRAME_HEADER: usize = 4;
 pub enum Use {
     /// Whatever either end opens.
     Anything,
-    /// A part of hand-overs, beside one for anything.
-    Lane,
+    /// A part of KV transfers, beside one for anything.
+    KvStream,
 }
 
 /// The first frame of a stream.
@@ -49,13 +49,13 @@ pub enum Opening {
     File {
         /// The model.
         model: ModelId,
-        /// The file's name in its card.
+        /// The file's name in its GPU.
         name: String,
     },
-    /// Gateway → buddy: what a client gets, as it gets it, in [`crate::journal::JournalPart`]s.
-    Journal(JournalHead),
-    /// Anyone → likely buddies: what a client got who asked for just this. Answer: the [`JournalHead`] and parts, or nothing.
-    Recall(JournalHead),
+    /// Gateway → replica: what a client gets, as it gets it, in [`crate::response_log::ResponseLogPart`]s.
+    ResponseLog(ResponseLogHead),
+    /// Anyone → likely replicas: what a client got who asked for just this. Answer: the [`ResponseLogHead`] and parts, or nothing.
+    Recall(ResponseLogHead),
     /// Measures the link: frames of nothing but zeros, each answered by a [`TrainSeen`].
     Probe {
         /// Bytes that will be sent at most, in all frames together.
@@ -69,7 +69,7 @@ pub enum Opening {
     Meet(Meeting),
     /// Member of a group → its leader; leader, or whoever has no group → those who listen: signed heartbeats, the sender's
     /// own and those that it leads. No answer.
-    Pulse(Vec<Signed<Gossip>>),
+    Heartbeats(Vec<Signed<Gossip>>),
 }
 
 /// The most bytes one probe may send.
@@ -333,7 +333,7 @@ impl Opening {
             Self::Kv(header) => header.check(),
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
             Self::Meet(meeting) => meeting.check(),
-            Self::Pulse(words) if !(1..=limits::PULSES).contains(&words.len()) => {
+            Self::Heartbeats(words) if !(1..=limits::HEARTBEATS).contains(&words.len()) => {
                 Err(CodecError::Invalid("no heartbeats, or too many"))
             }
             Self::Probe { bytes } if *bytes > PROBE_BYTES => Err(CodecError::Invalid("probe too large")),

@@ -5,21 +5,21 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Cards, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond, Gossip,
-    Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, Lane, LayerProfile, LayerRange, Link, Load,
-    Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PlanId,
-    Quickest, RequestId, RingId, RollCall, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, StepSize, SwarmId,
-    Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Advert, BytesPerSecond, Call, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond, Gossip, Gpus,
+    Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile, LayerRange, Link,
+    LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase,
+    Plan, PlanId, Quickest, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, StepSize,
+    SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
     limits,
+    liveness_digest::{PeerTag, Present},
     proof::{Code, Nonce},
     ring::{
         Admit, AwaitKv, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, Shared, SharedWith, Step,
         StepEntry,
     },
-    rollcall::{PeerTag, Present},
     stream::{
         Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting, Opening,
         PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen, Use,
@@ -59,7 +59,7 @@ fn advert() -> Advert {
     };
     let file = ModelFile { name: "tokenizer.json".into(), bytes: 70_000, hash: [6; 32] };
     let device = Device {
-        kind: DeviceKind::Cuda(Cards {
+        kind: DeviceKind::Cuda(Gpus {
             first: 1,
             count: 2,
             capability: (8, 9),
@@ -165,7 +165,10 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         ("gossip plan", Gossip::Plan(plan().into())),
         ("gossip endorsement", endorsement()),
         ("gossip call", Gossip::Call(Call { peers: vec![Missed { peer: PeerTag([3; 8]), last: 1 << 62 }] })),
-        ("gossip roll call", Gossip::RollCall(RollCall { present: vec![present(Some(1 << 62)), present(None)] })),
+        (
+            "gossip liveness digest",
+            Gossip::LivenessDigest(LivenessDigest { present: vec![present(Some(1 << 62)), present(None)] }),
+        ),
         ("gossip certificate", Gossip::Certificate(certificate.into())),
     ]
 }
@@ -217,19 +220,19 @@ fn openings() -> Vec<(&'static str, Opening)> {
         dtype: KvDtype::F16,
         codec: KvCodec::Int4,
         layers: layers(3, 5),
-        lane: Lane { index: 1, of: 2 },
+        kv_stream: KvStream { index: 1, of: 2 },
         tokens: 200,
     };
     vec![
-        ("opening prove", Opening::Prove(Nonce([1; 32]), Use::Lane)),
+        ("opening prove", Opening::Prove(Nonce([1; 32]), Use::KvStream)),
         ("opening decode", Opening::Decode(decode)),
         ("opening prefill", Opening::Prefill(prefill)),
         ("opening ring", Opening::Ring(hello)),
         ("opening kv", Opening::Kv(kv)),
         ("opening file", Opening::File { model: ModelId([5; 16]), name: "tokenizer.json".into() }),
         (
-            "opening pulse",
-            Opening::Pulse(vec![Signed::seal(&SigningKey::from_bytes(&[1; 32]), SWARM, 3, &endorsement())]),
+            "opening heartbeat",
+            Opening::Heartbeats(vec![Signed::seal(&SigningKey::from_bytes(&[1; 32]), SWARM, 3, &endorsement())]),
         ),
         ("opening probe", Opening::Probe { bytes: 65_536 }),
         ("opening where", Opening::Where),
@@ -429,7 +432,7 @@ fn openings_are_within_what_a_group_can_be() {
     let Opening::Kv(header) = named("opening kv") else { panic!("another opening") };
     refused(Opening::Kv(KvHeader { layers: layers(0, limits::LAYERS + 1), ..header }));
     refused(Opening::Kv(KvHeader { tokens: limits::SEQUENCE_TOKENS + 1, ..header }));
-    refused(Opening::Kv(KvHeader { lane: Lane { index: 2, of: 2 }, ..header }));
+    refused(Opening::Kv(KvHeader { kv_stream: KvStream { index: 2, of: 2 }, ..header }));
     let Opening::Ring(hello) = named("opening ring") else { panic!("another opening") };
     refused(Opening::Ring(RingHello { position: 2, ..hello.clone() }));
     refused(Opening::Ring(RingHello { stages: vec![], position: 0, ..hello }));

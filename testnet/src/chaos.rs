@@ -12,7 +12,7 @@ mod victims;
 
 pub use report::{At, Deed, Fault, Followed, Report, Served, Stood, Wronged};
 pub use schedule::{Lasts, Schedule, Step};
-pub use summary::{Spread, Summary, Ways};
+pub use summary::{Resumptions, Spread, Summary};
 pub use verdict::Verdict;
 
 use crate::{

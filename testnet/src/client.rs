@@ -57,20 +57,20 @@ pub struct Moved {
     /// Why.
     pub reason: String,
     /// From what, as far as its gateway knew.
-    pub way: Option<Way>,
+    pub way: Option<Resumption>,
 }
 
 impl Moved {
     /// As a trace tells it.
     pub(crate) fn told(told: &Value) -> Option<Self> {
-        Some(Self { reason: told["reason"].as_str()?.to_owned(), way: Way::deserialize(&told["way"]).ok() })
+        Some(Self { reason: told["reason"].as_str()?.to_owned(), way: Resumption::deserialize(&told["way"]).ok() })
     }
 }
 
 /// What a stream went on from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum Resumption {
     /// KV of the prompt that a prefill group had kept, and the answer computed behind it.
     Kept,
     /// What the decode group had of it itself.

@@ -114,7 +114,7 @@ fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
         PeerConfig::Gateway => args.push("--no-model".into()),
         PeerConfig::Host { flags } => {
             args.extend(flags.iter().cloned());
-            // Whatever cards there are: the first of several peers would take all of a card's memory.
+            // Whatever GPUs there are: the first of several peers would take all of a GPU's memory.
             if !args.iter().any(|flag| flag == "--device") {
                 args.extend(["--device".to_owned(), "cpu".to_owned()]);
             }

@@ -63,7 +63,7 @@ fn gossip(peers: usize) -> Row {
     let mut world = World::planned_by(Sketch, 1);
     for n in 0..peers {
         let n = world.add(sample::advert(n));
-        let at = world.dice.below(2000) as u64;
+        let at = world.rng.below(2000) as u64;
         world.start_at(Duration::from_millis(1 + at), n);
     }
     let follow = |world: &World| world.common_plan().is_ok_and(|p| p.peers().len() == world.honest().count());

@@ -5,7 +5,7 @@
 //! π + min(Σ over prefill groups, Σ over decode groups), hence for any θ ∈ [0, 1] at most
 //! π + Σ over groups of max(θ·P, (1−θ)·D, M). What a set of devices can be worth in each phase (P, D, M) is itself
 //! bounded by relaxed groups, one for every choice of tensor-parallel degrees by kind: its devices add up without
-//! waste, a prompt or a token is as fast as on its fastest kind, memory is pooled, only handovers between kinds cost, and
+//! waste, a prompt or a token is as fast as on its fastest kind, memory is pooled, only KV transfers between kinds cost, and
 //! its partner is the fastest there could be. Sets are counted by kind, so a dynamic program over counts of kinds packs
 //! them at best: `V[x] = max over v ≤ x of V[x − v] + worth(v)`. The least over π and θ is the bound.
 
@@ -104,7 +104,7 @@ fn least_decode(a: &Decode, b: &Decode) -> Decode {
 }
 
 /// The best link between hosts of two kinds.
-fn handover(problem: &Problem) -> (Seconds, SecondsPerToken) {
+fn kv_transfer(problem: &Problem) -> (Seconds, SecondsPerToken) {
     let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element).per_token();
     let (mut latency, mut per_token) = (Seconds(f64::INFINITY), SecondsPerToken(f64::INFINITY));
     for a in problem.cluster.ids() {
@@ -125,7 +125,7 @@ struct Relaxed<'p> {
     /// Time of each request's prompt and of its later tokens on the fastest groups there could be.
     fastest: Vec<(Seconds, Seconds)>,
     /// The best link between two kinds: latency, and time for a token's activations.
-    handover: (Seconds, SecondsPerToken),
+    kv_transfer: (Seconds, SecondsPerToken),
 }
 
 /// A relaxed group: of each kind in it, how many stages side by side and what the model costs on one.
@@ -133,8 +133,8 @@ struct Group<'k> {
     parts: Vec<(f64, &'k Prefill, &'k Decode)>,
     prefill: Prefill,
     decode: Decode,
-    /// Handovers between kinds, at least so many.
-    handovers: f64,
+    /// KV transfers between kinds, at least so many.
+    kv_transfers: f64,
     batch: f64,
 }
 
@@ -146,7 +146,7 @@ impl<'p> Relaxed<'p> {
         let context = problem.workload.mean.context;
         let time = |r: &Request| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
         let fastest = problem.workload.requests.iter().map(time).collect();
-        Self { problem, kinds, fastest, handover: handover(problem) }
+        Self { problem, kinds, fastest, kv_transfer: kv_transfer(problem) }
     }
 
     /// Every set of devices that may be a group.
@@ -198,7 +198,7 @@ impl<'p> Relaxed<'p> {
         let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| Group {
             prefill: parts.iter().map(|p| *p.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default(),
             decode: parts.iter().map(|p| *p.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default(),
-            handovers: (parts.len() - 1) as f64,
+            kv_transfers: (parts.len() - 1) as f64,
             batch,
             parts,
         };
@@ -214,7 +214,7 @@ impl<'p> Relaxed<'p> {
             // E[S²] is at least E[S]².
             let tau = mean / 2.0 / (1.0 - rho);
             let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
-                let over = (self.handover.0 + self.handover.1 * r.prompt) * group.handovers;
+                let over = (self.kv_transfer.0 + self.kv_transfer.1 * r.prompt) * group.kv_transfers;
                 let prompt = group.prefill.time(r.prompt) + over;
                 let slack = (d.ttft - prompt).min(d.e2e - prompt - fast.1).0;
                 if slack < 0.0 { 0.0 } else { 1.0 - rho * (-slack / tau).exp() }
@@ -229,7 +229,7 @@ impl<'p> Relaxed<'p> {
     fn iteration(&self, group: &Group<'_>, n: f64) -> f64 {
         let context = self.problem.workload.mean.context;
         let together = 1.0 / group.parts.iter().map(|(c, _, d)| c / d.time(n, context).0).sum::<f64>();
-        together.max((group.decode.time(1.0, context) + self.handover.0 * group.handovers).0)
+        together.max((group.decode.time(1.0, context) + self.kv_transfer.0 * group.kv_transfers).0)
     }
 
     fn decodes(&self, group: &Group<'_>) -> Curve {

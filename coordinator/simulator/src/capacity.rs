@@ -8,7 +8,7 @@ use tsnode_coordinator::{
         batching::{Batch, Batching, Limits},
         chunked::Chunked,
         routing::{Asked, MachineNo},
-        shares::{Shares, Way},
+        shares::{PhasePair, Shares},
     },
     replay::{
         cost::IterationCost,
@@ -145,11 +145,11 @@ fn answers_a_second(gpu: &Gpu, places: usize, lengths: &[Asked]) -> f64 {
             cost: Arc::new(gpu.pass),
         },
     ];
-    let way = Way { prefill: MachineNo(0), decode: MachineNo(1), share: 1.0 };
+    let pair = PhasePair { prefill: MachineNo(0), decode: MachineNo(1), share: 1.0 };
     let links = Alike { per_token: SecondsPerToken(0.0) };
     let all: Vec<Arrival> = lengths.iter().map(|a| Arrival { at: Seconds(0.0), asked: *a }).collect();
     let outcome =
-        Simulation::new(machines, Box::new(Shares::new(vec![way], false)), Box::new(links)).run(&all, &|_| false);
+        Simulation::new(machines, Box::new(Shares::new(vec![pair], false)), Box::new(links)).run(&all, &|_| false);
     lengths.len() as f64 / outcome.end.0
 }
 

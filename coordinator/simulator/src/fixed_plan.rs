@@ -87,7 +87,7 @@ pub struct WrittenRoute {
 
 /// Why a plan does not fit a cluster. Groups and stages are counted from 1, as they are printed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum GivenError {
+pub enum FixedPlanError {
     /// Nothing in it.
     #[error("the plan has no groups")]
     Empty,
@@ -111,7 +111,7 @@ pub enum GivenError {
 
 /// A plan on an evaluator's shelf.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Given {
+pub struct FixedPlan {
     /// Its groups.
     pub groups: Vec<GroupNo>,
     /// What it is worth.
@@ -122,15 +122,15 @@ pub struct Given {
 ///
 /// # Errors
 /// The first group or route that the cluster and the model do not allow.
-pub fn given(evaluator: &mut Evaluator<'_>, written: &Written) -> Result<Given, GivenError> {
+pub fn given(evaluator: &mut Evaluator<'_>, written: &Written) -> Result<FixedPlan, FixedPlanError> {
     if written.groups.is_empty() {
-        return Err(GivenError::Empty);
+        return Err(FixedPlanError::Empty);
     }
     let problem = evaluator.problem();
     let mut used: BTreeMap<InstanceId, u16> = BTreeMap::new();
     let mut groups = Vec::with_capacity(written.groups.len());
     for (place, group) in written.groups.iter().enumerate() {
-        let wrong = |what: String| GivenError::Group { group: place + 1, what };
+        let wrong = |what: String| FixedPlanError::Group { group: place + 1, what };
         let stages = stages(problem, group).map_err(wrong)?;
         let members = members(&stages);
         for &(instance, n) in &members {
@@ -152,7 +152,7 @@ pub fn given(evaluator: &mut Evaluator<'_>, written: &Written) -> Result<Given, 
         let shares = shares(evaluator, &groups, &written.routes)?;
         evaluator.rated(&groups, shares)
     };
-    Ok(Given { groups, evaluation })
+    Ok(FixedPlan { groups, evaluation })
 }
 
 /// A group's stages, on devices that there are and with all of the model's layers in order.
@@ -245,11 +245,11 @@ fn shares(
     evaluator: &mut Evaluator<'_>,
     groups: &[GroupNo],
     routes: &[WrittenRoute],
-) -> Result<Vec<Share>, GivenError> {
+) -> Result<Vec<Share>, FixedPlanError> {
     let mut shares: Vec<Share> = Vec::with_capacity(routes.len());
     let mut sum = 0.0;
     for (place, &WrittenRoute { prefill, decode, share }) in routes.iter().enumerate() {
-        let wrong = |what: String| GivenError::Route { route: place + 1, what };
+        let wrong = |what: String| FixedPlanError::Route { route: place + 1, what };
         let group = |g: usize| groups.get(g).copied().ok_or_else(|| wrong(format!("there is no group {}", g + 1)));
         let (from, to) = (group(prefill)?, group(decode)?);
         let phase = |g: GroupNo| evaluator.shelved(g).rated.phase;

@@ -8,7 +8,7 @@ use super::trace::{Arriving, gap};
 use tsnode_coordinator::{
     policy::{batching::ServiceNo, routing::Asked},
     replay::machines::Arrival,
-    rng::Dice,
+    rng::Rng,
 };
 use tsnode_protocol::Seconds;
 
@@ -93,9 +93,9 @@ impl Lengths {
     }
 
     /// A request.
-    pub fn draw(&self, dice: &mut Dice) -> Asked {
-        let prompt = self.prompts.at(dice.unit());
-        Asked::new(prompt, self.answers.at(dice.unit()))
+    pub fn draw(&self, rng: &mut Rng) -> Asked {
+        let prompt = self.prompts.at(rng.unit());
+        Asked::new(prompt, self.answers.at(rng.unit()))
     }
 }
 
@@ -123,17 +123,17 @@ pub fn power_law(services: u16, rate: f64, exponent: f64) -> Vec<f64> {
 /// as far as they come.
 #[must_use]
 pub fn drawn(services: &[Service], requests: usize, seed: u64) -> Vec<Arrival> {
-    let mut seeds = Dice::new(seed);
-    let mut streams: Vec<(Dice, Seconds)> = services.iter().map(|_| (Dice::new(seeds.bits()), Seconds(0.0))).collect();
-    for (service, (dice, at)) in services.iter().zip(&mut streams) {
-        *at = Seconds(gap(dice, service.arriving) / service.rate);
+    let mut seeds = Rng::new(seed);
+    let mut streams: Vec<(Rng, Seconds)> = services.iter().map(|_| (Rng::new(seeds.bits()), Seconds(0.0))).collect();
+    for (service, (rng, at)) in services.iter().zip(&mut streams) {
+        *at = Seconds(gap(rng, service.arriving) / service.rate);
     }
     let mut next = || {
         let first = streams.iter().enumerate().min_by(|a, b| a.1.1.0.total_cmp(&b.1.1.0)).map(|(place, _)| place)?;
-        let (service, (dice, at)) = (&services[first], &mut streams[first]);
-        let asked = Asked { service: ServiceNo(first as u16), ..service.lengths.draw(dice) };
+        let (service, (rng, at)) = (&services[first], &mut streams[first]);
+        let asked = Asked { service: ServiceNo(first as u16), ..service.lengths.draw(rng) };
         let arrival = Arrival { at: *at, asked };
-        *at += Seconds(gap(dice, service.arriving) / service.rate);
+        *at += Seconds(gap(rng, service.arriving) / service.rate);
         Some(arrival)
     };
     (0..requests).map_while(|_| next()).collect()

@@ -8,14 +8,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use tsnode_coordinator::{
     replay::{Replay, Report},
-    rng::Dice,
+    rng::Rng,
     scheduler::{
         cluster::InstanceId,
-        finals,
         moves::{add, take},
         parallel::Members,
         problem::{Lack, Problem, ProblemError},
         regions::{self, Region},
+        reranking,
         search::Effort,
     },
 };
@@ -35,7 +35,7 @@ const PATIENCE: usize = 4;
 /// Divisions planned in full.
 const FINALISTS: usize = 3;
 /// Part of what a part's groups carry that a guess counts on.
-const GUESSED_LOAD: f64 = 0.8;
+const DRAFTED_LOAD: f64 = 0.8;
 /// What a guess gives for capacity beyond the rate.
 const ROOM: f64 = 0.02;
 
@@ -125,7 +125,7 @@ fn in_full(
         let mut regions = regions::search(&problem, seed, effort, stop);
         let report = match &mut regions[..] {
             [only] => {
-                let (found, report) = finals::decide(&only.problem, std::mem::take(&mut only.found), how);
+                let (found, report) = reranking::decide(&only.problem, std::mem::take(&mut only.found), how);
                 only.found = found;
                 Some(report)
             }
@@ -147,7 +147,7 @@ fn weighed(services: &[Problem], values: impl Iterator<Item = f64>) -> f64 {
 
 struct Walk<'p> {
     services: &'p [Problem],
-    dice: Dice,
+    rng: Rng,
     seed: u64,
     effort: Effort,
     planned: HashMap<(usize, Members), f64>,
@@ -160,9 +160,9 @@ struct Walk<'p> {
 
 impl<'p> Walk<'p> {
     fn new(services: &'p [Problem], seed: u64, effort: Effort) -> Self {
-        let dice = Dice::new(seed);
+        let rng = Rng::new(seed);
         let (planned, guessed) = (HashMap::new(), HashMap::new());
-        Self { services, dice, seed, effort, planned, guessed, best: Vec::new(), seen: HashSet::new(), divisions: 0 }
+        Self { services, rng, seed, effort, planned, guessed, best: Vec::new(), seen: HashSet::new(), divisions: 0 }
     }
 
     /// Devices dealt one host after another, the largest first, to the service that lacks most of what it needs; if a
@@ -245,7 +245,7 @@ impl<'p> Walk<'p> {
             }
             let guesses: Vec<f64> = (0..next.len()).map(|s| self.guess(s, &next[s])).collect();
             if guesses.iter().all(|g| *g > 0.0) {
-                let worth = |g: f64| (GUESSED_LOAD * g).min(1.0) + ROOM * g.min(4.0);
+                let worth = |g: f64| (DRAFTED_LOAD * g).min(1.0) + ROOM * g.min(4.0);
                 near.push((weighed(self.services, guesses.into_iter().map(worth)), next));
             }
         }
@@ -266,12 +266,12 @@ impl<'p> Walk<'p> {
     /// Gives one service's devices of a host to another, or exchanges some between two.
     fn neighbour(&mut self, from: &Division) -> Option<Division> {
         let mut next = from.clone();
-        let (a, b) = (self.dice.below(next.len()), self.dice.below(next.len()));
+        let (a, b) = (self.rng.below(next.len()), self.rng.below(next.len()));
         if a == b || next[a].is_empty() {
             return None;
         }
         let (given, n) = self.some(&next[a]);
-        if self.dice.below(3) == 0 && !next[b].is_empty() {
+        if self.rng.below(3) == 0 && !next[b].is_empty() {
             let (back, m) = self.some(&next[b]);
             take(&mut next[b], back, m);
             add(&mut next[a], back, m);
@@ -283,11 +283,11 @@ impl<'p> Walk<'p> {
 
     /// Devices of one host: all, half, or any number.
     fn some(&mut self, members: &Members) -> (InstanceId, u16) {
-        let (instance, all) = members[self.dice.below(members.len())];
-        let n = match self.dice.below(3) {
+        let (instance, all) = members[self.rng.below(members.len())];
+        let n = match self.rng.below(3) {
             0 => all,
             1 => all.div_ceil(2),
-            _ => 1 + self.dice.below(usize::from(all)) as u16,
+            _ => 1 + self.rng.below(usize::from(all)) as u16,
         };
         (instance, n)
     }

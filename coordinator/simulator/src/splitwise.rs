@@ -4,9 +4,9 @@ use super::{cost::Table, percentile::Sorted};
 use crate::policy::{
     ageing::Ageing,
     packing::{Known, Packing, Rules},
+    piggybacked::Piggybacked,
     pools::Pools,
     repurposing::Repurposing,
-    riding::Riding,
     shortest_queue::ShortestQueue,
 };
 use std::sync::Arc;
@@ -78,7 +78,7 @@ pub fn cluster(sizes: Sizes, machines: &[(&Arc<Table>, usize)], system: System) 
     let capacity = sizes.capacity();
     let batching = |table: &Arc<Table>| -> Box<dyn Batching> {
         match system {
-            System::Packed(rules) => Box::new(Riding::new(table.clone(), rules.beside, LIMITS.tasks, capacity)),
+            System::Packed(rules) => Box::new(Piggybacked::new(table.clone(), rules.beside, LIMITS.tasks, capacity)),
             _ => Box::new(Ageing::new(LIMITS, capacity)),
         }
     };

@@ -3,7 +3,7 @@
 use tsnode_coordinator::{
     policy::{batching::ServiceNo, routing::Asked},
     replay::machines::Arrival,
-    rng::Dice,
+    rng::Rng,
     scheduler::workload::Workload,
 };
 use tsnode_protocol::Seconds;
@@ -98,10 +98,10 @@ pub enum Arriving {
 /// Draws requests of a workload.
 #[must_use]
 pub fn drawn(workload: &Workload, rate: f64, requests: usize, arriving: Arriving, seed: u64) -> Vec<Arrival> {
-    let (mut dice, mut at) = (Dice::new(seed), Seconds(0.0));
+    let (mut rng, mut at) = (Rng::new(seed), Seconds(0.0));
     let mut next = || {
-        at += Seconds(gap(&mut dice, arriving) / rate);
-        let request = workload.requests[dice.below(workload.requests.len())];
+        at += Seconds(gap(&mut rng, arriving) / rate);
+        let request = workload.requests[rng.below(workload.requests.len())];
         let tokens = |n: f64| n.clamp(1.0, f64::from(MOST_TOKENS)) as u32;
         Arrival { at, asked: Asked::new(tokens(request.prompt.0), tokens(request.answer.0)) }
     };
@@ -122,14 +122,14 @@ pub fn beside(lists: Vec<Vec<Arrival>>) -> Vec<Arrival> {
 
 /// A gap of mean one. Of two exponentials with balanced means, the squared variation c² wants the likelier one drawn with
 /// p = (1 + √((c² − 1)/(c² + 1)))/2.
-pub(super) fn gap(dice: &mut Dice, arriving: Arriving) -> f64 {
+pub(super) fn gap(rng: &mut Rng, arriving: Arriving) -> f64 {
     match arriving {
-        Arriving::Poisson => dice.exponential(1.0),
+        Arriving::Poisson => rng.exponential(1.0),
         Arriving::Bursty(variation) => {
             let c = variation.max(1.0);
             let p = 0.5 * (1.0 + ((c - 1.0) / (c + 1.0)).sqrt());
-            let part = if dice.unit() < p { p } else { 1.0 - p };
-            dice.exponential(0.5 / part)
+            let part = if rng.unit() < p { p } else { 1.0 - p };
+            rng.exponential(0.5 / part)
         }
     }
 }

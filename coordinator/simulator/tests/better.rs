@@ -19,7 +19,7 @@ use tsnode_simulator::{
     cost::{Line, Table},
     policy::{
         packing::{Answers, Known, Length, Packing, Prompts, Rules},
-        riding::{Beside, Riding},
+        piggybacked::{Beside, Piggybacked},
     },
     splitwise::{Sizes, System, cluster, keeps_table_vi, slowdowns},
     table,
@@ -111,7 +111,7 @@ fn uneven(machines: usize, capacity: u64, length: Length) -> Simulation {
     };
     let known: Vec<Known> = (0..machines).map(|m| Known { cost: cost(m), capacity }).collect();
     let machine = |k: &Known| Machine {
-        batching: Box::new(Riding::new(k.cost.clone(), rules.beside, 8, k.capacity)),
+        batching: Box::new(Piggybacked::new(k.cost.clone(), rules.beside, 8, k.capacity)),
         cost: k.cost.clone(),
     };
     let all = known.iter().map(machine).collect();

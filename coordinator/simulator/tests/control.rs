@@ -15,7 +15,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{
     Call, Gossip, Group, GroupId, GroupLoad, Load, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
     gossip::Certificate,
-    rollcall::{Missed, PeerTag},
+    liveness_digest::{Missed, PeerTag},
 };
 use tsnode_simulator::simulation::{
     Fault, Planning, Report, Script, World, byzantine::Lie, process::Held, requests::Planted, simulate, sketch::Sketch,
@@ -267,7 +267,7 @@ fn a_plan_out_of_turn_is_not_endorsed_and_a_false_certificate_convinces_nobody()
     world.wait(seconds(4));
     let before = world.common_plan().unwrap().clone();
     let byzantine = (0..4).find(|n| *n != coordinator(&world)).unwrap();
-    world.make_byzantine(byzantine, Lie::Mute);
+    world.make_byzantine(byzantine, Lie::Unresponsive);
     let plan = next_of(&world, "mine");
     let signed = world.peers[byzantine].seal(Gossip::Plan(plan.into())).unwrap();
     let certificate = Certificate { plan: signed.proof().clone(), endorsements: vec![] };
@@ -389,7 +389,7 @@ fn lateness_and_pauses_of_two_seconds_bury_nobody() {
         }
         world.net.delay = Duration::from_millis(700);
         for _ in 0..100 {
-            let (n, span) = (world.dice.below(8), 500 + world.dice.below(1500) as u64);
+            let (n, span) = (world.rng.below(8), 500 + world.rng.below(1500) as u64);
             if world.peers[n].held == Held::No {
                 world.pause(n, Duration::from_millis(span));
             }

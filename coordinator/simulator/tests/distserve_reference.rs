@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
         routing::{Asked, MachineNo},
-        shares::{Shares, Way},
+        shares::{PhasePair, Shares},
     },
     replay::machines::{Alike, Arrival, Machine, Simulation, Trace},
     scheduler::cost::{Decode, Prefill},
@@ -58,7 +58,7 @@ fn simulation(model: &Value, case: &Value) -> Simulation {
         machines.push(machine(&case["tp_decode"], &case["pp_decode"]));
     }
     let decode = MachineNo(machines.len() as u32 - 1);
-    let routing = Shares::new(vec![Way { prefill: MachineNo(0), decode, share: 1.0 }], false);
+    let routing = Shares::new(vec![PhasePair { prefill: MachineNo(0), decode, share: 1.0 }], false);
     Simulation::new(machines, Box::new(routing), Box::new(Alike { per_token: SecondsPerToken(0.0) }))
 }
 

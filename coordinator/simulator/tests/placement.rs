@@ -10,7 +10,7 @@ use tsnode_coordinator::{
         routing::{Asked, MachineNo},
     },
     replay::machines::{Alike, Arrival, Opening, Simulation},
-    rng::Dice,
+    rng::Rng,
     scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference},
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, SecondsPerToken, Tokens};
@@ -286,12 +286,12 @@ fn models_that_do_not_fit_together_are_refused() {
 fn groups_that_are_alike_change_roles_to_keep_their_weights() {
     let services = services(&cluster(&[("A100-80G", 2), ("A100-80G", 2)]), &[("LLaMA-7B", 1.0); 4]);
     let singles = groups::partitions(&mut Hosting::new(&services)).into_iter().find(|p| p.len() == 4).unwrap();
-    let mut dice = Dice::new(3);
+    let mut rng = Rng::new(3);
     for _ in 0..50 {
         let mut any = || {
             let mut placement = Placement::empty(&singles);
             for place in 0..singles.len() {
-                (0..2).for_each(|_| placement.add(place, ServiceNo(dice.below(4) as u16)));
+                (0..2).for_each(|_| placement.add(place, ServiceNo(rng.below(4) as u16)));
             }
             placement
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     profiler::{Changed, Event, Profiler, Settings, Shift},
     replay::machines::Arrival,
-    rng::Dice,
+    rng::Rng,
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
@@ -93,10 +93,10 @@ fn false_alarms_are_as_rare_as_stated() {
 
 /// The same requests in flocks: so many on average come within moments of each other, then nobody for long.
 fn flocks(mut arrivals: Vec<Arrival>, size: f64) -> Vec<Arrival> {
-    let (mut dice, mut at) = (Dice::new(9), Seconds(0.0));
+    let (mut rng, mut at) = (Rng::new(9), Seconds(0.0));
     for arrival in &mut arrivals {
-        let gap = if dice.unit() < 1.0 / size { size / 3.0 } else { 0.01 };
-        at += Seconds(dice.exponential(gap));
+        let gap = if rng.unit() < 1.0 / size { size / 3.0 } else { 0.01 };
+        at += Seconds(rng.exponential(gap));
         arrival.at = at;
     }
     arrivals

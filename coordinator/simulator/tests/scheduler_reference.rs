@@ -61,7 +61,7 @@ fn hexgens_formulas() {
     }
     for case in all["pipeline"].as_array().unwrap() {
         let number = |name: &str| case[name].as_f64().unwrap();
-        let time = hexgen::handover(path(case), number("tokens"), number("hidden"), number("bytes_per_elem"));
+        let time = hexgen::activations(path(case), number("tokens"), number("hidden"), number("bytes_per_elem"));
         close(time, number("expected_s"), "handover");
     }
     for case in all["kv_transfer"].as_array().unwrap() {

@@ -7,9 +7,9 @@ use tsnode_coordinator::{
     policy::{
         batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task},
         chunked::Chunked,
+        prefill_first::PrefillFirst,
         routing::{Asked, MachineNo, Routing},
-        shares::{Shares, Way},
-        turns::Turns,
+        shares::{PhasePair, Shares},
     },
     replay::{
         cost::IterationCost,
@@ -121,7 +121,7 @@ impl<B: Batching> Batching for Watched<B> {
 #[derive(Clone, Copy, Debug)]
 enum Batches {
     Ageing,
-    Turns,
+    PrefillFirst,
     Greedy,
     Chunked,
 }
@@ -142,7 +142,7 @@ fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, 
     let batching = || -> Box<dyn Batching> {
         match batches {
             Batches::Ageing => Watched::new(Ageing::new(LIMITS, capacity), Some(LIMITS)),
-            Batches::Turns => Watched::new(Turns::new(4, capacity).in_stages(stages), None),
+            Batches::PrefillFirst => Watched::new(PrefillFirst::new(4, capacity).in_stages(stages), None),
             Batches::Chunked => {
                 Watched::new(Chunked::new(LIMITS.tokens, LIMITS.tasks, capacity).in_stages(stages), None)
             }
@@ -152,8 +152,8 @@ fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, 
     let all = (0..machines).map(|_| Machine { batching: batching(), cost: cost.clone() }).collect();
     let place = |m: usize| MachineNo(m as u32);
     let share = 1.0 / machines as f64;
-    let ways: Vec<Way<MachineNo>> =
-        (0..machines).map(|m| Way { prefill: place(m), decode: place((m + 1) % machines), share }).collect();
+    let ways: Vec<PhasePair<MachineNo>> =
+        (0..machines).map(|m| PhasePair { prefill: place(m), decode: place((m + 1) % machines), share }).collect();
     let routing: Box<dyn Routing> = match routes {
         Routes::Shortest => Box::new(ShortestQueue::new(machines)),
         Routes::Pools => Box::new(Pools::new(machines / 2, &vec![capacity; machines])),
@@ -198,7 +198,7 @@ proptest! {
         arrivals in arrivals(),
         machines in 1usize..6,
         stages in 1usize..5,
-        batches in prop::sample::select(vec![Batches::Ageing, Batches::Turns, Batches::Greedy, Batches::Chunked]),
+        batches in prop::sample::select(vec![Batches::Ageing, Batches::PrefillFirst, Batches::Greedy, Batches::Chunked]),
         routes in prop::sample::select(vec![
             Routes::Shortest, Routes::Pools, Routes::Shares, Routes::Live, Routes::Anywhere, Routes::Queues,
         ]),
@@ -226,7 +226,7 @@ proptest! {
 fn a_stopped_run_gives_what_there_is() {
     let all: Vec<Arrival> =
         (0..20_000).map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: Asked::new(50, 3) }).collect();
-    let outcome = simulation(2, Batches::Turns, Routes::Live, AMPLE, 1).run(&all, &|arrived| arrived > 5000);
+    let outcome = simulation(2, Batches::PrefillFirst, Routes::Live, AMPLE, 1).run(&all, &|arrived| arrived > 5000);
     assert!(outcome.arrived > 5000 && outcome.arrived < 20_000, "{}", outcome.arrived);
     assert!(outcome.traces.iter().take(4000).all(|t| t.end.is_finite()));
 }
@@ -238,7 +238,7 @@ fn the_shortest_queue_is_found() {
     let short = |n: u32| Arrival { at: Seconds(f64::from(n) * 1e-3), asked: Asked::new(10, 1) };
     let all: Vec<Arrival> = std::iter::once(long).chain((1..40).map(short)).collect();
     let beside = |routes| {
-        let outcome = simulation(2, Batches::Turns, routes, AMPLE, 1).run(&all, &|_| false);
+        let outcome = simulation(2, Batches::PrefillFirst, routes, AMPLE, 1).run(&all, &|_| false);
         let busy = outcome.traces[0].route.unwrap().prompt;
         outcome.traces[1..].iter().filter(|t| t.route.unwrap().prompt == busy).count()
     };
@@ -262,7 +262,7 @@ impl IterationCost for Even {
 /// Two requests on a pipeline of two stages take turns: while one is at the second stage the other is at the first.
 #[test]
 fn a_pipeline_is_at_a_batch_with_every_stage() {
-    let batching = Watched::new(Turns::new(4, AMPLE).in_stages(2), None);
+    let batching = Watched::new(PrefillFirst::new(4, AMPLE).in_stages(2), None);
     let routing = Box::new(ShortestQueue::new(1));
     let links = Box::new(Alike { per_token: SecondsPerToken(0.0) });
     let machine = Machine { batching, cost: Arc::new(Even(2)) };

@@ -3,7 +3,7 @@
 
 mod shared;
 
-use tsnode_coordinator::rng::Dice;
+use tsnode_coordinator::rng::Rng;
 use tsnode_simulator::{
     generator::{Lengths, Percentiles},
     percentile::Sorted,
@@ -32,8 +32,8 @@ fn drawn_lengths_are_distributed_as_the_traces() {
     for (name, file) in [("coding", "code"), ("conversation", "conv")] {
         let all = trace::read(&shared::read(&format!("data/azure_llm_2023_{file}.csv"))).unwrap();
         let lengths = Lengths::named(name).unwrap();
-        let mut dice = Dice::new(1);
-        let drawn: Vec<_> = (0..200_000).map(|_| lengths.draw(&mut dice)).collect();
+        let mut rng = Rng::new(1);
+        let drawn: Vec<_> = (0..200_000).map(|_| lengths.draw(&mut rng)).collect();
         let prompts = (all.iter().map(|a| a.asked.prompt).collect(), drawn.iter().map(|a| a.prompt).collect());
         let answers = (all.iter().map(|a| a.asked.answer).collect(), drawn.iter().map(|a| a.answer).collect());
         compare(&format!("{name}'s prompts"), lengths.prompts, prompts);

@@ -201,7 +201,7 @@ impl Batcher {
         self.prefixes.ends(request);
         self.queue.go_on_behind(request);
         if sequence.told > 0 {
-            out.push(Action::NoGuesses { request });
+            out.push(Action::NoDrafts { request });
         }
         if matches!(sequence.state, State::Waiting) {
             return;

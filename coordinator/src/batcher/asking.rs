@@ -5,9 +5,9 @@
 //! with no guesses where none came.
 
 use super::{
-    Action, Batcher, Guesses, pace,
+    Action, Batcher, Speculation, pace,
     steps::Share,
-    ways::{self, Way},
+    strategy::{self, Strategy},
 };
 use crate::{Time, policy::batching::Part};
 use tsnode_protocol::{
@@ -20,18 +20,18 @@ impl Batcher {
     pub(super) fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
         while let Some((step, shares)) = self.steps.next() {
             match self.way(now, step, &shares) {
-                Way::Draft => self.ask(step, &shares, out),
+                Strategy::Draft => self.ask(step, &shares, out),
                 way => self.set_off(now, step, &shares, way, out),
             }
         }
     }
 
     /// What the draft model guesses, or nothing.
-    pub(super) fn guessed(
+    pub(super) fn drafted(
         &mut self,
         now: Time,
         step: u64,
-        guesses: Vec<(RequestId, Vec<Token>)>,
+        drafts: Vec<(RequestId, Vec<Token>)>,
         out: &mut Vec<Action>,
     ) {
         if !self.asked.remove(&step) {
@@ -39,41 +39,41 @@ impl Batcher {
         }
         let shares = self.steps.shares(step);
         if shares.is_empty() {
-            self.guessing.lose(step);
+            self.strategies.lose(step);
             return self.step_done(now, step, Vec::new(), out);
         }
-        for (request, tokens) in guesses {
+        for (request, tokens) in drafts {
             let is_here = shares.iter().any(|s| s.request == request);
-            if let Some(sequence) = self.sequences.get_mut(&request).filter(|s| is_here && s.wants_guesses()) {
-                sequence.take_guesses(tokens);
+            if let Some(sequence) = self.sequences.get_mut(&request).filter(|s| is_here && s.wants_drafts()) {
+                sequence.take_drafts(tokens);
             }
         }
-        self.set_off(now, step, &shares, Way::Draft, out);
+        self.set_off(now, step, &shares, Strategy::Draft, out);
     }
 
     /// Where a step has its guesses from. It is timed if it has a choice and nothing but answers.
-    fn way(&mut self, now: Time, step: u64, shares: &[Share]) -> Way {
+    fn way(&mut self, now: Time, step: u64, shares: &[Share]) -> Strategy {
         let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
-        if self.config.guesses == Guesses::Never || !ways::may_help(answers) {
-            return Way::Plain;
+        if self.config.speculation == Speculation::Never || !strategy::may_help(answers) {
+            return Strategy::Plain;
         }
         let (mut found, mut wanting) = (false, false);
         for share in shares.iter().filter(|s| s.part == Part::Answer) {
             let Some(sequence) = self.sequences.get_mut(&share.request) else { continue };
-            found |= sequence.guess();
-            wanting |= sequence.wants_guesses();
+            found |= sequence.propose();
+            wanting |= sequence.wants_drafts();
         }
         let alone = answers == shares.len();
-        let drafts = wanting && alone && self.config.guesses == Guesses::Drafted;
-        let possible: &[Way] = match (found, drafts) {
-            (false, false) => return Way::Plain,
-            (true, false) => &[Way::Plain, Way::Lookup],
-            (false, true) => &[Way::Plain, Way::Draft],
-            (true, true) => &[Way::Plain, Way::Lookup, Way::Draft],
+        let drafts = wanting && alone && self.config.speculation == Speculation::Drafted;
+        let possible: &[Strategy] = match (found, drafts) {
+            (false, false) => return Strategy::Plain,
+            (true, false) => &[Strategy::Plain, Strategy::Lookup],
+            (false, true) => &[Strategy::Plain, Strategy::Draft],
+            (true, true) => &[Strategy::Plain, Strategy::Lookup, Strategy::Draft],
         };
-        let way = self.guessing.choose(answers, possible);
+        let way = self.strategies.choose(answers, possible);
         if alone {
-            self.guessing.begins(step, now, answers, way);
+            self.strategies.begins(step, now, answers, way);
         }
         way
     }
@@ -85,7 +85,7 @@ impl Batcher {
         out.push(Action::Guess { step, wanted });
     }
 
-    fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Way, out: &mut Vec<Action>) {
+    fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Strategy, out: &mut Vec<Action>) {
         let entry = |s: &Share| self.sequences.get_mut(&s.request)?.entry(now, s, way);
         let entries: Vec<StepEntry> = shares.iter().filter_map(entry).collect();
         self.pace.sets_off(step, pace::size(&entries), now);

@@ -1,6 +1,6 @@
 //! What a batcher hears, and what it does.
 
-use super::{NewSequence, guesses::Wanted};
+use super::{NewSequence, speculation::Wanted};
 use std::time::Duration;
 use tsnode_protocol::{
     RequestId, Sampled, Seconds, Token,
@@ -77,11 +77,11 @@ pub enum Event {
         failed: Option<String>,
     },
     /// From the draft model: what it was asked for, or nothing.
-    Guessed {
+    Drafted {
         /// The step that waits for it.
         step: u64,
         /// Tokens that may come next.
-        guesses: Vec<(RequestId, Vec<Token>)>,
+        drafts: Vec<(RequestId, Vec<Token>)>,
     },
     /// The ring is no more: nothing on it exists any longer.
     RingBroken {
@@ -97,7 +97,7 @@ pub enum Event {
 pub enum Action {
     /// Send this round the ring.
     Ring(RingFrame),
-    /// Have the draft model guess; the step waits for [`Event::Guessed`], which must come.
+    /// Have the draft model guess; the step waits for [`Event::Drafted`], which must come.
     Guess {
         /// The step.
         step: u64,
@@ -105,7 +105,7 @@ pub enum Action {
         wanted: Vec<Wanted>,
     },
     /// The draft model is asked no more about a sequence that it was told of.
-    NoGuesses {
+    NoDrafts {
         /// The sequence.
         request: RequestId,
     },

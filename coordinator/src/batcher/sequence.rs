@@ -3,9 +3,9 @@
 use super::{
     BatcherConfig,
     admission::Place,
-    guesses::{Lookup, MOST, Wanted},
+    speculation::{Lookup, MOST, Wanted},
     steps::Share,
-    ways::Way,
+    strategy::Strategy,
 };
 use crate::{Time, policy::batching::Part};
 use std::collections::BTreeMap;
@@ -87,9 +87,9 @@ pub(super) struct Sequence {
     pub generation: Generation,
     pub lookup: Lookup,
     /// What may follow its tokens, by whom, and how much of that the step on its way checks.
-    pub guesses: Vec<Token>,
-    pub by: Way,
-    pub guessed: u32,
+    pub drafts: Vec<Token>,
+    pub by: Strategy,
+    pub drafted: u32,
     /// Tokens that the draft model was told.
     pub told: u32,
     pub kind: Kind,
@@ -131,9 +131,9 @@ impl Sequence {
             growing: None,
             generation: new.generation,
             lookup: Lookup::default(),
-            guesses: Vec::new(),
-            by: Way::Plain,
-            guessed: 0,
+            drafts: Vec::new(),
+            by: Strategy::Plain,
+            drafted: 0,
             told: 0,
             computed_here: false,
             codec: new.codec,
@@ -266,22 +266,22 @@ impl Sequence {
     }
 
     /// Guesses what follows its tokens by what it repeats; whether there is a guess.
-    pub fn guess(&mut self) -> bool {
+    pub fn propose(&mut self) -> bool {
         let most = self.guessable();
-        self.guesses.clear();
-        self.guesses.extend_from_slice(self.lookup.guess(&self.tokens, most));
-        self.by = Way::Lookup;
-        !self.guesses.is_empty()
+        self.drafts.clear();
+        self.drafts.extend_from_slice(self.lookup.propose(&self.tokens, most));
+        self.by = Strategy::Lookup;
+        !self.drafts.is_empty()
     }
 
     /// Whether a draft model could help with it.
-    pub fn wants_guesses(&self) -> bool {
-        self.guesses.is_empty() && self.guessable() > 0
+    pub fn wants_drafts(&self) -> bool {
+        self.drafts.is_empty() && self.guessable() > 0
     }
 
     /// What a draft model is asked about it, which so has been told all its tokens.
     pub fn wanted(&mut self, request: RequestId) -> Option<Wanted> {
-        let most = Some(self.guessable()).filter(|_| self.wants_guesses())? as u32;
+        let most = Some(self.guessable()).filter(|_| self.wants_drafts())? as u32;
         let (start, all) = (self.told, self.len());
         self.told = all;
         let (tokens, sampling) = (self.tokens[start as usize..].to_vec(), self.generation.sampling.clone());
@@ -289,9 +289,9 @@ impl Sequence {
     }
 
     /// What a draft model guesses; no more than it was asked for.
-    pub fn take_guesses(&mut self, mut guesses: Vec<Token>) {
-        guesses.truncate(self.guessable());
-        (self.guesses, self.by) = (guesses, Way::Draft);
+    pub fn take_drafts(&mut self, mut drafts: Vec<Token>) {
+        drafts.truncate(self.guessable());
+        (self.drafts, self.by) = (drafts, Strategy::Draft);
     }
 
     /// How many tokens may be guessed: as far as there is room, and more is wanted than the next.
@@ -311,16 +311,16 @@ impl Sequence {
     }
 
     /// What of it is computed in a step, with what was guessed unless the step goes without.
-    pub fn entry(&mut self, now: Time, share: &Share, way: Way) -> Option<StepEntry> {
+    pub fn entry(&mut self, now: Time, share: &Share, way: Strategy) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
         self.stepped.get_or_insert(now);
         match (share.part, &mut self.state) {
             (Part::Answer, State::Decoding) => {
                 let mut tokens = vec![*self.tokens.last()?];
-                if way != Way::Plain {
-                    tokens.append(&mut self.guesses);
+                if way != Strategy::Plain {
+                    tokens.append(&mut self.drafts);
                 }
-                self.guessed = tokens.len() as u32 - 1;
+                self.drafted = tokens.len() as u32 - 1;
                 Some(StepEntry { request, start: all - 1, tokens, sample: true, prompt: false })
             }
             (Part::Prompt, State::Prefilling { sent, .. }) => {

@@ -1,6 +1,6 @@
 //! Plan flow 5: proposals, endorsements, certificates, and the one adopted plan.
 
-use super::{Action, Control, Member, Reject, SignedEndorsement, check, lots::Lots};
+use super::{Action, Control, Member, Reject, SignedEndorsement, check, leader_rank::LeaderRanks};
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -348,7 +348,7 @@ impl Control {
         let here = self.derive();
         let rank = match (here.epoch, mine) == (epoch, last) {
             true => place(&here.ranks),
-            false => place(&self.ranks((epoch, last), &mut Lots::default())),
+            false => place(&self.ranks((epoch, last), &mut LeaderRanks::default())),
         };
         let rank = rank.ok_or(Reject::NotCoordinator)? as u32;
         let turn = self.needed_since.map(|since| since + self.config.patience * rank);

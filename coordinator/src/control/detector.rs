@@ -66,13 +66,13 @@ pub enum Sign {
 
 /// A peer's heartbeats as they came.
 #[derive(Clone, Copy, Debug)]
-pub struct Pulse {
+pub struct ArrivalWindow {
     last_beat: Option<Time>,
     mean: f64,
     deviation: f64,
 }
 
-impl Pulse {
+impl ArrivalWindow {
     /// Of a peer that is to beat this often.
     #[must_use]
     pub fn new(every: Duration) -> Self {
@@ -160,20 +160,20 @@ mod tests {
     }
 
     /// The longest silence that is no death, by tenths of a second.
-    fn patience(pulse: &Pulse, health: &Health) -> f64 {
+    fn patience(arrivals: &ArrivalWindow, health: &Health) -> f64 {
         let rules = Silence::default();
-        let alive = |s: &f64| pulse.sign(seconds(*s), true, health, &rules) != Sign::Dead;
+        let alive = |s: &f64| arrivals.sign(seconds(*s), true, health, &rules) != Sign::Dead;
         (1..).map(|tenths| f64::from(tenths) / 10.0).take_while(alive).last().unwrap_or(0.0)
     }
 
-    fn beaten(gaps: impl IntoIterator<Item = f64>) -> Pulse {
-        let mut pulse = Pulse::new(seconds(1.0));
+    fn beaten(gaps: impl IntoIterator<Item = f64>) -> ArrivalWindow {
+        let mut arrivals = ArrivalWindow::new(seconds(1.0));
         let mut now = seconds(1.0);
         for gap in gaps {
             now += seconds(gap);
-            pulse.beat(now);
+            arrivals.beat(now);
         }
-        pulse
+        arrivals
     }
 
     #[test]
@@ -198,25 +198,25 @@ mod tests {
 
     #[test]
     fn a_suspect_is_one_before_it_is_dead() {
-        let pulse = beaten([1.0; 50]);
-        let sign = |s| pulse.sign(seconds(s), true, &Health::default(), &Silence::default());
+        let arrivals = beaten([1.0; 50]);
+        let sign = |s| arrivals.sign(seconds(s), true, &Health::default(), &Silence::default());
         assert_eq!([sign(1.5), sign(2.5), sign(3.6)], [Sign::Fine, Sign::Suspect, Sign::Dead]);
-        let lost = pulse.sign(seconds(1.6), false, &Health::default(), &Silence::default());
+        let lost = arrivals.sign(seconds(1.6), false, &Health::default(), &Silence::default());
         assert_eq!(lost, Sign::Dead);
     }
 
     #[test]
     fn a_listener_that_is_late_itself_is_slow_to_judge() {
-        let pulse = beaten([1.0; 50]);
+        let arrivals = beaten([1.0; 50]);
         let mut health = Health::default();
         assert_eq!(health.woke(seconds(50.0), seconds(50.4)), None);
-        assert!((4.1..4.3).contains(&patience(&pulse, &health)));
+        assert!((4.1..4.3).contains(&patience(&arrivals, &health)));
         assert_eq!(health.woke(seconds(51.0), seconds(55.0)), Some(seconds(4.0)));
-        assert_eq!(patience(&pulse, &health), 5.4);
+        assert_eq!(patience(&arrivals, &health), 5.4);
         for n in 0..100 {
             health.woke(seconds(56.0 + f64::from(n)), seconds(56.0 + f64::from(n)));
         }
         // Its health comes back by halves: what is left of them is next to nothing.
-        assert!((3.35..3.55).contains(&patience(&pulse, &health)));
+        assert!((3.35..3.55).contains(&patience(&arrivals, &health)));
     }
 }

@@ -1,6 +1,6 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
-use super::{check::Infeasible, drafting::Question};
+use super::{check::Infeasible, planning::Question};
 use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub enum Event {
     /// A message, verified; one's own too.
     Gossip(Verified<Gossip>),
     /// Heartbeats for this peer and a few others; one's own, where it was not said to all.
-    Pulse {
+    Heartbeats {
         /// Who sent them.
         from: PeerId,
         /// Its own, and those it passes on, verified.
@@ -50,8 +50,8 @@ pub enum Event {
 pub enum Action {
     /// Sign, send to all, and feed back.
     Publish(Gossip),
-    /// Send straight to these peers, and feed one's own back as [`Event::Pulse`].
-    Pulse {
+    /// Send straight to these peers, and feed one's own back as [`Event::Heartbeats`].
+    Heartbeats {
         /// Whom.
         to: Vec<PeerId>,
         /// This peer's heartbeat, to be signed.

@@ -43,7 +43,7 @@ impl Control {
             return;
         }
         let disputed = self.is_disputed();
-        let settled = self.drafting.is_settled();
+        let settled = self.planning.is_settled();
         let pressing = disputed || (!settled && self.derive().pressing);
         if !pressing && (settled || first != Some(self.config.me)) {
             self.needed_since = None;
@@ -55,7 +55,7 @@ impl Control {
             self.needed_since.get_or_insert(self.now);
         }
         // Searching is work: only whose turn it is does it, and may propose what it finds though its turn is over then.
-        let due = self.drafting.is_due();
+        let due = self.planning.is_due();
         if !self.may_propose() || !(due || self.is_my_turn(pressing)) || self.others_have_a_chance() {
             return;
         }

@@ -2,7 +2,7 @@
 
 use super::{
     calls::Calls,
-    detector::{Health, Pulse, Sign, Silence},
+    detector::{ArrivalWindow, Health, Sign, Silence},
 };
 use crate::Time;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) enum Kind {
     Endorsement,
     Certificate,
     Call,
-    RollCall,
+    LivenessDigest,
 }
 
 impl Kind {
@@ -43,14 +43,14 @@ impl Kind {
             Gossip::Endorsement(_) => Self::Endorsement,
             Gossip::Certificate(_) => Self::Certificate,
             Gossip::Call(_) => Self::Call,
-            Gossip::RollCall(_) => Self::RollCall,
+            Gossip::LivenessDigest(_) => Self::LivenessDigest,
         }
     }
 }
 
 /// How a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Audience {
     /// To everybody.
     ToAll,
     /// To this peer, and a few others.
@@ -99,7 +99,7 @@ pub struct Member {
     told: Option<Heartbeat>,
     /// Since when it says a few what it has not said to all, as far as this peer has heard.
     untold_since: Option<Time>,
-    pulse: Pulse,
+    arrivals: ArrivalWindow,
     pub(super) life: Life,
     sequences: [u64; 7],
     calls: Calls,
@@ -131,7 +131,7 @@ impl Member {
             for_all: 0,
             told: None,
             untold_since: None,
-            pulse: Pulse::new(heartbeat),
+            arrivals: ArrivalWindow::new(heartbeat),
             life: Life::default(),
             sequences: [0; 7],
             calls: Calls::default(),
@@ -157,7 +157,7 @@ impl Member {
             self.life = life;
             self.gone_at = None;
             (self.told, self.untold_since) = (None, None);
-            self.pulse.skip();
+            self.arrivals.skip();
         }
         true
     }
@@ -181,14 +181,14 @@ impl Member {
     }
 
     /// Its heartbeat is news to this peer, and to all where it came so.
-    pub(super) fn tells(&mut self, now: Time, heartbeat: Heartbeat, way: Way) {
+    pub(super) fn tells(&mut self, now: Time, heartbeat: Heartbeat, way: Audience) {
         match way {
-            Way::ToAll => (self.told, self.untold_since) = (Some(heartbeat.clone()), None),
+            Audience::ToAll => (self.told, self.untold_since) = (Some(heartbeat.clone()), None),
             // Who has said nothing to all yet, here, is new, or is to this peer: adverts will tell.
-            Way::Straight if !self.told.as_ref().is_some_and(|told| heartbeat.is_news_after(told)) => {
+            Audience::Straight if !self.told.as_ref().is_some_and(|told| heartbeat.is_news_after(told)) => {
                 self.untold_since = None;
             }
-            Way::Straight => _ = self.untold_since.get_or_insert(now),
+            Audience::Straight => _ = self.untold_since.get_or_insert(now),
         }
         self.heartbeat = heartbeat;
     }
@@ -220,12 +220,12 @@ impl Member {
             self.late_since = None;
             // Its silence was a reason only as long as it was to be heard.
             self.suspect &= watched || self.called.is_some();
-            self.pulse.skip();
+            self.arrivals.skip();
         }
     }
 
     /// A message of it has come. What it said before it went may still be on its way round for a moment.
-    pub(super) fn heard(&mut self, now: Time, kind: Kind, way: Way) {
+    pub(super) fn heard(&mut self, now: Time, kind: Kind, way: Audience) {
         self.last_heard = now;
         if now >= self.marks[1].0 + OVERTAKEN {
             self.marks = [self.marks[1], (now, self.last())];
@@ -237,9 +237,9 @@ impl Member {
         if kind == Kind::Heartbeat {
             // Of others only what is news comes here, and its gaps say nothing about the next.
             if self.watched_since.is_some() {
-                self.pulse.beat(now);
+                self.arrivals.beat(now);
             }
-            if way == Way::ToAll {
+            if way == Audience::ToAll {
                 self.for_all = self.sequences[kind as usize];
             }
         }
@@ -249,12 +249,12 @@ impl Member {
     pub(super) fn excuse(&mut self, slept: Duration, now: Time) {
         self.last_heard = (self.last_heard + slept).min(now);
         self.called = self.called.map(|at| (at + slept).min(now));
-        self.pulse.skip();
+        self.arrivals.skip();
     }
 
     /// How much longer it may be silent than a regular peer.
     pub(super) fn unevenness(&self, rules: &Silence) -> Duration {
-        self.pulse.unevenness(rules)
+        self.arrivals.unevenness(rules)
     }
 
     /// What its silence means.
@@ -262,7 +262,7 @@ impl Member {
         // Who has said goodbye is not waited for.
         let stays = !self.disconnected && !self.heartbeat.leaving;
         let since = self.last_heard.max(self.watched_since.unwrap_or_default());
-        self.pulse.sign(now.saturating_sub(since), stays, health, rules)
+        self.arrivals.sign(now.saturating_sub(since), stays, health, rules)
     }
 
     /// Whether its change may hold up planning: not if it changes all the time.

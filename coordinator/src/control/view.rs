@@ -1,8 +1,8 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
 use super::{
-    Action, Control, Down, Member, Members, check, detector::Sign, lots::Lots, member::Way, missing::ANSWER,
-    voice::LISTENERS,
+    Action, Control, Down, Member, Members, check, detector::Sign, leader_rank::LeaderRanks, liveness::ANSWER,
+    member::Audience, voice::LISTENERS,
 };
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
     Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId,
-    rollcall::{Missed, PeerTag},
+    liveness_digest::{Missed, PeerTag},
 };
 
 /// How long a peer that is heard may leave its advert unsaid before plans are made without it.
@@ -113,7 +113,7 @@ impl Control {
 
     /// What it is this peer looks at has changed; what follows from it is found out when it is asked for.
     pub(super) fn view_changed(&mut self) {
-        self.drafting.view_changed();
+        self.planning.view_changed();
         self.derived = None;
     }
 
@@ -143,7 +143,7 @@ impl Control {
         }
     }
 
-    pub(super) fn hear_heartbeat(&mut self, signer: PeerId, heartbeat: Heartbeat, way: Way) {
+    pub(super) fn hear_heartbeat(&mut self, signer: PeerId, heartbeat: Heartbeat, way: Audience) {
         let behind = heartbeat.plan != self.plan_id();
         let Some(member) = self.members.get_mut(&signer) else { return };
         let turned = heartbeat.leaving != member.heartbeat.leaving;
@@ -223,7 +223,7 @@ impl Control {
         if bereft > 0 {
             self.listeners_lost(bereft, defer);
         }
-        missed.extend(self.muster(!missed.is_empty()));
+        missed.extend(self.collect_missing(!missed.is_empty()));
         if !missed.is_empty() {
             self.call(missed, out);
         }
@@ -250,13 +250,13 @@ impl Control {
     pub(super) fn derive(&mut self) -> &Derived {
         let epoch = self.epoch();
         let known = self.derived.take().filter(|d| d.epoch == epoch);
-        let mut lots = std::mem::take(&mut self.lots);
-        let derived = known.unwrap_or_else(|| self.derived_anew(epoch, &mut lots));
-        self.lots = lots;
+        let mut leader_ranks = std::mem::take(&mut self.leader_ranks);
+        let derived = known.unwrap_or_else(|| self.derived_anew(epoch, &mut leader_ranks));
+        self.leader_ranks = leader_ranks;
         self.derived.insert(derived)
     }
 
-    fn derived_anew(&self, epoch: Epoch, (turns, listening): &mut (Lots, Lots)) -> Derived {
+    fn derived_anew(&self, epoch: Epoch, (turns, listening): &mut (LeaderRanks, LeaderRanks)) -> Derived {
         let members = self.planned_members();
         let lends = |a: &Advert| !a.devices.is_empty();
         let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
@@ -271,18 +271,18 @@ impl Control {
 
     /// The coordinator, and the first of ranks that follow from the epoch alone: these are the same for all, whatever plan
     /// each follows. Where few may plan, others are beside them.
-    fn listeners(&self, coordinator: Option<PeerId>, lots: &mut Lots) -> Vec<PeerId> {
+    fn listeners(&self, coordinator: Option<PeerId>, leader_ranks: &mut LeaderRanks) -> Vec<PeerId> {
         let epoch = self.common_epoch.unwrap_or_else(|| self.clock_epoch());
         let all = self.planned().map(|(peer, m)| (*peer, m.is_eligible()));
-        let deputies = lots.order(self.config.swarm, (epoch, None), all);
+        let deputies = leader_ranks.order(self.config.swarm, (epoch, None), all);
         let others = deputies.into_iter().filter(|peer| Some(*peer) != coordinator);
         coordinator.into_iter().chain(others).take(LISTENERS).collect()
     }
 
     /// Eligible peers in the order of their turns in an epoch after a plan.
-    pub(super) fn ranks(&self, of: (Epoch, Option<PlanId>), lots: &mut Lots) -> Vec<PeerId> {
+    pub(super) fn ranks(&self, of: (Epoch, Option<PlanId>), leader_ranks: &mut LeaderRanks) -> Vec<PeerId> {
         let eligible = self.planned().filter(|(_, m)| m.is_eligible()).map(|(peer, _)| (*peer, true));
-        lots.order(self.config.swarm, of, eligible)
+        leader_ranks.order(self.config.swarm, of, eligible)
     }
 
     /// Those who are there to stay, and whom not most have cut off.

@@ -44,7 +44,7 @@ pub(super) struct Voice {
     /// When one of them was last given up.
     pub listener_lost: Option<Time>,
     /// When everybody is to be called, since several were.
-    pub muster_at: Option<Time>,
+    pub collect_missing_at: Option<Time>,
     /// What was last said to all, and when.
     said: Option<(Heartbeat, Time)>,
     /// When the last advert was said.
@@ -103,7 +103,7 @@ impl Control {
         let to = self.homes();
         let own = (!to_all).then_some(heartbeat);
         if !to.is_empty() && (own.is_some() || !heard.is_empty()) {
-            out.push(Action::Pulse { to, own, heard });
+            out.push(Action::Heartbeats { to, own, heard });
         }
     }
 
@@ -179,8 +179,8 @@ impl Control {
     }
 
     /// Heartbeats that `from` said to this peer, or passed on.
-    pub(super) fn hear_pulse(&mut self, from: PeerId, words: Vec<Verified<Gossip>>, out: &mut Vec<Action>) {
-        for word in words.into_iter().take(limits::PULSES) {
+    pub(super) fn hear_heartbeats(&mut self, from: PeerId, words: Vec<Verified<Gossip>>, out: &mut Vec<Action>) {
+        for word in words.into_iter().take(limits::HEARTBEATS) {
             let (signer, is_own) = (word.signer(), from == self.config.me);
             let is_heartbeat = matches!(word.message(), Gossip::Heartbeat(_));
             // What came by another way already is no replay.
@@ -189,10 +189,15 @@ impl Control {
                 continue;
             }
             let is_fresh = self.now >= self.voice.stale_until;
-            if signer == from && !is_own && is_fresh && self.leads(signer) && self.voice.heard.len() < limits::PULSES {
+            if signer == from
+                && !is_own
+                && is_fresh
+                && self.leads(signer)
+                && self.voice.heard.len() < limits::HEARTBEATS
+            {
                 self.voice.heard.insert(signer, word.clone());
             }
-            self.hear_word(word, super::member::Way::Straight, out);
+            self.on_gossip(word, super::member::Audience::Straight, out);
         }
     }
 

@@ -4,7 +4,7 @@ use super::Trace;
 use crate::{
     gate::{KvChoice, Overrule, SplitChoice},
     policy::choice::Dispatch,
-    spot::Served,
+    spot_check::Served,
     trust::Offence,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -157,8 +157,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// Who gives no sign of life now though its connections are open (`crate::vigil`): all of them, each time.
-    Mute {
+    /// Who gives no sign of life now though its connections are open (`crate::probe`): all of them, each time.
+    Unresponsive {
         /// Whom nothing is to be sent to where others are.
         peers: BTreeSet<PeerId>,
     },
@@ -176,7 +176,7 @@ impl Event {
             | Self::DecodeLost { request, .. }
             | Self::Prefill { request, .. }
             | Self::PrefillLost { request, .. } => Some(*request),
-            Self::View(_) | Self::Mute { .. } | Self::Deadline => None,
+            Self::View(_) | Self::Unresponsive { .. } | Self::Deadline => None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! predicted to go on soonest, be it with KV that a prefill group has still, with what a decode group computed of it
 //! before, or with all of it computed anew.
 
-use super::{GatewayConfig, Observed, Request, View, kept::Kept};
+use super::{GatewayConfig, Observed, Request, View, prefix_cache::PrefixCache};
 use crate::{
     gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
     links::WITHIN_PEER,
@@ -27,7 +27,7 @@ pub(super) struct Judging<'a> {
     pub config: &'a GatewayConfig,
     pub view: &'a View,
     pub observed: &'a Observed,
-    pub kept: &'a Kept,
+    pub kept: &'a PrefixCache,
 }
 
 impl Judging<'_> {

@@ -53,7 +53,7 @@ impl Gateway {
 
     /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
     /// whatever its leader has noticed. Who is cut off is gone, too.
-    pub(super) fn leave_the_dead(&mut self, now: Time, out: &mut Vec<Action>) {
+    pub(super) fn fail_lost_groups(&mut self, now: Time, out: &mut Vec<Action>) {
         let bereft = |stages: &[Stage]| stages.iter().any(|stage| !self.view.adverts.contains_key(&stage.peer));
         let with = |role: fn(&Request) -> &[Stage]| -> Vec<RequestId> {
             self.requests.iter().filter(|(_, r)| bereft(role(r))).map(|(request, _)| *request).collect()
@@ -109,7 +109,7 @@ impl Gateway {
         self.finish(now, request, End::Failed(format!("nobody could go on with it: {why}")), out);
     }
 
-    pub(super) fn house_the_homeless(&mut self, now: Time, out: &mut Vec<Action>) {
+    pub(super) fn retry_unrouted(&mut self, now: Time, out: &mut Vec<Action>) {
         let homeless = self.requests.iter().filter_map(|(request, r)| Some((*request, r.homeless_until?)));
         for (request, until) in homeless.collect::<Vec<_>>() {
             self.look_for_home(now, request, until, out);

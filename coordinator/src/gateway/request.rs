@@ -1,15 +1,16 @@
 //! A request as its gateway holds it.
 
 use super::{
-    Begun, GatewayConfig, Move, Predicted, Trace, Way, kept::Trail, patience::LEAST, slowest, trace::Timeline,
+    Begun, GatewayConfig, Move, Predicted, Resumption, Trace, patience::LEAST, prefix_cache::Trail, slowest,
+    trace::Timeline,
 };
 use crate::{
     Time,
+    claim_check::{Seen, Work},
     gate::Overrule,
     policy::routing::Asked,
     router::Pick,
-    speeds::{Seen, Work},
-    spot::Served,
+    spot_check::Served,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -226,13 +227,13 @@ impl Request {
     }
 
     /// How it goes on since its last move, if there was one.
-    pub fn goes_by(&mut self, way: Way) {
+    pub fn goes_by(&mut self, way: Resumption) {
         self.moves.last_mut().into_iter().for_each(|last| last.way = Some(way));
     }
 
     /// From now on the decode side computes the prompt itself.
     pub fn moved_home(&mut self, reason: String) {
-        self.goes_by(Way::Anew);
+        self.goes_by(Resumption::Anew);
         self.prefill = Prefill::ByDecode;
         self.prefill_leader = self.decode_leader;
         self.prefillers.clear();

@@ -4,7 +4,7 @@ use super::{
     Action, Gateway, Prefill, Request,
     patience::{Owes, Silence},
 };
-use crate::{Time, speeds::Work};
+use crate::{Time, claim_check::Work};
 use std::time::Duration;
 use tsnode_protocol::{
     GroupId, Load, PeerId, RequestId,

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_over_is_as_slow_as_its_slowest_pair_and_a_recovery_has_its_reason() {
+    fn a_kv_transfer_is_as_slow_as_its_slowest_pair_and_a_recovery_has_its_reason() {
         let delivery = |to: u8, wire: f64| Delivery {
             from: peer(1),
             to: peer(to),

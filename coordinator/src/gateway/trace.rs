@@ -106,13 +106,13 @@ pub struct Move {
     pub at: f64,
     /// How it went on; unknown until the group that goes on with it says what it has.
     #[serde(default)]
-    pub way: Option<Way>,
+    pub way: Option<Resumption>,
 }
 
 /// How a request goes on elsewhere, by what the groups that do it say they have of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum Resumption {
     /// A prefill group has kept most of the prompt's KV, and sends it; the answer is computed behind it.
     Kept,
     /// The decode group has most of the prompt itself, from what it did before.
@@ -121,7 +121,7 @@ pub enum Way {
     Anew,
 }
 
-impl Way {
+impl Resumption {
     /// Of a prompt of which so many tokens need not be computed: `there` if they are most.
     pub(super) fn of(there: Self, cached: u32, prompt: usize) -> Self {
         if cached as usize * 2 > prompt { there } else { Self::Anew }

@@ -4,9 +4,9 @@ use super::{
     batching::Stepwise,
     caps,
     chunked::Chunked,
+    prefill_first::PrefillFirst,
     routing::{MachineNo, Routing},
-    shares::{Shares, Way},
-    turns::Turns,
+    shares::{PhasePair, Shares},
 };
 use crate::scheduler::prompts::Prompts;
 use tsnode_protocol::{LayerProfile, Tokens};
@@ -29,7 +29,7 @@ pub enum Dispatch {
 impl Dispatch {
     /// The policy, over these ways, whose draws begin at this point of [0, 1).
     #[must_use]
-    pub fn routing(self, ways: Vec<Way<MachineNo>>, point: f64) -> Box<dyn Routing> {
+    pub fn routing(self, ways: Vec<PhasePair<MachineNo>>, point: f64) -> Box<dyn Routing> {
         match self {
             Self::Shares => Box::new(Shares::new(ways, false).starting_at(point)),
             Self::Live => Box::new(Shares::new(ways, true).starting_at(point)),
@@ -42,7 +42,7 @@ impl Dispatch {
 pub enum Batches {
     /// Prompts first, one after the other; then all answers that have a place. A group of several stages takes the next
     /// when its slowest stage is free, as the closed forms have it.
-    Turns,
+    PrefillFirst,
     /// Answers, and beside them prompts in chunks, within a number of tokens; as many batches on their way as a group has
     /// stages. What nodes do.
     Chunked(u32),
@@ -77,7 +77,7 @@ impl Batches {
     #[must_use]
     pub fn of(prompts: Prompts) -> Self {
         match prompts {
-            Prompts::Whole => Self::Turns,
+            Prompts::Whole => Self::PrefillFirst,
             Prompts::Chunks(chunk) => Self::Chunked(chunk.0 as u32),
         }
     }
@@ -87,7 +87,7 @@ impl Batches {
     pub fn prompts(self) -> Prompts {
         match self {
             Self::Chunked(chunk) => Prompts::Chunks(Tokens(f64::from(chunk))),
-            Self::Turns => Prompts::Whole,
+            Self::PrefillFirst => Prompts::Whole,
         }
     }
 
@@ -101,7 +101,7 @@ impl Batches {
     #[must_use]
     pub fn batching(self, room: Room) -> Box<dyn Stepwise> {
         match self {
-            Self::Turns => Box::new(Turns::new(room.places, room.tokens)),
+            Self::PrefillFirst => Box::new(PrefillFirst::new(room.places, room.tokens)),
             Self::Chunked(tokens) => {
                 let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(LONG));
                 Box::new(chunked.in_stages(room.stages))

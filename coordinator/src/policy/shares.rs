@@ -18,7 +18,7 @@ const STEP: f64 = 0.618_033_988_749_894_9;
 
 /// A way that requests may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Way<K> {
+pub struct PhasePair<K> {
     /// Prefills.
     pub prefill: K,
     /// Decodes.
@@ -34,10 +34,10 @@ pub fn work(seen: Seen) -> u32 {
 }
 
 /// The way for a request: `point` from [0, 1) draws it. `None` if there are no ways.
-pub fn choose<K: Ord + Copy>(ways: &[Way<K>], waiting: &dyn Fn(K) -> u32, point: f64) -> Option<Way<K>> {
+pub fn choose<K: Ord + Copy>(ways: &[PhasePair<K>], waiting: &dyn Fn(K) -> u32, point: f64) -> Option<PhasePair<K>> {
     let prefill = Queues::new(ways, waiting, |w| w.prefill);
     let decode = Queues::new(ways, waiting, |w| w.decode);
-    let weight = |w: &Way<K>| w.share / (1.0 + prefill.excess(w.prefill).max(decode.excess(w.decode)) / PATIENCE);
+    let weight = |w: &PhasePair<K>| w.share / (1.0 + prefill.excess(w.prefill).max(decode.excess(w.decode)) / PATIENCE);
     let mut point = point * ways.iter().map(weight).sum::<f64>();
     let found = ways.iter().find(|way| {
         point -= weight(way);
@@ -54,7 +54,7 @@ struct Queues<K> {
 }
 
 impl<K: Ord + Copy> Queues<K> {
-    fn new(ways: &[Way<K>], waiting: &dyn Fn(K) -> u32, group: impl Fn(&Way<K>) -> K) -> Self {
+    fn new(ways: &[PhasePair<K>], waiting: &dyn Fn(K) -> u32, group: impl Fn(&PhasePair<K>) -> K) -> Self {
         let mut groups: BTreeMap<K, (f64, f64)> = BTreeMap::new();
         for way in ways {
             let id = group(way);
@@ -73,7 +73,7 @@ impl<K: Ord + Copy> Queues<K> {
 /// Draws by shares.
 #[derive(Clone, Debug)]
 pub struct Shares {
-    ways: Vec<Way<MachineNo>>,
+    ways: Vec<PhasePair<MachineNo>>,
     /// Share of requests that the plan takes at all.
     carried: f64,
     corrected: bool,
@@ -83,7 +83,7 @@ pub struct Shares {
 impl Shares {
     /// By these shares; what they lack to one is turned away. `corrected` lets queues say.
     #[must_use]
-    pub fn new(ways: Vec<Way<MachineNo>>, corrected: bool) -> Self {
+    pub fn new(ways: Vec<PhasePair<MachineNo>>, corrected: bool) -> Self {
         let carried: f64 = ways.iter().map(|w| w.share).sum();
         // All but rounding.
         let carried = if carried > 1.0 - 1e-9 { 1.0 } else { carried };

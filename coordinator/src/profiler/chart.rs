@@ -3,12 +3,12 @@
 //!
 //! Each value is held against all before it: the standardised difference follows Student's t exactly, and becomes a
 //! normal score; scores of what has not changed are independent and standard normal, however little was learnt. Sums of
-//! scores beyond an allowance then pass a threshold as rarely as Siegmund's formula says (D. Siegmund, "Sequential
+//! scores beyond a rate limit then pass a threshold as rarely as Siegmund's formula says (D. Siegmund, "Sequential
 //! Analysis", 1985): a sum that starts again from 0 whenever it would be negative takes
 //! (exp(2kb) − 2kb − 1) / (2k²) values on average, b = h + 1.166.
 
 /// k: scores beyond this are summed up. Half of the change, in standard deviations of a value, that is found soonest.
-const ALLOWANCE: f64 = 0.5;
+const RATE_LIMIT: f64 = 0.5;
 /// What a sum passes a threshold by, on average.
 const OVERSHOOT: f64 = 1.166;
 /// Scores are cut here, and values where they would have it: no single one is an alarm.
@@ -22,7 +22,7 @@ const LEARNT: u32 = 8;
 /// The threshold at which one chart, both its sides together, takes so many values to a false alarm on average.
 #[must_use]
 pub fn threshold(values: f64) -> f64 {
-    let k = ALLOWANCE;
+    let k = RATE_LIMIT;
     let one_side = |b: f64| ((2.0 * k * b).exp() - 2.0 * k * b - 1.0) / (2.0 * k * k);
     let (mut low, mut high) = (OVERSHOOT, 100.0);
     for _ in 0..60 {
@@ -117,7 +117,7 @@ impl Chart {
 
 impl Side {
     fn add(&mut self, score: f64, value: f64, usual: f64) {
-        let sum = self.sum + score - ALLOWANCE;
+        let sum = self.sum + score - RATE_LIMIT;
         let begins = self.since == 0;
         *self = if sum > 0.0 {
             let usual = if begins { usual } else { self.usual };
@@ -131,11 +131,11 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Dice;
+    use crate::rng::Rng;
 
     /// Sum of twelve even numbers, less six: nearly normal.
-    fn normal(dice: &mut Dice) -> f64 {
-        (0..12).map(|_| dice.unit()).sum::<f64>() - 6.0
+    fn normal(rng: &mut Rng) -> f64 {
+        (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0
     }
 
     /// Tables of CUSUM charts have k = 0.5, h = 4 at 168 values and h = 5 at 465 (two-sided).
@@ -147,10 +147,10 @@ mod tests {
 
     #[test]
     fn false_alarms_are_as_rare_as_stated() {
-        let (mut dice, mut alarms, values) = (Dice::new(1), 0u32, 4_000_000u32);
+        let (mut rng, mut alarms, values) = (Rng::new(1), 0u32, 4_000_000u32);
         let mut chart = Chart::new(threshold(2000.0));
         for _ in 0..values {
-            if chart.add(7.0 + 3.0 * normal(&mut dice)).is_some() {
+            if chart.add(7.0 + 3.0 * normal(&mut rng)).is_some() {
                 alarms += 1;
                 chart = Chart::new(threshold(2000.0));
             }
@@ -162,12 +162,12 @@ mod tests {
 
     #[test]
     fn a_change_is_found_where_it_began() {
-        let mut dice = Dice::new(2);
+        let mut rng = Rng::new(2);
         let mut chart = Chart::new(threshold(100_000.0));
         for _ in 0..100 {
-            assert_eq!(chart.add(normal(&mut dice)), None);
+            assert_eq!(chart.add(normal(&mut rng)), None);
         }
-        let alarm = (1..50).find_map(|n| chart.add(2.0 + normal(&mut dice)).map(|a| (n, a)));
+        let alarm = (1..50).find_map(|n| chart.add(2.0 + normal(&mut rng)).map(|a| (n, a)));
         let (after, alarm) = alarm.unwrap();
         assert!(after <= 15 && alarm.since.abs_diff(after) <= 4, "after {after}, {alarm:?}");
         assert!(alarm.usual.abs() < 0.6 && (alarm.now - 2.0).abs() < 1.0);

@@ -28,7 +28,7 @@ pub trait IterationCost: Debug + Send + Sync {
     }
 
     /// Time from a stage to the next, or from the last to whoever takes the tokens; the stage is free meanwhile.
-    fn handover(&self, place: usize, batch: &Batch) -> Seconds {
+    fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {
         let _ = (place, batch);
         Seconds(0.0)
     }

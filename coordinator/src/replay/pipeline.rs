@@ -78,7 +78,7 @@ impl IterationCost for Pipeline {
         time
     }
 
-    fn handover(&self, place: usize, batch: &Batch) -> Seconds {
+    fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {
         let Part { latency, per_token, .. } = self.parts[place];
         // A prompt's first token leaves for the client, not for the first stage.
         let leaves = place + 1 == self.parts.len() && batch.answers == 0;
@@ -117,7 +117,7 @@ mod tests {
             let p = pipeline.stages();
             several += usize::from(p > 1);
             let way = |batch: &Batch| -> Seconds {
-                (0..p).map(|s| pipeline.stage(s, batch) + pipeline.handover(s, batch)).sum()
+                (0..p).map(|s| pipeline.stage(s, batch) + pipeline.kv_transfer(s, batch)).sum()
             };
             let slowest = |batch: &Batch| (0..p).map(|s| pipeline.stage(s, batch)).fold(Seconds(0.0), Seconds::max);
             let close = |a: Seconds, b: Seconds, what: &str| {

@@ -58,7 +58,7 @@ impl Ring {
         for (place, free) in self.free.iter_mut().enumerate() {
             let time = cost.stage(place, batch);
             *free = at.max(*free) + time;
-            at = *free + cost.handover(place, batch);
+            at = *free + cost.kv_transfer(place, batch);
             busy += time;
         }
         self.under_way.push_back(Passing { batch: *batch, entered: now, busy: busy / self.free.len() as f64 });
@@ -91,7 +91,7 @@ mod tests {
         fn stage(&self, place: usize, batch: &Batch) -> Seconds {
             Seconds(if place == 1 && batch.prompts % 2 == 1 { 2.0 } else { 1.0 })
         }
-        fn handover(&self, place: usize, _: &Batch) -> Seconds {
+        fn kv_transfer(&self, place: usize, _: &Batch) -> Seconds {
             Seconds(if place == 2 { 0.5 } else { 0.0 })
         }
     }

@@ -8,7 +8,7 @@
 
 use super::{
     cluster::InstanceId,
-    pair::{self, LINK_LOAD, LOAD_STEP, Loads, MOST_LOAD, Rated, Way, load},
+    pair::{self, KvPath, LINK_LOAD, LOAD_STEP, Loads, MOST_LOAD, Rated, load},
     parallel::{self, Members},
     problem::Problem,
     transport::{Solver, Transport},
@@ -23,7 +23,7 @@ const SPREAD: f64 = 5e-4;
 /// What a request is worth that is carried and late: better late than turned away.
 const CARRIED: f64 = 1e-6;
 /// Load that a guess lets groups carry, and what it gives for capacity beyond the rate.
-const GUESSED_LOAD: f64 = 0.8;
+const DRAFTED_LOAD: f64 = 0.8;
 const ROOM: f64 = 0.03;
 /// Ceilings tried, as steps above the lowest that carry the rate, after that itself with every group loaded alike.
 const CEILINGS: [i8; 5] = [0, 1, 3, -3, -6];
@@ -132,7 +132,7 @@ pub struct Evaluator<'p> {
     problem: &'p Problem,
     shelf: Vec<Shelved>,
     index: HashMap<(Members, u8), Option<GroupNo>>,
-    ways: HashMap<(GroupNo, GroupNo), Way>,
+    ways: HashMap<(GroupNo, GroupNo), KvPath>,
     values: HashMap<(GroupNo, GroupNo, Loads), f64>,
     solver: Solver,
     matrix: Matrix,
@@ -214,10 +214,10 @@ impl<'p> Evaluator<'p> {
     }
 
     /// How KV gets from one group to another.
-    pub fn way(&mut self, from: GroupNo, to: GroupNo) -> &Way {
+    pub fn way(&mut self, from: GroupNo, to: GroupNo) -> &KvPath {
         let (problem, shelf) = (self.problem, &self.shelf);
         let config = |g: GroupNo| &shelf[g.0 as usize].rated.config;
-        self.ways.entry((from, to)).or_insert_with(|| Way::new(problem, config(from), config(to)))
+        self.ways.entry((from, to)).or_insert_with(|| KvPath::new(problem, config(from), config(to)))
     }
 
     /// What the groups carry at full load.
@@ -252,7 +252,7 @@ impl<'p> Evaluator<'p> {
         let kept_split = if split > 0.0 { good.prefill / rates.prefill * good.decode / rates.decode } else { 0.0 };
         let capacity = split + rates.mixed;
         let quality = if capacity > 0.0 { (split * kept_split + good.mixed) / capacity } else { 0.0 };
-        let carried = (GUESSED_LOAD * capacity / self.problem.rate).min(1.0);
+        let carried = (DRAFTED_LOAD * capacity / self.problem.rate).min(1.0);
         // Room beyond the rate is worth something: less waiting.
         let room = (capacity / self.problem.rate).min(4.0);
         carried * quality + ROOM * room - SPREAD * self.spread(groups)

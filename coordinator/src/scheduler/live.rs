@@ -17,11 +17,10 @@ use super::{
     cost::{Decode, Prefill},
     evaluate::{Evaluation, Evaluator, GroupNo},
     figures::Figures,
-    finals,
     models::Model,
     parallel::{self, Members as Devices},
     problem::{Problem, Space},
-    regions, room,
+    regions, reranking, room,
     search::{self, Effort, Found},
     slo::{Reference, Slo},
     start,
@@ -242,7 +241,7 @@ impl Scene {
         let most = WORK / (devices * devices) / self.regions;
         let effort = Effort { steps: (devices * EVALUATIONS).min(most).div_ceil(10).max(1), ..Effort::default() };
         let replay = Replay { seed: SEED, requests: (REPLAYED / self.regions).max(30) };
-        let plan = |problem: &Problem| finals::plan(problem, SEED, effort, replay, &|| false).0;
+        let plan = |problem: &Problem| reranking::plan(problem, SEED, effort, replay, &|| false).0;
         let found = plan(&self.problem);
         if found.grouping.parts.is_empty() && !self.problem.space.mixed {
             // One group alone has nobody to split with.

@@ -1,9 +1,9 @@
 //! Groupings, and the steps from one to another: flip, split, merge, move (ThunderServe §3.2, Fig. 4).
 //!
-//! Devices may also be left idle: a slow one that only adds a handover is worth more outside.
+//! Devices may also be left idle: a slow one that only adds a KV transfer is worth more outside.
 
 use super::{cluster::InstanceId, parallel::Members, problem::Problem, room};
-use crate::rng::Dice;
+use crate::rng::Rng;
 use tsnode_protocol::Phase;
 
 /// Devices up to which groups are often dealt anew.
@@ -63,88 +63,88 @@ pub fn phases(problem: &Problem) -> &'static [Phase] {
 }
 
 /// A random neighbour of a grouping; `None` if the step tried leads nowhere.
-pub fn neighbour(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+pub fn neighbour(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     // Few devices are tight on memory, and there are few ways to deal them; many devices have better steps.
     let deal = if is_small(problem) { 6 } else { 1 };
-    let next = match dice.below(30 + deal) {
-        0..=5 => flip(problem, from, dice),
-        6..=11 => split(problem, from, dice),
-        12..=14 => merge(problem, from, dice),
-        15..=26 => shift(problem, from, dice),
-        27..=29 => swap(from, dice),
-        _ => regroup(problem, from, dice),
+    let next = match rng.below(30 + deal) {
+        0..=5 => flip(problem, from, rng),
+        6..=11 => split(problem, from, rng),
+        12..=14 => merge(problem, from, rng),
+        15..=26 => shift(problem, from, rng),
+        27..=29 => swap(from, rng),
+        _ => regroup(problem, from, rng),
     }?;
     let sound = next.parts.iter().all(|p| may_be_group(problem, &p.members)) && next != *from;
     (sound && !next.parts.is_empty()).then_some(next)
 }
 
-fn phase(problem: &Problem, dice: &mut Dice) -> Phase {
+fn phase(problem: &Problem, rng: &mut Rng) -> Phase {
     let all = phases(problem);
-    all[dice.below(all.len())]
+    all[rng.below(all.len())]
 }
 
 /// Gives a group another phase.
-fn flip(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn flip(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
-    let place = dice.below(parts.len());
+    let place = rng.below(parts.len());
     let part = parts.get_mut(place)?;
-    part.phase = phase(problem, dice);
+    part.phase = phase(problem, rng);
     Some(Grouping::new(parts))
 }
 
 /// Splits a group in two: by a ratio, or host from host.
-fn split(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn split(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
-    let part = (!parts.is_empty()).then(|| parts.swap_remove(dice.below(from.parts.len())))?;
+    let part = (!parts.is_empty()).then(|| parts.swap_remove(rng.below(from.parts.len())))?;
     let (mut one, mut two) = (Vec::new(), Vec::new());
-    let by_host = part.members.len() > 1 && dice.below(2) == 0;
-    let ratio = if dice.below(2) == 0 { 0.5 } else { dice.unit() };
+    let by_host = part.members.len() > 1 && rng.below(2) == 0;
+    let ratio = if rng.below(2) == 0 { 0.5 } else { rng.unit() };
     for &(instance, n) in &part.members {
-        let first = if by_host { n * dice.below(2) as u16 } else { (f64::from(n) * ratio).floor() as u16 };
+        let first = if by_host { n * rng.below(2) as u16 } else { (f64::from(n) * ratio).floor() as u16 };
         add(&mut one, instance, first);
         add(&mut two, instance, n - first);
     }
-    let keep = dice.below(2) == 0;
-    let (a, b) = (if keep { part.phase } else { phase(problem, dice) }, phase(problem, dice));
+    let keep = rng.below(2) == 0;
+    let (a, b) = (if keep { part.phase } else { phase(problem, rng) }, phase(problem, rng));
     parts.push(Part { members: one, phase: a });
     parts.push(Part { members: two, phase: b });
     Some(Grouping::new(parts))
 }
 
 /// Merges two groups; one of their phases, or another.
-fn merge(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn merge(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
     if parts.len() < 2 {
         return None;
     }
-    let a = parts.swap_remove(dice.below(parts.len()));
-    let b = parts.swap_remove(dice.below(parts.len()));
+    let a = parts.swap_remove(rng.below(parts.len()));
+    let b = parts.swap_remove(rng.below(parts.len()));
     let mut members = a.members;
     b.members.iter().for_each(|&(i, n)| add(&mut members, i, n));
-    let phase = if dice.below(2) == 0 { a.phase } else { phase(problem, dice) };
+    let phase = if rng.below(2) == 0 { a.phase } else { phase(problem, rng) };
     parts.push(Part { members, phase });
     Some(Grouping::new(parts))
 }
 
 /// Moves devices of one host from a group, or from the idle ones, to another group, to a new one, or to the idle ones.
-fn shift(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn shift(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
     let idle = from.idle(problem);
-    let source = dice.below(parts.len() + usize::from(!idle.is_empty()));
+    let source = rng.below(parts.len() + usize::from(!idle.is_empty()));
     let pool = parts.get(source).map_or(&idle, |p| &p.members);
-    let (instance, n) = *pool.get(dice.below(pool.len()))?;
-    let amount = 1 + dice.below(usize::from(n)) as u16;
+    let (instance, n) = *pool.get(rng.below(pool.len()))?;
+    let amount = 1 + rng.below(usize::from(n)) as u16;
     if let Some(part) = parts.get_mut(source) {
         take(&mut part.members, instance, amount);
     }
-    let target = dice.below(parts.len() + 2);
+    let target = rng.below(parts.len() + 2);
     if target == source {
         return None;
     }
     match parts.get_mut(target) {
         Some(part) => add(&mut part.members, instance, amount),
         None if target == from.parts.len() => {
-            let phase = phase(problem, dice);
+            let phase = phase(problem, rng);
             parts.push(Part { members: vec![(instance, amount)], phase });
         }
         None => {}
@@ -154,20 +154,20 @@ fn shift(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping
 }
 
 /// Exchanges devices of two hosts between two groups.
-fn swap(from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn swap(from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
     if parts.len() < 2 {
         return None;
     }
-    let (a, b) = (dice.below(parts.len()), dice.below(parts.len()));
-    let pick = |part: &Part, dice: &mut Dice| {
-        let (instance, n) = part.members[dice.below(part.members.len())];
-        (instance, 1 + dice.below(usize::from(n)) as u16)
+    let (a, b) = (rng.below(parts.len()), rng.below(parts.len()));
+    let pick = |part: &Part, rng: &mut Rng| {
+        let (instance, n) = part.members[rng.below(part.members.len())];
+        (instance, 1 + rng.below(usize::from(n)) as u16)
     };
     if a == b {
         return None;
     }
-    let (of_a, of_b) = (pick(&parts[a], dice), pick(&parts[b], dice));
+    let (of_a, of_b) = (pick(&parts[a], rng), pick(&parts[b], rng));
     take(&mut parts[a].members, of_a.0, of_a.1);
     add(&mut parts[a].members, of_b.0, of_b.1);
     take(&mut parts[b].members, of_b.0, of_b.1);
@@ -177,25 +177,25 @@ fn swap(from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
 
 /// Deals the devices of one or two groups and the idle ones anew, to one or two groups: where memory is tight, single
 /// devices cannot move without leaving a group that holds nothing.
-fn regroup(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn regroup(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
-    let mut pool = if dice.below(2) == 0 { from.idle(problem) } else { Members::new() };
-    for _ in 0..1 + dice.below(2) {
+    let mut pool = if rng.below(2) == 0 { from.idle(problem) } else { Members::new() };
+    for _ in 0..1 + rng.below(2) {
         if !parts.is_empty() {
-            let part = parts.swap_remove(dice.below(parts.len()));
+            let part = parts.swap_remove(rng.below(parts.len()));
             part.members.iter().for_each(|&(i, n)| add(&mut pool, i, n));
         }
     }
     let (mut one, mut two) = (Vec::new(), Vec::new());
-    let leave = dice.below(3) == 0;
+    let leave = rng.below(3) == 0;
     for (instance, n) in pool {
-        let first = dice.below(usize::from(n) + 1) as u16;
-        let second = if leave { dice.below(usize::from(n - first) + 1) as u16 } else { n - first };
+        let first = rng.below(usize::from(n) + 1) as u16;
+        let second = if leave { rng.below(usize::from(n - first) + 1) as u16 } else { n - first };
         add(&mut one, instance, first);
         add(&mut two, instance, second);
     }
     for members in [one, two] {
-        let phase = phase(problem, dice);
+        let phase = phase(problem, rng);
         if may_be_group(problem, &members) {
             parts.push(Part { members, phase });
         }
@@ -205,8 +205,8 @@ fn regroup(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Groupi
 
 /// Some groups of one grouping, and of another what the devices left over still make: two walks may each have found a
 /// part of what is good, and no single step leads from one to the other.
-pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, dice: &mut Dice) -> Option<Grouping> {
-    let kept = one.parts.iter().filter(|_| dice.below(2) == 0).cloned().collect();
+pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, rng: &mut Rng) -> Option<Grouping> {
+    let kept = one.parts.iter().filter(|_| rng.below(2) == 0).cloned().collect();
     let mut next = Grouping { parts: kept };
     let mut left = next.idle(problem);
     for part in &other.parts {
@@ -223,18 +223,18 @@ pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, dice: &mut D
 }
 
 /// A grouping at random: devices in any order, a group closed some time after it holds the model.
-pub fn anew(problem: &Problem, dice: &mut Dice) -> Grouping {
+pub fn anew(problem: &Problem, rng: &mut Rng) -> Grouping {
     let count = |i: InstanceId| usize::from(problem.cluster.instance(i).count);
     let mut devices: Vec<InstanceId> = problem.cluster.ids().flat_map(|i| std::iter::repeat_n(i, count(i))).collect();
     let (mut parts, mut open) = (Vec::new(), Members::new());
     while !devices.is_empty() {
-        add(&mut open, devices.swap_remove(dice.below(devices.len())), 1);
-        if may_be_group(problem, &open) && dice.below(2) == 0 {
-            parts.push(Part { members: std::mem::take(&mut open), phase: phase(problem, dice) });
+        add(&mut open, devices.swap_remove(rng.below(devices.len())), 1);
+        if may_be_group(problem, &open) && rng.below(2) == 0 {
+            parts.push(Part { members: std::mem::take(&mut open), phase: phase(problem, rng) });
         }
     }
     if may_be_group(problem, &open) {
-        parts.push(Part { members: open, phase: phase(problem, dice) });
+        parts.push(Part { members: open, phase: phase(problem, rng) });
     }
     Grouping::new(parts)
 }

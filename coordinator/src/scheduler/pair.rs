@@ -129,7 +129,7 @@ impl Rated {
 
 /// How KV gets from one group to another.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Way {
+pub struct KvPath {
     /// Latency.
     pub latency: Seconds,
     /// Time for each token of a prompt, by the slowest of its links.
@@ -138,7 +138,7 @@ pub struct Way {
     pub links: Vec<(InstanceId, InstanceId, SecondsPerToken)>,
 }
 
-impl Way {
+impl KvPath {
     /// From a prefill configuration's stages to a decode configuration's, layer by layer.
     #[must_use]
     pub fn new(problem: &Problem, from: &Config, to: &Config) -> Self {
@@ -205,7 +205,7 @@ impl Loads {
 
 /// The share of requests that keep their deadlines on this pair.
 #[must_use]
-pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &Way, loads: Loads) -> f64 {
+pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &KvPath, loads: Loads) -> f64 {
     let m = &problem.workload.mean;
     let rho = load(loads.prefill);
     let wait = Wait { share: rho, mean: from.residual / (1.0 - rho) };

@@ -41,7 +41,7 @@ pub struct Stage {
 pub struct Config {
     /// In the order that activations pass.
     pub stages: Vec<Stage>,
-    /// One prompt through all stages, handovers included.
+    /// One prompt through all stages, KV transfers included.
     pub latency: Prefill,
     /// How long one prompt keeps the slowest stage.
     pub busy: Prefill,
@@ -279,13 +279,13 @@ fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) ->
         let next = &stages[(i + 1) % stages.len()];
         if stages.len() > 1 {
             let path = problem.cluster.path(stage.instance, next.instance);
-            let mut handover = Decode { fixed: path.latency, ..Decode::default() };
+            let mut kv_transfer = Decode { fixed: path.latency, ..Decode::default() };
             if !ends.last {
-                handover.per_sequence = row(problem) / path.bandwidth;
-                let per_token = handover.per_sequence.per_token();
+                kv_transfer.per_sequence = row(problem) / path.bandwidth;
+                let per_token = kv_transfer.per_sequence.per_token();
                 latency = latency.then(&Prefill { fixed: path.latency, per_token, ..Prefill::default() });
             }
-            way = way.then(&handover);
+            way = way.then(&kv_transfer);
         }
         placed.push(Stage { layers, ..*stage });
     }

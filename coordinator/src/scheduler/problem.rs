@@ -221,7 +221,7 @@ impl Problem {
         (layers + kv) * part + Bytes((shape.embed_bytes + shape.head_bytes) as f64)
     }
 
-    /// Twice the devices that the smallest kind needs to hold the model: larger groups only add handovers.
+    /// Twice the devices that the smallest kind needs to hold the model: larger groups only add KV transfers.
     fn devices_needed(&self) -> u16 {
         let smallest = self.cluster.ids().map(|i| self.usable(i, 1)).fold(Bytes(f64::INFINITY), Bytes::min);
         (2.0 * (self.least_memory() / smallest).ceil()).min(f64::from(self.model.shape.layers)) as u16

@@ -115,7 +115,7 @@ impl Step {
         cost.mean(Tokens(self.of), self.squares)
     }
 
-    /// Time in all stages but the slowest, handovers included.
+    /// Time in all stages but the slowest, KV transfers included.
     fn others(&self, config: &Config) -> Seconds {
         (self.time(&config.latency) - self.time(&config.busy)).max(Seconds(0.0))
     }

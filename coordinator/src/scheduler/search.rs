@@ -11,9 +11,9 @@ use super::{
     moves::{Grouping, Part, anew, crossed, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
-    twins::Twins,
+    symmetry::Symmetry,
 };
-use crate::rng::Dice;
+use crate::rng::Rng;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tsnode_protocol::Phase;
@@ -146,8 +146,8 @@ fn together(all: Vec<Found>) -> Found {
 
 struct Walk<'p> {
     evaluator: Evaluator<'p>,
-    twins: Twins,
-    dice: Dice,
+    twins: Symmetry,
+    rng: Rng,
     effort: Effort,
     number: usize,
     seen: HashMap<Grouping, f64>,
@@ -166,11 +166,11 @@ struct Walk<'p> {
 
 impl<'p> Walk<'p> {
     fn new(problem: &'p Problem, seed: u64, number: usize, effort: Effort) -> Self {
-        let dice = Dice::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number as u64));
+        let rng = Rng::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number as u64));
         Self {
             evaluator: Evaluator::new(problem),
-            twins: Twins::of(&problem.cluster),
-            dice,
+            twins: Symmetry::of(&problem.cluster),
+            rng,
             effort,
             number,
             seen: HashMap::new(),
@@ -275,7 +275,7 @@ impl<'p> Walk<'p> {
     /// The best of several constructed groupings; later walks start from the paper's clusters.
     fn start(&mut self, stop: &(dyn Fn() -> bool + Sync)) -> Grouping {
         let problem = self.evaluator.problem();
-        let mut starts = vec![start::clustered(problem, &mut self.dice)];
+        let mut starts = vec![start::clustered(problem, &mut self.rng)];
         if self.number.is_multiple_of(2) {
             for slack in [1.0, 1.15, 1.5, 2.0, 3.0] {
                 let groups = start::small(problem, slack);
@@ -327,15 +327,15 @@ impl<'p> Walk<'p> {
     /// The grouping it goes back to, a few steps away in any direction; on a small cluster now and then any grouping.
     fn kicked(&mut self) -> Grouping {
         let problem = self.evaluator.problem();
-        if is_small(problem) && self.dice.below(ANYWHERE) == 0 {
-            let anew = anew(problem, &mut self.dice);
+        if is_small(problem) && self.rng.below(ANYWHERE) == 0 {
+            let anew = anew(problem, &mut self.rng);
             if !anew.parts.is_empty() {
                 return anew;
             }
         }
         let mut away = self.home.1.clone();
-        for _ in 0..self.dice.below(KICK + 1) {
-            if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.dice) {
+        for _ in 0..self.rng.below(KICK + 1) {
+            if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.rng) {
                 away = self.twins.one_for_all(next);
             }
         }
@@ -381,11 +381,11 @@ impl<'p> Walk<'p> {
     /// A step away from a grouping, or groups of it beside another's.
     fn next_to(&mut self, from: &Grouping) -> Option<Grouping> {
         let problem = self.evaluator.problem();
-        let next = if self.good.len() > 1 && self.dice.below(CROSSED) == 0 {
-            let other = &self.good[self.dice.below(self.good.len())].1;
-            crossed(problem, from, other, &mut self.dice)
+        let next = if self.good.len() > 1 && self.rng.below(CROSSED) == 0 {
+            let other = &self.good[self.rng.below(self.good.len())].1;
+            crossed(problem, from, other, &mut self.rng)
         } else {
-            neighbour(problem, from, &mut self.dice)
+            neighbour(problem, from, &mut self.rng)
         };
         next.map(|n| self.twins.one_for_all(n))
     }

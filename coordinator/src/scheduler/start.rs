@@ -8,19 +8,19 @@ use super::{
     problem::Problem,
     room,
 };
-use crate::rng::Dice;
+use crate::rng::Rng;
 use tsnode_protocol::Phase;
 
 /// Clusters by hierarchical clustering on bandwidth: each host's devices, then, as long as one cannot hold the model, it
 /// joins the cluster it is best connected with. Phases are random, as the paper has them.
 #[must_use]
-pub fn clustered(problem: &Problem, dice: &mut Dice) -> Grouping {
+pub fn clustered(problem: &Problem, rng: &mut Rng) -> Grouping {
     let whole: Vec<Members> = problem.cluster.ids().map(|i| vec![(i, problem.cluster.instance(i).count)]).collect();
     let all = phases(problem);
     let split: Vec<Phase> = all.iter().copied().filter(|p| *p != Phase::Mixed).collect();
     let choices = if split.is_empty() { all.to_vec() } else { split };
     let parts = joined(problem, whole).into_iter().flat_map(|members| sized(problem, members));
-    Grouping::new(parts.map(|members| Part { members, phase: choices[dice.below(choices.len())] }).collect())
+    Grouping::new(parts.map(|members| Part { members, phase: choices[rng.below(choices.len())] }).collect())
 }
 
 /// Groups of the fewest devices of a host that hold `slack` times the model; what is left over joins what is near. Where

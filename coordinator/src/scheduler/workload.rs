@@ -2,7 +2,7 @@
 //!
 //! Averages over the set stand for expectations, so a plan's value is a number that anyone can recompute.
 
-use crate::rng::Dice;
+use crate::rng::Rng;
 use tsnode_protocol::Tokens;
 
 /// Requests in a set made from a distribution or a trace.
@@ -174,9 +174,9 @@ impl Workload {
     /// Prompt and answer drawn independently, by log-linear interpolation between percentiles.
     fn from_percentiles(name: &str, percentiles: &Percentiles) -> Self {
         let mut order: Vec<usize> = (0..SET).collect();
-        let mut dice = Dice::new(0);
+        let mut rng = Rng::new(0);
         for i in (1..SET).rev() {
-            order.swap(i, dice.below(i + 1));
+            order.swap(i, rng.below(i + 1));
         }
         let at = |i: usize| (i as f64 + 0.5) / SET as f64;
         let request = |(i, &j): (usize, &usize)| Request {
@@ -194,8 +194,8 @@ fn spread(mut all: Vec<Request>) -> Vec<Request> {
     }
     all.sort_by(|a, b| a.prompt.0.total_cmp(&b.prompt.0).then(a.answer.0.total_cmp(&b.answer.0)));
     let part = all.len() as f64 / SET as f64;
-    let mut dice = Dice::new(0);
-    (0..SET).map(|i| all[(((i as f64 + dice.unit()) * part) as usize).min(all.len() - 1)]).collect()
+    let mut rng = Rng::new(0);
+    (0..SET).map(|i| all[(((i as f64 + rng.unit()) * part) as usize).min(all.len() - 1)]).collect()
 }
 
 /// The length that a share `p` of requests does not pass, log-linear between percentiles.

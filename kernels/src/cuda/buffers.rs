@@ -1,6 +1,6 @@
-//! Memory of a card that is kept from step to step, and grows when a step needs more.
+//! Memory of a GPU that is kept from step to step, and grows when a step needs more.
 
-use super::machine::{CardError, Machine, Memory};
+use super::machine::{GpuError, Machine, Memory};
 use std::sync::Arc;
 
 /// Memory kept from step to step; what is in it is lost when it grows.
@@ -17,7 +17,7 @@ impl Buffer {
     }
 
     /// Makes room for so many bytes, and returns where.
-    pub fn fit(&mut self, bytes: usize) -> Result<u64, CardError> {
+    pub fn fit(&mut self, bytes: usize) -> Result<u64, GpuError> {
         if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
             // Kernels that were asked for may still use the old memory, and its room may be what the new needs.
             self.machine.finish()?;

@@ -1,4 +1,4 @@
-//! Tokens chosen on a card: which ways of choosing can be, and how a card is told of them.
+//! Tokens chosen on a GPU: which ways of choosing can be, and how a GPU is told of them.
 
 use bytemuck::{Pod, Zeroable};
 use tsnode_protocol::Sampling;

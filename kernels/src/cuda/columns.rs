@@ -1,18 +1,18 @@
-//! Columns of rows that several cards have whole: each computes its own, and gets the others' from where they lie.
+//! Columns of rows that several GPUs have whole: each computes its own, and gets the others' from where they lie.
 //!
 //! Own columns of one row are computed where they belong. Those of more rows would lie apart there, which not all kernels
 //! write; they are computed without gaps in memory of their own and copied.
 
 use super::{
     buffers::Buffer,
-    machine::{CardError, Rectangle},
+    machine::{GpuError, Rectangle},
 };
 use crate::ranks::Outputs;
 
-/// A card's columns of rows, and where they are.
+/// A GPU's columns of rows, and where they are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns {
-    /// Where the card has, or will have, the columns of all.
+    /// Where the GPU has, or will have, the columns of all.
     pub whole: u64,
     /// Where its own are, rows of them without a gap.
     pub own: u64,
@@ -32,7 +32,7 @@ impl Columns {
         size: usize,
         whole: u64,
         apart: &mut Buffer,
-    ) -> Result<Self, CardError> {
+    ) -> Result<Self, GpuError> {
         let (from, mine, all) = (outputs.mine.start, outputs.mine.len(), outputs.all);
         let belongs = whole != 0 && (rows == 1 || mine == all);
         let own = if belongs { whole + (from * size) as u64 } else { apart.fit(rows * mine * size)? };
@@ -49,7 +49,7 @@ impl Columns {
         self.rows
     }
 
-    /// How much a card's own are (bytes).
+    /// How much a GPU's own are (bytes).
     pub fn bytes(&self) -> usize {
         self.rows * self.mine * self.size
     }

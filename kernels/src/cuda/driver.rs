@@ -1,6 +1,6 @@
-//! A card, by the driver's library. Every call is the driver's own; what they have in common is said once:
+//! A GPU, by the driver's library. Every call is the driver's own; what they have in common is said once:
 //!
-//! SAFETY of all of them: handles are those that the driver gave and that this card keeps until it is dropped; addresses
+//! SAFETY of all of them: handles are those that the driver gave and that this GPU keeps until it is dropped; addresses
 //! are of memory that callers hold while work on it is under way ([`Memory`](super::machine::Memory) is given back only
 //! after that); arguments are those of the kernel, which the emulator's tests run with the same bytes.
 #![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
@@ -12,10 +12,10 @@ mod peers;
 mod staging;
 
 use super::{
-    CardInfo,
+    GpuInfo,
     jit::{self, Compiler, Identity, Image, KernelCache, Kernels, Loads, NotCompiled, Nvrtc},
     libraries::Libraries,
-    machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
+    machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
     nvml,
 };
 use blas::Blas;
@@ -33,7 +33,7 @@ const LEAST: (i32, i32) = (8, 0);
 /// Dynamic shared memory that a kernel has without being asked for more (bytes).
 const SHARED: u32 = 48 << 10;
 
-/// A card.
+/// A GPU.
 #[derive(Debug)]
 struct DriverCard {
     device: sys::CUdevice,
@@ -55,38 +55,38 @@ struct State {
     kernels: Modules,
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
-    /// Contexts of other cards that this one has copied from.
+    /// Contexts of other GPUs that this one has copied from.
     reached: BTreeSet<usize>,
     /// Recordings by their numbers, and the number of the next.
     graphs: BTreeMap<usize, sys::CUgraphExec>,
     next_graph: usize,
 }
 
-// SAFETY: the driver's handles may be used from any thread whose context is the card's, which `bind` sees to; what is kept
+// SAFETY: the driver's handles may be used from any thread whose context is the GPU's, which `bind` sees to; what is kept
 // beside them is behind a lock.
 unsafe impl Send for DriverCard {}
 // SAFETY: as above.
 unsafe impl Sync for DriverCard {}
 
 /// A driver's answer as an error.
-fn failed(call: &'static str) -> impl Fn(DriverError) -> CardError {
-    move |error| CardError::Failed { call, answer: error.to_string() }
+fn failed(call: &'static str) -> impl Fn(DriverError) -> GpuError {
+    move |error| GpuError::Failed { call, answer: error.to_string() }
 }
 
-/// Cards by number that kernels are written for.
+/// GPUs by number that kernels are written for.
 ///
 /// # Errors
 /// When there is no driver.
-pub fn usable() -> Result<Vec<u16>, CardError> {
+pub fn usable() -> Result<Vec<u16>, GpuError> {
     if Libraries::find().driver.found.is_none() {
-        return Err(CardError::Missing("no NVIDIA driver (libcuda.so)".into()));
+        return Err(GpuError::Missing("no NVIDIA driver (libcuda.so)".into()));
     }
     guarded(|| {
         result::init().map_err(failed("starting the driver"))?;
-        let count = result::device::get_count().map_err(failed("counting cards"))?;
+        let count = result::device::get_count().map_err(failed("counting GPUs"))?;
         let mut found = Vec::new();
         for ordinal in 0..count.clamp(0, 64) {
-            let device = result::device::get(ordinal).map_err(failed("naming a card"))?;
+            let device = result::device::get(ordinal).map_err(failed("naming a GPU"))?;
             if capability(device)? >= LEAST {
                 found.push(ordinal as u16);
             }
@@ -96,60 +96,60 @@ pub fn usable() -> Result<Vec<u16>, CardError> {
 }
 
 /// The bindings panic where a library lacks a symbol.
-fn guarded<T>(work: impl FnOnce() -> Result<T, CardError>) -> Result<T, CardError> {
-    let old = || Err(CardError::Missing("the NVIDIA driver is too old".into()));
+fn guarded<T>(work: impl FnOnce() -> Result<T, GpuError>) -> Result<T, GpuError> {
+    let old = || Err(GpuError::Missing("the NVIDIA driver is too old".into()));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| old())
 }
 
-/// Opens a card, whose kernels are PTX.
-pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, CardError> {
-    opened(ordinal).map(|card| card as Arc<dyn Machine>)
+/// Opens a GPU, whose kernels are PTX.
+pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, GpuError> {
+    opened(ordinal).map(|gpu| gpu as Arc<dyn Machine>)
 }
 
-/// Opens a card and chooses its kernels: machine code of this compiler's, where that is faster.
+/// Opens a GPU and chooses its kernels: machine code of this compiler's, where that is faster.
 pub(super) fn open_with(
     ordinal: u16,
     nvrtc: Result<Nvrtc, NotCompiled>,
     cache: &KernelCache,
-) -> Result<Arc<dyn Machine>, CardError> {
-    let card = opened(ordinal)?;
+) -> Result<Arc<dyn Machine>, GpuError> {
+    let gpu = opened(ordinal)?;
     let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn Compiler).map_err(Clone::clone);
-    let chosen = jit::choose(&(card.clone() as Arc<dyn Loads>), compiler, cache);
-    let failed = matches!(chosen, Kernels::Ahead(NotCompiled::Card(_) | NotCompiled::Panicked));
-    // What a card failed at may have taken its context along; a new one has nothing but PTX to fail at.
-    let card = if failed { reopened(card, ordinal)? } else { card };
-    card.state().kernels.chosen = chosen;
-    Ok(card)
+    let chosen = jit::choose(&(gpu.clone() as Arc<dyn Loads>), compiler, cache);
+    let failed = matches!(chosen, Kernels::Ahead(NotCompiled::Gpu(_) | NotCompiled::Panicked));
+    // What a GPU failed at may have taken its context along; a new one has nothing but PTX to fail at.
+    let gpu = if failed { reopened(gpu, ordinal)? } else { gpu };
+    gpu.state().kernels.chosen = chosen;
+    Ok(gpu)
 }
 
-/// Opens a card that tests load machine code on.
+/// Opens a GPU that tests load machine code on.
 #[cfg(test)]
-pub(super) fn open_to_load(ordinal: u16) -> Result<Arc<dyn Loads>, CardError> {
-    opened(ordinal).map(|card| card as Arc<dyn Loads>)
+pub(super) fn open_to_load(ordinal: u16) -> Result<Arc<dyn Loads>, GpuError> {
+    opened(ordinal).map(|gpu| gpu as Arc<dyn Loads>)
 }
 
-fn reopened(card: Arc<DriverCard>, ordinal: u16) -> Result<Arc<DriverCard>, CardError> {
-    drop(card);
+fn reopened(gpu: Arc<DriverCard>, ordinal: u16) -> Result<Arc<DriverCard>, GpuError> {
+    drop(gpu);
     opened(ordinal)
 }
 
-fn opened(ordinal: u16) -> Result<Arc<DriverCard>, CardError> {
+fn opened(ordinal: u16) -> Result<Arc<DriverCard>, GpuError> {
     let found = usable()?;
     if !found.contains(&ordinal) {
         let known: Vec<String> = found.iter().map(ToString::to_string).collect();
         let sentence =
-            format!("no card cuda:{ordinal} of compute capability 8.0 or more; there are [{}]", known.join(", "));
-        return Err(CardError::Missing(sentence));
+            format!("no GPU cuda:{ordinal} of compute capability 8.0 or more; there are [{}]", known.join(", "));
+        return Err(GpuError::Missing(sentence));
     }
     guarded(|| Ok(Arc::new(DriverCard::new(ordinal)?)))
 }
 
-fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, CardError> {
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, GpuError> {
     // SAFETY: see above.
-    unsafe { result::device::get_attribute(device, which) }.map_err(failed("asking what a card is"))
+    unsafe { result::device::get_attribute(device, which) }.map_err(failed("asking what a GPU is"))
 }
 
-fn capability(device: sys::CUdevice) -> Result<(i32, i32), CardError> {
+fn capability(device: sys::CUdevice) -> Result<(i32, i32), GpuError> {
     use sys::CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
@@ -157,12 +157,12 @@ fn capability(device: sys::CUdevice) -> Result<(i32, i32), CardError> {
 }
 
 impl DriverCard {
-    fn new(ordinal: u16) -> Result<Self, CardError> {
-        let device = result::device::get(i32::from(ordinal)).map_err(failed("naming a card"))?;
+    fn new(ordinal: u16) -> Result<Self, GpuError> {
+        let device = result::device::get(i32::from(ordinal)).map_err(failed("naming a GPU"))?;
         // SAFETY: see above.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a card"))?;
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("starting a GPU"))?;
         // SAFETY: see above.
-        unsafe { result::ctx::set_current(context) }.map_err(failed("starting a card"))?;
+        unsafe { result::ctx::set_current(context) }.map_err(failed("starting a GPU"))?;
         let [compute, side, load] = streams()?;
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
@@ -186,13 +186,13 @@ impl DriverCard {
         })
     }
 
-    /// Makes the card the calling thread's.
-    fn bind(&self) -> Result<(), CardError> {
+    /// Makes the GPU the calling thread's.
+    fn bind(&self) -> Result<(), GpuError> {
         // SAFETY: see above.
-        unsafe { result::ctx::set_current(self.context) }.map_err(failed("turning to a card"))
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("turning to a GPU"))
     }
 
-    /// The card's place on the bus.
+    /// The GPU's place on the bus.
     fn bus(&self) -> Option<CString> {
         let mut text = [0u8; 32];
         // SAFETY: see above; the text ends inside what there is room for.
@@ -214,7 +214,7 @@ impl DriverCard {
         }
     }
 
-    /// Asks for a piece of `bytes` bytes on the card, if there is one of this number.
+    /// Asks for a piece of `bytes` bytes on the GPU, if there is one of this number.
     fn ask_for(
         &self,
         queue: Queue,
@@ -222,7 +222,7 @@ impl DriverCard {
         bytes: usize,
         number: usize,
         staging: &mut Staging,
-    ) -> Result<(), CardError> {
+    ) -> Result<(), GpuError> {
         let before = number * staging::PIECE;
         let wanted = bytes.saturating_sub(before).min(staging::PIECE);
         if wanted == 0 {
@@ -231,7 +231,7 @@ impl DriverCard {
         let landing = staging.landing(number, wanted);
         // SAFETY: see above; the place is used again only after the queue was waited for and the piece copied out.
         unsafe { result::memcpy_dtoh_async(landing, from + before as u64, self.stream(queue)) }
-            .map_err(failed("copying from a card"))
+            .map_err(failed("copying from a GPU"))
     }
 
     /// Destroys recordings once none of them runs any more.
@@ -250,14 +250,14 @@ impl DriverCard {
         self.loading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies to the card by way of pinned memory that these queues copy from.
+    /// Copies to the GPU by way of pinned memory that these queues copy from.
     fn stage(
         &self,
         queue: Queue,
         to: u64,
         bytes: &[u8],
         (staging, readers): (&mut Staging, &[Queue]),
-    ) -> Result<(), CardError> {
+    ) -> Result<(), GpuError> {
         let mut at = to;
         for piece in bytes.chunks(staging::PIECE) {
             if !staging.has_room(piece.len()) {
@@ -266,15 +266,14 @@ impl DriverCard {
             }
             let staged = staging.put(piece);
             // SAFETY: see above; what is staged stays until the queues were waited for.
-            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }
-                .map_err(failed("copying to a card"))?;
+            unsafe { result::memcpy_htod_async(at, staged, self.stream(queue)) }.map_err(failed("copying to a GPU"))?;
             at += piece.len() as u64;
         }
         Ok(())
     }
 
     /// Waits for all work of a queue.
-    fn wait(&self, queue: Queue) -> Result<(), CardError> {
+    fn wait(&self, queue: Queue) -> Result<(), GpuError> {
         // SAFETY: see above.
         unsafe { result::stream::synchronize(self.stream(queue)) }.map_err(failed("waiting for work"))
     }
@@ -282,14 +281,14 @@ impl DriverCard {
 
 /// What computes, what goes on beside it, and what loads. The second one's few blocks go first where both have some that wait: KV that
 /// is to leave would otherwise leave when the step it leaves beside is done.
-fn streams() -> Result<[sys::CUstream; 3], CardError> {
+fn streams() -> Result<[sys::CUstream; 3], GpuError> {
     use result::stream::{StreamKind::NonBlocking, create_with_priority, get_priority_range};
     let (least, greatest) = get_priority_range().map_err(failed("making a stream"))?;
     let stream = |priority| create_with_priority(NonBlocking, priority).map_err(failed("making a stream"));
     Ok([stream(least)?, stream(greatest)?, stream(least)?])
 }
 
-/// The library for products of many rows, with the card that is the calling thread's; or why there is none.
+/// The library for products of many rows, with the GPU that is the calling thread's; or why there is none.
 fn blas() -> Result<Blas, String> {
     let library = &Libraries::find().blas;
     let missing = || format!("{} was not found", library.files.join(" or "));
@@ -302,10 +301,10 @@ impl Machine for DriverCard {
         self.processors
     }
 
-    fn about(&self) -> CardInfo {
+    fn about(&self) -> GpuInfo {
         // SAFETY: see above.
         let memory = unsafe { result::device::total_mem(self.device) }.unwrap_or(0);
-        CardInfo {
+        GpuInfo {
             name: result::device::get_name(self.device).unwrap_or_default(),
             capability: capability(self.device).unwrap_or_default(),
             processors: self.processors,
@@ -316,17 +315,17 @@ impl Machine for DriverCard {
         }
     }
 
-    fn free_bytes(&self) -> Result<usize, CardError> {
+    fn free_bytes(&self) -> Result<usize, GpuError> {
         self.bind()?;
         Ok(result::mem_get_info().map_err(failed("asking for free memory"))?.0)
     }
 
-    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
         self.bind()?;
         let _turn = nccl::memory_or_group();
         // SAFETY: see above.
         unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CardError::Memory { wanted: bytes },
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => GpuError::Memory { wanted: bytes },
             _ => failed("taking memory")(error),
         })
     }
@@ -334,12 +333,12 @@ impl Machine for DriverCard {
     fn give(&self, at: u64, _bytes: usize) {
         if self.bind().is_ok() {
             let _turn = nccl::memory_or_group();
-            // SAFETY: see above. Memory of a card that is lost is lost with it.
+            // SAFETY: see above. Memory of a GPU that is lost is lost with it.
             let _ = unsafe { result::free_sync(at) };
         }
     }
 
-    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.bind()?;
         if queue == Queue::Load {
             // Its own pinned memory: the ring of steps may be waited for only by who asks for these.
@@ -354,7 +353,7 @@ impl Machine for DriverCard {
         self.stage(queue, to, bytes, (staging, &[Queue::Compute, Queue::Side]))
     }
 
-    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), GpuError> {
         self.bind()?;
         if out.is_empty() {
             self.wait(queue)?;
@@ -375,13 +374,13 @@ impl Machine for DriverCard {
         Ok(())
     }
 
-    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
         self.bind()?;
         // SAFETY: see above.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.compute) }.map_err(failed("copying on a card"))
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.compute) }.map_err(failed("copying on a GPU"))
     }
 
-    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         self.bind()?;
         let Launch { module, kernel, grid, threads, shared } = launch;
         let function = self.state().kernels.function(module, kernel)?;
@@ -399,13 +398,13 @@ impl Machine for DriverCard {
             .map_err(failed(kernel))
     }
 
-    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, GpuError> {
         let Ok(blas) = &self.blas else { return Ok(false) };
         self.bind()?;
         blas.lock().unwrap_or_else(PoisonError::into_inner).product(product, x, w, out, self.compute)
     }
 
-    fn mark(&self, number: usize) -> Result<(), CardError> {
+    fn mark(&self, number: usize) -> Result<(), GpuError> {
         self.bind()?;
         let mut state = self.state();
         let event = match state.marks.get(&number) {
@@ -421,7 +420,7 @@ impl Machine for DriverCard {
         unsafe { result::event::record(event, self.compute) }.map_err(failed("marking work"))
     }
 
-    fn wait_for(&self, number: usize) -> Result<(), CardError> {
+    fn wait_for(&self, number: usize) -> Result<(), GpuError> {
         self.bind()?;
         let Some(event) = self.state().marks.get(&number).copied() else { return Ok(()) };
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -429,15 +428,15 @@ impl Machine for DriverCard {
         unsafe { result::stream::wait_event(self.side, event, flags) }.map_err(failed("waiting for a mark"))
     }
 
-    fn offer(&self) -> Result<Peer, CardError> {
+    fn offer(&self) -> Result<Peer, GpuError> {
         self.offered()
     }
 
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError> {
         self.fetch_from(from, rows)
     }
 
-    fn lay_out(&self, rows: Rectangle) -> Result<(), CardError> {
+    fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         self.bind()?;
         self.copy_inside(rows)
     }
@@ -446,13 +445,13 @@ impl Machine for DriverCard {
         Some(Seat { device: self.device, context: self.context as usize, stream: self.compute as usize })
     }
 
-    fn finish(&self) -> Result<(), CardError> {
+    fn finish(&self) -> Result<(), GpuError> {
         self.bind()?;
         self.wait(Queue::Compute)?;
         self.wait(Queue::Side)
     }
 
-    fn record(&self) -> Result<bool, CardError> {
+    fn record(&self) -> Result<bool, GpuError> {
         self.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: see above.
@@ -460,7 +459,7 @@ impl Machine for DriverCard {
         Ok(true)
     }
 
-    fn recorded(&self) -> Result<Recorded, CardError> {
+    fn recorded(&self) -> Result<Recorded, GpuError> {
         // SAFETY: see above; the recording is of no use once it was made ready to run.
         let ready = unsafe {
             let graph = result::stream::end_capture(self.compute).map_err(failed("recording a step"))?;
@@ -475,10 +474,10 @@ impl Machine for DriverCard {
         Ok(Recorded(number))
     }
 
-    fn replay(&self, recorded: Recorded) -> Result<(), CardError> {
+    fn replay(&self, recorded: Recorded) -> Result<(), GpuError> {
         self.bind()?;
         let Some(graph) = self.state().graphs.get(&recorded.0).copied() else {
-            return Err(CardError::Unsupported("a recording that was forgotten".into()));
+            return Err(GpuError::Unsupported("a recording that was forgotten".into()));
         };
         // SAFETY: see above.
         unsafe { result::graph::launch(graph, self.compute) }.map_err(failed("running a recorded step"))
@@ -496,8 +495,8 @@ impl Machine for DriverCard {
 }
 
 impl Loads for DriverCard {
-    fn identity(&self) -> Result<Identity, CardError> {
-        let CardInfo { name, capability: (major, minor), processors, facts, .. } = self.about();
+    fn identity(&self) -> Result<Identity, GpuError> {
+        let GpuInfo { name, capability: (major, minor), processors, facts, .. } = self.about();
         let mut version = 0;
         // SAFETY: a place for a number.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("asking for the driver's version"))?;
@@ -510,7 +509,7 @@ impl Loads for DriverCard {
         })
     }
 
-    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), CardError> {
+    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), GpuError> {
         self.bind()?;
         self.state().kernels.load(file, cubin)
     }
@@ -520,7 +519,7 @@ impl Loads for DriverCard {
     }
 
     fn put_away(&self, file: &'static str) {
-        // Nothing may run any more of what is forgotten; of a lost card nothing does.
+        // Nothing may run any more of what is forgotten; of a lost GPU nothing does.
         let _ = self.finish();
         self.state().kernels.forget(file);
     }
@@ -528,12 +527,12 @@ impl Loads for DriverCard {
 
 impl Drop for DriverCard {
     fn drop(&mut self) {
-        // What a lost card does not give back is lost with it.
+        // What a lost GPU does not give back is lost with it.
         let _ = self.finish();
         let _ = self.wait(Queue::Load);
         self.forget_recorded();
         self.loading().take().iter_mut().for_each(Staging::give_back);
-        self.blas = Err("the card was given back".into());
+        self.blas = Err("the GPU was given back".into());
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let marks = std::mem::take(&mut state.marks);
         state.staging.give_back();

@@ -1,8 +1,8 @@
 //! The emulator as a machine: kernels compiled by the host's C++ compiler, run block by block on the processor
 //! (`emulator/emulator.cpp`). For tests only.
 
-use super::CardInfo;
-use super::machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle};
+use super::GpuInfo;
+use super::machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -79,19 +79,19 @@ impl Machine for Emulator {
         2
     }
 
-    fn about(&self) -> CardInfo {
-        CardInfo { name: "emulator".into(), ..CardInfo::default() }
+    fn about(&self) -> GpuInfo {
+        GpuInfo { name: "emulator".into(), ..GpuInfo::default() }
     }
 
-    fn free_bytes(&self) -> Result<usize, CardError> {
+    fn free_bytes(&self) -> Result<usize, GpuError> {
         Ok(1 << 30)
     }
 
-    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
         // SAFETY: it takes a size and answers with memory or nothing.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let at = unsafe { self.symbol::<Take>(b"tsnode_alloc")(bytes) };
-        if at.is_null() { Err(CardError::Memory { wanted: bytes }) } else { Ok(at as u64) }
+        if at.is_null() { Err(GpuError::Memory { wanted: bytes }) } else { Ok(at as u64) }
     }
 
     fn give(&self, at: u64, bytes: usize) {
@@ -102,7 +102,7 @@ impl Machine for Emulator {
         }
     }
 
-    fn upload(&self, _: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+    fn upload(&self, _: Queue, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
         // SAFETY: callers copy inside memory they took.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
@@ -111,7 +111,7 @@ impl Machine for Emulator {
         Ok(())
     }
 
-    fn download(&self, _: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+    fn download(&self, _: Queue, from: u64, out: &mut [u8]) -> Result<(), GpuError> {
         // SAFETY: as above.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
@@ -120,7 +120,7 @@ impl Machine for Emulator {
         Ok(())
     }
 
-    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
         // SAFETY: as above.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
@@ -129,7 +129,7 @@ impl Machine for Emulator {
         Ok(())
     }
 
-    fn launch(&self, _: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+    fn launch(&self, _: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         let _turn = self.turn();
         let Launch { kernel, grid, threads, shared, .. } = launch;
         let mut slots: Vec<u64> = args.iter().map(|arg| arg.slot()).collect();
@@ -146,7 +146,7 @@ impl Machine for Emulator {
     }
 
     /// In place of a library, from so many rows on that our own kernels are still what most tests run.
-    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, GpuError> {
         let Product { brain, rows, outs, cols, stride } = product;
         if rows < LIBRARY_ROWS || brain {
             return Ok(false);
@@ -171,35 +171,35 @@ impl Machine for Emulator {
         Ok(true)
     }
 
-    fn mark(&self, _: usize) -> Result<(), CardError> {
+    fn mark(&self, _: usize) -> Result<(), GpuError> {
         Ok(())
     }
 
-    fn wait_for(&self, _: usize) -> Result<(), CardError> {
+    fn wait_for(&self, _: usize) -> Result<(), GpuError> {
         Ok(())
     }
 
-    fn offer(&self) -> Result<Peer, CardError> {
+    fn offer(&self) -> Result<Peer, GpuError> {
         Ok(Peer::default())
     }
 
-    fn fetch(&self, _: Peer, rows: Rectangle) -> Result<(), CardError> {
+    fn fetch(&self, _: Peer, rows: Rectangle) -> Result<(), GpuError> {
         self.lay_out(rows)
     }
 
-    fn finish(&self) -> Result<(), CardError> {
+    fn finish(&self) -> Result<(), GpuError> {
         Ok(())
     }
 
-    fn record(&self) -> Result<bool, CardError> {
+    fn record(&self) -> Result<bool, GpuError> {
         Ok(false)
     }
 
-    fn recorded(&self) -> Result<Recorded, CardError> {
+    fn recorded(&self) -> Result<Recorded, GpuError> {
         Ok(Recorded(0))
     }
 
-    fn replay(&self, _: Recorded) -> Result<(), CardError> {
+    fn replay(&self, _: Recorded) -> Result<(), GpuError> {
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Kernels compiled for the very card, by NVRTC where it is found: each file is timed beside its PTX, the faster is used, and
+//! Kernels compiled for the very GPU, by NVRTC where it is found: each file is timed beside its PTX, the faster is used, and
 //! what came out is kept. Whatever fails on the way, the PTX is used, and why is kept in a sentence.
 //!
 //! | file | what it holds |
@@ -18,25 +18,25 @@ pub use cache::KernelCache;
 pub(super) use nvrtc::{Compiler, Nvrtc};
 pub use trial::TimedFile;
 
-use super::machine::{CardError, Machine};
+use super::machine::{GpuError, Machine};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Kernels that a card computes by.
+/// Kernels that a GPU computes by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kernels {
     /// PTX, compiled ahead of time; and why nothing else was tried, or kept.
     Ahead(NotCompiled),
-    /// Compiled for this card as well, and timed: of each file the faster.
+    /// Compiled for this GPU as well, and timed: of each file the faster.
     Timed(Timed),
 }
 
-/// What was compiled for a card, and how fast it is.
+/// What was compiled for a GPU, and how fast it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// The card's architecture: 90 for `sm_90`.
+    /// The GPU's architecture: 90 for `sm_90`.
     pub sm: u32,
     /// Which NVRTC compiled.
     pub nvrtc: (i32, i32),
@@ -57,11 +57,11 @@ pub enum Kept {
     Not(String),
 }
 
-/// Why kernels were not compiled for the card, or are not used.
+/// Why kernels were not compiled for the GPU, or are not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCompiled {
-    /// The card was opened without a place to keep them.
-    #[error("none were asked for that are compiled for this card")]
+    /// The GPU was opened without a place to keep them.
+    #[error("none were asked for that are compiled for this GPU")]
     NotAsked,
     /// No compiler.
     #[error("libnvrtc.so was not found")]
@@ -74,12 +74,12 @@ pub enum NotCompiled {
         /// What the system's loader says.
         why: String,
     },
-    /// A card that came out after the compiler.
+    /// A GPU that came out after the compiler.
     #[error("NVRTC {}.{} does not know sm_{sm}", nvrtc.0, nvrtc.1)]
     Unknown {
         /// The compiler's version.
         nvrtc: (i32, i32),
-        /// The card's architecture.
+        /// The GPU's architecture.
         sm: u32,
     },
     /// A driver takes machine code of its own major version at most.
@@ -112,7 +112,7 @@ pub enum NotCompiled {
         /// The file.
         file: &'static str,
         /// What the driver says.
-        why: CardError,
+        why: GpuError,
     },
     /// The two do not compute the same.
     #[error("{file} as it was compiled gives other numbers than its PTX")]
@@ -120,9 +120,9 @@ pub enum NotCompiled {
         /// The file.
         file: &'static str,
     },
-    /// The card failed while they were timed.
+    /// The GPU failed while they were timed.
     #[error("they could not be timed: {0}")]
-    Card(#[from] CardError),
+    Gpu(#[from] GpuError),
     /// A library lacks something that it should have.
     #[error("choosing kernels panicked")]
     Panicked,
@@ -133,11 +133,11 @@ pub enum NotCompiled {
 pub(super) enum Image {
     /// PTX, which the driver compiles.
     Ahead,
-    /// Machine code for this card.
+    /// Machine code for this GPU.
     Compiled,
 }
 
-/// What a choice holds for: another card, driver or compiler chooses anew.
+/// What a choice holds for: another GPU, driver or compiler chooses anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     /// Vendor's name.
@@ -155,9 +155,9 @@ pub(super) struct Identity {
 /// A machine that can have a file's kernels in two ways.
 pub(super) trait Loads: Machine {
     /// What it is.
-    fn identity(&self) -> Result<Identity, CardError>;
+    fn identity(&self) -> Result<Identity, GpuError>;
     /// Loads a file's machine code beside its PTX.
-    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), CardError>;
+    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), GpuError>;
     /// Has launches of a file's kernels run one or the other from now on.
     fn turn(&self, file: &'static str, image: Image);
     /// Forgets a file's machine code, if there is any: its PTX runs.
@@ -208,39 +208,39 @@ fn first_line(log: &str) -> &str {
     log.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why")
 }
 
-/// Chooses a card's kernels, of each file by itself: files are modules of their own, and a compiler that is better at one may
+/// Chooses a GPU's kernels, of each file by itself: files are modules of their own, and a compiler that is better at one may
 /// be worse at another. Files that nothing is timed of stay PTX, since nothing would show that they gain.
 pub(super) fn choose(
-    card: &Arc<dyn Loads>,
+    gpu: &Arc<dyn Loads>,
     compiler: Result<&dyn Compiler, NotCompiled>,
     cache: &KernelCache,
 ) -> Kernels {
-    let chosen = catch_unwind(AssertUnwindSafe(|| kept_or_timed(card, compiler?, cache)));
+    let chosen = catch_unwind(AssertUnwindSafe(|| kept_or_timed(gpu, compiler?, cache)));
     chosen.unwrap_or(Err(NotCompiled::Panicked)).map_or_else(
         |why| {
-            forget_all(card);
+            forget_all(gpu);
             Kernels::Ahead(why)
         },
         Kernels::Timed,
     )
 }
 
-fn forget_all(card: &Arc<dyn Loads>) {
-    trial::FILES.iter().for_each(|file| card.put_away(file));
+fn forget_all(gpu: &Arc<dyn Loads>) {
+    trial::FILES.iter().for_each(|file| gpu.put_away(file));
 }
 
-fn kept_or_timed(card: &Arc<dyn Loads>, compiler: &dyn Compiler, cache: &KernelCache) -> Result<Timed, NotCompiled> {
-    let identity = card.identity()?;
+fn kept_or_timed(gpu: &Arc<dyn Loads>, compiler: &dyn Compiler, cache: &KernelCache) -> Result<Timed, NotCompiled> {
+    let identity = gpu.identity()?;
     let (nvrtc, sm) = (suitable(compiler, &identity)?, identity.sm);
     let key = cache::key(&identity, nvrtc);
     if let Some(entry) = cache.read(&identity, &key) {
         // What a driver does not take any more is made anew, like what is not there.
-        if take(card, &entry).is_ok() {
+        if take(gpu, &entry).is_ok() {
             return Ok(Timed { sm, nvrtc, files: entry.files, kept: Kept::Found });
         }
-        forget_all(card);
+        forget_all(gpu);
     }
-    let mut entry = time(card, compiler, sm)?;
+    let mut entry = time(gpu, compiler, sm)?;
     entry.cubins.retain(|(file, _)| entry.files.iter().any(|timed| timed.name == *file && timed.is_compiled()));
     let kept = cache.write(&identity, &key, &entry).map_or_else(|why| Kept::Not(why.to_string()), |()| Kept::Written);
     Ok(Timed { sm, nvrtc, files: entry.files, kept })
@@ -259,26 +259,26 @@ fn suitable(compiler: &dyn Compiler, identity: &Identity) -> Result<(i32, i32), 
 }
 
 /// Turns to what was kept.
-fn take(card: &Arc<dyn Loads>, entry: &Entry) -> Result<(), CardError> {
+fn take(gpu: &Arc<dyn Loads>, entry: &Entry) -> Result<(), GpuError> {
     for (file, cubin) in &entry.cubins {
-        card.load(file, cubin)?;
-        card.turn(file, Image::Compiled);
+        gpu.load(file, cubin)?;
+        gpu.turn(file, Image::Compiled);
     }
     Ok(())
 }
 
 /// Compiles files, times them beside their PTX, and turns to the faster.
-fn time(card: &Arc<dyn Loads>, compiler: &dyn Compiler, sm: u32) -> Result<Entry, NotCompiled> {
+fn time(gpu: &Arc<dyn Loads>, compiler: &dyn Compiler, sm: u32) -> Result<Entry, NotCompiled> {
     let mut cubins = Vec::new();
     for file in sources::FILES.iter().filter(|file| trial::FILES.contains(&file.name)) {
         let (name, cubin) = (file.name, compiler.compile(file, sm)?);
         // Each is loaded before the next is compiled: a driver that takes none does not take the first.
-        card.load(name, &cubin).map_err(|why| NotCompiled::Refused { file: name, why })?;
+        gpu.load(name, &cubin).map_err(|why| NotCompiled::Refused { file: name, why })?;
         cubins.push((name, cubin));
     }
-    let files = trial::compare(card)?;
+    let files = trial::compare(gpu)?;
     for file in &files {
-        if file.is_compiled() { card.turn(file.name, Image::Compiled) } else { card.put_away(file.name) }
+        if file.is_compiled() { gpu.turn(file.name, Image::Compiled) } else { gpu.put_away(file.name) }
     }
     Ok(Entry { files, cubins })
 }

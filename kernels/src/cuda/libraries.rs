@@ -16,18 +16,18 @@ pub struct Library {
     pub found: Option<PathBuf>,
 }
 
-/// What a card is used by.
+/// What a GPU is used by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Libraries {
-    /// Without it there is no card.
+    /// Without it there is no GPU.
     pub driver: Library,
     /// Products of many rows; own kernels do without.
     pub blas: Library,
-    /// Kernels compiled for this very card; PTX does without.
+    /// Kernels compiled for this very GPU; PTX does without.
     pub nvrtc: Library,
-    /// Power, clocks and link of a card.
+    /// Power, clocks and link of a GPU.
     pub nvml: Library,
-    /// What several cards exchange; copies from card to card do without.
+    /// What several GPUs exchange; copies from GPU to GPU do without.
     pub nccl: Library,
 }
 
@@ -37,14 +37,14 @@ impl Libraries {
     pub fn find() -> &'static Self {
         static FOUND: OnceLock<Libraries> = OnceLock::new();
         FOUND.get_or_init(|| {
-            let driver = library("libcuda.so", "runs a card", &["libcuda.so.1", "libcuda.so"]);
+            let driver = library("libcuda.so", "runs a GPU", &["libcuda.so.1", "libcuda.so"]);
             let version = driver.found.as_deref().and_then(version);
             Self {
                 driver,
                 blas: library("libcublasLt.so", "faster prompts", blas_files(version)),
-                nvrtc: library("libnvrtc.so", "kernels compiled for this very card", nvrtc_files(version)),
+                nvrtc: library("libnvrtc.so", "kernels compiled for this very GPU", nvrtc_files(version)),
                 nvml: library("libnvidia-ml.so", "power, clocks and link", &["libnvidia-ml.so.1", "libnvidia-ml.so"]),
-                nccl: library("libnccl.so", "several cards together", &["libnccl.so.2", "libnccl.so"]),
+                nccl: library("libnccl.so", "several GPUs together", &["libnccl.so.2", "libnccl.so"]),
             }
         })
     }
@@ -73,7 +73,7 @@ fn nvrtc_files(driver: Option<i32>) -> &'static [&'static str] {
     no_newer(driver, &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"])
 }
 
-/// All but the first, which is of CUDA 13, where the driver is older: such a library opens beside it, and then starts no card, or
+/// All but the first, which is of CUDA 13, where the driver is older: such a library opens beside it, and then starts no GPU, or
 /// compiles what the driver does not take.
 fn no_newer(driver: Option<i32>, files: &'static [&'static str]) -> &'static [&'static str] {
     if driver.is_some_and(|version| version < 13000) { &files[1..] } else { files }

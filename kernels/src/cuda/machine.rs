@@ -1,18 +1,18 @@
-//! What computing on a card needs of it: memory, copies, launches. A card is one machine; in tests the emulator is another,
-//! so that all that stands above is run where there is no card.
+//! What computing on a GPU needs of it: memory, copies, launches. A GPU is one machine; in tests the emulator is another,
+//! so that all that stands above is run where there is no GPU.
 
-use super::CardInfo;
+use super::GpuInfo;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a card did not do what it was asked for. It takes the sequences of its step with it, not the process.
+/// Why a GPU did not do what it was asked for. It takes the sequences of its step with it, not the process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CardError {
+pub enum GpuError {
     /// The driver or a library is not there.
     #[error("{0}")]
     Missing(String),
-    /// A call failed; most failures are final for the card: lost, an uncorrectable error of its memory, a broken kernel.
-    #[error("the card fails at {call}: {answer}")]
+    /// A call failed; most failures are final for the GPU: lost, an uncorrectable error of its memory, a broken kernel.
+    #[error("the GPU fails at {call}: {answer}")]
     Failed {
         /// What was asked for.
         call: &'static str,
@@ -20,13 +20,13 @@ pub enum CardError {
         answer: String,
     },
     /// Its memory is too small.
-    #[error("the card has no memory for {wanted} bytes more")]
+    #[error("the GPU has no memory for {wanted} bytes more")]
     Memory {
         /// Asked for (bytes).
         wanted: usize,
     },
     /// A step of more rows than kernels are launched for.
-    #[error("a step of {rows} rows where a card takes {most}")]
+    #[error("a step of {rows} rows where a GPU takes {most}")]
     Rows {
         /// Of the step.
         rows: usize,
@@ -34,14 +34,14 @@ pub enum CardError {
         most: usize,
     },
     /// A model that kernels are not written for.
-    #[error("on a card {0} is not supported")]
+    #[error("on a GPU {0} is not supported")]
     Unsupported(String),
 }
 
 /// A kernel's argument.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg {
-    /// An address on the card, or a 64-bit number.
+    /// An address on the GPU, or a 64-bit number.
     Wide(u64),
     /// A 32-bit number.
     Whole(u32),
@@ -169,34 +169,34 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     /// Processors: how many blocks keep all of it busy follows from that.
     fn processors(&self) -> usize;
     /// What it is.
-    fn about(&self) -> CardInfo;
+    fn about(&self) -> GpuInfo;
     /// Memory that nobody has (bytes).
-    fn free_bytes(&self) -> Result<usize, CardError>;
+    fn free_bytes(&self) -> Result<usize, GpuError>;
     /// Memory of so many bytes, whatever is in it; [`Memory`] is how to get and give it.
-    fn take(&self, bytes: usize) -> Result<u64, CardError>;
+    fn take(&self, bytes: usize) -> Result<u64, GpuError>;
     /// Gives it back once nothing uses it any more.
     fn give(&self, at: u64, bytes: usize);
-    /// Copies to the card; `bytes` may be changed once this returns.
-    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError>;
-    /// Copies from the card and waits for it, and so for all that the queue was asked before.
-    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError>;
-    /// Copies on the card.
-    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError>;
+    /// Copies to the GPU; `bytes` may be changed once this returns.
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), GpuError>;
+    /// Copies from the GPU and waits for it, and so for all that the queue was asked before.
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), GpuError>;
+    /// Copies on the GPU.
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError>;
     /// Runs a kernel.
-    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError>;
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError>;
     /// Computes a product by a library; `false` where there is none, and nothing was done.
-    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError>;
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, GpuError>;
     /// Marks what the compute queue was asked so far under a number.
-    fn mark(&self, number: usize) -> Result<(), CardError>;
+    fn mark(&self, number: usize) -> Result<(), GpuError>;
     /// Has the side queue wait for a mark.
-    fn wait_for(&self, number: usize) -> Result<(), CardError>;
+    fn wait_for(&self, number: usize) -> Result<(), GpuError>;
     /// Marks what the compute queue was asked so far, for machines that copy what it leaves.
-    fn offer(&self) -> Result<Peer, CardError>;
+    fn offer(&self) -> Result<Peer, GpuError>;
     /// Has the compute queue copy rows from the memory of a machine of the same kind, this one or another, once that has done
     /// all it was asked before it made the offer. Nobody waits but the queue.
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError>;
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError>;
     /// Has the compute queue copy rows from one place of the machine to another.
-    fn lay_out(&self, rows: Rectangle) -> Result<(), CardError> {
+    fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         let Rectangle { from, from_pitch, to, to_pitch, width, rows } = rows;
         let at = |start: u64, pitch: usize, row: usize| start + (row * pitch) as u64;
         (0..rows).try_for_each(|row| self.copy(at(from, from_pitch, row), at(to, to_pitch, row), width))
@@ -206,20 +206,20 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
         None
     }
     /// Waits for both queues that the owner of the engine asks.
-    fn finish(&self) -> Result<(), CardError>;
+    fn finish(&self) -> Result<(), GpuError>;
     /// Begins to record launches on the compute queue instead of running them; `false` where that is not done.
-    fn record(&self) -> Result<bool, CardError>;
+    fn record(&self) -> Result<bool, GpuError>;
     /// Ends recording.
-    fn recorded(&self) -> Result<Recorded, CardError>;
+    fn recorded(&self) -> Result<Recorded, GpuError>;
     /// Runs what was recorded.
-    fn replay(&self, recorded: Recorded) -> Result<(), CardError>;
+    fn replay(&self, recorded: Recorded) -> Result<(), GpuError>;
     /// Forgets one recording, once it does not run any more.
     fn forget(&self, recorded: Recorded);
     /// Forgets all that was recorded.
     fn forget_recorded(&self);
 }
 
-/// Memory of a card, given back when it is dropped.
+/// Memory of a GPU, given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Memory {
     machine: Arc<dyn Machine>,
@@ -229,20 +229,20 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Memory of so many bytes, whatever is in it.
-    pub fn take(machine: &Arc<dyn Machine>, bytes: usize) -> Result<Self, CardError> {
+    pub fn take(machine: &Arc<dyn Machine>, bytes: usize) -> Result<Self, GpuError> {
         let bytes = bytes.max(16);
         Ok(Self { at: machine.take(bytes)?, machine: machine.clone(), bytes })
     }
 
     /// With these bytes in it.
-    pub fn of(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, CardError> {
+    pub fn of(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, GpuError> {
         let memory = Self::take(machine, bytes.len())?;
         machine.upload(Queue::Compute, memory.at, bytes)?;
         Ok(memory)
     }
 
     /// With these bytes in it once [`Queue::Load`] was waited for.
-    pub fn loaded(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, CardError> {
+    pub fn loaded(machine: &Arc<dyn Machine>, bytes: &[u8]) -> Result<Self, GpuError> {
         let memory = Self::take(machine, bytes.len())?;
         machine.upload(Queue::Load, memory.at, bytes)?;
         Ok(memory)

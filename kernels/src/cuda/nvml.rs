@@ -1,12 +1,12 @@
-//! What NVIDIA's management library knows of a card: power, clocks, its link to the host.
+//! What NVIDIA's management library knows of a GPU: power, clocks, its link to the host.
 
 use super::libraries::Libraries;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-/// What a card is by the management library; what it does not say is left out.
+/// What a GPU is by the management library; what it does not say is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CardFacts {
+pub struct GpuFacts {
     /// The driver's version.
     pub driver: Option<String>,
     /// Most that it draws (milliwatts).
@@ -19,10 +19,10 @@ pub struct CardFacts {
     pub pcie: Option<PcieLink>,
 }
 
-/// A link of a card, and of which of its states that is: idle cards save power by a slower one.
+/// A link of a GPU, and of which of its states that is: idle GPUs save power by a slower one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PcieLink {
-    /// The fastest that card and host have together.
+    /// The fastest that GPU and host have together.
     Fastest {
         /// Of PCIe.
         generation: u32,
@@ -49,9 +49,9 @@ type Clock = unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int;
 const PROCESSORS: c_uint = 1;
 const MEMORY: c_uint = 2;
 
-/// Asks about the card at a place on the bus; nothing is known where the library is not found or does not answer.
-pub(super) fn facts(bus: &CStr) -> CardFacts {
-    let Some(path) = &Libraries::find().nvml.found else { return CardFacts::default() };
+/// Asks about the GPU at a place on the bus; nothing is known where the library is not found or does not answer.
+pub(super) fn facts(bus: &CStr) -> GpuFacts {
+    let Some(path) = &Libraries::find().nvml.found else { return GpuFacts::default() };
     // SAFETY: NVIDIA's library, which was opened once before; functions are of the types in its header `nvml.h`.
     #[expect(unsafe_code, reason = "the lines above say why it is sound")]
     unsafe {
@@ -62,7 +62,7 @@ pub(super) fn facts(bus: &CStr) -> CardFacts {
 /// # Safety
 /// The library must be NVIDIA's.
 #[expect(unsafe_code, reason = "each block says why it is sound")]
-unsafe fn ask(library: &Library, bus: &CStr) -> Option<CardFacts> {
+unsafe fn ask(library: &Library, bus: &CStr) -> Option<GpuFacts> {
     // SAFETY: the caller's word; what is written to is ours and as large as the header says.
     unsafe {
         library.get::<Begin>(b"nvmlInit_v2").ok().filter(|begin| begin() == 0)?;
@@ -87,7 +87,7 @@ unsafe fn ask(library: &Library, bus: &CStr) -> Option<CardFacts> {
             link(&number, b"nvmlDeviceGetCurrPcieLinkGeneration", b"nvmlDeviceGetCurrPcieLinkWidth")
                 .map(|(generation, lanes)| PcieLink::AtIdle { generation, lanes })
         };
-        let facts = CardFacts {
+        let facts = GpuFacts {
             driver: version(library),
             power_limit_mw: number(b"nvmlDeviceGetEnforcedPowerLimit"),
             clock_mhz: clock(PROCESSORS),

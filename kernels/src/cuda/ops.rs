@@ -1,8 +1,8 @@
-//! Operations on a card: which kernel runs, on how many blocks, with what memory between kernels.
+//! Operations on a GPU: which kernel runs, on how many blocks, with what memory between kernels.
 
 use super::{
     buffers::Buffer,
-    machine::{Arg, CardError, Launch, Machine, Product, Queue},
+    machine::{Arg, GpuError, Launch, Machine, Product, Queue},
     weights::{Form, Matrix},
 };
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// Rows of numbers on a card.
+/// Rows of numbers on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
     pub at: u64,
@@ -116,13 +116,13 @@ impl Ops {
         grid: [u32; 3],
         threads: u32,
         args: &[Arg],
-    ) -> Result<(), CardError> {
+    ) -> Result<(), GpuError> {
         let launch = Launch { module, kernel, grid, threads, shared: 0 };
         self.machine.launch(Queue::Compute, launch, args)
     }
 
     /// Rows of a table by tokens at `tokens`, times `scale`.
-    pub fn embed(&self, table: &Matrix, tokens: u64, rows: usize, scale: f32, out: u64) -> Result<(), CardError> {
+    pub fn embed(&self, table: &Matrix, tokens: u64, rows: usize, scale: f32, out: u64) -> Result<(), GpuError> {
         let form = Arg::Whole(table.form as u32);
         let size = [Arg::Wide(table.rows as u64), whole(table.cols), scale.into(), out.into()];
         let args = [[tokens.into(), (&table.memory).into(), form].as_slice(), &size].concat();
@@ -140,7 +140,7 @@ impl Ops {
         rows: usize,
         width: usize,
         out: Rows,
-    ) -> Result<(), CardError> {
+    ) -> Result<(), GpuError> {
         let args = [
             x.into(),
             delta.unwrap_or(0).into(),
@@ -162,49 +162,49 @@ impl Ops {
         rows: usize,
         width: usize,
         x: u64,
-    ) -> Result<(), CardError> {
+    ) -> Result<(), GpuError> {
         let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into()];
         self.run("rows", "norm_add", [rows as u32, 1, 1], 256, &args)
     }
 
     /// `x += delta`.
-    pub fn add(&self, x: u64, delta: u64, count: usize) -> Result<(), CardError> {
+    pub fn add(&self, x: u64, delta: u64, count: usize) -> Result<(), GpuError> {
         let grid = [blocks(count, 256).min(4096), 1, 1];
         self.run("rows", "add", grid, 256, &[x.into(), delta.into(), Arg::Wide(count as u64)])
     }
 
     /// Adds a bias to rows that lie `stride` numbers apart.
-    pub fn add_bias(&self, x: u64, stride: usize, bias: u64, width: usize, rows: usize) -> Result<(), CardError> {
+    pub fn add_bias(&self, x: u64, stride: usize, bias: u64, width: usize, rows: usize) -> Result<(), GpuError> {
         let args = [x.into(), whole(stride), bias.into(), whole(width)];
         self.run("rows", "add_bias", [rows as u32, 1, 1], 256, &args)
     }
 
     /// `x = cap · tanh(x / cap)`.
-    pub fn soft_cap(&self, x: u64, count: usize, cap: f32) -> Result<(), CardError> {
+    pub fn soft_cap(&self, x: u64, count: usize, cap: f32) -> Result<(), GpuError> {
         let grid = [blocks(count, 256).min(4096), 1, 1];
         self.run("rows", "soft_cap", grid, 256, &[x.into(), Arg::Wide(count as u64), cap.into()])
     }
 
     /// Rows of `x` by their numbers at `chosen`.
-    pub fn gather(&self, x: u64, chosen: u64, rows: usize, width: usize, out: u64) -> Result<(), CardError> {
+    pub fn gather(&self, x: u64, chosen: u64, rows: usize, width: usize, out: u64) -> Result<(), GpuError> {
         self.run("rows", "gather", [rows as u32, 1, 1], 256, &[x.into(), chosen.into(), whole(width), out.into()])
     }
 
     /// The gated half of an MLP: `x` is `[row][gate, up]`, each `width` wide.
-    pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), CardError> {
+    pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), GpuError> {
         let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
         self.run("rows", "gate", [rows as u32, blocks(width, 256), 1], 256, &args)
     }
 
     /// Chooses a token for every row of `logits`: [`super::choose::Choice`].
-    pub fn choose(&self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), CardError> {
+    pub fn choose(&self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
         let args = [logits.into(), whole(vocab), choices.into(), out.into()];
         self.run("choose", "choose", [rows as u32, 1, 1], 1024, &args)
     }
 
     /// Products of the same rows with several matrices. `input` is of the kind that all of them read
     /// ([`kind_for_all`]), or in single precision.
-    pub fn products(&mut self, input: Rows, rows: usize, list: &[(&Matrix, Out)]) -> Result<(), CardError> {
+    pub fn products(&mut self, input: Rows, rows: usize, list: &[(&Matrix, Out)]) -> Result<(), GpuError> {
         // What was rounded or narrowed for one serves the next.
         let (mut rounded, mut narrowed) = (None, None);
         for (w, out) in list {
@@ -236,7 +236,7 @@ impl Ops {
         [self.rounded.at().into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]
     }
 
-    fn round(&mut self, x: u64, numbers: usize, block: usize) -> Result<(), CardError> {
+    fn round(&mut self, x: u64, numbers: usize, block: usize) -> Result<(), GpuError> {
         self.rounded
             .fit(numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16)?;
         let [bytes, scales, sums] = self.rounded_parts(numbers);
@@ -245,14 +245,14 @@ impl Ops {
         self.run("rows", "round_rows", [blocks(count, 4), 1, 1], 128, &args)
     }
 
-    fn narrow(&mut self, x: u64, numbers: usize, kind: Kind) -> Result<(), CardError> {
+    fn narrow(&mut self, x: u64, numbers: usize, kind: Kind) -> Result<(), GpuError> {
         self.narrowed.fit(numbers * 2)?;
         let args = [x.into(), Arg::Wide(numbers as u64), self.narrowed.at().into(), Arg::Whole(kind as u32)];
         self.run("rows", "narrow", [blocks(numbers, 256).min(4096), 1, 1], 256, &args)
     }
 
     /// Warps of a block of eight that share an output's columns, so that all processors have work: `outputs` is how many
-    /// are worked on by others, here or on other cards, `most` how often the columns can be cut.
+    /// are worked on by others, here or on other GPUs, `most` how often the columns can be cut.
     fn split(&self, outputs: usize, most: usize) -> usize {
         let mut split = 1;
         while split < 8 && split * 2 <= most && outputs * split < self.machine.processors() * WARPS {
@@ -261,7 +261,7 @@ impl Ops {
         split
     }
 
-    fn few(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
+    fn few(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
         let kernel = match (w.form, rows) {
             (Form::F32, 1) => "few_f32_1",
             (Form::F32, 2..=4) => "few_f32_4",
@@ -288,7 +288,7 @@ impl Ops {
         self.run("few", kernel, [blocks(groups, 8 / split), 1, 1], 256, &args)
     }
 
-    fn few_rounded(&self, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
+    fn few_rounded(&self, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
         let (kernel, pieces) = match (w.form, rows) {
             (Form::Q4_0, 1) => ("few_q4_0_1", w.cols / 32),
             (Form::Q4_0, _) => ("few_q4_0_8", w.cols / 32),
@@ -317,11 +317,11 @@ impl Ops {
     }
 
     /// A product of many rows that are stored as it reads them, into rows without a gap.
-    pub fn product_of_many(&mut self, x: u64, rows: usize, w: &Matrix, out: u64) -> Result<(), CardError> {
+    pub fn product_of_many(&mut self, x: u64, rows: usize, w: &Matrix, out: u64) -> Result<(), GpuError> {
         self.many(x, rows, w, Out { at: out, stride: w.rows })
     }
 
-    fn many(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), CardError> {
+    fn many(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
         if matches!(w.form, Form::F16 | Form::Bf16) {
             let brain = w.form == Form::Bf16;
             let product = Product { brain, rows, outs: w.rows, cols: w.cols, stride: out.stride };
@@ -357,7 +357,7 @@ impl Ops {
 
     /// A product with weights widened for a library, as many outputs at a time as there is memory for; `false` where no library
     /// multiplies them.
-    fn many_widened(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<bool, CardError> {
+    fn many_widened(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<bool, GpuError> {
         let shape = (w.rows, w.cols);
         if self.refused.contains(&shape) {
             return Ok(false);
@@ -379,7 +379,7 @@ impl Ops {
     }
 
     /// Memory for `parts` parts of attention of so many rows and heads: sums, tops.
-    pub fn attention_parts(&mut self, parts: usize, heads: usize, dim: usize) -> Result<(u64, u64), CardError> {
+    pub fn attention_parts(&mut self, parts: usize, heads: usize, dim: usize) -> Result<(u64, u64), GpuError> {
         if parts > 1 {
             self.sums.fit(parts * heads * dim * 4)?;
             self.tops.fit(parts * heads * 2 * 4)?;
@@ -388,7 +388,7 @@ impl Ops {
     }
 
     /// Runs one of attention's kernels.
-    pub fn attention(&self, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+    pub fn attention(&self, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         self.machine.launch(Queue::Compute, launch, args)
     }
 }

@@ -1,7 +1,7 @@
-//! What a card can do, measured: memory, tensor cores, its link to the host.
+//! What a GPU can do, measured: memory, tensor cores, its link to the host.
 
 use super::{
-    Card, CardError,
+    Gpu, GpuError,
     machine::{Machine, Memory, Product, Queue},
     ops::Ops,
     weights::{Form, Matrix},
@@ -13,13 +13,13 @@ use std::time::Instant;
 const RUNS: usize = 5;
 /// Times a measured operation is asked for at once, so that asking takes no part.
 const AT_ONCE: usize = 8;
-/// Rows, outputs and columns, for each of a card's processors, of the product that tensor cores are measured by.
+/// Rows, outputs and columns, for each of a GPU's processors, of the product that tensor cores are measured by.
 const PRODUCT: [usize; 3] = [32, 64, 32];
 
-/// Ceilings of a card.
+/// Ceilings of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CardSpeeds {
-    /// Bytes a second that memory is read and written at, together, while it is copied on the card.
+pub struct GpuSpeeds {
+    /// Bytes a second that memory is read and written at, together, while it is copied on the GPU.
     pub copy: f64,
     /// Operations a second of a product in bfloat16, two for each multiply-add.
     pub multiply: f64,
@@ -31,12 +31,12 @@ pub struct CardSpeeds {
     pub down: f64,
 }
 
-impl Card {
-    /// Measures the card's ceilings, in about a second.
+impl Gpu {
+    /// Measures the GPU's ceilings, in about a second.
     ///
     /// # Errors
-    /// When the card has too little memory, or fails.
-    pub fn speeds(&self) -> Result<CardSpeeds, CardError> {
+    /// When the GPU has too little memory, or fails.
+    pub fn speeds(&self) -> Result<GpuSpeeds, GpuError> {
         let machine = &self.machine;
         let size = (machine.free_bytes()? / 8).min(machine.processors() << 22) / 4096 * 4096;
         let (from, to) = (Memory::take(machine, size)?, Memory::take(machine, size)?);
@@ -46,14 +46,14 @@ impl Card {
         let up = best(machine, 1, || machine.upload(Queue::Compute, from.at(), &bytes))?;
         let down = best(machine, 1, || machine.download(Queue::Compute, from.at(), &mut bytes))?;
         let (multiply, by_library) = multiply(machine)?;
-        Ok(CardSpeeds { copy: 2.0 * size as f64 / copy, multiply, by_library, up: count / up, down: count / down })
+        Ok(GpuSpeeds { copy: 2.0 * size as f64 / copy, multiply, by_library, up: count / up, down: count / down })
     }
 }
 
 /// Operations a second, and whether a library's.
-fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), CardError> {
+fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), GpuError> {
     let [rows, outs, cols] = PRODUCT.map(|each| each * machine.processors());
-    // Zeros would take less power than numbers, and the card run faster: bytes that are small numbers of both signs.
+    // Zeros would take less power than numbers, and the GPU run faster: bytes that are small numbers of both signs.
     let bytes: Vec<u8> = (0..2 * outs.max(rows) * cols)
         .map(|i| if i % 2 == 0 { (i / 2 * 37) as u8 } else { 0x3c | (i as u8 & 2) << 6 })
         .collect();
@@ -71,8 +71,8 @@ fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), CardError> {
 pub(super) fn best(
     machine: &Arc<dyn Machine>,
     count: usize,
-    mut work: impl FnMut() -> Result<(), CardError>,
-) -> Result<f64, CardError> {
+    mut work: impl FnMut() -> Result<(), GpuError>,
+) -> Result<f64, GpuError> {
     work()?;
     let mut best = f64::INFINITY;
     for _ in 0..RUNS {

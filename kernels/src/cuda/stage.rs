@@ -1,4 +1,4 @@
-//! A stage on a card: its weights there, and its layers as launches.
+//! A stage on a GPU: its weights there, and its layers as launches.
 
 mod layer;
 
@@ -7,10 +7,10 @@ pub(crate) use layer::Piece;
 use super::{
     buffers::Buffer,
     columns::Columns,
-    machine::{CardError, Machine, Memory, Queue},
+    machine::{GpuError, Machine, Memory, Queue},
     ops::{Kind, Ops, Out, Rows, kind_for_all},
     step::Step,
-    tiles::CardTurn,
+    tiles::GpuTurn,
     weights::{Form, Matrix, size},
 };
 use crate::{
@@ -28,7 +28,7 @@ use tsnode_protocol::KvDtype;
 /// Channels of a head that kernels are written for.
 const MOST_DIM: usize = 256;
 
-/// A step that goes through a stage on a card.
+/// A step that goes through a stage on a GPU.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub step: &'a Step,
@@ -37,9 +37,9 @@ pub(crate) struct Pass<'a> {
     pub marks: bool,
 }
 
-/// Consecutive layers of a model on a card.
+/// Consecutive layers of a model on a GPU.
 #[derive(Debug)]
-pub(crate) struct CardStage {
+pub(crate) struct GpuStage {
     pub width: usize,
     embed: Option<(Matrix, f32)>,
     layers: Vec<Layer>,
@@ -74,7 +74,7 @@ struct Linear {
     outputs: Outputs,
 }
 
-/// Memory that a step's rows are in on their way; one for all stages of a card.
+/// Memory that a step's rows are in on their way; one for all stages of a GPU.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub hidden: Buffer,
@@ -84,7 +84,7 @@ pub(crate) struct Work {
     inputs: Buffer,
     mixed: Buffer,
     out: Buffer,
-    /// Own columns of several rows, where other cards have the others.
+    /// Own columns of several rows, where other GPUs have the others.
     mixed_apart: Buffer,
     out_apart: Buffer,
     logits_apart: Buffer,
@@ -115,18 +115,18 @@ pub(super) fn kv_kind(dtype: KvDtype) -> Kind {
     }
 }
 
-fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<Memory, CardError> {
+fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<Memory, GpuError> {
     Memory::loaded(machine, bytemuck::cast_slice(numbers))
 }
 
 impl Norm {
-    fn load(machine: &Arc<dyn Machine>, norm: NormOutline<'_>) -> Result<Self, CardError> {
+    fn load(machine: &Arc<dyn Machine>, norm: NormOutline<'_>) -> Result<Self, GpuError> {
         Ok(Self { weight: floats(machine, norm.weight)?, eps: norm.eps })
     }
 }
 
 impl Linear {
-    fn load(machine: &Arc<dyn Machine>, linears: &[LinearOutline<'_>]) -> Result<Self, CardError> {
+    fn load(machine: &Arc<dyn Machine>, linears: &[LinearOutline<'_>]) -> Result<Self, GpuError> {
         let tensors: Vec<_> = linears.iter().map(|linear| linear.weight.tensor()).collect();
         let mut forms = tensors.iter().map(|tensor| Form::of(&tensor.view()));
         let first = forms.next();
@@ -135,13 +135,13 @@ impl Linear {
             vec![Matrix::load(machine, &tensors)?.part_of(all)]
         } else {
             let each = tensors.iter().zip(linears);
-            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<Matrix, CardError> {
+            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<Matrix, GpuError> {
                 Ok(Matrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
             };
             each.map(load).collect::<Result<_, _>>()?
         };
         let Some(outputs) = linears.first().map(|linear| linear.outputs.clone()) else {
-            return Err(CardError::Unsupported("a matrix of nothing".into()));
+            return Err(GpuError::Unsupported("a matrix of nothing".into()));
         };
         let outs = parts.iter().map(|part| part.rows).sum();
         let bias = if linears.iter().any(|linear| linear.bias.is_some()) {
@@ -160,7 +160,7 @@ impl Linear {
     }
 
     /// `out` is `[row][outs]`.
-    fn run(&self, ops: &mut Ops, input: Rows, rows: usize, out: u64) -> Result<(), CardError> {
+    fn run(&self, ops: &mut Ops, input: Rows, rows: usize, out: u64) -> Result<(), GpuError> {
         let mut from = out;
         let mut list = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
@@ -175,21 +175,21 @@ impl Linear {
     }
 }
 
-impl CardStage {
-    /// Copies a stage's weights to the card.
+impl GpuStage {
+    /// Copies a stage's weights to the GPU.
     ///
     /// # Errors
-    /// When the card has no memory for it, or kernels are not written for it.
-    pub fn load(machine: &Arc<dyn Machine>, outline: &Outline<'_>, layout: &Layout) -> Result<Self, CardError> {
+    /// When the GPU has no memory for it, or kernels are not written for it.
+    pub fn load(machine: &Arc<dyn Machine>, outline: &Outline<'_>, layout: &Layout) -> Result<Self, GpuError> {
         if !layout.dim.is_multiple_of(8) || layout.dim > MOST_DIM {
-            return Err(CardError::Unsupported(format!("a head of {} channels", layout.dim)));
+            return Err(GpuError::Unsupported(format!("a head of {} channels", layout.dim)));
         }
         let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
-        let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, CardError> {
+        let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, GpuError> {
             let weight = Linear::load(machine, &[head.linear])?;
             Ok(Head { norm: Norm::load(machine, head.norm)?, weight, cap: head.cap })
         };
-        let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), CardError> {
+        let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), GpuError> {
             let (frequencies, amplitude) = rope.frequencies();
             Ok((floats(machine, frequencies)?, amplitude))
         };
@@ -210,13 +210,13 @@ impl CardStage {
     }
 
     /// How a layer's keys turn over a block.
-    pub fn turn(&self, layer: usize) -> Option<CardTurn> {
+    pub fn turn(&self, layer: usize) -> Option<GpuTurn> {
         let layer = self.layers.get(layer)?;
         let pairs = if layer.neighbours { RopePairs::Neighbours } else { RopePairs::Halves };
-        self.turns.get(layer.rope).map(|angles| CardTurn { angles: angles.at(), half: self.half, pairs })
+        self.turns.get(layer.rope).map(|angles| GpuTurn { angles: angles.at(), half: self.half, pairs })
     }
 
-    /// Tokens whose logits it and its like on other cards compute.
+    /// Tokens whose logits it and its like on other GPUs compute.
     pub fn vocab(&self) -> usize {
         self.head.as_ref().map_or(0, |head| head.weight.outputs.all)
     }
@@ -227,14 +227,14 @@ impl CardStage {
     }
 
     /// Rows of the step's tokens in `work.hidden`.
-    pub fn embed(&self, ops: &Ops, work: &mut Work, step: &Step) -> Result<(), CardError> {
+    pub fn embed(&self, ops: &Ops, work: &mut Work, step: &Step) -> Result<(), GpuError> {
         let Some((table, scale)) = &self.embed else { return Ok(()) };
         let hidden = work.hidden.fit(step.rows * self.width * 4)?;
         ops.embed(table, step.tokens, step.rows, *scale, hidden)
     }
 
-    /// Runs every layer over `work.hidden`, where the card has all of each.
-    pub fn run(&self, ops: &mut Ops, work: &mut Work, pass: Pass<'_>) -> Result<(), CardError> {
+    /// Runs every layer over `work.hidden`, where the GPU has all of each.
+    pub fn run(&self, ops: &mut Ops, work: &mut Work, pass: Pass<'_>) -> Result<(), GpuError> {
         for layer in 0..self.layers.len() {
             for piece in Piece::ALL {
                 self.piece(ops, work, pass, layer, piece)?;
@@ -243,7 +243,7 @@ impl CardStage {
         self.end(ops, work, pass.step)
     }
 
-    /// A piece of a layer over `work.hidden`: the card's columns of it.
+    /// A piece of a layer over `work.hidden`: the GPU's columns of it.
     pub fn piece(
         &self,
         ops: &mut Ops,
@@ -251,7 +251,7 @@ impl CardStage {
         pass: Pass<'_>,
         index: usize,
         piece: Piece,
-    ) -> Result<Columns, CardError> {
+    ) -> Result<Columns, GpuError> {
         let Pass { step, layout, marks } = pass;
         let layer = &self.layers[index];
         if !matches!(piece, Piece::Attend) {
@@ -270,7 +270,7 @@ impl CardStage {
     }
 
     /// Adds what the last layer adds.
-    pub fn end(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), CardError> {
+    pub fn end(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), GpuError> {
         match self.added_before(ops, work, step, self.layers.len())? {
             Some(more) => ops.add(work.hidden.at(), more, step.rows * self.width),
             None => Ok(()),
@@ -278,13 +278,7 @@ impl CardStage {
     }
 
     /// What is still to be added to the rows before a layer.
-    fn added_before(
-        &self,
-        ops: &mut Ops,
-        work: &mut Work,
-        step: &Step,
-        index: usize,
-    ) -> Result<Option<u64>, CardError> {
+    fn added_before(&self, ops: &mut Ops, work: &mut Work, step: &Step, index: usize) -> Result<Option<u64>, GpuError> {
         match index.checked_sub(1).and_then(|before| self.layers.get(before)) {
             Some(before) => before.end(self.place(ops, work, step)),
             None => Ok(None),
@@ -296,8 +290,8 @@ impl CardStage {
         Place { ops, work, step, width: self.width, hidden }
     }
 
-    /// The card's columns of the logits of the step's chosen rows; none if there are none.
-    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<Option<Columns>, CardError> {
+    /// The GPU's columns of the logits of the step's chosen rows; none if there are none.
+    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<Option<Columns>, GpuError> {
         let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(None) };
         if rows == 0 {
             return Ok(None);
@@ -311,7 +305,7 @@ impl CardStage {
         let normed = Rows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
         ops.norm(from, None, head.norm.weight.at(), head.norm.eps, rows, self.width, normed)?;
         let outputs = &head.weight.outputs;
-        // The card that has the first columns is to have all.
+        // The GPU that has the first columns is to have all.
         let whole = if outputs.mine.start == 0 { work.logits.fit(rows * outputs.all * 4)? } else { 0 };
         let logits = Columns::place(outputs, rows, 4, whole, &mut work.logits_apart)?;
         head.weight.run(ops, normed, rows, logits.own)?;

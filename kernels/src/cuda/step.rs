@@ -1,9 +1,9 @@
-//! A step as a card is told of it: which rows are whose, where their pages are, which are computed as chunks.
+//! A step as a GPU is told of it: which rows are whose, where their pages are, which are computed as chunks.
 
 use super::{
     buffers::Buffer,
     choose::Choice,
-    machine::{CardError, Machine, Queue},
+    machine::{GpuError, Machine, Queue},
 };
 use crate::engine::Slice;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ const PART: usize = 64;
 /// Parts that `attend_merge` has room for.
 const MOST_PARTS: usize = 64;
 
-/// What a card is told of a step; all that is on the card lies in one piece.
+/// What a GPU is told of a step; all that is on the GPU lies in one piece.
 #[derive(Debug)]
 pub(crate) struct StepInput {
     arena: Buffer,
     tables: Buffer,
-    /// Edition of the tables that are on the card.
+    /// Edition of the tables that are on the GPU.
     held: Option<u64>,
     // Kept from step to step for their memory.
     bytes: Vec<u8>,
@@ -31,7 +31,7 @@ pub(crate) struct StepInput {
     tiles: Vec<[u32; 4]>,
 }
 
-/// Where a step's parts lie on the card.
+/// Where a step's parts lie on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub rows: usize,
@@ -89,8 +89,8 @@ impl StepInput {
         self.arena.renewals() + self.tables.renewals()
     }
 
-    /// Copies a step to the card.
-    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<Step, CardError> {
+    /// Copies a step to the GPU.
+    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<Step, GpuError> {
         let Wanted { batch, chosen, .. } = *wanted;
         let positions = || batch.iter().flat_map(|slice| slice.start..slice.start + slice.len);
         let owner = |(i, slice): (usize, &Slice)| std::iter::repeat_n(i as u32, slice.len as usize);
@@ -134,8 +134,8 @@ impl StepInput {
         })
     }
 
-    /// Copies page tables to the card, where it has others.
-    fn send_tables(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<(), CardError> {
+    /// Copies page tables to the GPU, where it has others.
+    fn send_tables(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<(), GpuError> {
         if self.held == Some(wanted.edition) {
             return Ok(());
         }

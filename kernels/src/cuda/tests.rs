@@ -1,4 +1,4 @@
-//! What computes on cards against what computes on the processor: on the card `TSNODE_TEST_CARD`, where that is set, and in
+//! What computes on GPUs against what computes on the processor: on the GPU `TSNODE_TEST_CARD`, where that is set, and in
 //! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass.
 #![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
@@ -24,7 +24,7 @@ use super::{
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Every machine that kernels are to be run on here: the card, or else the emulator.
+/// Every machine that kernels are to be run on here: the GPU, or else the emulator.
 pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
     if let Ok(ordinal) = std::env::var("TSNODE_TEST_CARD") {
         let ordinal = ordinal.parse().unwrap();
@@ -34,7 +34,7 @@ pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
         }
         return vec![driver::open(ordinal).unwrap()];
     }
-    eprintln!("skipped on a card: TSNODE_TEST_CARD says no number");
+    eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
     match Emulator::get() {
         Ok(emulator) => vec![emulator],
         Err(why) => {
@@ -44,7 +44,7 @@ pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
     }
 }
 
-/// So many machines of one kind, different cards as far as there are: from `TSNODE_TEST_CARD` on, or the emulator.
+/// So many machines of one kind, different GPUs as far as there are: from `TSNODE_TEST_CARD` on, or the emulator.
 pub(super) fn several(count: usize) -> Vec<Arc<dyn Machine>> {
     let Ok(first) = std::env::var("TSNODE_TEST_CARD") else {
         return machines().into_iter().cycle().take(count).collect();

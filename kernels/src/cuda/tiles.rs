@@ -1,8 +1,8 @@
-//! KV packed for links and unpacked into pages on a card: the processor's bytes (`kernels/src/wire.rs`).
+//! KV packed for links and unpacked into pages on a GPU: the processor's bytes (`kernels/src/wire.rs`).
 
 use super::{
-    Card,
-    machine::{Arg, CardError, Launch, Memory, Queue},
+    Gpu,
+    machine::{Arg, GpuError, Launch, Memory, Queue},
     probe::best,
     stage::kv_kind,
 };
@@ -30,9 +30,9 @@ struct TileBlock {
 }
 const _: () = assert!(size_of::<TileBlock>() == 24);
 
-/// How a layer's keys turn over a block, as kernels are told: [`wire::Turn`](crate::wire::Turn) on the card.
+/// How a layer's keys turn over a block, as kernels are told: [`wire::Turn`](crate::wire::Turn) on the GPU.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CardTurn {
+pub(crate) struct GpuTurn {
     /// Where its angles are.
     pub angles: u64,
     pub half: usize,
@@ -41,7 +41,7 @@ pub(crate) struct CardTurn {
 
 /// A part of one layer's KV of a sequence.
 #[derive(Clone, Debug)]
-pub(crate) struct CardTile<'a> {
+pub(crate) struct GpuTile<'a> {
     /// The layer's pages of the sequence.
     pub pages: &'a [u32],
     pub layout: Layout,
@@ -49,10 +49,10 @@ pub(crate) struct CardTile<'a> {
     pub tokens: Range<usize>,
     pub codec: KvCodec,
     /// None for keys that do not turn.
-    pub turn: Option<CardTurn>,
+    pub turn: Option<GpuTurn>,
 }
 
-impl CardTile<'_> {
+impl GpuTile<'_> {
     /// Bytes of its keys, and of its values behind them.
     pub fn sides(&self) -> [usize; 2] {
         [Side::Keys, Side::Values].map(|side| self.heads.len() * self.strip_bytes(side))
@@ -101,12 +101,12 @@ impl CardTile<'_> {
     }
 
     /// What both kernels are told.
-    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> Result<[Arg; 12], CardError> {
+    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> Result<[Arg; 12], GpuError> {
         let bits = match self.codec {
             KvCodec::Raw => 0,
             KvCodec::Int4 => 4,
             KvCodec::Int8 => 8,
-            KvCodec::Int3 => return Err(CardError::Unsupported("packing in three bits".into())),
+            KvCodec::Int3 => return Err(GpuError::Unsupported("packing in three bits".into())),
         };
         let Layout { heads, dim, dtype, tokens } = self.layout;
         let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
@@ -120,24 +120,24 @@ impl CardTile<'_> {
     }
 }
 
-/// Where a packed tile lies on a card.
+/// Where a packed tile lies on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packed {
     at: u64,
     pub bytes: usize,
 }
 
-impl Card {
+impl Gpu {
     /// Packs a tile into `payload`, which becomes as long as the tile, and waits for it, but not for steps that came after
     /// what `queue` was asked for.
-    pub(crate) fn export(&mut self, queue: Queue, tile: &CardTile<'_>, payload: &mut Vec<u8>) -> Result<(), CardError> {
+    pub(crate) fn export(&mut self, queue: Queue, tile: &GpuTile<'_>, payload: &mut Vec<u8>) -> Result<(), GpuError> {
         let packed = self.pack(queue, tile)?;
         payload.resize(packed.bytes, 0);
         self.unload_packed(queue, packed, payload)
     }
 
-    /// Packs a tile on the card; it is under way when this returns.
-    pub(super) fn pack(&mut self, queue: Queue, tile: &CardTile<'_>) -> Result<Packed, CardError> {
+    /// Packs a tile on the GPU; it is under way when this returns.
+    pub(super) fn pack(&mut self, queue: Queue, tile: &GpuTile<'_>) -> Result<Packed, GpuError> {
         let (blocks, bytes) = tile.blocks();
         if blocks.is_empty() {
             return Ok(Packed { at: 0, bytes: 0 });
@@ -148,12 +148,12 @@ impl Card {
     }
 
     /// Waits for a tile that was packed, and takes it.
-    pub(super) fn unload_packed(&self, queue: Queue, packed: Packed, payload: &mut [u8]) -> Result<(), CardError> {
+    pub(super) fn unload_packed(&self, queue: Queue, packed: Packed, payload: &mut [u8]) -> Result<(), GpuError> {
         if packed.bytes == 0 { Ok(()) } else { self.machine.download(queue, packed.at, payload) }
     }
 
     /// Unpacks a payload of the right length into pages.
-    pub(crate) fn import(&mut self, tile: &CardTile<'_>, payload: &[u8]) -> Result<(), CardError> {
+    pub(crate) fn import(&mut self, tile: &GpuTile<'_>, payload: &[u8]) -> Result<(), GpuError> {
         let (blocks, bytes) = tile.blocks();
         debug_assert_eq!(bytes, payload.len(), "the engine checks sizes");
         if blocks.is_empty() {
@@ -165,7 +165,7 @@ impl Card {
     }
 
     /// Seconds of packing all of some tiles, and of unpacking them, in the best run.
-    pub(crate) fn packing_seconds(&mut self, tiles: &[CardTile<'_>], runs: usize) -> Result<(f64, f64), CardError> {
+    pub(crate) fn packing_seconds(&mut self, tiles: &[GpuTile<'_>], runs: usize) -> Result<(f64, f64), GpuError> {
         let mut told = Vec::with_capacity(tiles.len());
         let mut memory = Vec::with_capacity(tiles.len());
         for tile in tiles {
@@ -198,7 +198,7 @@ impl Card {
         blocks: &[TileBlock],
         pages: &[u32],
         bytes: usize,
-    ) -> Result<[u64; 3], CardError> {
+    ) -> Result<[u64; 3], GpuError> {
         let (blocks, pages) = (bytemuck::cast_slice::<_, u8>(blocks), bytemuck::cast_slice::<_, u8>(pages));
         let first = blocks.len().next_multiple_of(16);
         let second = first + pages.len().next_multiple_of(16);
@@ -208,7 +208,7 @@ impl Card {
         Ok([at, at + first as u64, at + second as u64])
     }
 
-    fn run_tiles(&self, queue: Queue, kernel: &'static str, blocks: usize, args: &[Arg]) -> Result<(), CardError> {
+    fn run_tiles(&self, queue: Queue, kernel: &'static str, blocks: usize, args: &[Arg]) -> Result<(), GpuError> {
         let grid = [blocks as u32, 1, 1];
         self.machine.launch(queue, Launch { module: "tiles", kernel, grid, threads: 256, shared: 0 }, args)
     }

@@ -1,6 +1,6 @@
-//! Weights on a card: laid out for it on the way from the file's memory map (`device/forms.cuh`).
+//! Weights on a GPU: laid out for it on the way from the file's memory map (`device/forms.cuh`).
 
-use super::machine::{CardError, Machine, Memory, Queue};
+use super::machine::{GpuError, Machine, Memory, Queue};
 use crate::{
     cpu::Dtype,
     quant::{Blocks, QuantType},
@@ -9,13 +9,13 @@ use crate::{
 use half::f16;
 use std::sync::Arc;
 
-/// Bytes that go to the card at a time.
+/// Bytes that go to the GPU at a time.
 const PIECE: usize = 8 << 20;
 
 /// Takes a tensor's next bytes, of the first plane and of the second.
-type Send<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), CardError>;
+type Send<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), GpuError>;
 
-/// How weights are stored on a card; the numbers are those of `device/common.cuh`.
+/// How weights are stored on a GPU; the numbers are those of `device/common.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Single precision.
@@ -94,28 +94,28 @@ impl Form {
     }
 }
 
-/// Bytes of a tensor on a card.
-pub(crate) fn bytes_on_card(tensor: &Tensor) -> u64 {
+/// Bytes of a tensor on a GPU.
+pub(crate) fn bytes_on_gpu(tensor: &Tensor) -> u64 {
     let view = tensor.view();
     let (rows, cols) = size(&view);
     Form::of(&view).bytes(rows * cols) as u64
 }
 
-/// A matrix on a card, `[output][input]`: one tensor's, or several with as many inputs one below the other.
+/// A matrix on a GPU, `[output][input]`: one tensor's, or several with as many inputs one below the other.
 #[derive(Debug)]
 pub(crate) struct Matrix {
     pub memory: Memory,
     pub form: Form,
     pub rows: usize,
     pub cols: usize,
-    /// Rows on all cards that have parts of it. How sums are cut follows from these, so that they are the same on any number
-    /// of cards.
+    /// Rows on all GPUs that have parts of it. How sums are cut follows from these, so that they are the same on any number
+    /// of GPUs.
     pub all: usize,
 }
 
 impl Matrix {
-    /// Copies tensors to the card, which all have the same form and inputs; they are there once [`Queue::Load`] was waited for.
-    pub fn load(machine: &Arc<dyn Machine>, tensors: &[&Tensor]) -> Result<Self, CardError> {
+    /// Copies tensors to the GPU, which all have the same form and inputs; they are there once [`Queue::Load`] was waited for.
+    pub fn load(machine: &Arc<dyn Machine>, tensors: &[&Tensor]) -> Result<Self, GpuError> {
         let views: Vec<View<'_>> = tensors.iter().map(|tensor| tensor.view()).collect();
         let matrix = Self::of_views(machine, &views)?;
         tensors.iter().for_each(|tensor| tensor.forget());
@@ -127,15 +127,15 @@ impl Matrix {
         Self { all, ..self }
     }
 
-    fn of_views(machine: &Arc<dyn Machine>, views: &[View<'_>]) -> Result<Self, CardError> {
-        let Some(first) = views.first() else { return Err(CardError::Unsupported("a matrix of nothing".into())) };
+    fn of_views(machine: &Arc<dyn Machine>, views: &[View<'_>]) -> Result<Self, GpuError> {
+        let Some(first) = views.first() else { return Err(GpuError::Unsupported("a matrix of nothing".into())) };
         let (form, (_, cols)) = (Form::of(first), size(first));
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
         let memory = Memory::take(machine, form.bytes(rows * cols))?;
         let (mut first, mut second) = (memory.at(), memory.at() + form.planes(rows * cols).0 as u64);
         for view in views {
-            let mut send = |a: &[u8], b: &[u8]| -> Result<(), CardError> {
+            let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
                 machine.upload(Queue::Load, first, a)?;
                 machine.upload(Queue::Load, second, b)?;
                 (first, second) = (first + a.len() as u64, second + b.len() as u64);
@@ -148,7 +148,7 @@ impl Matrix {
 
     /// One matrix that is no checkpoint's.
     #[cfg(test)]
-    pub fn of_view(machine: &Arc<dyn Machine>, view: &View<'_>) -> Result<Self, CardError> {
+    pub fn of_view(machine: &Arc<dyn Machine>, view: &View<'_>) -> Result<Self, GpuError> {
         let matrix = Self::of_views(machine, &[*view])?;
         machine.download(Queue::Load, 0, &mut []).map(|()| matrix)
     }
@@ -163,15 +163,15 @@ pub(crate) fn size(view: &View<'_>) -> (usize, usize) {
 }
 
 /// Kernels read eight numbers of a row at a time.
-fn check_columns(form: Form, cols: usize) -> Result<(), CardError> {
+fn check_columns(form: Form, cols: usize) -> Result<(), GpuError> {
     if cols.is_multiple_of(8) {
         return Ok(());
     }
-    Err(CardError::Unsupported(format!("a matrix of {cols} columns in {}", form.name())))
+    Err(GpuError::Unsupported(format!("a matrix of {cols} columns in {}", form.name())))
 }
 
 /// Hands on a tensor's bytes in pieces, as they lie in the first plane and in the second.
-fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), CardError> {
+fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
     match view {
         View::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
         View::Quantised(blocks) if form == Form::F16 => widened(blocks, send),
@@ -181,7 +181,7 @@ fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), CardError>
 }
 
 /// Quants and scales of every block, in planes of their own.
-fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), CardError> {
+fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
     let size = blocks.kind().bytes();
     let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
     for piece in blocks.bytes().chunks(PIECE / size * size) {
@@ -204,7 +204,7 @@ fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), CardErro
 }
 
 /// Numbers in half precision.
-fn widened(blocks: &Blocks<'_>, send: Send<'_>) -> Result<(), CardError> {
+fn widened(blocks: &Blocks<'_>, send: Send<'_>) -> Result<(), GpuError> {
     let (mut row, mut bytes) = (vec![0.0; blocks.cols()], Vec::with_capacity(PIECE));
     for index in 0..blocks.rows() {
         blocks.widen_row(index, &mut row);

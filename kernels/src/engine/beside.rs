@@ -4,7 +4,7 @@
 //! pages count as free. What is kept goes first, which nobody may ever ask for again; and a sequence beside displaces what is
 //! kept, but none of its kind, which would take turns at reading the same tokens.
 
-use super::{Engine, EngineError, KeptKey, StageKey};
+use super::{Engine, EngineError, PrefixKey, StageKey};
 use crate::{
     pages::{Owner, PagePool},
     source::StageModel,
@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// Sees to it that each rank has so many pages for a sequence of a stage, as far as others' may go for it.
-    pub(super) fn make_room(&mut self, stage: StageKey, needs: &[usize], spared: Option<KeptKey>) {
+    pub(super) fn make_room(&mut self, stage: StageKey, needs: &[usize], spared: Option<PrefixKey>) {
         let gives_way = self.gives_way(stage);
         let out_of_reach = |rank| if gives_way { self.beside(rank) } else { 0 };
         let may_get = |(rank, pool): (usize, &PagePool)| pool.count().free >= needs[rank] + out_of_reach(rank);

@@ -1,5 +1,5 @@
-//! An engine whose stages and pages are on cards: the same sequences, books of pages and tiles, computed there. Several
-//! cards are as many ranks.
+//! An engine whose stages and pages are on GPUs: the same sequences, books of pages and tiles, computed there. Several
+//! GPUs are as many ranks.
 
 mod tiles;
 
@@ -9,7 +9,7 @@ use super::{
     Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Shards, Slice, StageKey, Tap, Threads,
 };
 use crate::{
-    cuda::{Card, CardError, CardInput, Cards, Choice, GatherWay, Job, Share},
+    cuda::{Choice, GatherWay, Gpu, GpuError, GpuInput, Gpus, Job, Share},
     pages::{PAGE_BYTES, PagePool, SequenceKv},
     sampling,
 };
@@ -28,58 +28,58 @@ pub struct Pick<'a> {
 }
 
 impl Engine {
-    /// An engine that computes on a card; `pool_bytes` of its memory are for pages.
+    /// An engine that computes on a GPU; `pool_bytes` of its memory are for pages.
     ///
     /// # Errors
-    /// When the system gives no thread, or the card has no memory for the pages.
-    pub fn on_card(card: Card, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
-        Self::on_cards(vec![card], pool_bytes, kv_dtype)
+    /// When the system gives no thread, or the GPU has no memory for the pages.
+    pub fn on_gpu(gpu: Gpu, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
+        Self::on_gpus(vec![gpu], pool_bytes, kv_dtype)
     }
 
-    /// An engine whose stages several cards hold together, each a rank: stages are to be cut for as many. `pool_bytes` of
-    /// their memory in all, as much of each, are for pages ([`Card::pool_bytes_of_all`]).
+    /// An engine whose stages several GPUs hold together, each a rank: stages are to be cut for as many. `pool_bytes` of
+    /// their memory in all, as much of each, are for pages ([`Gpu::pool_bytes_of_all`]).
     ///
     /// # Errors
-    /// When there is no card, the system gives no thread, or a card has no memory for the pages.
-    pub fn on_cards(cards: Vec<Card>, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
+    /// When there is no GPU, the system gives no thread, or a GPU has no memory for the pages.
+    pub fn on_gpus(gpus: Vec<Gpu>, pool_bytes: usize, kv_dtype: KvDtype) -> Result<Self, EngineError> {
         let config = EngineConfig { threads: Threads::together(1), pool_bytes: 0, kv_dtype };
-        let missing = |e: std::io::Error| CardError::Missing(format!("no thread for a card: {e}"));
+        let missing = |e: std::io::Error| GpuError::Missing(format!("no thread for a GPU: {e}"));
         let mut engine = Self::new(config).map_err(missing)?;
-        let (ranks, pages) = (cards.len(), pool_bytes / PAGE_BYTES);
+        let (ranks, pages) = (gpus.len(), pool_bytes / PAGE_BYTES);
         let share = |rank| super::share_of(pages, rank, ranks);
-        engine.cards = Some(Cards::new(cards, share)?);
+        engine.gpus = Some(Gpus::new(gpus, share)?);
         engine.tables.resize_with(ranks, Tables::default);
         engine.pools = (0..ranks).map(|rank| PagePool::elsewhere(share(rank) * PAGE_BYTES)).collect();
         Ok(engine)
     }
 
-    /// Whether it computes on a card, or several.
+    /// Whether it computes on a GPU, or several.
     #[must_use]
-    pub fn is_on_card(&self) -> bool {
-        self.cards.is_some()
+    pub fn is_on_gpu(&self) -> bool {
+        self.gpus.is_some()
     }
 
     /// Whether what it computes on still does what it is asked for; a processor does.
     ///
     /// # Errors
-    /// When a card is lost.
-    pub fn check_cards(&self) -> Result<(), CardError> {
-        self.cards.as_ref().map_or(Ok(()), Cards::check)
+    /// When a GPU is lost.
+    pub fn check_gpus(&self) -> Result<(), GpuError> {
+        self.gpus.as_ref().map_or(Ok(()), Gpus::check)
     }
 
-    /// How the cards that hold stages together put their columns side by side, and why so; none where there are not several.
+    /// How the GPUs that hold stages together put their columns side by side, and why so; none where there are not several.
     #[must_use]
     pub fn gathers(&self) -> Option<&GatherWay> {
-        self.cards.as_ref().and_then(Cards::gathers)
+        self.gpus.as_ref().and_then(Gpus::gathers)
     }
 
-    /// On how many cards it computes; on none where the processor does.
+    /// On how many GPUs it computes; on none where the processor does.
     #[must_use]
-    pub fn cards(&self) -> usize {
-        if self.is_on_card() { self.pools.len() } else { 0 }
+    pub fn gpus(&self) -> usize {
+        if self.is_on_gpu() { self.pools.len() } else { 0 }
     }
 
-    /// Computes a batch and chooses tokens of some rows, on a card without having their logits come here.
+    /// Computes a batch and chooses tokens of some rows, on a GPU without having their logits come here.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -92,7 +92,7 @@ impl Engine {
     ) -> Result<Vec<Sampled>, EngineError> {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };
-        if let Some(tokens) = self.choose_on_card(stage, batch, input, picks, None)? {
+        if let Some(tokens) = self.choose_on_gpu(stage, batch, input, picks, None)? {
             return Ok(tokens.into_iter().map(|token| Sampled { token, logprob: None, top: Vec::new() }).collect());
         }
         let logits = self.forward(stage, batch, input, output)?;
@@ -101,7 +101,7 @@ impl Engine {
         Ok(chosen.map(|(logits, pick)| sampling::sample(logits, pick.sampling, &[], &[], pick.position)).collect())
     }
 
-    pub(super) fn forward_on_card(
+    pub(super) fn forward_on_gpu(
         &mut self,
         stage: StageKey,
         batch: &[Slice],
@@ -109,12 +109,12 @@ impl Engine {
         output: Output<'_>,
         tap: Option<&mut dyn Tap>,
     ) -> Result<&mut [f32], EngineError> {
-        self.step_on_card(stage, batch, input, output, &[], tap)?;
+        self.step_on_gpu(stage, batch, input, output, &[], tap)?;
         Ok(&mut self.out)
     }
 
     /// A step that fits. What comes out is in `self.out`, or is the tokens if there are choices.
-    pub(super) fn step_on_card(
+    pub(super) fn step_on_gpu(
         &mut self,
         stage: StageKey,
         batch: &[Slice],
@@ -127,36 +127,36 @@ impl Engine {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
         let shares = shares(&mut self.tables, &self.sequences, (stage, loaded), batch)?;
-        let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
+        let gpus = self.gpus.as_mut().ok_or(EngineError::NoStage)?;
         let chosen = match output {
             Output::Hidden => &[],
             Output::Logits { rows } => rows,
         };
         let rows = match input {
-            Input::Tokens(tokens) => CardInput::Tokens(tokens),
-            Input::Hidden(rows) => CardInput::Hidden(rows),
+            Input::Tokens(tokens) => GpuInput::Tokens(tokens),
+            Input::Hidden(rows) => GpuInput::Hidden(rows),
         };
         let group = (shape.heads / shape.kv_heads) as usize;
         let job = Job { stage, batch, rows, chosen, choices, shares: &shares, group, marks: tap.is_some() };
-        cards.start(&job)?;
+        gpus.start(&job)?;
         if let Some(tap) = tap {
             // Layers are packed on the side while later ones are computed.
             for layer in 0..layers.len() as usize {
-                cards.wait_for_layer(layer)?;
+                gpus.wait_for_layer(layer)?;
                 let (pool, sequences, scratch) = (&self.pools[0], &self.sequences, &mut self.wire);
                 let (turn, heads) = (loaded.turns.of(layer), shape.kv_heads as usize);
-                let cards = Some(&mut *cards);
-                let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, cards };
+                let gpus = Some(&mut *gpus);
+                let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, gpus };
                 tap.layer(layers.start + layer as u32, &mut fresh);
             }
         }
         let tokens = match output {
             Output::Hidden => {
                 let count = batch.iter().map(|slice| slice.len as usize).sum();
-                cards.hidden(&job, count, &mut self.out).map(|()| Vec::new())
+                gpus.hidden(&job, count, &mut self.out).map(|()| Vec::new())
             }
-            Output::Logits { .. } if choices.is_empty() => cards.logits(&job, &mut self.out).map(|()| Vec::new()),
-            Output::Logits { .. } => cards.tokens(&job),
+            Output::Logits { .. } if choices.is_empty() => gpus.logits(&job, &mut self.out).map(|()| Vec::new()),
+            Output::Logits { .. } => gpus.tokens(&job),
         }?;
         self.are_present(stage, batch);
         Ok(tokens)
@@ -164,15 +164,15 @@ impl Engine {
 
     /// Copies what sequences are to have of others' pages, before anything else is written there.
     fn copy_pages(&mut self) -> Result<(), EngineError> {
-        let Some(cards) = &mut self.cards else { return Ok(()) };
+        let Some(gpus) = &mut self.gpus else { return Ok(()) };
         for (rank, pool) in self.pools.iter_mut().enumerate() {
-            cards.copy_pages(rank, &pool.take_copies())?;
+            gpus.copy_pages(rank, &pool.take_copies())?;
         }
         Ok(())
     }
 }
 
-/// Where each card has the keys and values of a batch.
+/// Where each GPU has the keys and values of a batch.
 fn shares<'t>(
     tables: &'t mut [Tables],
     sequences: &BTreeMap<(StageKey, RequestId), Shards>,

@@ -1,8 +1,8 @@
-//! Stages on their way into an engine: what takes long of it, copying weights to cards, is for a thread that nobody waits for.
+//! Stages on their way into an engine: what takes long of it, copying weights to GPUs, is for a thread that nobody waits for.
 
 use super::{Engine, EngineError, Part, StageKey};
 use crate::{
-    cuda::{CardCarrier, CardError, CardStage},
+    cuda::{GpuCarrier, GpuError, GpuStage},
     pages::Owner,
     ranks::Rank,
     source::StageModel,
@@ -13,7 +13,7 @@ use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
 #[derive(Clone, Debug)]
 pub struct Carrier {
     /// None where the processor computes, which reads weights where they lie.
-    cards: Option<CardCarrier>,
+    gpus: Option<GpuCarrier>,
     ranks: usize,
     dtype: KvDtype,
 }
@@ -23,16 +23,16 @@ pub struct Carried {
     pub(super) parts: Vec<Part>,
     pub(super) shape: ModelShape,
     pub(super) layers: LayerRange,
-    /// On cards, by rank.
-    pub(super) there: Option<Vec<CardStage>>,
+    /// On GPUs, by rank.
+    pub(super) there: Option<Vec<GpuStage>>,
 }
 
 impl Carrier {
-    /// Brings a stage there. It takes as long as copying all of its weights where cards compute.
+    /// Brings a stage there. It takes as long as copying all of its weights where GPUs compute.
     ///
     /// # Errors
-    /// When one token's KV does not fit a page, the stage was cut for another number of ranks, a card has no memory for it, or
-    /// the model is none that cards compute.
+    /// When one token's KV does not fit a page, the stage was cut for another number of ranks, a GPU has no memory for it, or
+    /// the model is none that GPUs compute.
     pub fn carry(&self, model: StageModel) -> Result<Carried, EngineError> {
         let StageModel { stages, shape, layers } = model;
         let (found, expected) = (stages.len(), self.ranks);
@@ -41,25 +41,25 @@ impl Carrier {
         }
         let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
-        let there = self.cards.as_ref().map(|cards| carry(cards, &parts)).transpose()?;
+        let there = self.gpus.as_ref().map(|gpus| carry(gpus, &parts)).transpose()?;
         Ok(Carried { parts, shape, layers, there })
     }
 }
 
-fn carry(cards: &CardCarrier, parts: &[Part]) -> Result<Vec<CardStage>, EngineError> {
-    let none = || CardError::Unsupported("this family of models".into());
+fn carry(gpus: &GpuCarrier, parts: &[Part]) -> Result<Vec<GpuStage>, EngineError> {
+    let none = || GpuError::Unsupported("this family of models".into());
     let mut outlines = Vec::with_capacity(parts.len());
     for part in parts {
         outlines.push((part.stage.outline().ok_or_else(none)?, part.layout));
     }
-    Ok(cards.carry(outlines.into_iter())?)
+    Ok(gpus.carry(outlines.into_iter())?)
 }
 
 impl Engine {
     /// What brings stages to it.
     #[must_use]
     pub fn carrier(&self) -> Carrier {
-        Carrier { cards: self.cards.as_ref().map(|cards| cards.carrier()), ranks: self.pools.len(), dtype: self.dtype }
+        Carrier { gpus: self.gpus.as_ref().map(|gpus| gpus.carrier()), ranks: self.pools.len(), dtype: self.dtype }
     }
 
     /// Takes in a stage that its [`Carrier`] has brought.

@@ -1,17 +1,17 @@
-//! Prompt flow 8: a step whose tokens are chosen where it was computed, so that no logits leave a card.
+//! Prompt flow 8: a step whose tokens are chosen where it was computed, so that no logits leave a GPU.
 
 use super::{Engine, EngineError, Input, Output, Pick, Slice, StageKey, Tap};
 use crate::cuda::Choice;
 use tsnode_protocol::Token;
 
 impl Engine {
-    /// Computes a batch on a card and chooses tokens of some rows there, each row by itself: nobody has told the card which
+    /// Computes a batch on a GPU and chooses tokens of some rows there, each row by itself: nobody has told the GPU which
     /// tokens came before. `None`, with nothing computed, where that is not done: on the processor, for no rows, and for ways of
     /// choosing that need all logits here (penalties, biases, probabilities that are reported).
     ///
     /// # Errors
     /// As [`Self::forward_tapped`].
-    pub fn choose_on_card(
+    pub fn choose_on_gpu(
         &mut self,
         stage: StageKey,
         batch: &[Slice],
@@ -19,7 +19,7 @@ impl Engine {
         picks: &[Pick<'_>],
         tap: Option<&mut dyn Tap>,
     ) -> Result<Option<Vec<Token>>, EngineError> {
-        if !self.is_on_card() || picks.is_empty() {
+        if !self.is_on_gpu() || picks.is_empty() {
             return Ok(None);
         }
         let choices: Option<Vec<Choice>> = picks.iter().map(|pick| Choice::of(pick.sampling, pick.position)).collect();
@@ -27,6 +27,6 @@ impl Engine {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };
         self.check(stage, batch, input, output)?;
-        self.step_on_card(stage, batch, input, output, &choices, tap).map(Some)
+        self.step_on_gpu(stage, batch, input, output, &choices, tap).map(Some)
     }
 }

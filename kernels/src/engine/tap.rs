@@ -3,7 +3,7 @@
 use super::{Shards, StageKey, carded, parts::Turns};
 use crate::{
     cpu::Simd,
-    cuda::{Cards, TilePlace},
+    cuda::{Gpus, TilePlace},
     pages::PagePool,
     wire::{self, Packing, Tile, Turn},
 };
@@ -14,7 +14,7 @@ use tsnode_protocol::{KvCodec, RequestId};
 /// Whoever wants a layer's KV before the next layer is computed.
 ///
 /// It is called on the thread that computes, which waits for it. Where several ranks of the processor hold a stage it is not
-/// called: no rank has all heads. Several cards are asked for theirs by one thread, which calls it as for one card.
+/// called: no rank has all heads. Several GPUs are asked for theirs by one thread, which calls it as for one GPU.
 pub trait Tap: Send {
     /// Keys and values of the step's tokens are stored in this layer, counted over the model.
     fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>);
@@ -32,7 +32,7 @@ pub struct Fresh<'a> {
     pub(super) turn: Option<&'a Turn>,
     pub(super) scratch: &'a mut wire::Scratch,
     /// Where the pages are, if not here.
-    pub(super) cards: Option<&'a mut Cards>,
+    pub(super) gpus: Option<&'a mut Gpus>,
 }
 
 impl Fresh<'_> {
@@ -44,9 +44,9 @@ impl Fresh<'_> {
         if tokens.end > kv.room() || !tokens.start.is_multiple_of(codec.tile_step() as usize) {
             return false;
         }
-        if let Some(cards) = &mut self.cards {
+        if let Some(gpus) = &mut self.gpus {
             let place = TilePlace { stage: self.stage, layer: self.layer, tokens, codec };
-            return carded::export_beside(cards, kv, &place, payload);
+            return carded::export_beside(gpus, kv, &place, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
         let packing = Packing { simd: Simd::detect(), codec, turn: self.turn };
@@ -81,7 +81,7 @@ impl Stored for Tapped<'_> {
     fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>) {
         let Step { stage, sequences } = step;
         let (turn, scratch) = (self.turns.of(layer), &mut *self.scratch);
-        let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, cards: None };
+        let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, gpus: None };
         self.tap.layer(self.first + layer as u32, &mut fresh);
     }
 }

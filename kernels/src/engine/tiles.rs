@@ -29,8 +29,8 @@ impl Engine {
         codec: KvCodec,
         payload: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        if self.cards.is_some() {
-            return self.export_from_cards(stage, request, tile, codec, payload);
+        if self.gpus.is_some() {
+            return self.export_from_gpus(stage, request, tile, codec, payload);
         }
         let mut scratch = std::mem::take(&mut self.wire);
         let located = self.locate(stage, request, tile, codec).and_then(|place| {
@@ -67,8 +67,8 @@ impl Engine {
         if found != expected {
             return Err(PayloadError { found, expected }.into());
         }
-        if self.cards.is_some() {
-            return self.import_to_cards(stage, request, tile, codec, payload);
+        if self.gpus.is_some() {
+            return self.import_to_gpus(stage, request, tile, codec, payload);
         }
         // The pages are written below: of the engine, only what is not the pools may be borrowed.
         let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;

@@ -3,7 +3,7 @@
 use super::{loaded, place, tiny};
 use std::sync::LazyLock;
 use tsnode_kernels::{
-    engine::{Engine, Input, KeptKey, Output, Prefix, Slice, StageKey},
+    engine::{Engine, Input, Output, Prefix, PrefixKey, Slice, StageKey},
     source::ModelSource,
     wire,
 };
@@ -52,7 +52,7 @@ impl Reader<'_> {
 struct Story {
     engine: Engine,
     stage: StageKey,
-    kept: Vec<KeptKey>,
+    kept: Vec<PrefixKey>,
 }
 
 /// Gives an engine the orders in some bytes. Says whether any of them was carried out.

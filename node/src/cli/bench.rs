@@ -2,7 +2,7 @@
 
 mod codec;
 mod engine;
-mod handover;
+mod kv_transfer;
 mod link;
 
 use super::loading::Loading;
@@ -26,14 +26,14 @@ pub(super) fn command() -> Command {
         .subcommand_required(true)
         .subcommand(engine::command())
         .subcommand(codec::command())
-        .subcommand(handover::command())
+        .subcommand(kv_transfer::command())
         .subcommand(link::command())
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
-        Some(("handover", matches)) => handover::run(matches).await,
+        Some(("handover", matches)) => kv_transfer::run(matches).await,
         Some(("codec", matches)) => codec::run(matches),
         Some((_, matches)) => link::run(settings, matches).await,
         None => Ok(()),

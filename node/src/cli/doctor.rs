@@ -1,12 +1,12 @@
 //! `tsnode doctor`.
 
-mod around;
+mod surroundings;
 
 use super::{ask::Peer, is_set, machine, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
-    hardware::{self, CardNumbers, DeviceChoice, LendError},
+    hardware::{self, DeviceChoice, GpuNumbers, LendError},
     identity::{Identity, KEY_FILE},
     library::Shelf,
     links::beside,
@@ -96,7 +96,7 @@ async fn troubles(settings: &Settings) -> Vec<Finding> {
     found.iter().map(|at| fail(&Trouble::Twin { at: Some(at.to_string()) })).collect()
 }
 
-/// A library that a card is better off with.
+/// A library that a GPU is better off with.
 fn library(library: &Library) -> Finding {
     let Library { name, purpose, files, found } = library;
     finding(
@@ -155,7 +155,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
     }
     let folder = &config.data_dir;
     let running = folder.join(HTTP_FILE).exists();
-    found.push(around::disk(folder));
+    found.push(surroundings::disk(folder));
     found.push(if !folder.exists() {
         finding("data", State::Ok, format!("{} will be made", folder.display()))
     } else {
@@ -165,7 +165,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
             Err(error) => finding("identity", State::Fail, error.to_string()),
         }
     });
-    found.extend(around::files(folder));
+    found.extend(surroundings::files(folder));
     let port = |what, at: SocketAddr, free: std::io::Result<()>| match free {
         Ok(()) => finding(what, State::Ok, format!("{at} is free")),
         Err(_) if running => finding(what, State::Note, format!("{at} is in use, by the peer that runs here")),
@@ -181,7 +181,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
         found.push(port("data udp", data, UdpSocket::bind(data).map(drop)));
         found.push(port("lifelines", lifelines, TcpListener::bind(lifelines).map(drop)));
     }
-    found.push(around::reach(settings, &config, running).await);
+    found.push(surroundings::reach(settings, &config, running).await);
     found.extend(model(&host, &config));
     found
 }
@@ -213,41 +213,41 @@ fn text(source: &Arc<ModelSource>) -> Vec<Finding> {
 
 /// What would compute the model, and how well.
 fn lent(host: &Host, config: &NodeConfig, source: &Arc<ModelSource>) -> Vec<Finding> {
-    let cards = cards(source, config);
-    if !cards.is_empty() && config.devices != DeviceChoice::Auto {
-        return cards.into_iter().chain(draft(host, config, source)).collect();
+    let gpus = gpus(source, config);
+    if !gpus.is_empty() && config.devices != DeviceChoice::Auto {
+        return gpus.into_iter().chain(draft(host, config, source)).collect();
     }
     match fits(host, config, source) {
         Ok(fits) => {
-            cards.into_iter().chain([fits]).chain(draft(host, config, source)).chain(times(source, config)).collect()
+            gpus.into_iter().chain([fits]).chain(draft(host, config, source)).chain(times(source, config)).collect()
         }
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }
 }
 
-/// Cards that a peer would lend, each tried with the model: a fraction of a second, and a little of its memory.
-fn cards(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
-    let cards: Vec<CardNumbers> = match &config.devices {
-        DeviceChoice::Auto => cuda::usable().unwrap_or_default().into_iter().map(CardNumbers::one).collect(),
-        DeviceChoice::Named(names) => names.iter().filter_map(|name| name.cards()).collect(),
+/// GPUs that a peer would lend, each tried with the model: a fraction of a second, and a little of its memory.
+fn gpus(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
+    let gpus: Vec<GpuNumbers> = match &config.devices {
+        DeviceChoice::Auto => cuda::usable().unwrap_or_default().into_iter().map(GpuNumbers::one).collect(),
+        DeviceChoice::Named(names) => names.iter().filter_map(|name| name.gpus()).collect(),
     };
-    let tried = |cards| match hardware::try_cards(cards, source, config.threads.count, config.kv_dtype) {
+    let tried = |gpus| match hardware::try_gpus(gpus, source, config.threads.count, config.kv_dtype) {
         Ok(about) => {
             let driver = about.facts.driver.unwrap_or_else(|| "unknown".into());
             let said = format!(
-                "{cards}, {} with driver {driver}, computes {} as the processor does",
+                "{gpus}, {} with driver {driver}, computes {} as the processor does",
                 about.name,
                 source.card().name
             );
             finding("card", State::Ok, said)
         }
-        // Where cards are not named the processor serves in their place.
+        // Where GPUs are not named the processor serves in their place.
         Err(error) => {
             let state = if config.devices == DeviceChoice::Auto { State::Note } else { State::Fail };
-            finding("card", state, format!("{cards} is not used: {error}"))
+            finding("card", state, format!("{gpus} is not used: {error}"))
         }
     };
-    cards.into_iter().map(tried).collect()
+    gpus.into_iter().map(tried).collect()
 }
 
 /// What the model needs, beside what there is.

@@ -52,7 +52,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let is_watched = live::is_watched() && !matches.get_flag("verbose");
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();
-    let end = tokio::spawn(obey_signals(stop.clone()));
+    let end = tokio::spawn(handle_signals(stop.clone()));
     let watch = |view| {
         match fixed {
             Some(fixed) => tokio::spawn(summarise(view, fixed)),
@@ -78,7 +78,7 @@ fn fixed(settings: &Settings, name: String) -> Fixed {
 }
 
 /// The first signal drains, the second ends at once.
-async fn obey_signals(stop: CancellationToken) {
+async fn handle_signals(stop: CancellationToken) {
     let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
         return tracing::warn!("signals are not heard: stop this peer with kill -9");
     };

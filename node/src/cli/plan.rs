@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     replay::{Replay, Report},
     scheduler::{
-        Problem, finals, regions,
+        Problem, regions, reranking,
         search::{Effort, Found},
     },
 };
@@ -104,7 +104,7 @@ impl Asked {
             return self.in_regions(problem, effort, started);
         }
         let replay = Replay { seed: self.seed, requests: REPLAYED };
-        let (found, report) = finals::plan(problem, self.seed, effort, replay, &late);
+        let (found, report) = reranking::plan(problem, self.seed, effort, replay, &late);
         let took = started.elapsed();
         let mut outcome = Outcome::new(problem, &found);
         outcome.bound = bound::attainment(problem).filter(|b| *b < 1.0);

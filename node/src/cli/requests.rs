@@ -14,7 +14,7 @@ use crate::{
 use clap::{Arg, ArgMatches, Command};
 use serde::Deserialize;
 use serde_json::Value;
-use tsnode_coordinator::gateway::{Cause, Part, Slowest, Way};
+use tsnode_coordinator::gateway::{Cause, Part, Resumption, Slowest};
 use tsnode_protocol::{PeerId, RequestId, Seconds, Stage};
 
 /// Columns of the labels that lines begin with.
@@ -160,9 +160,9 @@ fn details(trace: &Trace) -> Vec<String> {
     }
     for m in &trace.moves {
         let way = match m.way {
-            Some(Way::Kept) => ", with KV that a prefill group had kept",
-            Some(Way::Cached) => ", with what the other group had cached",
-            Some(Way::Anew) => ", computed anew",
+            Some(Resumption::Kept) => ", with KV that a prefill group had kept",
+            Some(Resumption::Cached) => ", with what the other group had cached",
+            Some(Resumption::Anew) => ", computed anew",
             None => "",
         };
         let at = time(Seconds(m.at));
@@ -344,7 +344,7 @@ pub(super) mod tests {
     fn a_trace_is_four_aligned_lines_with_names_and_the_slowest_link() {
         let expected = "\
 prefill    peer1 → peer2  61 tokens (20 cached) in 38 ms, waited 2.0 ms
-hand-over  peer1 → peer3  124.9 kB int4 in 12 ms: pack 1, wire 9, unpack 2
+KV transfer  peer1 → peer3  124.9 kB int4 in 12 ms: pack 1, wire 9, unpack 2
 decode     peer3 → peer4  41 tokens in 3600 ms, 11 tokens/s
 slowest    decode 99 %: link peer3 → peer4, 40 ms a token";
         let lines = lines(&trace(["peer1", "peer2", "peer3", "peer4"]));
@@ -357,7 +357,7 @@ slowest    decode 99 %: link peer3 → peer4, 40 ms a token";
         let lines_of = lines(&trace(["机器一号", "peer2", "客厅的旧电脑", "x"]));
         let expected = "\
 prefill    机器一号 → peer2         61 tokens (20 cached) in 38 ms, waited 2.0…
-hand-over  机器一号 → 客厅的旧电脑  124.9 kB int4 in 12 ms: pack 1, wire 9, unp…
+KV transfer  机器一号 → 客厅的旧电脑  124.9 kB int4 in 12 ms: pack 1, wire 9, unp…
 decode     客厅的旧电脑 → x         41 tokens in 3600 ms, 11 tokens/s
 slowest    decode 99 %: link 客厅的旧电脑 → x, 40 ms a token";
         assert_eq!(lines_of.join("\n"), expected);
@@ -378,7 +378,8 @@ slowest    decode 99 %: link 客厅的旧电脑 → x, 40 ms a token";
 
     #[test]
     fn one_peer_that_does_both_is_said_so_and_a_move_with_what_it_cost() {
-        let moved = Move { from: peer(4), reason: "it is gone".into(), answered: 3, at: 0.2, way: Some(Way::Anew) };
+        let moved =
+            Move { from: peer(4), reason: "it is gone".into(), answered: 3, at: 0.2, way: Some(Resumption::Anew) };
         let alone = Trace {
             decode: peer(1),
             prefill_stages: vec![stage(1)],
@@ -400,7 +401,7 @@ slowest    decode 99 %: link 客厅的旧电脑 → x, 40 ms a token";
         };
         let expected = "\
 prefill    peer1  1 token in 0.0 ms, waited 0.0 ms
-hand-over  none   one group does both
+KV transfer  none   one group does both
 decode     peer1  41 tokens in 100 ms, 400 tokens/s; 1 move cost 300 ms
 slowest    move 75 %: peer4 was lost: it is gone";
         assert_eq!(lines(&alone).join("\n"), expected);

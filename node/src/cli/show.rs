@@ -115,14 +115,14 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
         return print_json(&view.models);
     }
     let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS"].map(String::from).to_vec()];
-    for card in &view.models {
-        let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == card.id)).count();
-        let bytes = card.shape.stage_bytes(card.shape.all_layers());
+    for gpu in &view.models {
+        let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == gpu.id)).count();
+        let bytes = gpu.shape.stage_bytes(gpu.shape.all_layers());
         rows.push(vec![
-            card.name.clone(),
-            card.id.to_string(),
-            card.shape.layers.to_string(),
-            card.shape.context.to_string(),
+            gpu.name.clone(),
+            gpu.id.to_string(),
+            gpu.shape.layers.to_string(),
+            gpu.shape.context.to_string(),
             format!("{:.1} MB", bytes as f64 / 1e6),
             holders.to_string(),
         ]);

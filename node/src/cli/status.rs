@@ -275,7 +275,7 @@ mod tests {
             addresses: vec![],
             data_addresses: vec![],
             devices: vec![device],
-            models: vec![card()],
+            models: vec![gpu()],
             links: vec![],
             reachable: true,
             invites: vec![],
@@ -285,7 +285,7 @@ mod tests {
         PeerView { id: PeerId([n; 32]), advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
     }
 
-    fn card() -> ModelCard {
+    fn gpu() -> ModelCard {
         let shape = ModelShape {
             layers: 4,
             hidden: 8,
@@ -322,7 +322,7 @@ mod tests {
                 reason: "1 prefill, 1 decode".into(),
             }),
             peers: vec![peer(1, "attic"), peer(2, "desk"), peer(3, "机器")],
-            models: vec![card()],
+            models: vec![gpu()],
             ..view()
         }
     }

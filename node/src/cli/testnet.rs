@@ -93,7 +93,7 @@ fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> 
                 .value_parser(device)
                 .conflicts_with_all(["peers", "gateways"])
                 .help(
-                    "What each peer lends, as cpu:2,cpu:1:256MiB,cuda:0:4GiB,none: threads or a card's number, memory for KV pages; none is a gateway",
+                    "What each peer lends, as cpu:2,cpu:1:256MiB,cuda:0:4GiB,none: threads or a GPU's number, memory for KV pages; none is a gateway",
                 ),
         )
         .arg(
@@ -265,8 +265,8 @@ fn flags(matches: &ArgMatches, log: &str) -> Vec<String> {
 
 /// Reads `cpu`, `cpu:THREADS`, `cpu:THREADS:MEMORY`, `cuda:NUMBER`, `cuda:NUMBER:MEMORY` or `none`.
 fn device(text: &str) -> Result<PeerConfig, String> {
-    if let Some(card) = text.strip_prefix("cuda:") {
-        let (number, memory) = card.split_once(':').map_or((card, None), |(number, memory)| (number, Some(memory)));
+    if let Some(gpu) = text.strip_prefix("cuda:") {
+        let (number, memory) = gpu.split_once(':').map_or((gpu, None), |(number, memory)| (number, Some(memory)));
         let name: DeviceName = format!("cuda:{number}").parse().map_err(|e: ChoiceError| e.to_string())?;
         let memory = memory.into_iter().flat_map(|memory| ["--kv-memory".to_owned(), memory.to_owned()]);
         let flags = ["--threads".to_owned(), "1".into(), "--device".into(), name.to_string()].into_iter();

@@ -11,7 +11,7 @@ const DEVELOPERS: [&str; 7] = ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "HAN
 pub struct Machine {
     /// Processors that this process may use.
     pub cores: usize,
-    /// Memory of the host, or of its largest card where that has more (bytes).
+    /// Memory of the host, or of its largest GPU where that has more (bytes).
     pub memory_bytes: u64,
 }
 

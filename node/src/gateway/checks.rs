@@ -1,14 +1,14 @@
 //! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
 
 use super::reach::Reach;
-use crate::guard::Guard;
+use crate::offences::OffenceReporter;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     gateway::View,
-    spot::{Ask, Checks, Served, SpotChecks, Step, Verdict},
+    spot_check::{Ask, Checks, Served, SpotChecks, Step, Verdict},
 };
 use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
 
@@ -26,13 +26,13 @@ pub(super) struct Answer {
 /// The checks, and what carries them out.
 pub(super) struct Examiner {
     checks: Checks,
-    guard: Guard,
+    guard: OffenceReporter,
     tasks: TaskTracker,
     answers: mpsc::Sender<Answer>,
 }
 
 impl Examiner {
-    pub fn new(which: SpotChecks, guard: Guard, tasks: TaskTracker) -> (Self, mpsc::Receiver<Answer>) {
+    pub fn new(which: SpotChecks, guard: OffenceReporter, tasks: TaskTracker) -> (Self, mpsc::Receiver<Answer>) {
         let (answers, receiver) = mpsc::channel(ANSWERS);
         (Self { checks: Checks::new(which), guard, tasks, answers }, receiver)
     }
@@ -73,9 +73,9 @@ impl Examiner {
 
 /// The first token that a group gives; then it is hung up on.
 async fn first_token(ask: Ask, reach: Reach) -> Option<Sampled> {
-    let (_orders, obey) = mpsc::channel(1);
+    let (_orders, apply_command) = mpsc::channel(1);
     let (events, mut told) = mpsc::channel(8);
-    let asked = reach.decode(ask.leader, ask.open, obey, events);
+    let asked = reach.decode(ask.leader, ask.open, apply_command, events);
     let first = async {
         while let Some(event) = told.recv().await {
             match event {

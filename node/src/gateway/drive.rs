@@ -3,17 +3,17 @@
 use super::{
     Prompt, Reply, SUBMISSIONS, Submission,
     checks::Examiner,
-    desk::{Asked, Client, DecodeLine, Desk, Heard, Looked, PrefillLine, believed, finish, reply, tell},
+    clients::{Asked, Client, ClientTable, DecodeLine, Heard, Looked, PrefillLine, believed, finish, reply, tell},
     reach::Reach,
 };
 use crate::{
-    guard::Guard,
-    journal::Journal,
     links::Links,
+    offences::OffenceReporter,
+    response_log::ResponseLog,
     roster::Roster,
     serving::{
         client::{ORDERS, event_room},
-        host::Host,
+        worker::Host,
     },
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway as Machine, View},
-    spot::SpotChecks,
+    spot_check::SpotChecks,
 };
 use tsnode_protocol::{
     PeerId, RequestId, Traffic,
@@ -49,13 +49,13 @@ pub struct Drive {
     /// Requests from HTTP.
     pub submissions: mpsc::Receiver<Submission>,
     /// What clients got, for when they come back elsewhere.
-    pub journal: Journal,
+    pub response_log: ResponseLog,
     /// How many of them have not ended.
     pub open: watch::Sender<usize>,
     /// What clients have asked for of late, for this peer's advert.
     pub traffic: watch::Sender<Vec<Traffic>>,
     /// Is told of those who answer wrongly.
-    pub guard: Guard,
+    pub guard: OffenceReporter,
     /// Whether that is looked for.
     pub spot_checks: SpotChecks,
     /// Owner of the tasks that follow streams.
@@ -74,34 +74,34 @@ impl Drive {
         let (heard, mut ear) = mpsc::channel(HEARD);
         let (looked, mut found) = mpsc::channel(SUBMISSIONS);
         let (examiner, mut examined) = Examiner::new(self.spot_checks, self.guard.clone(), self.tasks.clone());
-        let mut mute = self.links.mute();
-        let mut desk = Desk { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
+        let mut unresponsive = self.links.unresponsive();
+        let mut clients = ClientTable { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
             let event = tokio::select! {
                 () = stop.cancelled() => return,
-                Some(heard) = ear.recv() => desk.still_counts(heard),
-                Some(looked) = found.recv() => self.begun(looked, &mut desk),
+                Some(heard) = ear.recv() => clients.still_counts(heard),
+                Some(looked) = found.recv() => self.begun(looked, &mut clients),
                 Some(answer) = examined.recv() => {
-                    desk.examiner.said(&self.view.borrow(), answer, &self.reach());
+                    clients.examiner.said(&self.view.borrow(), answer, &self.reach());
                     None
                 }
                 submission = self.submissions.recv() => match submission {
-                    Some(submission) => self.submitted(submission, &mut desk),
+                    Some(submission) => self.submitted(submission, &mut clients),
                     None => return,
                 },
                 changed = self.view.changed() => match changed {
                     Ok(()) => Some(Event::View(self.view.borrow_and_update().clone())),
                     Err(_) => return,
                 },
-                Ok(()) = mute.changed() => {
-                    let peers = BTreeSet::clone(&mute.borrow_and_update());
-                    Some(Event::Mute { peers })
+                Ok(()) = unresponsive.changed() => {
+                    let peers = BTreeSet::clone(&unresponsive.borrow_and_update());
+                    Some(Event::Unresponsive { peers })
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Some(Event::Deadline),
             };
             if let Some(event) = event {
-                self.step(event, &mut desk);
+                self.step(event, &mut clients);
             }
             let open = self.machine.open_requests();
             self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
@@ -115,28 +115,28 @@ impl Drive {
     }
 
     /// One event through the machine, and what follows from it.
-    fn step(&mut self, event: Event, desk: &mut Desk) {
+    fn step(&mut self, event: Event, clients: &mut ClientTable) {
         let cancelled = if let Event::Cancel { request } = &event { Some(*request) } else { None };
         for action in self.machine.on_event(self.started.elapsed(), event) {
-            self.act(action, desk);
+            self.act(action, clients);
         }
-        if let Some(request) = cancelled.filter(|request| desk.clients.remove(request).is_some()) {
-            self.journal.end(request);
+        if let Some(request) = cancelled.filter(|request| clients.clients.remove(request).is_some()) {
+            self.response_log.end(request);
         }
     }
 
     /// Takes a request in, or first asks whether its client was served elsewhere before.
-    fn submitted(&mut self, submission: Submission, desk: &mut Desk) -> Option<Event> {
+    fn submitted(&mut self, submission: Submission, clients: &mut ClientTable) -> Option<Event> {
         let Submission { prompt, answer } = submission;
         let Prompt { request, model, prompt, generation, comes_back, seen, overrule, codec } = prompt;
-        if desk.clients.contains_key(&request) {
+        if clients.clients.contains_key(&request) {
             // Its client has lost the connection that it had here, and this is not known yet.
-            self.step(Event::Cancel { request }, desk);
+            self.step(Event::Cancel { request }, clients);
         }
-        let line = desk.new_line();
+        let line = clients.new_line();
         // Room for the whole answer: a client that reads slowly holds nobody up.
         let (replies, reader) = mpsc::channel(event_room(generation.max_new_tokens));
-        let (gone, heard, over) = (replies.clone(), desk.heard.clone(), CancellationToken::new());
+        let (gone, heard, over) = (replies.clone(), clients.heard.clone(), CancellationToken::new());
         let ended = over.clone();
         self.tasks.spawn(async move {
             tokio::select! {
@@ -155,14 +155,14 @@ impl Drive {
             prefill: None,
             _over: over.drop_guard(),
         };
-        desk.clients.insert(request, client);
+        clients.clients.insert(request, client);
         let asked = Asked { request, model, prompt, generation, overrule, codec };
         if !comes_back {
-            return self.begun(Looked { line, asked, recalled: None }, desk);
+            return self.begun(Looked { line, asked, recalled: None }, clients);
         }
-        let (journal, looked) = (self.journal.clone(), desk.looked.clone());
+        let (response_log, looked) = (self.response_log.clone(), clients.looked.clone());
         self.tasks.spawn(async move {
-            let recalled = journal.recall(request, asked.fingerprint(), seen.tokens).await;
+            let recalled = response_log.recall(request, asked.fingerprint(), seen.tokens).await;
             // The loop being gone, nobody waits for this.
             let _ = looked.send(Looked { line, asked, recalled: believed(recalled, seen) }).await;
         });
@@ -170,77 +170,77 @@ impl Drive {
     }
 
     /// It is known what the client has; it is served from there on.
-    fn begun(&self, looked: Looked, desk: &mut Desk) -> Option<Event> {
+    fn begun(&self, looked: Looked, clients: &mut ClientTable) -> Option<Event> {
         let Looked { line, asked, recalled } = looked;
         let fingerprint = asked.fingerprint();
         let Asked { request, model, prompt, generation, overrule, codec } = asked;
-        let client = desk.clients.get_mut(&request).filter(|c| c.line == line)?;
+        let client = clients.clients.get_mut(&request).filter(|c| c.line == line)?;
         let begun = recalled.as_ref().map(|r| Begun {
             codec: r.codec,
             holder: r.holder,
             answer: r.answer.iter().map(|s| s.token).collect(),
         });
         client.given = recalled.clone();
-        self.journal.begin(request, fingerprint, recalled);
+        self.response_log.begin(request, fingerprint, recalled);
         Some(Event::Submit { request, model, prompt, generation, begun, overrule, codec })
     }
 
-    fn act(&self, action: Action, desk: &mut Desk) {
+    fn act(&self, action: Action, clients: &mut ClientTable) {
         match action {
-            Action::OpenDecode { request, leader, open } => self.open_decode(request, leader, open, desk),
-            Action::OpenPrefill { request, leader, open } => self.open_prefill(request, leader, open, desk),
+            Action::OpenDecode { request, leader, open } => self.open_decode(request, leader, open, clients),
+            Action::OpenPrefill { request, leader, open } => self.open_prefill(request, leader, open, clients),
             Action::Order { request, order } => {
-                if let Some(line) = desk.clients.get(&request).and_then(|c| c.decode.as_ref()) {
+                if let Some(line) = clients.clients.get(&request).and_then(|c| c.decode.as_ref()) {
                     // At most three orders in a request's life: the queue has room, or the line is lost already.
                     let _ = line.orders.try_send(order);
                 }
             }
             Action::CloseDecode { request } => {
-                if let Some(client) = desk.clients.get_mut(&request) {
+                if let Some(client) = clients.clients.get_mut(&request) {
                     client.decode = None;
                 }
             }
             Action::ClosePrefill { request } => {
-                if let Some(line) = desk.clients.get_mut(&request).and_then(|c| c.prefill.take()) {
+                if let Some(line) = clients.clients.get_mut(&request).and_then(|c| c.prefill.take()) {
                     line.end.cancel();
                 }
             }
-            Action::Served(served) => desk.examiner.ended(&self.view.borrow(), served, &self.reach()),
+            Action::Served(served) => clients.examiner.ended(&self.view.borrow(), served, &self.reach()),
             Action::Blame { peer, offence } => {
                 tracing::debug!(%peer, %offence, "slower than its advert says");
                 self.guard.blame(peer, offence);
             }
             Action::Settled { request, codec, holder } => {
-                self.journal.settled(request, codec, holder);
-                reply(desk, request, Reply::Settled(codec));
+                self.response_log.settled(request, codec, holder);
+                reply(clients, request, Reply::Settled(codec));
             }
             Action::Token { request, index, sampled } => {
                 // Never more than the client is sent.
-                if reply(desk, request, Reply::Token { index, sampled: sampled.clone() }) {
-                    self.journal.token(request, sampled);
+                if reply(clients, request, Reply::Token { index, sampled: sampled.clone() }) {
+                    self.response_log.token(request, sampled);
                 }
             }
             Action::Unserved { request, .. } => {
-                self.journal.end(request);
-                tell(action, desk);
+                self.response_log.end(request);
+                tell(action, clients);
             }
             Action::End { request, end } => {
-                self.journal.end(request);
-                finish(desk, request, end);
+                self.response_log.end(request);
+                finish(clients, request, end);
             }
-            other => tell(other, desk),
+            other => tell(other, clients),
         }
     }
 
-    fn open_decode(&self, request: RequestId, leader: PeerId, open: DecodeRequest, desk: &mut Desk) {
-        let line = desk.new_line();
-        let Some(client) = desk.clients.get_mut(&request) else { return };
-        let (orders, obey) = mpsc::channel(ORDERS);
+    fn open_decode(&self, request: RequestId, leader: PeerId, open: DecodeRequest, clients: &mut ClientTable) {
+        let line = clients.new_line();
+        let Some(client) = clients.clients.get_mut(&request) else { return };
+        let (orders, apply_command) = mpsc::channel(ORDERS);
         let (events, mut told) = mpsc::channel(event_room(open.generation.max_new_tokens));
         let end = CancellationToken::new();
         client.decode = Some(DecodeLine { line, orders, end: end.clone() });
-        let heard = desk.heard.clone();
-        let reach = self.reach().decode(leader, open, obey, events);
+        let heard = clients.heard.clone();
+        let reach = self.reach().decode(leader, open, apply_command, events);
         self.tasks.spawn(async move {
             let follow = async {
                 let mut over = false;
@@ -267,14 +267,14 @@ impl Drive {
         });
     }
 
-    fn open_prefill(&self, request: RequestId, leader: PeerId, open: PrefillRequest, desk: &mut Desk) {
-        let line = desk.new_line();
-        let Some(client) = desk.clients.get_mut(&request) else { return };
+    fn open_prefill(&self, request: RequestId, leader: PeerId, open: PrefillRequest, clients: &mut ClientTable) {
+        let line = clients.new_line();
+        let Some(client) = clients.clients.get_mut(&request) else { return };
         let end = CancellationToken::new();
         if let Some(before) = client.prefill.replace(PrefillLine { line, end: end.clone() }) {
             before.end.cancel();
         }
-        let (heard, reach) = (desk.heard.clone(), self.reach());
+        let (heard, reach) = (clients.heard.clone(), self.reach());
         self.tasks.spawn(async move {
             let (events, mut told) = mpsc::channel(ORDERS);
             let reach = reach.prefill(leader, open, events);

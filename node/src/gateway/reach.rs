@@ -5,7 +5,7 @@ use crate::{
     roster::Roster,
     serving::{
         client::{LeaderRequest, follow_decode},
-        host::Host,
+        worker::Host,
     },
 };
 use tokio::sync::mpsc;

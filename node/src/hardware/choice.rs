@@ -1,4 +1,4 @@
-//! What an owner names to compute with: the processor, cards, or whatever there is.
+//! What an owner names to compute with: the processor, GPUs, or whatever there is.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// What computes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// All cards that compute the model as the processor does; the processor where there is none.
+    /// All GPUs that compute the model as the processor does; the processor where there is none.
     #[default]
     Auto,
     /// These, each once.
@@ -19,21 +19,21 @@ pub enum DeviceChoice {
 pub enum DeviceName {
     /// Its processor.
     Processor,
-    /// Cards by their numbers among those that `CUDA_VISIBLE_DEVICES` leaves; several are one device, and hold every layer
+    /// GPUs by their numbers among those that `CUDA_VISIBLE_DEVICES` leaves; several are one device, and hold every layer
     /// together.
-    Cards(CardNumbers),
+    Gpus(GpuNumbers),
 }
 
-/// Cards that follow each other.
+/// GPUs that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CardNumbers {
+pub struct GpuNumbers {
     /// The first one's number.
     pub first: u16,
     /// How many.
     pub count: u16,
 }
 
-impl CardNumbers {
+impl GpuNumbers {
     /// One alone.
     #[must_use]
     pub fn one(first: u16) -> Self {
@@ -47,12 +47,12 @@ impl CardNumbers {
 }
 
 impl DeviceName {
-    /// Their numbers, if it is cards.
+    /// Their numbers, if it is GPUs.
     #[must_use]
-    pub fn cards(self) -> Option<CardNumbers> {
+    pub fn gpus(self) -> Option<GpuNumbers> {
         match self {
             Self::Processor => None,
-            Self::Cards(numbers) => Some(numbers),
+            Self::Gpus(numbers) => Some(numbers),
         }
     }
 }
@@ -61,12 +61,12 @@ impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Processor => f.write_str("cpu"),
-            Self::Cards(numbers) => numbers.fmt(f),
+            Self::Gpus(numbers) => numbers.fmt(f),
         }
     }
 }
 
-impl fmt::Display for CardNumbers {
+impl fmt::Display for GpuNumbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.each().last() {
             Some(last) if last != self.first => write!(f, "cuda:{}-{last}", self.first),
@@ -80,7 +80,7 @@ impl fmt::Display for CardNumbers {
 pub enum ChoiceError {
     /// It is no device's name.
     #[error(
-        "{0:?} is no device: write auto, cpu, cuda:0, several as cuda:0,cuda:1, or cards that are one together as cuda:0-1"
+        "{0:?} is no device: write auto, cpu, cuda:0, several as cuda:0,cuda:1, or GPUs that are one together as cuda:0-1"
     )]
     Name(String),
     /// A device, or a part of one, twice.
@@ -95,15 +95,15 @@ impl FromStr for DeviceName {
     type Err = ChoiceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let cards = |numbers: &str| {
+        let gpus = |numbers: &str| {
             let (first, last) = numbers.split_once('-').unwrap_or((numbers, numbers));
             let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
             let count = last.checked_sub(first)?.checked_add(1)?;
-            Some(CardNumbers { first, count })
+            Some(GpuNumbers { first, count })
         };
-        match (text, text.strip_prefix("cuda:").and_then(cards)) {
+        match (text, text.strip_prefix("cuda:").and_then(gpus)) {
             ("cpu", _) => Ok(Self::Processor),
-            (_, Some(cards)) => Ok(Self::Cards(cards)),
+            (_, Some(gpus)) => Ok(Self::Gpus(gpus)),
             _ => Err(ChoiceError::Name(text.chars().take(40).collect())),
         }
     }
@@ -117,10 +117,10 @@ impl FromStr for DeviceChoice {
             return Ok(Self::Auto);
         }
         let (mut names, mut seen) = (Vec::new(), BTreeSet::new());
-        let one = |number| DeviceName::Cards(CardNumbers::one(number));
+        let one = |number| DeviceName::Gpus(GpuNumbers::one(number));
         for name in text.split(',') {
             let name: DeviceName = name.trim().parse()?;
-            let parts = name.cards().map_or_else(|| vec![name], |all| all.each().map(one).collect());
+            let parts = name.gpus().map_or_else(|| vec![name], |all| all.each().map(one).collect());
             if !parts.into_iter().all(|part| seen.insert(part)) {
                 return Err(ChoiceError::Twice(name));
             }
@@ -139,19 +139,19 @@ mod tests {
 
     #[test]
     fn devices_are_named_once_each() {
-        let cards = |first, count| DeviceName::Cards(CardNumbers { first, count });
+        let gpus = |first, count| DeviceName::Gpus(GpuNumbers { first, count });
         assert_eq!("auto".parse(), Ok(DeviceChoice::Auto));
-        assert_eq!("cuda:1, cpu".parse(), Ok(DeviceChoice::Named(vec![cards(1, 1), DeviceName::Processor])));
+        assert_eq!("cuda:1, cpu".parse(), Ok(DeviceChoice::Named(vec![gpus(1, 1), DeviceName::Processor])));
         let pairs: DeviceChoice = "cuda:0-1,cuda:2-3".parse().unwrap();
-        assert_eq!(pairs, DeviceChoice::Named(vec![cards(0, 2), cards(2, 2)]));
-        assert_eq!((cards(0, 2).to_string(), cards(3, 1).to_string()), ("cuda:0-1".into(), "cuda:3".into()));
+        assert_eq!(pairs, DeviceChoice::Named(vec![gpus(0, 2), gpus(2, 2)]));
+        assert_eq!((gpus(0, 2).to_string(), gpus(3, 1).to_string()), ("cuda:0-1".into(), "cuda:3".into()));
         let wrong =
             ["", "cuda", "cuda:", "cuda:-1", "gpu", "cpu,", "cuda:70000", "auto,cpu", "cuda:2-1", "cuda:0-65535"];
         for wrong in wrong {
             assert!(matches!(wrong.parse::<DeviceChoice>(), Err(ChoiceError::Name(_))), "{wrong}");
         }
-        assert_eq!("cuda:0,cuda:00".parse::<DeviceChoice>(), Err(ChoiceError::Twice(cards(0, 1))));
-        assert_eq!("cuda:1,cuda:0-3".parse::<DeviceChoice>(), Err(ChoiceError::Twice(cards(0, 4))));
+        assert_eq!("cuda:0,cuda:00".parse::<DeviceChoice>(), Err(ChoiceError::Twice(gpus(0, 1))));
+        assert_eq!("cuda:1,cuda:0-3".parse::<DeviceChoice>(), Err(ChoiceError::Twice(gpus(0, 4))));
         let many: Vec<String> = (0..100).map(|n| format!("cuda:{n}")).collect();
         assert_eq!(many.join(",").parse::<DeviceChoice>(), Err(ChoiceError::Many(100)));
     }

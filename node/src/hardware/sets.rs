@@ -1,34 +1,34 @@
-//! Which cards of a host are one device, where nobody says it: as few together as hold the model, since every card more waits for
+//! Which GPUs of a host are one device, where nobody says it: as few together as hold the model, since every GPU more waits for
 //! the others in every layer.
 
-use super::CardNumbers;
+use super::GpuNumbers;
 use std::collections::BTreeMap;
 use tsnode_protocol::ModelShape;
 
-/// Of a card's memory, what is for weights: the rest is for KV pages, what is between kernels, and the driver.
+/// Of a GPU's memory, what is for weights: the rest is for KV pages, what is between kernels, and the driver.
 const FOR_WEIGHTS: f64 = 0.7;
 
-/// Cards by number and memory (bytes), in sets that follow each other. Where all together do not hold the model, each is a device
+/// GPUs by number and memory (bytes), in sets that follow each other. Where all together do not hold the model, each is a device
 /// of its own: other peers must hold parts of it.
 #[must_use]
-pub fn sets(memory: &BTreeMap<u16, u64>, shape: ModelShape) -> Vec<CardNumbers> {
+pub fn sets(memory: &BTreeMap<u16, u64>, shape: ModelShape) -> Vec<GpuNumbers> {
     let needed = shape.stage_bytes(shape.all_layers()) as f64;
     let numbers: Vec<u16> = memory.keys().copied().collect();
-    let holds = |cards: &[u16]| {
-        let least = cards.iter().filter_map(|card| memory.get(card)).min().copied().unwrap_or(0);
-        least as f64 * FOR_WEIGHTS * cards.len() as f64 >= needed
+    let holds = |gpus: &[u16]| {
+        let least = gpus.iter().filter_map(|gpu| memory.get(gpu)).min().copied().unwrap_or(0);
+        least as f64 * FOR_WEIGHTS * gpus.len() as f64 >= needed
     };
-    let follows = |cards: &[u16]| cards.windows(2).all(|pair| u32::from(pair[0]) + 1 == u32::from(pair[1]));
-    // Heads are dealt out by whole ones, and evenly only to such numbers of cards.
+    let follows = |gpus: &[u16]| gpus.windows(2).all(|pair| u32::from(pair[0]) + 1 == u32::from(pair[1]));
+    // Heads are dealt out by whole ones, and evenly only to such numbers of GPUs.
     let counts = std::iter::successors(Some(1usize), |count| Some(count * 2));
     let mut counts = counts.take_while(|count| *count <= numbers.len() && *count <= shape.kv_heads as usize);
-    let count = counts.find(|count| numbers.chunks_exact(*count).any(|cards| follows(cards) && holds(cards)));
+    let count = counts.find(|count| numbers.chunks_exact(*count).any(|gpus| follows(gpus) && holds(gpus)));
     let mut sets = Vec::new();
-    for cards in numbers.chunks(count.unwrap_or(1)) {
-        if cards.len() > 1 && follows(cards) && holds(cards) {
-            sets.push(CardNumbers { first: cards[0], count: cards.len() as u16 });
+    for gpus in numbers.chunks(count.unwrap_or(1)) {
+        if gpus.len() > 1 && follows(gpus) && holds(gpus) {
+            sets.push(GpuNumbers { first: gpus[0], count: gpus.len() as u16 });
         } else {
-            sets.extend(cards.iter().copied().map(CardNumbers::one));
+            sets.extend(gpus.iter().copied().map(GpuNumbers::one));
         }
     }
     sets
@@ -56,21 +56,21 @@ mod tests {
         }
     }
 
-    /// Sets as people name them, for cards of so much memory (GiB).
-    fn named(cards: &[(u16, u64)], model: u64) -> String {
-        let memory = cards.iter().map(|(number, gib)| (*number, gib * GIB)).collect();
+    /// Sets as people name them, for GPUs of so much memory (GiB).
+    fn named(gpus: &[(u16, u64)], model: u64) -> String {
+        let memory = gpus.iter().map(|(number, gib)| (*number, gib * GIB)).collect();
         sets(&memory, shape(model)).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
-    fn as_few_cards_as_hold_the_model_are_one_device() {
+    fn as_few_gpus_as_hold_the_model_are_one_device() {
         let four = [(0, 24), (1, 24), (2, 24), (3, 24)];
         assert_eq!(named(&four, 15), "cuda:0 cuda:1 cuda:2 cuda:3");
         assert_eq!(named(&four, 30), "cuda:0-1 cuda:2-3");
         assert_eq!(named(&four, 60), "cuda:0-3");
         assert_eq!(named(&four, 140), "cuda:0 cuda:1 cuda:2 cuda:3", "others hold the rest");
         assert_eq!(named(&four[..3], 30), "cuda:0-1 cuda:2");
-        assert_eq!(named(&[(0, 24), (2, 24)], 30), "cuda:0 cuda:2", "cards between them are not ours");
+        assert_eq!(named(&[(0, 24), (2, 24)], 30), "cuda:0 cuda:2", "GPUs between them are not ours");
         assert_eq!(named(&[(0, 24), (1, 8), (2, 24), (3, 24)], 30), "cuda:0 cuda:1 cuda:2-3");
         assert_eq!(named(&[], 1), "");
     }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
-use tsnode_coordinator::allowance::{Allowance, Purse};
+use tsnode_coordinator::rate_limit::{RateLimit, TokenBucket};
 
 /// Paths that say nothing but whether the peer is alive, and the page, which has nothing in it until it shows a key itself.
 const OPEN: [&str; 4] = ["/healthz", "/health", "/readyz", "/"];
@@ -26,12 +26,12 @@ const ASKERS: usize = 4096;
 #[derive(Debug)]
 pub struct Gatekeeper {
     keys: KeyRing,
-    rate: Option<Allowance>,
+    rate: Option<RateLimit>,
     /// By which the owner's own commands are known.
     local: Option<LocalToken>,
     started: Instant,
     /// Held for map operations only.
-    purses: Mutex<BTreeMap<Asker, Purse>>,
+    buckets: Mutex<BTreeMap<Asker, TokenBucket>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,8 +45,8 @@ impl Gatekeeper {
     #[must_use]
     pub fn new(keys: KeyRing, per_minute: Option<u32>) -> Self {
         // A tenth of a minute's at once: programs ask in bunches.
-        let rate = |n: u32| Allowance { per_second: f64::from(n) / 60.0, burst: (f64::from(n) / 10.0).max(1.0) };
-        Self { keys, rate: per_minute.map(rate), local: None, started: Instant::now(), purses: Mutex::default() }
+        let rate = |n: u32| RateLimit { per_second: f64::from(n) / 60.0, burst: (f64::from(n) / 10.0).max(1.0) };
+        Self { keys, rate: per_minute.map(rate), local: None, started: Instant::now(), buckets: Mutex::default() }
     }
 
     /// Lets in who shows this, to everything and at any rate.
@@ -75,15 +75,15 @@ impl Gatekeeper {
     fn take(&self, asker: Asker) -> Result<(), ApiError> {
         let Some(rate) = self.rate else { return Ok(()) };
         let now = self.started.elapsed();
-        let mut purses = self.purses.lock().unwrap_or_else(PoisonError::into_inner);
-        if purses.len() >= ASKERS {
-            purses.retain(|_, purse| !purse.is_full(now));
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= ASKERS {
+            buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        if purses.len() >= ASKERS && !purses.contains_key(&asker) {
-            purses.pop_first();
+        if buckets.len() >= ASKERS && !buckets.contains_key(&asker) {
+            buckets.pop_first();
         }
-        let purse = purses.entry(asker).or_insert_with(|| Purse::new(rate, now));
-        purse.take(now).map_err(|retry_after| ApiError::TooOften { retry_after })
+        let bucket = buckets.entry(asker).or_insert_with(|| TokenBucket::new(rate, now));
+        bucket.take(now).map_err(|retry_after| ApiError::TooOften { retry_after })
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     ApiError, ApiState,
     bodies::Asked,
-    fields::{Given, Prompt},
+    fields::{FixedPlan, Prompt},
     fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
@@ -52,16 +52,16 @@ pub(super) async fn handle(
 
 async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {
     let given = match given {
-        Prompt::Given(given) => given,
+        Prompt::FixedPlan(given) => given,
         Prompt::TooMany => return Err(request::too_many()),
         Prompt::Wrong => return Err(wrong()),
     };
     let mut prompts = Vec::with_capacity(given.len());
     for one in given {
         prompts.push(match one {
-            Given::Text(text) => encode(text, model).await?,
-            Given::Tokens(tokens) => tokens,
-            Given::Endless(prompt) => {
+            FixedPlan::Text(text) => encode(text, model).await?,
+            FixedPlan::Tokens(tokens) => tokens,
+            FixedPlan::Endless(prompt) => {
                 return Err(ApiError::TooLong { context: model.card().shape.context, prompt, wanted: 1 });
             }
         });

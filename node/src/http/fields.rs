@@ -8,7 +8,7 @@ mod messages;
 mod prompt;
 
 pub(super) use messages::Messages;
-pub(super) use prompt::{Given, Prompt};
+pub(super) use prompt::{FixedPlan, Prompt};
 
 use super::ApiError;
 use bounded::{Budget, Within};
@@ -226,14 +226,14 @@ mod tests {
     fn prompts_are_what_they_look_like() {
         let prompt = |json: &str| read(&format!(r#"{{"prompt":{json}}}"#)).prompt();
         let tokens = |ids: &[u32]| ids.iter().map(|id| Token(*id)).collect::<Vec<_>>();
-        let text = |text: &str| Given::Text(text.into());
-        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::Given(vec![text("aé")])));
-        assert_eq!(prompt("[1, 2]"), Some(Prompt::Given(vec![Given::Tokens(tokens(&[1, 2]))])));
-        let mixed = Prompt::Given(vec![text("a"), Given::Tokens(tokens(&[3])), Given::Tokens(vec![])]);
+        let text = |text: &str| FixedPlan::Text(text.into());
+        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::FixedPlan(vec![text("aé")])));
+        assert_eq!(prompt("[1, 2]"), Some(Prompt::FixedPlan(vec![FixedPlan::Tokens(tokens(&[1, 2]))])));
+        let mixed = Prompt::FixedPlan(vec![text("a"), FixedPlan::Tokens(tokens(&[3])), FixedPlan::Tokens(vec![])]);
         assert_eq!(prompt(r#"["a", [3], []]"#), Some(mixed));
-        let endless = Prompt::Given(vec![Given::Endless(6), Given::Tokens(tokens(&[1, 2, 3]))]);
+        let endless = Prompt::FixedPlan(vec![FixedPlan::Endless(6), FixedPlan::Tokens(tokens(&[1, 2, 3]))]);
         assert_eq!(prompt("[[1,2,3,4,5,6],[1,2,3]]"), Some(endless));
-        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::Given(vec![Given::Endless(4)])));
+        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::FixedPlan(vec![FixedPlan::Endless(4)])));
         assert_eq!(prompt("null"), None);
         for wrong in
             ["1", "true", "{}", r#"{"a":[1]}"#, "[]", "[1.5]", "[-1]", "[1,[2]]", "[[2],1]", "[[[1]]]", "[[\"a\"]]"]
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(prompt(&format!("[{}[1]]", "[1],".repeat(64))), Some(Prompt::TooMany));
         assert_eq!(
             read(r#"{"prompt":"a","prompt":"b"}"#).prompt(),
-            Some(Prompt::Given(vec![text("b")])),
+            Some(Prompt::FixedPlan(vec![text("b")])),
             "the last one"
         );
     }

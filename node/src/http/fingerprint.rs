@@ -27,10 +27,10 @@ pub(super) fn kv_codec(fields: &mut Fields, state: &ApiState) -> Result<Option<K
         let names = CODECS.map(|(_, name)| name).join(", ");
         return Err(ApiError::param(FIELD, format!("'{FIELD}' must be one of {names}")));
     };
-    let is_card = |kind: &DeviceKind| matches!(kind, DeviceKind::Cuda(_));
-    let has_cards = || state.view.borrow().peers.iter().flat_map(|p| &p.advert.devices).any(|d| is_card(&d.kind));
-    if *codec == KvCodec::Int3 && has_cards() {
-        return Err(ApiError::param(FIELD, "'int3' is not for swarms with graphics cards: ask for int4"));
+    let is_gpu = |kind: &DeviceKind| matches!(kind, DeviceKind::Cuda(_));
+    let has_gpus = || state.view.borrow().peers.iter().flat_map(|p| &p.advert.devices).any(|d| is_gpu(&d.kind));
+    if *codec == KvCodec::Int3 && has_gpus() {
+        return Err(ApiError::param(FIELD, "'int3' is not for swarms with graphics GPUs: ask for int4"));
     }
     Ok(Some(*codec))
 }

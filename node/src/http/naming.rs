@@ -1,7 +1,7 @@
 //! What a request is called, and how far its client has read it: how a client whose gateway died goes on at another peer.
 //!
 //! Every event of a streamed answer has an id, the request's name and how many tokens of each answer came with it and
-//! before, and what they rest on: with that any peer computes the same answer, also where nobody has a journal of it. A client that asks again, at any peer, with the same body and the id of the last event it got
+//! before, and what they rest on: with that any peer computes the same answer, also where nobody has a response log of it. A client that asks again, at any peer, with the same body and the id of the last event it got
 //! (`Last-Event-ID`, as in server-sent events) gets the events after it. One that has no such id yet gives a name of its
 //! own (`Idempotency-Key`), and gets the same answer however often it asks.
 

@@ -33,7 +33,7 @@ use tsnode_coordinator::{
 };
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Cards, Device, DeviceKind, FlopsPerSecond, KvCodec, Load, ModelCard, ModelId, PeerId,
+    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId,
     RequestId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
 };
 
@@ -310,7 +310,7 @@ async fn a_request_fixes_what_its_kv_goes_through_by_a_name_that_there_is() {
 
 /// A peer that lends a graphics card.
 fn with_a_card() -> PeerView {
-    let cards = Cards {
+    let cards = Gpus {
         first: 0,
         count: 1,
         capability: (9, 0),

@@ -1,7 +1,7 @@
 //! Answers: connections of other peers, and the streams they open.
 
 use super::priority::Kind;
-use super::tuning::{self, ETHERNET, LARGEST, Tuning, Way};
+use super::tuning::{self, ETHERNET, LARGEST, Transport, Tuning};
 use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, Stream, peer_of, probe, prove, tls, tunnel};
 use crate::{carrier::Carried, identity::Identity, listening::canonical};
 use std::net::SocketAddr;
@@ -74,7 +74,7 @@ pub(super) async fn run(
         let Ok(connecting) = incoming.accept_with(servers.to(&links, from)) else { continue };
         let gone = place.gone().clone();
         let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), place };
-        tokio::spawn(newcomer.admit(connecting, Way::Open(from), gone));
+        tokio::spawn(newcomer.admit(connecting, Transport::Open(from), gone));
     }
 }
 
@@ -107,7 +107,7 @@ pub(super) async fn run_carried(
             endpoint.set_server_config(None);
             let Ok(connecting) = incoming.accept() else { return };
             tracing::debug!(%peer, ?path, "data connection over the control plane");
-            newcomer.admit(connecting, Way::Carried(path), CancellationToken::new()).await;
+            newcomer.admit(connecting, Transport::Carried(path), CancellationToken::new()).await;
         });
     }
 }
@@ -122,33 +122,33 @@ struct Newcomer<P> {
 
 impl<P: Send> Newcomer<P> {
     /// Serves it once it has proven itself, unless its place is another's before that.
-    async fn admit(self, connecting: quinn::Connecting, way: Way, gone: CancellationToken) {
+    async fn admit(self, connecting: quinn::Connecting, way: Transport, gone: CancellationToken) {
         let Self { links, streams, stop, place } = self;
         let end = gone.run_until_cancelled(proven(&links, connecting, way)).await;
         drop(place);
-        let Some((peer, road)) = end.flatten() else { return };
-        if let Way::Open(from) = way {
+        let Some((peer, connection)) = end.flatten() else { return };
+        if let Transport::Open(from) = way {
             links.inner.doors.meet(from.ip());
         }
-        road.proven(peer, &links.inner.guard);
-        road.open_up();
-        links.inner.known.join(peer, &road);
-        // A lane stands and falls with the connection beside it.
-        if let Way::Open(from) = way
-            && !road.is_lane()
+        connection.proven(peer, &links.inner.guard);
+        connection.open_up();
+        links.inner.known.join(peer, &connection);
+        // A parallel stream stands and falls with the connection beside it.
+        if let Transport::Open(from) = way
+            && !connection.is_kv_stream()
         {
-            links.inner.around.meet(peer, &road);
-            links.watch(peer, from, &road.connection);
+            links.inner.around.meet(peer, &connection);
+            links.watch(peer, from, &connection.connection);
         }
         tokio::select! {
             () = stop.cancelled() => {}
-            () = serve(peer, &links, &road, &streams) => {}
+            () = serve(peer, &links, &connection, &streams) => {}
         }
     }
 }
 
 /// Who is at the far end, once it has proven that it belongs here.
-async fn proven(links: &Links, connecting: quinn::Connecting, way: Way) -> Option<(PeerId, Arc<Tuning>)> {
+async fn proven(links: &Links, connecting: quinn::Connecting, way: Transport) -> Option<(PeerId, Arc<Tuning>)> {
     let Ok(Ok(connection)) = timeout(PATIENCE, connecting).await else {
         tracing::debug!(?way, "data connection refused: no handshake");
         return None;
@@ -158,20 +158,25 @@ async fn proven(links: &Links, connecting: quinn::Connecting, way: Way) -> Optio
         connection.close(CODE_REFUSED.into(), b"cut off");
         return None;
     }
-    let road = Tuning::new(connection, way);
-    let proven = prove::as_listener(&road, &links.inner.membership, links.inner.me, peer).await;
+    let connection = Tuning::new(connection, way);
+    let proven = prove::as_listener(&connection, &links.inner.membership, links.inner.me, peer).await;
     let refused = |error: &LinkError| tracing::info!(%peer, ?way, %error, "data connection refused");
-    proven.inspect_err(refused).ok().map(|()| (peer, road))
+    proven.inspect_err(refused).ok().map(|()| (peer, connection))
 }
 
 /// Takes the streams that `peer` opens, until it has gone.
-pub(super) async fn serve(peer: PeerId, links: &Links, road: &Arc<Tuning>, streams: &mpsc::Sender<IncomingStream>) {
-    while let Ok(halves) = road.connection.accept_bi().await {
-        let (stream, streams) = (Stream::new(halves, Kind::Bulk, road), streams.clone());
+pub(super) async fn serve(
+    peer: PeerId,
+    links: &Links,
+    connection: &Arc<Tuning>,
+    streams: &mpsc::Sender<IncomingStream>,
+) {
+    while let Ok(halves) = connection.connection.accept_bi().await {
+        let (stream, streams) = (Stream::new(halves, Kind::Bulk, connection), streams.clone());
         if links.inner.guard.keeps_out(peer) {
-            return road.connection.close(CODE_REFUSED.into(), b"cut off");
+            return connection.connection.close(CODE_REFUSED.into(), b"cut off");
         }
-        tokio::spawn(welcome(peer, links.clone(), road.clone(), stream, streams));
+        tokio::spawn(welcome(peer, links.clone(), connection.clone(), stream, streams));
     }
 }
 
@@ -179,7 +184,7 @@ pub(super) async fn serve(peer: PeerId, links: &Links, road: &Arc<Tuning>, strea
 async fn welcome(
     peer: PeerId,
     links: Links,
-    road: Arc<Tuning>,
+    connection: Arc<Tuning>,
     mut stream: Stream,
     streams: mpsc::Sender<IncomingStream>,
 ) {
@@ -198,25 +203,25 @@ async fn welcome(
         return tracing::debug!(%peer, "stream refused: too many");
     }
     if let Err(error) = opening.check() {
-        road.blame();
+        connection.blame();
         return tracing::debug!(%peer, %error, "stream refused");
     }
     stream.sender.become_kind(Kind::of(&opening));
     match opening {
         Opening::Probe { bytes } => {
-            if let Err(error) = probe::answer(stream, &links.inner.known.roads(peer), bytes).await {
+            if let Err(error) = probe::answer(stream, &links.inner.known.connections(peer), bytes).await {
                 tracing::debug!(%peer, %error, "probe ended");
             }
         }
-        Opening::Pulse(words) => {
-            if let Some(inbox) = &links.inner.pulses {
+        Opening::Heartbeats(words) => {
+            if let Some(inbox) = &links.inner.heartbeats {
                 inbox.take(peer, words, &links.inner.guard);
             }
         }
         Opening::Where => {
-            let address = match road.way {
-                Way::Open(address) => Some(address),
-                Way::Carried(_) => None,
+            let address = match connection.way {
+                Transport::Open(address) => Some(address),
+                Transport::Carried(_) => None,
             };
             // Whoever asked may be gone.
             let _ = stream.sender.send(&SeenAt { address }).await.and_then(|()| stream.sender.finish());

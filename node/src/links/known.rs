@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::links::{Estimate, Evidence};
-use tsnode_coordinator::paths::Ways;
+use tsnode_coordinator::paths::Paths;
 use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
 
 /// How often the meters are read: windows follow a link within that time.
@@ -50,23 +50,23 @@ pub(super) struct Known {
 
 #[derive(Debug, Default)]
 struct Peer {
-    ways: Ways,
+    ways: Paths,
     /// Connections to it and from it, as long as they live.
-    roads: Vec<Weak<Tuning>>,
+    connections: Vec<Weak<Tuning>>,
     /// Whether there was one when they were last looked at.
     connected: bool,
 }
 
 impl Peer {
     fn live(&self) -> Vec<Arc<Tuning>> {
-        let open = |road: &Arc<Tuning>| road.connection.close_reason().is_none();
-        self.roads.iter().filter_map(Weak::upgrade).filter(open).collect()
+        let open = |connection: &Arc<Tuning>| connection.connection.close_reason().is_none();
+        self.connections.iter().filter_map(Weak::upgrade).filter(open).collect()
     }
 
     /// The best of the ways there are; says whether that is another than before, or there is none any more. What was last in
     /// use is, while there is none.
     fn turn(&mut self, live: &[Arc<Tuning>]) -> bool {
-        let best = live.iter().map(|road| road.way.path()).min();
+        let best = live.iter().map(|connection| connection.way.path()).min();
         let lost = std::mem::replace(&mut self.connected, best.is_some()) && best.is_none();
         lost || best.is_some_and(|path| self.ways.take(path))
     }
@@ -82,7 +82,7 @@ impl Known {
     }
 
     /// All connections with a peer that live.
-    pub fn roads(&self, peer: PeerId) -> Vec<Arc<Tuning>> {
+    pub fn connections(&self, peer: PeerId) -> Vec<Arc<Tuning>> {
         self.lock().get(&peer).map(Peer::live).unwrap_or_default()
     }
 
@@ -98,16 +98,16 @@ impl Known {
     }
 
     /// A new connection: it begins with what is known of the link.
-    pub fn join(&self, peer: PeerId, road: &Arc<Tuning>) {
+    pub fn join(&self, peer: PeerId, connection: &Arc<Tuning>) {
         let mut peers = self.lock();
         let known = peers.entry(peer).or_default();
-        known.roads.retain(|road| road.strong_count() > 0);
-        known.roads.push(Arc::downgrade(road));
+        known.connections.retain(|connection| connection.strong_count() > 0);
+        known.connections.push(Arc::downgrade(connection));
         let live = known.live();
         let turned = known.turn(&live);
-        if let Some(bandwidth) = known.ways.known(road.way.path()).and_then(Estimate::bandwidth) {
-            road.hurry(bandwidth);
-            road.fit(bandwidth);
+        if let Some(bandwidth) = known.ways.known(connection.way.path()).and_then(Estimate::bandwidth) {
+            connection.hurry(bandwidth);
+            connection.fit(bandwidth);
         }
         drop(peers);
         if turned {
@@ -120,18 +120,18 @@ impl Known {
         let now = self.started.elapsed();
         let mut turned = 0;
         for known in self.lock().values_mut() {
-            let roads = known.live();
+            let connections = known.live();
             // What one of several carries is not how slow the link is.
-            let shared = roads.iter().any(|road| road.is_lane());
-            for road in &roads {
-                let estimate = known.ways.learn(road.way.path());
-                let seen = road.meter.take().into_iter();
+            let shared = connections.iter().any(|connection| connection.is_kv_stream());
+            for connection in &connections {
+                let estimate = known.ways.learn(connection.way.path());
+                let seen = connection.meter.take().into_iter();
                 seen.map(|e| if shared { e.at_least() } else { e }).for_each(|e| estimate.note(now, e));
             }
-            turned += u64::from(known.turn(&roads));
-            for road in &roads {
-                if let Some(bandwidth) = known.ways.known(road.way.path()).and_then(Estimate::bandwidth) {
-                    road.fit(bandwidth);
+            turned += u64::from(known.turn(&connections));
+            for connection in &connections {
+                if let Some(bandwidth) = known.ways.known(connection.way.path()).and_then(Estimate::bandwidth) {
+                    connection.fit(bandwidth);
                 }
             }
         }

@@ -10,7 +10,7 @@
 use super::Links;
 use crate::doors::{Doors, Place};
 use crate::faults::{Faults, Wall};
-use crate::guard::Guard;
+use crate::offences::OffenceReporter;
 use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(super) struct Holder {
     pub me: PeerId,
     pub membership: Membership,
     pub doors: Doors,
-    pub guard: Guard,
+    pub guard: OffenceReporter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
 }
@@ -285,7 +285,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (me, doors, stop) = (PeerId([1; 32]), Doors::of(files), CancellationToken::new());
-        let (guard, bench) = Guard::channel();
+        let (guard, bench) = OffenceReporter::channel();
         let holder = Holder { me, membership: swarm(1), doors: doors.clone(), guard, faults: None };
         let held = holder.hold(TcpListener::from_std(listener).unwrap(), stop.clone());
         tokio::spawn(async move {

@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Kv,
     /// Activations: a whole batch waits for them.
     Activations,
-    /// Tokens, orders and journals: small, and somebody reads along.
+    /// Tokens, orders and response logs: small, and somebody reads along.
     Words,
 }
 
@@ -26,11 +26,11 @@ impl Kind {
             Opening::Prove(..)
             | Opening::Decode(_)
             | Opening::Prefill(_)
-            | Opening::Journal(_)
+            | Opening::ResponseLog(_)
             | Opening::Recall(_)
             | Opening::Where
             | Opening::Meet(_)
-            | Opening::Pulse(_) => Self::Words,
+            | Opening::Heartbeats(_) => Self::Words,
             Opening::Ring(_) => Self::Activations,
             Opening::Kv(_) => Self::Kv,
             Opening::File { .. } | Opening::Probe { .. } => Self::Bulk,

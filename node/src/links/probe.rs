@@ -36,18 +36,18 @@ impl Links {
     pub async fn probe(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Probed, LinkError> {
         let known = &self.inner.known;
         // The connection must be there before the clock starts.
-        let road = self.road(peer, addresses).await?;
+        let connection = self.connection(peer, addresses).await?;
         known.gather();
         let opening = Opening::Probe { bytes: PROBE_BYTES };
-        let (mut stream, path) = (Self::open_on(&road, &opening).await?, road.way.path());
+        let (mut stream, path) = (Self::open_on(&connection, &opening).await?, connection.way.path());
         let mut sent = 0;
-        if !road.meter.is_busy() {
+        if !connection.meter.is_busy() {
             let took = ping(&mut stream).await?;
             known.round_trip(peer, path, Seconds(took.as_secs_f64()));
             if known.wants_probe(peer, path) {
-                let (bytes, rate) = trains(&mut stream, &road, took).await?;
+                let (bytes, rate) = trains(&mut stream, &connection, took).await?;
                 known.probed(peer, path, rate);
-                road.hurry(rate);
+                connection.hurry(rate);
                 sent = bytes;
             }
         }
@@ -71,13 +71,17 @@ pub(super) async fn ping(stream: &mut Stream) -> Result<Duration, LinkError> {
 }
 
 /// Sends trains until one is long enough; says how many bytes they were, and how fast the last was carried.
-async fn trains(stream: &mut Stream, road: &Tuning, round_trip: Duration) -> Result<(u64, BytesPerSecond), LinkError> {
+async fn trains(
+    stream: &mut Stream,
+    connection: &Tuning,
+    round_trip: Duration,
+) -> Result<(u64, BytesPerSecond), LinkError> {
     let (mut sent, mut probing) = (0, Probing::default());
     while let Some(bytes) = probing.next() {
         let guess = probing.found().unwrap_or(FIRST_GUESS);
-        road.meter.set_floor(train_window(bytes, guess, Seconds(round_trip.as_secs_f64())));
+        connection.meter.set_floor(train_window(bytes, guess, Seconds(round_trip.as_secs_f64())));
         let seen = train(stream, bytes).await;
-        road.meter.set_floor(0);
+        connection.meter.set_floor(0);
         sent += bytes;
         probing.seen(seen?.rate);
     }
@@ -101,11 +105,11 @@ pub(super) async fn seen(stream: &mut Stream) -> Result<TrainSeen, LinkError> {
 }
 
 /// The far end: takes trains of `bytes` in all, and says of each how fast it came, with whatever came by other connections.
-pub(super) async fn answer(mut stream: Stream, roads: &[Arc<Tuning>], bytes: u32) -> Result<(), LinkError> {
+pub(super) async fn answer(mut stream: Stream, connections: &[Arc<Tuning>], bytes: u32) -> Result<(), LinkError> {
     let mut left = u64::from(bytes);
     while let Some(length) = stream.receiver.length(LONGEST_TRAIN.min(left) as usize).await? {
         left -= length as u64;
-        let rate = watch(&mut stream, roads).await?;
+        let rate = watch(&mut stream, connections).await?;
         stream.sender.send(&TrainSeen { rate }).await?;
     }
     stream.sender.finish()
@@ -113,8 +117,8 @@ pub(super) async fn answer(mut stream: Stream, roads: &[Arc<Tuning>], bytes: u32
 
 /// Lets a train pass, and looks at what all connections from there have received meanwhile: packets count when they come, not
 /// when those lost before them have come again.
-async fn watch(stream: &mut Stream, roads: &[Arc<Tuning>]) -> Result<Option<BytesPerSecond>, LinkError> {
-    let received = || roads.iter().map(|road| road.connection.stats().udp_rx.bytes).sum();
+async fn watch(stream: &mut Stream, connections: &[Arc<Tuning>]) -> Result<Option<BytesPerSecond>, LinkError> {
+    let received = || connections.iter().map(|connection| connection.connection.stats().udp_rx.bytes).sum();
     let started = Instant::now();
     let mut arrivals = vec![(Duration::ZERO, received())];
     let mut look = interval(LOOK);

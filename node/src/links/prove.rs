@@ -13,14 +13,14 @@ use tsnode_protocol::{
 
 /// The dialer's half.
 pub(super) async fn as_dialer(
-    road: &Arc<Tuning>,
+    connection: &Arc<Tuning>,
     membership: &Membership,
     me: PeerId,
     peer: PeerId,
 ) -> Result<(), LinkError> {
-    let used = if road.is_lane() { Use::Lane } else { Use::Anything };
-    let halves = road.connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
-    let mut stream = Stream::new(halves, Kind::Words, road);
+    let used = if connection.is_kv_stream() { Use::KvStream } else { Use::Anything };
+    let halves = connection.connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
+    let mut stream = Stream::new(halves, Kind::Words, connection);
     let nonce = Nonce(crate::random_bytes());
     stream.sender.send(&Opening::Prove(nonce, used)).await?;
     // A listener of another swarm hangs up here.
@@ -28,7 +28,7 @@ pub(super) async fn as_dialer(
     let answer: ProofAnswer = stream.receiver.recv().await.ok().flatten().ok_or_else(stranger)?;
     let ends = Ends { dialer: me, listener: peer, dialer_nonce: nonce, listener_nonce: answer.nonce };
     if !membership.accepts(Side::Listener, &ends, answer.code) {
-        road.connection.close(CODE_REFUSED.into(), b"not of this swarm");
+        connection.connection.close(CODE_REFUSED.into(), b"not of this swarm");
         return Err(stranger());
     }
     stream.sender.send(&membership.code(Side::Dialer, &ends)).await?;
@@ -42,21 +42,21 @@ pub(super) async fn as_dialer(
 
 /// The listener's half; closes the connection of a stranger.
 pub(super) async fn as_listener(
-    road: &Arc<Tuning>,
+    connection: &Arc<Tuning>,
     membership: &Membership,
     me: PeerId,
     peer: PeerId,
 ) -> Result<(), LinkError> {
-    let proven = timeout(PATIENCE, listen(road, membership, me, peer)).await.unwrap_or(Err(LinkError::TimedOut));
+    let proven = timeout(PATIENCE, listen(connection, membership, me, peer)).await.unwrap_or(Err(LinkError::TimedOut));
     if proven.is_err() {
-        road.connection.close(CODE_REFUSED.into(), b"not of this swarm");
+        connection.connection.close(CODE_REFUSED.into(), b"not of this swarm");
     }
     proven
 }
 
-async fn listen(road: &Arc<Tuning>, membership: &Membership, me: PeerId, peer: PeerId) -> Result<(), LinkError> {
-    let halves = road.connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
-    let mut stream = Stream::new(halves, Kind::Words, road);
+async fn listen(connection: &Arc<Tuning>, membership: &Membership, me: PeerId, peer: PeerId) -> Result<(), LinkError> {
+    let halves = connection.connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
+    let mut stream = Stream::new(halves, Kind::Words, connection);
     let stranger = || LinkError::NotAMember(peer.to_string());
     let Some(Opening::Prove(dialer_nonce, used)) = stream.receiver.recv().await? else { return Err(stranger()) };
     let nonce = Nonce(crate::random_bytes());
@@ -66,8 +66,8 @@ async fn listen(road: &Arc<Tuning>, membership: &Membership, me: PeerId, peer: P
     if !membership.accepts(Side::Dialer, &ends, shown) {
         return Err(stranger());
     }
-    if used == Use::Lane {
-        road.become_lane();
+    if used == Use::KvStream {
+        connection.become_kv_stream();
     }
     stream.sender.finish()
 }

@@ -3,21 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
-use tsnode_coordinator::allowance::{Allowance, Purse};
+use tsnode_coordinator::rate_limit::{RateLimit, TokenBucket};
 use tsnode_protocol::{PeerId, limits, stream::Opening};
 
-/// Requests, their KV and their journals: a large gateway's at their busiest.
-const WORK: Allowance = Allowance { per_second: 200.0, burst: 2000.0 };
-/// A hand-over may come in several.
-const KV: Allowance =
-    Allowance { per_second: WORK.per_second * limits::LANES as f64, burst: WORK.burst * limits::LANES as f64 };
+/// Requests, their KV and their response logs: a large gateway's at their busiest.
+const WORK: RateLimit = RateLimit { per_second: 200.0, burst: 2000.0 };
+/// A KV transfer may come in several.
+const KV: RateLimit = RateLimit {
+    per_second: WORK.per_second * limits::KV_STREAMS as f64,
+    burst: WORK.burst * limits::KV_STREAMS as f64,
+};
 /// Rings are built anew a few times a second while a stage is loading, files fetched once, links probed rarely.
-const RARE: Allowance = Allowance { per_second: 20.0, burst: 200.0 };
+const RARE: RateLimit = RateLimit { per_second: 20.0, burst: 200.0 };
 /// Each may bring 32 MiB: a probe a minute, and a transfer of eight times that now and then.
-const PROBES: Allowance = Allowance { per_second: 0.25, burst: 40.0 };
+const PROBES: RateLimit = RateLimit { per_second: 0.25, burst: 40.0 };
 /// Each makes this peer send packets to addresses that another names.
-const MEETINGS: Allowance = Allowance { per_second: 0.2, burst: 5.0 };
-/// Peers remembered; those with full purses are forgotten first.
+const MEETINGS: RateLimit = RateLimit { per_second: 0.2, burst: 5.0 };
+/// Peers remembered; those with full token buckets are forgotten first.
 const PEERS: usize = 4096;
 
 /// What peers have left.
@@ -25,34 +27,34 @@ const PEERS: usize = 4096;
 pub(super) struct Rates {
     started: Instant,
     /// By peer and kind of stream. Held for map operations only.
-    purses: Mutex<BTreeMap<(PeerId, u8), Purse>>,
+    buckets: Mutex<BTreeMap<(PeerId, u8), TokenBucket>>,
 }
 
 impl Rates {
     pub fn new() -> Self {
-        Self { started: Instant::now(), purses: Mutex::default() }
+        Self { started: Instant::now(), buckets: Mutex::default() }
     }
 
     /// Whether a peer may open this now.
     pub fn allow(&self, peer: PeerId, opening: &Opening) -> bool {
-        let (now, (kind, allowance)) = (self.started.elapsed(), kind(opening));
-        let mut purses = self.purses.lock().unwrap_or_else(PoisonError::into_inner);
-        if purses.len() >= PEERS {
-            purses.retain(|_, purse| !purse.is_full(now));
+        let (now, (kind, rate_limit)) = (self.started.elapsed(), kind(opening));
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= PEERS {
+            buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        if purses.len() >= PEERS && !purses.contains_key(&(peer, kind)) {
+        if buckets.len() >= PEERS && !buckets.contains_key(&(peer, kind)) {
             return false;
         }
-        purses.entry((peer, kind)).or_insert_with(|| Purse::new(allowance, now)).take(now).is_ok()
+        buckets.entry((peer, kind)).or_insert_with(|| TokenBucket::new(rate_limit, now)).take(now).is_ok()
     }
 }
 
-fn kind(opening: &Opening) -> (u8, Allowance) {
+fn kind(opening: &Opening) -> (u8, RateLimit) {
     match opening {
         Opening::Decode(_) => (0, WORK),
         Opening::Prefill(_) => (1, WORK),
         Opening::Kv(_) => (2, KV),
-        Opening::Journal(_) => (3, WORK),
+        Opening::ResponseLog(_) => (3, WORK),
         Opening::Recall(_) => (4, WORK),
         Opening::Ring(_) => (5, RARE),
         Opening::File { .. } => (6, RARE),
@@ -60,6 +62,6 @@ fn kind(opening: &Opening) -> (u8, Allowance) {
         Opening::Prove(..) => (8, RARE),
         Opening::Where => (9, RARE),
         Opening::Meet(_) => (10, MEETINGS),
-        Opening::Pulse(_) => (11, RARE),
+        Opening::Heartbeats(_) => (11, RARE),
     }
 }

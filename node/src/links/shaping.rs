@@ -120,7 +120,7 @@ impl Shaped {
         stop: CancellationToken,
     ) -> Arc<Self> {
         let (queue, datagrams) = mpsc::channel(WAITING);
-        let road = Road {
+        let connection = ShapedPath {
             socket: socket.clone(),
             shaping,
             faults: faults.clone(),
@@ -131,7 +131,7 @@ impl Shaped {
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = road.run(datagrams) => {}
+                () = connection.run(datagrams) => {}
             }
         });
         Arc::new(Self { socket, queue, shaping, faults, called: Mutex::default() })
@@ -197,7 +197,7 @@ impl AsyncUdpSocket for Shaped {
 }
 
 /// All links from here.
-struct Road {
+struct ShapedPath {
     socket: Arc<dyn AsyncUdpSocket>,
     shaping: Shaping,
     faults: Option<watch::Receiver<Faults>>,
@@ -209,7 +209,7 @@ struct Road {
     on_the_way: VecDeque<(Instant, Datagram)>,
 }
 
-impl Road {
+impl ShapedPath {
     async fn run(mut self, mut datagrams: mpsc::Receiver<Datagram>) {
         loop {
             let next = self.on_the_way.front().map(|(at, _)| *at);

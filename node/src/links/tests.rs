@@ -1,21 +1,21 @@
 //! Two ends of a link, honest and otherwise.
 
 mod crowd;
-mod lanes;
+mod parallel;
 
 use super::*;
 use crate::carrier::{Ask, Carriage, Carried, Porter};
-use crate::guard::{Bench, Guard};
+use crate::offences::{OffenceReceiver, OffenceReporter};
 use futures::FutureExt;
 use libp2p::core::muxing::SubstreamBox;
 use std::time::Instant;
 use tokio::time::timeout;
 use tokio_util::compat::TokioAsyncReadCompatExt;
 use tsnode_coordinator::trust::Offence;
-use tsnode_protocol::journal::{Fingerprint, JournalHead};
 use tsnode_protocol::kv::KvHeader;
+use tsnode_protocol::response_log::{Fingerprint, ResponseLogHead};
 use tsnode_protocol::{
-    BytesPerSecond, KvCodec, KvDtype, Lane, LayerRange, ModelId, PathKind, RequestId, Secret, SwarmId,
+    BytesPerSecond, KvCodec, KvDtype, KvStream, LayerRange, ModelId, PathKind, RequestId, Secret, SwarmId,
 };
 use tsnode_protocol::{codec::CodecError, limits, stream::DecodeOrder, stream::Opening};
 
@@ -23,7 +23,7 @@ struct End {
     links: Links,
     incoming: Incoming,
     gone: Gone,
-    bench: Bench,
+    bench: OffenceReceiver,
     address: SocketAddr,
     id: PeerId,
     _stop: tokio_util::sync::DropGuard,
@@ -34,19 +34,25 @@ fn end(secret: u8, shaping: Option<Shaping>) -> End {
 }
 
 fn end_with(secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
-    end_by(Lanes::Spare(0), secret, shaping, carriage)
+    end_by(KvStreams::Spare(0), secret, shaping, carriage)
 }
 
-fn end_by(lanes: Lanes, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
-    end_at("127.0.0.1:0".parse().unwrap(), lanes, secret, shaping, carriage)
+fn end_by(kv_streams: KvStreams, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
+    end_at("127.0.0.1:0".parse().unwrap(), kv_streams, secret, shaping, carriage)
 }
 
-fn end_at(listen: SocketAddr, lanes: Lanes, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
+fn end_at(
+    listen: SocketAddr,
+    kv_streams: KvStreams,
+    secret: u8,
+    shaping: Option<Shaping>,
+    carriage: Option<Carriage>,
+) -> End {
     let identity = Identity::from_seed(&crate::random_bytes());
     let id = identity.peer_id();
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
     let stop = CancellationToken::new();
-    let (guard, bench) = Guard::channel();
+    let (guard, bench) = OffenceReporter::channel();
     let config = LinksConfig {
         identity,
         membership,
@@ -55,9 +61,9 @@ fn end_at(listen: SocketAddr, lanes: Lanes, secret: u8, shaping: Option<Shaping>
         datagram: None,
         guard,
         faults: None,
-        pulses: None,
+        heartbeats: None,
         carriage,
-        lanes,
+        kv_streams,
         doors: Doors::default(),
     };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
@@ -90,7 +96,7 @@ async fn both_ends_know_each_other_and_frames_arrive() {
 }
 
 fn end_on(listen: &str) -> End {
-    end_at(listen.parse().unwrap(), Lanes::Spare(0), 1, None, None)
+    end_at(listen.parse().unwrap(), KvStreams::Spare(0), 1, None, None)
 }
 
 #[tokio::test]
@@ -249,8 +255,8 @@ async fn a_dial_to_where_nobody_is_any_more_is_given_up() {
 #[tokio::test]
 async fn nonsense_is_refused_and_the_next_stream_is_served() {
     let (a, mut b) = (end(1, None), end(1, None));
-    let road = a.links.road(b.id, &[b.address]).await.unwrap();
-    let (mut sender, _receiver) = road.connection.open_bi().await.unwrap();
+    let connection = a.links.connection(b.id, &[b.address]).await.unwrap();
+    let (mut sender, _receiver) = connection.connection.open_bi().await.unwrap();
     sender.write_all(&[9; 64]).await.unwrap();
     let (_, there) = pair(&a, &mut b).await;
     assert_eq!(there.opening, file());
@@ -374,13 +380,13 @@ fn kv() -> Opening {
         dtype: KvDtype::F16,
         codec: KvCodec::Raw,
         layers: LayerRange { start: 0, end: 1 },
-        lane: Lane::WHOLE,
+        kv_stream: KvStream::WHOLE,
         tokens: 1,
     })
 }
 
 fn recall() -> Opening {
-    Opening::Recall(JournalHead { request: RequestId([1; 16]), asked: Fingerprint([0; 32]) })
+    Opening::Recall(ResponseLogHead { request: RequestId([1; 16]), asked: Fingerprint([0; 32]) })
 }
 
 async fn opened(a: &End, b: &mut End, opening: &Opening) -> (Stream, IncomingStream) {
@@ -589,8 +595,8 @@ async fn ends_that_call_each_other_keep_the_same_connection_and_close_the_other(
     b.links.listens_at(&[b.address]);
     let (_here, _there) = opened_around(&a, &mut b).await;
     let straight = |end: &End, far: PeerId| {
-        let roads = end.links.inner.known.roads(far);
-        roads.iter().filter(|road| road.way.path() == PathKind::Direct).count()
+        let connections = end.links.inner.known.connections(far);
+        connections.iter().filter(|connection| connection.way.path() == PathKind::Direct).count()
     };
     let goes_straight = |end: &End, far: PeerId| {
         let way = end.links.inner.dials.lock().unwrap().get(&far).and_then(Dial::way);

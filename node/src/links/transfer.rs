@@ -34,16 +34,16 @@ impl Links {
     /// # Errors
     /// When the peer is not reached, or does not take them.
     pub async fn transfer(&self, peer: PeerId, addresses: &[SocketAddr], bytes: u64) -> Result<Transfer, LinkError> {
-        let road = self.road(peer, addresses).await?;
+        let connection = self.connection(peer, addresses).await?;
         let opening = Opening::Probe { bytes: PROBE_BYTES };
-        let mut pings = Self::open_on(&road, &opening).await?;
+        let mut pings = Self::open_on(&connection, &opening).await?;
         let round_trip = probe::ping(&mut pings).await?;
         pings.sender.finish()?;
         let watch = Watch::start();
         let mut streams = Vec::new();
         let mut left = bytes;
         while left > 0 {
-            let mut stream = Self::open_on(&road, &opening).await?;
+            let mut stream = Self::open_on(&connection, &opening).await?;
             let mut here = left.min(PROBE_BYTES.into());
             left -= here;
             let mut trains = 0;
@@ -63,7 +63,7 @@ impl Links {
         let moved = watch.stop();
         Ok(Transfer {
             to: peer,
-            path: road.way.path(),
+            path: connection.way.path(),
             latency: Seconds(round_trip.as_secs_f64() / 2.0),
             bandwidth: BytesPerSecond(bytes as f64 / moved.seconds),
             bytes,

@@ -2,8 +2,8 @@
 
 mod others;
 
-use super::{IncomingStream, LinkError, Links, LinksConfig, Roads, Shaping, Stream};
-use crate::{doors::Doors, guard::Guard, identity::Identity};
+use super::{Connections, IncomingStream, LinkError, Links, LinksConfig, Shaping, Stream};
+use crate::{doors::Doors, identity::Identity, offences::OffenceReporter};
 use bytes::Bytes;
 use futures::future::join_all;
 use serde::Serialize;
@@ -12,9 +12,9 @@ use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tsnode_coordinator::lanes::Lanes;
+use tsnode_coordinator::kv_streams::KvStreams;
 use tsnode_protocol::{
-    KvCodec, KvDtype, Lane, LayerRange, Manifest, ModelId, PeerId, RequestId, Secret, SwarmId, TileHeader,
+    KvCodec, KvDtype, KvStream, LayerRange, Manifest, ModelId, PeerId, RequestId, Secret, SwarmId, TileHeader,
     checksum::Checksum,
     codec,
     kv::{KvAnswer, KvHeader, KvPart, Packing},
@@ -33,7 +33,7 @@ pub enum Carrier {
     /// Our own links: tiles on a KV stream, checked against a manifest.
     Own,
     /// The same, with several connections that share the tiles.
-    Lanes,
+    KvStreams,
     /// One stream of a QUIC connection with the same settings, and nothing else.
     Bare,
     /// A TCP connection.
@@ -51,15 +51,15 @@ pub struct Moved {
     pub cpu_seconds: Option<f64>,
 }
 
-/// Moves `bytes` in datagrams of at most `datagram`, where there are any, by `lanes` connections where several share them.
+/// Moves `bytes` in datagrams of at most `datagram`, where there are any, by `kv_streams` connections where several share them.
 /// Connections are there before the clock starts.
 ///
 /// # Errors
 /// When the two ends of this process do not reach each other.
-pub async fn carry(carrier: Carrier, bytes: u64, datagram: u16, lanes: NonZeroU8) -> Result<Moved, LinkError> {
+pub async fn carry(carrier: Carrier, bytes: u64, datagram: u16, kv_streams: NonZeroU8) -> Result<Moved, LinkError> {
     match carrier {
-        Carrier::Own => Pair::new(None, Some(datagram), NonZeroU8::MIN).await?.hand_over(bytes).await,
-        Carrier::Lanes => Pair::new(None, Some(datagram), lanes).await?.hand_over(bytes).await,
+        Carrier::Own => Pair::new(None, Some(datagram), NonZeroU8::MIN).await?.kv_transfer(bytes).await,
+        Carrier::KvStreams => Pair::new(None, Some(datagram), kv_streams).await?.kv_transfer(bytes).await,
         Carrier::Bare => others::bare(bytes, datagram).await,
         Carrier::Tcp => others::tcp(bytes).await,
         Carrier::Tls => others::tls(bytes).await,
@@ -75,7 +75,7 @@ pub struct Slowed {
     pub probe_bytes: u64,
     /// What traffic said (byte/s).
     pub seen: f64,
-    /// A hand-over after it.
+    /// A KV transfer after it.
     pub moved: Moved,
 }
 
@@ -86,7 +86,7 @@ pub struct Slowed {
 pub async fn slowed(shaping: Shaping, bytes: u64) -> Result<Slowed, LinkError> {
     let mut pair = Pair::new(Some(shaping), None, NonZeroU8::MIN).await?;
     let probed = pair.from.links.probe(pair.to.id, &[pair.to.address]).await?;
-    let moved = pair.hand_over(bytes).await?;
+    let moved = pair.kv_transfer(bytes).await?;
     let seen = pair.from.links.measured().first().map_or(f64::NAN, |m| m.link.bandwidth.0);
     Ok(Slowed { probed: probed.link.bandwidth.0, probe_bytes: probed.bytes, seen, moved })
 }
@@ -126,14 +126,14 @@ struct End {
 }
 
 impl End {
-    fn new(shaping: Option<Shaping>, datagram: Option<u16>, lanes: NonZeroU8) -> Result<Self, LinkError> {
+    fn new(shaping: Option<Shaping>, datagram: Option<u16>, kv_streams: NonZeroU8) -> Result<Self, LinkError> {
         let identity = Identity::from_seed(&crate::random_bytes());
         let id = identity.peer_id();
         let stop = CancellationToken::new();
         let membership = Membership::new(SwarmId([0; 16]), Some(Secret([0; 32])));
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         // Nobody is kept out, so nobody need hear of offences.
-        let (guard, _) = Guard::channel();
+        let (guard, _) = OffenceReporter::channel();
         let config = LinksConfig {
             identity,
             membership,
@@ -142,9 +142,9 @@ impl End {
             datagram,
             guard,
             faults: None,
-            pulses: None,
+            heartbeats: None,
             carriage: None,
-            lanes: Lanes::Fixed(lanes),
+            kv_streams: KvStreams::Fixed(kv_streams),
             doors: Doors::default(),
         };
         let (links, incoming, _) = Links::bind(config, stop.clone())?;
@@ -160,42 +160,42 @@ struct Pair {
 }
 
 impl Pair {
-    async fn new(shaping: Option<Shaping>, datagram: Option<u16>, lanes: NonZeroU8) -> Result<Self, LinkError> {
-        let end = || End::new(shaping, datagram, lanes);
+    async fn new(shaping: Option<Shaping>, datagram: Option<u16>, kv_streams: NonZeroU8) -> Result<Self, LinkError> {
+        let end = || End::new(shaping, datagram, kv_streams);
         let pair = Self { from: end()?, to: end()? };
-        let roads = pair.roads().await?;
-        if roads.0.len() != usize::from(lanes.get()) {
+        let connections = pair.connections().await?;
+        if connections.0.len() != usize::from(kv_streams.get()) {
             return Err(LinkError::Lost("fewer connections than were asked for".into()));
         }
         if let Some(datagram) = datagram {
-            join_all(roads.0.iter().map(|road| settled(&road.connection, datagram))).await;
+            join_all(connections.0.iter().map(|connection| settled(&connection.connection, datagram))).await;
         }
         Ok(pair)
     }
 
-    async fn roads(&self) -> Result<Roads, LinkError> {
-        self.from.links.roads(self.to.id, &[self.to.address], u64::MAX, limits::LANES.into()).await
+    async fn connections(&self) -> Result<Connections, LinkError> {
+        self.from.links.connections(self.to.id, &[self.to.address], u64::MAX, limits::KV_STREAMS.into()).await
     }
 
     /// One KV stream on each connection, from its opening to its commitment.
-    async fn hand_over(&mut self, bytes: u64) -> Result<Moved, LinkError> {
+    async fn kv_transfer(&mut self, bytes: u64) -> Result<Moved, LinkError> {
         let header = KvHeader {
             request: RequestId([0; 16]),
             model: ModelId([0; 16]),
             dtype: KvDtype::F16,
             codec: KvCodec::Int4,
-            layers: LayerRange { start: 0, end: limits::LANES.into() },
-            lane: Lane::WHOLE,
+            layers: LayerRange { start: 0, end: limits::KV_STREAMS.into() },
+            kv_stream: KvStream::WHOLE,
             tokens: 512,
         };
         let watch = Watch::start();
-        let (roads, mut tasks) = (self.roads().await?, JoinSet::new());
-        for lane in roads.lanes() {
-            let stream = roads.open(lane, &Opening::Kv(KvHeader { lane, ..header })).await?;
+        let (connections, mut tasks) = (self.connections().await?, JoinSet::new());
+        for kv_stream in connections.kv_streams() {
+            let stream = connections.open(kv_stream, &Opening::Kv(KvHeader { kv_stream, ..header })).await?;
             let arrived = self.to.incoming.next().await.ok_or_else(nobody)?;
             // On threads of their own, as stages of two peers are.
             tasks.spawn(receive(arrived));
-            tasks.spawn(send(stream, bytes / u64::from(lane.of)));
+            tasks.spawn(send(stream, bytes / u64::from(kv_stream.of)));
         }
         while let Some(done) = tasks.join_next().await {
             done.map_err(|e| LinkError::Lost(e.to_string()))??;

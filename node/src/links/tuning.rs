@@ -2,7 +2,7 @@
 
 use super::meter::{Meter, Metered};
 use super::{IDLE, KEEP_ALIVE};
-use crate::guard::Guard;
+use crate::offences::OffenceReporter;
 use bytes::Bytes;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ const STREAM_WINDOW: u32 = 16 << 20;
 const RECEIVE_WINDOW: u32 = 64 << 20;
 /// The same before it has: a proof is a few hundred bytes.
 const UNPROVEN_WINDOW: u32 = 64 << 10;
-/// Datagrams only ask for an acknowledgement ([`super::vigil`]) and are not read: room for some, of which the last stay.
+/// Datagrams only ask for an acknowledgement ([`super::probe`]) and are not read: room for some, of which the last stay.
 const NUDGES: usize = 1 << 10;
 /// Unacknowledged bytes of one connection, at least and at most. The most leaves room in the far end's receive window, so
 /// that tokens pass beside KV that fills its part ([`super::priority`]).
@@ -81,14 +81,14 @@ fn send_window(bandwidth: BytesPerSecond, round_trip: Duration) -> u64 {
 
 /// How a connection's packets travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Transport {
     /// By this peer's own socket, to there.
     Open(SocketAddr),
     /// In a stream of the control plane, whose connection travels so.
     Carried(PathKind),
 }
 
-impl Way {
+impl Transport {
     /// As an advert states it. A stream of a straight connection goes straight to its far end, too.
     pub fn path(self) -> PathKind {
         match self {
@@ -102,17 +102,17 @@ impl Way {
 #[derive(Debug)]
 pub(super) struct Tuning {
     pub connection: quinn::Connection,
-    pub way: Way,
+    pub way: Transport,
     pub meter: Arc<Meter>,
     window: AtomicU64,
-    /// Whether it carries parts of hand-overs, and nothing else.
-    lane: AtomicBool,
+    /// Whether it carries parts of KV transfers, and nothing else.
+    kv_stream: AtomicBool,
     /// Who answers for what comes over it, once that is proven, and to whom.
-    far_end: OnceLock<(PeerId, Guard)>,
+    far_end: OnceLock<(PeerId, OffenceReporter)>,
 }
 
 impl Tuning {
-    pub fn new(connection: quinn::Connection, way: Way) -> Arc<Self> {
+    pub fn new(connection: quinn::Connection, way: Transport) -> Arc<Self> {
         // A connection of this crate is always watched; nothing is lost but figures where one is not.
         let meter = Meter::of(&connection).unwrap_or_default();
         Arc::new(Self {
@@ -120,13 +120,13 @@ impl Tuning {
             way,
             meter,
             window: AtomicU64::new(SEND_WINDOWS.0),
-            lane: AtomicBool::new(false),
+            kv_stream: AtomicBool::new(false),
             far_end: OnceLock::new(),
         })
     }
 
     /// The far end, which called or was called, has shown that it belongs here: from now on it answers for what it says.
-    pub fn proven(&self, peer: PeerId, guard: &Guard) {
+    pub fn proven(&self, peer: PeerId, guard: &OffenceReporter) {
         // Proven once.
         let _ = self.far_end.set((peer, guard.clone()));
     }
@@ -138,14 +138,14 @@ impl Tuning {
         }
     }
 
-    /// It carries parts of hand-overs, and nothing else.
-    pub fn become_lane(&self) {
-        self.lane.store(true, Ordering::Relaxed);
+    /// It carries parts of KV transfers, and nothing else.
+    pub fn become_kv_stream(&self) {
+        self.kv_stream.store(true, Ordering::Relaxed);
     }
 
     /// Whether that is all it does.
-    pub fn is_lane(&self) -> bool {
-        self.lane.load(Ordering::Relaxed)
+    pub fn is_kv_stream(&self) -> bool {
+        self.kv_stream.load(Ordering::Relaxed)
     }
 
     /// The far end that called here may do what peers may.

@@ -3,7 +3,7 @@
 use super::{NodeConfig, NodeError};
 use crate::{
     cores,
-    hardware::{self, CardNumbers, DeviceChoice, DeviceName, Lend, LendError, Wanted},
+    hardware::{self, DeviceChoice, DeviceName, GpuNumbers, Lend, LendError, Wanted},
     store::Store,
 };
 use std::collections::BTreeMap;
@@ -30,8 +30,8 @@ impl Devices<'_> {
         match &self.config.devices {
             DeviceChoice::Named(names) => names.iter().map(|name| self.named(*name)).collect(),
             DeviceChoice::Auto => {
-                let cards = self.cards();
-                if cards.is_empty() { Ok(vec![self.processor()?]) } else { Ok(cards) }
+                let gpus = self.gpus();
+                if gpus.is_empty() { Ok(vec![self.processor()?]) } else { Ok(gpus) }
             }
         }
     }
@@ -39,13 +39,13 @@ impl Devices<'_> {
     fn named(&self, name: DeviceName) -> Result<(Device, Engine), NodeError> {
         match name {
             DeviceName::Processor => self.processor(),
-            DeviceName::Cards(cards) => self.together(cards).map_err(|error| LendError::Card { cards, error }.into()),
+            DeviceName::Gpus(gpus) => self.together(gpus).map_err(|error| LendError::Gpu { gpus, error }.into()),
         }
     }
 
-    /// All cards that compute the model: each a device of its own, or so many together as hold all of it. One that does not is
+    /// All GPUs that compute the model: each a device of its own, or so many together as hold all of it. One that does not is
     /// said, and is no reason not to serve.
-    fn cards(&self) -> Vec<(Device, Engine)> {
+    fn gpus(&self) -> Vec<(Device, Engine)> {
         let gpus = match &self.host.gpus {
             Ok(gpus) => gpus,
             Err(why) => {
@@ -60,27 +60,27 @@ impl Devices<'_> {
         let usable = usable.into_iter().take(tsnode_protocol::limits::DEVICES);
         let memory = |number: &u16| gpus.iter().find(|gpu| gpu.ordinal == *number).map_or(0, |gpu| gpu.memory_bytes);
         let memory: BTreeMap<u16, u64> = usable.map(|number| (number, memory(&number))).collect();
-        let lend = |cards| match self.together(cards) {
+        let lend = |gpus| match self.together(gpus) {
             Ok(lent) => Some(lent),
             Err(error) => {
-                tracing::warn!(%cards, %error, "not used");
+                tracing::warn!(%gpus, %error, "not used");
                 None
             }
         };
         let mut lent = Vec::new();
-        for cards in hardware::sets(&memory, self.models.0.card().shape) {
-            match lend(cards) {
+        for gpus in hardware::sets(&memory, self.models.0.card().shape) {
+            match lend(gpus) {
                 Some(device) => lent.push(device),
-                None if cards.count > 1 => lent.extend(cards.each().map(CardNumbers::one).filter_map(lend)),
+                None if gpus.count > 1 => lent.extend(gpus.each().map(GpuNumbers::one).filter_map(lend)),
                 None => {}
             }
         }
         lent
     }
 
-    fn together(&self, cards: CardNumbers) -> Result<(Device, Engine), hardware::CardUnfit> {
+    fn together(&self, gpus: GpuNumbers) -> Result<(Device, Engine), hardware::GpuUnfit> {
         let Self { config, models, store, .. } = *self;
-        hardware::cards(cards, Wanted { models, lend: self.asked(), kv_dtype: config.kv_dtype, store })
+        hardware::gpus(gpus, Wanted { models, lend: self.asked(), kv_dtype: config.kv_dtype, store })
     }
 
     fn processor(&self) -> Result<(Device, Engine), NodeError> {

@@ -16,12 +16,12 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tsnode_coordinator::{
-    batcher::Guesses,
+    batcher::Speculation,
     gate::{KvChoice, SplitChoice},
-    lanes::Lanes,
+    kv_streams::KvStreams,
     layout::Layout,
     lending::Hours,
-    spot::SpotChecks,
+    spot_check::SpotChecks,
 };
 use tsnode_kernels::{engine::Threads, source::SourceError};
 use tsnode_protocol::{Invite, KvCodec, KvDtype, kv::KvPace};
@@ -95,14 +95,14 @@ pub struct NodeConfig {
     pub fixed_kv: Option<KvCodec>,
     /// When KV leaves, where it is not as pays.
     pub kv_pace: Option<KvPace>,
-    /// How many connections may carry a hand-over.
-    pub kv_lanes: Lanes,
+    /// How many connections may carry a KV transfer.
+    pub kv_streams: KvStreams,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
     /// Whether answers to clients of this peer are checked.
     pub spot_checks: SpotChecks,
     /// Whether groups that this peer leads guess answers' next tokens.
-    pub guesses: Guesses,
+    pub speculation: Speculation,
     /// A small model that guesses for it.
     pub draft: Option<PathBuf>,
     /// Hours in which the host is lent; all of them where none are named.

@@ -60,7 +60,7 @@ impl Compute {
     pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
         // A GPU computes while its thread waits.
-        let busy = (!engine.is_on_card()).then(Busy::default);
+        let busy = (!engine.is_on_gpu()).then(Busy::default);
         std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults))?;
         Ok(Self { jobs, busy })
     }

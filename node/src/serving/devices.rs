@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_kernels::{cuda::CardError, engine::Engine, load::InUse, pages::PageCount};
+use tsnode_kernels::{cuda::GpuError, engine::Engine, load::InUse, pages::PageCount};
 
 /// How often a compute thread is asked for its pages.
 const LOOK: Duration = Duration::from_millis(250);
@@ -21,13 +21,13 @@ struct Said {
     at: Instant,
 }
 
-/// A device whose card does nothing any more.
+/// A device whose GPU does nothing any more.
 #[derive(Debug)]
 pub(super) struct Lost {
     /// Its place in the advert.
     pub device: u16,
     /// Why.
-    pub why: CardError,
+    pub why: GpuError,
 }
 
 struct Known {
@@ -92,9 +92,9 @@ impl Devices {
     }
 }
 
-/// Knows a device's pages, a moment ago, until its card is lost.
-async fn ask(compute: Compute, say: watch::Sender<Option<Said>>) -> CardError {
-    let look = |engine: &mut Engine| engine.check_cards().map(|()| (engine.pages(), engine.in_use()));
+/// Knows a device's pages, a moment ago, until its GPU is lost.
+async fn ask(compute: Compute, say: watch::Sender<Option<Said>>) -> GpuError {
+    let look = |engine: &mut Engine| engine.check_gpus().map(|()| (engine.pages(), engine.in_use()));
     loop {
         match compute.call(look).await {
             Ok(Ok((pages, in_use))) => drop(say.send_replace(Some(Said { pages, in_use, at: Instant::now() }))),

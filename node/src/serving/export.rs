@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tsnode_kernels::{engine::Engine, wire::tile_bytes};
 use tsnode_protocol::{
-    Lane, LayerRange, PeerId, RequestId,
+    KvStream, LayerRange, PeerId, RequestId,
     kv::{KvHeader, KvPace},
     ring::{KvExport, KvTarget, RingFrame},
 };
@@ -165,7 +165,7 @@ impl Export {
         for target in &what.targets {
             let layers = target.layers.intersection(self.context.layers);
             if !layers.is_empty() {
-                let header = KvHeader { request, model, dtype, codec, layers, lane: Lane::WHOLE, tokens };
+                let header = KvHeader { request, model, dtype, codec, layers, kv_stream: KvStream::WHOLE, tokens };
                 let (heads, dim) = (self.wanted.heads as usize, self.context.shape.head_dim as usize);
                 let layer = tile_bytes(codec, dtype, tokens as usize, heads, dim) as u64;
                 let bytes = layer * u64::from(layers.len());

@@ -7,8 +7,8 @@ use super::{
     checks::Checks,
     client::LeaderRequest,
     compute::Compute,
-    guesser::{DraftModel, Guesser, GuesserGone, Order},
     member::{RingStream, open_onward},
+    speculator::{DraftModel, Order, Speculator, SpeculatorGone},
     stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
 };
 use crate::links::{Attended, FrameReceiver, Stream};
@@ -181,7 +181,7 @@ struct Leader {
 struct Ring {
     worker: mpsc::Sender<Arrived>,
     /// Knows this ring's sequences only.
-    guesser: Option<Guesser>,
+    speculator: Option<Speculator>,
     back: mpsc::Receiver<RingFrame>,
     /// Resolves when the ring breaks.
     end: tokio::task::JoinHandle<StageError>,
@@ -218,12 +218,12 @@ impl Leader {
             Err(error) => return Ended::Broken(error),
         };
         tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
-        let mut mute = self.context.links.mute();
+        let mut unresponsive = self.context.links.unresponsive();
         let mut attended = Vec::new();
         loop {
             self.tell();
             self.attend(&mut attended);
-            if let Some(peer) = self.mute_one(&mute.borrow_and_update()) {
+            if let Some(peer) = self.unresponsive_one(&unresponsive.borrow_and_update()) {
                 return Ended::Broken(StageError::Protocol(format!("{peer} gives no sign of life")));
             }
             if self.retire.is_cancelled() && self.clients.is_empty() {
@@ -244,11 +244,11 @@ impl Leader {
                     None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
                 why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
-                guessed = answer_of(&mut ring.guesser) => match guessed {
+                drafted = answer_of(&mut ring.speculator) => match drafted {
                     Ok(event) => [Some(event), None],
                     Err(gone) => return Ended::Broken(gone.into()),
                 },
-                Ok(()) = mute.changed() => Heard::default(),
+                Ok(()) = unresponsive.changed() => Heard::default(),
                 Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
                 () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
@@ -276,8 +276,8 @@ impl Leader {
     }
 
     /// One of the other stages that gives no sign of life while anything runs here.
-    fn mute_one(&self, mute: &BTreeSet<PeerId>) -> Option<PeerId> {
-        self.others().find(|peer| mute.contains(peer)).filter(|_| !self.clients.is_empty())
+    fn unresponsive_one(&self, unresponsive: &BTreeSet<PeerId>) -> Option<PeerId> {
+        self.others().find(|peer| unresponsive.contains(peer)).filter(|_| !self.clients.is_empty())
     }
 
     fn others(&self) -> impl Iterator<Item = PeerId> {
@@ -289,7 +289,7 @@ impl Leader {
         let (to_leader, back) = mpsc::channel(FRAMES);
         if self.group.stages.len() == 1 {
             let work = Worker::run(self.context.clone(), Downstream::Leader(to_leader), arrived);
-            return Ok(Ring { worker, guesser: self.guesser(), back, end: tokio::spawn(work) });
+            return Ok(Ring { worker, speculator: self.speculator(), back, end: tokio::spawn(work) });
         }
         let hello = RingHello {
             group: self.group.id,
@@ -318,12 +318,12 @@ impl Leader {
                 why = read_back(receiver, to_leader) => why,
             }
         });
-        Ok(Ring { worker, guesser: self.guesser(), back, end })
+        Ok(Ring { worker, speculator: self.speculator(), back, end })
     }
 
-    fn guesser(&self) -> Option<Guesser> {
+    fn speculator(&self) -> Option<Speculator> {
         let StageContext { compute, shape, tasks, .. } = &self.context;
-        self.draft.clone().map(|draft| Guesser::start(draft, compute.clone(), shape.vocab, tasks))
+        self.draft.clone().map(|draft| Speculator::start(draft, compute.clone(), shape.vocab, tasks))
     }
 
     /// Waits until the last stage's stream of this very ring arrives.
@@ -426,7 +426,7 @@ impl Leader {
                 .try_send(Arrived::from(frame))
                 .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
             Action::Guess { step, wanted } => Ok(ring.ask(Order::Guess { step, wanted })?),
-            Action::NoGuesses { request } => Ok(ring.ask(Order::Forget(request))?),
+            Action::NoDrafts { request } => Ok(ring.ask(Order::Forget(request))?),
             other => {
                 self.answer(other);
                 Ok(())
@@ -486,15 +486,15 @@ enum ToClient {
 }
 
 impl Ring {
-    fn ask(&self, order: Order) -> Result<(), GuesserGone> {
-        self.guesser.as_ref().ok_or(GuesserGone)?.order(order)
+    fn ask(&self, order: Order) -> Result<(), SpeculatorGone> {
+        self.speculator.as_ref().ok_or(SpeculatorGone)?.order(order)
     }
 }
 
-/// What a ring's guesser says, if there is one.
-async fn answer_of(guesser: &mut Option<Guesser>) -> Result<Event, GuesserGone> {
-    match guesser {
-        Some(guesser) => guesser.answer().await,
+/// What a ring's speculator says, if there is one.
+async fn answer_of(speculator: &mut Option<Speculator>) -> Result<Event, SpeculatorGone> {
+    match speculator {
+        Some(speculator) => speculator.answer().await,
         None => std::future::pending().await,
     }
 }
@@ -503,7 +503,7 @@ async fn answer_of(guesser: &mut Option<Guesser>) -> Result<Event, GuesserGone> 
 fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     use tsnode_protocol::stream::End;
     Some(match action {
-        Action::Ring(_) | Action::Guess { .. } | Action::NoGuesses { .. } => return None,
+        Action::Ring(_) | Action::Guess { .. } | Action::NoDrafts { .. } => return None,
         Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
         Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
         Action::KvArrived { request, after, deliveries } => {

@@ -4,7 +4,7 @@
 //! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
 //! has left.
 
-use super::{compute::Compute, guesser::DraftModel};
+use super::{compute::Compute, speculator::DraftModel};
 use crate::{memory::Need, view::Weights};
 use std::collections::BTreeMap;
 use std::sync::{
@@ -14,7 +14,7 @@ use std::sync::{
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
-    cuda::CardError,
+    cuda::GpuError,
     device,
     engine::{Carried, Engine, EngineError, StageKey, Threads},
     load::{LoadReport, Progress},
@@ -60,7 +60,7 @@ pub(super) enum NotLoaded {
 impl From<EngineError> for NotLoaded {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::Card(CardError::Memory { .. }) => Self::NoRoom(error.to_string()),
+            EngineError::Gpu(GpuError::Memory { .. }) => Self::NoRoom(error.to_string()),
             error => Self::failed(error),
         }
     }
@@ -165,7 +165,7 @@ impl Loader {
         source: Arc<ModelSource>,
         layers: LayerRange,
     ) -> Result<(Carried, LoadReport), NotLoaded> {
-        let asked = |engine: &mut Engine| (engine.pages(), engine.cards(), engine.carrier());
+        let asked = |engine: &mut Engine| (engine.pages(), engine.gpus(), engine.carrier());
         let (pages, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
         // Pages in use have their memory already.
         let kv = (pages.free * PAGE_BYTES) as u64;
@@ -180,7 +180,7 @@ impl Loader {
             let (stage, report) = if cards > 0 {
                 // Whether they have room for it the cards say.
                 let threads = Threads { ranks: cards, ..threads };
-                source.load_stage_for_cards_by(threads, layers, &mut tell)
+                source.load_stage_for_gpus_by(threads, layers, &mut tell)
             } else {
                 let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
                 need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;

@@ -7,9 +7,9 @@ mod choosing;
 
 use super::{
     compute::{Compute, ComputeError},
-    desk::{Desk, Expected},
     export::{self, Exporter, Taps},
-    guesser::GuesserGone,
+    kv_receiver::{Expected, KvReceiver},
+    speculator::SpeculatorGone,
 };
 use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
 use choosing::{Sampler, compute_and_choose};
@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_kernels::{
-    engine::{Engine, EngineError, Input, KeptKey, Output, Prefix, Slice, StageKey},
+    engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
     pages::PagesError,
 };
 use tsnode_protocol::{
@@ -64,7 +64,7 @@ pub(super) enum StageError {
     #[error(transparent)]
     Compute(#[from] ComputeError),
     #[error(transparent)]
-    Guesser(#[from] GuesserGone),
+    Speculator(#[from] SpeculatorGone),
     #[error("the stage before closed the ring")]
     Upstream,
     #[error("{0}")]
@@ -76,7 +76,7 @@ pub(super) enum StageError {
 pub(super) struct StageContext {
     pub compute: Compute,
     pub links: Links,
-    pub desk: Desk,
+    pub kv_receiver: KvReceiver,
     /// This peer.
     pub me: PeerId,
     pub key: StageKey,
@@ -145,7 +145,7 @@ pub(super) struct Worker {
     downstream: Downstream,
     sequences: BTreeMap<RequestId, Sequence>,
     /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
-    kept: BTreeMap<PrefixId, KeptKey>,
+    kept: BTreeMap<PrefixId, PrefixKey>,
     side: Side,
     admissions: Admission,
     /// Ends the exports and receptions of this ring.
@@ -293,7 +293,7 @@ impl Worker {
     }
 
     fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, kv: AwaitKv) {
-        self.context.desk.expect(Expected {
+        self.context.kv_receiver.expect(Expected {
             me: self.context.me,
             request,
             tokens,
@@ -338,7 +338,7 @@ impl Worker {
             } else {
                 Input::Hidden(&hidden)
             };
-            let out = forget_guesses(engine, key, &step).and_then(|()| {
+            let out = forget_drafts(engine, key, &step).and_then(|()| {
                 let rows = engine.forward_tapped(key, &slices(&step), input, Output::Hidden, taps.as_tap());
                 rows.map(|rows| rows.to_vec())
             });
@@ -370,7 +370,7 @@ impl Worker {
             } else {
                 Input::Hidden(&hidden)
             };
-            let chosen = forget_guesses(engine, key, &step)
+            let chosen = forget_drafts(engine, key, &step)
                 .and_then(|()| compute_and_choose(engine, key, &step, input, (vocab, &mut samplers), &mut taps));
             (step, samplers, chosen.map_err(|e| e.to_string()))
         };
@@ -424,7 +424,7 @@ impl Worker {
         if self.kept.len() >= limits::PREFIXES || self.kept.contains_key(&prefix) {
             return self.release(request).await;
         }
-        self.context.desk.forget(request, self.context.key);
+        self.context.kv_receiver.forget(request, self.context.key);
         if self.sequences.remove(&request).is_some() {
             let key = self.context.key;
             let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
@@ -441,7 +441,7 @@ impl Worker {
     }
 
     async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
-        self.context.desk.forget(request, self.context.key);
+        self.context.kv_receiver.forget(request, self.context.key);
         if let Some(sequence) = self.sequences.remove(&request) {
             tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
             // Dropping the sequence ends its export, which may still wait for the far side.
@@ -523,7 +523,7 @@ fn slices(step: &Step) -> Vec<Slice> {
 }
 
 /// Tokens computed for guesses that turned out wrong are forgotten before others take their places.
-fn forget_guesses(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<(), EngineError> {
+fn forget_drafts(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<(), EngineError> {
     let mut answers = step.entries.iter().filter(|e| !e.prompt);
     answers.try_for_each(|e| engine.truncate(stage, e.request, e.start))
 }

@@ -42,7 +42,7 @@ const DIAL_BACKS: (usize, usize, Duration) = (3, 30, Duration::from_secs(10));
 /// Peers that have a place here, and circuits between them and others, of all and of one.
 const PLACES: usize = 64;
 const CIRCUITS: (usize, usize) = (64, 16);
-/// What one circuit may carry in each direction, and for how long: a few hand-overs of a long prompt's KV. Whoever
+/// What one circuit may carry in each direction, and for how long: a few KV transfers of a long prompt's KV. Whoever
 /// needs more asks for another.
 const CIRCUIT_BYTES: u64 = 4 << 30;
 const CIRCUIT_FOR: Duration = Duration::from_secs(3600);

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
-    allowance::{Allowance, Purse},
     control::Calls,
+    rate_limit::{RateLimit, TokenBucket},
 };
 use tsnode_protocol::{Gossip, PeerId, Verified};
 
 /// A heartbeat a second, and bursts of adverts, plans and endorsements when the swarm changes.
-const WORDS: Allowance = Allowance { per_second: 20.0, burst: 400.0 };
+const WORDS: RateLimit = RateLimit { per_second: 20.0, burst: 400.0 };
 /// Honest neighbours pass on what they heard a few seconds ago: gossipsub keeps five of its beats, and a newcomer asks for
 /// them after it has heard what came later. What a signer overtook longer ago than this nobody has to pass on.
 const HISTORY: Duration = Duration::from_secs(15);
@@ -36,7 +36,7 @@ pub(super) struct Heard {
 
 #[derive(Debug)]
 struct Signer {
-    purse: Purse,
+    bucket: TokenBucket,
     said: BTreeMap<&'static str, Said>,
     calls: Calls,
 }
@@ -83,9 +83,9 @@ impl Heard {
 
     fn note_at(&mut self, now: Duration, message: &Verified<Gossip>) -> Result<(), Excess> {
         if self.signers.len() >= SIGNERS && !self.signers.contains_key(&message.signer()) {
-            self.signers.retain(|_, s| !s.purse.is_full(now));
+            self.signers.retain(|_, s| !s.bucket.is_full(now));
         }
-        let new = || Signer { purse: Purse::new(WORDS, now), said: BTreeMap::new(), calls: Calls::default() };
+        let new = || Signer { bucket: TokenBucket::new(WORDS, now), said: BTreeMap::new(), calls: Calls::default() };
         let signer = self.signers.entry(message.signer()).or_insert_with(new);
         let (sequence, kind) = (message.sequence(), message.message().kind());
         let said = signer.said.entry(kind).or_default();
@@ -98,7 +98,7 @@ impl Heard {
             return Err(said.excess(sequence));
         }
         said.last = sequence.max(said.last);
-        signer.purse.take(now).map_err(|_| Excess::TooMuch)
+        signer.bucket.take(now).map_err(|_| Excess::TooMuch)
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
     use ed25519_dalek::SigningKey;
     use tsnode_protocol::{
         Call, Heartbeat, Signed, SwarmId,
-        rollcall::{Missed, PeerTag},
+        liveness_digest::{Missed, PeerTag},
     };
 
     fn message(sequence: u64) -> Verified<Gossip> {

@@ -94,7 +94,7 @@ impl Task {
                 biased;
                 () = stop.cancelled() => break,
                 sent = self.outbox.flush_one(), if self.outbox.is_waiting() => if sent.is_err() { break },
-                Some(command) = commands.recv() => self.obey(command),
+                Some(command) = commands.recv() => self.apply_command(command),
                 Some(rejection) = rejections.recv() => self.on_rejection(rejection),
                 Some(ask) = asks.recv() => self.on_ask(ask),
                 _ = dial.tick() => {
@@ -107,12 +107,12 @@ impl Task {
             }
         }
         while let Ok(command) = commands.try_recv() {
-            self.obey(command);
+            self.apply_command(command);
         }
         self.say_goodbye().await;
     }
 
-    fn obey(&mut self, command: Command) {
+    fn apply_command(&mut self, command: Command) {
         match command {
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),

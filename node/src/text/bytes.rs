@@ -1,6 +1,6 @@
 //! Tokens that stand for bytes: a character may take several, so they are text only together.
 
-use super::guarded;
+use super::tokenizer_guard;
 use tokenizers::Tokenizer;
 
 /// How a vocabulary spells bytes.
@@ -17,7 +17,7 @@ pub enum ByteTokens {
 impl ByteTokens {
     /// By what the tokenizer makes of tokens in either spelling.
     pub fn of(tokenizer: &Tokenizer) -> Self {
-        let makes = |tokens: &[&str], text| guarded::join(tokenizer, tokens).is_some_and(|made| made == text);
+        let makes = |tokens: &[&str], text| tokenizer_guard::join(tokenizer, tokens).is_some_and(|made| made == text);
         if makes(&["<0x41>"], "A") {
             Self::Fallback
         } else if makes(&["Ã", "©"], "é") {

@@ -4,7 +4,7 @@
 //! before it. So a token's text is what a few tokens with it say beyond what they say without it. Bytes become tokens of
 //! whole characters before that: decoders read neighbouring bytes together, and one of them would spoil the others.
 
-use super::{bytes::ByteTokens, guarded};
+use super::{bytes::ByteTokens, tokenizer_guard};
 use std::collections::VecDeque;
 use tokenizers::Tokenizer;
 use tsnode_protocol::Token;
@@ -50,7 +50,9 @@ impl<'t> Detokeniser<'t> {
 
     /// The text that `token` adds; empty while a character is incomplete.
     pub fn push(&mut self, token: Token) -> String {
-        let Some(token) = guarded::token(self.tokenizer, token.0, self.skip_special) else { return String::new() };
+        let Some(token) = tokenizer_guard::token(self.tokenizer, token.0, self.skip_special) else {
+            return String::new();
+        };
         match self.spelling.bytes(&token) {
             Some(bytes) => {
                 self.begun.extend(bytes);
@@ -71,7 +73,7 @@ impl<'t> Detokeniser<'t> {
     /// What `token` would say here, special or not.
     #[must_use]
     pub fn token_text(&self, token: Token) -> TokenText {
-        let Some(token) = guarded::token(self.tokenizer, token.0, false) else { return TokenText::default() };
+        let Some(token) = tokenizer_guard::token(self.tokenizer, token.0, false) else { return TokenText::default() };
         let unit = match self.spelling.bytes(&token) {
             None => vec![token],
             Some(bytes) => match std::str::from_utf8(&bytes) {
@@ -126,7 +128,7 @@ impl<'t> Detokeniser<'t> {
     fn with(&self, unit: &[String]) -> Option<String> {
         let neutral = (!self.first).then_some(NEUTRAL);
         let tokens = self.context.iter().flatten().chain(unit).map(String::as_str);
-        guarded::join(self.tokenizer, &neutral.into_iter().chain(tokens).collect::<Vec<_>>())
+        tokenizer_guard::join(self.tokenizer, &neutral.into_iter().chain(tokens).collect::<Vec<_>>())
     }
 }
 

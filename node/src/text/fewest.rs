@@ -124,7 +124,7 @@ fn knows_all(tokenizer: &Tokenizer, is_level: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{guarded, model::tests::embedded};
+    use super::super::{model::tests::embedded, tokenizer_guard};
     use super::*;
     use serde_json::json;
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     fn read(file: &Value) -> Tokenizer {
-        guarded::read(&serde_json::to_vec(file).unwrap()).unwrap()
+        tokenizer_guard::read(&serde_json::to_vec(file).unwrap()).unwrap()
     }
 
     /// Of the embedded model, with some parts of its file in the place of its own.
@@ -176,7 +176,7 @@ mod tests {
             for text in texts {
                 for times in [1, 20] {
                     let text = text.repeat(times);
-                    let tokens = guarded::encode(&tokenizer, &text, false).unwrap().len();
+                    let tokens = tokenizer_guard::encode(&tokenizer, &text, false).unwrap().len();
                     assert!(fewest.tokens(&text) <= tokens, "{text:?}: {tokens} tokens, {fewest:?}");
                 }
             }

@@ -1,8 +1,8 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
 use super::{
-    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, Workers, defaults, guarded,
-    reader::Reader, short, templates::Renderer, workers::Unfinished,
+    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, Workers, defaults, reader::Reader, short,
+    templates::Renderer, tokenizer_guard, workers::Unfinished,
 };
 use crate::models::ModelFiles;
 use serde_json::Value;
@@ -97,7 +97,7 @@ impl TextModel {
     pub fn new(files: &ModelFiles, templates: &Templates) -> Result<Self, TextError> {
         let bytes = files.files.get("tokenizer.json").ok_or(TextError::Missing("tokenizer.json"))?;
         let broken = |error: String| TextError::Broken { file: "tokenizer.json", error };
-        let tokenizer = guarded::read(bytes).map_err(broken)?;
+        let tokenizer = tokenizer_guard::read(bytes).map_err(broken)?;
         let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let vocab = files.card.shape.vocab;
         // Models pad their vocabulary, and tokenizers get tokens added that a model never learnt, but neither to twice the size.
@@ -390,7 +390,7 @@ pub(crate) mod tests {
     fn changed_tokenizers_are_refused_or_used() {
         let whole = embedded().files["tokenizer.json"].clone();
         let mut state = 1_u64;
-        let mut dice = |sides: usize| {
+        let mut rng = |sides: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % sides
         };
@@ -399,11 +399,11 @@ pub(crate) mod tests {
             let mut bytes = whole.clone();
             match round % 3 {
                 // Another byte of a name, a number or a bracket.
-                0 => bytes[dice(whole.len())] = b" 0\"{}[]:,a\\\xff"[dice(12)],
-                1 => bytes.truncate(dice(whole.len())),
+                0 => bytes[rng(whole.len())] = b" 0\"{}[]:,a\\\xff"[rng(12)],
+                1 => bytes.truncate(rng(whole.len())),
                 _ => {
-                    let from = dice(whole.len() - 64);
-                    bytes.drain(from..from + 1 + dice(64));
+                    let from = rng(whole.len() - 64);
+                    bytes.drain(from..from + 1 + rng(64));
                 }
             }
             let mut files = embedded();

@@ -3,8 +3,9 @@
 use super::{
     ChatMessage, SpecialText, TextError,
     fewest::{Fewest, said},
-    guarded, short,
-    specials::Guard,
+    short,
+    specials::OffenceReporter,
+    tokenizer_guard,
 };
 use tokenizers::Tokenizer;
 use tsnode_protocol::{ModelShape, Token, limits};
@@ -26,7 +27,7 @@ const LEFT_OUT: usize = 16;
 pub(super) struct Reader {
     tokenizer: Tokenizer,
     /// Where clients' texts must not become control tokens.
-    guard: Option<Guard>,
+    guard: Option<OffenceReporter>,
     fewest: Option<Fewest>,
     vocab: u32,
     /// Tokens that a prompt may have.
@@ -42,7 +43,7 @@ impl Reader {
 
     /// Reads special tokens' texts in messages as told.
     pub fn read_specials(&mut self, special: SpecialText) {
-        self.guard = (special == SpecialText::Plain).then(|| Guard::new(&self.tokenizer));
+        self.guard = (special == SpecialText::Plain).then(|| OffenceReporter::new(&self.tokenizer));
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -67,7 +68,7 @@ impl Reader {
     pub fn hidden(&self, messages: &[ChatMessage]) -> Result<(Vec<ChatMessage>, Vec<ChatMessage>), TextError> {
         let Some(guard) = &self.guard else { return Ok((messages.to_vec(), Vec::new())) };
         messages.iter().try_for_each(|message| self.refuse_long(&message.content))?;
-        Ok((guard.hidden(&self.tokenizer, messages)?, Guard::blotted(messages)))
+        Ok((guard.hidden(&self.tokenizer, messages)?, OffenceReporter::blotted(messages)))
     }
 
     /// Tokens of a conversation that was rendered from such messages.
@@ -109,7 +110,7 @@ impl Reader {
         let (mut rest, mut tokens) = (text, 0);
         while !rest.is_empty() {
             let (piece, behind) = short::split(rest, PIECE);
-            tokens += guarded::encode(&self.tokenizer, piece, false).map_err(TextError::Input)?.len();
+            tokens += tokenizer_guard::encode(&self.tokenizer, piece, false).map_err(TextError::Input)?.len();
             self.fits(text.len(), tokens / IN_PIECES)?;
             rest = behind;
         }
@@ -123,14 +124,14 @@ impl Reader {
 
     fn tokens(&self, text: &str, special: bool) -> Result<Vec<Token>, TextError> {
         self.refuse_long(text)?;
-        self.known(guarded::encode(&self.tokenizer, text, special).map_err(TextError::Input)?)
+        self.known(tokenizer_guard::encode(&self.tokenizer, text, special).map_err(TextError::Input)?)
     }
 
     /// Tokens, if the model has them all.
     fn known(&self, tokens: Vec<u32>) -> Result<Vec<Token>, TextError> {
         let vocab = self.vocab;
         if let Some(stray) = tokens.iter().find(|id| **id >= vocab) {
-            let named = guarded::token(&self.tokenizer, *stray, false).unwrap_or_default();
+            let named = tokenizer_guard::token(&self.tokenizer, *stray, false).unwrap_or_default();
             let named: String = named.chars().take(NAMED).collect();
             return Err(TextError::Input(format!(
                 "the text holds {named:?}, token {stray} of the tokenizer, but the model has {vocab}; leave it out"
@@ -207,7 +208,7 @@ mod tests {
         let model = model(1 << 20, true, None);
         let long = "It was a dark and windy night. ".repeat(20_000);
         assert!(long.len() > WHOLE);
-        let whole = guarded::encode(model.tokenizer(), &long, true).unwrap();
+        let whole = tokenizer_guard::encode(model.tokenizer(), &long, true).unwrap();
         assert_eq!(model.encode(&long).unwrap().iter().map(|token| token.0).collect::<Vec<_>>(), whole);
     }
 
@@ -221,8 +222,8 @@ mod tests {
             let bytes: usize = messages.iter().map(|message| message.content.len()).sum();
             assert_eq!(too_long(usual.encode_chat(&messages).await).0, bytes);
         }
-        let guarded = model(1024, false, None).reading(SpecialText::Plain);
-        too_long(guarded.encode_chat(&[says("user", &long)]).await);
+        let tokenizer_guard = model(1024, false, None).reading(SpecialText::Plain);
+        too_long(tokenizer_guard.encode_chat(&[says("user", &long)]).await);
         // What the model said counts, too, where it is far more than any template leaves out.
         let of_itself =
             |words: usize| [says("user", short), says("assistant", &"word ".repeat(words)), says("user", short)];

@@ -5,7 +5,7 @@
 //! of the rest is found by rendering the conversation once more with all its letters blotted out: both must have the same
 //! special tokens in the same order, or nobody can tell which of them are the template's, and the request is refused.
 
-use super::{ChatMessage, TextError, guarded};
+use super::{ChatMessage, TextError, tokenizer_guard};
 use std::collections::BTreeSet;
 use tokenizers::Tokenizer;
 
@@ -25,7 +25,7 @@ pub enum SpecialText {
 }
 
 /// Keeps clients' texts from becoming control tokens.
-pub(super) struct Guard {
+pub(super) struct OffenceReporter {
     /// Reads special tokens' texts as any other.
     plain: Tokenizer,
     /// Special tokens' texts, the longest first.
@@ -33,13 +33,13 @@ pub(super) struct Guard {
     ids: BTreeSet<u32>,
 }
 
-impl Guard {
+impl OffenceReporter {
     /// For a tokenizer's special tokens; a text that it does not know has a token too, which controls nothing.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         let mut plain = tokenizer.clone();
         plain.set_encode_special_tokens(true);
         let unknown: BTreeSet<u32> =
-            guarded::encode(&plain, &BLOT.to_string(), false).unwrap_or_default().into_iter().collect();
+            tokenizer_guard::encode(&plain, &BLOT.to_string(), false).unwrap_or_default().into_iter().collect();
         let added = tokenizer.get_added_tokens_decoder();
         let special = || added.iter().filter(|(_, token)| token.special && !token.content.is_empty());
         let mut texts: Vec<String> = special().map(|(_, token)| token.content.clone()).collect();
@@ -67,7 +67,7 @@ impl Guard {
             }
             let hidden = self.hide(text);
             for part in hidden.split(|letter| u32::from(letter) >= FIRST) {
-                let [read, plain] = [tokenizer, &self.plain].map(|by| guarded::encode(by, part, false));
+                let [read, plain] = [tokenizer, &self.plain].map(|by| tokenizer_guard::encode(by, part, false));
                 if read.map_err(TextError::Input)? != plain.map_err(TextError::Input)? {
                     return Err(refused("a message holds what the tokenizer takes for a control token"));
                 }
@@ -99,8 +99,8 @@ impl Guard {
     /// # Errors
     /// When they are others, or the tokenizer cannot.
     pub fn encode(&self, tokenizer: &Tokenizer, text: &str, blotted: &str) -> Result<Vec<u32>, TextError> {
-        let expected = guarded::encode(tokenizer, blotted, false).map_err(TextError::Input)?;
-        let read = guarded::encode_with_places(tokenizer, text).map_err(TextError::Input)?;
+        let expected = tokenizer_guard::encode(tokenizer, blotted, false).map_err(TextError::Input)?;
+        let read = tokenizer_guard::encode_with_places(tokenizer, text).map_err(TextError::Input)?;
         let special = |id: &&u32| self.ids.contains(*id);
         if !read.iter().map(|(id, _)| id).filter(special).eq(expected.iter().filter(special)) {
             return Err(refused("the chat template makes control tokens of what a message says"));
@@ -128,7 +128,7 @@ impl Guard {
         let part = part.ok_or_else(|| refused("the tokenizer does not say where its tokens are"))?;
         match self.shown(part) {
             Some(shown) => {
-                let plain = guarded::encode(&self.plain, &shown, false).map_err(TextError::Input)?;
+                let plain = tokenizer_guard::encode(&self.plain, &shown, false).map_err(TextError::Input)?;
                 // Some vocabularies have a control token's text among their words.
                 if plain.iter().any(|id| self.ids.contains(id)) {
                     return Err(refused("the tokenizer cannot read a control token's text as plain text"));

@@ -1,6 +1,6 @@
 //! Where chat templates are rendered.
 
-use super::{ChatMessage, ChatTemplate, TemplateText, TextError, apart::Apart, chat::clock};
+use super::{ChatMessage, ChatTemplate, TemplateText, TextError, chat::clock, sandbox::TemplateSandbox};
 use std::path::PathBuf;
 
 /// Where to render them.
@@ -9,7 +9,7 @@ pub enum Templates {
     /// Here: those that one wrote oneself.
     Here,
     /// In processes of this program, which is `tsnode`, with an end to what they take: those of strangers.
-    Apart(PathBuf),
+    Sandboxed(PathBuf),
 }
 
 impl Templates {
@@ -20,13 +20,13 @@ impl Templates {
     pub fn apart() -> std::io::Result<Self> {
         // Also where its file was replaced by a newer one meanwhile.
         let running = PathBuf::from("/proc/self/exe");
-        Ok(Self::Apart(if running.exists() { running } else { std::env::current_exe()? }))
+        Ok(Self::Sandboxed(if running.exists() { running } else { std::env::current_exe()? }))
     }
 
     pub(super) fn renderer(&self, template: TemplateText) -> Result<Renderer, TextError> {
         Ok(match self {
             Self::Here => Renderer::Here(ChatTemplate::new(template, clock::here).map_err(TextError::template)?),
-            Self::Apart(program) => Renderer::Apart(Box::new(Apart::new(program, template))),
+            Self::Sandboxed(program) => Renderer::Sandboxed(Box::new(TemplateSandbox::new(program, template))),
         })
     }
 }
@@ -34,21 +34,21 @@ impl Templates {
 /// A template, where it is rendered.
 pub(super) enum Renderer {
     Here(ChatTemplate),
-    Apart(Box<Apart>),
+    Sandboxed(Box<TemplateSandbox>),
 }
 
 impl Renderer {
     pub async fn check(&self) -> Result<(), TextError> {
         match self {
             Self::Here(_) => Ok(()),
-            Self::Apart(apart) => apart.check().await,
+            Self::Sandboxed(apart) => apart.check().await,
         }
     }
 
     pub async fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
         match self {
             Self::Here(template) => template.render(messages).map_err(TextError::Input),
-            Self::Apart(apart) => apart.render(messages).await,
+            Self::Sandboxed(apart) => apart.render(messages).await,
         }
     }
 }

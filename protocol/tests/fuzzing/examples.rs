@@ -5,9 +5,8 @@ use ed25519_dalek::SigningKey;
 use std::path::Path;
 use tsnode_protocol::{
     BytesPerSecond, Gossip, GroupId, Heartbeat, Invite, InviteId, KvCodec, ModelId, PeerId, RequestId, Sampled, Secret,
-    Signed, SwarmId, Ticket, Token, codec,
-    journal::{Fingerprint, JournalHead, JournalPart, Record},
-    ledger,
+    Signed, SwarmId, Ticket, Token, codec, ledger,
+    response_log::{Fingerprint, Record, ResponseLogHead, ResponseLogPart},
     ring::RingFrame,
     stream::{Meeting, Opening, SeenAt, TrainSeen},
 };
@@ -48,9 +47,9 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
         addresses: vec![address],
     };
     let names = [PeerId([7; 32]).to_string(), RequestId([9; 16]).to_string(), ModelId([1; 16]).to_string()];
-    let head = JournalHead { request: RequestId([9; 16]), asked: Fingerprint([4; 32]) };
+    let head = ResponseLogHead { request: RequestId([9; 16]), asked: Fingerprint([4; 32]) };
     let sampled = Sampled { token: Token(300), logprob: Some(-0.5), top: vec![] };
-    let part = JournalPart { codec: KvCodec::Int4, holder: Some(GroupId([7; 8])), tokens: vec![sampled; 3] };
+    let part = ResponseLogPart { codec: KvCodec::Int4, holder: Some(GroupId([7; 8])), tokens: vec![sampled; 3] };
     let record =
         Record::Part { request: head.request, gateway: PeerId([6; 32]), from: 5, part: part.clone(), at: 1 << 31 };
     let mut ledger = ledger::HEADER.to_vec();
@@ -62,9 +61,9 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
     let addresses = ["192.0.2.1:7448", "[2001:db8::1]:7448"].map(|address| address.parse().unwrap());
     let mut all = vec![
         ("invite", invite.to_string().into_bytes()),
-        ("journal head", codec::encode(&head)),
-        ("journal part", codec::encode(&part)),
-        ("opening", codec::encode(&Opening::Journal(head))),
+        ("response log head", codec::encode(&head)),
+        ("response log part", codec::encode(&part)),
+        ("opening", codec::encode(&Opening::ResponseLog(head))),
         ("opening", codec::encode(&Opening::Recall(head))),
         ("ring", codec::encode(&RingFrame::Settle { request: head.request, tokens: 64, codec: KvCodec::Int8 })),
         ("record", codec::encode(&record)),

@@ -12,10 +12,10 @@ use tsnode_protocol::{
     Gossip, GroupId, Invite, KvCodec, LayerRange, ModelCard, ModelId, PeerId, Plan, PlanId, RequestId, RingId, Signed,
     SwarmId,
     codec::{self, Wire},
-    journal::{Fingerprint, JournalHead, JournalPart, Record},
     kv::{KvAnswer, KvPart},
     ledger, limits,
     proof::Code,
+    response_log::{Fingerprint, Record, ResponseLogHead, ResponseLogPart},
     ring::RingFrame,
     stream::{self, DecodeEvent, DecodeOrder, Meeting, Opening, PrefillEvent, ProofAnswer, SeenAt, TrainSeen},
 };
@@ -38,8 +38,8 @@ pub const DATA: [Reading; 16] = [
     ("decode order", frame::<DecodeOrder>),
     ("prefill event", frame::<PrefillEvent>),
     ("proof", proof),
-    ("journal head", frame::<JournalHead>),
-    ("journal part", journal_part),
+    ("response log head", frame::<ResponseLogHead>),
+    ("response log part", response_log_part),
     ("frame", frame_header),
     ("record", frame::<Record>),
     ("ledger", ledger),
@@ -129,7 +129,7 @@ fn understand(message: &Gossip) {
             assert!((1..=limits::PEERS).contains(&call.peers.len()));
             assert!(call.peers.iter().all(|missed| missed.peer.range().start() <= missed.peer.range().end()));
         }
-        Gossip::RollCall(roll) => assert!(roll.present.len() <= limits::PEERS),
+        Gossip::LivenessDigest(roll) => assert!(roll.present.len() <= limits::PEERS),
         Gossip::Heartbeat(_) | Gossip::Endorsement(_) => {}
     }
 }
@@ -219,8 +219,8 @@ fn proof(bytes: &[u8]) -> bool {
     frame::<ProofAnswer>(bytes) || frame::<Code>(bytes)
 }
 
-fn journal_part(bytes: &[u8]) -> bool {
-    read::<JournalPart>(bytes).is_some_and(|part| part.check().is_ok())
+fn response_log_part(bytes: &[u8]) -> bool {
+    read::<ResponseLogPart>(bytes).is_some_and(|part| part.check().is_ok())
 }
 
 /// All bytes are accounted for; what is whole is found again in what is written of it.

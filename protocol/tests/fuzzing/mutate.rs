@@ -25,25 +25,25 @@ impl Mutator {
     }
 
     /// A number below `sides`, which is not 0.
-    pub fn dice(&mut self, sides: usize) -> usize {
+    pub fn rng(&mut self, sides: usize) -> usize {
         // Knuth's constants; the upper bits are the better ones.
         self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.state >> 33) as usize % sides
     }
 
     fn byte(&mut self) -> u8 {
-        self.dice(256) as u8
+        self.rng(256) as u8
     }
 
     /// One of `examples` with one to four changes, or noise.
     pub fn next(&mut self, examples: &[Vec<u8>]) -> Vec<u8> {
-        if self.dice(16) == 0 {
-            let len = self.dice(300);
+        if self.rng(16) == 0 {
+            let len = self.rng(300);
             return (0..len).map(|_| self.byte()).collect();
         }
-        let mut bytes = examples[self.dice(examples.len())].clone();
-        for _ in 0..=self.dice(4) {
-            let other = &examples[self.dice(examples.len())];
+        let mut bytes = examples[self.rng(examples.len())].clone();
+        for _ in 0..=self.rng(4) {
+            let other = &examples[self.rng(examples.len())];
             self.change(&mut bytes, other);
         }
         bytes
@@ -53,15 +53,15 @@ impl Mutator {
         if bytes.is_empty() {
             return;
         }
-        let at = self.dice(bytes.len());
-        let until = bytes.len().min(at + 1 + self.dice(16));
-        match self.dice(8) {
-            0 => bytes[at] ^= 1 << self.dice(8),
+        let at = self.rng(bytes.len());
+        let until = bytes.len().min(at + 1 + self.rng(16));
+        match self.rng(8) {
+            0 => bytes[at] ^= 1 << self.rng(8),
             1 => bytes[at] = self.byte(),
             // Most lengths and counts are one byte, or a byte that says how many follow.
-            2 => bytes[at] = ODD[self.dice(ODD.len())],
+            2 => bytes[at] = ODD[self.rng(ODD.len())],
             3 => {
-                let odd = ODD[self.dice(ODD.len())];
+                let odd = ODD[self.rng(ODD.len())];
                 bytes[at..until].fill(odd);
             }
             4 => bytes.truncate(at),
@@ -71,8 +71,8 @@ impl Mutator {
                 bytes.splice(at..at, again);
             }
             _ => {
-                let from = self.dice(other.len().max(1)).min(other.len());
-                let to = other.len().min(from + 1 + self.dice(64));
+                let from = self.rng(other.len().max(1)).min(other.len());
+                let to = other.len().min(from + 1 + self.rng(64));
                 bytes.splice(at..until, other[from..to].iter().copied());
             }
         }

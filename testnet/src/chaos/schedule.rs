@@ -25,9 +25,9 @@ const EACH_MINUTE: f64 = 40.0;
 
 /// Pseudo-random numbers of a seed (SplitMix64).
 #[derive(Debug)]
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -95,7 +95,7 @@ impl fmt::Display for Step {
 /// The steps of a seed, one after the other, without end where there is anybody to break.
 #[derive(Debug)]
 pub struct Schedule {
-    dice: Dice,
+    rng: Rng,
     deeds: Vec<(Deed, u64)>,
     pairs: f64,
     cast: Vec<Actor>,
@@ -125,8 +125,8 @@ impl Schedule {
             Deeds::Only(deeds) => deeds.contains(deed),
             Deeds::Calm => false,
         });
-        let (dice, deeds) = (Dice(chaos.seed), deeds.collect());
-        Self { dice, deeds, pairs: chaos.pairs, cast, peers: peers.len(), bag: Vec::new(), nth: 0 }
+        let (rng, deeds) = (Rng(chaos.seed), deeds.collect());
+        Self { rng, deeds, pairs: chaos.pairs, cast, peers: peers.len(), bag: Vec::new(), nth: 0 }
     }
 
     /// The steps of a run with these options, or more than it has time for.
@@ -140,7 +140,7 @@ impl Schedule {
     }
 
     fn deed(&mut self) -> Option<Deed> {
-        let mut left = self.dice.roll(self.deeds.iter().map(|(_, weight)| weight).sum());
+        let mut left = self.rng.roll(self.deeds.iter().map(|(_, weight)| weight).sum());
         for (deed, weight) in &self.deeds {
             if left < *weight {
                 return Some(*deed);
@@ -158,14 +158,14 @@ impl Schedule {
             self.bag = (0..self.cast.len()).collect();
         }
         let places: Vec<usize> = (0..self.bag.len()).filter(|place| fits(self.bag[*place])).collect();
-        let place = *places.get(self.dice.roll(places.len() as u64) as usize)?;
+        let place = *places.get(self.rng.roll(places.len() as u64) as usize)?;
         Some(self.bag.remove(place))
     }
 
     /// Who is hit together.
     fn victims(&mut self, deed: Deed) -> Option<Vec<usize>> {
         let first = self.victim(deed, None)?;
-        let is_two = matches!(deed, Deed::Kill | Deed::Stop) && self.dice.chance(self.pairs);
+        let is_two = matches!(deed, Deed::Kill | Deed::Stop) && self.rng.chance(self.pairs);
         let second = if is_two { self.victim(deed, Some(first)) } else { None };
         let mut all: Vec<usize> = [first].into_iter().chain(second).collect();
         if deed == Deed::Part {
@@ -181,16 +181,16 @@ impl Schedule {
         if most < 2 {
             return;
         }
-        let wanted = 2 + self.dice.roll(most as u64 - 1) as usize;
+        let wanted = 2 + self.rng.roll(most as u64 - 1) as usize;
         let mut others: Vec<usize> = (0..self.cast.len()).filter(|n| !side.contains(n)).collect();
         while side.len() < wanted && !others.is_empty() {
-            side.push(others.swap_remove(self.dice.roll(others.len() as u64) as usize));
+            side.push(others.swap_remove(self.rng.roll(others.len() as u64) as usize));
         }
     }
 
     fn lasts(&mut self, deed: Deed) -> Lasts {
-        let answers = self.dice.between(WITHIN);
-        let is_long = self.dice.chance(0.5);
+        let answers = self.rng.between(WITHIN);
+        let is_long = self.rng.chance(0.5);
         let at_least_s = match deed {
             Deed::Part => PARTED,
             Deed::Stop | Deed::Cut if is_long => STOPPED,
@@ -206,7 +206,7 @@ impl Iterator for Schedule {
     fn next(&mut self) -> Option<Step> {
         let deed = self.deed()?;
         let peers = self.victims(deed)?.into_iter().map(|n| self.cast[n].name.clone()).collect();
-        let (after_answers, then_ms) = (self.dice.between(BEFORE), self.dice.roll(JITTER));
+        let (after_answers, then_ms) = (self.rng.between(BEFORE), self.rng.roll(JITTER));
         self.nth += 1;
         Some(Step { nth: self.nth, after_answers, then_ms, deed, peers, lasts: self.lasts(deed) })
     }

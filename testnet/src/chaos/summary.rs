@@ -1,7 +1,7 @@
 //! A report in figures: how often who was hit, and how long that lasted for whom.
 
 use super::{Deed, Fault, Report, Served, Stood};
-use crate::client::Way;
+use crate::client::Resumption;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ pub struct Summary<'r> {
     /// them.
     pub pauses_by_role: BTreeMap<&'r str, Spread>,
     /// What streams went on from, each time that they went on at another group.
-    pub ways: Ways,
+    pub ways: Resumptions,
     /// How long dead peers were still seen by anybody.
     pub gone: Option<Spread>,
     /// How long plans had a part for a dead peer.
@@ -62,7 +62,7 @@ struct Gap {
 
 /// What streams went on from at other groups: so many times from each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Ways {
+pub struct Resumptions {
     /// From KV of the prompt that a prefill group had kept.
     pub kept: usize,
     /// From what the decode group had itself.
@@ -73,14 +73,14 @@ pub struct Ways {
     pub unknown: usize,
 }
 
-impl Ways {
-    fn of(ways: impl IntoIterator<Item = Option<Way>>) -> Self {
+impl Resumptions {
+    fn of(ways: impl IntoIterator<Item = Option<Resumption>>) -> Self {
         let mut all = Self::default();
         for way in ways {
             *match way {
-                Some(Way::Kept) => &mut all.kept,
-                Some(Way::Cached) => &mut all.cached,
-                Some(Way::Anew) => &mut all.anew,
+                Some(Resumption::Kept) => &mut all.kept,
+                Some(Resumption::Cached) => &mut all.cached,
+                Some(Resumption::Anew) => &mut all.anew,
                 None => &mut all.unknown,
             } += 1;
         }
@@ -98,7 +98,7 @@ impl Report {
             pauses_of_all: Spread::of(self.streams.iter().filter_map(|s| self.gap(s)).map(|gap| gap.pause)),
             pauses_at_stopped_gateways: self.at_stopped_gateways(),
             pauses_by_role: self.pauses_by_role(),
-            ways: Ways::of(self.streams.iter().flat_map(|s| &s.moves).map(|m| m.way)),
+            ways: Resumptions::of(self.streams.iter().flat_map(|s| &s.moves).map(|m| m.way)),
             gone: Spread::of(self.faults.iter().filter_map(|f| f.gone)),
             replanned: Spread::of(self.faults.iter().filter_map(|f| f.replanned)),
             healed: Spread::of(self.faults.iter().filter_map(|f| f.healed)),
@@ -207,7 +207,7 @@ mod tests {
             paused,
             pauses: vec![Stood { from: paused, pause, at: vec!["gateway0".into()] }],
             request: String::new(),
-            moves: vec![moved(Some(Way::Cached))],
+            moves: vec![moved(Some(Resumption::Cached))],
             reason: String::new(),
             returns: 0,
         }
@@ -218,7 +218,7 @@ mod tests {
         Report { seed: 1, seconds: 40.0, peers, faults, plans, streams, wronged, cut_off, violations }
     }
 
-    fn moved(way: Option<Way>) -> Moved {
+    fn moved(way: Option<Resumption>) -> Moved {
         Moved { reason: "lost".into(), way }
     }
 
@@ -230,9 +230,9 @@ mod tests {
             { "reason": "lost", "way": "a way of another version" },
         ]);
         let told: Vec<Moved> = told.as_array().unwrap().iter().filter_map(Moved::told).collect();
-        let moves = [told, vec![moved(Some(Way::Cached)), moved(Some(Way::Anew))]].concat();
-        let ways = Ways::of(moves.iter().map(|m| m.way));
-        assert_eq!(ways, Ways { kept: 1, cached: 1, anew: 2, unknown: 1 });
+        let moves = [told, vec![moved(Some(Resumption::Cached)), moved(Some(Resumption::Anew))]].concat();
+        let ways = Resumptions::of(moves.iter().map(|m| m.way));
+        assert_eq!(ways, Resumptions { kept: 1, cached: 1, anew: 2, unknown: 1 });
     }
 
     #[test]

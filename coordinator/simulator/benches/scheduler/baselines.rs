@@ -106,21 +106,21 @@ fn table(workload: &str, column: Column) {
         let us = deadline(&cloud, &ours);
         let uneven = deadline(&cloud, &|p| Some((baselines::without_phases(p, 0, effort).grouping, None)));
         let hosts = deadline(&cloud, &|p| Some((baselines::replica_per_host(p), None)));
-        let dice = deadline(&cloud, &at_random);
+        let rng = deadline(&cloud, &at_random);
         let a100 = deadline(&house, &|p| Some((baselines::uniform(p).grouping, None)));
-        series.iter_mut().zip([us, uneven, hosts, dice, a100]).for_each(|(s, x)| s.1.push(x));
+        series.iter_mut().zip([us, uneven, hosts, rng, a100]).for_each(|(s, x)| s.1.push(x));
         if us.is_finite() && uneven.is_finite() {
             hexgen.push(uneven / us);
         }
-        if us.is_finite() && dice.is_finite() {
-            random.push(dice / us);
+        if us.is_finite() && rng.is_finite() {
+            random.push(rng / us);
         }
         println!(
             "| {workload} | {rate} | {} | {} | {} | {} | {} | {} |",
             cell(us),
             cell(uneven),
             cell(hosts),
-            cell(dice),
+            cell(rng),
             cell(a100),
             cell(uneven / us)
         );

@@ -77,7 +77,7 @@ const HEAD: &str = "| workload | SLO | requests/s | load (prefill / decode) | cl
 pub fn print() {
     println!("Differences are closed forms less events, in % of all requests.");
     for (batches, what) in
-        [(Batches::Turns, "whole prompts, one batch at a time"), (Batches::default(), "what nodes do")]
+        [(Batches::PrefillFirst, "whole prompts, one batch at a time"), (Batches::default(), "what nodes do")]
     {
         for stands in [false, true] {
             let plan = if stands { "one plan for each workload and SLO" } else { "a plan for each rate" };

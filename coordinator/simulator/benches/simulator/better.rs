@@ -9,7 +9,7 @@ use tsnode_simulator::{
     cost::Table,
     policy::{
         packing::{Answers, Length, Prompts, Rules},
-        riding::Beside,
+        piggybacked::Beside,
     },
     splitwise::{Sizes, System, cluster, keeps_table_vi, slowdowns},
 };

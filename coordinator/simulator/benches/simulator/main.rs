@@ -15,7 +15,7 @@ mod speed;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tsnode_coordinator::{policy::routing::Asked, replay::machines::Arrival, rng::Dice};
+use tsnode_coordinator::{policy::routing::Asked, replay::machines::Arrival, rng::Rng};
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{cost::Table, table, trace};
 
@@ -77,15 +77,15 @@ fn lengths(shared: &Path, service: &str) -> Vec<Asked> {
 
 /// Requests of a service, Poisson; prompts and answers drawn independently, as Splitwise's simulator does.
 fn drawn(lengths: &[Asked], rate: f64, seconds: f64, seed: u64) -> Vec<Arrival> {
-    let (mut dice, mut at) = (Dice::new(seed), 0.0);
+    let (mut rng, mut at) = (Rng::new(seed), 0.0);
     let mut all = Vec::with_capacity((rate * seconds * 1.1) as usize);
     loop {
-        at += dice.exponential(1.0 / rate);
+        at += rng.exponential(1.0 / rate);
         if at > seconds {
             return all;
         }
-        let prompt = lengths[dice.below(lengths.len())].prompt;
-        let answer = lengths[dice.below(lengths.len())].answer;
+        let prompt = lengths[rng.below(lengths.len())].prompt;
+        let answer = lengths[rng.below(lengths.len())].answer;
         all.push(Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) });
     }
 }

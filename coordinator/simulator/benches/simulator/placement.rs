@@ -3,7 +3,7 @@
 use std::time::Instant;
 use tsnode_coordinator::{
     replay::machines::Arrival,
-    rng::Dice,
+    rng::Rng,
     scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference},
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, Tokens};
@@ -45,10 +45,10 @@ fn a100s(hosts: usize) -> Cluster {
 
 /// Shares of requests by a power law, services in an order drawn by the seed.
 fn popularity(services: usize, seed: u64) -> Vec<f64> {
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let mut ranks: Vec<usize> = (1..=services).collect();
     for i in (1..services).rev() {
-        ranks.swap(i, dice.below(i + 1));
+        ranks.swap(i, rng.below(i + 1));
     }
     let weights: Vec<f64> = ranks.iter().map(|r| (*r as f64).powf(-SKEW)).collect();
     let all: f64 = weights.iter().sum();
@@ -146,10 +146,10 @@ const RATE: f64 = 15.0;
 
 /// A trace on which services become popular and are forgotten.
 fn shifting(cluster: &Cluster, count: usize, seed: u64) -> Vec<Arrival> {
-    let (mut dice, mut from, mut all) = (Dice::new(seed), 0.0, Vec::new());
+    let (mut rng, mut from, mut all) = (Rng::new(seed), 0.0, Vec::new());
     let mut part = 0;
     while from < TRACE {
-        let length = (SHIFTS.0 + dice.unit() * (SHIFTS.1 - SHIFTS.0)).min(TRACE - from);
+        let length = (SHIFTS.0 + rng.unit() * (SHIFTS.1 - SHIFTS.0)).min(TRACE - from);
         let rates: Vec<f64> = popularity(count, seed * 100 + part).iter().map(|p| p * RATE).collect();
         let list = requests(&services(cluster, &rates), length, seed * 100 + part);
         all.extend(list.into_iter().map(|a| Arrival { at: a.at + Seconds(from), ..a }));

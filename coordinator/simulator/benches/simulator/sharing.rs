@@ -10,7 +10,7 @@ use tsnode_coordinator::{
         cost::IterationCost,
         machines::{Alike, Arrival, Machine, Simulation},
     },
-    rng::Dice,
+    rng::Rng,
     scheduler::{
         Workload,
         cluster::Path,
@@ -207,8 +207,8 @@ fn orders(gpu: &Gpu) {
 }
 
 /// A profile each of whose figures is off by up to this part, evenly.
-fn wrong(profile: &Profile, error: f64, dice: &mut Dice) -> Profile {
-    let mut off = || 1.0 + error * (2.0 * dice.unit() - 1.0);
+fn wrong(profile: &Profile, error: f64, rng: &mut Rng) -> Profile {
+    let mut off = || 1.0 + error * (2.0 * rng.unit() - 1.0);
     let expected = match profile.expected {
         Expected::AsAll(deviation) => Expected::AsAll(deviation * off()),
         Expected::ByPrompt { prompt, answer, deviation } => Expected::ByPrompt {
@@ -225,12 +225,12 @@ fn wrong_profiles(gpu: &Gpu, load: f64) {
     println!(
         "| profiles off by up to | as printed, prompts join, memory taken back: mean, P99 | ours: mean, P99 |\n|---|---|---|"
     );
-    let row = |name: &str, draws: u64, of: &dyn Fn(&[Profile], &mut Dice) -> Vec<Profile>| {
+    let row = |name: &str, draws: u64, of: &dyn Fn(&[Profile], &mut Rng) -> Vec<Profile>| {
         let cells = [ORDERS[2].1, OURS.1].map(|order| {
             let mut all = Vec::new();
             for (seed, draw) in SEEDS.iter().flat_map(|s| (0..draws).map(move |d| (*s, d))) {
-                let mut dice = Dice::new(100 * seed + draw);
-                let profiles = [0, 1].map(|n: usize| of(&gpu.profiles[n], &mut dice));
+                let mut rng = Rng::new(100 * seed + draw);
+                let profiles = [0, 1].map(|n: usize| of(&gpu.profiles[n], &mut rng));
                 all.push(gpu.run(order, &profiles, &gpu.requests(load, seed)));
             }
             let [mean, late, _] = average(&all);
@@ -241,7 +241,7 @@ fn wrong_profiles(gpu: &Gpu, load: f64) {
     for percent in [0, 10, 25, 50, 90] {
         let error = f64::from(percent) / 100.0;
         let draws = if percent == 0 { 1 } else { 5 };
-        row(&format!("{percent} %"), draws, &|right, dice| right.iter().map(|p| wrong(p, error, dice)).collect());
+        row(&format!("{percent} %"), draws, &|right, rng| right.iter().map(|p| wrong(p, error, rng)).collect());
     }
     row("the two services' mixed up", 1, &|right, _| right.iter().rev().copied().collect());
 }
@@ -255,9 +255,9 @@ fn wrong_lengths(gpu: &Gpu, load: f64) {
     );
     for times in [0.0, 0.5, 1.0, 2.0, 4.0] {
         let changed = |seed: u64| {
-            let mut dice = Dice::new(1000 + seed);
+            let mut rng = Rng::new(1000 + seed);
             let mut change = |a: Arrival| {
-                let normal = dice.exponential(2.0).sqrt() * (std::f64::consts::TAU * dice.unit()).cos();
+                let normal = rng.exponential(2.0).sqrt() * (std::f64::consts::TAU * rng.unit()).cos();
                 let answer = f64::from(a.asked.answer) * (1.0 + times * normal);
                 Arrival { asked: Asked { answer: answer.clamp(1.0, 4096.0) as u32, ..a.asked }, ..a }
             };

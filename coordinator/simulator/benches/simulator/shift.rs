@@ -5,7 +5,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     profiler::{Event, Profiler, Settings, Shift},
     replay::machines::Arrival,
-    rng::Dice,
+    rng::Rng,
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
@@ -56,10 +56,10 @@ fn false_alarms() {
     let flocks = |size: f64| {
         move |seed| {
             let mut all = stream("conversation", 3.0, Arriving::Poisson, PART, seed);
-            let (mut dice, mut at) = (Dice::new(seed), Seconds(0.0));
+            let (mut rng, mut at) = (Rng::new(seed), Seconds(0.0));
             for arrival in &mut all {
-                let gap = if dice.unit() < 1.0 / size { size / 3.0 } else { 0.01 };
-                at += Seconds(dice.exponential(gap));
+                let gap = if rng.unit() < 1.0 / size { size / 3.0 } else { 0.01 };
+                at += Seconds(rng.exponential(gap));
                 arrival.at = at;
             }
             all
@@ -149,8 +149,8 @@ fn traces(shared: &Path) {
         let text = std::fs::read_to_string(shared.join(format!("azure_llm_2023_{file}.csv"))).expect("it is there");
         let all = trace::read(&text).expect("it is a trace");
         let lengths = Lengths::named(name).expect("it is known");
-        let mut dice = Dice::new(1);
-        let asked: Vec<_> = (0..200_000).map(|_| lengths.draw(&mut dice)).collect();
+        let mut rng = Rng::new(1);
+        let asked: Vec<_> = (0..200_000).map(|_| lengths.draw(&mut rng)).collect();
         let fit = |real: Vec<u32>, drawn: Vec<u32>| {
             let mean = |v: &[u32]| v.iter().map(|n| f64::from(*n)).sum::<f64>() / v.len() as f64;
             format!("{:.0} of {:.0}, {:.3}", mean(&drawn), mean(&real), distance(&real, &drawn))

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use tsnode_coordinator::{
-    rng::Dice,
+    rng::Rng,
     scheduler::{
         evaluate::{Evaluation, Evaluator},
         moves::{Grouping, Part, add, may_be_group, take},
@@ -21,8 +21,8 @@ const TRIES: usize = 200;
 /// Runs Algorithm 1; each neighbour constructed is evaluated, seen before or not.
 #[must_use]
 pub fn search(problem: &Problem, seed: u64, effort: Effort) -> Found {
-    let (mut evaluator, mut dice) = (Evaluator::new(problem), Dice::new(seed));
-    let mut present = start::clustered(problem, &mut dice);
+    let (mut evaluator, mut rng) = (Evaluator::new(problem), Rng::new(seed));
+    let mut present = start::clustered(problem, &mut rng);
     let mut value = |grouping: &Grouping| match shelved(&mut evaluator, grouping) {
         Some(groups) if !groups.is_empty() => evaluator.evaluate(&groups).value,
         _ => f64::NEG_INFINITY,
@@ -32,7 +32,7 @@ pub fn search(problem: &Problem, seed: u64, effort: Effort) -> Found {
     for _ in 0..effort.steps {
         let mut next: Option<(f64, Grouping)> = None;
         for _ in 0..effort.neighbours {
-            let new = (0..TRIES).find_map(|_| neighbour(problem, &present, &mut dice).filter(|n| !tabu.contains(n)));
+            let new = (0..TRIES).find_map(|_| neighbour(problem, &present, &mut rng).filter(|n| !tabu.contains(n)));
             let Some(new) = new else { continue };
             let worth = value(&new);
             if next.as_ref().is_none_or(|(v, _)| worth > *v) {
@@ -55,40 +55,40 @@ pub fn search(problem: &Problem, seed: u64, effort: Effort) -> Found {
     Found { grouping: best.1, evaluation, runners_up: Vec::new(), evaluations }
 }
 
-fn neighbour(problem: &Problem, from: &Grouping, dice: &mut Dice) -> Option<Grouping> {
+fn neighbour(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     if from.parts.is_empty() {
         return None;
     }
     let mut parts = from.parts.clone();
-    let phase = |dice: &mut Dice| if dice.below(2) == 0 { Phase::Prefill } else { Phase::Decode };
-    match dice.below(4) {
+    let phase = |rng: &mut Rng| if rng.below(2) == 0 { Phase::Prefill } else { Phase::Decode };
+    match rng.below(4) {
         0 => {
-            let part = &mut parts[dice.below(from.parts.len())];
+            let part = &mut parts[rng.below(from.parts.len())];
             part.phase = if part.phase == Phase::Prefill { Phase::Decode } else { Phase::Prefill };
         }
         1 => {
-            let part = parts.swap_remove(dice.below(from.parts.len()));
-            let ratio = dice.unit();
+            let part = parts.swap_remove(rng.below(from.parts.len()));
+            let ratio = rng.unit();
             let first = |n: u16| (f64::from(n) * ratio).floor() as u16;
             let (mut one, mut two) = (Members::new(), Members::new());
             for &(instance, n) in &part.members {
                 add(&mut one, instance, first(n));
                 add(&mut two, instance, n - first(n));
             }
-            parts.push(Part { members: one, phase: phase(dice) });
-            parts.push(Part { members: two, phase: phase(dice) });
+            parts.push(Part { members: one, phase: phase(rng) });
+            parts.push(Part { members: two, phase: phase(rng) });
         }
         2 if parts.len() > 1 => {
-            let a = parts.swap_remove(dice.below(parts.len()));
-            let b = parts.swap_remove(dice.below(parts.len()));
+            let a = parts.swap_remove(rng.below(parts.len()));
+            let b = parts.swap_remove(rng.below(parts.len()));
             let mut members = a.members;
             b.members.iter().for_each(|&(i, n)| add(&mut members, i, n));
-            parts.push(Part { members, phase: phase(dice) });
+            parts.push(Part { members, phase: phase(rng) });
         }
         3 if parts.len() > 1 => {
-            let (a, b) = (dice.below(parts.len()), dice.below(parts.len()));
-            let (instance, n) = parts[a].members[dice.below(parts[a].members.len())];
-            let amount = 1 + dice.below(usize::from(n)) as u16;
+            let (a, b) = (rng.below(parts.len()), rng.below(parts.len()));
+            let (instance, n) = parts[a].members[rng.below(parts[a].members.len())];
+            let amount = 1 + rng.below(usize::from(n)) as u16;
             if a == b {
                 return None;
             }

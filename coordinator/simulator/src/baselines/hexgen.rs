@@ -53,7 +53,7 @@ impl Stage {
 
 /// Activations of `rows` rows to the next stage: `α + rows·H·B/β` (s).
 #[must_use]
-pub fn handover(path: Path, rows: f64, hidden: f64, element: f64) -> f64 {
+pub fn activations(path: Path, rows: f64, hidden: f64, element: f64) -> f64 {
     path.time(Bytes(rows * hidden * element)).0
 }
 

@@ -8,7 +8,7 @@ use super::{
     judge::Judged,
 };
 use std::collections::BTreeSet;
-use tsnode_coordinator::{policy::batching::ServiceNo, rng::Dice};
+use tsnode_coordinator::{policy::batching::ServiceNo, rng::Rng};
 
 /// Of so many draws, a service or a group is the worst off in all but one.
 const DRAWS: usize = 3;
@@ -22,13 +22,13 @@ pub fn improve(
     judge: &mut dyn FnMut(&Placement) -> Judged,
     stop: &dyn Fn() -> bool,
 ) -> Rated {
-    let (mut best, mut dice) = (start, Dice::new(seed));
+    let (mut best, mut rng) = (start, Rng::new(seed));
     let mut seen: BTreeSet<Placement> = BTreeSet::from([best.placement.clone()]);
     for _ in 0..tries {
         if stop() {
             break;
         }
-        let Some(next) = changed(hosting, &best, &mut dice) else { continue };
+        let Some(next) = changed(hosting, &best, &mut rng) else { continue };
         if next.check(hosting).is_err() || !seen.insert(next.clone()) {
             continue;
         }
@@ -42,32 +42,32 @@ pub fn improve(
 
 /// One of the changes, at random: more of a service, less of one, one in another's stead, two exchanged, two groups made
 /// one, one made two.
-fn changed(hosting: &mut Hosting<'_>, from: &Rated, dice: &mut Dice) -> Option<Placement> {
+fn changed(hosting: &mut Hosting<'_>, from: &Rated, rng: &mut Rng) -> Option<Placement> {
     let mut next = from.placement.clone();
-    let service = urgent(hosting, &from.judged, dice);
-    let place = quiet(hosting, &next, dice)?;
+    let service = urgent(hosting, &from.judged, rng);
+    let place = quiet(hosting, &next, rng)?;
     let there = next.groups[place].services.clone();
-    match dice.below(6) {
+    match rng.below(6) {
         0 => next.add(place, service),
         1 => {
-            let place = dice.below(next.groups.len());
-            let leaves = *pick(&next.groups[place].services, dice)?;
+            let place = rng.below(next.groups.len());
+            let leaves = *pick(&next.groups[place].services, rng)?;
             next.remove(place, leaves);
         }
         2 => {
-            next.remove(place, *pick(&there, dice)?);
+            next.remove(place, *pick(&there, rng)?);
             next.add(place, service);
         }
         3 => {
-            let other = dice.below(next.groups.len());
-            let (a, b) = (*pick(&there, dice)?, *pick(&next.groups[other].services, dice)?);
+            let other = rng.below(next.groups.len());
+            let (a, b) = (*pick(&there, rng)?, *pick(&next.groups[other].services, rng)?);
             next.remove(place, a);
             next.remove(other, b);
             next.add(place, b);
             next.add(other, a);
         }
         4 => {
-            let other = dice.below(next.groups.len());
+            let other = rng.below(next.groups.len());
             if other == place {
                 return None;
             }
@@ -76,7 +76,7 @@ fn changed(hosting: &mut Hosting<'_>, from: &Rated, dice: &mut Dice) -> Option<P
             services.sort_unstable();
             services.dedup();
             while services.len() > hosting.services().sharing {
-                services.remove(dice.below(services.len()));
+                services.remove(rng.below(services.len()));
             }
             next.groups[place] = super::Sharing { group: both, services };
             next.groups.remove(other);
@@ -84,7 +84,7 @@ fn changed(hosting: &mut Hosting<'_>, from: &Rated, dice: &mut Dice) -> Option<P
         _ => {
             let half = halved(&next.groups[place].group)?;
             next.groups[place].group = half.0;
-            let (first, second) = match dice.below(2) {
+            let (first, second) = match rng.below(2) {
                 0 if there.len() > 1 => (vec![there[0]], there[1..].to_vec()),
                 _ => (there.clone(), vec![service]),
             };
@@ -97,22 +97,22 @@ fn changed(hosting: &mut Hosting<'_>, from: &Rated, dice: &mut Dice) -> Option<P
 }
 
 /// A service, the likelier the more urgent.
-fn urgent(hosting: &Hosting<'_>, judged: &Judged, dice: &mut Dice) -> ServiceNo {
+fn urgent(hosting: &Hosting<'_>, judged: &Judged, rng: &mut Rng) -> ServiceNo {
     let count = hosting.services().count();
-    let draws = (0..DRAWS).map(|_| ServiceNo(dice.below(count) as u16));
+    let draws = (0..DRAWS).map(|_| ServiceNo(rng.below(count) as u16));
     let mut draws: Vec<ServiceNo> = draws.collect();
     draws.sort_by(|a, b| judged.urgency(*b).total_cmp(&judged.urgency(*a)));
     draws[0]
 }
 
 /// A group, the likelier the less it is loaded.
-fn quiet(hosting: &mut Hosting<'_>, placement: &Placement, dice: &mut Dice) -> Option<usize> {
+fn quiet(hosting: &mut Hosting<'_>, placement: &Placement, rng: &mut Rng) -> Option<usize> {
     let loads = loads(hosting, placement);
-    (0..DRAWS - 1).map(|_| dice.below(loads.len())).min_by(|a, b| loads[*a].total_cmp(&loads[*b]))
+    (0..DRAWS - 1).map(|_| rng.below(loads.len())).min_by(|a, b| loads[*a].total_cmp(&loads[*b]))
 }
 
-fn pick<'a, T>(of: &'a [T], dice: &mut Dice) -> Option<&'a T> {
-    of.get(dice.below(of.len()))
+fn pick<'a, T>(of: &'a [T], rng: &mut Rng) -> Option<&'a T> {
+    of.get(rng.below(of.len()))
 }
 
 /// A group made two: half of its stages each, or half of the devices of its only one.

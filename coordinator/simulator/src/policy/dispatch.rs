@@ -5,9 +5,9 @@ use tsnode_coordinator::{
         batching::Seen,
         choice,
         routing::{Asked, MachineNo, Route, Routing},
-        shares::Way,
+        shares::PhasePair,
     },
-    rng::Dice,
+    rng::Rng,
 };
 
 /// How requests are routed on a plan.
@@ -26,7 +26,7 @@ pub enum Dispatch {
 impl Dispatch {
     /// The policy, over these ways.
     #[must_use]
-    pub fn routing(self, ways: Vec<Way<MachineNo>>, seed: u64) -> Box<dyn Routing> {
+    pub fn routing(self, ways: Vec<PhasePair<MachineNo>>, seed: u64) -> Box<dyn Routing> {
         match self {
             Self::Shares => choice::Dispatch::Shares.routing(ways, 0.0),
             Self::Live => choice::Dispatch::Live.routing(ways, 0.0),
@@ -39,21 +39,21 @@ impl Dispatch {
 /// Any way as likely as any other: the baseline.
 #[derive(Clone, Debug)]
 pub struct Anywhere {
-    ways: Vec<Way<MachineNo>>,
-    dice: Dice,
+    ways: Vec<PhasePair<MachineNo>>,
+    rng: Rng,
 }
 
 impl Anywhere {
     /// Over these ways.
     #[must_use]
-    pub fn new(ways: Vec<Way<MachineNo>>, seed: u64) -> Self {
-        Self { ways, dice: Dice::new(seed) }
+    pub fn new(ways: Vec<PhasePair<MachineNo>>, seed: u64) -> Self {
+        Self { ways, rng: Rng::new(seed) }
     }
 }
 
 impl Routing for Anywhere {
     fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
-        let way = self.ways.get(self.dice.below(self.ways.len()))?;
+        let way = self.ways.get(self.rng.below(self.ways.len()))?;
         Some(Route::whole(way.prefill, way.decode))
     }
 
@@ -66,13 +66,13 @@ impl Routing for Anywhere {
 /// only which ways there are.
 #[derive(Clone, Debug)]
 pub struct Shortest {
-    ways: Vec<Way<MachineNo>>,
+    ways: Vec<PhasePair<MachineNo>>,
 }
 
 impl Shortest {
     /// Over these ways.
     #[must_use]
-    pub fn new(ways: Vec<Way<MachineNo>>) -> Self {
+    pub fn new(ways: Vec<PhasePair<MachineNo>>) -> Self {
         Self { ways }
     }
 }
@@ -80,7 +80,7 @@ impl Shortest {
 impl Routing for Shortest {
     fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
         let sequences = |m: MachineNo| seen(m).running + seen(m).waiting;
-        let queue = |w: &&Way<MachineNo>| (seen(w.prefill).pending_tokens, sequences(w.decode));
+        let queue = |w: &&PhasePair<MachineNo>| (seen(w.prefill).pending_tokens, sequences(w.decode));
         let way = self.ways.iter().min_by_key(queue)?;
         Some(Route::whole(way.prefill, way.decode))
     }

@@ -7,7 +7,7 @@
 //! as a multiple of what the same takes alone. Used are the times that iterations are predicted to take, lengths of prompts, and
 //! of answers what a predictor says ([`Asked`]).
 
-use super::riding::{Beside, ridden};
+use super::piggybacked::{Beside, ridden};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tsnode_coordinator::{

@@ -1,6 +1,6 @@
 //! The requests that machines are bought for: lengths, and Poisson arrivals at any rate.
 
-use tsnode_coordinator::{policy::routing::Asked, replay::machines::Arrival, rng::Dice, scheduler::workload::Workload};
+use tsnode_coordinator::{policy::routing::Asked, replay::machines::Arrival, rng::Rng, scheduler::workload::Workload};
 use tsnode_protocol::Seconds;
 
 /// Most requests in a list.
@@ -58,14 +58,14 @@ impl Demand {
     /// compared on what differs between them, not on luck.
     #[must_use]
     pub fn arrivals(&self, rate: f64, span: Seconds) -> Vec<Arrival> {
-        let (mut dice, mut at) = (Dice::new(self.seed), 0.0);
+        let (mut rng, mut at) = (Rng::new(self.seed), 0.0);
         let mut all = Vec::with_capacity(((rate * span.0 * 1.1) as usize).min(MOST));
         while all.len() < MOST {
-            at += dice.exponential(1.0 / rate);
+            at += rng.exponential(1.0 / rate);
             if at > span.0 {
                 break;
             }
-            all.push(Arrival { at: Seconds(at), asked: self.draw(&mut dice) });
+            all.push(Arrival { at: Seconds(at), asked: self.draw(&mut rng) });
         }
         all
     }
@@ -73,15 +73,15 @@ impl Demand {
     /// So many requests, each so long after the one before.
     #[must_use]
     pub fn apart(&self, requests: usize, gap: Seconds) -> Vec<Arrival> {
-        let mut dice = Dice::new(self.seed);
-        (0..requests).map(|i| Arrival { at: gap * (i as f64 + 1.0), asked: self.draw(&mut dice) }).collect()
+        let mut rng = Rng::new(self.seed);
+        (0..requests).map(|i| Arrival { at: gap * (i as f64 + 1.0), asked: self.draw(&mut rng) }).collect()
     }
 
-    fn draw(&self, dice: &mut Dice) -> Asked {
-        let first = self.lengths[dice.below(self.lengths.len())];
+    fn draw(&self, rng: &mut Rng) -> Asked {
+        let first = self.lengths[rng.below(self.lengths.len())];
         match self.drawn {
             Drawn::Together => first,
-            Drawn::Apart => Asked { answer: self.lengths[dice.below(self.lengths.len())].answer, ..first },
+            Drawn::Apart => Asked { answer: self.lengths[rng.below(self.lengths.len())].answer, ..first },
         }
     }
 }

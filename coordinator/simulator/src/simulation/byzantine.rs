@@ -4,10 +4,10 @@ use super::{process::Process, world::World};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Call, Endorsement, Epoch, Gossip, Heartbeat, Plan, PlanId, RollCall, Term, Verified,
+    Call, Endorsement, Epoch, Gossip, Heartbeat, LivenessDigest, Plan, PlanId, Term, Verified,
     gossip::Certificate,
     limits,
-    rollcall::{Missed, PeerTag, Present},
+    liveness_digest::{Missed, PeerTag, Present},
 };
 
 /// Ways of lying.
@@ -34,7 +34,7 @@ pub enum Lie {
     /// Endorses everything, and more than once.
     Endorses,
     /// Never plans when it has the turn.
-    Mute,
+    Unresponsive,
     /// Says that it has cut off everybody.
     Slander,
     /// Listens and leads, and tells nobody what it hears: misses nobody, passes no heartbeat on, has everybody on its roll.
@@ -56,7 +56,7 @@ impl Lie {
         Self::Stray,
         Self::Boast,
         Self::Endorses,
-        Self::Mute,
+        Self::Unresponsive,
         Self::Slander,
         Self::Deaf,
         Self::Caller,
@@ -82,16 +82,16 @@ impl World {
                 plan.routes.clear();
                 vec![(Gossip::Plan(plan.into()), None)]
             }
-            (Lie::Mute, Gossip::Plan(_)) => vec![],
+            (Lie::Unresponsive, Gossip::Plan(_)) => vec![],
             (Lie::Slander, Gossip::Heartbeat(said)) => {
                 let cut_off = self.peers.iter().map(|p| p.id).take(limits::CUT_OFF).collect();
                 vec![(Gossip::Heartbeat(Heartbeat { cut_off, ..said }), None)]
             }
             (Lie::Deaf, Gossip::Call(_)) => vec![],
-            (Lie::Deaf | Lie::Caller, Gossip::RollCall(_)) => {
+            (Lie::Deaf | Lie::Caller, Gossip::LivenessDigest(_)) => {
                 let listed = |p: &Process| Present { peer: PeerTag::of(p.id), said: Some(0) };
                 let all = self.peers.iter().filter(|_| lie == Lie::Deaf);
-                vec![(Gossip::RollCall(RollCall { present: all.map(listed).collect() }), None)]
+                vec![(Gossip::LivenessDigest(LivenessDigest { present: all.map(listed).collect() }), None)]
             }
             (_, gossip) => vec![(gossip, None)],
         }
@@ -130,12 +130,12 @@ impl World {
                 }
             }
             Lie::Sequence => {
-                let by = 1 << self.dice.below(31);
+                let by = 1 << self.rng.below(31);
                 self.peers[n].jump(by);
                 self.say(n, stray(epoch, term, 1));
                 self.peers[n].jump(-by);
             }
-            Lie::Future => match self.dice.below(3) {
+            Lie::Future => match self.rng.below(3) {
                 0 => self.say(n, stray(Epoch(u64::MAX), Term(u32::MAX), 2)),
                 1 => self.say(n, stray(epoch, Term(u32::MAX), 3)),
                 _ => {
@@ -148,8 +148,8 @@ impl World {
             Lie::Boast => {
                 let mut advert = self.peers[n].advert.clone();
                 for device in &mut advert.devices {
-                    device.flops.0 = 1e15 * (1.0 + self.dice.unit());
-                    device.memory_bytes = 1 << (30 + self.dice.below(10));
+                    device.flops.0 = 1e15 * (1.0 + self.rng.unit());
+                    device.memory_bytes = 1 << (30 + self.rng.below(10));
                 }
                 self.say(n, Gossip::Advert(advert.into()));
             }
@@ -163,13 +163,13 @@ impl World {
                 let peers = self.peers.iter().map(|p| Missed { peer: PeerTag::of(p.id), last: u64::MAX }).collect();
                 self.say(n, Gossip::Call(Call { peers }));
             }
-            Lie::SecondPlan | Lie::Infeasible | Lie::Mute | Lie::Slander | Lie::Deaf => {}
+            Lie::SecondPlan | Lie::Infeasible | Lie::Unresponsive | Lie::Slander | Lie::Deaf => {}
         }
     }
 
     /// Something that was heard long ago.
     fn some_old_message(&mut self) -> Option<Verified<Gossip>> {
-        let n = self.dice.below(self.archive.len());
+        let n = self.rng.below(self.archive.len());
         self.archive.get(n).cloned()
     }
 }

@@ -1,7 +1,7 @@
 //! Which peers there are: what they lend, where they stand, and what they claim.
 
 use tsnode_coordinator::{
-    rng::Dice,
+    rng::Rng,
     sample::{advert, gateway},
 };
 use tsnode_protocol::{Advert, SwarmId};
@@ -11,8 +11,8 @@ pub const SWARM: SwarmId = SwarmId([7; 16]);
 
 /// A peer by chance: most lend a device, some only take requests, some cannot be reached from outside and never plan.
 #[must_use]
-pub fn drawn(n: usize, dice: &mut Dice) -> Advert {
-    match dice.below(10) {
+pub fn drawn(n: usize, rng: &mut Rng) -> Advert {
+    match rng.below(10) {
         // The first ones lend and may plan, so that there is always a swarm.
         0 if n > 1 => gateway(n),
         1 if n > 1 => Advert { reachable: false, ..advert(n) },

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     Time,
-    control::{Reject, rolls_every},
+    control::{Reject, digest_every},
 };
 use tsnode_protocol::{Epoch, PeerId, Plan, PlanId, Term};
 
@@ -19,7 +19,7 @@ use tsnode_protocol::{Epoch, PeerId, Plan, PlanId, Term};
 pub const GHOST: Duration = Duration::from_secs(15);
 /// The same in a swarm of so many: who has lost the word that somebody leaves finds it out from a roll.
 pub fn ghost(peers: usize) -> Duration {
-    GHOST + rolls_every(peers).saturating_sub(rolls_every(0))
+    GHOST + digest_every(peers).saturating_sub(digest_every(0))
 }
 
 /// How long after faults of either end a peer's being given up is no wonder.

@@ -43,15 +43,15 @@ impl Fault {
 impl World {
     /// One thing goes wrong, or is right again.
     pub(super) fn strike(&mut self, faults: &[Fault]) {
-        let Some(fault) = faults.get(self.dice.below(faults.len())) else { return };
-        let n = self.dice.below(self.peers.len());
+        let Some(fault) = faults.get(self.rng.below(faults.len())) else { return };
+        let n = self.rng.below(self.peers.len());
         match fault {
             Fault::Loss => self.make_lossy(),
             Fault::Partition => self.cut_or_heal(),
             Fault::Crash => self.crash_or_restart(n),
             Fault::Pause => self.pause_by_chance(n),
             Fault::Disk => {
-                self.peers[n].disk.latency = Duration::from_millis(self.dice.below(1000) as u64);
+                self.peers[n].disk.latency = Duration::from_millis(self.rng.below(1000) as u64);
                 let latency = self.peers[n].disk.latency;
                 self.note(Note::Fault(format!("p{n}'s disk takes {} ms", latency.as_millis())));
             }
@@ -62,10 +62,10 @@ impl World {
     }
 
     fn make_lossy(&mut self) {
-        let dice = &mut self.dice;
-        self.net.lost = [0.0, 0.05, 0.1, 0.3][dice.below(4)];
-        self.net.repeated = [0.0, 0.1][dice.below(2)];
-        self.net.delay = Duration::from_millis([40, 200, 1000, 2000][dice.below(4)]);
+        let rng = &mut self.rng;
+        self.net.lost = [0.0, 0.05, 0.1, 0.3][rng.below(4)];
+        self.net.repeated = [0.0, 0.1][rng.below(2)];
+        self.net.delay = Duration::from_millis([40, 200, 1000, 2000][rng.below(4)]);
         let net = &self.net;
         let what = format!("{:.0} % are lost, delays to {} ms", net.lost * 100.0, net.delay.as_millis());
         self.net_disturbed();
@@ -78,8 +78,8 @@ impl World {
             self.net.sides.clear();
             return self.note(Note::Fault("the network is whole again".into()));
         }
-        let sides = 2 + self.dice.below(2);
-        self.net.sides = (0..self.peers.len()).map(|n| (n, self.dice.below(sides) as u8)).collect();
+        let sides = 2 + self.rng.below(2);
+        self.net.sides = (0..self.peers.len()).map(|n| (n, self.rng.below(sides) as u8)).collect();
         let count = |side| self.net.sides.values().filter(|s| **s == side).count().to_string();
         let sizes: Vec<String> = (0..sides as u8).map(count).collect();
         self.note(Note::Fault(format!("the network falls into parts of {}", sizes.join(", "))));
@@ -89,7 +89,7 @@ impl World {
         if !self.peers[n].is_running() {
             self.start(n);
         } else if self.is_dispensable(n) {
-            match self.dice.below(2) {
+            match self.rng.below(2) {
                 0 => self.kill(n),
                 _ => self.cut_power(n),
             }
@@ -102,7 +102,7 @@ impl World {
     }
 
     fn pause_by_chance(&mut self, n: usize) {
-        let span = Duration::from_millis(200 + self.dice.below(8000) as u64);
+        let span = Duration::from_millis(200 + self.rng.below(8000) as u64);
         if self.peers[n].is_running() && self.peers[n].held == Held::No {
             self.pause(n, span);
         }
@@ -123,7 +123,7 @@ impl World {
                 // It goes on where it had jumped to.
                 self.peers[n].jump(1 << 31);
             }
-            if !self.peers[n].is_running() && self.dice.below(3) > 0 {
+            if !self.peers[n].is_running() && self.rng.below(3) > 0 {
                 self.start(n);
             }
         }

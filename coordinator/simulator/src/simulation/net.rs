@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tsnode_coordinator::rng::Dice;
+use tsnode_coordinator::rng::Rng;
 
 /// The network between the peers.
 #[derive(Clone, Debug)]
@@ -45,17 +45,17 @@ impl Net {
     }
 
     /// How long a message takes from one peer to another, each time it arrives.
-    pub(super) fn deliveries(&self, from: usize, to: usize, dice: &mut Dice) -> [Option<Duration>; 2] {
-        if self.is_cut(from, to) || (self.lost > 0.0 && dice.unit() < self.lost) {
+    pub(super) fn deliveries(&self, from: usize, to: usize, rng: &mut Rng) -> [Option<Duration>; 2] {
+        if self.is_cut(from, to) || (self.lost > 0.0 && rng.unit() < self.lost) {
             return [None, None];
         }
         let lag = self.lags.get(&from).copied().unwrap_or_default();
-        let late = |dice: &mut Dice| {
-            let (a, b) = (dice.unit(), dice.unit());
+        let late = |rng: &mut Rng| {
+            let (a, b) = (rng.unit(), rng.unit());
             Duration::from_millis(1) + lag + self.delay.mul_f64(a * b * b)
         };
-        let first = late(dice);
-        let again = self.repeated > 0.0 && dice.unit() < self.repeated;
-        [Some(first), again.then(|| late(dice) * 2)]
+        let first = late(rng);
+        let again = self.repeated > 0.0 && rng.unit() < self.repeated;
+        [Some(first), again.then(|| late(rng) * 2)]
     }
 }

@@ -171,8 +171,8 @@ impl Process {
         self.own.push_back(Event::Gossip(message));
     }
 
-    pub(super) fn pulse_self(&mut self, word: Verified<Gossip>) {
-        self.own.push_back(Event::Pulse { from: self.id, words: vec![word] });
+    pub(super) fn heartbeats_to_self(&mut self, word: Verified<Gossip>) {
+        self.own.push_back(Event::Heartbeats { from: self.id, words: vec![word] });
     }
 
     /// Signs what it says with its next sequence.

@@ -34,7 +34,7 @@ use crate::simulation::requests::{
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::{Time, control::Event, rng::Dice};
+use tsnode_coordinator::{Time, control::Event, rng::Rng};
 use tsnode_protocol::{GroupId, Life, PeerId, Plan, RequestId, Token};
 
 /// How often every process looks which plan it follows, as in the node.
@@ -128,7 +128,7 @@ impl Around<'_> {
 /// All requests of a scenario.
 #[derive(Debug)]
 pub(super) struct Requests {
-    dice: Dice,
+    rng: Rng,
     /// Clients a second.
     rate: f64,
     /// All agree, and nothing goes wrong any more.
@@ -148,7 +148,7 @@ pub(super) struct Requests {
 impl Requests {
     fn new(seed: u64, rate: f64, planted: Option<Planted>) -> Self {
         Self {
-            dice: Dice::new(seed ^ 0x72_65_71_75_65_73_74),
+            rng: Rng::new(seed ^ 0x72_65_71_75_65_73_74),
             rate,
             is_calm: false,
             planted,
@@ -247,5 +247,5 @@ impl Requests {
 /// What an undisturbed run answers.
 fn token(request: RequestId, index: u32) -> Token {
     let seed = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
-    Token((Dice::new(seed ^ (u64::from(index) << 32)).bits() % 4096) as u32)
+    Token((Rng::new(seed ^ (u64::from(index) << 32)).bits() % 4096) as u32)
 }

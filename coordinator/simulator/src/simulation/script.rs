@@ -109,16 +109,16 @@ fn opening(script: &Script) -> World {
     world.clocks_err = script.faults.contains(&Fault::Clock);
     let span = (script.peers as u64 * 10).max(2000);
     for n in 0..script.peers {
-        let advert = cast::drawn(n, &mut world.dice);
+        let advert = cast::drawn(n, &mut world.rng);
         let n = world.add(advert);
-        let at = Time::from_millis(1 + world.dice.below(span as usize) as u64);
+        let at = Time::from_millis(1 + world.rng.below(span as usize) as u64);
         world.start_at(at, n);
     }
-    if script.faults.contains(&Fault::Lie) && script.peers > 3 && world.dice.below(2) == 0 {
+    if script.faults.contains(&Fault::Lie) && script.peers > 3 && world.rng.below(2) == 0 {
         let most = (script.peers - 1) / 3;
-        for _ in 0..1 + world.dice.below(most.min(5)) {
-            let n = 2 + world.dice.below(script.peers - 2);
-            let lie = Lie::ALL[world.dice.below(Lie::ALL.len())];
+        for _ in 0..1 + world.rng.below(most.min(5)) {
+            let n = 2 + world.rng.below(script.peers - 2);
+            let lie = Lie::ALL[world.rng.below(Lie::ALL.len())];
             world.make_byzantine(n, lie);
         }
     }
@@ -132,7 +132,7 @@ fn disturb(world: &mut World, script: &Script) {
     let end = world.now + script.faulty;
     let mean = (script.faulty.as_secs_f64() / 14.0).max(0.1);
     while world.now < end && world.checks.broken.is_none() {
-        let gap = world.dice.exponential(mean).clamp(0.05, 5.0);
+        let gap = world.rng.exponential(mean).clamp(0.05, 5.0);
         world.wait(Duration::from_secs_f64(gap).min(end - world.now));
         world.strike(&script.faults);
     }

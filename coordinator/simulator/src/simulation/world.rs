@@ -22,7 +22,7 @@ use tsnode_coordinator::{
     Time,
     control::{Action, Event, Reject},
     planner::{Draft, Planner, Scheduler},
-    rng::Dice,
+    rng::Rng,
     sample,
 };
 use tsnode_protocol::{Advert, Epoch, Gossip, Life, PeerId, PlanId, Term, Verified};
@@ -41,7 +41,7 @@ const ARCHIVE: usize = 64;
 enum Due {
     Message(u32, Arc<Verified<Gossip>>),
     /// Heartbeats that one peer sent to a few.
-    Pulse(u32, PeerId, Arc<Vec<Verified<Gossip>>>),
+    Heartbeats(u32, PeerId, Arc<Vec<Verified<Gossip>>>),
     Connects(u32, PeerId),
     Disconnects(u32, PeerId),
     /// A system refuses connections to that peer's process.
@@ -71,10 +71,10 @@ pub struct World {
     /// The network.
     pub net: Net,
     /// Where chance comes from.
-    pub dice: Dice,
+    pub rng: Rng,
     /// How long planners take at most.
     pub planning: Duration,
-    pace: Dice,
+    pace: Rng,
     /// What must hold.
     pub checks: Checks,
     /// What happened.
@@ -115,15 +115,15 @@ impl World {
     /// Nobody yet, and who is to plan.
     #[must_use]
     pub fn planned_by(planner: impl Planner + 'static, seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let unix = Duration::from_secs(UNIX + dice.below(600) as u64);
+        let mut rng = Rng::new(seed);
+        let unix = Duration::from_secs(UNIX + rng.below(600) as u64);
         Self {
             now: Time::from_millis(1),
             peers: Vec::new(),
             net: Net::default(),
-            dice,
+            rng,
             planning: PLANNING,
-            pace: Dice::new(seed ^ 0x70_6c_61_6e),
+            pace: Rng::new(seed ^ 0x70_6c_61_6e),
             checks: Checks::default(),
             chronicle: Chronicle::default(),
             archive: Vec::new(),
@@ -205,7 +205,7 @@ impl World {
                 None => self.publish(n, gossip, None),
                 Some(lie) => self.twisted(lie, gossip).into_iter().for_each(|(g, half)| self.publish(n, g, half)),
             },
-            Action::Pulse { to, own, heard } => self.pulse(n, &to, own, heard),
+            Action::Heartbeats { to, own, heard } => self.send_heartbeats(n, &to, own, heard),
             Action::Remember(epoch, term) => match self.peers[n].disk.latency {
                 Duration::ZERO => self.peers[n].disk.endorsed = Some((epoch, term)),
                 latency => {

@@ -1,7 +1,7 @@
 //! Products of many rows by cuBLASLt, where it is found.
 #![expect(unsafe_code, reason = "handles are cuBLASLt's own and live as long as this; addresses are the caller's")]
 
-use super::{CardError, Product, failed};
+use super::{GpuError, Product, failed};
 use cudarc::{
     cublaslt::{result, sys},
     driver::{result as driver, sys as cuda},
@@ -40,8 +40,8 @@ struct Way {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-fn no(error: result::CublasError) -> CardError {
-    CardError::Failed { call: "cuBLASLt", answer: error.to_string() }
+fn no(error: result::CublasError) -> GpuError {
+    GpuError::Failed { call: "cuBLASLt", answer: error.to_string() }
 }
 
 /// Whether the library refused what it was asked, so that nothing is under way.
@@ -51,8 +51,8 @@ fn refused(error: &result::CublasError) -> bool {
 }
 
 impl Blas {
-    /// With the card that is the calling thread's.
-    pub fn new() -> Result<Self, CardError> {
+    /// With the GPU that is the calling thread's.
+    pub fn new() -> Result<Self, GpuError> {
         let handle = result::create_handle().map_err(no)?;
         // SAFETY: a size.
         let workspace = unsafe { driver::malloc_sync(WORKSPACE) }.map_err(failed("taking memory"))?;
@@ -67,7 +67,7 @@ impl Blas {
         w: u64,
         out: u64,
         stream: cuda::CUstream,
-    ) -> Result<bool, CardError> {
+    ) -> Result<bool, GpuError> {
         let handle = self.handle;
         let key = (product, [w, x, out].map(aligned));
         let place = self.ways.entry(key).or_insert_with(|| Way::find(handle, product, key.1).ok());

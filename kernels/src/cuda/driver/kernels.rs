@@ -1,8 +1,8 @@
-//! A card's kernels: modules by file, loaded the first time, and functions by name. A file may be there twice, as PTX and as
-//! machine code for the card; launches run whichever it is turned to.
+//! A GPU's kernels: modules by file, loaded the first time, and functions by name. A file may be there twice, as PTX and as
+//! machine code for the GPU; launches run whichever it is turned to.
 #![expect(unsafe_code, reason = "see the head of `driver.rs`: modules are the driver's own, given back once")]
 
-use super::{CardError, failed};
+use super::{GpuError, failed};
 use crate::cuda::jit::{Image, Kernels, sources};
 use cudarc::driver::{result, sys};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,36 +20,36 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// A kernel. PTX is loaded the first time: the driver compiles it for its card then, and keeps what it made.
-    pub fn function(&mut self, file: &'static str, kernel: &'static str) -> Result<sys::CUfunction, CardError> {
+    /// A kernel. PTX is loaded the first time: the driver compiles it for its GPU then, and keeps what it made.
+    pub fn function(&mut self, file: &'static str, kernel: &'static str) -> Result<sys::CUfunction, GpuError> {
         let image = if self.turned.contains(file) { Image::Compiled } else { Image::Ahead };
         if let Some(function) = self.functions.get(&(file, image, kernel)) {
             return Ok(*function);
         }
         let module = self.module(file, image)?;
-        let name = CString::new(kernel).map_err(|_| CardError::Unsupported("a kernel without a name".into()))?;
+        let name = CString::new(kernel).map_err(|_| GpuError::Unsupported("a kernel without a name".into()))?;
         // SAFETY: see above.
         let function = unsafe { result::module::get_function(module, name) }.map_err(failed("finding a kernel"))?;
         self.functions.insert((file, image, kernel), function);
         Ok(function)
     }
 
-    fn module(&mut self, file: &'static str, image: Image) -> Result<sys::CUmodule, CardError> {
+    fn module(&mut self, file: &'static str, image: Image) -> Result<sys::CUmodule, GpuError> {
         if let Some(loaded) = self.modules.get(&(file, image)) {
             return Ok(*loaded);
         }
         let text = sources::file(file).and_then(|file| CString::new(file.ptx).ok());
-        let text = text.ok_or_else(|| CardError::Unsupported(format!("a file {file} of kernels")))?;
+        let text = text.ok_or_else(|| GpuError::Unsupported(format!("a file {file} of kernels")))?;
         let loaded = load(text.as_bytes_with_nul())?;
         self.modules.insert((file, image), loaded);
         Ok(loaded)
     }
 
     /// Loads a file's machine code beside its PTX.
-    pub fn load(&mut self, file: &'static str, cubin: &[u8]) -> Result<(), CardError> {
+    pub fn load(&mut self, file: &'static str, cubin: &[u8]) -> Result<(), GpuError> {
         // The driver is not told a size and reads as much as the image says that it has: what is no image is not shown it.
         if !cubin.starts_with(b"\x7fELF") {
-            return Err(CardError::Unsupported("machine code that is none".into()));
+            return Err(GpuError::Unsupported("machine code that is none".into()));
         }
         self.forget(file);
         let loaded = load(cubin)?;
@@ -71,7 +71,7 @@ impl Modules {
         self.turned.remove(file);
         self.functions.retain(|(of, image, _), _| *of != file || *image != Image::Compiled);
         if let Some(module) = self.modules.remove(&(file, Image::Compiled)) {
-            // SAFETY: see above. What a lost card does not give back is lost with it.
+            // SAFETY: see above. What a lost GPU does not give back is lost with it.
             let _ = unsafe { result::module::unload(module) };
         }
     }
@@ -86,7 +86,7 @@ impl Modules {
     }
 }
 
-fn load(image: &[u8]) -> Result<sys::CUmodule, CardError> {
+fn load(image: &[u8]) -> Result<sys::CUmodule, GpuError> {
     // SAFETY: text that ends with a zero, or machine code that says how long it is.
     unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(failed("compiling kernels"))
 }

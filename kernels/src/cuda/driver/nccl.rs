@@ -1,19 +1,19 @@
-//! Columns that cards exchange by NCCL, where it is found: each sends its own to all others and takes theirs, in its compute
+//! Columns that GPUs exchange by NCCL, where it is found: each sends its own to all others and takes theirs, in its compute
 //! stream.
 //!
-//! One thread asks for all cards, so an exchange is one group: a call outside of one would wait for cards that nobody has
+//! One thread asks for all GPUs, so an exchange is one group: a call outside of one would wait for GPUs that nobody has
 //! asked yet. What NCCL has no way to call off is asked by a thread of its own while it is tried.
 //!
 //! SAFETY of all calls: functions are of the types in NCCL's header `nccl.h`; communicators are those that it gave, and are
-//! used until they are given back or aborted once; seats are of cards that live longer than this, and addresses of memory that
+//! used until they are given back or aborted once; seats are of GPUs that live longer than this, and addresses of memory that
 //! callers hold while work on it is under way.
 #![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
 
 use super::failed;
 use crate::cuda::{
-    cards::NoNccl,
+    gpus::NoNccl,
     libraries::Libraries,
-    machine::{CardError, Seat},
+    machine::{GpuError, Seat},
 };
 use cudarc::driver::{result, sys};
 use libloading::Library;
@@ -54,7 +54,7 @@ struct Functions {
     error_string: Text,
 }
 
-/// Bytes that one card sends and another takes.
+/// Bytes that one GPU sends and another takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct Transfer {
     /// Who sends, by its seat, and from where.
@@ -66,7 +66,7 @@ pub(in crate::cuda) struct Transfer {
     pub bytes: usize,
 }
 
-/// A communicator for each of several cards.
+/// A communicator for each of several GPUs.
 #[derive(Debug)]
 pub(in crate::cuda) struct Nccl {
     functions: Functions,
@@ -77,8 +77,8 @@ pub(in crate::cuda) struct Nccl {
     aborted: AtomicBool,
 }
 
-/// Held where memory is taken or given back, and where a group is asked for: either of the first may wait for all that cards
-/// have under way, and half a group waits for cards that are asked next.
+/// Held where memory is taken or given back, and where a group is asked for: either of the first may wait for all that GPUs
+/// have under way, and half a group waits for GPUs that are asked next.
 pub(super) fn memory_or_group() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -119,7 +119,7 @@ impl Functions {
         }
     }
 
-    fn answered(self, call: &'static str, answer: c_int) -> Result<(), CardError> {
+    fn answered(self, call: &'static str, answer: c_int) -> Result<(), GpuError> {
         if answer == 0 {
             return Ok(());
         }
@@ -128,11 +128,11 @@ impl Functions {
             let text = (self.error_string)(answer);
             if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
         };
-        Err(CardError::Failed { call, answer: text.unwrap_or_else(|| format!("NCCL answers {answer}")) })
+        Err(GpuError::Failed { call, answer: text.unwrap_or_else(|| format!("NCCL answers {answer}")) })
     }
 
-    /// Communicators of cards by their numbers, as addresses.
-    fn start(self, devices: &[c_int]) -> Result<Vec<usize>, CardError> {
+    /// Communicators of GPUs by their numbers, as addresses.
+    fn start(self, devices: &[c_int]) -> Result<Vec<usize>, GpuError> {
         let mut communicators = vec![std::ptr::null_mut(); devices.len()];
         // SAFETY: see the head of the file; as many places as devices.
         let answer = unsafe { (self.init_all)(communicators.as_mut_ptr(), devices.len() as c_int, devices.as_ptr()) };
@@ -142,7 +142,7 @@ impl Functions {
 }
 
 impl Nccl {
-    /// Of cards, each of which is there once.
+    /// Of GPUs, each of which is there once.
     pub fn start(seats: Vec<Seat>, patience: Duration) -> Result<Self, NoNccl> {
         let functions = Functions::find()?;
         let devices: Vec<c_int> = seats.iter().map(|seat| seat.device).collect();
@@ -164,13 +164,13 @@ impl Nccl {
         (self.version / thousand, self.version % thousand / 100, self.version % 100)
     }
 
-    /// Asks all cards for an exchange, which is under way when this returns.
-    pub fn exchange(&self, transfers: &[Transfer]) -> Result<(), CardError> {
+    /// Asks all GPUs for an exchange, which is under way when this returns.
+    pub fn exchange(&self, transfers: &[Transfer]) -> Result<(), GpuError> {
         let _turn = memory_or_group();
         self.ask_for_all(transfers)
     }
 
-    /// The same, by a thread that may never come back: the first exchange makes ways between cards.
+    /// The same, by a thread that may never come back: the first exchange makes ways between GPUs.
     pub fn try_exchange(self: &std::sync::Arc<Self>, transfers: &[Transfer], patience: Duration) -> Result<(), NoNccl> {
         let (one, transfers) = (self.clone(), transfers.to_vec());
         // Without a turn, which it would keep.
@@ -178,7 +178,7 @@ impl Nccl {
         Ok(asked.ok_or(NoNccl::Late { call: "an exchange", patience })??)
     }
 
-    fn ask_for_all(&self, transfers: &[Transfer]) -> Result<(), CardError> {
+    fn ask_for_all(&self, transfers: &[Transfer]) -> Result<(), GpuError> {
         let (functions, call) = (self.functions, "exchanging columns");
         // SAFETY: see the head of the file.
         functions.answered(call, unsafe { (functions.group_start)() })?;
@@ -189,7 +189,7 @@ impl Nccl {
         asked.and(ended)
     }
 
-    fn ask_for(&self, transfer: &Transfer) -> Result<(), CardError> {
+    fn ask_for(&self, transfer: &Transfer) -> Result<(), GpuError> {
         let Transfer { from, own, to, into, bytes } = *transfer;
         let functions = self.functions;
         let place = |rank: usize| (self.communicators[rank] as Communicator, self.seats[rank].stream as sys::CUstream);
@@ -203,20 +203,20 @@ impl Nccl {
         }
     }
 
-    /// Waits until all cards have done what their compute streams were asked for; whether they have, in time.
+    /// Waits until all GPUs have done what their compute streams were asked for; whether they have, in time.
     ///
     /// Not by waiting for one after the other: of one that is lost the others would wait for ever for what it has not sent.
-    pub fn settle(&self, patience: Option<Duration>) -> Result<bool, CardError> {
+    pub fn settle(&self, patience: Option<Duration>) -> Result<bool, GpuError> {
         let settled = self.wait(patience, || self.check())?;
         self.check().map(|()| settled)
     }
 
     /// The same behind [`Self::abort`].
-    pub fn rest(&self, patience: Duration) -> Result<bool, CardError> {
+    pub fn rest(&self, patience: Duration) -> Result<bool, GpuError> {
         self.wait(Some(patience), || Ok(()))
     }
 
-    fn wait(&self, patience: Option<Duration>, check: impl Fn() -> Result<(), CardError>) -> Result<bool, CardError> {
+    fn wait(&self, patience: Option<Duration>, check: impl Fn() -> Result<(), GpuError>) -> Result<bool, GpuError> {
         let began = Instant::now();
         while !self.is_at_rest()? {
             check()?;
@@ -228,12 +228,12 @@ impl Nccl {
         Ok(true)
     }
 
-    fn is_at_rest(&self) -> Result<bool, CardError> {
+    fn is_at_rest(&self) -> Result<bool, GpuError> {
         let mut all = true;
         for seat in &self.seats {
             // SAFETY: see the head of the file.
             let answer = unsafe {
-                result::ctx::set_current(seat.context as sys::CUcontext).map_err(failed("turning to a card"))?;
+                result::ctx::set_current(seat.context as sys::CUcontext).map_err(failed("turning to a GPU"))?;
                 sys::cuStreamQuery(seat.stream as sys::CUstream)
             };
             match answer {
@@ -245,7 +245,7 @@ impl Nccl {
     }
 
     /// Whether nothing failed meanwhile.
-    fn check(&self) -> Result<(), CardError> {
+    fn check(&self) -> Result<(), GpuError> {
         for communicator in &self.communicators {
             let mut meanwhile = 0;
             // SAFETY: see the head of the file; a place for a number.
@@ -258,7 +258,7 @@ impl Nccl {
         Ok(())
     }
 
-    /// Ends what is under way, for good: cards that wait for others stop waiting.
+    /// Ends what is under way, for good: GPUs that wait for others stop waiting.
     pub fn abort(&self, patience: Duration) {
         if self.aborted.swap(true, Ordering::SeqCst) {
             return;

@@ -1,10 +1,10 @@
-//! What a card copies from others of the host, or from itself, in its compute stream.
+//! What a GPU copies from others of the host, or from itself, in its compute stream.
 //!
 //! Events and copies are the driver's own across contexts: a stream waits for what an event of any context was recorded for
-//! when it was asked to, and peer copies go straight from card to card where that can be, and by way of the host elsewhere.
-#![expect(unsafe_code, reason = "as in driver.rs; handles of others are of cards that outlive the work (`cards.rs`)")]
+//! when it was asked to, and peer copies go straight from GPU to GPU where that can be, and by way of the host elsewhere.
+#![expect(unsafe_code, reason = "as in driver.rs; handles of others are of GPUs that outlive the work (`GPUs.rs`)")]
 
-use super::{CardError, DriverCard, Peer, Rectangle, failed};
+use super::{DriverCard, GpuError, Peer, Rectangle, failed};
 use crate::cuda::machine::Machine;
 use cudarc::driver::{result, sys};
 use std::ptr::{null, null_mut};
@@ -13,19 +13,19 @@ use std::ptr::{null, null_mut};
 const OFFER: usize = usize::MAX;
 
 impl DriverCard {
-    pub(super) fn offered(&self) -> Result<Peer, CardError> {
+    pub(super) fn offered(&self) -> Result<Peer, GpuError> {
         self.mark(OFFER)?;
         let mark = self.state().marks.get(&OFFER).map_or(0, |event| *event as usize);
         Ok(Peer { device: self.device, context: self.context as usize, mark })
     }
 
-    pub(super) fn fetch_from(&self, peer: Peer, rows: Rectangle) -> Result<(), CardError> {
+    pub(super) fn fetch_from(&self, peer: Peer, rows: Rectangle) -> Result<(), GpuError> {
         self.bind()?;
         self.reach(peer)?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: see above. One's own offer is waited for too, which is nothing to wait for.
         unsafe { result::stream::wait_event(self.compute, peer.mark as sys::CUevent, flags) }
-            .map_err(failed("waiting for another card"))?;
+            .map_err(failed("waiting for another GPU"))?;
         let context = peer.context as sys::CUcontext;
         if context == self.context {
             return self.copy_inside(rows);
@@ -42,8 +42,8 @@ impl DriverCard {
         .map_err(failed("copying columns"))
     }
 
-    /// Copies rows from one's own memory; the card is the calling thread's.
-    pub(super) fn copy_inside(&self, rows: Rectangle) -> Result<(), CardError> {
+    /// Copies rows from one's own memory; the GPU is the calling thread's.
+    pub(super) fn copy_inside(&self, rows: Rectangle) -> Result<(), GpuError> {
         let Rectangle { from, to, width, .. } = rows;
         // SAFETY: see above.
         unsafe {
@@ -56,8 +56,8 @@ impl DriverCard {
         .map_err(failed("copying columns"))
     }
 
-    /// Lets the card read another's memory itself, the first time and where it can: copies are as right without.
-    fn reach(&self, peer: Peer) -> Result<(), CardError> {
+    /// Lets the GPU read another's memory itself, the first time and where it can: copies are as right without.
+    fn reach(&self, peer: Peer) -> Result<(), GpuError> {
         let met = !self.state().reached.insert(peer.context);
         if met || peer.context == self.context as usize {
             return Ok(());
@@ -67,7 +67,7 @@ impl DriverCard {
         unsafe {
             sys::cuDeviceCanAccessPeer(&mut can, self.device, peer.device)
                 .result()
-                .map_err(failed("asking for ways between cards"))?;
+                .map_err(failed("asking for ways between GPUs"))?;
             if can != 0 {
                 let _ = sys::cuCtxEnablePeerAccess(peer.context as sys::CUcontext, 0).result();
             }

@@ -1,17 +1,17 @@
-//! Memory of the host that a card copies from and to by itself: pinned, taken once.
+//! Memory of the host that a GPU copies from and to by itself: pinned, taken once.
 #![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
 
-use super::{CardError, failed, nccl::memory_or_group};
+use super::{GpuError, failed, nccl::memory_or_group};
 use cudarc::driver::result;
 
 /// Bytes that are copied at a time.
 pub(super) const PIECE: usize = 8 << 20;
-/// Pieces that may be under way to the card.
+/// Pieces that may be under way to the GPU.
 const PIECES: usize = 4;
 /// Pieces that may land: one does while the one before it is copied out.
 pub(super) const LANDINGS: usize = 2;
 
-/// Pinned memory: a ring for what goes to the card, and places where what comes lands.
+/// Pinned memory: a ring for what goes to the GPU, and places where what comes lands.
 #[derive(Debug)]
 pub(super) struct Staging {
     memory: *mut u8,
@@ -19,7 +19,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub fn new() -> Result<Self, CardError> {
+    pub fn new() -> Result<Self, GpuError> {
         let _turn = memory_or_group();
         // SAFETY: a size, and no flags.
         let memory =

@@ -1,5 +1,5 @@
-//! What was compiled for a card and how fast it was, kept on disk: one file for each kind of card, which the next choice
-//! replaces. It holds for the same sources, card, driver and compiler only, and carries a checksum: a file that is cut
+//! What was compiled for a GPU and how fast it was, kept on disk: one file for each kind of GPU, which the next choice
+//! replaces. It holds for the same sources, GPU, driver and compiler only, and carries a checksum: a file that is cut
 //! short, damaged or somebody else's is as good as none.
 
 use super::{
@@ -19,7 +19,7 @@ pub(in crate::cuda) const LARGEST: u64 = 32 << 20;
 /// Bytes of a hash.
 const HASH: usize = blake3::OUT_LEN;
 
-/// A folder in which kernels are kept that were compiled for a card.
+/// A folder in which kernels are kept that were compiled for a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCache {
     folder: PathBuf,
@@ -47,8 +47,8 @@ pub(in crate::cuda) fn key(identity: &Identity, nvrtc: (i32, i32)) -> Key {
     let files = FILES.iter().flat_map(|file| [file.name, file.source, file.ptx]);
     let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
     let Identity { name, processors, sm, cuda, driver } = identity;
-    let card = [name.as_str(), driver.as_str()];
-    files.chain(headers).chain(OPTIONS).chain(trial::FILES).chain(card).for_each(|text| add(text.as_bytes()));
+    let gpu = [name.as_str(), driver.as_str()];
+    files.chain(headers).chain(OPTIONS).chain(trial::FILES).chain(gpu).for_each(|text| add(text.as_bytes()));
     let versions = [cuda.0, cuda.1, nvrtc.0, nvrtc.1].map(i32::to_le_bytes);
     add(&[(*processors as u64).to_le_bytes().as_slice(), &sm.to_le_bytes(), versions.as_flattened()].concat());
     *hasher.finalize().as_bytes()
@@ -61,7 +61,7 @@ impl KernelCache {
         Self { folder: folder.into() }
     }
 
-    /// The file of a kind of card.
+    /// The file of a kind of GPU.
     fn place(&self, identity: &Identity) -> PathBuf {
         let kind = format!("{} of {} processors", identity.name, identity.processors);
         let kind = blake3::hash(kind.as_bytes()).to_hex();
@@ -82,7 +82,7 @@ impl KernelCache {
 
     /// Keeps an entry in place of what was there: whole, or not at all.
     pub(in crate::cuda) fn write(&self, identity: &Identity, key: &Key, entry: &Entry) -> io::Result<()> {
-        // Several cards of a kind, in this process or another, may be opened at once.
+        // Several GPUs of a kind, in this process or another, may be opened at once.
         static DRAFTS: AtomicU64 = AtomicU64::new(0);
         fs::create_dir_all(&self.folder)?;
         let number = DRAFTS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! NVIDIA's compiler at run time: CUDA C++ to machine code for one card.
+//! NVIDIA's compiler at run time: CUDA C++ to machine code for one GPU.
 
 use super::{
     NotCompiled,
@@ -9,7 +9,7 @@ use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 
-/// What compiles kernels for a card.
+/// What compiles kernels for a GPU.
 pub(crate) trait Compiler {
     /// Its version.
     fn version(&self) -> Result<(i32, i32), NotCompiled>;

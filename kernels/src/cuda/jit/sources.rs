@@ -1,6 +1,6 @@
 //! The kernels' sources, and the PTX that they were compiled to (`scripts/cuda_kernels.sh`).
 
-/// A file of kernels: a module of its own on a card.
+/// A file of kernels: a module of its own on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct File {
     /// By which launches call it.

@@ -4,7 +4,7 @@
 use super::{Image, Loads, NotCompiled};
 use crate::{
     cuda::{
-        machine::{Arg, CardError, Launch, Machine, Memory, Queue},
+        machine::{Arg, GpuError, Launch, Machine, Memory, Queue},
         ops::{Kind, Ops, Out, Rows},
         weights::{Form, Matrix},
     },
@@ -43,12 +43,12 @@ pub struct TimedFile {
     pub name: &'static str,
     /// What its PTX takes (nanoseconds).
     pub ahead_ns: u64,
-    /// What it takes compiled for the card.
+    /// What it takes compiled for the GPU.
     pub compiled_ns: u64,
 }
 
 impl TimedFile {
-    /// Whether it is used as it was compiled for the card.
+    /// Whether it is used as it was compiled for the GPU.
     #[must_use]
     pub fn is_compiled(&self) -> bool {
         self.compiled_ns.saturating_mul(100) < self.ahead_ns.saturating_mul(BELOW)
@@ -63,15 +63,15 @@ impl fmt::Display for TimedFile {
 }
 
 /// Times every file in both ways, and sees that they compute the same.
-pub(super) fn compare(card: &Arc<dyn Loads>) -> Result<Vec<TimedFile>, NotCompiled> {
-    let machine: Arc<dyn Machine> = card.clone();
+pub(super) fn compare(gpu: &Arc<dyn Loads>) -> Result<Vec<TimedFile>, NotCompiled> {
+    let machine: Arc<dyn Machine> = gpu.clone();
     let mut work = Work::new(&machine)?;
-    FILES.into_iter().map(|file| compare_file(card, &mut work, file)).collect()
+    FILES.into_iter().map(|file| compare_file(gpu, &mut work, file)).collect()
 }
 
-fn compare_file(card: &Arc<dyn Loads>, work: &mut Work, file: &'static str) -> Result<TimedFile, NotCompiled> {
+fn compare_file(gpu: &Arc<dyn Loads>, work: &mut Work, file: &'static str) -> Result<TimedFile, NotCompiled> {
     let mut result = |image| {
-        card.turn(file, image);
+        gpu.turn(file, image);
         work.result(file)
     };
     let (ahead, compiled) = (result(Image::Ahead)?, result(Image::Compiled)?);
@@ -79,11 +79,11 @@ fn compare_file(card: &Arc<dyn Loads>, work: &mut Work, file: &'static str) -> R
         return Err(NotCompiled::Differs { file });
     }
     let (mut ahead_ns, mut compiled_ns) = (u64::MAX, u64::MAX);
-    // In turn, since a card's clocks rise while it works.
+    // In turn, since a GPU's clocks rise while it works.
     for _ in 0..ROUNDS {
-        card.turn(file, Image::Ahead);
+        gpu.turn(file, Image::Ahead);
         ahead_ns = ahead_ns.min(work.time(file)?);
-        card.turn(file, Image::Compiled);
+        gpu.turn(file, Image::Compiled);
         compiled_ns = compiled_ns.min(work.time(file)?);
     }
     Ok(TimedFile { name: file, ahead_ns, compiled_ns })
@@ -95,7 +95,7 @@ fn alike(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= APART * size)
 }
 
-/// What is computed: as much for each of a card's processors on a small card as on a large one.
+/// What is computed: as much for each of a GPU's processors on a small GPU as on a large one.
 pub(in crate::cuda) struct Work {
     machine: Arc<dyn Machine>,
     ops: Ops,
@@ -155,7 +155,7 @@ impl Size {
 }
 
 impl Work {
-    pub fn new(machine: &Arc<dyn Machine>) -> Result<Self, CardError> {
+    pub fn new(machine: &Arc<dyn Machine>) -> Result<Self, GpuError> {
         let size = Size::of(machine.processors());
         let Size { outs, cols, many, context, singles, tiles } = size;
         let bytes = |count: usize| Memory::of(machine, &numbers(count));
@@ -189,7 +189,7 @@ impl Work {
     }
 
     /// What a file's launches leave where nothing was before.
-    pub fn result(&mut self, file: &str) -> Result<Vec<f32>, CardError> {
+    pub fn result(&mut self, file: &str) -> Result<Vec<f32>, GpuError> {
         let mut out = vec![f32::NAN; self.size.left(file)];
         self.machine.upload(Queue::Compute, self.out.at(), bytemuck::cast_slice(&out))?;
         self.launch(file)?;
@@ -198,7 +198,7 @@ impl Work {
     }
 
     /// Nanoseconds of a file's launches.
-    fn time(&mut self, file: &str) -> Result<u64, CardError> {
+    fn time(&mut self, file: &str) -> Result<u64, GpuError> {
         self.machine.finish()?;
         let started = Instant::now();
         (0..AT_ONCE).try_for_each(|_| self.launch(file))?;
@@ -206,7 +206,7 @@ impl Work {
         Ok(started.elapsed().as_nanos() as u64 / AT_ONCE as u64)
     }
 
-    fn launch(&mut self, file: &str) -> Result<(), CardError> {
+    fn launch(&mut self, file: &str) -> Result<(), GpuError> {
         match file {
             "few" => self.few(),
             "many" => self.many(),
@@ -216,7 +216,7 @@ impl Work {
     }
 
     /// One token's products: dense, and quantised.
-    fn few(&mut self) -> Result<(), CardError> {
+    fn few(&mut self) -> Result<(), GpuError> {
         let at =
             |number: usize| Out { at: self.out.at() + (number * self.size.outs * 4) as u64, stride: self.size.outs };
         let x = Rows { at: self.x.at(), kind: Kind::F32 };
@@ -224,7 +224,7 @@ impl Work {
     }
 
     /// Quantised ones, which no library computes.
-    fn many(&mut self) -> Result<(), CardError> {
+    fn many(&mut self) -> Result<(), GpuError> {
         let out = Out { at: self.out.at(), stride: self.size.outs };
         self.ops.products(Rows { at: self.x.at(), kind: Kind::F32 }, self.size.many, &[(&self.quantised, out)])
     }
@@ -238,7 +238,7 @@ impl Work {
         [look[0], look[1], look[2], (&self.pages).into(), (&self.table).into(), most.into(), tokens, heads]
     }
 
-    fn attend(&self) -> Result<(), CardError> {
+    fn attend(&self) -> Result<(), GpuError> {
         let whole = |x: usize| Arg::Whole(x as u32);
         let (kind, parts) = (whole(Kind::F32 as usize), whole(PARTS));
         let args = [
@@ -256,7 +256,7 @@ impl Work {
         self.ops.attention(launch("attend_merge", [(HEADS * GROUP) as u32, self.size.singles as u32, 1]), &args)
     }
 
-    fn chunk(&self) -> Result<(), CardError> {
+    fn chunk(&self) -> Result<(), GpuError> {
         let whole = |x: usize| Arg::Whole(x as u32);
         let args = [
             [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP), (&self.tiles).into()].as_slice(),
@@ -271,7 +271,7 @@ impl Work {
     }
 }
 
-/// Bytes that are small numbers above zero in every format; zeros would take less power, and the card run faster.
+/// Bytes that are small numbers above zero in every format; zeros would take less power, and the GPU run faster.
 fn numbers(count: usize) -> Vec<u8> {
     (0..count).map(|i| (i * 37 + i / 251) as u8 & 0x3f).collect()
 }

@@ -1,11 +1,11 @@
-//! A layer on a card: its weights there, and its parts as launches.
+//! A layer on a GPU: its weights there, and its parts as launches.
 
 use super::{Linear, Norm, Work, kv_kind};
 use crate::{
     config::Activation,
     cuda::{
         columns::Columns,
-        machine::{Arg, CardError, Launch, Machine, Memory},
+        machine::{Arg, GpuError, Launch, Machine, Memory},
         ops::{Ops, Rows},
         step::Step,
         weights::size,
@@ -37,7 +37,7 @@ pub(super) struct Layer {
     pub rope: usize,
     pub neighbours: bool,
     heads: usize,
-    /// Heads of keys and values of all cards.
+    /// Heads of keys and values of all GPUs.
     all_kv_heads: usize,
 }
 
@@ -55,11 +55,11 @@ fn whole(x: usize) -> Arg {
 }
 
 impl Layer {
-    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, CardError> {
+    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| Norm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
         if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
-            return Err(CardError::Unsupported("an MLP without a gate".into()));
+            return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
         let queries = size(&attention.inputs[0].weight.tensor().view()).0;
         Ok(Self {
@@ -94,7 +94,7 @@ pub(super) struct Place<'a> {
     pub hidden: u64,
 }
 
-/// What is computed of a layer between two times that cards put their columns side by side.
+/// What is computed of a layer between two times that GPUs put their columns side by side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece {
     /// What attention mixes for each head, from rows normed and turned.
@@ -110,8 +110,8 @@ pub(crate) enum Piece {
 impl Piece {
     /// A layer's, in their order.
     ///
-    /// Every other one leaves its columns in `mixed`, those between in `out`. So a card writes where others copy from only
-    /// after it has met them once more, when they were done with copying: see `cards.rs`.
+    /// Every other one leaves its columns in `mixed`, those between in `out`. So a GPU writes where others copy from only
+    /// after it has met them once more, when they were done with copying: see `gpus.rs`.
     pub const ALL: [Self; 4] = [Self::Attend, Self::Output, Self::Gate, Self::Down];
 }
 
@@ -126,7 +126,7 @@ impl Layer {
         half: usize,
         pages: Pages,
         mark: Option<usize>,
-    ) -> Result<Columns, CardError> {
+    ) -> Result<Columns, GpuError> {
         let Place { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
@@ -146,14 +146,14 @@ impl Layer {
     }
 
     /// Columns of what attention adds.
-    pub fn output(&self, place: Place<'_>) -> Result<Columns, CardError> {
+    pub fn output(&self, place: Place<'_>) -> Result<Columns, GpuError> {
         let Place { ops, work, step, width, .. } = place;
         let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows) };
         product(&self.output, ops, mixed, step.rows, width, work)
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.
-    pub fn gate(&self, place: Place<'_>) -> Result<Columns, CardError> {
+    pub fn gate(&self, place: Place<'_>) -> Result<Columns, GpuError> {
         let Place { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
@@ -167,14 +167,14 @@ impl Layer {
     }
 
     /// Columns of what the MLP adds.
-    pub fn down(&self, place: Place<'_>) -> Result<Columns, CardError> {
+    pub fn down(&self, place: Place<'_>) -> Result<Columns, GpuError> {
         let Place { ops, work, step, width, .. } = place;
         let gated = Rows { at: work.mixed.at(), kind: self.down.kind(step.rows) };
         product(&self.down, ops, gated, step.rows, width, work)
     }
 
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
-    pub fn end(&self, place: Place<'_>) -> Result<Option<u64>, CardError> {
+    pub fn end(&self, place: Place<'_>) -> Result<Option<u64>, GpuError> {
         let Place { ops, work, step, width, hidden } = place;
         added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
     }
@@ -187,7 +187,7 @@ impl Layer {
         (frequencies, amplitude): &(Memory, f32),
         half: usize,
         pages: Pages,
-    ) -> Result<(), CardError> {
+    ) -> Result<(), GpuError> {
         let Layout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
         let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
         let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
@@ -217,7 +217,7 @@ impl Layer {
         ops.attention(launch, &args)
     }
 
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
+    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), GpuError> {
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
@@ -242,7 +242,7 @@ impl Layer {
         ]
     }
 
-    fn attend_chunks(&self, ops: &Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
+    fn attend_chunks(&self, ops: &Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), GpuError> {
         let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (kernel, wide) = match (dtype, dim) {
             (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
@@ -265,11 +265,11 @@ impl Layer {
         ops.attention(Launch { module: "chunk", kernel, grid, threads: 128, shared }, &args)
     }
 
-    fn attend_singles(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), CardError> {
+    fn attend_singles(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), GpuError> {
         let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (rows, group) = (step.singles_count, self.heads / kv_heads);
         let across = kv_heads * group.div_ceil(8);
-        // As on one card that had all heads, so that sums are the same.
+        // As on one GPU that had all heads, so that sums are the same.
         let of_all = self.all_kv_heads * group.div_ceil(8);
         let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
         let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
@@ -322,7 +322,7 @@ fn added(
     rows: usize,
     width: usize,
     hidden: u64,
-) -> Result<Option<u64>, CardError> {
+) -> Result<Option<u64>, GpuError> {
     match norm {
         None => Ok(Some(out)),
         Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
@@ -337,7 +337,7 @@ fn product(
     rows: usize,
     width: usize,
     work: &mut Work,
-) -> Result<Columns, CardError> {
+) -> Result<Columns, GpuError> {
     let whole = work.out.fit(rows * width * 4)?;
     let out = Columns::place(&linear.outputs, rows, 4, whole, &mut work.out_apart)?;
     linear.run(ops, input, rows, out.own)?;

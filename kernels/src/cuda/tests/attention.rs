@@ -1,8 +1,8 @@
-//! Attention on a card against the processor's, through engines: chunks and single rows, windows, caps, groups.
+//! Attention on a GPU against the processor's, through engines: chunks and single rows, windows, caps, groups.
 
 use super::{Draw, machines};
 use crate::{
-    cuda::Card,
+    cuda::Gpu,
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
     source::ModelSource,
 };
@@ -93,10 +93,10 @@ pub(super) fn both(
     dtype: KvDtype,
 ) -> [(Engine, StageKey); 2] {
     let config = EngineConfig { threads: Threads::together(1), pool_bytes: POOL, kv_dtype: dtype };
-    let engines = [Engine::new(config).unwrap(), Engine::on_card(Card::on(machine.clone()), POOL, dtype).unwrap()];
+    let engines = [Engine::new(config).unwrap(), Engine::on_gpu(Gpu::on(machine.clone()), POOL, dtype).unwrap()];
     engines.map(|mut engine| {
         let range = LayerRange { start: 0, end: source.card().shape.layers };
-        let model = if engine.is_on_card() { source.load_stage_for_card(range, 1) } else { source.load_stage(range) };
+        let model = if engine.is_on_gpu() { source.load_stage_for_gpu(range, 1) } else { source.load_stage(range) };
         let stage = engine.load(model.unwrap()).unwrap();
         (engine, stage)
     })
@@ -135,7 +135,7 @@ pub(super) fn story(engine: &mut Engine, stage: StageKey, vocab: usize) -> Vec<V
 }
 
 #[test]
-fn engines_on_cards_give_the_processors_logits() {
+fn engines_on_gpus_give_the_processors_logits() {
     let base = Shape { family: "llama", hidden: 64, heads: 4, kv_heads: 2, dim: 16, mlp: 96, vocab: 320, more: "" };
     let window = r#","sliding_window":40"#;
     let gemma = r#","query_pre_attn_scalar":24,"sliding_window":24,"attn_logit_softcapping":5.0,"hidden_activation":"gelu_pytorch_tanh""#;
@@ -155,10 +155,9 @@ fn engines_on_cards_give_the_processors_logits() {
             let all = [KvDtype::F16, KvDtype::Bf16, KvDtype::F32];
             // The widest heads take the longest: two kinds of pages each, other ones than the shape before.
             for dtype in all.into_iter().cycle().skip(number % 3).take(if shape.dim > 64 { 2 } else { 3 }) {
-                let [cpu, card] =
-                    both(&machine, &source, dtype).map(|(mut e, stage)| story(&mut e, stage, shape.vocab));
-                for (i, (cpu, card)) in cpu.iter().zip(&card).enumerate() {
-                    let apart = apart(cpu, card);
+                let [cpu, gpu] = both(&machine, &source, dtype).map(|(mut e, stage)| story(&mut e, stage, shape.vocab));
+                for (i, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
+                    let apart = apart(cpu, gpu);
                     // Rows of many are rounded to half precision before products, queries of chunks to the pages' elements.
                     let most = if dtype == KvDtype::Bf16 { 0.02 } else { 0.004 };
                     assert!(apart < most, "{} {} {dtype:?}, row {i}: {apart}", shape.family, shape.dim);

@@ -1,4 +1,4 @@
-//! Tokens chosen on a card are those that the processor chooses.
+//! Tokens chosen on a GPU are those that the processor chooses.
 
 use super::{Draw, machines, with};
 use crate::{

@@ -1,9 +1,9 @@
-//! What goes to a card and comes back is what it was, however many pieces it is copied in.
+//! What goes to a GPU and comes back is what it was, however many pieces it is copied in.
 
 use super::machines;
 use crate::cuda::machine::{Memory, Queue};
 
-/// Bytes that a card copies at a time (`driver/staging.rs`).
+/// Bytes that a GPU copies at a time (`driver/staging.rs`).
 const PIECE: usize = 8 << 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Cards that exchange columns by NCCL, where it is what stands in for it: they give the bits of one card, and copy where NCCL
+//! GPUs that exchange columns by NCCL, where it is what stands in for it: they give the bits of one GPU, and copy where NCCL
 //! is no good, whatever is the matter with it.
 
 use super::{
@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     cuda::{
-        Card, CardError, GatherWay, Libraries, NoNccl,
-        cards::{Gathers, Patience},
+        GatherWay, Gpu, GpuError, Libraries, NoNccl,
+        gpus::{Gathers, Patience},
         machine::Machine,
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},
@@ -33,15 +33,15 @@ struct StandIn {
 }
 
 impl StandIn {
-    /// The one that was found, if it is that and there are so many cards.
-    fn get(cards: usize) -> Option<Self> {
+    /// The one that was found, if it is that and there are so many GPUs.
+    fn get(gpus: usize) -> Option<Self> {
         let skip = |why: &str| eprintln!("skipped: {why}");
-        let machines = several(cards);
+        let machines = several(gpus);
         let mut devices: Vec<i32> =
             machines.iter().filter_map(|machine| machine.seat()).map(|seat| seat.device).collect();
         devices.dedup();
-        if devices.len() < cards {
-            skip("there are not so many cards");
+        if devices.len() < gpus {
+            skip("there are not so many GPUs");
             return None;
         }
         let path = Libraries::find().nccl.found.as_ref()?;
@@ -102,7 +102,7 @@ fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
 }
 
 #[test]
-fn cards_that_exchange_give_the_bits_of_one() {
+fn gpus_that_exchange_give_the_bits_of_one() {
     let Some(nccl) = StandIn::get(3) else { return };
     nccl.is("used");
     for shape in uneven() {
@@ -111,10 +111,10 @@ fn cards_that_exchange_give_the_bits_of_one() {
         assert_eq!(one.gathers(), None);
         let wanted = story(&mut one, stage, shape.vocab);
         for count in [2, 3] {
-            let (mut cards, stage) = on(count, &source, KvDtype::F16).unwrap();
-            assert!(is_nccl(&cards), "{:?}", cards.gathers());
+            let (mut gpus, stage) = on(count, &source, KvDtype::F16).unwrap();
+            assert!(is_nccl(&gpus), "{:?}", gpus.gathers());
             let before = nccl.exchanges();
-            let found = story(&mut cards, stage, shape.vocab);
+            let found = story(&mut gpus, stage, shape.vocab);
             assert!(bits(&found) == bits(&wanted), "{} on {count}", shape.family);
             assert!(nccl.exchanges() > before + 20, "{}", nccl.exchanges() - before);
         }
@@ -122,7 +122,7 @@ fn cards_that_exchange_give_the_bits_of_one() {
 }
 
 #[test]
-fn reference_models_on_cards_that_exchange_give_the_bits_and_tokens_of_one() {
+fn reference_models_on_gpus_that_exchange_give_the_bits_and_tokens_of_one() {
     let Some(nccl) = StandIn::get(2) else { return };
     nccl.is("used");
     for name in ["llama-gqa", "gemma2-caps", "qwen3-norms"] {
@@ -140,7 +140,7 @@ fn reference_models_on_cards_that_exchange_give_the_bits_and_tokens_of_one() {
     }
 }
 
-/// The model of `steps` on three cards, with the bits of a step behind those.
+/// The model of `steps` on three GPUs, with the bits of a step behind those.
 fn reference() -> (ModelSource, Engine, StageKey) {
     let (_folder, source) = written(&uneven()[0]);
     let (mut engine, stage) = on(3, &source, KvDtype::F16).unwrap();
@@ -170,10 +170,10 @@ fn nccl_that_is_no_good_leaves_copies_and_a_reason() {
     let wanted = copied();
     type IsRight = fn(&NoNccl) -> bool;
     let reasons: [(&str, IsRight, &str); 6] = [
-        ("absent", |why| matches!(why, NoNccl::Failed(CardError::Failed { call: "starting NCCL", .. })), "unhandled"),
+        ("absent", |why| matches!(why, NoNccl::Failed(GpuError::Failed { call: "starting NCCL", .. })), "unhandled"),
         ("wrong", |why| matches!(why, NoNccl::Differs), "other bytes"),
         ("slow", |why| matches!(why, NoNccl::Slower(timed) if timed.iter().all(|one| !one.is_faster())), "64 rows (in"),
-        ("greedy", |why| matches!(why, NoNccl::Memory { taken } if *taken >= 1 << 30), "of a card's memory"),
+        ("greedy", |why| matches!(why, NoNccl::Memory { taken } if *taken >= 1 << 30), "of a GPU's memory"),
         ("broken", |why| matches!(why, NoNccl::Failed(_)), "an error"),
         ("lost", |why| matches!(why, NoNccl::Failed(_)), "remote process"),
     ];
@@ -217,7 +217,7 @@ fn an_exchange_that_fails_is_an_error_of_its_step_and_the_last() {
         assert!(is_nccl(&engine) && next(&mut engine, stage) == wanted, "{like}");
         nccl.is(like);
         let failed = steps(&mut engine, stage).unwrap_err();
-        assert!(matches!(failed, EngineError::Card(CardError::Failed { .. })), "{failed}");
+        assert!(matches!(failed, EngineError::Gpu(GpuError::Failed { .. })), "{failed}");
         assert!(matches!(why(&engine), NoNccl::Failed(_)), "{like}");
         nccl.is("used");
         let before = nccl.exchanges();
@@ -229,9 +229,9 @@ fn an_exchange_that_fails_is_an_error_of_its_step_and_the_last() {
 #[test]
 fn machines_without_nccl_say_why_they_copy() {
     for machine in machines() {
-        // The same card twice, or no card of a driver's.
-        let cards = [machine.clone(), machine].map(Card::on).into_iter().collect();
-        let engine = Engine::on_cards(cards, POOL, KvDtype::F16).unwrap();
+        // The same GPU twice, or no GPU of a driver's.
+        let gpus = [machine.clone(), machine].map(Gpu::on).into_iter().collect();
+        let engine = Engine::on_gpus(gpus, POOL, KvDtype::F16).unwrap();
         assert!(matches!(why(&engine), NoNccl::NoDriver | NoNccl::NoLibrary | NoNccl::Twice), "{:?}", engine.gathers());
     }
 }

@@ -1,10 +1,10 @@
-//! A card that fails is an error of the engine, whichever call it fails at; what was there before can be given back.
+//! A GPU that fails is an error of the engine, whichever call it fails at; what was there before can be given back.
 
 use super::{attention::POOL, here, machines, several};
 use crate::{
     cuda::{
-        Card, CardInfo,
-        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
+        Gpu, GpuInfo,
+        machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey, Threads},
     proof::{self, ProofError},
@@ -23,9 +23,9 @@ struct Failing {
 }
 
 impl Failing {
-    fn ask(&self) -> Result<(), CardError> {
+    fn ask(&self) -> Result<(), GpuError> {
         let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        let lost = || CardError::Failed { call: "anything", answer: "the card is lost".into() };
+        let lost = || GpuError::Failed { call: "anything", answer: "the GPU is lost".into() };
         more.map(|_| ()).map_err(|_| lost())
     }
 }
@@ -34,63 +34,63 @@ impl Machine for Failing {
     fn processors(&self) -> usize {
         self.inner.processors()
     }
-    fn about(&self) -> CardInfo {
+    fn about(&self) -> GpuInfo {
         self.inner.about()
     }
-    fn free_bytes(&self) -> Result<usize, CardError> {
+    fn free_bytes(&self) -> Result<usize, GpuError> {
         self.ask().and_then(|()| self.inner.free_bytes())
     }
-    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
         self.ask().and_then(|()| self.inner.take(bytes))
     }
     fn give(&self, at: u64, bytes: usize) {
         self.inner.give(at, bytes);
     }
-    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.upload(queue, to, bytes))
     }
-    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.download(queue, from, out))
     }
-    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.copy(from, to, bytes))
     }
-    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         self.ask()?;
         if self.forgets == Some(launch.kernel) { Ok(()) } else { self.inner.launch(queue, launch, args) }
     }
-    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, GpuError> {
         self.ask().and_then(|()| self.inner.product(product, x, w, out))
     }
-    fn mark(&self, number: usize) -> Result<(), CardError> {
+    fn mark(&self, number: usize) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.mark(number))
     }
-    fn wait_for(&self, number: usize) -> Result<(), CardError> {
+    fn wait_for(&self, number: usize) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.wait_for(number))
     }
-    fn offer(&self) -> Result<Peer, CardError> {
+    fn offer(&self) -> Result<Peer, GpuError> {
         self.ask().and_then(|()| self.inner.offer())
     }
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.fetch(from, rows))
     }
-    fn lay_out(&self, rows: Rectangle) -> Result<(), CardError> {
+    fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.lay_out(rows))
     }
     fn seat(&self) -> Option<Seat> {
         self.inner.seat()
     }
-    fn finish(&self) -> Result<(), CardError> {
-        // Of a card that is lost all work is over.
+    fn finish(&self) -> Result<(), GpuError> {
+        // Of a GPU that is lost all work is over.
         self.inner.finish().and_then(|()| self.ask())
     }
-    fn record(&self) -> Result<bool, CardError> {
+    fn record(&self) -> Result<bool, GpuError> {
         self.ask().and_then(|()| self.inner.record())
     }
-    fn recorded(&self) -> Result<Recorded, CardError> {
+    fn recorded(&self) -> Result<Recorded, GpuError> {
         self.inner.recorded()
     }
-    fn replay(&self, recorded: Recorded) -> Result<(), CardError> {
+    fn replay(&self, recorded: Recorded) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.replay(recorded))
     }
     fn forget(&self, recorded: Recorded) {
@@ -113,13 +113,13 @@ impl Failing {
     }
 }
 
-/// A stage loaded, a prompt, and one token three times over: on one card seen, recorded, run again.
+/// A stage loaded, a prompt, and one token three times over: on one GPU seen, recorded, run again.
 fn story(machines: Vec<Arc<Failing>>, source: &ModelSource) -> Result<(), EngineError> {
     let ranks = machines.len();
-    let cards = machines.into_iter().map(|machine| Card::on(machine)).collect();
-    let mut engine = Engine::on_cards(cards, POOL, KvDtype::F16)?;
+    let gpus = machines.into_iter().map(|machine| Gpu::on(machine)).collect();
+    let mut engine = Engine::on_gpus(gpus, POOL, KvDtype::F16)?;
     let range = LayerRange { start: 0, end: source.card().shape.layers };
-    let stage = engine.load(source.load_stage_for_cards(range, Threads { count: 1, ranks }).unwrap())?;
+    let stage = engine.load(source.load_stage_for_gpus(range, Threads { count: 1, ranks }).unwrap())?;
     let free = engine.pages();
     engine.admit(stage, REQUEST, 20)?;
     let computed = steps(&mut engine, stage);
@@ -140,25 +140,25 @@ pub(super) fn steps(engine: &mut Engine, stage: StageKey) -> Result<(), EngineEr
 }
 
 #[test]
-fn a_card_that_is_lost_is_an_error_whenever_it_is() {
+fn a_gpu_that_is_lost_is_an_error_whenever_it_is() {
     for inner in machines() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
         let all = Failing::after(&inner, usize::MAX);
         story(vec![all.clone()], &source).unwrap();
         for left in moments(&all, 200) {
             let lost = story(vec![Failing::after(&inner, left)], &source).unwrap_err();
-            assert!(matches!(lost, EngineError::Card(CardError::Failed { .. })), "{left}: {lost}");
+            assert!(matches!(lost, EngineError::Gpu(GpuError::Failed { .. })), "{left}: {lost}");
         }
     }
 }
 
 #[test]
-fn a_card_is_proved_with_the_model_and_one_that_computes_something_else_is_not() {
+fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() {
     for inner in machines() {
         let prove = |name: &str, forgets| {
             let source = ModelSource::open(&here().join("models/reference").join(name)).unwrap();
             let machine = Failing::that_forgets(&inner, forgets);
-            let mut engine = Engine::on_card(Card::on(machine), POOL, KvDtype::F16).unwrap();
+            let mut engine = Engine::on_gpu(Gpu::on(machine), POOL, KvDtype::F16).unwrap();
             let proved = proof::compare(&mut engine, &source, 1);
             assert_eq!(engine.pages().free, engine.pages().total, "{name}");
             proved
@@ -172,11 +172,11 @@ fn a_card_is_proved_with_the_model_and_one_that_computes_something_else_is_not()
             let told = matches!(refused, ProofError::Differs { .. } | ProofError::Choice { .. });
             assert!(told, "{kernel}: {refused}");
         }
-        assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Card(_)))));
+        assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
     }
 }
 
-/// Every call of a card that is about to be lost, but for most of those that are alike.
+/// Every call of a GPU that is about to be lost, but for most of those that are alike.
 fn moments(all: &Failing, least: usize) -> impl Iterator<Item = usize> + use<> {
     let calls = usize::MAX - all.left.load(Ordering::Relaxed);
     assert!(calls > least, "{calls}");
@@ -184,27 +184,27 @@ fn moments(all: &Failing, least: usize) -> impl Iterator<Item = usize> + use<> {
 }
 
 #[test]
-fn one_of_several_cards_that_is_lost_is_an_error_whenever_it_is() {
+fn one_of_several_gpus_that_is_lost_is_an_error_whenever_it_is() {
     let inner = several(2);
     if inner.is_empty() {
         return;
     }
     let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
-    let cards = |left: [usize; 2]| inner.iter().zip(left).map(|(inner, left)| Failing::after(inner, left)).collect();
-    let all: Vec<Arc<Failing>> = cards([usize::MAX; 2]);
+    let gpus = |left: [usize; 2]| inner.iter().zip(left).map(|(inner, left)| Failing::after(inner, left)).collect();
+    let all: Vec<Arc<Failing>> = gpus([usize::MAX; 2]);
     story(all.clone(), &source).unwrap();
     for (rank, all) in all.iter().enumerate() {
         for left in moments(all, 200) {
             let mut each = [usize::MAX; 2];
             each[rank] = left;
-            let lost = story(cards(each), &source).unwrap_err();
-            assert!(matches!(lost, EngineError::Card(CardError::Failed { .. })), "{rank}, {left}: {lost}");
+            let lost = story(gpus(each), &source).unwrap_err();
+            assert!(matches!(lost, EngineError::Gpu(GpuError::Failed { .. })), "{rank}, {left}: {lost}");
         }
     }
 }
 
 #[test]
-fn cards_go_on_after_a_step_that_one_had_no_memory_for() {
+fn gpus_go_on_after_a_step_that_one_had_no_memory_for() {
     let inner = several(2);
     if inner.is_empty() {
         return;
@@ -212,17 +212,17 @@ fn cards_go_on_after_a_step_that_one_had_no_memory_for() {
     let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
     let story = |more: Option<usize>| {
         let machines = [Failing::after(&inner[0], usize::MAX), Failing::after(&inner[1], usize::MAX)];
-        let cards = machines.iter().map(|machine| Card::on(machine.clone())).collect();
-        let mut engine = Engine::on_cards(cards, POOL, KvDtype::F16).unwrap();
+        let gpus = machines.iter().map(|machine| Gpu::on(machine.clone())).collect();
+        let mut engine = Engine::on_gpus(gpus, POOL, KvDtype::F16).unwrap();
         let range = LayerRange { start: 0, end: source.card().shape.layers };
-        let stage = engine.load(source.load_stage_for_cards(range, Threads { count: 1, ranks: 2 }).unwrap()).unwrap();
+        let stage = engine.load(source.load_stage_for_gpus(range, Threads { count: 1, ranks: 2 }).unwrap()).unwrap();
         engine.admit(stage, REQUEST, 20).unwrap();
         if let Some(more) = more {
             // Nobody takes memory any more, which would have him wait.
             steps(&mut engine, stage).unwrap();
             // The second does not come as far as the first.
             machines[1].left.store(more, Ordering::Relaxed);
-            assert!(matches!(steps(&mut engine, stage), Err(EngineError::Card(_))));
+            assert!(matches!(steps(&mut engine, stage), Err(EngineError::Gpu(_))));
             machines[1].left.store(usize::MAX, Ordering::Relaxed);
         }
         steps(&mut engine, stage).unwrap();

@@ -1,16 +1,16 @@
-//! Kernels compiled for a card: the choice on a card that is made up, the compiler itself where NVRTC is found, and both
-//! together on the card `TSNODE_TEST_CARD`.
+//! Kernels compiled for a GPU: the choice on a GPU that is made up, the compiler itself where NVRTC is found, and both
+//! together on the GPU `TSNODE_TEST_CARD`.
 
 use super::{Draw, here, machines, poisoned, read, with};
 use crate::cuda::{
-    CardInfo, driver,
+    GpuInfo, driver,
     jit::{
         self, Compiler, Identity, Image, Kept, KernelCache, Kernels, Loads, NotCompiled, Nvrtc, cache,
         sources::{self, FILES, File},
         trial::{self, DIM, GROUP, HEADS, TILE_ROWS, Work},
     },
     libraries::Libraries,
-    machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+    machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
     ops::{Kind, Ops, Out, Rows},
     weights::{Form, Matrix},
 };
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// A card that computes nothing: it takes its time for what is slow, and leaves ones, or twos where it is told to differ.
+/// A GPU that computes nothing: it takes its time for what is slow, and leaves ones, or twos where it is told to differ.
 #[derive(Debug)]
 struct Fake {
     identity: Identity,
@@ -28,7 +28,7 @@ struct Fake {
     slower: BTreeSet<&'static str>,
     differs: Option<&'static str>,
     refuses: Option<&'static str>,
-    /// Launches until the card is lost.
+    /// Launches until the GPU is lost.
     left: AtomicUsize,
     at: AtomicU64,
     state: Mutex<FakeState>,
@@ -43,7 +43,7 @@ struct FakeState {
 
 impl Fake {
     fn new() -> Self {
-        let (name, driver) = ("a card".to_owned(), "550.54".to_owned());
+        let (name, driver) = ("a GPU".to_owned(), "550.54".to_owned());
         Self {
             identity: Identity { name, processors: 2, sm: 90, cuda: (12, 4), driver },
             slower: BTreeSet::new(),
@@ -55,7 +55,7 @@ impl Fake {
         }
     }
 
-    /// Files that run as they were compiled for the card, with what was loaded of them.
+    /// Files that run as they were compiled for the GPU, with what was loaded of them.
     fn compiled(&self) -> Vec<(&'static str, String)> {
         let state = self.state.lock().unwrap();
         assert!(state.compiled.iter().eq(state.loaded.keys()), "what is not used stays loaded: {state:?}");
@@ -64,12 +64,12 @@ impl Fake {
 }
 
 impl Loads for Fake {
-    fn identity(&self) -> Result<Identity, CardError> {
+    fn identity(&self) -> Result<Identity, GpuError> {
         Ok(self.identity.clone())
     }
-    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), CardError> {
+    fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), GpuError> {
         if self.refuses == Some(file) {
-            return Err(CardError::Failed { call: "compiling kernels", answer: "no binary for this card".into() });
+            return Err(GpuError::Failed { call: "compiling kernels", answer: "no binary for this GPU".into() });
         }
         self.state.lock().unwrap().loaded.insert(file, cubin.to_vec());
         Ok(())
@@ -92,30 +92,30 @@ impl Machine for Fake {
     fn processors(&self) -> usize {
         self.identity.processors
     }
-    fn about(&self) -> CardInfo {
-        CardInfo::default()
+    fn about(&self) -> GpuInfo {
+        GpuInfo::default()
     }
-    fn free_bytes(&self) -> Result<usize, CardError> {
+    fn free_bytes(&self) -> Result<usize, GpuError> {
         Ok(1 << 30)
     }
-    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
         Ok(self.at.fetch_add(bytes as u64, Ordering::Relaxed))
     }
     fn give(&self, _: u64, _: usize) {}
-    fn upload(&self, _: Queue, _: u64, _: &[u8]) -> Result<(), CardError> {
+    fn upload(&self, _: Queue, _: u64, _: &[u8]) -> Result<(), GpuError> {
         Ok(())
     }
-    fn download(&self, _: Queue, _: u64, out: &mut [u8]) -> Result<(), CardError> {
+    fn download(&self, _: Queue, _: u64, out: &mut [u8]) -> Result<(), GpuError> {
         let leaves = f32::from(self.state.lock().unwrap().leaves).to_le_bytes();
         out.chunks_exact_mut(4).for_each(|place| place.copy_from_slice(&leaves));
         Ok(())
     }
-    fn copy(&self, _: u64, _: u64, _: usize) -> Result<(), CardError> {
+    fn copy(&self, _: u64, _: u64, _: usize) -> Result<(), GpuError> {
         Ok(())
     }
-    fn launch(&self, _: Queue, launch: Launch, _: &[Arg]) -> Result<(), CardError> {
+    fn launch(&self, _: Queue, launch: Launch, _: &[Arg]) -> Result<(), GpuError> {
         let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        more.map_err(|_| CardError::Failed { call: "anything", answer: "the card is lost".into() })?;
+        more.map_err(|_| GpuError::Failed { call: "anything", answer: "the GPU is lost".into() })?;
         let compiled = self.state.lock().unwrap().compiled.contains(launch.module);
         let differs = compiled && self.differs == Some(launch.module);
         self.state.lock().unwrap().leaves = if differs { 2 } else { 1 };
@@ -124,34 +124,34 @@ impl Machine for Fake {
         }
         Ok(())
     }
-    fn product(&self, _: Product, _: u64, _: u64, _: u64) -> Result<bool, CardError> {
+    fn product(&self, _: Product, _: u64, _: u64, _: u64) -> Result<bool, GpuError> {
         Ok(false)
     }
-    fn mark(&self, _: usize) -> Result<(), CardError> {
+    fn mark(&self, _: usize) -> Result<(), GpuError> {
         Ok(())
     }
-    fn wait_for(&self, _: usize) -> Result<(), CardError> {
+    fn wait_for(&self, _: usize) -> Result<(), GpuError> {
         Ok(())
     }
-    fn finish(&self) -> Result<(), CardError> {
+    fn finish(&self) -> Result<(), GpuError> {
         Ok(())
     }
-    fn record(&self) -> Result<bool, CardError> {
+    fn record(&self) -> Result<bool, GpuError> {
         Ok(false)
     }
-    fn recorded(&self) -> Result<Recorded, CardError> {
+    fn recorded(&self) -> Result<Recorded, GpuError> {
         Ok(Recorded(0))
     }
-    fn replay(&self, _: Recorded) -> Result<(), CardError> {
+    fn replay(&self, _: Recorded) -> Result<(), GpuError> {
         Ok(())
     }
     fn forget(&self, _: Recorded) {}
     fn forget_recorded(&self) {}
-    fn offer(&self) -> Result<Peer, CardError> {
-        Err(CardError::Unsupported("other cards".into()))
+    fn offer(&self) -> Result<Peer, GpuError> {
+        Err(GpuError::Unsupported("other GPUs".into()))
     }
-    fn fetch(&self, _: Peer, _: Rectangle) -> Result<(), CardError> {
-        Err(CardError::Unsupported("other cards".into()))
+    fn fetch(&self, _: Peer, _: Rectangle) -> Result<(), GpuError> {
+        Err(GpuError::Unsupported("other GPUs".into()))
     }
 }
 
@@ -186,11 +186,11 @@ impl Compiler for Counting {
     }
 }
 
-/// A choice, and the files that run as they were compiled for the card.
-fn choose(card: Fake, compiler: &Counting, folder: &Path) -> (Kernels, Vec<(&'static str, String)>) {
-    let card = Arc::new(card);
-    let chosen = jit::choose(&(card.clone() as Arc<dyn Loads>), Ok(compiler), &KernelCache::at(folder));
-    let compiled = card.compiled();
+/// A choice, and the files that run as they were compiled for the GPU.
+fn choose(gpu: Fake, compiler: &Counting, folder: &Path) -> (Kernels, Vec<(&'static str, String)>) {
+    let gpu = Arc::new(gpu);
+    let chosen = jit::choose(&(gpu.clone() as Arc<dyn Loads>), Ok(compiler), &KernelCache::at(folder));
+    let compiled = gpu.compiled();
     (chosen, compiled)
 }
 
@@ -244,27 +244,27 @@ fn what_was_chosen_is_found_by_the_next_start() {
 }
 
 #[test]
-fn another_card_driver_or_compiler_chooses_anew() {
+fn another_gpu_driver_or_compiler_chooses_anew() {
     let folder = tempfile::tempdir().unwrap();
     let changes: [fn(&mut Fake, &mut Counting); 7] = [
         |_, _| (),
-        |card, _| card.identity.driver = "550.90".into(),
-        |card, _| card.identity.cuda = (12, 6),
-        |card, _| card.identity.name = "another".into(),
-        |card, _| card.identity.processors = 3,
-        |card, _| card.identity.sm = 80,
+        |gpu, _| gpu.identity.driver = "550.90".into(),
+        |gpu, _| gpu.identity.cuda = (12, 6),
+        |gpu, _| gpu.identity.name = "another".into(),
+        |gpu, _| gpu.identity.processors = 3,
+        |gpu, _| gpu.identity.sm = 80,
         |_, compiler| compiler.version = (12, 3),
     ];
     for (i, change) in changes.iter().enumerate() {
-        let (mut card, mut compiler) = (Fake::new(), Counting::new());
-        change(&mut card, &mut compiler);
-        let sm = card.identity.sm;
-        let (chosen, compiled) = choose(card, &compiler, folder.path());
+        let (mut gpu, mut compiler) = (Fake::new(), Counting::new());
+        change(&mut gpu, &mut compiler);
+        let sm = gpu.identity.sm;
+        let (chosen, compiled) = choose(gpu, &compiler, folder.path());
         assert_eq!((kept(&chosen), compiler.count()), (&Kept::Written, trial::FILES.len()), "{i}");
         let code = format!("few for sm_{sm} by {:?}", compiler.version);
         assert!(compiled.contains(&("few", code)), "{i}: {compiled:?}");
     }
-    // One file for each kind of card, whatever its driver was: two of other names or sizes, one of another architecture.
+    // One file for each kind of GPU, whatever its driver was: two of other names or sizes, one of another architecture.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 4);
 }
 
@@ -340,38 +340,35 @@ fn what_cannot_be_kept_is_used_all_the_same() {
 #[test]
 fn whatever_fails_leaves_ptx_and_one_reason() {
     let folder = tempfile::tempdir().unwrap();
-    let tried = |card: Fake, compiler: Counting, sentence: &str| {
-        let (chosen, compiled) = choose(card, &compiler, folder.path());
+    let tried = |gpu: Fake, compiler: Counting, sentence: &str| {
+        let (chosen, compiled) = choose(gpu, &compiler, folder.path());
         assert_eq!(compiled, [], "{sentence}");
         assert_eq!(why(&chosen).to_string(), sentence);
         assert_eq!(chosen.to_string(), format!("PTX, compiled ahead; {sentence}"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{sentence}: it was kept");
         compiler.count()
     };
-    let (card, compiler) = (Fake::new, Counting::new);
+    let (gpu, compiler) = (Fake::new, Counting::new);
     let newer = Counting { version: (13, 0), ..compiler() };
     let sentence = "NVRTC 13.0 is newer than the driver, which is of CUDA 12.4";
-    assert_eq!(tried(card(), newer, sentence), 0);
-    let mut unknown = card();
+    assert_eq!(tried(gpu(), newer, sentence), 0);
+    let mut unknown = gpu();
     unknown.identity.sm = 120;
     assert_eq!(tried(unknown, compiler(), "NVRTC 12.2 does not know sm_120"), 0);
     let sentence =
-        "the driver does not take few as it was compiled: the card fails at compiling kernels: no binary for this card";
+        "the driver does not take few as it was compiled: the GPU fails at compiling kernels: no binary for this GPU";
     // Those after it are not compiled in vain.
-    assert_eq!(tried(Fake { refuses: Some("few"), ..card() }, compiler(), sentence), 3);
+    assert_eq!(tried(Fake { refuses: Some("few"), ..gpu() }, compiler(), sentence), 3);
     let sentence = "many as it was compiled gives other numbers than its PTX";
-    tried(Fake { differs: Some("many"), ..card() }, compiler(), sentence);
-    let sentence = "they could not be timed: the card fails at anything: the card is lost";
+    tried(Fake { differs: Some("many"), ..gpu() }, compiler(), sentence);
+    let sentence = "they could not be timed: the GPU fails at anything: the GPU is lost";
     for left in [0, 1, 30, 100] {
-        tried(Fake { left: AtomicUsize::new(left), ..card() }, compiler(), sentence);
+        tried(Fake { left: AtomicUsize::new(left), ..gpu() }, compiler(), sentence);
     }
-    tried(card(), Counting { panics: true, ..compiler() }, "choosing kernels panicked");
+    tried(gpu(), Counting { panics: true, ..compiler() }, "choosing kernels panicked");
 
-    let nowhere = jit::choose(
-        &(Arc::new(card()) as Arc<dyn Loads>),
-        Err(NotCompiled::NoLibrary),
-        &KernelCache::at(folder.path()),
-    );
+    let nowhere =
+        jit::choose(&(Arc::new(gpu()) as Arc<dyn Loads>), Err(NotCompiled::NoLibrary), &KernelCache::at(folder.path()));
     assert_eq!(nowhere.to_string(), "PTX, compiled ahead; libnvrtc.so was not found");
 }
 
@@ -440,7 +437,7 @@ fn a_source_that_is_wrong_is_an_error_with_the_compilers_words() {
 }
 
 #[test]
-fn a_card_that_nvrtc_does_not_know_is_told_apart() {
+fn a_gpu_that_nvrtc_does_not_know_is_told_apart() {
     let Some(nvrtc) = nvrtc() else { return };
     let (major, _) = nvrtc.version().unwrap();
     assert!(major >= 12);
@@ -476,28 +473,28 @@ fn what_is_timed_computes() {
     }
 }
 
-/// Which card tests are run on, if on any.
-fn card() -> Option<u16> {
+/// Which GPU tests are run on, if on any.
+fn gpu() -> Option<u16> {
     let named = std::env::var("TSNODE_TEST_CARD").ok();
     if named.is_none() {
-        eprintln!("skipped on a card: TSNODE_TEST_CARD says no number");
+        eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
     }
     named.map(|ordinal| ordinal.parse().unwrap())
 }
 
-/// A card all of whose kernels are NVRTC's.
+/// A GPU all of whose kernels are NVRTC's.
 pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
     static CUBINS: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
-    let card = driver::open_to_load(ordinal).unwrap();
+    let gpu = driver::open_to_load(ordinal).unwrap();
     let cubins = CUBINS.get_or_init(|| {
-        let (nvrtc, sm) = (nvrtc().unwrap(), card.identity().unwrap().sm);
+        let (nvrtc, sm) = (nvrtc().unwrap(), gpu.identity().unwrap().sm);
         FILES.iter().map(|file| (file.name, nvrtc.compile(file, sm).unwrap())).collect()
     });
     for (file, cubin) in cubins {
-        card.load(file, cubin).unwrap();
-        card.turn(file, Image::Compiled);
+        gpu.load(file, cubin).unwrap();
+        gpu.turn(file, Image::Compiled);
     }
-    card
+    gpu
 }
 
 /// A row's product with a small matrix of ones.
@@ -513,8 +510,8 @@ fn multiplies(machine: &Arc<dyn Machine>) {
 }
 
 #[test]
-fn a_card_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept() {
-    let (Some(ordinal), Some(nvrtc)) = (card(), nvrtc()) else { return };
+fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept() {
+    let (Some(ordinal), Some(nvrtc)) = (gpu(), nvrtc()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path().join("kernels"));
     for wanted in [Kept::Written, Kept::Found] {
@@ -536,8 +533,8 @@ fn a_card_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept(
 }
 
 #[test]
-fn a_card_without_nvrtc_has_its_ptx() {
-    let Some(ordinal) = card() else { return };
+fn a_gpu_without_nvrtc_has_its_ptx() {
+    let Some(ordinal) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path());
     let machine = driver::open_with(ordinal, Err(NotCompiled::NoLibrary), &cache).unwrap();
@@ -547,27 +544,27 @@ fn a_card_without_nvrtc_has_its_ptx() {
 }
 
 #[test]
-fn machine_code_that_is_none_or_for_another_card_is_refused() {
-    let Some(ordinal) = card() else { return };
-    let card = driver::open_to_load(ordinal).unwrap();
-    let machine: Arc<dyn Machine> = card.clone();
+fn machine_code_that_is_none_or_for_another_gpu_is_refused() {
+    let Some(ordinal) = gpu() else { return };
+    let gpu = driver::open_to_load(ordinal).unwrap();
+    let machine: Arc<dyn Machine> = gpu.clone();
     let rubbish = [b"rubbish".as_slice(), &[0; 4096]].concat();
-    assert!(matches!(card.load("few", &rubbish), Err(CardError::Unsupported(_))));
+    assert!(matches!(gpu.load("few", &rubbish), Err(GpuError::Unsupported(_))));
     let empty = [b"\x7fELF".as_slice(), &[0; 4096]].concat();
-    assert!(matches!(card.load("few", &empty), Err(CardError::Failed { call: "compiling kernels", .. })));
-    card.turn("few", Image::Compiled);
+    assert!(matches!(gpu.load("few", &empty), Err(GpuError::Failed { call: "compiling kernels", .. })));
+    gpu.turn("few", Image::Compiled);
     multiplies(&machine);
     let Some(nvrtc) = nvrtc() else { return };
-    let sm = card.identity().unwrap().sm;
+    let sm = gpu.identity().unwrap().sm;
     let other = nvrtc.compile(sources::file("few").unwrap(), if sm == 90 { 80 } else { 90 }).unwrap();
-    assert!(matches!(card.load("few", &other), Err(CardError::Failed { call: "compiling kernels", .. })));
+    assert!(matches!(gpu.load("few", &other), Err(GpuError::Failed { call: "compiling kernels", .. })));
     multiplies(&machine);
-    card.load("few", &nvrtc.compile(sources::file("few").unwrap(), sm).unwrap()).unwrap();
+    gpu.load("few", &nvrtc.compile(sources::file("few").unwrap(), sm).unwrap()).unwrap();
     for image in [Image::Ahead, Image::Compiled] {
-        card.turn("few", image);
+        gpu.turn("few", image);
         multiplies(&machine);
         let launch = Launch { module: "few", kernel: "nothing", grid: [1; 3], threads: 32, shared: 0 };
         let found = machine.launch(Queue::Compute, launch, &[]);
-        assert!(matches!(found, Err(CardError::Failed { call: "finding a kernel", .. })), "{found:?}");
+        assert!(matches!(found, Err(GpuError::Failed { call: "finding a kernel", .. })), "{found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Reference models on a card: logits and greedy tokens of the processor, beginnings shared, KV that leaves and comes.
+//! Reference models on a GPU: logits and greedy tokens of the processor, beginnings shared, KV that leaves and comes.
 
 use super::{
     attention::{apart, both},
@@ -49,9 +49,9 @@ fn greedy_tokens_of_reference_models_are_the_processors() {
         for name in names {
             for (len, dtype) in [(5, KvDtype::F32), (14, KvDtype::F16)] {
                 let found = both(&machine, &source(name), dtype).map(|(mut e, stage)| greedy(&mut e, stage, len, 6));
-                let [(cpu, wanted), (card, tokens)] = found;
-                // Rows for weights of 16 bits are rounded to these: by the processor all for bfloat16, by a card those of many.
-                assert!(apart(&cpu, &card) < 0.02, "{name}, {len}: {}", apart(&cpu, &card));
+                let [(cpu, wanted), (gpu, tokens)] = found;
+                // Rows for weights of 16 bits are rounded to these: by the processor all for bfloat16, by a GPU those of many.
+                assert!(apart(&cpu, &gpu) < 0.02, "{name}, {len}: {}", apart(&cpu, &gpu));
                 assert_eq!(tokens, wanted, "{name}");
             }
         }
@@ -67,8 +67,7 @@ fn a_stage_comes_from_another_thread_while_steps_go_on() {
         engine.release(stage, REQUEST);
         let (carrier, all) = (engine.carrier(), source.card().shape.all_layers());
         let (carried, beside) = std::thread::scope(|scope| {
-            let carry =
-                || (0..4).map(|_| carrier.carry(source.load_stage_for_card(all, 1).unwrap()).unwrap()).collect();
+            let carry = || (0..4).map(|_| carrier.carry(source.load_stage_for_gpu(all, 1).unwrap()).unwrap()).collect();
             let carried: std::thread::ScopedJoinHandle<'_, Vec<_>> = scope.spawn(carry);
             let beside = greedy(&mut engine, stage, 14, 6);
             (carried.join().unwrap(), beside)
@@ -78,7 +77,7 @@ fn a_stage_comes_from_another_thread_while_steps_go_on() {
             assert_eq!(greedy(&mut engine, stage, 14, 6), alone);
             engine.unload(stage);
         }
-        let two = source.load_stage_for_cards(all, Threads { count: 1, ranks: 2 }).unwrap();
+        let two = source.load_stage_for_gpus(all, Threads { count: 1, ranks: 2 }).unwrap();
         assert!(matches!(carrier.carry(two), Err(EngineError::Ranks { found: 2, expected: 1 })));
     }
 }
@@ -90,8 +89,8 @@ fn a_model_without_kernels_is_refused_in_words() {
         for name in ["opt-relu", "mistral-window"] {
             let source = source(name);
             let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
-            let card = crate::cuda::Card::on(machine.clone());
-            let mut engine = Engine::on_card(card, 1 << 20, KvDtype::F16).unwrap();
+            let gpu = crate::cuda::Gpu::on(machine.clone());
+            let mut engine = Engine::on_gpu(gpu, 1 << 20, KvDtype::F16).unwrap();
             let refusal = engine.load(source.load_stage(range).unwrap()).unwrap_err();
             assert!(refusal.to_string().contains("not supported"), "{refusal}");
         }
@@ -103,9 +102,9 @@ fn a_step_of_more_rows_than_a_grid_takes_is_refused_in_words() {
     for machine in machines() {
         let source = source("llama-gqa");
         let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
-        let card = crate::cuda::Card::on(machine.clone());
-        let mut engine = Engine::on_card(card, 64 << 20, KvDtype::F16).unwrap();
-        let stage = engine.load(source.load_stage_for_card(range, 1).unwrap()).unwrap();
+        let gpu = crate::cuda::Gpu::on(machine.clone());
+        let mut engine = Engine::on_gpu(gpu, 64 << 20, KvDtype::F16).unwrap();
+        let stage = engine.load(source.load_stage_for_gpu(range, 1).unwrap()).unwrap();
         let batch: Vec<Slice> = (0..128).map(|i| Slice { request: RequestId([i; 16]), start: 0, len: 512 }).collect();
         batch.iter().for_each(|slice| engine.admit(stage, slice.request, slice.len).unwrap());
         let (rows, tokens) = (batch.len() * 512, prompt(batch.len() * 512));
@@ -113,7 +112,7 @@ fn a_step_of_more_rows_than_a_grid_takes_is_refused_in_words() {
             let output = Output::Logits { rows: &[rows - 1] };
             engine.forward(stage, batch, Input::Tokens(&tokens[..rows]), output).map(|logits| logits.len())
         };
-        assert_eq!(step(&batch, rows).unwrap_err().to_string(), "a step of 65536 rows where a card takes 65535");
+        assert_eq!(step(&batch, rows).unwrap_err().to_string(), "a step of 65536 rows where a GPU takes 65535");
         assert!(step(&[Slice { len: 3, ..batch[0] }], 3).is_ok());
     }
 }
@@ -161,9 +160,9 @@ fn kv_taken_layer_by_layer_is_what_is_exported_after_and_can_be_gone_on_from() {
 }
 
 #[test]
-fn what_a_card_can_do_is_measured() {
+fn what_a_gpu_can_do_is_measured() {
     for machine in machines() {
-        let speeds = crate::cuda::Card::on(machine.clone()).speeds().unwrap();
+        let speeds = crate::cuda::Gpu::on(machine.clone()).speeds().unwrap();
         let all = [speeds.copy, speeds.multiply, speeds.up, speeds.down];
         assert!(all.iter().all(|speed| speed.is_finite() && *speed > 0.0), "{speeds:?}");
         let source = source("llama-gqa");
@@ -171,8 +170,8 @@ fn what_a_card_can_do_is_measured() {
         let free = engine.pages();
         let packing = speed::measure_packing(&mut engine, stage, 70, KvCodec::Int4).unwrap();
         assert_eq!(packing.bytes as usize, 70 * 2 * 2 * 16 * 2 * 3);
-        let hand_over = speed::measure_hand_over(&mut engine, stage, &source, 64, KvCodec::Int4).unwrap();
-        assert!(hand_over.plain > 0.0 && hand_over.tapped > 0.0);
+        let kv_transfer = speed::measure_kv_transfer(&mut engine, stage, &source, 64, KvCodec::Int4).unwrap();
+        assert!(kv_transfer.plain > 0.0 && kv_transfer.tapped > 0.0);
         let step = Step { batch: 2, context: 20, new: 1 };
         // Often enough that the step is recorded and run again.
         let time = std::time::Duration::from_millis(300);

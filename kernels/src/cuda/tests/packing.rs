@@ -1,20 +1,20 @@
-//! KV packed on a card has the processor's bytes, and is unpacked to the processor's numbers.
+//! KV packed on a GPU has the processor's bytes, and is unpacked to the processor's numbers.
 
 use super::{Draw, machines, with};
 use crate::{
     cpu::Simd,
-    cuda::{Card, CardTurn, machine::Queue, tiles::CardTile},
+    cuda::{Gpu, GpuTurn, machine::Queue, tiles::GpuTile},
     pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
     wire::{self, Packing, Scratch, Tile, Turn},
 };
 use tsnode_protocol::{KvCodec, KvDtype};
 
-/// A sequence's KV on the processor, some of it no numbers, and the same pages on a card.
+/// A sequence's KV on the processor, some of it no numbers, and the same pages on a GPU.
 struct Story {
     pool: PagePool,
     kv: SequenceKv,
-    card: Card,
+    gpu: Gpu,
 }
 
 const PAGES: usize = 12;
@@ -44,10 +44,10 @@ impl Story {
                 }
             }
         }
-        let mut card = Card::on(machine.clone());
-        card.reserve(PAGES * PAGE_BYTES).unwrap();
-        card.machine.upload(Queue::Compute, card.pool(), pool.bytes()).unwrap();
-        Self { pool, kv, card }
+        let mut gpu = Gpu::on(machine.clone());
+        gpu.reserve(PAGES * PAGE_BYTES).unwrap();
+        gpu.machine.upload(Queue::Compute, gpu.pool(), pool.bytes()).unwrap();
+        Self { pool, kv, gpu }
     }
 
     fn packed(&self, packing: Packing<'_>, tile: &Tile) -> Vec<u8> {
@@ -90,27 +90,27 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
                     let wanted = story.packed(packing, &tile);
                     let pages: Vec<u32> = story.kv.pages_of(0).collect();
                     let angles = turn.as_ref().map(|turn| with(&machine, turn.all_angles()));
-                    let on_card = turn.as_ref().zip(angles.as_ref()).map(|(turn, angles)| CardTurn {
+                    let on_gpu = turn.as_ref().zip(angles.as_ref()).map(|(turn, angles)| GpuTurn {
                         angles: angles.at(),
                         half: turn.half(),
                         pairs: turn.pairs(),
                     });
-                    let on_card = CardTile { pages: &pages, layout, heads, tokens: range, codec, turn: on_card };
+                    let on_gpu = GpuTile { pages: &pages, layout, heads, tokens: range, codec, turn: on_gpu };
                     let mut found = vec![7; 3];
-                    story.card.export(Queue::Side, &on_card, &mut found).unwrap();
-                    assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens} {:?}", on_card.turn);
-                    unpacks_alike(&mut story, packing, &tile, &on_card, &wanted);
+                    story.gpu.export(Queue::Side, &on_gpu, &mut found).unwrap();
+                    assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens} {:?}", on_gpu.turn);
+                    unpacks_alike(&mut story, packing, &tile, &on_gpu, &wanted);
                 }
             }
         }
     }
 }
 
-fn unpacks_alike(story: &mut Story, packing: Packing<'_>, tile: &Tile, on_card: &CardTile<'_>, payload: &[u8]) {
+fn unpacks_alike(story: &mut Story, packing: Packing<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
     let mut scratch = Scratch::default();
     wire::import(packing, &story.kv, &mut story.pool, tile, &mut scratch, payload).unwrap();
-    story.card.import(on_card, payload).unwrap();
+    story.gpu.import(on_gpu, payload).unwrap();
     let mut found = vec![0; story.pool.bytes().len()];
-    story.card.machine.download(Queue::Compute, story.card.pool(), &mut found).unwrap();
-    assert!(found == story.pool.bytes(), "{:?} {:?}", packing.codec, on_card.layout);
+    story.gpu.machine.download(Queue::Compute, story.gpu.pool(), &mut found).unwrap();
+    assert!(found == story.pool.bytes(), "{:?} {:?}", packing.codec, on_gpu.layout);
 }

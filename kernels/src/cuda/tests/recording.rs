@@ -1,10 +1,10 @@
-//! Steps are recorded where a card can, and computed all the same where recording fails.
+//! Steps are recorded where a GPU can, and computed all the same where recording fails.
 
 use super::{attention::POOL, here, machines, read, with};
 use crate::{
     cuda::{
-        Card, CardInfo,
-        machine::{Arg, CardError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+        Gpu, GpuInfo,
+        machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
         ops::Ops,
     },
     engine::{Engine, Input, Output, Slice, StageKey},
@@ -44,8 +44,8 @@ impl Forgetful {
         self.uploads.swap(0, Ordering::Relaxed)
     }
 
-    fn fails_at(&self, fault: Fault) -> Result<(), CardError> {
-        let failed = || CardError::Failed { call: "recording a step", answer: "not here".into() };
+    fn fails_at(&self, fault: Fault) -> Result<(), GpuError> {
+        let failed = || GpuError::Failed { call: "recording a step", answer: "not here".into() };
         if self.fault == fault { Err(failed()) } else { Ok(()) }
     }
 }
@@ -54,63 +54,63 @@ impl Machine for Forgetful {
     fn processors(&self) -> usize {
         self.inner.processors()
     }
-    fn about(&self) -> CardInfo {
+    fn about(&self) -> GpuInfo {
         self.inner.about()
     }
-    fn free_bytes(&self) -> Result<usize, CardError> {
+    fn free_bytes(&self) -> Result<usize, GpuError> {
         self.inner.free_bytes()
     }
-    fn take(&self, bytes: usize) -> Result<u64, CardError> {
+    fn take(&self, bytes: usize) -> Result<u64, GpuError> {
         self.inner.take(bytes)
     }
     fn give(&self, at: u64, bytes: usize) {
         self.inner.give(at, bytes);
     }
-    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), CardError> {
+    fn upload(&self, queue: Queue, to: u64, bytes: &[u8]) -> Result<(), GpuError> {
         self.uploads.fetch_add(1, Ordering::Relaxed);
         self.inner.upload(queue, to, bytes)
     }
-    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), CardError> {
+    fn download(&self, queue: Queue, from: u64, out: &mut [u8]) -> Result<(), GpuError> {
         self.inner.download(queue, from, out)
     }
-    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CardError> {
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), GpuError> {
         self.inner.copy(from, to, bytes)
     }
-    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), CardError> {
+    fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         if self.recording.load(Ordering::Relaxed) {
             return self.fails_at(Fault::Launching);
         }
         self.inner.launch(queue, launch, args)
     }
-    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, CardError> {
+    fn product(&self, product: Product, x: u64, w: u64, out: u64) -> Result<bool, GpuError> {
         self.inner.product(product, x, w, out)
     }
-    fn mark(&self, number: usize) -> Result<(), CardError> {
+    fn mark(&self, number: usize) -> Result<(), GpuError> {
         self.inner.mark(number)
     }
-    fn wait_for(&self, number: usize) -> Result<(), CardError> {
+    fn wait_for(&self, number: usize) -> Result<(), GpuError> {
         self.inner.wait_for(number)
     }
-    fn offer(&self) -> Result<Peer, CardError> {
+    fn offer(&self) -> Result<Peer, GpuError> {
         self.inner.offer()
     }
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), CardError> {
+    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError> {
         self.inner.fetch(from, rows)
     }
-    fn finish(&self) -> Result<(), CardError> {
+    fn finish(&self) -> Result<(), GpuError> {
         self.inner.finish()
     }
-    fn record(&self) -> Result<bool, CardError> {
+    fn record(&self) -> Result<bool, GpuError> {
         self.tried.fetch_add(1, Ordering::Relaxed);
         self.fails_at(Fault::Beginning)?;
         self.recording.store(true, Ordering::Relaxed);
         Ok(true)
     }
-    fn recorded(&self) -> Result<Recorded, CardError> {
+    fn recorded(&self) -> Result<Recorded, GpuError> {
         assert!(self.recording.swap(false, Ordering::Relaxed), "what was not begun is ended");
         self.fails_at(Fault::Ending).map(|()| Recorded(0))
     }
-    fn replay(&self, _: Recorded) -> Result<(), CardError> {
+    fn replay(&self, _: Recorded) -> Result<(), GpuError> {
         self.fails_at(Fault::Running)
     }
     fn forget(&self, _: Recorded) {}
@@ -121,9 +121,9 @@ const REQUEST: RequestId = RequestId([1; 16]);
 
 /// Logits of a prompt and of tokens after it, each computed often enough that it would be recorded.
 fn logits(machine: Arc<dyn Machine>, source: &ModelSource) -> Vec<Vec<f32>> {
-    let mut engine = Engine::on_card(Card::on(machine), POOL, KvDtype::F16).unwrap();
+    let mut engine = Engine::on_gpu(Gpu::on(machine), POOL, KvDtype::F16).unwrap();
     let range = LayerRange { start: 0, end: source.card().shape.layers };
-    let stage = engine.load(source.load_stage_for_card(range, 1).unwrap()).unwrap();
+    let stage = engine.load(source.load_stage_for_gpu(range, 1).unwrap()).unwrap();
     engine.admit(stage, REQUEST, 20).unwrap();
     let mut step = |start, len| forward(&mut engine, stage, start, len);
     [(0, 9), (9, 1), (9, 1), (9, 1), (9, 1), (0, 9), (0, 9), (9, 1)].map(|(start, len)| step(start, len)).to_vec()
@@ -137,7 +137,7 @@ fn forward(engine: &mut Engine, stage: StageKey, start: u32, len: u32) -> Vec<f3
 }
 
 #[test]
-fn a_card_that_cannot_record_computes_and_is_asked_once() {
+fn a_gpu_that_cannot_record_computes_and_is_asked_once() {
     for inner in machines() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
         let wanted = logits(inner.clone(), &source);

@@ -1,4 +1,4 @@
-//! Page tables stay on a card from step to step, and never longer than they are right.
+//! Page tables stay on a GPU from step to step, and never longer than they are right.
 
 use super::{
     attention::{Shape, apart, both},
@@ -99,16 +99,16 @@ fn steps_see_the_pages_that_sequences_have_now() {
     let folder = tempfile::tempdir().unwrap();
     let source = source(folder.path());
     for machine in machines() {
-        let [cpu, card] = both(&machine, &source, KvDtype::F32)
+        let [cpu, gpu] = both(&machine, &source, KvDtype::F32)
             .map(|(engine, stage)| Story { engine, stage, rows: Vec::new() }.tell());
-        for (i, (cpu, card)) in cpu.iter().zip(&card).enumerate() {
-            assert!(apart(cpu, card) < 0.004, "row {i}: {}", apart(cpu, card));
+        for (i, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
+            assert!(apart(cpu, gpu) < 0.004, "row {i}: {}", apart(cpu, gpu));
         }
     }
 }
 
 #[test]
-fn tables_are_copied_to_a_card_when_they_changed() {
+fn tables_are_copied_to_a_gpu_when_they_changed() {
     let folder = tempfile::tempdir().unwrap();
     let source = source(folder.path());
     for inner in machines() {

@@ -1,5 +1,5 @@
-//! Several cards that hold a stage together against one that has all of it: the same bits, whatever is asked for. Only a
-//! library that multiplies many rows cuts a sum by what a card has: where there is one, logits are within 0.4 % of their
+//! Several GPUs that hold a stage together against one that has all of it: the same bits, whatever is asked for. Only a
+//! library that multiplies many rows cuts a sum by what a GPU has: where there is one, logits are within 0.4 % of their
 //! length.
 
 use super::{
@@ -8,33 +8,33 @@ use super::{
     several,
 };
 use crate::{
-    cuda::{Card, Libraries},
+    cuda::{Gpu, Libraries},
     engine::{Engine, EngineError, Input, Output, Pick, Prefix, Slice, StageKey, Tap, Threads},
     source::ModelSource,
     speed,
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token};
 
-/// An engine on so many cards; none where there is nothing that kernels run on.
+/// An engine on so many GPUs; none where there is nothing that kernels run on.
 fn engine(count: usize, dtype: KvDtype) -> Option<Engine> {
     let machines = several(count);
-    let cards: Vec<Card> = machines.into_iter().map(Card::on).collect();
-    (cards.len() == count).then(|| Engine::on_cards(cards, POOL, dtype).unwrap())
+    let gpus: Vec<Gpu> = machines.into_iter().map(Gpu::on).collect();
+    (gpus.len() == count).then(|| Engine::on_gpus(gpus, POOL, dtype).unwrap())
 }
 
 fn load(engine: &mut Engine, source: &ModelSource, layers: LayerRange, ranks: usize) -> StageKey {
     let threads = Threads { count: 1, ranks };
-    engine.load(source.load_stage_for_cards(layers, threads).unwrap()).unwrap()
+    engine.load(source.load_stage_for_gpus(layers, threads).unwrap()).unwrap()
 }
 
-/// The whole model on so many cards.
+/// The whole model on so many GPUs.
 pub(super) fn on(count: usize, source: &ModelSource, dtype: KvDtype) -> Option<(Engine, StageKey)> {
     let mut engine = engine(count, dtype)?;
     let stage = load(&mut engine, source, source.card().shape.all_layers(), count);
     Some((engine, stage))
 }
 
-/// Whether a card's logits are what they should be.
+/// Whether a GPU's logits are what they should be.
 fn alike(found: &[f32], wanted: &[f32]) -> bool {
     bits(found) == bits(wanted) || (Libraries::find().blas.found.is_some() && apart(found, wanted) < 0.004)
 }
@@ -51,7 +51,7 @@ pub(super) fn written(shape: &Shape) -> (tempfile::TempDir, ModelSource) {
 }
 
 #[test]
-fn reference_models_on_two_cards_give_the_bits_and_tokens_of_one() {
+fn reference_models_on_two_gpus_give_the_bits_and_tokens_of_one() {
     for name in ["llama-gqa", "qwen2-bias", "qwen3-norms", "gemma2-caps", "phi3-longrope"] {
         let source = source(name);
         // One row, few, and many, with steps of single tokens behind each.
@@ -84,16 +84,16 @@ fn parts_of_all_sizes_give_the_bits_of_the_whole() {
         let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
         let wanted = story(&mut one, stage, shape.vocab);
         for count in [2, 3] {
-            let (mut cards, stage) = on(count, &source, KvDtype::F16).unwrap();
-            let free = cards.pages();
-            let found = story(&mut cards, stage, shape.vocab);
+            let (mut gpus, stage) = on(count, &source, KvDtype::F16).unwrap();
+            let free = gpus.pages();
+            let found = story(&mut gpus, stage, shape.vocab);
             for (row, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
                 assert!(alike(found, wanted), "{} on {count}, row {row}", shape.family);
             }
             for request in [1, 2] {
-                cards.release(stage, RequestId([request; 16]));
+                gpus.release(stage, RequestId([request; 16]));
             }
-            assert_eq!(cards.pages(), free);
+            assert_eq!(gpus.pages(), free);
         }
     }
 }
@@ -111,17 +111,17 @@ fn long_and_short(engine: &mut Engine, stage: StageKey) -> Vec<f32> {
 }
 
 #[test]
-fn long_sequences_give_the_bits_of_one_card() {
+fn long_sequences_give_the_bits_of_one_gpu() {
     let [_, shape, _] = uneven();
     let (_folder, source) = written(&shape);
     let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
     let wanted = long_and_short(&mut one, stage);
-    let (mut cards, stage) = on(3, &source, KvDtype::F16).unwrap();
-    assert!(alike(&long_and_short(&mut cards, stage), &wanted));
+    let (mut gpus, stage) = on(3, &source, KvDtype::F16).unwrap();
+    assert!(alike(&long_and_short(&mut gpus, stage), &wanted));
 }
 
 #[test]
-fn tokens_are_drawn_on_the_first_card_as_on_one() {
+fn tokens_are_drawn_on_the_first_gpu_as_on_one() {
     let source = source("qwen3-norms");
     let sampling = |seed| Sampling { temperature: 1.3, top_k: 40, top_p: 0.95, seed, ..Sampling::greedy() };
     let drawn = |count| {
@@ -173,7 +173,7 @@ fn next(engine: &mut Engine, stage: StageKey, request: RequestId, start: u32) ->
 }
 
 #[test]
-fn kv_goes_from_several_cards_to_one_and_back() {
+fn kv_goes_from_several_gpus_to_one_and_back() {
     let [shape, ..] = uneven();
     let (_folder, source) = written(&shape);
     let range = source.card().shape.all_layers();
@@ -190,7 +190,7 @@ fn kv_goes_from_several_cards_to_one_and_back() {
     }
     for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4] {
         for layer in range.iter() {
-            // All heads, those of one card, and those over the border.
+            // All heads, those of one GPU, and those over the border.
             for (head_start, head_end) in [(0, 1), (1, 3), (0, 3)] {
                 let tile = TileHeader { layer, head_start, head_end, token_start: 0, token_end: 70, bytes: 0 };
                 let (mut wanted, mut found) = (Vec::new(), vec![1; 3]);
@@ -217,7 +217,7 @@ fn kv_goes_from_several_cards_to_one_and_back() {
 }
 
 #[test]
-fn kv_taken_layer_by_layer_from_several_cards_is_ones() {
+fn kv_taken_layer_by_layer_from_several_gpus_is_ones() {
     let source = source("llama-gqa");
     let taken = |count| {
         let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
@@ -237,7 +237,7 @@ fn kv_taken_layer_by_layer_from_several_cards_is_ones() {
 }
 
 #[test]
-fn packing_on_several_cards_is_measured() {
+fn packing_on_several_gpus_is_measured() {
     let source = source("llama-gqa");
     let measured = |count| {
         let (mut engine, stage) = on(count, &source, KvDtype::F16)?;
@@ -249,7 +249,7 @@ fn packing_on_several_cards_is_measured() {
 }
 
 #[test]
-fn a_beginning_shared_on_several_cards_is_as_good_as_ones_own() {
+fn a_beginning_shared_on_several_gpus_is_as_good_as_ones_own() {
     let source = source("llama-gqa");
     let Some((mut engine, stage)) = on(2, &source, KvDtype::F16) else { return };
     let free = engine.pages();
@@ -280,16 +280,16 @@ fn stages_cut_for_another_number_are_refused() {
     let source = source("llama-gqa");
     let Some(mut engine) = engine(2, KvDtype::F16) else { return };
     let range = source.card().shape.all_layers();
-    let refusal = engine.load(source.load_stage_for_card(range, 1).unwrap()).unwrap_err();
+    let refusal = engine.load(source.load_stage_for_gpu(range, 1).unwrap()).unwrap_err();
     assert_eq!(refusal, EngineError::Ranks { found: 1, expected: 2 });
-    // Two heads of keys and values are not for three cards.
-    assert!(source.load_stage_for_cards(range, Threads { count: 1, ranks: 3 }).is_err());
-    assert!(matches!(Engine::on_cards(Vec::new(), POOL, KvDtype::F16), Err(EngineError::Card(_))));
-    let model = source.load_stage_for_cards(range, Threads { count: 1, ranks: 2 }).unwrap();
+    // Two heads of keys and values are not for three GPUs.
+    assert!(source.load_stage_for_gpus(range, Threads { count: 1, ranks: 3 }).is_err());
+    assert!(matches!(Engine::on_gpus(Vec::new(), POOL, KvDtype::F16), Err(EngineError::Gpu(_))));
+    let model = source.load_stage_for_gpus(range, Threads { count: 1, ranks: 2 }).unwrap();
     let weights = model.rank_bytes();
     // The first has the table of tokens beside its half.
     assert!(weights.len() == 2 && weights[0] > weights[1], "{weights:?}");
-    let cards: Vec<Card> = several(2).into_iter().map(Card::on).collect();
-    let least = cards[0].pool_bytes(weights[0]).unwrap();
-    assert_eq!(Card::pool_bytes_of_all(&cards, &weights).unwrap(), 2 * least);
+    let gpus: Vec<Gpu> = several(2).into_iter().map(Gpu::on).collect();
+    let least = gpus[0].pool_bytes(weights[0]).unwrap();
+    assert_eq!(Gpu::pool_bytes_of_all(&gpus, &weights).unwrap(), 2 * least);
 }

@@ -1,13 +1,13 @@
-//! KV that leaves cards and comes to them: of each card its heads.
+//! KV that leaves GPUs and comes to them: of each GPU its heads.
 
 use super::super::{Engine, EngineError, Shards, StageKey, tiles::Place};
-use crate::cuda::{CardError, Cards, Queue, TilePart, TilePlace};
+use crate::cuda::{GpuError, Gpus, Queue, TilePart, TilePlace};
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, RequestId, TileHeader};
 
 impl Engine {
-    /// [`Engine::export`] from cards.
-    pub(in crate::engine) fn export_from_cards(
+    /// [`Engine::export`] from GPUs.
+    pub(in crate::engine) fn export_from_gpus(
         &mut self,
         stage: StageKey,
         request: RequestId,
@@ -21,12 +21,12 @@ impl Engine {
         }
         let (parts, place) = (parts(&place, tile), place_of(stage, place.layer, tile, codec));
         self.copy_pages()?;
-        let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
-        Ok(cards.export(Queue::Compute, &parts, &place, payload)?)
+        let gpus = self.gpus.as_mut().ok_or(EngineError::NoStage)?;
+        Ok(gpus.export(Queue::Compute, &parts, &place, payload)?)
     }
 
-    /// [`Engine::import`] to cards, of a payload of the right length.
-    pub(in crate::engine) fn import_to_cards(
+    /// [`Engine::import`] to GPUs, of a payload of the right length.
+    pub(in crate::engine) fn import_to_gpus(
         &mut self,
         stage: StageKey,
         request: RequestId,
@@ -37,15 +37,15 @@ impl Engine {
         let place = self.locate(stage, request, tile, codec)?;
         let (parts, place) = (parts(&place, tile), place_of(stage, place.layer, tile, codec));
         self.copy_pages()?;
-        let cards = self.cards.as_mut().ok_or(EngineError::NoStage)?;
-        Ok(cards.import(&parts, &place, payload)?)
+        let gpus = self.gpus.as_mut().ok_or(EngineError::NoStage)?;
+        Ok(gpus.import(&parts, &place, payload)?)
     }
 
-    /// Packs and unpacks a sequence's reserved pages on cards, whatever is in them: their bytes, and seconds of each.
+    /// Packs and unpacks a sequence's reserved pages on GPUs, whatever is in them: their bytes, and seconds of each.
     ///
     /// # Errors
-    /// When the engine is on no card, or the sequence is not there.
-    pub(crate) fn packing_on_card(
+    /// When the engine is on no GPU, or the sequence is not there.
+    pub(crate) fn packing_on_gpu(
         &mut self,
         stage: StageKey,
         request: RequestId,
@@ -59,28 +59,23 @@ impl Engine {
         let place = |layer| TilePlace { stage, layer, tokens: tokens.clone(), codec };
         let tiles: Vec<_> = (0..layers).map(|layer| (all_parts(kv, ranks, layer), place(layer))).collect();
         let of_token: usize = (0..ranks).map(|rank| kv.of(rank).layout()).map(|l| 2 * l.heads * l.row()).sum();
-        let cards = self.cards.as_mut().ok_or_else(|| CardError::Missing("no card".into()))?;
-        let (pack, unpack) = cards.packing_seconds(&tiles, runs)?;
+        let gpus = self.gpus.as_mut().ok_or_else(|| GpuError::Missing("no GPU".into()))?;
+        let (pack, unpack) = gpus.packing_seconds(&tiles, runs)?;
         Ok(((of_token * tokens.len() * layers) as u64, pack, unpack))
     }
 }
 
-/// Packs a layer's KV while later layers are computed; whether the cards did it.
-pub(in crate::engine) fn export_beside(
-    cards: &mut Cards,
-    kv: &Shards,
-    place: &TilePlace,
-    payload: &mut Vec<u8>,
-) -> bool {
-    let parts = all_parts(kv, cards.count(), place.layer);
-    cards.export(Queue::Side, &parts, place, payload).is_ok()
+/// Packs a layer's KV while later layers are computed; whether the GPUs did it.
+pub(in crate::engine) fn export_beside(gpus: &mut Gpus, kv: &Shards, place: &TilePlace, payload: &mut Vec<u8>) -> bool {
+    let parts = all_parts(kv, gpus.count(), place.layer);
+    gpus.export(Queue::Side, &parts, place, payload).is_ok()
 }
 
 fn place_of(stage: StageKey, layer: usize, tile: &TileHeader, codec: KvCodec) -> TilePlace {
     TilePlace { stage, layer, tokens: tile.token_start as usize..tile.token_end as usize, codec }
 }
 
-/// What each card has of a tile, if anything.
+/// What each GPU has of a tile, if anything.
 fn parts(place: &Place<'_>, tile: &TileHeader) -> Vec<TilePart> {
     let (start, end) = (tile.head_start as usize, tile.head_end as usize);
     let mine = |(rank, heads): (usize, &Range<usize>)| {
@@ -90,7 +85,7 @@ fn parts(place: &Place<'_>, tile: &TileHeader) -> Vec<TilePart> {
     place.loaded.parts.iter().map(|part| &part.heads).enumerate().filter_map(mine).collect()
 }
 
-/// All heads of all cards.
+/// All heads of all GPUs.
 fn all_parts(kv: &Shards, ranks: usize, layer: usize) -> Vec<TilePart> {
     (0..ranks).map(|rank| part(kv, rank, layer, 0..kv.of(rank).layout().heads)).collect()
 }

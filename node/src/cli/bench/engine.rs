@@ -1,6 +1,6 @@
 //! `tsnode bench engine`: prompts and answers a second, beside what memory and multipliers allow.
 
-mod card;
+mod gpu;
 
 use super::{loaded, open};
 use crate::{
@@ -55,7 +55,7 @@ pub(super) fn command() -> Command {
                 .long("device")
                 .value_name("DEVICE")
                 .value_parser(value_parser!(DeviceName))
-                .help("What computes: cpu, an NVIDIA card as cuda:0, or several together as cuda:0-1 [default: cpu]"),
+                .help("What computes: cpu, an NVIDIA GPU as cuda:0, or several together as cuda:0-1 [default: cpu]"),
         )
         .arg(json())
 }
@@ -101,8 +101,8 @@ struct Line {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let source = open(matches)?;
-    if let Some(cards) = matches.get_one::<DeviceName>("device").and_then(|name| name.cards()) {
-        return card::run(&source, cards, !is_set(matches, "json"));
+    if let Some(gpus) = matches.get_one::<DeviceName>("device").and_then(|name| name.gpus()) {
+        return gpu::run(&source, gpus, !is_set(matches, "json"));
     }
     let host = Host::detect();
     let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));

@@ -26,7 +26,7 @@ const TO_SIZE: u64 = 64;
 const GIB: f64 = (1u64 << 30) as f64;
 /// Links that are pretended: Mbit/s, and milliseconds one way.
 const SLOWER: [(f64, u64); 4] = [(100.0, 0), (1000.0, 0), (1000.0, 20), (1000.0, 40)];
-/// How long a hand-over over one of them takes at its full rate: slow starts count, and do not count for all.
+/// How long a KV transfer over one of them takes at its full rate: slow starts count, and do not count for all.
 const SLOWER_FOR: f64 = 8.0;
 
 pub(super) fn command() -> Command {
@@ -48,8 +48,8 @@ pub(super) fn command() -> Command {
     )
     .arg(number("mtu", "BYTES", "Largest UDP payload [default: 1452, then 6500]").value_parser(whole(1200_u16..=6500)))
     .arg(
-        number("lanes", "N", "Also by as many connections that share a hand-over, as hosts with cores to spare do")
-            .value_parser(whole(2..=limits::LANES)),
+        number("lanes", "N", "Also by as many connections that share a KV transfer, as hosts with cores to spare do")
+            .value_parser(whole(2..=limits::KV_STREAMS)),
     )
     .arg(
         Arg::new("no-slower")
@@ -73,7 +73,7 @@ struct Report {
 struct Way {
     carrier: Carrier,
     /// Connections that share them.
-    lanes: NonZeroU8,
+    kv_streams: NonZeroU8,
     /// Largest UDP payload, where there are any.
     datagram: Option<u16>,
     gbit_s: f64,
@@ -110,8 +110,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let number = |name| matches.get_one::<u64>(name).copied().unwrap_or(1);
     let bytes = size.unwrap_or(SIZE) * MIB;
     let datagrams = matches.get_one::<u16>("mtu").map_or(DATAGRAMS.to_vec(), |mtu| vec![*mtu]);
-    let lanes = matches.get_one::<u8>("lanes").copied().and_then(NonZeroU8::new);
-    let ways = ways(bytes, &datagrams, lanes, number("rounds") as usize).await.map_err(failed)?;
+    let kv_streams = matches.get_one::<u8>("lanes").copied().and_then(NonZeroU8::new);
+    let ways = ways(bytes, &datagrams, kv_streams, number("rounds") as usize).await.map_err(failed)?;
     if watch {
         say!(
             "{} MiB from one end to the other in one process, over loopback; medians of {} rounds",
@@ -143,10 +143,15 @@ fn failed(error: LinkError) -> Exit {
 }
 
 /// Everything once a round, beginning elsewhere each time.
-async fn ways(bytes: u64, datagrams: &[u16], lanes: Option<NonZeroU8>, rounds: usize) -> Result<Vec<Way>, LinkError> {
-    let ours = [Some(Carrier::Own), lanes.map(|_| Carrier::Lanes), Some(Carrier::Bare)];
+async fn ways(
+    bytes: u64,
+    datagrams: &[u16],
+    kv_streams: Option<NonZeroU8>,
+    rounds: usize,
+) -> Result<Vec<Way>, LinkError> {
+    let ours = [Some(Carrier::Own), kv_streams.map(|_| Carrier::KvStreams), Some(Carrier::Bare)];
     let quic = datagrams.iter().flat_map(|d| ours.into_iter().flatten().map(|carrier| (carrier, Some(*d))));
-    let shared = lanes.unwrap_or(NonZeroU8::MIN);
+    let shared = kv_streams.unwrap_or(NonZeroU8::MIN);
     let all: Vec<(Carrier, Option<u16>)> = quic.chain([(Carrier::Tcp, None), (Carrier::Tls, None)]).collect();
     let mut moved: Vec<Vec<Moved>> = vec![Vec::new(); all.len()];
     for round in 0..rounds {
@@ -162,7 +167,7 @@ async fn ways(bytes: u64, datagrams: &[u16], lanes: Option<NonZeroU8>, rounds: u
     };
     let way = |(at, (carrier, datagram)): (usize, &(Carrier, Option<u16>))| Way {
         carrier: *carrier,
-        lanes: if *carrier == Carrier::Lanes { shared } else { NonZeroU8::MIN },
+        kv_streams: if *carrier == Carrier::KvStreams { shared } else { NonZeroU8::MIN },
         datagram: *datagram,
         gbit_s: median(moved[at].iter().map(|m| bytes as f64 * 8e-9 / m.seconds)),
         cpu_s_per_gib: moved[at]
@@ -188,7 +193,7 @@ impl Way {
     fn print(&self) {
         let name = match self.carrier {
             Carrier::Own => "tiles, manifest".into(),
-            Carrier::Lanes => format!("on {} connections", self.lanes),
+            Carrier::KvStreams => format!("on {} connections", self.kv_streams),
             Carrier::Bare => "bare QUIC".into(),
             Carrier::Tcp => "TCP".into(),
             Carrier::Tls => "TLS over TCP".into(),
@@ -237,7 +242,7 @@ mod tests {
     async fn every_way_is_measured_in_every_round() {
         let ways = ways(4 * MIB, &[1452], NonZeroU8::new(2), 2).await.unwrap();
         let names: Vec<Carrier> = ways.iter().map(|w| w.carrier).collect();
-        assert_eq!(names, [Carrier::Own, Carrier::Lanes, Carrier::Bare, Carrier::Tcp, Carrier::Tls]);
+        assert_eq!(names, [Carrier::Own, Carrier::KvStreams, Carrier::Bare, Carrier::Tcp, Carrier::Tls]);
         for way in &ways {
             assert!(way.gbit_s > 0.0 && way.of_tcp > 0.0 && way.rounds.len() == 2, "{:?}", way.carrier);
             assert_eq!(way.of_bare.is_some(), way.datagram.is_some());

@@ -17,7 +17,7 @@ const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
 const CHUNKS: u32 = 512;
 
 /// Prompts first, one after the other.
-const WHOLE: Batched = Batched::Steps(Batches::Turns);
+const WHOLE: Batched = Batched::Steps(Batches::PrefillFirst);
 
 /// What nodes do.
 pub(super) const USUAL: &str = "live+chunked";

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet, TestnetConfig,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Limits, Report, Schedule, Spread, Summary, Until, Verdict, Ways},
+    chaos::{self, Chaos, Deed, Deeds, Fault, Limits, Report, Resumptions, Schedule, Spread, Summary, Until, Verdict},
 };
 
 /// What is done where nothing is.
@@ -232,8 +232,8 @@ fn tell_all(report: &Report) {
     if let Some(pauses) = pauses_of_all {
         say!("all {} streams, hit or not: longest pause {}", pauses.of, times(*pauses));
     }
-    let Ways { kept, cached, anew, unknown } = ways;
-    if ways != Ways::default() {
+    let Resumptions { kept, cached, anew, unknown } = ways;
+    if ways != Resumptions::default() {
         say!(
             "moves: {kept} from KV that a prefill group had kept, {cached} from what the decode group had, {anew} computed anew, \
              {unknown} not known"

@@ -10,7 +10,7 @@ use tsnode_protocol::Token;
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::http) enum Prompt {
     /// At least one.
-    Given(Vec<Given>),
+    FixedPlan(Vec<FixedPlan>),
     /// More than can be asked for at once.
     TooMany,
     /// Something else.
@@ -19,7 +19,7 @@ pub(in crate::http) enum Prompt {
 
 /// One prompt.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::http) enum Given {
+pub(in crate::http) enum FixedPlan {
     Text(String),
     Tokens(Vec<Token>),
     /// More than any model takes: so many.
@@ -30,7 +30,7 @@ pub(in crate::http) enum Given {
 enum Item {
     Null,
     Token(Token),
-    Given(Given),
+    FixedPlan(FixedPlan),
     List(Prompt),
     Wrong,
 }
@@ -46,7 +46,7 @@ impl<'de> DeserializeSeed<'de> for ReadPrompt {
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
         Ok(match from.deserialize_any(ReadItem { lists: 2, tokens: self.tokens })? {
             Item::Null => None,
-            Item::Given(one) => Some(Prompt::Given(vec![one])),
+            Item::FixedPlan(one) => Some(Prompt::FixedPlan(vec![one])),
             Item::List(prompt) => Some(prompt),
             Item::Token(_) | Item::Wrong => Some(Prompt::Wrong),
         })
@@ -76,7 +76,7 @@ impl<'de> Visitor<'de> for ReadItem {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-        Ok(Item::Given(Given::Text(owned(text))))
+        Ok(Item::FixedPlan(FixedPlan::Text(owned(text))))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<Item, E> {
@@ -111,7 +111,7 @@ impl<'de> Visitor<'de> for ReadItem {
                 return skip(&mut seq).map(|_| if lists == 0 { Item::Wrong } else { Item::List(prompt) });
             }
             if read.tokens.len() > self.tokens {
-                return skip(&mut seq).map(|more| Item::Given(Given::Endless(read.tokens.len() + more)));
+                return skip(&mut seq).map(|more| Item::FixedPlan(FixedPlan::Endless(read.tokens.len() + more)));
             }
         }
         Ok(read.end(lists))
@@ -122,7 +122,7 @@ impl<'de> Visitor<'de> for ReadItem {
 #[derive(Default)]
 struct List {
     tokens: Vec<Token>,
-    prompts: Vec<Given>,
+    prompts: Vec<FixedPlan>,
 }
 
 impl List {
@@ -130,7 +130,7 @@ impl List {
     fn push(&mut self, item: Item) -> Result<(), Prompt> {
         match item {
             Item::Token(token) if self.prompts.is_empty() => self.tokens.push(token),
-            Item::Given(given) if self.tokens.is_empty() => {
+            Item::FixedPlan(given) if self.tokens.is_empty() => {
                 self.prompts.push(given);
                 if self.prompts.len() > SUBMISSIONS {
                     return Err(Prompt::TooMany);
@@ -144,11 +144,11 @@ impl List {
     /// A list inside another is one prompt.
     fn end(self, lists: u8) -> Item {
         match (lists, self.prompts.is_empty(), self.tokens.is_empty()) {
-            (0, true, _) => Item::Given(Given::Tokens(self.tokens)),
+            (0, true, _) => Item::FixedPlan(FixedPlan::Tokens(self.tokens)),
             (0, ..) => Item::Wrong,
             (_, true, true) => Item::List(Prompt::Wrong),
-            (_, true, false) => Item::Given(Given::Tokens(self.tokens)),
-            _ => Item::List(Prompt::Given(self.prompts)),
+            (_, true, false) => Item::FixedPlan(FixedPlan::Tokens(self.tokens)),
+            _ => Item::List(Prompt::FixedPlan(self.prompts)),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::{sync::mpsc, time::timeout};
 use tsnode_coordinator::{batcher::KV_PATIENCE, urgency};
 use tsnode_protocol::{
-    Lane, LayerRange, Manifest, PeerId,
+    KvStream, LayerRange, Manifest, PeerId,
     checksum::Checksum,
     codec,
     kv::{KvAnswer, KvHeader, KvPart, Packing},
@@ -27,12 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy)]
 pub(super) struct Layers {
     all: LayerRange,
-    lane: Lane,
+    kv_stream: KvStream,
 }
 
 impl Layers {
     pub fn contain(self, layer: u32) -> bool {
-        self.lane.carries(self.all, layer)
+        self.kv_stream.carries(self.all, layer)
     }
 }
 
@@ -61,13 +61,13 @@ impl Parcel {
         bytes: u64,
     ) -> Result<Vec<Self>, ExportError> {
         let link = |e| ExportError::Link(target.peer, e);
-        let roads = context.links.roads(target.peer, &target.addresses, bytes, header.layers.len()).await;
-        let roads = roads.map_err(link)?;
+        let connections = context.links.connections(target.peer, &target.addresses, bytes, header.layers.len()).await;
+        let connections = connections.map_err(link)?;
         let mut parcels = Vec::new();
-        for lane in roads.lanes() {
-            let header = KvHeader { lane, ..header };
-            let stream = roads.open(lane, &Opening::Kv(header)).await.map_err(link)?;
-            parcels.push(Self::new(target.peer, header, stream, bytes / u64::from(lane.of)));
+        for kv_stream in connections.kv_streams() {
+            let header = KvHeader { kv_stream, ..header };
+            let stream = connections.open(kv_stream, &Opening::Kv(header)).await.map_err(link)?;
+            parcels.push(Self::new(target.peer, header, stream, bytes / u64::from(kv_stream.of)));
         }
         Ok(parcels)
     }
@@ -90,7 +90,7 @@ impl Parcel {
 
     /// Whose tiles it takes.
     pub fn layers(&self) -> Layers {
-        Layers { all: self.header.layers, lane: self.header.lane }
+        Layers { all: self.header.layers, kv_stream: self.header.kv_stream }
     }
 
     /// Sends what comes, then what the receiver holds it against; bytes that then lie in the target's pages.

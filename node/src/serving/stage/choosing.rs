@@ -1,4 +1,4 @@
-//! Prompt flow 8: the last stage's tokens, chosen on its card where that can be, so that no logits come from there, and here
+//! Prompt flow 8: the last stage's tokens, chosen on its GPU where that can be, so that no logits come from there, and here
 //! otherwise.
 
 use super::slices;
@@ -46,7 +46,7 @@ pub(super) fn compute_and_choose(
 ) -> Result<Vec<(RequestId, Sampled)>, EngineError> {
     let (rows, batch) = (rows(&step.entries), slices(step));
     if let Some(picks) = picks(&rows, samplers)
-        && let Some(tokens) = engine.choose_on_card(key, &batch, input, &picks, taps.as_tap())?
+        && let Some(tokens) = engine.choose_on_gpu(key, &batch, input, &picks, taps.as_tap())?
     {
         let chosen = |n: usize, _: &Sampler| Sampled { token: tokens[n], logprob: None, top: Vec::new() };
         return Ok(choose(&rows, samplers, chosen));

@@ -49,9 +49,9 @@ fn families_of_templates_give_what_jinja_makes_of_them() {
 }
 
 /// JSON as a template is given it: its keys in their order.
-struct Given(Value);
+struct FixedPlan(Value);
 
-impl<'de> Deserialize<'de> for Given {
+impl<'de> Deserialize<'de> for FixedPlan {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(Reader)
     }
@@ -60,55 +60,55 @@ impl<'de> Deserialize<'de> for Given {
 struct Reader;
 
 impl<'de> Visitor<'de> for Reader {
-    type Value = Given;
+    type Value = FixedPlan;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E>(self) -> Result<Given, E> {
-        Ok(Given(Value::None))
+    fn visit_unit<E>(self) -> Result<FixedPlan, E> {
+        Ok(FixedPlan(Value::None))
     }
 
-    fn visit_bool<E>(self, truth: bool) -> Result<Given, E> {
-        Ok(Given(Value::Bool(truth)))
+    fn visit_bool<E>(self, truth: bool) -> Result<FixedPlan, E> {
+        Ok(FixedPlan(Value::Bool(truth)))
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<Given, E> {
-        Ok(Given(Value::Int(number.into())))
+    fn visit_i64<E>(self, number: i64) -> Result<FixedPlan, E> {
+        Ok(FixedPlan(Value::Int(number.into())))
     }
 
-    fn visit_u64<E>(self, number: u64) -> Result<Given, E> {
-        Ok(Given(Value::Int(number.into())))
+    fn visit_u64<E>(self, number: u64) -> Result<FixedPlan, E> {
+        Ok(FixedPlan(Value::Int(number.into())))
     }
 
-    fn visit_f64<E>(self, number: f64) -> Result<Given, E> {
-        Ok(Given(Value::Float(number)))
+    fn visit_f64<E>(self, number: f64) -> Result<FixedPlan, E> {
+        Ok(FixedPlan(Value::Float(number)))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Given, E> {
-        Ok(Given(Value::text(text)))
+    fn visit_str<E>(self, text: &str) -> Result<FixedPlan, E> {
+        Ok(FixedPlan(Value::text(text)))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Given, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<FixedPlan, A::Error> {
         let mut list = Vec::new();
-        while let Some(Given(item)) = items.next_element()? {
+        while let Some(FixedPlan(item)) = items.next_element()? {
             list.push(item);
         }
-        Ok(Given(Value::list(list)))
+        Ok(FixedPlan(Value::list(list)))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<Given, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<FixedPlan, A::Error> {
         let mut dict = Dict::default();
-        while let Some((key, Given(value))) = pairs.next_entry::<String, _>()? {
+        while let Some((key, FixedPlan(value))) = pairs.next_entry::<String, _>()? {
             dict.insert(Value::text(key), value).map_err(serde::de::Error::custom)?;
         }
-        Ok(Given(Value::dict(dict)))
+        Ok(FixedPlan(Value::dict(dict)))
     }
 }
 
 fn names(text: &str) -> Result<Names, Error> {
-    let Ok(Given(Value::Dict(given))) = serde_json::from_str(text) else { panic!("{text} is no object") };
+    let Ok(FixedPlan(Value::Dict(given))) = serde_json::from_str(text) else { panic!("{text} is no object") };
     names_of(&given)
 }
 

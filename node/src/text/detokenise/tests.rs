@@ -30,7 +30,7 @@ impl Kind {
             "post_processor": null, "decoder": decoder, "added_tokens": [added(0), added(1), added(2)],
             "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "<s>" },
         });
-        let tokenizer = guarded::read(&serde_json::to_vec(&file).unwrap()).unwrap();
+        let tokenizer = tokenizer_guard::read(&serde_json::to_vec(&file).unwrap()).unwrap();
         Self { name, tokenizer, tokens }
     }
 
@@ -44,16 +44,16 @@ impl Kind {
     }
 
     /// Any tokens: bytes of no character, ids that no token has.
-    fn any(&self, dice: &mut Dice) -> Vec<u32> {
-        (0..dice.below(24)).map(|_| dice.below(self.tokens.len() + 2) as u32).collect()
+    fn any(&self, rng: &mut Rng) -> Vec<u32> {
+        (0..rng.below(24)).map(|_| rng.below(self.tokens.len() + 2) as u32).collect()
     }
 
     /// Tokens of which all bytes make characters.
-    fn valid(&self, dice: &mut Dice) -> Vec<u32> {
+    fn valid(&self, rng: &mut Rng) -> Vec<u32> {
         let words = 3 + self.tokens[3..].iter().take_while(|token| !is_byte(token)).count();
         let one = |_| {
-            let spelled = self.spelled(CHARACTERS[dice.below(CHARACTERS.len())]).filter(|_| dice.below(2) == 0);
-            spelled.unwrap_or_else(|| vec![dice.below(words) as u32])
+            let spelled = self.spelled(CHARACTERS[rng.below(CHARACTERS.len())]).filter(|_| rng.below(2) == 0);
+            spelled.unwrap_or_else(|| vec![rng.below(words) as u32])
         };
         (0..24).flat_map(one).collect()
     }
@@ -111,9 +111,9 @@ fn is_byte(token: &str) -> bool {
     token.len() == 6 && token.starts_with("<0x")
 }
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % sides
@@ -176,16 +176,16 @@ fn others() -> Vec<Kind> {
 }
 
 /// Tokens for every kind, bytes of no character only where the reference reads them as it should.
-fn rounds(times: usize, mut check: impl FnMut(&Kind, &[u32], &mut Dice)) {
-    let (fallback, others, mut dice) = (with_byte_fallback(), others(), Dice(7));
+fn rounds(times: usize, mut check: impl FnMut(&Kind, &[u32], &mut Rng)) {
+    let (fallback, others, mut rng) = (with_byte_fallback(), others(), Rng(7));
     for _ in 0..times {
         for kind in &fallback {
-            let ids = kind.valid(&mut dice);
-            check(kind, &ids, &mut dice);
+            let ids = kind.valid(&mut rng);
+            check(kind, &ids, &mut rng);
         }
         for kind in &others {
-            let ids = kind.any(&mut dice);
-            check(kind, &ids, &mut dice);
+            let ids = kind.any(&mut rng);
+            check(kind, &ids, &mut rng);
         }
     }
 }
@@ -206,9 +206,9 @@ fn pieces_of_any_decoder_make_the_whole() {
 #[test]
 fn a_byte_of_no_character_costs_itself_only() {
     let kinds = with_byte_fallback();
-    let mut dice = Dice(11);
+    let mut rng = Rng(11);
     for kind in kinds.iter().cycle().take(200 * kinds.len()) {
-        let ids = kind.any(&mut dice);
+        let ids = kind.any(&mut rng);
         for skip_special in [true, false] {
             let whole = kind.mended(&ids, skip_special);
             assert_eq!(kind.pieces(&ids, skip_special).concat(), whole, "{}: {ids:?}", kind.name);
@@ -232,14 +232,14 @@ fn characters_of_bytes_are_whole_and_what_follows_is_not_lost() {
 #[test]
 fn a_stop_string_is_found_wherever_it_is() {
     let mut found = 0;
-    rounds(60, |kind, ids, dice| {
+    rounds(60, |kind, ids, rng| {
         let whole = kind.reference(ids, true);
         let characters: Vec<char> = whole.chars().collect();
         if characters.is_empty() {
             return;
         }
-        let from = dice.below(characters.len());
-        let stop: String = characters[from..].iter().take(1 + dice.below(5)).collect();
+        let from = rng.below(characters.len());
+        let stop: String = characters[from..].iter().take(1 + rng.below(5)).collect();
         let (mut stops, mut said) = (StopStrings::new(vec![stop.clone()]), String::new());
         for piece in kind.pieces(ids, true) {
             match stops.push(&piece) {

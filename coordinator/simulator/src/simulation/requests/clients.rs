@@ -49,9 +49,9 @@ impl Requests {
         if self.rate <= 0.0 {
             return;
         }
-        let gap = self.dice.exponential(1.0 / self.rate).min(60.0);
+        let gap = self.rng.exponential(1.0 / self.rate).min(60.0);
         self.at(around.now + Duration::from_secs_f64(gap.max(0.001)), Item::Asks);
-        let n = self.dice.below(around.peers.len());
+        let n = self.rng.below(around.peers.len());
         // One that is stopped takes no connection.
         if around.peers[n].is_running() && !around.is_stopped(n) {
             self.a_client_asks(around, n, false);
@@ -63,13 +63,13 @@ impl Requests {
     }
 
     fn a_client_asks(&mut self, around: Around<'_>, n: usize, is_last: bool) {
-        let name = [self.dice.bits().to_le_bytes(), self.dice.bits().to_le_bytes()].concat();
+        let name = [self.rng.bits().to_le_bytes(), self.rng.bits().to_le_bytes()].concat();
         let request = RequestId(std::array::from_fn(|i| name[i]));
-        let is_long = self.dice.below(LONG) == 0 && !is_last;
-        let most = 1 + self.dice.below(if is_long { LONG_ANSWER } else { SHORT_ANSWER }) as u32;
-        let prompt = 1 + self.dice.below(64) as u32;
-        if self.dice.below(GIVEN_UP) == 0 && !is_last {
-            let after = Duration::from_millis(self.dice.below(6000) as u64);
+        let is_long = self.rng.below(LONG) == 0 && !is_last;
+        let most = 1 + self.rng.below(if is_long { LONG_ANSWER } else { SHORT_ANSWER }) as u32;
+        let prompt = 1 + self.rng.below(64) as u32;
+        if self.rng.below(GIVEN_UP) == 0 && !is_last {
+            let after = Duration::from_millis(self.rng.below(6000) as u64);
             self.at(around.now + after, Item::Goes(request));
         }
         let at = around.place(n);
@@ -102,7 +102,7 @@ impl Requests {
             (0..around.peers.len()).filter(|n| around.peers[*n].is_running() && !around.is_stopped(*n)).collect();
         let Some(client) = self.clients.get_mut(&request).filter(|c| c.state == State::Away) else { return };
         if !around.lives(client.at) || around.is_stopped(client.at.0) {
-            let Some(n) = there.get(self.dice.below(there.len())) else {
+            let Some(n) = there.get(self.rng.below(there.len())) else {
                 return self.at(around.now + COMES_BACK, Item::Returns(request));
             };
             client.at = around.place(*n);
@@ -128,7 +128,7 @@ impl Requests {
         let lost = |c: &Client| c.state == State::Open && !around.lives(c.at);
         let lost: Vec<RequestId> = self.clients.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
         for request in lost {
-            let comes_back = self.dice.below(2) == 0;
+            let comes_back = self.rng.below(2) == 0;
             let Some(client) = self.clients.get_mut(&request) else { continue };
             client.state = if comes_back { State::Away } else { State::Over };
             match comes_back {

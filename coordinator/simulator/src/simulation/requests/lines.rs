@@ -70,9 +70,9 @@ impl Requests {
         };
         let mut late = Duration::from_millis(1);
         if line.gateway != line.leader {
-            let (net, a, b) = (around.net, self.dice.unit(), self.dice.unit());
+            let (net, a, b) = (around.net, self.rng.unit(), self.rng.unit());
             late += net.lags.get(&from).copied().unwrap_or_default() + net.delay.mul_f64(a * b * b);
-            while net.lost > 0.0 && self.dice.unit() < net.lost {
+            while net.lost > 0.0 && self.rng.unit() < net.lost {
                 late += AGAIN;
             }
         }

@@ -42,8 +42,8 @@ impl World {
         match due {
             Due::Message(to, _) if !self.peers[to as usize].is_running() => {}
             Due::Message(to, message) => self.tell(to as usize, Event::Gossip(Arc::unwrap_or_clone(message))),
-            Due::Pulse(to, from, words) => {
-                self.tell(to as usize, Event::Pulse { from, words: Arc::unwrap_or_clone(words) });
+            Due::Heartbeats(to, from, words) => {
+                self.tell(to as usize, Event::Heartbeats { from, words: Arc::unwrap_or_clone(words) });
             }
             // A system refuses connections to a process that is no more, not to one that is there again.
             Due::Refuses(_, id) if self.number(id).is_some_and(|n| self.peers[n].is_running()) => {}
@@ -76,7 +76,7 @@ impl World {
 
     /// It was stopped, and is no longer.
     fn goes_on(&mut self, n: usize) {
-        let timer_first = self.dice.below(2) == 0;
+        let timer_first = self.rng.below(2) == 0;
         self.peers[n].go_on(self.now, timer_first);
         self.note(Note::WentOn(n));
         self.run(n);
@@ -100,7 +100,7 @@ impl World {
         if let Some(lie) = self.peers[n].lie.filter(|_| may_lie) {
             self.lie(n, lie);
             self.run(n);
-            let again = byzantine::EVERY.mul_f64(0.3 + self.dice.unit());
+            let again = byzantine::EVERY.mul_f64(0.3 + self.rng.unit());
             self.put(self.now + again, Due::Lies(n));
         }
     }

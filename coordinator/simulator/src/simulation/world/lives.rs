@@ -20,8 +20,8 @@ impl World {
             return;
         }
         if self.clocks_err {
-            let wrong = self.dice.below(10) < 3;
-            self.peers[n].skew = if wrong { self.dice.below(7200) as i64 - 3600 } else { 0 };
+            let wrong = self.rng.below(10) < 3;
+            self.peers[n].skew = if wrong { self.rng.below(7200) as i64 - 3600 } else { 0 };
         }
         let (now, unix, planner) = (self.now, self.unix + self.now, self.planner.clone());
         self.peers[n].start(now, unix, planner);
@@ -29,7 +29,7 @@ impl World {
         self.note(Note::Started(n));
         let id = self.peers[n].id;
         for other in self.neighbours(n) {
-            let at = now + Duration::from_millis(20 + self.dice.below(300) as u64);
+            let at = now + Duration::from_millis(20 + self.rng.below(300) as u64);
             let there = self.peers[other].id;
             self.put(at, Due::Connects(other as u32, id));
             self.put(at, Due::Connects(n as u32, there));
@@ -44,10 +44,10 @@ impl World {
     pub fn kill(&mut self, n: usize) {
         let id = self.peers[n].id;
         for other in self.neighbours(n) {
-            let at = self.now + Duration::from_millis(5 + self.dice.below(40) as u64);
+            let at = self.now + Duration::from_millis(5 + self.rng.below(40) as u64);
             self.put(at, Due::Disconnects(other as u32, id));
-            if self.dice.below(2) == 0 {
-                let at = at + Duration::from_millis(self.dice.below(250) as u64);
+            if self.rng.below(2) == 0 {
+                let at = at + Duration::from_millis(self.rng.below(250) as u64);
                 self.put(at, Due::Refuses(other as u32, id));
             }
         }
@@ -62,7 +62,7 @@ impl World {
 
     fn end(&mut self, n: usize, how: &'static str) {
         if let Held::Writing(epoch, term) = self.peers[n].held
-            && self.dice.below(2) == 0
+            && self.rng.below(2) == 0
         {
             self.peers[n].disk.endorsed = Some((epoch, term));
         }
@@ -79,7 +79,7 @@ impl World {
             self.peers[n].leaving = true;
             self.note(Note::Fault(format!("p{n} leaves")));
             self.tell(n, Event::Leave);
-            let (after, life) = (Duration::from_millis(1000 + self.dice.below(3000) as u64), self.peers[n].life.0);
+            let (after, life) = (Duration::from_millis(1000 + self.rng.below(3000) as u64), self.peers[n].life.0);
             self.put(self.now + after, Due::End(n, u64::from(life)));
         }
     }

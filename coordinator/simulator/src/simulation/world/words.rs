@@ -29,19 +29,25 @@ impl World {
         }
         self.peers[n].hear_self(message.clone());
         // Now and then it is lost on its first steps, for everybody.
-        if self.net.lost == 0.0 || self.dice.unit() > self.net.lost / 2.0 {
+        if self.net.lost == 0.0 || self.rng.unit() > self.net.lost / 2.0 {
             self.spread(n, &message, half);
         }
     }
 
     /// Sends heartbeats to a few peers.
-    pub(super) fn pulse(&mut self, n: usize, to: &[PeerId], own: Option<Heartbeat>, mut heard: Vec<Verified<Gossip>>) {
+    pub(super) fn send_heartbeats(
+        &mut self,
+        n: usize,
+        to: &[PeerId],
+        own: Option<Heartbeat>,
+        mut heard: Vec<Verified<Gossip>>,
+    ) {
         let id = self.peers[n].id;
         if self.peers[n].lie == Some(Lie::Deaf) {
             heard.clear();
         }
         if let Some(own) = own.and_then(|own| self.peers[n].seal(Gossip::Heartbeat(own)).ok()) {
-            self.peers[n].pulse_self(own.clone());
+            self.peers[n].heartbeats_to_self(own.clone());
             heard.insert(0, own);
         }
         let bytes: u64 = heard.iter().map(|word| word.proof().to_bytes().len() as u64).sum();
@@ -52,10 +58,10 @@ impl World {
             if !self.peers[to].is_running() {
                 continue;
             }
-            for late in self.net.deliveries(n, to, &mut self.dice).into_iter().flatten() {
+            for late in self.net.deliveries(n, to, &mut self.rng).into_iter().flatten() {
                 let straight = self.checks.figures.straight.entry(to).or_default();
                 *straight += bytes;
-                self.put(self.now + late, Due::Pulse(to as u32, id, words.clone()));
+                self.put(self.now + late, Due::Heartbeats(to as u32, id, words.clone()));
             }
         }
     }
@@ -65,8 +71,8 @@ impl World {
         let bytes = message.proof().to_bytes().len() as u64;
         let said = self.checks.figures.said.entry(message.message().kind()).or_default();
         (said.0, said.1) = (said.0 + 1, said.1 + bytes);
-        if self.archive.len() < ARCHIVE || self.dice.below(50) == 0 {
-            let place = self.dice.below(ARCHIVE);
+        if self.archive.len() < ARCHIVE || self.rng.below(50) == 0 {
+            let place = self.rng.below(ARCHIVE);
             match self.archive.get_mut(place) {
                 Some(old) => *old = message.clone(),
                 None => self.archive.push(message.clone()),
@@ -77,7 +83,7 @@ impl World {
             if to == from || !self.peers[to].is_running() || half.is_some_and(|h| to % 2 != h) {
                 continue;
             }
-            for late in self.net.deliveries(from, to, &mut self.dice).into_iter().flatten() {
+            for late in self.net.deliveries(from, to, &mut self.rng).into_iter().flatten() {
                 self.checks.figures.heard += 1;
                 self.checks.figures.heard_bytes += bytes;
                 self.put(self.now + late, Due::Message(to as u32, message.clone()));

@@ -65,30 +65,30 @@ fn line(value: &Value, depth: usize) -> Result<String> {
     })
 }
 
-fn format(out: &mut String, value: &Value, indent: usize, allowance: usize, level: usize) -> Result<()> {
+fn format(out: &mut String, value: &Value, indent: usize, rate_limit: usize, level: usize) -> Result<()> {
     let whole = line(value, level)?;
-    if whole.chars().count() <= WIDTH.saturating_sub(indent + allowance) {
+    if whole.chars().count() <= WIDTH.saturating_sub(indent + rate_limit) {
         out.push_str(&whole);
         return Ok(());
     }
     match value {
         Value::Dict(_) => {
             out.push('{');
-            format_pairs(out, sorted(dict_pairs(value).unwrap_or_default())?, indent + 1, allowance + 1, level + 1)?;
+            format_pairs(out, sorted(dict_pairs(value).unwrap_or_default())?, indent + 1, rate_limit + 1, level + 1)?;
             out.push('}');
         }
         Value::List(items) => {
             out.push('[');
-            format_items(out, &items.0, indent + 1, allowance + 1, level + 1)?;
+            format_items(out, &items.0, indent + 1, rate_limit + 1, level + 1)?;
             out.push(']');
         }
         Value::Tuple(items) => {
             let close = if items.0.len() == 1 { ",)" } else { ")" };
             out.push('(');
-            format_items(out, &items.0, indent + 1, allowance + close.len(), level + 1)?;
+            format_items(out, &items.0, indent + 1, rate_limit + close.len(), level + 1)?;
             out.push_str(close);
         }
-        Value::Text(text) if !text.is_empty() => format_text(out, text, indent, allowance, level + 1)?,
+        Value::Text(text) if !text.is_empty() => format_text(out, text, indent, rate_limit, level + 1)?,
         Value::Bytes(_) | Value::View(..) | Value::Markup(_) => {
             return refuse!("pprint does not lay out a long value of {}", value.kind());
         }
@@ -102,12 +102,12 @@ fn between(out: &mut String, indent: usize) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-fn format_items(out: &mut String, items: &[Value], indent: usize, allowance: usize, level: usize) -> Result<()> {
+fn format_items(out: &mut String, items: &[Value], indent: usize, rate_limit: usize, level: usize) -> Result<()> {
     for (place, item) in items.iter().enumerate() {
         if place > 0 {
             between(out, indent);
         }
-        format(out, item, indent, if place + 1 == items.len() { allowance } else { 1 }, level)?;
+        format(out, item, indent, if place + 1 == items.len() { rate_limit } else { 1 }, level)?;
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ fn format_pairs(
     out: &mut String,
     pairs: Vec<(Value, Value)>,
     indent: usize,
-    allowance: usize,
+    rate_limit: usize,
     level: usize,
 ) -> Result<()> {
     let last = pairs.len().saturating_sub(1);
@@ -128,15 +128,15 @@ fn format_pairs(
         out.push_str(&key);
         out.push_str(": ");
         let inner = indent + key.chars().count() + 2;
-        format(out, value, inner, if place == last { allowance } else { 1 }, level)?;
+        format(out, value, inner, if place == last { rate_limit } else { 1 }, level)?;
     }
     Ok(())
 }
 
 /// A text in several lines: at its line ends, and between its words.
-fn format_text(out: &mut String, text: &str, indent: usize, allowance: usize, level: usize) -> Result<()> {
+fn format_text(out: &mut String, text: &str, indent: usize, rate_limit: usize, level: usize) -> Result<()> {
     let alone = level == 1;
-    let (indent, allowance) = if alone { (indent + 1, allowance + 1) } else { (indent, allowance) };
+    let (indent, rate_limit) = if alone { (indent + 1, rate_limit + 1) } else { (indent, rate_limit) };
     let width = WIDTH.saturating_sub(indent);
     let all = lines(text, true);
     let mut chunks = Vec::new();
@@ -144,7 +144,7 @@ fn format_text(out: &mut String, text: &str, indent: usize, allowance: usize, le
     for (place, line) in all.iter().enumerate() {
         let is_last = place + 1 == all.len();
         let whole = quoted(line)?;
-        if whole.chars().count() <= if is_last { width.saturating_sub(allowance) } else { width } {
+        if whole.chars().count() <= if is_last { width.saturating_sub(rate_limit) } else { width } {
             chunks.push(whole);
             continue;
         }
@@ -152,7 +152,7 @@ fn format_text(out: &mut String, text: &str, indent: usize, allowance: usize, le
         let mut current = String::new();
         for (part, is_end) in parts.iter().enumerate().map(|(place, part)| (part, place + 1 == parts.len())) {
             let candidate = format!("{current}{part}");
-            let room = if is_end && is_last { width.saturating_sub(allowance) } else { width };
+            let room = if is_end && is_last { width.saturating_sub(rate_limit) } else { width };
             if quoted(&candidate)?.chars().count() > room {
                 if !current.is_empty() {
                     chunks.push(quoted(&current)?);

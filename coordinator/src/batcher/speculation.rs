@@ -1,0 +1,136 @@
+//! Guesses at an answer's next tokens, checked in the step that computes them (speculative decoding).
+//!
+//! Text repeats itself: what followed the last occurrence of an answer's last tokens is likely to follow again (prompt
+//! lookup). Of an answer that says something new a small model of the same vocabulary may know what comes next (a draft
+//! model, `asking.rs`). The last stage chooses a token after each guess as it would have without, by the same logits and the
+//! same draw, and stops at the first that was guessed wrong: an answer has the tokens it would have had. Which way pays is
+//! measured (`ways.rs`).
+
+use super::strategy::Strategy;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, ops::AddAssign};
+use tsnode_protocol::{RequestId, Sampling, Token};
+
+/// Tokens that must occur again for what follows them to be a guess.
+const GRAM: usize = 3;
+/// Tokens guessed at a time.
+pub(super) const MOST: usize = 4;
+
+/// Whether an answer's next tokens are guessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Speculation {
+    /// By what the answer repeats, where steps with guesses are measured to give more tokens in a second.
+    #[default]
+    Measured,
+    /// By a draft model too, where that is measured to give more still.
+    Drafted,
+    /// Never.
+    Never,
+}
+
+/// What a draft model is asked about an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// Whose.
+    pub request: RequestId,
+    /// Tokens of the sequence that it was told before; 0 for one it is to read anew.
+    pub start: u32,
+    /// Those after them, all that there are.
+    pub tokens: Vec<Token>,
+    /// How many it may guess.
+    pub most: u32,
+    /// How the answer's tokens are chosen: who guesses by the same draws guesses right more often.
+    pub sampling: Sampling,
+}
+
+/// Guesses that were checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checked {
+    /// All.
+    pub made: u64,
+    /// Those that were right.
+    pub right: u64,
+}
+
+/// Guesses that were checked, by who made them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// What occurred before.
+    pub lookup: Checked,
+    /// A draft model.
+    pub draft: Checked,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, by: Strategy, made: u64, right: u64) {
+        let checked = match by {
+            Strategy::Plain => return,
+            Strategy::Lookup => &mut self.lookup,
+            Strategy::Draft => &mut self.draft,
+        };
+        *checked += Checked { made, right };
+    }
+}
+
+impl AddAssign for Checked {
+    fn add_assign(&mut self, more: Self) {
+        self.made += more.made;
+        self.right += more.right;
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, more: Self) {
+        self.lookup += more.lookup;
+        self.draft += more.draft;
+    }
+}
+
+/// Where an answer's tokens occurred before.
+#[derive(Debug, Default)]
+pub(super) struct Lookup {
+    /// What comes after the last occurrence of these tokens.
+    after: BTreeMap<[Token; GRAM], usize>,
+    seen: usize,
+}
+
+impl Lookup {
+    /// What may follow these tokens, which are those of the call before and some more.
+    pub fn propose<'t>(&mut self, tokens: &'t [Token], most: usize) -> &'t [Token] {
+        let Some(last) = tokens.last_chunk::<GRAM>() else { return &[] };
+        // All but the last tokens themselves, after which nothing is known.
+        for end in (self.seen + 1).max(GRAM)..tokens.len() {
+            if let Some(gram) = tokens[..end].last_chunk::<GRAM>() {
+                self.after.insert(*gram, end);
+            }
+        }
+        self.seen = tokens.len() - 1;
+        let Some(&from) = self.after.get(last) else { return &[] };
+        &tokens[from..tokens.len().min(from + most)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(ids: &[u32]) -> Vec<Token> {
+        ids.iter().copied().map(Token).collect()
+    }
+
+    #[test]
+    fn what_followed_last_is_drafted() {
+        let mut lookup = Lookup::default();
+        let mut all = tokens(&[1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 7, 8, 8, 1, 2]);
+        assert!(lookup.propose(&all, 4).is_empty());
+        all.push(Token(3));
+        assert_eq!(lookup.propose(&all, 4), &all[8..12]);
+        assert_eq!(lookup.propose(&all, 2), &all[8..10]);
+        all.push(Token(4));
+        assert_eq!(lookup.propose(&all, 2), &all[4..6], "2, 3, 4 came once before");
+        let mut same = Lookup::default();
+        let all = tokens(&[7; 8]);
+        assert_eq!(same.propose(&all, 4), &all[7..], "up to the last token, after which nothing is known");
+        assert!(Lookup::default().propose(&tokens(&[7; 3]), 4).is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! Plan flow 4: what the planner is asked, and whether its answer still fits when it comes. Searching takes seconds in a
+//! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
+
+use super::{Action, Control, Infeasible, Members, check, reload::Judge};
+use crate::planner::{Draft, Planner, Wish};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::{Advert, PeerId, Plan};
+
+/// What the planner is asked: the swarm as it was then.
+#[derive(Clone, Debug)]
+pub struct Question {
+    members: BTreeMap<PeerId, Arc<Advert>>,
+    standing: Option<Arc<Plan>>,
+    wish: Wish,
+    margin: f64,
+    horizon: Duration,
+    /// A plan is wanted even if what stands is as good: another one is to be settled.
+    disputed: bool,
+}
+
+impl Question {
+    /// The draft that should replace the plan in force, if one should. This is the search: it may take seconds.
+    #[must_use]
+    pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
+        let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
+        let wish = &self.wish;
+        let full = || planner.plan(&members, wish, self.standing.as_deref());
+        let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
+        let Some(standing) = self.standing.as_deref() else { return anew() };
+        // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
+        if check::feasible(&standing.groups, &members).is_err() {
+            return planner.flip(standing, &members, wish).or_else(anew);
+        }
+        let (margin, horizon) = (self.margin, self.horizon);
+        let judge = Judge { planner, members: &members, wish, standing, margin, horizon };
+        let light = planner.grow(standing, &members, wish);
+        // So does what is better and loads nothing.
+        let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
+        if let Some(flipped) = at_once.filter(|draft| judge.is_better(draft)) {
+            return Some(flipped.clone());
+        }
+        let chosen = judge.chosen(light, full());
+        (self.disputed || judge.takes_in(&chosen) || judge.is_better(&chosen)).then_some(chosen)
+    }
+
+    /// Whether the same devices are there for the same models; links are measured anew all the time.
+    fn is_of(&self, now: &Members<'_>) -> bool {
+        let lends = |a: &Advert| !a.devices.is_empty();
+        let then = self.members.iter().map(|(peer, a)| (peer, &**a)).filter(|(_, a)| lends(a));
+        let now = now.iter().map(|(peer, a)| (peer, *a)).filter(|(_, a)| lends(a));
+        then.map(|(peer, a)| (peer, &a.devices, &a.models)).eq(now.map(|(peer, a)| (peer, &a.devices, &a.models)))
+    }
+}
+
+/// How far this peer is with a plan of its own.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Planning {
+    /// The planner was not asked since the view changed.
+    #[default]
+    Idle,
+    /// It is at work; its turn had come when it was asked.
+    Asked(Arc<Question>),
+    /// What it found for this view: none where what stands is as good.
+    Found {
+        draft: Option<Draft>,
+        /// To settle a dispute.
+        disputed: bool,
+        /// The turn in which it was asked is not used up.
+        due: bool,
+    },
+}
+
+impl Planning {
+    /// What it looks at has changed. A search that is under way is let come to its end.
+    pub(super) fn view_changed(&mut self) {
+        if matches!(self, Self::Found { .. }) {
+            *self = Self::Idle;
+        }
+    }
+
+    /// Whether nothing better than what stands was found.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self, Self::Found { draft: None, .. })
+    }
+
+    /// Whether an answer waits to be proposed.
+    pub(super) fn is_due(&self) -> bool {
+        matches!(self, Self::Found { draft: Some(_), due: true, .. })
+    }
+}
+
+impl Control {
+    /// What there is to propose. Asks the planner where that is not known.
+    pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<Draft> {
+        match &mut self.planning {
+            Planning::Asked(_) => return None,
+            Planning::Found { draft: None, disputed: false, .. } if disputed => {}
+            Planning::Found { draft, due, .. } => {
+                *due = false;
+                return draft.clone();
+            }
+            Planning::Idle => {}
+        }
+        let question = Arc::new(self.question(disputed));
+        self.planning = Planning::Asked(question.clone());
+        out.push(Action::AskPlanner(question));
+        None
+    }
+
+    fn question(&self, disputed: bool) -> Question {
+        let planned = self.planned().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?)));
+        Question {
+            members: planned.collect(),
+            standing: self.adopted.as_ref().map(|a| a.plan.clone()),
+            wish: self.config.wish.clone(),
+            margin: self.config.margin,
+            horizon: self.config.horizon,
+            disputed,
+        }
+    }
+
+    /// The planner's answer. The swarm may be another by now.
+    pub(super) fn planned_this(&mut self, draft: Option<Draft>) {
+        let Planning::Asked(question) = std::mem::take(&mut self.planning) else { return };
+        self.next_look = self.now;
+        if self.still_answers(&question, draft.as_ref()) {
+            self.planning = Planning::Found { draft, disputed: question.disputed, due: true };
+        }
+    }
+
+    /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
+    /// for leaving newcomers out.
+    fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
+        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
+            return false;
+        }
+        let members = self.planned_members();
+        let same_devices = question.is_of(&members);
+        let feasible = |groups: &[_]| -> Result<(), Infeasible> { check::feasible(groups, &members) };
+        let stands = self.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
+        match draft {
+            Some(draft) => feasible(&draft.groups).is_ok() && (same_devices || !stands),
+            None => same_devices && stands == question.standing.is_some(),
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Prompt flow 8: who of those that owe something is not there any more, though its connections are open.
+//!
+//! A peer that computes for long still answers: its transport acknowledges whatever comes, beside the work. One whose process is
+//! stopped, or whose way is cut, acknowledges nothing. So who is silent while something is expected of it is asked for a sign of
+//! life, and who gives none in good time is unresponsive: what it owes goes on elsewhere. That is no offence, and no death either
+//! ([`crate::control`] decides on those): who speaks again is sent work again.
+//!
+//! How long an answer may take follows from what was seen: a floor, several times what this peer's slowest answers took of late,
+//! the way there, and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
+//! from then on; who was unresponsive and spoke after all, too.
+
+use crate::{Time, control::detector::Health};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tsnode_protocol::PeerId;
+
+/// How often to look.
+pub const LOOK: Duration = Duration::from_millis(50);
+/// Who says nothing for so long is asked. Where tokens flow, nobody is.
+const USUAL: Duration = Duration::from_millis(200);
+/// Then again and again: a packet may be lost. And who is unresponsive, to hear when it is there again.
+const AGAIN: Duration = Duration::from_millis(150);
+const AGAIN_MUTE: Duration = Duration::from_millis(500);
+/// The least time for an answer.
+const LEAST: Duration = Duration::from_millis(450);
+/// The most. Connections are given up then anyway.
+const MOST: Duration = Duration::from_secs(4);
+/// So many times as long as its slowest answer of late took, and so many round trips, are no silence.
+const SLOWER: f64 = 3.0;
+const ROUND_TRIPS: f64 = 4.0;
+/// What an answer took counts half so long afterwards (s).
+const FADES: f64 = 20.0;
+/// Who took longer was stopped, or cut off, which says nothing of how soon it answers when it is not.
+const STOPPED: Duration = Duration::from_secs(3);
+/// A look that comes so late was not held up by other work.
+const SLEPT: Duration = Duration::from_secs(1);
+/// Where so many are expected to speak and none does, it may be the listener who is cut off: then all have the most time.
+const ALL: usize = 3;
+/// Who is unresponsive stays so for so long after its last connection has gone: whoever decides on deaths has noticed by then.
+const GONE: Duration = Duration::from_secs(6);
+
+/// What the transport says of a peer of which something is expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Packets that have come from it, over all connections that there are: fewer than before where one is no more.
+    pub packets: u64,
+    /// How long one takes to be acknowledged when nothing holds it up.
+    pub round_trip: Duration,
+    /// Whether there is a connection.
+    pub connected: bool,
+    /// Whether something is expected of it.
+    pub owes: bool,
+}
+
+/// What follows from one look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Who is to be asked for a sign of life.
+    pub ask: Vec<PeerId>,
+    /// Who gives none, from now on.
+    pub unresponsive: Vec<PeerId>,
+    /// Who was unresponsive, and speaks.
+    pub responsive: Vec<PeerId>,
+}
+
+/// One peer's silence.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    packets: u64,
+    heard: Time,
+    /// Since when an answer is due, and when it was last asked for.
+    asked: Option<(Time, Time)>,
+    /// What its slowest answer took (s), and when that was.
+    slow: (f64, Time),
+    unresponsive: bool,
+}
+
+/// Those of whom something is expected.
+#[derive(Debug, Default)]
+pub struct LivenessProbe {
+    peers: BTreeMap<PeerId, Peer>,
+    health: Health,
+    /// When the next look is due.
+    due: Option<Time>,
+}
+
+impl LivenessProbe {
+    /// Who is unresponsive.
+    pub fn unresponsive(&self) -> impl Iterator<Item = PeerId> {
+        self.peers.iter().filter(|(_, peer)| peer.unresponsive).map(|(id, _)| *id)
+    }
+
+    /// Of whom something is known; what it is fades.
+    pub fn known(&self) -> impl Iterator<Item = PeerId> {
+        self.peers.keys().copied()
+    }
+
+    /// Looks at those of whom something is expected, and at all others who are known. To be called every [`LOOK`].
+    pub fn look(&mut self, now: Time, seen: &BTreeMap<PeerId, Seen>) -> Look {
+        let late = self.due.map_or(Duration::ZERO, |due| now.saturating_sub(due));
+        // Who was stopped is not slow afterwards: only a listener with much else to do is.
+        if late < SLEPT {
+            self.health.woke(self.due.unwrap_or(now), now);
+        }
+        self.due = Some(now + LOOK);
+        let mut out = Look::default();
+        for (id, peer) in &mut self.peers {
+            if peer.listens(now, late, seen.get(id)) && std::mem::take(&mut peer.unresponsive) {
+                out.responsive.push(*id);
+            }
+        }
+        for (id, seen) in seen.iter().filter(|(_, seen)| seen.owes || seen.connected) {
+            self.peers.entry(*id).or_insert_with(|| Peer::new(now, seen.packets));
+        }
+        let alone = self.hears_nobody(seen);
+        let grace = self.health.grace();
+        for (id, peer) in &mut self.peers {
+            let Some(seen) = seen.get(id).filter(|seen| seen.connected) else { continue };
+            if (seen.owes || peer.unresponsive) && peer.is_to_be_asked(now) {
+                out.ask.push(*id);
+            }
+            if seen.owes && !peer.unresponsive && peer.is_silent(now, seen.round_trip, grace, alone) {
+                peer.unresponsive = true;
+                out.unresponsive.push(*id);
+            }
+        }
+        self.peers.retain(|id, peer| match seen.get(id) {
+            Some(seen) if seen.connected => true,
+            _ => peer.unresponsive && now < peer.heard + MOST + GONE,
+        });
+        out
+    }
+
+    /// Whether nobody at all answers, of enough to tell.
+    fn hears_nobody(&self, seen: &BTreeMap<PeerId, Seen>) -> bool {
+        let owe = seen.iter().filter(|(_, seen)| seen.owes && seen.connected);
+        let owe: Vec<&Peer> = owe.filter_map(|(id, _)| self.peers.get(id)).collect();
+        owe.len() >= ALL && owe.iter().all(|peer| peer.asked.is_some())
+    }
+}
+
+impl Peer {
+    fn new(now: Time, packets: u64) -> Self {
+        // Whether it is there at all is asked at once.
+        Self { packets, heard: now.saturating_sub(USUAL), asked: None, slow: (0.0, now), unresponsive: false }
+    }
+
+    /// Takes in whether it has said something; the listener was `late`, and what came meanwhile may not be read yet.
+    fn listens(&mut self, now: Time, late: Duration, seen: Option<&Seen>) -> bool {
+        let Some(seen) = seen.filter(|seen| seen.connected) else { return false };
+        let more = seen.packets > std::mem::replace(&mut self.packets, seen.packets);
+        if !more {
+            self.heard += late;
+            self.asked = self.asked.map(|(since, last)| (since + late, last + late));
+            return false;
+        }
+        self.heard = now;
+        // It was asked after one look, and heard by another.
+        let took = self.asked.take().map(|(since, _)| now.saturating_sub(since + LOOK));
+        if let Some(took) = took.filter(|took| *took < STOPPED) {
+            self.slow = (took.as_secs_f64().max(self.slow(now)), now);
+        }
+        true
+    }
+
+    /// What its slowest answer of late took (s).
+    fn slow(&self, now: Time) -> f64 {
+        let (took, at) = self.slow;
+        took * 0.5f64.powf(now.saturating_sub(at).as_secs_f64() / FADES)
+    }
+
+    fn is_to_be_asked(&mut self, now: Time) -> bool {
+        let again = if self.unresponsive { AGAIN_MUTE } else { AGAIN };
+        let (since, due) = match self.asked {
+            None => (now, now >= self.heard + USUAL),
+            Some((since, last)) => (since, now >= last + again),
+        };
+        if due {
+            self.asked = Some((since, now));
+        }
+        due
+    }
+
+    fn is_silent(&self, now: Time, round_trip: Duration, grace: Duration, alone: bool) -> bool {
+        let Some((since, _)) = self.asked else { return false };
+        let more = SLOWER * self.slow(now) + ROUND_TRIPS * round_trip.as_secs_f64();
+        let patience = LEAST + grace + Duration::try_from_secs_f64(more).unwrap_or(MOST);
+        now >= since + if alone { MOST } else { patience.min(MOST) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    /// Peers of whom something is expected, each with what it answers to: a packet after so many milliseconds of silence, or none.
+    struct Story {
+        probe: LivenessProbe,
+        now: Time,
+        peers: BTreeMap<PeerId, Seen>,
+        spoke: BTreeMap<PeerId, Time>,
+    }
+
+    impl Story {
+        fn of(peers: u8) -> Self {
+            let seen = Seen { packets: 0, round_trip: Duration::from_millis(1), connected: true, owes: true };
+            let peers = (1..=peers).map(|n| (peer(n), seen)).collect();
+            Self { probe: LivenessProbe::default(), now: Time::ZERO, peers, spoke: BTreeMap::new() }
+        }
+
+        /// Goes on for so long; who is named speaks as often (ms). Says who was unresponsive, and when.
+        fn on(&mut self, ms: u64, responsive: &[(u8, u64)]) -> Vec<(PeerId, Time)> {
+            let (end, mut unresponsive) = (self.now + Duration::from_millis(ms), Vec::new());
+            while self.now < end {
+                self.now += LOOK;
+                for (n, every) in responsive {
+                    let last = self.spoke.entry(peer(*n)).or_default();
+                    if self.now >= *last + Duration::from_millis(*every) {
+                        *last = self.now;
+                        self.peers.get_mut(&peer(*n)).into_iter().for_each(|seen| seen.packets += 1);
+                    }
+                }
+                let look = self.probe.look(self.now, &self.peers);
+                unresponsive.extend(look.unresponsive.into_iter().map(|id| (id, self.now)));
+            }
+            unresponsive
+        }
+    }
+
+    #[test]
+    fn who_stops_in_the_middle_of_a_stream_is_unresponsive_within_a_second_and_until_it_speaks() {
+        let mut story = Story::of(2);
+        assert_eq!(story.on(5000, &[(1, 50), (2, 50)]), []);
+        let unresponsive = story.on(5000, &[(2, 50)]);
+        assert!(
+            matches!(unresponsive[..], [(id, at)] if id == peer(1) && at <= Time::from_millis(5800)),
+            "{unresponsive:?}"
+        );
+        assert_eq!(story.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
+        // QUIC gives up one of its connections: that is no sign of life.
+        story.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.packets -= 7);
+        story.on(100, &[(2, 50)]);
+        assert_eq!(story.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
+        story.on(900, &[(1, 50), (2, 50)]);
+        assert_eq!(story.probe.unresponsive().count(), 0);
+        // That it was stopped makes nobody slower to notice it the next time.
+        let unresponsive = story.on(5000, &[(2, 50)]);
+        assert!(matches!(unresponsive[..], [(_, at)] if at <= Time::from_millis(11_800)), "{unresponsive:?}");
+    }
+
+    #[test]
+    fn who_computes_for_long_and_answers_is_waited_for() {
+        let mut story = Story::of(1);
+        // No token for half a minute: only answers, each as soon as it is asked.
+        assert_eq!(story.on(30_000, &[(1, 250)]), []);
+    }
+
+    #[test]
+    fn who_was_seen_to_answer_late_has_more_time() {
+        let mut story = Story::of(1);
+        assert_eq!(story.on(3000, &[(1, 600)]), [], "400 ms after it was asked");
+        assert_eq!(story.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
+        assert_eq!(story.on(4500, &[]).len(), 1, "but not for ever");
+    }
+
+    #[test]
+    fn a_listener_that_slept_blames_nobody() {
+        let mut story = Story::of(1);
+        story.on(1000, &[(1, 50)]);
+        story.now += Duration::from_secs(10);
+        assert_eq!(story.on(300, &[]), []);
+        assert_eq!(story.on(5000, &[(1, 50)]), []);
+        assert_eq!(story.on(1000, &[]).len(), 1, "and is no slower afterwards");
+    }
+
+    #[test]
+    fn where_nobody_is_heard_at_all_the_listener_may_be_cut_off() {
+        let mut story = Story::of(3);
+        story.on(1000, &[(1, 50), (2, 50), (3, 50)]);
+        assert_eq!(story.on(3500, &[]), []);
+        assert_eq!(story.on(1000, &[]).len(), 3);
+    }
+
+    #[test]
+    fn who_owes_nothing_is_not_asked() {
+        let mut story = Story::of(1);
+        story.on(1000, &[(1, 50)]);
+        story.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.owes = false);
+        for _ in 0..40 {
+            story.now += LOOK;
+            assert_eq!(story.probe.look(story.now, &story.peers), Look::default());
+        }
+    }
+}

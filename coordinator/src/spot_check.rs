@@ -1,0 +1,487 @@
+//! Spot checks: of some answers one token is computed again by another group, from the prompt and the tokens before it.
+//!
+//! Tokens depend on seed and position alone, so honest groups get the same one, and from logits that differ by no more than
+//! rounding: whoever chooses a token says how likely it was, and both groups' words are compared. Where they do not agree,
+//! a third group decides; where prompt and answer came from two groups, the one that answered is asked once more, alone: if
+//! it then gets what the others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on
+//! after its first token.
+
+use crate::{gateway::View, trust::Offence};
+use std::collections::{BTreeMap, BTreeSet};
+use tsnode_protocol::{
+    Group, KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
+    stream::{DecodeRequest, Generation},
+};
+
+/// One answer in so many is checked of a group that is new here, and of one that is known.
+const NEW: u64 = 4;
+const KNOWN: u64 = 32;
+/// Checks a leader must pass to be known.
+const PASSES: u32 = 8;
+/// Leaders remembered.
+const LEADERS: usize = 4096;
+/// Checks under way at once; above it none is begun.
+const OPEN: usize = 8;
+/// A greedy token may be this much less likely than the likeliest (nats): other hardware adds in another order.
+const TIE: f32 = 0.02;
+/// Log-probabilities of one token may be this far apart (nats): GPUs compute with fewer bits than processors do.
+const LOGPROBS: f32 = 0.5;
+/// Groups that may give no answer until a check is given up: they leave, change over, or have no room just then.
+const SILENT: usize = 2;
+/// Alternatives asked for, to see near ties.
+const ALTERNATIVES: u8 = 5;
+
+/// Which answers are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpotChecks {
+    /// More of those by leaders that are new, fewer of the others'.
+    #[default]
+    Auto,
+    /// None: every peer is trusted.
+    Never,
+}
+
+/// An answer that ended well.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Served {
+    /// The model.
+    pub model: ModelId,
+    /// The prompt.
+    pub prompt: Vec<Token>,
+    /// The answer.
+    pub answer: Vec<Token>,
+    /// Its tokens' log-probabilities, as whoever chose them said.
+    pub logprobs: Vec<Option<f32>>,
+    /// What was asked for.
+    pub generation: Generation,
+    /// What the prompt's KV went through.
+    pub codec: KvCodec,
+    /// Who led the group that answered.
+    pub decode: PeerId,
+    /// Who led the group that computed the prompt.
+    pub prefill: PeerId,
+}
+
+/// A request to a group, of which the first token is wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask {
+    /// Whom.
+    pub leader: PeerId,
+    /// What.
+    pub open: DecodeRequest,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Another group gets the same token.
+    Passed,
+    /// Two others agree on another one: these peers, together, answered wrongly.
+    WrongToken(Vec<PeerId>),
+    /// The same, but the group that answered gets the right one by itself: the KV was wrong.
+    WrongKv {
+        /// Who sent it.
+        prefill: PeerId,
+        /// Who got it.
+        decode: PeerId,
+    },
+    /// The group that checked is alone with its token.
+    WrongCheck(Vec<PeerId>),
+    /// Nobody can say.
+    Unclear,
+}
+
+impl Verdict {
+    /// Who did what, by this verdict.
+    #[must_use]
+    pub fn offences(&self) -> Vec<(PeerId, Offence)> {
+        match self {
+            Self::Passed | Self::Unclear => Vec::new(),
+            Self::WrongKv { prefill, decode } => vec![(*prefill, Offence::WrongKv { with: *decode })],
+            Self::WrongToken(peers) | Self::WrongCheck(peers) => match peers[..] {
+                [alone] => vec![(alone, Offence::WrongToken)],
+                _ => {
+                    let offence = Offence::WrongPipeline { peers: peers.len().min(u16::MAX.into()) as u16 };
+                    peers.iter().map(|peer| (*peer, offence)).collect()
+                }
+            },
+        }
+    }
+}
+
+/// What follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Ask this, and say what came of it.
+    Ask(Ask),
+    /// The check is over.
+    Over(Verdict),
+}
+
+/// The checks of one gateway.
+#[derive(Debug, Default)]
+pub struct Checks {
+    which: SpotChecks,
+    open: BTreeMap<RequestId, Check>,
+    leaders: BTreeMap<PeerId, Known>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    passes: u32,
+    /// Answers until the next block of them begins, and until the one of this block that is checked.
+    block: u64,
+    next: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Check {
+    served: Served,
+    /// Place in the answer of the token that is checked.
+    index: usize,
+    /// Peers of the group that answered.
+    answered: Vec<PeerId>,
+    asked: Vec<Asked>,
+    /// Peers of groups that gave no answer, by group.
+    silent: Vec<Vec<PeerId>>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    peers: Vec<PeerId>,
+    said: Option<Word>,
+}
+
+/// A token, and what somebody says of it.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    token: Token,
+    /// Minus infinity where nothing is said of it: then there is no such token.
+    logprob: f32,
+}
+
+impl Word {
+    fn new(token: Token, logprob: Option<f32>) -> Self {
+        Self { token, logprob: logprob.unwrap_or(f32::NEG_INFINITY) }
+    }
+
+    fn agrees(self, other: Self) -> bool {
+        // What is no number agrees with nothing, nor do infinities.
+        self.token == other.token && (self.logprob - other.logprob).abs() <= LOGPROBS
+    }
+}
+
+impl Checks {
+    /// None yet.
+    #[must_use]
+    pub fn new(which: SpotChecks) -> Self {
+        Self { which, ..Self::default() }
+    }
+
+    /// An answer has ended; `roll` is random. If it is to be checked, the first group to ask, under the name `check`.
+    pub fn ended(&mut self, view: &View, served: Served, check: RequestId, roll: u64) -> Option<Ask> {
+        if self.which == SpotChecks::Never
+            || !self.is_due(served.decode, roll)
+            || served.answer.is_empty()
+            || self.open.len() >= OPEN
+        {
+            return None;
+        }
+        let index = ((roll >> 32) % served.answer.len() as u64) as usize;
+        let answered = group_of(view, served.decode).map(peers)?;
+        let mut begun = Check { served, index, answered, asked: Vec::new(), silent: Vec::new() };
+        let ask = begun.ask_another(view, check)?;
+        self.open.insert(check, begun);
+        Some(ask)
+    }
+
+    /// What a group said first to such a question; nothing if it did not answer.
+    pub fn said(&mut self, view: &View, check: RequestId, sampled: Option<Sampled>) -> Option<Step> {
+        let mut begun = self.open.remove(&check)?;
+        let step = match sampled {
+            Some(sampled) => begun.heard(view, check, &sampled),
+            None => begun.not_heard(view, check),
+        };
+        match &step {
+            Step::Ask(_) => drop(self.open.insert(check, begun)),
+            Step::Over(Verdict::Passed) => {
+                let leader = self.leaders.entry(begun.served.decode).or_default();
+                leader.passes = leader.passes.saturating_add(1);
+            }
+            Step::Over(_) => {}
+        }
+        Some(step)
+    }
+
+    /// Of every block of answers by a leader one is checked, at a random place: none can know which, and the bound is hard.
+    fn is_due(&mut self, leader: PeerId, roll: u64) -> bool {
+        if self.leaders.len() >= LEADERS && !self.leaders.contains_key(&leader) {
+            self.leaders.pop_first();
+        }
+        let known = self.leaders.entry(leader).or_default();
+        if known.block == 0 {
+            known.block = if known.passes < PASSES { NEW } else { KNOWN };
+            known.next = Some(u64::from(roll as u32) % known.block);
+        }
+        known.block -= 1;
+        match &mut known.next {
+            Some(0) => {
+                known.next = None;
+                true
+            }
+            Some(n) => {
+                *n -= 1;
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+impl Check {
+    /// What the answer says.
+    fn claimed(&self) -> Word {
+        let said = self.served.logprobs.get(self.index).copied().flatten();
+        Word::new(self.served.answer[self.index], said)
+    }
+
+    fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> Step {
+        let (claimed, found) = (self.claimed(), Word::new(sampled.token, sampled.logprob));
+        let agrees = found.agrees(claimed) || is_tie(&self.served.generation, claimed, sampled);
+        let Some(last) = self.asked.last_mut() else { return Step::Over(Verdict::Unclear) };
+        last.said = Some(if agrees { claimed } else { found });
+        let alike = |a: &Asked, b: &Asked| a.said.zip(b.said).is_some_and(|(a, b)| a.agrees(b));
+        match (&self.asked[..], agrees) {
+            ([_], true) => Step::Over(Verdict::Passed),
+            ([_], false) => self.ask_another(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask),
+            ([first, _], true) => Step::Over(Verdict::WrongCheck(first.peers.clone())),
+            ([first, second], false) if !alike(first, second) => Step::Over(Verdict::Unclear),
+            ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
+            ([_, _], false) => self.ask_again(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask),
+            ([first, _, alone], _) if alike(first, alone) => {
+                let Served { prefill, decode, .. } = self.served;
+                Step::Over(Verdict::WrongKv { prefill, decode })
+            }
+            _ => self.wrong_token(),
+        }
+    }
+
+    /// A group gave no answer: another may, but for the one whose answer it is.
+    fn not_heard(&mut self, view: &View, check: RequestId) -> Step {
+        let is_its_own = |asked: &Asked| asked.peers == self.answered;
+        let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
+            return Step::Over(Verdict::Unclear);
+        };
+        self.silent.push(asked.peers);
+        self.ask_another(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask)
+    }
+
+    fn wrong_token(&self) -> Step {
+        Step::Over(Verdict::WrongToken(self.answered.clone()))
+    }
+
+    /// The next group that has had no part in this, if there is one.
+    fn ask_another(&mut self, view: &View, check: RequestId) -> Option<Ask> {
+        let plan = view.plan.as_ref()?;
+        let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
+        had_part.extend(self.silent.iter().flatten());
+        had_part.extend(self.answered.iter().copied().chain([self.served.prefill]));
+        let fits = |g: &&Group| {
+            g.model == self.served.model
+                && view.up.contains_key(&g.id)
+                && !g.stages.iter().any(|s| had_part.contains(&s.peer))
+        };
+        // The least busy: a check is work for nobody's client.
+        let busy = |g: &&Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
+        let group = plan.groups.iter().filter(fits).min_by_key(busy)?;
+        self.ask(group, check)
+    }
+
+    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<Ask> {
+        let group = group_of(view, self.served.decode).filter(|g| view.up.contains_key(&g.id))?;
+        self.ask(group, check)
+    }
+
+    fn ask(&mut self, group: &Group, check: RequestId) -> Option<Ask> {
+        let leader = group.leader()?;
+        self.asked.push(Asked { peers: peers(group), said: None });
+        let mut generation = self.served.generation.clone();
+        generation.sampling.logprobs = Some(generation.sampling.logprobs.unwrap_or(0).max(ALTERNATIVES));
+        let open = DecodeRequest {
+            request: check,
+            group: group.id,
+            prompt: self.served.prompt.clone(),
+            answered: self.served.answer[..self.index].to_vec(),
+            generation,
+            await_kv: false,
+            codec: self.served.codec,
+        };
+        Some(Ask { leader, open })
+    }
+}
+
+/// Whether `claimed` is as likely as the token that greedy choice gave, but for rounding.
+fn is_tie(generation: &Generation, claimed: Word, sampled: &Sampled) -> bool {
+    let best = sampled.logprob.unwrap_or(0.0);
+    let near = |t: &tsnode_protocol::TokenLogprob| {
+        t.logprob > best - TIE && claimed.agrees(Word::new(t.token, Some(t.logprob)))
+    };
+    generation.sampling.temperature == 0.0 && sampled.top.iter().any(near)
+}
+
+/// The group that `leader` leads and that answers.
+fn group_of(view: &View, leader: PeerId) -> Option<&Group> {
+    view.plan.as_ref()?.groups.iter().filter(|g| g.leader() == Some(leader)).max_by_key(|g| g.phase)
+}
+
+fn peers(group: &Group) -> Vec<PeerId> {
+    group.stages.iter().map(|s| s.peer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tsnode_protocol::{Epoch, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
+
+    const MODEL: ModelId = ModelId([1; 16]);
+    const CHECK: RequestId = RequestId([7; 16]);
+    const TRUTH: Token = Token(10);
+    const LIE: Token = Token(66);
+    const LIKELY: Option<f32> = Some(-0.5);
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    /// Peer 1 prefills; peers 2, 3 and so on decode.
+    fn view(groups: u8) -> View {
+        let stage = |n| Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } };
+        let phase = |n| if n == 1 { Phase::Prefill } else { Phase::Decode };
+        let groups: Vec<Group> = (1..=groups).map(|n| Group::new(MODEL, phase(n), vec![stage(n)])).collect();
+        let up = groups.iter().map(|g| (g.id, Load::default())).collect();
+        let reason = String::new();
+        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes: vec![], reason };
+        View { plan: Some(Arc::new(plan)), up, ..View::default() }
+    }
+
+    fn served(prefill: u8, decode: u8, answer: Token) -> Served {
+        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
+        let (prefill, decode) = (peer(prefill), peer(decode));
+        let logprobs = vec![LIKELY; 3];
+        Served { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4, decode, prefill }
+    }
+
+    /// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.
+    fn verdict(groups: u8, served: Served, wrong: &[u8]) -> Verdict {
+        let (view, mut checks) = (view(groups), Checks::default());
+        let mut ask = (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 5 << 32)).unwrap();
+        loop {
+            assert_eq!((ask.open.answered.len(), ask.open.await_kv), (2, false));
+            let lies = wrong.iter().any(|n| peer(*n) == ask.leader);
+            let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: LIKELY, top: vec![] };
+            match checks.said(&view, CHECK, Some(sampled)).unwrap() {
+                Step::Ask(next) => ask = next,
+                Step::Over(verdict) => return verdict,
+            }
+        }
+    }
+
+    #[test]
+    fn honest_answers_pass() {
+        assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), Verdict::Passed);
+        assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), Verdict::Passed);
+    }
+
+    #[test]
+    fn who_trusts_everybody_asks_nobody() {
+        let (view, mut checks) = (view(3), Checks::new(SpotChecks::Never));
+        assert!((0..2 * NEW).all(|roll| checks.ended(&view, served(2, 2, LIE), CHECK, roll).is_none()));
+    }
+
+    #[test]
+    fn who_says_what_two_others_do_not_is_found() {
+        assert_eq!(verdict(4, served(2, 2, LIE), &[2]), Verdict::WrongToken(vec![peer(2)]));
+        assert_eq!(verdict(4, served(1, 2, LIE), &[2]), Verdict::WrongToken(vec![peer(2)]));
+        let found = verdict(4, served(2, 2, LIE), &[2]).offences();
+        assert_eq!(found, [(peer(2), Offence::WrongToken)]);
+    }
+
+    #[test]
+    fn who_got_wrong_kv_is_not_to_blame() {
+        let kv = Verdict::WrongKv { prefill: peer(1), decode: peer(2) };
+        assert_eq!(verdict(4, served(1, 2, LIE), &[]), kv);
+        assert_eq!(kv.offences(), [(peer(1), Offence::WrongKv { with: peer(2) })]);
+    }
+
+    #[test]
+    fn a_lying_check_is_found_by_a_third() {
+        assert_eq!(verdict(3, served(3, 3, TRUTH), &[1]), Verdict::WrongCheck(vec![peer(1)]));
+    }
+
+    #[test]
+    fn a_group_that_gives_no_answer_leaves_the_check_to_another() {
+        let (view, mut checks) = (view(5), Checks::default());
+        let first = (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
+        let Some(Step::Ask(second)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
+        assert_ne!(first.leader, second.leader);
+        let sampled = Sampled { token: TRUTH, logprob: LIKELY, top: vec![] };
+        assert_eq!(checks.said(&view, CHECK, Some(sampled)), Some(Step::Over(Verdict::Passed)));
+        // Not for ever.
+        (0..2 * NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
+        let steps: Vec<Step> = std::iter::from_fn(|| checks.said(&view, CHECK, None)).collect();
+        assert!(matches!(&steps[..], [Step::Ask(_), Step::Ask(_), Step::Over(Verdict::Unclear)]), "{steps:?}");
+    }
+
+    #[test]
+    fn without_a_third_nobody_can_say() {
+        assert_eq!(verdict(2, served(2, 2, LIE), &[2]), Verdict::Unclear);
+    }
+
+    #[test]
+    fn a_near_tie_is_no_lie() {
+        let (view, mut checks) = (view(2), Checks::default());
+        let (top, logprob) = (vec![TokenLogprob { token: LIE, logprob: -0.51 }], Some(-0.50));
+        (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, LIE), CHECK, 0)).unwrap();
+        let said = checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob, top }));
+        assert_eq!(said, Some(Step::Over(Verdict::Passed)));
+    }
+
+    /// What a check says of the right token with this log-probability, where the others get another.
+    fn of_logprob(claimed: Option<f32>, right: f32) -> Verdict {
+        let (view, mut checks) = (view(4), Checks::default());
+        let served = Served { logprobs: vec![claimed; 3], ..served(2, 2, TRUTH) };
+        (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 0)).unwrap();
+        loop {
+            let said = Sampled { token: TRUTH, logprob: Some(right), top: vec![] };
+            if let Step::Over(verdict) = checks.said(&view, CHECK, Some(said)).unwrap() {
+                return verdict;
+            }
+        }
+    }
+
+    #[test]
+    fn who_gets_the_token_from_other_logits_is_found() {
+        assert_eq!(of_logprob(Some(-0.5), -0.5), Verdict::Passed);
+        assert_eq!(of_logprob(Some(-0.5), -0.8), Verdict::Passed);
+        for wrong in [Some(-0.5), Some(f32::NAN), Some(f32::INFINITY), None] {
+            assert_eq!(of_logprob(wrong, -1.5), Verdict::WrongToken(vec![peer(2)]), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn one_answer_of_every_block_is_checked_and_known_leaders_have_longer_blocks() {
+        let (view, mut checks) = (view(3), Checks::default());
+        let mut checked = Vec::new();
+        for n in 0..4 * 8 + 2 * 32_u64 {
+            let roll = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            if checks.ended(&view, served(2, 2, TRUTH), CHECK, roll).is_some() {
+                checked.push(n);
+                checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob: LIKELY, top: vec![] }));
+            }
+        }
+        let block = |n: u64| if n < 32 { n / 4 } else { 8 + (n - 32) / 32 };
+        assert_eq!(checked.iter().map(|n| block(*n)).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>(), "{checked:?}");
+    }
+}

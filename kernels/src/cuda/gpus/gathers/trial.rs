@@ -1,0 +1,202 @@
+//! A few gathers by which both ways are compared, with parts as no model has them and at the sizes of steps of single tokens.
+
+use super::{MOST_ROWS, NoNccl, Together, copy};
+use crate::{
+    cuda::{
+        buffers::Buffer,
+        columns::Columns,
+        machine::{GpuError, Machine, Memory, Peer, Queue},
+    },
+    ranks::Outputs,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Times that each of the two is measured in turn; the best counts, since others only ever make one slower.
+const ROUNDS: usize = 5;
+/// Gathers asked for at once: a layer's, twice.
+const AT_ONCE: u32 = 8;
+/// Of the time of copies, in hundredths, what NCCL's must be below: what is nearer is the same.
+const BELOW: u64 = 98;
+/// Bytes of nothing.
+const POISON: u8 = 0xa5;
+
+/// How fast both ways are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimedGather {
+    /// Rows.
+    pub rows: usize,
+    /// What copies take (nanoseconds).
+    pub copies_ns: u64,
+    /// What NCCL takes.
+    pub nccl_ns: u64,
+}
+
+impl TimedGather {
+    /// Whether NCCL is faster.
+    #[must_use]
+    pub fn is_faster(&self) -> bool {
+        self.nccl_ns.saturating_mul(100) < self.copies_ns.saturating_mul(BELOW)
+    }
+}
+
+impl fmt::Display for TimedGather {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = self.nccl_ns as f64 / self.copies_ns.max(1) as f64;
+        write!(f, "{} row{} (in {part:.2} of copies' time)", self.rows, if self.rows == 1 { "" } else { "s" })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Copies,
+    Nccl,
+}
+
+/// What is gathered.
+#[derive(Clone, Copy)]
+struct Size {
+    rows: usize,
+    /// Numbers of a row, and bytes of a number.
+    all: usize,
+    bytes: usize,
+    /// Whether parts are alike as far as they can be.
+    even: bool,
+}
+
+/// Parts that differ, at odd addresses.
+const ODD: [Size; 2] =
+    [Size { rows: 1, all: 1021, bytes: 1, even: false }, Size { rows: 5, all: 1021, bytes: 2, even: false }];
+
+/// Rows of steps of single tokens: of one sequence, of some, of as many as are exchanged.
+fn timed() -> [Size; 3] {
+    [1, 8, MOST_ROWS].map(|rows| Size { rows, all: 8190, bytes: 4, even: true })
+}
+
+impl Size {
+    /// Where the part of a rank of so many begins: parts grow with their ranks, or are alike.
+    fn start(self, rank: usize, count: usize) -> usize {
+        if self.even { self.all * rank / count } else { self.all * rank * (rank + 1) / (count * (count + 1)) }
+    }
+
+    fn outputs(self, rank: usize, count: usize) -> Outputs {
+        Outputs { all: self.all, mine: self.start(rank, count)..self.start(rank + 1, count) }
+    }
+}
+
+/// Memory for it on every GPU.
+#[derive(Debug)]
+pub(super) struct Work {
+    machines: Vec<Arc<dyn Machine>>,
+    whole: Vec<Memory>,
+    apart: Vec<Buffer>,
+    offers: Vec<Peer>,
+}
+
+impl Work {
+    pub fn new(machines: &[Arc<dyn Machine>]) -> Result<Self, GpuError> {
+        let most = timed().into_iter().chain(ODD).map(|size| size.rows * size.all * size.bytes).max().unwrap_or(0);
+        Ok(Self {
+            machines: machines.to_vec(),
+            whole: machines.iter().map(|machine| Memory::take(machine, most)).collect::<Result<_, _>>()?,
+            apart: machines.iter().map(|machine| Buffer::new(machine.clone())).collect(),
+            offers: Vec::new(),
+        })
+    }
+
+    /// Sees that both ways give the same, and times them.
+    pub fn compare(&mut self, together: &mut Together, patience: Duration) -> Result<Vec<TimedGather>, NoNccl> {
+        for size in ODD {
+            self.check(size, together, patience)?;
+        }
+        timed().into_iter().map(|size| self.time_both(size, together, patience)).collect()
+    }
+
+    fn check(&mut self, size: Size, together: &mut Together, patience: Duration) -> Result<Vec<Columns>, NoNccl> {
+        let columns = self.columns(size)?;
+        let copied = self.result(size, &columns, Way::Copies, together, patience)?;
+        let exchanged = self.result(size, &columns, Way::Nccl, together, patience)?;
+        if copied == exchanged { Ok(columns) } else { Err(NoNccl::Differs) }
+    }
+
+    fn columns(&mut self, size: Size) -> Result<Vec<Columns>, GpuError> {
+        let count = self.machines.len();
+        let places = self.whole.iter().zip(&mut self.apart).enumerate();
+        let place = |(rank, (whole, apart)): (usize, (&Memory, &mut Buffer))| {
+            Columns::place(&size.outputs(rank, count), size.rows, size.bytes, whole.at(), apart)
+        };
+        places.map(place).collect()
+    }
+
+    /// What all GPUs have where nothing was but their own columns.
+    fn result(
+        &mut self,
+        size: Size,
+        columns: &[Columns],
+        way: Way,
+        together: &mut Together,
+        patience: Duration,
+    ) -> Result<Vec<u8>, NoNccl> {
+        let mut out = vec![POISON; size.rows * size.all * size.bytes];
+        for (rank, (machine, part)) in self.machines.iter().zip(columns).enumerate() {
+            machine.upload(Queue::Compute, part.whole, &out)?;
+            machine.upload(Queue::Compute, part.own, &bytes_of(rank, part.bytes()))?;
+        }
+        match way {
+            Way::Copies => self.copy(columns)?,
+            Way::Nccl => together.try_gather(&self.machines, columns, patience)?,
+        }
+        settle(together, patience)?;
+        let mut all = Vec::new();
+        for (machine, part) in self.machines.iter().zip(columns) {
+            machine.download(Queue::Compute, part.whole, &mut out)?;
+            all.extend_from_slice(&out);
+        }
+        Ok(all)
+    }
+
+    fn copy(&mut self, columns: &[Columns]) -> Result<(), GpuError> {
+        copy(&self.machines, columns, &mut self.offers, 0..columns.len())
+    }
+
+    fn time_both(&mut self, size: Size, together: &mut Together, patience: Duration) -> Result<TimedGather, NoNccl> {
+        let columns = self.check(size, together, patience)?;
+        let (mut copies_ns, mut nccl_ns) = (u64::MAX, u64::MAX);
+        // In turn, since a GPU's clocks rise while it works.
+        for _ in 0..ROUNDS {
+            copies_ns = copies_ns.min(self.time(&columns, Way::Copies, together, patience)?);
+            nccl_ns = nccl_ns.min(self.time(&columns, Way::Nccl, together, patience)?);
+        }
+        Ok(TimedGather { rows: size.rows, copies_ns, nccl_ns })
+    }
+
+    /// Nanoseconds of a gather.
+    fn time(
+        &mut self,
+        columns: &[Columns],
+        way: Way,
+        together: &mut Together,
+        patience: Duration,
+    ) -> Result<u64, NoNccl> {
+        let started = Instant::now();
+        for _ in 0..AT_ONCE {
+            match way {
+                Way::Copies => self.copy(columns)?,
+                Way::Nccl => together.gather(&self.machines, columns)?,
+            }
+        }
+        settle(together, patience)?;
+        Ok((started.elapsed() / AT_ONCE).as_nanos() as u64)
+    }
+}
+
+fn settle(together: &Together, patience: Duration) -> Result<(), NoNccl> {
+    let settled = together.nccl.settle(Some(patience))?;
+    if settled { Ok(()) } else { Err(NoNccl::Late { call: "an exchange", patience }) }
+}
+
+/// Columns of a rank, other than those of all others.
+fn bytes_of(rank: usize, count: usize) -> Vec<u8> {
+    (0..count).map(|i| (i * 37 + i / 251 + rank * 89) as u8).collect()
+}

@@ -1,0 +1,190 @@
+//! Prompt flow 2 and 9: the clients of the gateway's loop, which of their lines count, and what they are told.
+
+use super::{Accepted, Reply, Seen, SubmitError, checks::Examiner};
+use crate::response_log::Recalled;
+use std::collections::BTreeMap;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tsnode_coordinator::{
+    gate::Overrule,
+    gateway::{Action, Event},
+};
+use tsnode_protocol::{
+    KvCodec, ModelId, RequestId, Token,
+    response_log::Fingerprint,
+    stream::{DecodeOrder, End, Generation},
+};
+
+/// A request as this loop holds it.
+pub(super) struct Client {
+    /// Tells it from an earlier one of the same name.
+    pub line: LineNo,
+    /// What it has from another gateway, until it is told so.
+    pub given: Option<Recalled>,
+    /// Until the request is routed.
+    pub answer: Option<oneshot::Sender<Result<Accepted, SubmitError>>>,
+    pub replies: mpsc::Sender<Reply>,
+    /// Taken when the request is accepted.
+    pub reader: Option<mpsc::Receiver<Reply>>,
+    pub decode: Option<DecodeLine>,
+    pub prefill: Option<PrefillLine>,
+    /// Ends the task that waits for the client to go.
+    pub _over: DropGuard,
+}
+
+/// Tells a request's lines apart: what was said on one that has been hung up on no longer counts.
+pub(super) type LineNo = u64;
+
+/// The line to the leader that decodes.
+pub(super) struct DecodeLine {
+    pub line: LineNo,
+    pub orders: mpsc::Sender<DecodeOrder>,
+    pub end: CancellationToken,
+}
+
+/// The line to the leader that prefills.
+pub(super) struct PrefillLine {
+    pub line: LineNo,
+    pub end: CancellationToken,
+}
+
+/// Something that happened, and on which line.
+pub(super) struct Heard {
+    pub line: LineNo,
+    pub event: Event,
+}
+
+/// A request that may have been begun at another gateway, once that is known.
+pub(super) struct Looked {
+    pub line: LineNo,
+    pub asked: Asked,
+    pub recalled: Option<Recalled>,
+}
+
+/// What a client asks for.
+pub(super) struct Asked {
+    pub request: RequestId,
+    pub model: ModelId,
+    pub prompt: Vec<Token>,
+    pub generation: Generation,
+    pub overrule: Option<Overrule>,
+    pub codec: Option<KvCodec>,
+}
+
+impl Asked {
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self.model, &self.prompt, &self.generation)
+    }
+}
+
+impl Drop for DecodeLine {
+    fn drop(&mut self) {
+        self.end.cancel();
+    }
+}
+
+/// The loop's own state beside the machine's.
+pub(super) struct ClientTable {
+    pub clients: BTreeMap<RequestId, Client>,
+    pub heard: mpsc::Sender<Heard>,
+    pub looked: mpsc::Sender<Looked>,
+    pub examiner: Examiner,
+    pub lines: LineNo,
+}
+
+impl ClientTable {
+    pub fn new_line(&mut self) -> LineNo {
+        self.lines += 1;
+        self.lines
+    }
+
+    /// What was said, unless that line has been hung up on meanwhile.
+    pub fn still_counts(&self, heard: Heard) -> Option<Event> {
+        let open = match &heard.event {
+            Event::Cancel { request } => self.clients.get(request).map(|c| c.line),
+            Event::Decode { request, .. } | Event::DecodeLost { request, .. } => {
+                self.clients.get(request).and_then(|c| c.decode.as_ref()).map(|l| l.line)
+            }
+            Event::Prefill { request, .. } | Event::PrefillLost { request, .. } => {
+                self.clients.get(request).and_then(|c| c.prefill.as_ref()).map(|l| l.line)
+            }
+            _ => None,
+        };
+        (open == Some(heard.line)).then_some(heard.event)
+    }
+}
+
+/// Passes on what the machine says to the client. A client that does not read fills its queue and is cancelled by
+/// dropping it.
+pub(super) fn tell(action: Action, clients: &mut ClientTable) {
+    match action {
+        Action::Accepted { request, prefill, decode } => {
+            let Some(client) = clients.clients.get_mut(&request) else { return };
+            if let (Some(answer), Some(replies)) = (client.answer.take(), client.reader.take()) {
+                // A client that has gone drops the replies, which cancels the request.
+                let _ = answer.send(Ok(Accepted { prefill, decode, replies }));
+                let Some(given) = client.given.take() else { return };
+                // There is room for the whole answer.
+                let _ = client.replies.try_send(Reply::Settled(given.codec));
+                for (index, sampled) in (0..).zip(given.answer) {
+                    let _ = client.replies.try_send(Reply::Token { index, sampled });
+                }
+            }
+        }
+        Action::Unserved { request, reason, retry_after } => {
+            if let Some(answer) = clients.clients.remove(&request).and_then(|c| c.answer) {
+                let _ = answer.send(Err(SubmitError::Unserved { reason, retry_after }));
+            }
+        }
+        Action::Trace(trace) => drop(reply(clients, trace.request, Reply::Trace(trace))),
+        _ => {}
+    }
+}
+
+/// What its client is to go on with. The client knows what its tokens rest on: a response log that says otherwise is of another
+/// attempt, and without any the answer is computed again in that way, and is the same.
+pub(super) fn believed(recalled: Option<Recalled>, seen: Seen) -> Option<Recalled> {
+    let Some(codec) = seen.codec.filter(|_| seen.tokens > 0) else { return recalled };
+    let fits = |said: &Recalled| said.codec == codec;
+    Some(recalled.filter(fits).unwrap_or(Recalled { codec, ..Recalled::default() }))
+}
+
+/// Whether the client is there to get it.
+pub(super) fn reply(clients: &mut ClientTable, request: RequestId, reply: Reply) -> bool {
+    let Some(client) = clients.clients.get(&request) else { return false };
+    let sent = client.replies.try_send(reply).is_ok();
+    if !sent {
+        tracing::debug!(%request, "the client does not read: request dropped");
+        clients.clients.remove(&request);
+    }
+    sent
+}
+
+pub(super) fn finish(clients: &mut ClientTable, request: RequestId, end: End) {
+    if let Some(client) = clients.clients.remove(&request) {
+        // Whoever does not listen any more has cancelled already.
+        let _ = client.replies.try_send(Reply::End(end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_protocol::Sampled;
+
+    #[test]
+    fn a_client_knows_better_than_a_response_log_what_its_tokens_rest_on() {
+        let sampled = Sampled { token: Token(7), logprob: None, top: vec![] };
+        let response_log = Recalled { codec: KvCodec::Int4, holder: None, answer: vec![sampled] };
+        let seen = |tokens, codec| Seen { tokens, codec };
+        let nothing = |codec| Some(Recalled { codec, ..Recalled::default() });
+        let known = Some(response_log);
+        assert_eq!(believed(known.clone(), seen(3, Some(KvCodec::Int4))), known);
+        assert_eq!(believed(known.clone(), seen(3, Some(KvCodec::Raw))), nothing(KvCodec::Raw));
+        assert_eq!(believed(None, seen(3, Some(KvCodec::Int4))), nothing(KvCodec::Int4));
+        // Who has no tokens, or an id of an earlier version, leaves it to the response log.
+        assert_eq!(believed(known.clone(), seen(0, Some(KvCodec::Raw))), known);
+        assert_eq!(believed(known.clone(), seen(3, None)), known);
+        assert_eq!(believed(None, seen(0, None)), None);
+    }
+}

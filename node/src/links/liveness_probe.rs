@@ -1,0 +1,117 @@
+//! Prompt flow 8: asks those of whom something is expected for a sign of life, and says who gives none.
+//!
+//! What is asked for is an acknowledgement by the far end's QUIC: a datagram of one byte makes it send one, whatever its process
+//! computes meanwhile. What follows from silence is decided in [`tsnode_coordinator::probe`].
+
+use super::{Links, tuning::Tuning};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::liveness_probe::{LOOK, LivenessProbe, Look, Seen};
+use tsnode_protocol::PeerId;
+
+/// Who gives no sign of life now.
+pub type Unresponsive = Arc<BTreeSet<PeerId>>;
+
+/// Of whom something is expected, and who is unresponsive.
+#[derive(Debug, Default)]
+pub(super) struct Attendance {
+    /// By how many. Held for map operations only.
+    owing: Arc<Mutex<BTreeMap<PeerId, usize>>>,
+    unresponsive: watch::Sender<Unresponsive>,
+}
+
+/// While it lives, something is expected of a peer.
+#[derive(Debug)]
+pub struct Attended {
+    peer: PeerId,
+    owing: Arc<Mutex<BTreeMap<PeerId, usize>>>,
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        let mut owing = lock(&self.owing);
+        if let Some(count) = owing.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                owing.remove(&self.peer);
+            }
+        }
+    }
+}
+
+fn lock(owing: &Mutex<BTreeMap<PeerId, usize>>) -> MutexGuard<'_, BTreeMap<PeerId, usize>> {
+    owing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Links {
+    /// Something is expected of `peer` until the guard is dropped: that it has fallen silent is noticed within a second.
+    #[must_use]
+    pub fn attend(&self, peer: PeerId) -> Attended {
+        let owing = self.inner.attendance.owing.clone();
+        *lock(&owing).entry(peer).or_default() += 1;
+        Attended { peer, owing }
+    }
+
+    /// Who gives no sign of life though connections to it are open, of those of whom something is expected or was.
+    #[must_use]
+    pub fn unresponsive(&self) -> watch::Receiver<Unresponsive> {
+        self.inner.attendance.unresponsive.subscribe()
+    }
+
+    /// What the transport says of one peer.
+    fn seen(&self, peer: PeerId, owes: bool) -> Seen {
+        let connections = self.inner.known.connections(peer);
+        let packets = connections.iter().map(|connection| connection.heard()).fold(0, u64::wrapping_add);
+        let answers: Vec<_> = connections.iter().filter_map(|connection| connection.answers_within()).collect();
+        let round_trip = answers.iter().max().copied().unwrap_or_default();
+        Seen { packets, round_trip, connected: !answers.is_empty(), owes }
+    }
+
+    /// Carries out what follows from a look.
+    fn asks(&self, probe: &LivenessProbe, look: &Look) {
+        for peer in &look.ask {
+            self.inner
+                .known
+                .connections(*peer)
+                .iter()
+                .filter(|connection| !connection.is_kv_stream())
+                .for_each(|connection: &Arc<Tuning>| connection.nudge());
+        }
+        for peer in &look.unresponsive {
+            tracing::info!(%peer, "gives no sign of life: what it does is done elsewhere");
+        }
+        for peer in &look.responsive {
+            tracing::info!(%peer, "is there again");
+        }
+        let unresponsive: BTreeSet<PeerId> = probe.unresponsive().collect();
+        self.inner.attendance.unresponsive.send_if_modified(|known| {
+            let changed = **known != unresponsive;
+            if changed {
+                *known = Arc::new(unresponsive);
+            }
+            changed
+        });
+    }
+}
+
+/// Looks at those of whom something is expected, until `stop`.
+pub(super) async fn watch(links: Links, stop: CancellationToken) {
+    let (started, mut probe) = (Instant::now(), LivenessProbe::default());
+    let looks = async {
+        loop {
+            sleep(LOOK).await;
+            let owing: BTreeSet<PeerId> = lock(&links.inner.attendance.owing).keys().copied().collect();
+            let peers: BTreeSet<PeerId> = owing.iter().copied().chain(probe.known()).collect();
+            let seen = peers.into_iter().map(|peer| (peer, links.seen(peer, owing.contains(&peer)))).collect();
+            let look = probe.look(started.elapsed(), &seen);
+            links.asks(&probe, &look);
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = looks => {}
+    }
+}
