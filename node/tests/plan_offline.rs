@@ -154,6 +154,19 @@ fn no_verb_minds_that_nobody_reads() {
     }
 }
 
+/// What a machine lacks that would lend: room for a model, and whether others come to it, beside what it has.
+#[test]
+fn a_doctor_looks_at_the_disk_and_at_who_reaches_the_machine() {
+    let home = tempfile::tempdir().unwrap();
+    // Ports that others have are failures, and none of this.
+    let output = tsnode(home.path(), &["doctor", "--no-model"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let found = |name: &str| said.lines().find(|line| line.split_whitespace().nth(1) == Some(name));
+    let free = found("disk").unwrap_or_else(|| panic!("{said}"));
+    assert!(free.contains("free for") && free.contains(home.path().to_str().unwrap()), "{said}");
+    assert!(found("reach").is_some() && found("lifelines").is_some(), "{said}");
+}
+
 #[test]
 fn a_full_disk_is_said() {
     let home = tempfile::tempdir().unwrap();

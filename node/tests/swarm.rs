@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
+#[path = "common/terminal.rs"]
+mod terminal;
 
 use common::{Net, PROMPT, Wish};
 use futures::StreamExt;
@@ -12,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use terminal::Terminal;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tsnode_protocol::{Invite, InviteId};
 use tsnode_testnet::{Sight, Swarm};
@@ -43,6 +46,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     bad_requests_get_the_right_errors(&net).await;
     a_link_is_measured_twice_in_a_row_and_no_oftener(&net).await;
     requests_are_shown_with_peers_names(&net).await;
+    what_a_machine_does_is_said_in_plain_words(&net).await;
     programs_talk_line_by_line(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     for (index, peer) in net.net.peers().iter().enumerate() {
@@ -204,6 +208,53 @@ async fn who_lends_later_says_when() {
     assert!(said.contains(&words), "{said}");
 }
 
+/// `tsnode join` and `chat` at a terminal: who one is, what one does and one line that changes, in 80 columns, and no log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_person_at_a_terminal_sees_what_matters() {
+    let _turn = common::turn().await;
+    let home = tempfile::tempdir().unwrap();
+    let command = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+        command.args(words).arg("--data-dir").arg(home.path());
+        command
+    };
+    let join =
+        ["join", "--private", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--threads", "1"];
+    let peer =
+        Terminal::run(command(&[&join[..], &["--device", "cpu", "--memory", "64MiB", "--name", "attic"]].concat()));
+    peer.until("ready");
+    let lines = peer.lines();
+    for label in [
+        "name     attic",
+        "page     http://",
+        "invite   tsnode invite",
+        "lends    cpu",
+        "model    gutenberg-tiny",
+        "role     ",
+    ] {
+        assert!(lines.iter().any(|line| line.starts_with(label)), "no {label:?}: {lines:#?}");
+    }
+    // What is to be copied is whole, however long a folder's name is.
+    let copied = |line: &&String| line.starts_with("page ") || line.starts_with("invite ");
+    let long: Vec<&String> = lines.iter().filter(|l| !copied(l) && l.chars().count() > terminal::COLUMNS).collect();
+    assert!(long.is_empty() && !lines.iter().any(|line| line.contains(" INFO ")), "{lines:#?}");
+    // Colour says whether all is well, and nothing else: green for one word.
+    let raw = peer.raw();
+    let green: BTreeSet<&str> =
+        raw.split("\u{1b}[32m").skip(1).filter_map(|rest| rest.split('\u{1b}').next()).collect();
+    assert_eq!(green.into_iter().collect::<Vec<_>>(), ["ready"], "{raw}");
+    assert!(fs::read_to_string(home.path().join("join.log")).unwrap().contains(" INFO "));
+
+    let mut chat = Terminal::run(command(&["chat", "--max-tokens", "4"]));
+    chat.until("gutenberg-tiny, 1 peer; /help says how to talk");
+    chat.type_in("/help\r");
+    chat.until("/reset");
+    chat.type_in("Good day\r");
+    chat.until("first after ");
+    chat.type_in("/exit\r");
+    assert_eq!(chat.ended(), Some(0));
+}
+
 async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {
     let url = format!("{}/v1/completions", net.peer(4).http);
     let body = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true });
@@ -263,6 +314,29 @@ async fn requests_are_shown_with_peers_names(net: &Net) {
     assert_eq!((code, serde_json::from_str::<Value>(&whole).unwrap()), (Some(0), answer["tsnode"].clone()));
     let (code, _, said) = talk(net, 0, &["requests", id], "").await;
     assert!(code == Some(9) && said.contains("tsnode requests lists them"), "{said}");
+}
+
+/// `tsnode status`, `peers` and `plan --why`: words for who lends, and figures of fits for who asks for them.
+async fn what_a_machine_does_is_said_in_plain_words(net: &Net) {
+    let shown = async |index: usize, words: &[&str]| {
+        let (code, shown, error) = talk(net, index, words, "").await;
+        assert_eq!(code, Some(0), "{words:?}: {error}");
+        shown
+    };
+    let lends = shown(0, &["status"]).await;
+    assert!(["does ", "for ", "lends "].iter().all(|label| lends.lines().any(|l| l.starts_with(label))), "{lends}");
+    let gateway = shown(4, &["status"]).await;
+    assert!(gateway.lines().any(|l| l.starts_with("does      passes requests on")), "{gateway}");
+    let (peers, why) = (shown(4, &["peers"]).await, shown(4, &["plan", "--why"]).await);
+    assert!(peers.lines().next().unwrap().contains("DOES"), "{peers}");
+    for plain in [&lends, &gateway, &peers] {
+        assert!(plain.lines().all(|line| line.chars().count() <= 80), "{plain}");
+    }
+    for plain in [&lends, &gateway, &peers, &why] {
+        assert!(!plain.contains("R²") && !plain.contains("OFF BY"), "{plain}");
+    }
+    let whole = shown(0, &["status", "--verbose"]).await;
+    assert!(whole.contains("R²") && whole.contains(&net.peer(0).id), "{whole}");
 }
 
 /// `tsnode chat` without a terminal: an answer or an object for each line, and an exit code.
@@ -527,6 +601,8 @@ async fn a_key_locks_no_owner_out(net: &Net, folder: &Path, elsewhere: &Path) {
         let (ok, _, error) = tsnode(command, folder).await;
         assert!(ok, "{command:?}: {error}");
     }
+    // Who opens the page is asked for the key by the page.
+    assert_eq!(net.client.get(&at).send().await.unwrap().status(), 200);
     // A key that is given is shown, whatever there is beside it, wherever it comes from.
     let file = folder.join("bobs");
     fs::write(&file, format!("{key}\n")).unwrap();
