@@ -144,12 +144,14 @@ impl Stored for Bf16 {
     }
 }
 
-/// What `of` makes of 0 to `N - 1`, at least one. Of registers, where [`std::array::from_fn`] would now and then be a call.
+/// What `of` makes of 0 to `N - 1`, at least one. Of registers, where [`std::array::from_fn`] and other iterators would now and then
+/// be a call.
 #[inline(always)]
 pub(super) fn each<T: Copy, const N: usize>(of: impl Fn(usize) -> T) -> [T; N] {
-    let mut all = [of(0); N];
-    for (i, item) in all.iter_mut().enumerate().skip(1) {
-        *item = of(i);
+    let (mut all, mut i) = ([of(0); N], 1);
+    while i < N {
+        all[i] = of(i);
+        i += 1;
     }
     all
 }
