@@ -31,7 +31,7 @@ pub(super) fn command() -> Command {
     verb(
         "handover",
         "What a KV transfer costs a client, on links of any speed",
-        "tsnode bench kv-transfer --link-mbit 1000",
+        "tsnode bench handover --link-mbit 1000",
     )
     .arg(
         Arg::new("prompts")
