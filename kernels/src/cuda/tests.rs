@@ -1,6 +1,5 @@
 //! What computes on GPUs against what computes on the processor: on the GPU `TSNODE_TEST_CARD`, where that is set, and in
 //! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 mod attention;
 mod choosing;
