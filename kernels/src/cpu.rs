@@ -10,9 +10,7 @@
 //! | `matrix.rs` | dense matrices |
 //! | `simd.rs` | the instructions a processor has, and which version uses them |
 //! | `plain.rs` | the definition |
-//! | `isa.rs` | instruction sets of eight or sixteen lanes, and what fast versions that share their code are written in |
-//! | `attend.rs`, `exp.rs`, `dense/tile.rs`, `pack.rs` | such code: attention, softmax and gates, dense products, KV packed for links |
-//! | `avx2.rs` | the definition's bits by AVX2, FMA and F16C, with and without products of bytes (AVX-VNNI) |
+//! | `avx2.rs` | the same for AVX2, FMA and F16C, with and without products of bytes (AVX-VNNI) |
 //! | `avx512.rs` | the same for AVX-512 with VNNI, with products of bfloat16, and with tiles (AMX) |
 //! | `neon.rs` | the same for NEON, with and without products of bytes (`dotprod`) |
 //! | `dense.rs` | products in blocks that stay in caches |
@@ -25,25 +23,17 @@
 //! | `memory.rs` | memory for large matrices |
 //! | `team.rs` | the threads |
 //!
-//! KV packed for links is defined in `wire/`, and is fast in `pack.rs`.
+//! KV packed for links is defined in `wire/`, and is fast in `avx2/wire.rs` and `avx512/wire.rs`.
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod bf16;
 mod dense;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod exp;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod isa;
 mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-#[cfg(target_arch = "x86_64")]
-mod pack;
 mod packed;
 pub mod plain;
 mod product;
@@ -154,7 +144,7 @@ impl Cpu {
             let [gate, up] = tasks else { return };
             for row in 0..gate.out().rows() {
                 // SAFETY: both are cut alike, and who multiplied a part has its outputs alone.
-                #[expect(unsafe_code, reason = "the lines above say why it is sound")]
+                #[allow(unsafe_code)]
                 let (gate, up) = unsafe { (gate.out().some(row, range.clone()), up.out().some(row, range.clone())) };
                 simd.gate_mul(act, gate, up);
             }
@@ -279,7 +269,7 @@ impl Cpu {
         let (all, rows) = (x.len(), Cut::new(x, width));
         self.for_each_part(out, width, 4 * all, |row, out| {
             // SAFETY: each row is handed out once.
-            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
+            #[allow(unsafe_code)]
             let x = unsafe { rows.part(row) };
             by_simd!(self.simd, add_rms_norm(x, &more[row * width..][..width], w, eps, out));
         });
@@ -348,7 +338,7 @@ impl Cpu {
         let parts = Cut::new(out, part);
         self.team.share(parts.len(), |i| {
             // SAFETY: each part is handed out once.
-            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
+            #[allow(unsafe_code)]
             let out = unsafe { parts.part(i) };
             work(i, out);
         });

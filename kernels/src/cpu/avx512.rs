@@ -8,41 +8,37 @@
 //! | `bf16.rs` | products of bfloat16 numbers as they are |
 //! | `rows.rs` | rows as these read them |
 //! | `stored.rs` | how stored numbers become lanes |
+//! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
 //! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
 //! | `rounded.rs` | rounding rows to 8 bits |
-//!
-//! Softmax and gates are those of `exp.rs`, and mixtures of single rows those of `attend.rs`; packing KV for links is that
-//! of `pack.rs`.
-#![expect(unsafe_code, reason = "vector instructions; each block says why it is sound")]
+//! | `wire.rs` | KV packed for links |
+#![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod attend;
 pub(super) mod bf16;
 pub(super) mod chunk;
 mod dense;
+mod exp;
 mod packed;
 mod rounded;
 mod rows;
 mod stored;
 pub(super) mod tiles;
+mod wire;
 
 pub(super) use super::avx2::{
     add_rms_norm, gelu_mul, lanes, lanes_of_two, layer_norm, reduce_all, rms_norm, round_to_bf16, soft_cap, turn_back,
     turn_heads, turn_on, widen,
 };
-use super::{
-    avx2::AHEAD,
-    exp,
-    isa::{avx512::Avx512, compiled, entries},
-    matrix::Dtype,
-    pack, plain,
-};
-use crate::wire::{Form, Rows};
+use super::{avx2::AHEAD, plain};
 pub(super) use attend::{scores, weighted_rows};
 pub(super) use dense::{Lines, panel, width, with_lines};
+pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 use std::arch::x86_64::*;
+pub(super) use wire::{choose, decode, encode, low_high};
 
 pub(super) fn is_available() -> bool {
     super::avx2::is_available()
@@ -53,22 +49,6 @@ pub(super) fn is_available() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
-entries! { Avx512, "avx512f,avx512bw,avx512dq,avx512vl",
-    pub(super) fn softmax(x: &mut [f32]) = exp::softmax;
-    pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) = exp::silu_mul;
-    pub(super) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) = pack::low_high;
-    pub(super) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) = pack::encode;
-    pub(super) fn decode(
-        form: Form, codes: &[u8], first: usize, scales: (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]
-    ) = pack::decode;
-}
-
-compiled! { "avx512f,avx512bw,avx512dq,avx512vl",
-    pub(super) fn choose(
-        form: Form, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]
-    );
-}
-
 /// See [`plain::sum`]. Asks for lines ahead, as products do: the limit is not to be below what they reach.
 pub(super) fn sum(numbers: &[u64]) -> u64 {
     #[target_feature(enable = "avx512f")]
@@ -77,7 +57,8 @@ pub(super) fn sum(numbers: &[u64]) -> u64 {
         let mut sums = _mm512_setzero_si512();
         for line in lines {
             _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD / 8).cast());
-            sums = _mm512_add_epi64(sums, bytemuck::cast(*line));
+            // SAFETY: a line is eight numbers.
+            sums = _mm512_add_epi64(sums, unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
         }
         (_mm512_reduce_add_epi64(sums) as u64).wrapping_add(plain::sum(rest))
     }
@@ -85,7 +66,8 @@ pub(super) fn sum(numbers: &[u64]) -> u64 {
     unsafe { fast(numbers) }
 }
 
-/// `count` multiply-adds in chains enough to keep every unit busy.
+/// `count` multiply-adds in chains enough to keep every unit busy. No closures: they would not have this function's
+/// instructions.
 pub(super) fn multiply_only(count: usize) -> f32 {
     #[target_feature(enable = "avx512f")]
     fn fast(count: usize) -> f32 {

@@ -3,9 +3,6 @@
 //! A panel is a few outputs by a depth of columns that fits the second-level cache; all rows pass it before the next.
 //! Sums stay in lanes from depth to depth, so blocks change nothing of a sum's order.
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(super) mod tile;
-
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
 use super::{Dtype, LANES, Lanes, Matrix, SHARE_FROM, Simd, bf16 as two, packed::WIDE, plain, team::Team};
@@ -102,7 +99,7 @@ pub(crate) struct Cut<'a, T> {
     _borrowed: PhantomData<&'a mut [T]>,
 }
 
-#[expect(unsafe_code, reason = "the line below says why it is sound")]
+#[allow(unsafe_code)]
 // SAFETY: `part` and `range` are the only accesses, and their callers take nothing twice.
 unsafe impl<T: Send> Sync for Cut<'_, T> {}
 
@@ -122,11 +119,7 @@ impl<'a, T> Cut<'a, T> {
     ///
     /// # Safety
     /// Nobody else has it.
-    #[expect(
-        unsafe_code,
-        clippy::mut_from_ref,
-        reason = "what it was made of was borrowed mutably, and is cut up here"
-    )]
+    #[allow(unsafe_code, clippy::mut_from_ref)] // What it was made of was borrowed mutably, and is cut up here.
     pub unsafe fn part(&self, index: usize) -> &mut [T] {
         assert!(index < self.len());
         let from = index * self.part;
@@ -140,7 +133,7 @@ impl<T> Cut<'_, T> {
     ///
     /// # Safety
     /// Nobody else has any of them.
-    #[expect(unsafe_code, clippy::mut_from_ref, reason = "as in `part`")]
+    #[allow(unsafe_code, clippy::mut_from_ref)] // As in `part`.
     pub unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: inside the slice this was made of; nobody else has it, by the caller.
@@ -156,7 +149,7 @@ pub(crate) struct Outputs<'a> {
     _borrowed: PhantomData<&'a mut [f32]>,
 }
 
-#[expect(unsafe_code, reason = "the line below says why it is sound")]
+#[allow(unsafe_code)]
 // SAFETY: `put` and `some` are the only accesses, and their callers have disjoint outputs.
 unsafe impl Sync for Outputs<'_> {}
 
@@ -181,7 +174,7 @@ impl<'a> Outputs<'a> {
     ///
     /// # Safety
     /// No other thread has them, and the caller has them once.
-    #[expect(unsafe_code, clippy::mut_from_ref, reason = "as in `Cut::part`")]
+    #[allow(unsafe_code, clippy::mut_from_ref)] // As in `Cut::part`.
     pub unsafe fn some(&self, row: usize, range: Range<usize>) -> &mut [f32] {
         assert!(row < self.rows && range.start <= range.end && range.end <= self.width);
         // SAFETY: inside the slice this was made of, by the line above; nobody else has it, by the caller.
@@ -192,7 +185,7 @@ impl<'a> Outputs<'a> {
     ///
     /// # Safety
     /// No other thread writes these outputs of the row.
-    #[expect(unsafe_code, reason = "each block says why it is sound")]
+    #[allow(unsafe_code)]
     pub unsafe fn put(&self, row: usize, first: usize, values: &[f32]) {
         assert!(row < self.rows && first + values.len() <= self.width);
         // SAFETY: inside the slice this was made of, by the line above; nobody else touches it, by the caller.
@@ -272,7 +265,7 @@ fn round<'a>(simd: Simd, team: Option<&Team>, x: &[f32], all: &'a mut Vec<bf16>)
             let parts = Cut::new(all, SHARE_FROM / 4);
             team.share(parts.len(), |i| {
                 // SAFETY: each part is handed out once.
-                #[expect(unsafe_code, reason = "the lines above say why it is sound")]
+                #[allow(unsafe_code)]
                 let part = unsafe { parts.part(i) };
                 simd.round_to_bf16(&x[i * (SHARE_FROM / 4)..][..part.len()], part);
             });
@@ -346,7 +339,7 @@ fn panel<X: Number>(simd: Simd, x: &[X], w: Matrix<'_>, out: &Outputs<'_>, first
             simd.reduce(lanes, sums);
             for (row, sums) in sums.chunks_exact(w.rows).enumerate() {
                 // SAFETY: every panel has outputs of its own.
-                #[expect(unsafe_code, reason = "the lines above say why it is sound")]
+                #[allow(unsafe_code)]
                 unsafe {
                     out.put(block * ROWS + row, first, sums);
                 }

@@ -2,15 +2,9 @@
 //!
 //! Where the channels that turn are no multiple of sixteen it is done the plain way.
 
-use super::super::{
-    isa::{
-        Bf16, F16, F32, Isa, Stored,
-        avx2::Avx2,
-        each, entries, instructions,
-        pack::{Pack, Store},
-        some, some_mut,
-    },
-    pack::are_finite,
+use super::{
+    Bf16, F16, F32, Stored,
+    wire::{Store, are_finite},
 };
 use crate::{
     cpu::Dtype,
@@ -22,29 +16,28 @@ use std::arch::x86_64::*;
 /// Registers of eight pairs worked on at once: with their ranges, all that there are.
 const PAIRS: usize = 2;
 
-entries! { Avx2, "avx2,fma,f16c",
-    pub(in super::super) fn turn_back(
-        turn: &Turn, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]
-    ) = all_back;
-    pub(in super::super) fn turn_on(
-        turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]
-    ) = all_on;
-}
-
 /// See [`wire::turn_back`].
-#[inline(always)]
-fn all_back(isa: Avx2, turn: &Turn, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]) {
+pub(in super::super) fn turn_back(
+    turn: &Turn,
+    form: Form,
+    rows: Rows<'_>,
+    out: &mut [u8],
+    low: &mut [f32],
+    high: &mut [f32],
+) {
     let (dim, row) = (form.dim, form.dim * rows.dtype.bytes());
     assert!(rows.rows.iter().all(|r| r.len() == row) && out.len() == rows.rows.len() * dim * 4, "rows of another form");
     assert!(low.len() == dim && high.len() == dim);
     if !fits(turn, dim, rows.rows.len()) {
         return wire::turn_back(turn, form, rows, out, low, high);
     }
-    let to = F32::numbers_mut(out);
-    match rows.dtype {
-        Dtype::F32 => back::<F32>(isa, turn, dim, rows.rows, to, (low, high)),
-        Dtype::F16 => back::<F16>(isa, turn, dim, rows.rows, to, (low, high)),
-        Dtype::Bf16 => back::<Bf16>(isa, turn, dim, rows.rows, to, (low, high)),
+    // SAFETY: `Simd::detect` chose this file only after `is_available`; the lines above are what `back` asks for.
+    unsafe {
+        match rows.dtype {
+            Dtype::F32 => back::<F32>(turn, dim, rows.rows, out, (low, high)),
+            Dtype::F16 => back::<F16>(turn, dim, rows.rows, out, (low, high)),
+            Dtype::Bf16 => back::<Bf16>(turn, dim, rows.rows, out, (low, high)),
+        }
     }
     if !are_finite(low, high) {
         wire::turn_back(turn, form, rows, out, low, high);
@@ -52,17 +45,19 @@ fn all_back(isa: Avx2, turn: &Turn, form: Form, rows: Rows<'_>, out: &mut [u8], 
 }
 
 /// See [`wire::turn_on`].
-#[inline(always)]
-fn all_on(isa: Avx2, turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
+pub(in super::super) fn turn_on(turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
     let rows = numbers.len() / (dim * 4);
     assert!(numbers.len() == rows * dim * 4 && out.len() == rows * dim * dtype.bytes(), "rows of another form");
     if !fits(turn, dim, first + rows) {
         return wire::turn_on(turn, dim, first, numbers, dtype, out);
     }
-    match dtype {
-        Dtype::F32 => on::<F32>(isa, turn, dim, first, numbers, out),
-        Dtype::F16 => on::<F16>(isa, turn, dim, first, numbers, out),
-        Dtype::Bf16 => on::<Bf16>(isa, turn, dim, first, numbers, out),
+    // SAFETY: as in `turn_back`.
+    unsafe {
+        match dtype {
+            Dtype::F32 => on::<F32>(turn, dim, first, numbers, out),
+            Dtype::F16 => on::<F16>(turn, dim, first, numbers, out),
+            Dtype::Bf16 => on::<Bf16>(turn, dim, first, numbers, out),
+        }
     }
 }
 
@@ -73,63 +68,71 @@ fn fits(turn: &Turn, dim: usize, tokens: usize) -> bool {
 }
 
 /// Down all rows, some channels at a time, whose ranges stay in registers. A number that is none never replaces one.
-#[inline(always)]
-fn back<S: Stored>(
-    isa: Avx2,
-    turn: &Turn,
-    dim: usize,
-    rows: &[&[u8]],
-    out: &mut [[u8; 4]],
-    mut ranges: (&mut [f32], &mut [f32]),
-) {
-    let (half, mut i) = (turn.half(), 0);
-    while i + 8 * PAIRS <= half {
-        down::<S, PAIRS, { 2 * PAIRS }>(isa, turn, dim, rows, out, &mut ranges, i);
-        i += 8 * PAIRS;
-    }
-    if i < half {
-        down::<S, 1, 2>(isa, turn, dim, rows, out, &mut ranges, i);
-    }
-    for c in (2 * half..dim).step_by(8) {
-        let mut range = Range::<1>::new(isa);
-        for (row, out) in rows.iter().zip(out.chunks_exact_mut(dim)) {
-            let x = S::load(isa, some(S::numbers(row), c));
-            range.add(isa, 0, x);
-            isa.store_bytes(x, some_mut(out, c));
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C; rows hold `dim` numbers, `out` has room for as many of all rows, there are ranges
+/// for `dim` channels and angles for all rows, and [`fits`] holds.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn back<S: Stored>(turn: &Turn, dim: usize, rows: &[&[u8]], out: &mut [u8], ranges: (&mut [f32], &mut [f32])) {
+    let (half, out) = (turn.half(), out.as_mut_ptr());
+    let ranges = (ranges.0.as_mut_ptr(), ranges.1.as_mut_ptr());
+    let mut i = 0;
+    // SAFETY: pairs are of the first `2 * half` channels, in eights; the others follow, in eights.
+    unsafe {
+        while i + 8 * PAIRS <= half {
+            down::<S, PAIRS, { 2 * PAIRS }>(turn, dim, rows, out, ranges, i);
+            i += 8 * PAIRS;
         }
-        range.put(isa, &mut ranges, [c]);
+        if i < half {
+            down::<S, 1, 2>(turn, dim, rows, out, ranges, i);
+        }
+        for c in (2 * half..dim).step_by(8) {
+            let mut range = Range::<1>::new();
+            for (t, row) in rows.iter().enumerate() {
+                let x = S::load(row.as_ptr().add(c * S::BYTES));
+                range.add(0, x);
+                F32::store(out.add((t * dim + c) * 4), x);
+            }
+            range.put(ranges, [c]);
+        }
     }
 }
 
-/// `P` registers of pairs from pair `i` on, `C` of channels, twice as many.
+/// `P` registers of pairs from pair `i` on, `C` of channels.
+///
+/// # Safety
+/// As for [`back`]; there are so many pairs, and `C` is twice `P`.
 #[inline(always)]
-fn down<S: Stored, const P: usize, const C: usize>(
-    isa: Avx2,
+unsafe fn down<S: Stored, const P: usize, const C: usize>(
     turn: &Turn,
     dim: usize,
     rows: &[&[u8]],
-    out: &mut [[u8; 4]],
-    ranges: &mut (&mut [f32], &mut [f32]),
+    out: *mut u8,
+    ranges: (*mut f32, *mut f32),
     i: usize,
 ) {
-    let (half, neighbours) = (turn.half(), turn.pairs() == RopePairs::Neighbours);
-    let mut range = Range::<C>::new(isa);
-    let angles = turn.all_angles().chunks_exact(2 * half);
-    for ((row, out), angles) in rows.iter().zip(out.chunks_exact_mut(dim)).zip(angles) {
-        for p in 0..P {
-            let pair = turned::<S, true>(isa, (angles, neighbours), S::numbers(row), i + 8 * p);
-            let (first, second) = channels(half, neighbours, i + 8 * p);
-            isa.store_bytes(pair.0, some_mut(out, first));
-            isa.store_bytes(pair.1, some_mut(out, second));
-            range.add(isa, 2 * p, pair.0);
-            range.add(isa, 2 * p + 1, pair.1);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (half, angles) = (turn.half(), turn.all_angles().as_ptr());
+        let neighbours = turn.pairs() == RopePairs::Neighbours;
+        let mut range = Range::<C>::new();
+        for (t, row) in rows.iter().enumerate() {
+            let (angles, from, to) = (angles.add(2 * half * t), row.as_ptr(), out.add(t * dim * 4));
+            for p in 0..P {
+                let pair = turned::<S, true>((angles, half, neighbours), from, i + 8 * p);
+                let (first, second) = channels(half, neighbours, i + 8 * p);
+                F32::store(to.add(first * 4), pair.0);
+                F32::store(to.add(second * 4), pair.1);
+                range.add(2 * p, pair.0);
+                range.add(2 * p + 1, pair.1);
+            }
         }
+        let at = |n: usize| {
+            let both = channels(half, neighbours, i + 8 * (n / 2));
+            if n.is_multiple_of(2) { both.0 } else { both.1 }
+        };
+        range.put(ranges, std::array::from_fn(at));
     }
-    let at = |n: usize| {
-        let both = channels(half, neighbours, i + 8 * (n / 2));
-        if n.is_multiple_of(2) { both.0 } else { both.1 }
-    };
-    range.put(isa, ranges, each(at));
 }
 
 /// Least and largest numbers of `C` registers of channels.
@@ -139,41 +142,58 @@ struct Range<const C: usize> {
 }
 
 impl<const C: usize> Range<C> {
+    /// # Safety
+    /// The processor has AVX2.
     #[inline(always)]
-    fn new(isa: Avx2) -> Self {
-        Self { low: [isa.splat(f32::INFINITY); C], high: [isa.splat(f32::NEG_INFINITY); C] }
+    unsafe fn new() -> Self {
+        // SAFETY: register arithmetic only.
+        unsafe { Self { low: [_mm256_set1_ps(f32::INFINITY); C], high: [_mm256_set1_ps(f32::NEG_INFINITY); C] } }
     }
 
+    /// # Safety
+    /// The processor has AVX2.
     #[inline(always)]
-    fn add(&mut self, isa: Avx2, n: usize, x: __m256) {
-        self.low[n] = isa.smaller(x, self.low[n]);
-        self.high[n] = isa.larger(x, self.high[n]);
+    unsafe fn add(&mut self, n: usize, x: __m256) {
+        // SAFETY: register arithmetic only.
+        unsafe {
+            self.low[n] = _mm256_min_ps(x, self.low[n]);
+            self.high[n] = _mm256_max_ps(x, self.high[n]);
+        }
     }
 
+    /// # Safety
+    /// The processor has AVX2, and there are eight ranges behind each of the channels.
     #[inline(always)]
-    fn put(&self, isa: Avx2, (low, high): &mut (&mut [f32], &mut [f32]), channels: [usize; C]) {
+    unsafe fn put(&self, (low, high): (*mut f32, *mut f32), channels: [usize; C]) {
         for (n, c) in channels.into_iter().enumerate() {
-            isa.store(self.low[n], some_mut(low, c));
-            isa.store(self.high[n], some_mut(high, c));
+            // SAFETY: as the caller promises.
+            unsafe {
+                _mm256_storeu_ps(low.add(c), self.low[n]);
+                _mm256_storeu_ps(high.add(c), self.high[n]);
+            }
         }
     }
 }
 
-/// Rows from the `first` on.
-#[inline(always)]
-fn on<S: Store>(isa: Avx2, turn: &Turn, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
+/// # Safety
+/// As for [`back`], of rows from the `first` on.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn on<S: Store>(turn: &Turn, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
     let (half, neighbours) = (turn.half(), turn.pairs() == RopePairs::Neighbours);
-    let rows = F32::numbers(numbers).chunks_exact(dim).zip(S::numbers_mut(out).chunks_exact_mut(dim));
-    for (n, (from, to)) in rows.enumerate() {
-        let angles = &turn.all_angles()[2 * half * (first + n)..][..2 * half];
-        for i in (0..half).step_by(8) {
-            let pair = turned::<F32, false>(isa, (angles, neighbours), from, i);
-            let (first, second) = channels(half, neighbours, i);
-            S::store(isa, pair.0, some_mut(to, first));
-            S::store(isa, pair.1, some_mut(to, second));
-        }
-        for c in (2 * half..dim).step_by(8) {
-            S::store(isa, isa.load_bytes(some(from, c)), some_mut(to, c));
+    for n in 0..numbers.len() / (dim * 4) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (from, to) = (numbers.as_ptr().add(n * dim * 4), out.as_mut_ptr().add(n * dim * S::BYTES));
+            let angles = turn.all_angles().as_ptr().add(2 * half * (first + n));
+            for i in (0..half).step_by(8) {
+                let pair = turned::<F32, false>((angles, half, neighbours), from, i);
+                let (first, second) = channels(half, neighbours, i);
+                S::store(to.add(first * S::BYTES), pair.0);
+                S::store(to.add(second * S::BYTES), pair.1);
+            }
+            for c in (2 * half..dim).step_by(8) {
+                S::store(to.add(c * S::BYTES), F32::load(from.add(c * 4)));
+            }
         }
     }
 }
@@ -184,53 +204,65 @@ fn channels(half: usize, neighbours: bool, i: usize) -> (usize, usize) {
     if neighbours { (2 * i, 2 * i + 8) } else { (i, half + i) }
 }
 
-/// Pairs `i` to `i + 7` of a row, by a token's cosines and sines.
+/// Pairs `i` to `i + 7` of a row.
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C; the row has so many pairs, and the token's cosines and sines lie behind `angles`.
 #[inline(always)]
-fn turned<S: Stored, const BACK: bool>(
-    isa: Avx2,
-    (angles, neighbours): (&[f32], bool),
-    row: &[S::Bytes],
+unsafe fn turned<S: Stored, const BACK: bool>(
+    (angles, half, neighbours): (*const f32, usize, bool),
+    row: *const u8,
     i: usize,
 ) -> (__m256, __m256) {
-    let half = angles.len() / 2;
-    let (cos, sin) = (isa.load(some(angles, i)), isa.load(some(angles, half + i)));
-    let (first, second) = channels(half, neighbours, i);
-    let pair = (S::load(isa, some(row, first)), S::load(isa, some(row, second)));
-    if neighbours {
-        isa.together(point::<BACK>(isa, isa.apart(pair), cos, sin))
-    } else {
-        point::<BACK>(isa, pair, cos, sin)
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (cos, sin) = (_mm256_loadu_ps(angles.add(i)), _mm256_loadu_ps(angles.add(half + i)));
+        let (first, second) = channels(half, neighbours, i);
+        let pair = (S::load(row.add(first * S::BYTES)), S::load(row.add(second * S::BYTES)));
+        if neighbours { together(point::<BACK>(apart(pair), cos, sin)) } else { point::<BACK>(pair, cos, sin) }
     }
 }
 
 /// Eight points, turned back or on.
+///
+/// # Safety
+/// The processor has AVX2 and FMA.
 #[inline(always)]
-fn point<const BACK: bool>(isa: Avx2, (a, b): (__m256, __m256), cos: __m256, sin: __m256) -> (__m256, __m256) {
-    let (as_, bs) = (isa.mul(a, sin), isa.mul(b, sin));
-    if BACK {
-        (isa.mul_add(a, cos, bs), isa.mul_sub(b, cos, as_))
-    } else {
-        (isa.mul_sub(a, cos, bs), isa.mul_add(b, cos, as_))
+unsafe fn point<const BACK: bool>((a, b): (__m256, __m256), cos: __m256, sin: __m256) -> (__m256, __m256) {
+    // SAFETY: register arithmetic only.
+    unsafe {
+        let (as_, bs) = (_mm256_mul_ps(a, sin), _mm256_mul_ps(b, sin));
+        if BACK {
+            (_mm256_fmadd_ps(a, cos, bs), _mm256_fmsub_ps(b, cos, as_))
+        } else {
+            (_mm256_fmsub_ps(a, cos, bs), _mm256_fmadd_ps(b, cos, as_))
+        }
     }
 }
 
-impl Avx2 {
-    instructions! { "avx2,fma,f16c",
-        fn mul_sub(x: __m256, y: __m256, z: __m256) -> __m256 {
-            _mm256_fmsub_ps(x, y, z)
-        }
-        /// The even and the odd ones of sixteen numbers.
-        fn apart(both: (__m256, __m256)) -> (__m256, __m256) {
-            let (low, high) = both;
-            let (first, second) = (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high));
-            // Numbers 0 to 3 and 8 to 11, then the others.
-            (_mm256_shuffle_ps::<0b10_00_10_00>(first, second), _mm256_shuffle_ps::<0b11_01_11_01>(first, second))
-        }
-        /// Undoes [`Self::apart`].
-        fn together(both: (__m256, __m256)) -> (__m256, __m256) {
-            let (even, odd) = both;
-            let (first, second) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
-            (_mm256_permute2f128_ps::<0x20>(first, second), _mm256_permute2f128_ps::<0x31>(first, second))
-        }
+/// The even and the odd ones of sixteen numbers.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn apart((low, high): (__m256, __m256)) -> (__m256, __m256) {
+    // SAFETY: register arithmetic only.
+    unsafe {
+        let (first, second) = (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high));
+        // Numbers 0 to 3 and 8 to 11, then the others.
+        (_mm256_shuffle_ps::<0b10_00_10_00>(first, second), _mm256_shuffle_ps::<0b11_01_11_01>(first, second))
+    }
+}
+
+/// Undoes [`apart`].
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn together((even, odd): (__m256, __m256)) -> (__m256, __m256) {
+    // SAFETY: register arithmetic only.
+    unsafe {
+        let (first, second) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+        (_mm256_permute2f128_ps::<0x20>(first, second), _mm256_permute2f128_ps::<0x31>(first, second))
     }
 }

@@ -1,13 +1,11 @@
 //! Products of two bfloat16 numbers each, added to a lane at once (`VDPBF16PS`): of single rows here, of many in `dense.rs`.
 
 use super::super::{
-    LANES, Lanes,
-    bf16::{SIXTEEN, lanes_of_two as by_definition},
-    dense::{Block, tile},
-    isa::{avx2::Avx2, instructions},
+    LANES, Lanes, avx2,
+    bf16::lanes_of_two as by_definition,
+    dense::Block,
     matrix::{Dtype, Matrix},
 };
-use bytemuck::cast;
 use half::bf16;
 use std::arch::x86_64::*;
 use std::time::{Duration, Instant};
@@ -27,8 +25,10 @@ pub(in super::super) fn is_available() -> bool {
 /// long.
 pub(in super::super) fn is_fast() -> bool {
     // SAFETY: asked only of a processor that has AVX-512 and the instruction.
-    let [two, one] = unsafe { [best_of(|| in_twos()), best_of(|| in_ones())] };
-    two < one * 3 / 2
+    unsafe {
+        let [two, one] = [best_of(|| in_twos()), best_of(|| in_ones())];
+        two < one * 3 / 2
+    }
 }
 
 fn best_of(work: impl Fn()) -> Duration {
@@ -40,21 +40,27 @@ fn best_of(work: impl Fn()) -> Duration {
     (0..TIMED.1).map(|_| timed()).min().unwrap_or_default()
 }
 
+/// # Safety
+/// AVX-512F and its products of bfloat16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn in_twos() {
+unsafe fn in_twos() {
     // One half, twice; hidden from the compiler, which else works out the end.
     let half = _mm512_set1_epi32(std::hint::black_box(0x3f00_3f00));
     let mut sums = [_mm512_setzero_ps(); 16];
     for _ in 0..TIMED.0 / sums.len() {
         for sum in &mut sums {
-            *sum = _mm512_dpbf16_ps(*sum, cast(half), cast(half));
+            // SAFETY: both are 512 bits, and any are numbers.
+            let half = unsafe { std::mem::transmute::<__m512i, __m512bh>(half) };
+            *sum = _mm512_dpbf16_ps(*sum, half, half);
         }
     }
     std::hint::black_box(sums);
 }
 
+/// # Safety
+/// AVX-512F.
 #[target_feature(enable = "avx512f")]
-fn in_ones() {
+unsafe fn in_ones() {
     let half = _mm512_set1_ps(std::hint::black_box(0.5));
     let mut sums = [_mm512_setzero_ps(); 16];
     for _ in 0..TIMED.0 / sums.len() {
@@ -91,52 +97,43 @@ fn is_the_definition() -> bool {
 pub(in super::super) fn lanes_of_two(block: Block<'_, bf16>, acc: &mut [Lanes]) {
     block.check(acc);
     assert_eq!(block.w.dtype, Dtype::Bf16);
-    // SAFETY: called only where the processor has the instruction.
-    unsafe { all(Avx2::had(), Two(()), block, acc) }
+    // SAFETY: called only where the processor has the instruction; the block lies inside its matrices.
+    unsafe { all(block, acc) }
 }
 
+/// # Safety
+/// The processor has AVX2, FMA, F16C, AVX-512VL and its products of bfloat16, and `block.check(acc)` holds.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512bf16")]
-fn all(isa: Avx2, by: Two, block: Block<'_, bf16>, acc: &mut [Lanes]) {
+unsafe fn all(block: Block<'_, bf16>, acc: &mut [Lanes]) {
     for r in 0..block.rows() {
-        tile::outputs::<Avx2, Two, 1, 4>(isa, by, block, acc, r);
+        // SAFETY: the row exists, and this has the instructions.
+        unsafe { avx2::dense::outputs::<Two, 1, 4>(block, acc, r) };
     }
 }
 
-/// Two bfloat16 numbers for each lane, as they are. Says that the processor multiplies them so.
-#[derive(Clone, Copy)]
-struct Two(());
+/// Two bfloat16 numbers for each lane, as they are.
+struct Two;
 
-impl Two {
-    instructions! { "avx2,avx512f,avx512vl,avx512bf16",
-        fn add_products(x: __m256i, w: __m256i, sums: __m256) -> __m256 {
-            _mm256_dpbf16_ps(sums, cast(x), cast(w))
-        }
-    }
-}
-
-impl tile::Multiplied<Avx2> for Two {
+impl avx2::dense::Multiplied for Two {
     type Number = bf16;
-    type OfRow = [bf16; SIXTEEN];
-    type OfOutput = [[u8; 2]; SIXTEEN];
     type Group = __m256i;
+    const BYTES: usize = 2;
     #[inline(always)]
-    fn groups(row: &[bf16]) -> &[[bf16; SIXTEEN]] {
-        row.as_chunks().0
+    unsafe fn row(at: *const bf16) -> __m256i {
+        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
+        unsafe { _mm256_loadu_si256(at.cast()) }
     }
     #[inline(always)]
-    fn stored(bytes: &[u8]) -> &[[[u8; 2]; SIXTEEN]] {
-        bytes.as_chunks().0.as_chunks().0
+    unsafe fn weights(at: *const u8) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_loadu_si256(at.cast()) }
     }
     #[inline(always)]
-    fn row(self, _: Avx2, at: &[bf16; SIXTEEN]) -> __m256i {
-        cast(*at)
-    }
-    #[inline(always)]
-    fn weights(self, _: Avx2, at: &[[u8; 2]; SIXTEEN]) -> __m256i {
-        cast(*at)
-    }
-    #[inline(always)]
-    fn multiply_add(self, _: Avx2, x: __m256i, w: __m256i, sums: __m256) -> __m256 {
-        self.add_products(x, w, sums)
+    unsafe fn multiply_add(x: __m256i, w: __m256i, sums: __m256) -> __m256 {
+        // SAFETY: registers only; any 256 bits are numbers.
+        unsafe {
+            let [x, w] = [std::mem::transmute::<__m256i, __m256bh>(x), std::mem::transmute::<__m256i, __m256bh>(w)];
+            _mm256_dpbf16_ps(sums, x, w)
+        }
     }
 }

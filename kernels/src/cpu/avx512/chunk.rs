@@ -1,10 +1,7 @@
 //! Attention of many rows of a prompt: sixteen keys side by side in a register, so that a dot product's eight lanes are eight
 //! chains of registers and are added without moving anything.
 
-use super::super::{
-    Dtype, KEYS, LANES, Matrix, attend,
-    isa::{F32, Isa, avx512::Avx512, each, entries, some_mut},
-};
+use super::super::{KEYS, LANES};
 use std::arch::x86_64::*;
 
 /// Tokens whose values pass all rows of a tile at a time.
@@ -12,23 +9,22 @@ const VALUES: usize = 64;
 
 /// Lays sixteen keys of `dim` channels, one after the other, side by side: `[channel][key]`.
 pub(in super::super) fn beside(keys: &[f32], dim: usize, out: &mut [f32]) {
-    #[target_feature(enable = "avx512f")]
-    fn fast(keys: &[f32], dim: usize, out: &mut [f32]) {
-        let step = _mm512_set1_epi32(dim as i32);
-        let places = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), step);
-        for (channel, out) in out.as_chunks_mut::<KEYS>().0.iter_mut().enumerate() {
-            // SAFETY: one number of each of sixteen keys, `dim` apart, of a channel that they have.
-            *out = bytemuck::cast(unsafe { _mm512_i32gather_ps::<4>(places, keys.as_ptr().add(channel)) });
-        }
-    }
     assert!(keys.len() == KEYS * dim && out.len() == KEYS * dim);
-    // SAFETY: the processor has AVX-512, since only its path comes here.
-    unsafe { fast(keys, dim, out) }
+    // SAFETY: the processor has AVX-512, since only its path comes here; the line above is what is asked for.
+    unsafe { fast_beside(keys, dim, out) }
 }
 
-entries! { Avx512, "avx512f,avx512bw,avx512dq,avx512vl",
-    fn all_scores(q: &[&[f32]], dim: usize, keys: &[f32], scale: f32, stride: usize, out: &mut [f32]) = scores_of;
-    fn mix_all(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) = mix_of;
+#[target_feature(enable = "avx512f")]
+unsafe fn fast_beside(keys: &[f32], dim: usize, out: &mut [f32]) {
+    // SAFETY: one number of each of sixteen keys, and sixteen numbers for each channel.
+    unsafe {
+        let step = _mm512_set1_epi32(dim as i32);
+        let places = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), step);
+        for channel in 0..dim {
+            let of_all = _mm512_i32gather_ps::<4>(places, keys.as_ptr().add(channel));
+            _mm512_storeu_ps(out.as_mut_ptr().add(channel * KEYS), of_all);
+        }
+    }
 }
 
 /// `out[i * stride + t] = scale · (q[i] · key[t])` for `dim` channels, of keys laid out by [`beside`].
@@ -36,88 +32,102 @@ pub(in super::super) fn scores(q: &[&[f32]], dim: usize, keys: &[f32], scale: f3
     let tokens = keys.len() / dim;
     assert!(dim.is_multiple_of(LANES) && tokens.is_multiple_of(KEYS) && keys.len() == tokens * dim && stride >= tokens);
     assert!(q.iter().all(|q| q.len() == dim) && out.len() >= q.len().saturating_sub(1) * stride + tokens);
-    all_scores(q, dim, keys, scale, stride, out);
+    // SAFETY: as in `beside`.
+    unsafe { fast_scores(q, dim, keys, scale, stride, out) }
 }
 
-#[inline(always)]
-fn scores_of(isa: Avx512, q: &[&[f32]], dim: usize, keys: &[f32], scale: f32, stride: usize, out: &mut [f32]) {
-    let (keys, tokens) = (keys.as_chunks::<KEYS>().0, keys.len() / dim);
+/// # Safety
+/// The processor has AVX-512 (F), and sizes are as [`scores`] checks them.
+#[target_feature(enable = "avx512f")]
+unsafe fn fast_scores(q: &[&[f32]], dim: usize, keys: &[f32], scale: f32, stride: usize, out: &mut [f32]) {
+    let tokens = keys.len() / dim;
     let mut t = 0;
     while t < tokens {
         let two = t + 2 * KEYS <= tokens;
-        let keys = &keys[t / KEYS * dim..];
         for (i, q) in q.chunks(3).enumerate() {
-            let out = &mut out[3 * i * stride + t..];
-            match (q, two) {
-                ([a, b, c], true) => tile::<3, 2>(isa, [a, b, c], dim, keys, scale, stride, out),
-                ([a, b], true) => tile::<2, 2>(isa, [a, b], dim, keys, scale, stride, out),
-                ([a, ..], true) => tile::<1, 2>(isa, [a], dim, keys, scale, stride, out),
-                ([a, b, c], false) => tile::<3, 1>(isa, [a, b, c], dim, keys, scale, stride, out),
-                ([a, b], false) => tile::<2, 1>(isa, [a, b], dim, keys, scale, stride, out),
-                ([a, ..], false) => tile::<1, 1>(isa, [a], dim, keys, scale, stride, out),
-                ([], _) => {}
+            // SAFETY: one group of keys or two behind `t` exist, and so do as many places of each row of `out`.
+            unsafe {
+                let keys = keys.as_ptr().add(t * dim);
+                let to = out.as_mut_ptr().add(3 * i * stride + t);
+                match (q, two) {
+                    ([a, b, c], true) => tile::<3, 2>([a, b, c].map(|q| q.as_ptr()), dim, keys, scale, stride, to),
+                    ([a, b], true) => tile::<2, 2>([a, b].map(|q| q.as_ptr()), dim, keys, scale, stride, to),
+                    ([a, ..], true) => tile::<1, 2>([a.as_ptr()], dim, keys, scale, stride, to),
+                    ([a, b, c], false) => tile::<3, 1>([a, b, c].map(|q| q.as_ptr()), dim, keys, scale, stride, to),
+                    ([a, b], false) => tile::<2, 1>([a, b].map(|q| q.as_ptr()), dim, keys, scale, stride, to),
+                    ([a, ..], false) => tile::<1, 1>([a.as_ptr()], dim, keys, scale, stride, to),
+                    ([], _) => {}
+                }
             }
         }
         t += if two { 2 * KEYS } else { KEYS };
     }
 }
 
-/// `Q` rows by `C` groups of keys.
+/// # Safety
+/// As for [`fast_scores`]: `dim` channels of every row and of `C` groups of keys, and room for their scores.
 #[inline(always)]
-fn tile<const Q: usize, const C: usize>(
-    isa: Avx512,
-    q: [&[f32]; Q],
+unsafe fn tile<const Q: usize, const C: usize>(
+    q: [*const f32; Q],
     dim: usize,
-    keys: &[[f32; KEYS]],
+    keys: *const f32,
     scale: f32,
     stride: usize,
-    out: &mut [f32],
+    out: *mut f32,
 ) {
-    let lane: Lane<'_, Q, C> = Lane { q: q.map(|q| &q[..dim]), keys: each(|c| &keys[c * dim..][..dim]), dim };
-    // The tree of `plain::reduce`.
-    let left = add(isa, add(isa, lane.sums(isa, 0), lane.sums(isa, 4)), add(isa, lane.sums(isa, 2), lane.sums(isa, 6)));
-    let right =
-        add(isa, add(isa, lane.sums(isa, 1), lane.sums(isa, 5)), add(isa, lane.sums(isa, 3), lane.sums(isa, 7)));
-    let scale = isa.splat(scale);
-    for (i, sums) in add(isa, left, right).into_iter().enumerate() {
-        for (c, sum) in sums.into_iter().enumerate() {
-            isa.store(isa.mul(sum, scale), some_mut(out, i * stride + c * KEYS));
-        }
-    }
-}
-
-/// Rows of queries and the keys they meet, of `dim` channels all.
-#[derive(Clone, Copy)]
-struct Lane<'a, const Q: usize, const C: usize> {
-    q: [&'a [f32]; Q],
-    keys: [&'a [[f32; KEYS]]; C],
-    dim: usize,
-}
-
-impl<const Q: usize, const C: usize> Lane<'_, Q, C> {
-    /// Lane `j` of every dot product: channels from `j` on, eight apart.
-    #[inline(always)]
-    fn sums(self, isa: Avx512, j: usize) -> [[__m512; C]; Q] {
-        let mut sums = [[isa.splat(0.0); C]; Q];
-        for channel in (j..self.dim).step_by(LANES) {
-            let keys: [__m512; C] = each(|c| isa.load(&self.keys[c][channel]));
-            for (sums, q) in sums.iter_mut().zip(self.q) {
-                let q = isa.splat(q[channel]);
-                for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = isa.mul_add(q, key, *sum);
-                }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let lane = Lane { q, dim, keys };
+        // The tree of `plain::reduce`.
+        let left = add(add(lane.sums::<C>(0), lane.sums(4)), add(lane.sums(2), lane.sums(6)));
+        let sums = add(left, add(add(lane.sums(1), lane.sums(5)), add(lane.sums(3), lane.sums(7))));
+        for (i, sums) in sums.iter().enumerate() {
+            for (c, sum) in sums.iter().enumerate() {
+                _mm512_storeu_ps(out.add(i * stride + c * KEYS), _mm512_mul_ps(*sum, _mm512_set1_ps(scale)));
             }
         }
-        sums
     }
 }
 
-#[inline(always)]
-fn add<const Q: usize, const C: usize>(isa: Avx512, mut a: [[__m512; C]; Q], b: [[__m512; C]; Q]) -> [[__m512; C]; Q] {
-    for (a, b) in a.as_flattened_mut().iter_mut().zip(b.as_flattened()) {
-        *a = isa.add(*a, *b);
+/// Rows of queries and the keys they meet.
+#[derive(Clone, Copy)]
+struct Lane<const Q: usize> {
+    q: [*const f32; Q],
+    dim: usize,
+    keys: *const f32,
+}
+
+impl<const Q: usize> Lane<Q> {
+    /// Lane `j` of every dot product.
+    ///
+    /// # Safety
+    /// As for [`tile`].
+    #[inline(always)]
+    unsafe fn sums<const C: usize>(self, j: usize) -> [[__m512; C]; Q] {
+        // SAFETY: the caller's promise; channels from `j` on, eight apart.
+        unsafe {
+            let mut sums = [[_mm512_setzero_ps(); C]; Q];
+            for channel in (j..self.dim).step_by(LANES) {
+                let at = self.keys.add(channel * KEYS);
+                let keys: [__m512; C] = std::array::from_fn(|c| _mm512_loadu_ps(at.add(c * self.dim * KEYS)));
+                for (sums, q) in sums.iter_mut().zip(self.q) {
+                    let q = _mm512_set1_ps(*q.add(channel));
+                    for (sum, key) in sums.iter_mut().zip(keys) {
+                        *sum = _mm512_fmadd_ps(q, key, *sum);
+                    }
+                }
+            }
+            sums
+        }
     }
-    a
+}
+
+/// # Safety
+/// The processor has AVX-512 (F).
+#[inline(always)]
+unsafe fn add<const Q: usize, const C: usize>(a: [[__m512; C]; Q], b: [[__m512; C]; Q]) -> [[__m512; C]; Q] {
+    // SAFETY: registers only.
+    std::array::from_fn(|i| std::array::from_fn(|c| unsafe { _mm512_add_ps(a[i][c], b[i][c]) }))
 }
 
 /// `out[i][d] += p[i * stride + t] · values[t][d]` in the order of `t`, for rows of `dim` channels, a multiple of sixteen.
@@ -125,31 +135,93 @@ pub(in super::super) fn mix(p: &[f32], stride: usize, values: &[f32], dim: usize
     let (rows, tokens) = (out.len() / dim, values.len() / dim);
     assert!(dim.is_multiple_of(16) && out.len() == rows * dim && values.len() == tokens * dim && stride >= tokens);
     assert!(rows == 0 || p.len() >= (rows - 1) * stride + tokens);
-    mix_all(p, stride, values, dim, out);
+    // SAFETY: as in `beside`.
+    unsafe { fast_mix(p, stride, values, dim, out) }
 }
 
-#[inline(always)]
-fn mix_of(isa: Avx512, p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) {
+/// # Safety
+/// The processor has AVX-512 (F), and sizes are as [`mix`] checks them.
+#[target_feature(enable = "avx512f")]
+unsafe fn fast_mix(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) {
     let rows = out.len() / dim;
     for (part, values) in values.chunks(VALUES * dim).enumerate() {
-        let (v, mut r) = (Matrix::new(bytemuck::cast_slice(values), Dtype::F32, values.len() / dim, dim), 0);
-        while r < rows {
-            let p = &p[part * VALUES..];
-            r += match rows - r {
-                1 => mix_rows::<1>(isa, p, stride, v, out, r),
-                2 => mix_rows::<2>(isa, p, stride, v, out, r),
-                3 => mix_rows::<3>(isa, p, stride, v, out, r),
-                5 => mix_rows::<5>(isa, p, stride, v, out, r),
-                6.. => mix_rows::<6>(isa, p, stride, v, out, r),
-                _ => mix_rows::<4>(isa, p, stride, v, out, r),
-            };
+        let tokens = values.len() / dim;
+        // SAFETY: rows, channels and tokens stay within those counted here.
+        unsafe {
+            let mut i = 0;
+            while i < rows {
+                let (p, out) = (p.as_ptr().add(i * stride + part * VALUES), out.as_mut_ptr().add(i * dim));
+                let place = Mix { p, stride, values: values.as_ptr(), tokens, dim, out };
+                i += match rows - i {
+                    1 => place.rows::<1>(),
+                    2 => place.rows::<2>(),
+                    3 => place.rows::<3>(),
+                    5 => place.rows::<5>(),
+                    6.. => place.rows::<6>(),
+                    _ => place.rows::<4>(),
+                };
+            }
         }
     }
 }
 
-/// Mixes into `Q` rows from `r` on, and says how many those were.
-#[inline(always)]
-fn mix_rows<const Q: usize>(isa: Avx512, p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32], r: usize) -> usize {
-    attend::channels::<Avx512, F32, 16, Q, 4, 1>(isa, p, stride, v, out, r);
-    Q
+/// Some rows that values are mixed into.
+#[derive(Clone, Copy)]
+struct Mix {
+    p: *const f32,
+    stride: usize,
+    values: *const f32,
+    tokens: usize,
+    dim: usize,
+    out: *mut f32,
+}
+
+impl Mix {
+    /// Mixes into `Q` rows, and says how many those were.
+    ///
+    /// # Safety
+    /// They exist, as do weights of theirs for `tokens` rows of values; the processor has AVX-512 (F).
+    #[inline(always)]
+    unsafe fn rows<const Q: usize>(self) -> usize {
+        let mut d = 0;
+        // SAFETY: four or one times sixteen channels behind `d` exist.
+        unsafe {
+            while d + 64 <= self.dim {
+                self.channels::<Q, 4>(d);
+                d += 64;
+            }
+            while d < self.dim {
+                self.channels::<Q, 1>(d);
+                d += 16;
+            }
+        }
+        Q
+    }
+
+    /// # Safety
+    /// As for [`Self::rows`], and channels `d..d + 16 * C` exist.
+    #[inline(always)]
+    unsafe fn channels<const Q: usize, const C: usize>(self, d: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let place = |i: usize, c: usize| self.out.add(i * self.dim + d + 16 * c);
+            let mut sums: [[__m512; C]; Q] =
+                std::array::from_fn(|i| std::array::from_fn(|c| _mm512_loadu_ps(place(i, c))));
+            for t in 0..self.tokens {
+                let at = self.values.add(t * self.dim + d);
+                let values: [__m512; C] = std::array::from_fn(|c| _mm512_loadu_ps(at.add(16 * c)));
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let p = _mm512_set1_ps(*self.p.add(i * self.stride + t));
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum = _mm512_fmadd_ps(p, value, *sum);
+                    }
+                }
+            }
+            for (i, sums) in sums.iter().enumerate() {
+                for (c, sum) in sums.iter().enumerate() {
+                    _mm512_storeu_ps(place(i, c), *sum);
+                }
+            }
+        }
+    }
 }

@@ -6,18 +6,15 @@
 
 use super::super::{
     Dtype, Matrix,
-    dense::{
-        self, Outputs, Wanted,
-        tile::{Ask, LINE},
-    },
-    isa::{F16, F32, Isa, avx512::Avx512, each, entries},
+    avx2::dense::{Ask, LINE},
+    dense::{self, Outputs, Wanted},
     team::Team,
 };
 use super::{
     rows::{Form, Line, Rows, Tile},
-    stored::{Multiplied, One, Two, TwoApart},
+    stored::{F16, F32, Multiplied, One, Two, TwoApart},
 };
-use std::arch::x86_64::__m512;
+use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 /// Pairs of rows that pass a panel before the next: what waits of their sums stays in a second-level cache.
@@ -85,26 +82,18 @@ pub(in super::super) fn panel(rows: &Rows<'_>, w: Matrix<'_>, out: &Outputs<'_>,
     SUMS.with_borrow_mut(|sums| {
         sums.resize(PAIRS.min(rows.pairs()) * w.rows, Line::ZERO);
         let of = Panel { rows, w, out, first };
-        match (w.dtype, rows.form()) {
-            (Dtype::F32, Form::Eight) => run_singles(of, sums),
-            (Dtype::F16, Form::Eight) => run_halves(of, sums),
-            // SAFETY: lines of two are laid out only where the processor multiplies them.
-            (Dtype::Bf16, Form::Two) => unsafe { run_two(Avx512::had(), Two::had(), of, sums) },
-            (Dtype::Bf16, Form::TwoApart) => run_apart(of, sums),
-            (dtype, form) => unreachable!("rows in {form:?} for {dtype:?}"),
+        // SAFETY: `Simd::detect` chose this file only after `is_available`, and lines of two only where the processor multiplies
+        // them. Rows are as wide as `w`'s, and there is room for the sums of as many pairs as pass together.
+        unsafe {
+            match (w.dtype, rows.form()) {
+                (Dtype::F32, Form::Eight) => of.run::<One<F32>>(sums),
+                (Dtype::F16, Form::Eight) => of.run::<One<F16>>(sums),
+                (Dtype::Bf16, Form::Two) => of.run_two(sums),
+                (Dtype::Bf16, Form::TwoApart) => of.run::<TwoApart>(sums),
+                (dtype, form) => unreachable!("rows in {form:?} for {dtype:?}"),
+            }
         }
     });
-}
-
-entries! { Avx512, "avx512f,avx512bw,avx512dq,avx512vl",
-    fn run_singles(of: Panel<'_>, sums: &mut [Line]) = |isa, of: Panel<'_>, sums| of.tiles(isa, One::<F32>::NEW, sums);
-    fn run_halves(of: Panel<'_>, sums: &mut [Line]) = |isa, of: Panel<'_>, sums| of.tiles(isa, One::<F16>::NEW, sums);
-    fn run_apart(of: Panel<'_>, sums: &mut [Line]) = |isa, of: Panel<'_>, sums| of.tiles(isa, TwoApart, sums);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn run_two(isa: Avx512, by: Two, of: Panel<'_>, sums: &mut [Line]) {
-    of.tiles(isa, by, sums);
 }
 
 #[derive(Clone, Copy)]
@@ -116,52 +105,78 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
-    /// All tiles; `sums` has a line for every output and pair of those that pass together.
+    /// # Safety
+    /// The processor has AVX-512 (F, BW, DQ, VL), rows are as wide as `w`'s, and `sums` has a line for every output and pair of
+    /// those that pass together.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn run<M: Multiplied>(self, sums: &mut [Line]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.tiles::<M>(sums) }
+    }
+
+    /// The same for lines of two.
+    ///
+    /// # Safety
+    /// As for [`Self::run`], and the processor has products of bfloat16.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn run_two(self, sums: &mut [Line]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.tiles::<Two>(sums) }
+    }
+
+    /// # Safety
+    /// As for [`Self::run`].
     #[inline(always)]
-    fn tiles<M: Multiplied>(self, isa: Avx512, by: M, sums: &mut [Line]) {
+    unsafe fn tiles<M: Multiplied>(self, sums: &mut [Line]) {
         let pairs = self.rows.pairs();
         for first in (0..pairs).step_by(PAIRS) {
             for depth in 0..self.rows.depths() {
                 for tile in Tile::all(first..pairs.min(first + PAIRS)) {
                     let sums = &mut sums[(tile.first - first) * self.w.rows..][..tile.pairs * self.w.rows];
-                    match tile.pairs {
-                        8 => self.outputs::<M, 8, 3>(isa, by, tile, depth, sums),
-                        4 => self.outputs::<M, 4, 6>(isa, by, tile, depth, sums),
-                        3 => self.outputs::<M, 3, 6>(isa, by, tile, depth, sums),
-                        2 => self.outputs::<M, 2, 6>(isa, by, tile, depth, sums),
-                        _ => self.outputs::<M, 1, 8>(isa, by, tile, depth, sums),
+                    // SAFETY: the tile is one of the rows', and its sums are those of all outputs.
+                    unsafe {
+                        match tile.pairs {
+                            8 => self.outputs::<M, 8, 3>(tile, depth, sums),
+                            4 => self.outputs::<M, 4, 6>(tile, depth, sums),
+                            3 => self.outputs::<M, 3, 6>(tile, depth, sums),
+                            2 => self.outputs::<M, 2, 6>(tile, depth, sums),
+                            _ => self.outputs::<M, 1, 8>(tile, depth, sums),
+                        }
                     }
                 }
             }
         }
     }
 
-    /// A tile of the rows', of `P` pairs, by all outputs, whose sums are `sums`.
+    /// # Safety
+    /// As for [`Self::run`]; `tile` is one of the rows', of `P` pairs, and `sums` holds those of all outputs.
     #[inline(always)]
-    fn outputs<M: Multiplied, const P: usize, const C: usize>(
+    unsafe fn outputs<M: Multiplied, const P: usize, const C: usize>(
         self,
-        isa: Avx512,
-        by: M,
         tile: Tile,
         depth: usize,
         sums: &mut [Line],
     ) {
         let whole = self.w.rows - self.w.rows % C;
         let (many, few) = sums.split_at_mut(P * whole);
-        for (o, sums) in (0..whole).step_by(C).zip(many.chunks_exact_mut(P * C)) {
-            self.tile::<M, P, C>(isa, by, tile, depth, o, sums);
-        }
-        for (o, sums) in (whole..self.w.rows).zip(few.chunks_exact_mut(P)) {
-            self.tile::<M, P, 1>(isa, by, tile, depth, o, sums);
+        // SAFETY: outputs `o..o + C`, then single ones, exist; their sums are as many.
+        unsafe {
+            for (o, sums) in (0..whole).step_by(C).zip(many.chunks_exact_mut(P * C)) {
+                self.tile::<M, P, C>(tile, depth, o, sums);
+            }
+            for (o, sums) in (whole..self.w.rows).zip(few.chunks_exact_mut(P)) {
+                self.tile::<M, P, 1>(tile, depth, o, sums);
+            }
         }
     }
 
-    /// `P` pairs of rows by outputs `o..o + C`, a register of lanes for each. Asks for weights further on meanwhile ([`Ask`]).
+    /// `P` pairs of rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Ask`]).
+    ///
+    /// # Safety
+    /// As for [`Self::outputs`]; outputs `o..o + C` exist, and there are `P * C` sums.
     #[inline(always)]
-    fn tile<M: Multiplied, const P: usize, const C: usize>(
+    unsafe fn tile<M: Multiplied, const P: usize, const C: usize>(
         self,
-        isa: Avx512,
-        by: M,
         tile: Tile,
         depth: usize,
         o: usize,
@@ -170,55 +185,74 @@ impl Panel<'_> {
         let (Self { rows, w, .. }, last) = (self, depth + 1 == self.rows.depths());
         let ((x, columns), (group, lines)) = (rows.at(tile, depth), (M::FORM.columns(), M::FORM.lines()));
         let (whole, rest) = (columns.len() / group, columns.len() % group);
-        let here: [&[u8]; C] =
-            each(|j| &w.bytes[((o + j) * w.cols + columns.start) * M::BYTES..][..columns.len() * M::BYTES]);
-        let ws: [&[M::Group]; C] = each(|j| &M::groups(here[j])[..whole]);
-        let mut acc = [[isa.splat(0.0); C]; P];
-        if depth > 0 {
-            for (acc, sum) in acc.as_flattened_mut().iter_mut().zip(&*sums) {
-                *acc = sum.load(isa);
-            }
-        }
-        let (line, mut g) = (LINE / (group * M::BYTES), 0);
-        for Ask { lines, further } in Ask::all(whole / line, C * w.cols * M::BYTES) {
-            while g < lines.end * line {
-                for w in ws {
-                    isa.ask(w.as_ptr().wrapping_add(g).cast::<u8>().wrapping_add(further));
-                }
-                for part in g..g + line {
-                    go_on(isa, by, x, ws, part, &mut acc);
-                }
-                g += line;
-            }
-        }
-        while g < whole {
-            go_on(isa, by, x, ws, g, &mut acc);
-            g += 1;
-        }
-        if rest > 0 {
-            let wk: [M::Weights; C] = each(|j| by.weights(isa, &M::rest(&here[j][whole * group * M::BYTES..])));
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let x = &x[(whole * P + i) * lines..];
-                for (acc, wk) in acc.iter_mut().zip(wk) {
-                    *acc = by.multiply_add_rest(isa, x, wk, *acc, rest);
+        // SAFETY: a tile's lines lie one after the other, those of `P` pairs for every group of columns; each load of weights
+        // reads a whole group of `columns`, or through `rest_of` what is left of one.
+        unsafe {
+            let ws: [*const u8; C] =
+                std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + columns.start) * M::BYTES));
+            let mut acc = [[_mm512_setzero_ps(); C]; P];
+            if depth > 0 {
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    for (j, acc) in acc.iter_mut().enumerate() {
+                        *acc = sums.get_unchecked(i * C + j).load();
+                    }
                 }
             }
-        }
-        if last {
-            return self.put(isa, tile, o, acc);
-        }
-        for (sum, acc) in sums.iter_mut().zip(acc.as_flattened()) {
-            sum.store(isa, *acc);
+            let (line, mut g) = (LINE / (group * M::BYTES), 0);
+            for Ask { lines, further } in Ask::all(whole / line, C * w.cols * M::BYTES) {
+                while g < lines.end * line {
+                    for w in ws {
+                        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(g * group * M::BYTES + further).cast());
+                    }
+                    for part in 0..line {
+                        go_on::<M, P, C>(x, ws, g + part, &mut acc);
+                    }
+                    g += line;
+                }
+            }
+            while g < whole {
+                go_on::<M, P, C>(x, ws, g, &mut acc);
+                g += 1;
+            }
+            if rest > 0 {
+                let wk: [M::Weights; C] =
+                    std::array::from_fn(|j| rest_of::<M>(ws[j].add(whole * group * M::BYTES), rest));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let x = x.add((whole * P + i) * lines);
+                    for (acc, wk) in acc.iter_mut().zip(wk) {
+                        *acc = M::multiply_add_rest(x, wk, *acc, rest);
+                    }
+                }
+            }
+            if last {
+                return self.put(tile, o, acc);
+            }
+            for (i, acc) in acc.into_iter().enumerate() {
+                for (j, acc) in acc.into_iter().enumerate() {
+                    sums.get_unchecked_mut(i * C + j).store(acc);
+                }
+            }
         }
     }
 
-    /// Adds up lanes in the order of [`super::super::plain::reduce`] and writes what they come to.
+    /// Adds up lanes in the order of [`super::super::plain::reduce`] and writes what they come to. No closures: they would not
+    /// have these instructions.
+    ///
+    /// # Safety
+    /// As for [`Self::tile`].
     #[inline(always)]
-    fn put<const P: usize, const C: usize>(self, isa: Avx512, tile: Tile, o: usize, acc: [[__m512; C]; P]) {
+    unsafe fn put<const P: usize, const C: usize>(self, tile: Tile, o: usize, acc: [[__m512; C]; P]) {
         let mut sums = [[0.0; C]; 2];
         for (row, acc) in (2 * tile.first..).step_by(2).zip(acc) {
             for (j, lanes) in acc.into_iter().enumerate() {
-                [sums[0][j], sums[1][j]] = isa.reduce_two(lanes);
+                // SAFETY: registers only.
+                unsafe {
+                    let four = _mm512_add_ps(lanes, _mm512_shuffle_f32x4::<0b10_11_00_01>(lanes, lanes));
+                    let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+                    let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+                    sums[0][j] = _mm512_cvtss_f32(one);
+                    sums[1][j] = _mm_cvtss_f32(_mm512_extractf32x4_ps::<2>(one));
+                }
             }
             for (row, sums) in (row..self.rows.count()).zip(&sums) {
                 // SAFETY: every panel has outputs of its own.
@@ -228,22 +262,39 @@ impl Panel<'_> {
     }
 }
 
-/// Group `group` of columns.
+/// Group `group` of the columns.
+///
+/// # Safety
+/// All rows and outputs have it; AVX-512 (F, BW, DQ, VL), and whatever `M` needs.
 #[inline(always)]
-fn go_on<M: Multiplied, const P: usize, const C: usize>(
-    isa: Avx512,
-    by: M,
-    x: &[Line],
-    ws: [&[M::Group]; C],
+unsafe fn go_on<M: Multiplied, const P: usize, const C: usize>(
+    x: *const Line,
+    ws: [*const u8; C],
     group: usize,
     acc: &mut [[__m512; C]; P],
 ) {
-    let lines = M::FORM.lines();
-    let wk: [M::Weights; C] = each(|j| by.weights(isa, &ws[j][group]));
-    let x = &x[group * P * lines..][..P * lines];
-    for (acc, x) in acc.iter_mut().zip(x.chunks_exact(lines)) {
-        for (acc, wk) in acc.iter_mut().zip(wk) {
-            *acc = by.multiply_add(isa, x, wk, *acc);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let wk: [M::Weights; C] = std::array::from_fn(|j| M::weights(ws[j].add(group * M::FORM.columns() * M::BYTES)));
+        for (i, acc) in acc.iter_mut().enumerate() {
+            let x = x.add((group * P + i) * M::FORM.lines());
+            for (acc, wk) in acc.iter_mut().zip(wk) {
+                *acc = M::multiply_add(x, wk, *acc);
+            }
         }
+    }
+}
+
+/// Less than a group of numbers, and zeros.
+///
+/// # Safety
+/// `at` points to so many readable numbers, fewer than a group; AVX-512 (F, BW, DQ, VL).
+#[inline(always)]
+unsafe fn rest_of<M: Multiplied>(at: *const u8, count: usize) -> M::Weights {
+    let mut bytes = [0; 32];
+    // SAFETY: the caller's promise; then a group of the array.
+    unsafe {
+        std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), count * M::BYTES);
+        M::weights(bytes.as_ptr())
     }
 }

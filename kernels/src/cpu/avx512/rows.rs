@@ -1,12 +1,7 @@
 //! Rows laid out for dense products: in pairs, a group of numbers of each in a line, and in the order in which they are read.
 
-use super::super::{
-    LANES, SHARE_FROM, bf16,
-    dense::Cut,
-    isa::{Isa, avx512::Avx512},
-    team::Team,
-};
-use std::arch::x86_64::__m512;
+use super::super::{LANES, SHARE_FROM, bf16, dense::Cut, team::Team};
+use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Lines of a pair of rows in a depth: those of sixteen rows fit a first-level cache.
@@ -56,16 +51,20 @@ impl Line {
         self.0[half * LANES..][..LANES].copy_from_slice(eight);
     }
 
-    /// Both halves.
+    /// # Safety
+    /// The processor has AVX-512F.
     #[inline(always)]
-    pub fn load(&self, isa: Avx512) -> __m512 {
-        isa.load(&self.0)
+    pub unsafe fn load(&self) -> __m512 {
+        // SAFETY: a line is 64 bytes at a multiple of 64.
+        unsafe { _mm512_load_ps(self.0.as_ptr()) }
     }
 
-    /// Sets both halves.
+    /// # Safety
+    /// The processor has AVX-512F.
     #[inline(always)]
-    pub fn store(&mut self, isa: Avx512, lanes: __m512) {
-        isa.store(lanes, &mut self.0);
+    pub unsafe fn store(&mut self, lanes: __m512) {
+        // SAFETY: as for `load`.
+        unsafe { _mm512_store_ps(self.0.as_mut_ptr(), lanes) }
     }
 }
 
@@ -166,13 +165,13 @@ impl<'a> Rows<'a> {
 
     /// Lines of a tile at a depth, those of `tile.pairs` for every group of columns, and which columns these are.
     #[inline(always)]
-    pub fn at(&self, tile: Tile, depth: usize) -> (&[Line], Range<usize>) {
+    pub fn at(&self, tile: Tile, depth: usize) -> (*const Line, Range<usize>) {
         let (columns, lines) = (self.form.columns(), self.form.lines());
         let from = depth * self.depth;
         let here = self.depth.min(self.cols.div_ceil(columns) - from);
         let first = from * self.pairs() + here * tile.first;
         let lines = &self.lines[first * lines..][..here * tile.pairs * lines];
-        (lines, from * columns..self.cols.min((from + here) * columns))
+        (lines.as_ptr(), from * columns..self.cols.min((from + here) * columns))
     }
 }
 

@@ -2,12 +2,14 @@
 //! the rows' sums.
 
 use super::super::{
-    isa::neon::four_halves,
     packed::{Bits, FOUR, HALVES, Layout, Packed, WIDE, by_kind},
     quantised::{Part, Wide},
     rounded::Rounded,
 };
-use super::bytes::{Bytes, Dots, Words};
+use super::{
+    bytes::{Bytes, Dots, Words},
+    eight::four_halves,
+};
 use crate::quant::QuantType;
 use std::arch::aarch64::*;
 
