@@ -305,7 +305,7 @@ async fn requests_are_shown_with_peers_names(net: &Net) {
         net.net.peers().into_iter().find(|peer| peer.id == id).unwrap().name.clone()
     };
     for (line, (label, peer)) in
-        lines.iter().zip([("prefill", "prefill"), ("hand-over", "prefill"), ("decode", "decode")])
+        lines.iter().zip([("prefill", "prefill"), ("transfer", "prefill"), ("decode", "decode")])
     {
         assert!(line.starts_with(label) && line[11..].starts_with(&leader(peer)), "{shown}");
     }

@@ -44,9 +44,6 @@ impl IterationCost for Several {
     }
 }
 
-/// The cost model's closed forms for a group, measured profiles included ([`crate::scheduler::cost`]): prompts one after
-/// the other, then a step of the answers.
-
 /// A straight line from knot to knot; the first and the last go on outside.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line(Vec<(f64, f64)>);

@@ -33,7 +33,7 @@ pub(super) fn command() -> Command {
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
         Some(("engine", matches)) => engine::run(matches),
-        Some(("handover", matches)) => kv_transfer::run(matches).await,
+        Some(("kv-transfer", matches)) => kv_transfer::run(matches).await,
         Some(("codec", matches)) => codec::run(matches),
         Some((_, matches)) => link::run(settings, matches).await,
         None => Ok(()),

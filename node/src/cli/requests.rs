@@ -120,7 +120,7 @@ pub(super) fn lines(trace: &Trace) -> Vec<String> {
     }
     let rows = [
         ("prefill", stages(trace, &trace.prefill_stages, trace.prefill), prompt),
-        ("hand-over", pairs(trace), handed_over(trace)),
+        ("transfer", pairs(trace), handed_over(trace)),
         ("decode", stages(trace, &trace.decode_stages, trace.decode), answer),
     ];
     let peers = rows.iter().map(|(_, peers, _)| width(peers)).max().unwrap_or(0);
@@ -344,7 +344,7 @@ pub(super) mod tests {
     fn a_trace_is_four_aligned_lines_with_names_and_the_slowest_link() {
         let expected = "\
 prefill    peer1 → peer2  61 tokens (20 cached) in 38 ms, waited 2.0 ms
-hand-over  peer1 → peer3  124.9 kB int4 in 12 ms: pack 1, wire 9, unpack 2
+transfer   peer1 → peer3  124.9 kB int4 in 12 ms: pack 1, wire 9, unpack 2
 decode     peer3 → peer4  41 tokens in 3600 ms, 11 tokens/s
 slowest    decode 99 %: link peer3 → peer4, 40 ms a token";
         let lines = lines(&trace(["peer1", "peer2", "peer3", "peer4"]));
@@ -357,7 +357,7 @@ slowest    decode 99 %: link peer3 → peer4, 40 ms a token";
         let lines_of = lines(&trace(["机器一号", "peer2", "客厅的旧电脑", "x"]));
         let expected = "\
 prefill    机器一号 → peer2         61 tokens (20 cached) in 38 ms, waited 2.0…
-hand-over  机器一号 → 客厅的旧电脑  124.9 kB int4 in 12 ms: pack 1, wire 9, unp…
+transfer   机器一号 → 客厅的旧电脑  124.9 kB int4 in 12 ms: pack 1, wire 9, unp…
 decode     客厅的旧电脑 → x         41 tokens in 3600 ms, 11 tokens/s
 slowest    decode 99 %: link 客厅的旧电脑 → x, 40 ms a token";
         assert_eq!(lines_of.join("\n"), expected);
@@ -401,7 +401,7 @@ slowest    decode 99 %: link 客厅的旧电脑 → x, 40 ms a token";
         };
         let expected = "\
 prefill    peer1  1 token in 0.0 ms, waited 0.0 ms
-hand-over  none   one group does both
+transfer   none   one group does both
 decode     peer1  41 tokens in 100 ms, 400 tokens/s; 1 move cost 300 ms
 slowest    move 75 %: peer4 was lost: it is gone";
         assert_eq!(lines(&alone).join("\n"), expected);

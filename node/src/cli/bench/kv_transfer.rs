@@ -29,10 +29,12 @@ const SWEPT: u32 = 512;
 pub(super) fn command() -> Command {
     let number = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("N").help(help);
     verb(
-        "handover",
+        "kv-transfer",
         "What a KV transfer costs a client, on links of any speed",
-        "tsnode bench handover --link-mbit 1000",
+        "tsnode bench kv-transfer --link-mbit 1000",
     )
+    // What it was called before.
+    .alias("handover")
     .arg(
         Arg::new("prompts")
             .long("prompts")
