@@ -32,6 +32,8 @@ pub(super) const REQUESTS: usize = 256;
 const WORDS: usize = 1024;
 /// How long a ring may take to come round once.
 const RING_PATIENCE: Duration = Duration::from_secs(5);
+/// Why nothing is taken while there is no ring.
+const NOT_UP: &str = "the group is not up";
 /// Pause before a ring is built again.
 const RING_PAUSE: Duration = Duration::from_millis(300);
 /// How often a drained group looks whether its last sequence has ended.
@@ -301,12 +303,18 @@ impl Leader {
         let Stream { sender, receiver: mut onward } =
             open_onward(&self.group, &self.context, &self.roster, &hello).await?;
         let retire = self.retire.clone();
-        let closing = tokio::select! {
-            closing = timeout(RING_PATIENCE, self.come_round(hello.ring)) => closing,
-            // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
-            _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
-            () = retire.cancelled() => return Err(StageError::Protocol("the plan has changed".into())),
+        let mut come = Box::pin(timeout(RING_PATIENCE, come_round(&mut self.rings, hello.ring)));
+        let closing = loop {
+            tokio::select! {
+                closing = &mut come => break closing,
+                // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
+                _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
+                () = retire.cancelled() => return Err(StageError::Protocol("the plan has changed".into())),
+                // Who asks now is better served elsewhere than by a ring that may never come round.
+                Some(request) = self.requests.recv() => refuse(request, NOT_UP),
+            }
         };
+        drop(come);
         let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
         // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
         let work = tokio::spawn(Worker::run(self.context.clone(), Downstream::Stream(sender), arrived));
@@ -324,16 +332,6 @@ impl Leader {
     fn speculator(&self) -> Option<Speculator> {
         let StageContext { compute, shape, tasks, .. } = &self.context;
         self.draft.clone().map(|draft| Speculator::start(draft, compute.clone(), shape.vocab, tasks))
-    }
-
-    /// Waits until the last stage's stream of this very ring arrives.
-    async fn come_round(&mut self, ring: RingId) -> Result<Stream, StageError> {
-        while let Some(arrived) = self.rings.recv().await {
-            if arrived.hello.ring == ring {
-                return Ok(arrived.stream);
-            }
-        }
-        Err(StageError::Upstream)
     }
 
     fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
@@ -463,7 +461,7 @@ impl Leader {
         self.clients.clear();
         // Gateways that have not heard of it yet are not to wait for a ring that may never come round.
         while let Ok(request) = self.requests.try_recv() {
-            refuse(request, "the group is not up");
+            refuse(request, NOT_UP);
         }
     }
 
@@ -523,6 +521,16 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
         Action::End { request, end: End::Failed(why) } => (request, ToClient::Failed(why), true),
         Action::End { request, end } => (request, ToClient::Decode(DecodeEvent::End(end)), true),
     })
+}
+
+/// Waits until the last stage's stream of this very ring arrives.
+async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Result<Stream, StageError> {
+    while let Some(arrived) = rings.recv().await {
+        if arrived.hello.ring == ring {
+            return Ok(arrived.stream);
+        }
+    }
+    Err(StageError::Upstream)
 }
 
 fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
