@@ -28,7 +28,7 @@ pub enum MeasureError {
     /// One at a time.
     #[error("another link is being measured")]
     Busy,
-    /// Enough for now.
+    /// A measurement fills the links of others: there was one just now, and the next has to wait.
     #[error("links were measured just now")]
     TooOften {
         /// When to ask again.

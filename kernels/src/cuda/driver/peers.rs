@@ -2,7 +2,7 @@
 //!
 //! Events and copies are the driver's own across contexts: a stream waits for what an event of any context was recorded for
 //! when it was asked to, and peer copies go straight from GPU to GPU where that can be, and by way of the host elsewhere.
-#![expect(unsafe_code, reason = "as in driver.rs; handles of others are of GPUs that outlive the work (`GPUs.rs`)")]
+#![expect(unsafe_code, reason = "as in driver.rs; handles of others are of GPUs that outlive the work (gpus.rs)")]
 
 use super::{DriverCard, GpuError, Peer, Rectangle, failed};
 use crate::cuda::machine::Machine;
