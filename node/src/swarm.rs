@@ -12,6 +12,7 @@ mod handle;
 mod heard;
 mod moves;
 mod outbox;
+mod port_reuse;
 mod quic;
 mod reach;
 mod redeem;

@@ -469,6 +469,15 @@ async fn an_address_in_use_is_named() {
     assert!(matches!(refusal, SwarmError::InUse { protocol: "TCP", .. }), "{refusal}");
 }
 
+#[tokio::test]
+async fn a_socket_of_another_program_with_the_listening_ports_number_keeps_nobody_from_dialling() {
+    let (mut a, mut b) = (member(1).await, member(2).await);
+    let port = tcp_address(&b.address("/tcp/")).port();
+    // As the kernel gives it to a connection from another of this host's addresses.
+    let _other = std::net::TcpListener::bind(("127.1.2.3", port)).unwrap();
+    meet(&mut b, &mut a, "/tcp/").await;
+}
+
 /// A peer behind a pretended address translation, with a place at `relay`; and where that is.
 async fn walled(n: u8, relay: &mut Peer, faults: &watch::Sender<Faults>) -> (Peer, Multiaddr) {
     let mut peer = start_with(SwarmConfig { faults: Some(faults.subscribe()), ..config(n, SECRET) }).await;

@@ -1,6 +1,6 @@
 //! The ways to another peer, TCP with Noise and Yamux, QUIC, and circuits over a relay, with the door in front of all.
 
-use super::{SwarmError, admission::Door, quic::Quic, seated::Seated};
+use super::{SwarmError, admission::Door, port_reuse::PortReuse, quic::Quic, seated::Seated};
 use crate::doors::Doors;
 use libp2p::{
     PeerId, Transport as _,
@@ -66,7 +66,7 @@ pub(super) fn plain(keypair: &Keypair) -> Result<Boxed<Connection>, SwarmError> 
 
 /// The same, and others' at these doors.
 fn proven(keypair: &Keypair, doors: Doors) -> Result<Boxed<Connection>, SwarmError> {
-    let tcp = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true))
+    let tcp = PortReuse(tcp::tokio::Transport::new(tcp::Config::default().nodelay(true)))
         .upgrade(Version::V1)
         .authenticate(noise(keypair)?)
         .multiplex(yamux())
