@@ -19,6 +19,7 @@
 //! | `choose.rs` | tokens chosen there |
 //! | `tiles.rs` | KV packed and unpacked there |
 //! | `gpus.rs` | several GPUs that hold stages together |
+//! | `gather_way.rs` | the ways of putting columns side by side, and why one was taken |
 //! | `gpus/gathers.rs` | how they put columns side by side: by copies, or by NCCL |
 //! | `columns.rs` | what each of them computes of a row, and where |
 
@@ -28,6 +29,7 @@ mod columns;
 mod driver;
 #[cfg(test)]
 mod emulator;
+mod gather_way;
 mod gpus;
 mod jit;
 mod libraries;
@@ -45,7 +47,7 @@ mod weights;
 
 pub(crate) use choose::Choice;
 pub use driver::usable;
-pub use gpus::{GatherWay, NoNccl, TimedGather};
+pub use gather_way::{GatherWay, NoNccl, TimedGather};
 pub(crate) use gpus::{GpuCarrier, Gpus, TilePart, TilePlace};
 pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};
 pub use libraries::{Libraries, Library};

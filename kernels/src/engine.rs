@@ -13,6 +13,7 @@ mod prefix_cache;
 mod shards;
 mod tap;
 mod tiles;
+mod turns;
 
 pub use beside::Held;
 pub use carded::Pick;
@@ -32,13 +33,14 @@ use crate::{
     wire::{self, PayloadError},
 };
 use attend::Run;
-use parts::{Device, Loaded, Part, Turns};
+use parts::{Device, Loaded, Part};
 use prefix_cache::PrefixCache;
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tap::{Stored, Tapped};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
+use turns::Turns;
 
 /// Threads that compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

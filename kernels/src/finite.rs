@@ -6,7 +6,7 @@
 use crate::{
     cpu::{Cpu, Dtype},
     quant::QuantType,
-    weights::Stored,
+    stored::Stored,
 };
 use std::fmt;
 

@@ -6,14 +6,15 @@
 mod architecture;
 mod config;
 mod metadata;
-mod model;
 mod reader;
+mod shapes;
+mod small_files;
 mod tensors;
 mod tokenizer;
 
 pub(crate) use architecture::{Architecture, ROPE_FACTORS};
 pub use metadata::{Array, Metadata, Value};
-pub(crate) use model::{Opened, is_gguf, model_name, models_in, open};
+pub(crate) use small_files::small_files;
 pub use tensors::TensorInfo;
 
 use reader::Reader;
@@ -134,7 +135,7 @@ impl<'a> Gguf<'a> {
     /// # Errors
     /// When metadata is missing, or the model is of a kind that is not read.
     pub fn small_files(&self) -> Result<BTreeMap<String, Vec<u8>>, GgufError> {
-        model::small_files(&self.metadata, &model::Shapes::of([self]))
+        small_files(&self.metadata, std::slice::from_ref(self))
     }
 
     /// `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`.
@@ -142,7 +143,7 @@ impl<'a> Gguf<'a> {
     /// # Errors
     /// When there is no tokenizer, or one of a kind that is not read.
     pub fn text_files(&self) -> Result<BTreeMap<String, Vec<u8>>, GgufError> {
-        Ok(model::text_files(&self.metadata)?.0)
+        Ok(small_files::text_files(&self.metadata)?.0)
     }
 }
 

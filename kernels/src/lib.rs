@@ -28,6 +28,7 @@ pub mod rope;
 pub mod sampling;
 pub mod source;
 pub mod speed;
+pub mod stored;
 pub mod tanh;
 pub mod weights;
 pub mod wire;

@@ -1,10 +1,12 @@
 //! Where a model comes from: a folder, a file, or the program itself.
 
+mod gguf_model;
+
 use crate::{
     config::{ConfigError, ModelConfig},
     cpu::{Cpu, Simd},
     engine::Threads,
-    gguf, json,
+    json,
     load::{self, Largest, LoadReport, Progress, StageMemory},
     models::{self, Share, Stage, StageBytes},
     ranks::Rank,
@@ -154,7 +156,7 @@ impl ModelSource {
                 None => Self::open_folder(path, path, Checkpoint::open),
             };
         }
-        if gguf::is_gguf(path) {
+        if gguf_model::is_gguf(path) {
             return Self::open_gguf(path);
         }
         if path.extension().is_some_and(|e| e == "safetensors") {
@@ -177,11 +179,11 @@ impl ModelSource {
     }
 
     fn open_gguf(path: &Path) -> Result<Self, SourceError> {
-        let gguf::Opened { checkpoint, files } = gguf::open(path).map_err(SourceError::Gguf)?;
+        let gguf_model::Opened { checkpoint, files } = gguf_model::open(path).map_err(SourceError::Gguf)?;
         for (name, bytes) in &files {
             refuse_large(&path.join(name), bytes.len() as u64)?;
         }
-        Self::assemble(&gguf::model_name(path), path, files, checkpoint)
+        Self::assemble(&gguf_model::model_name(path), path, files, checkpoint)
     }
 
     fn assemble(
@@ -373,7 +375,7 @@ fn sole_gguf(folder: &Path) -> Result<Option<PathBuf>, SourceError> {
     if folder.join(SMALL_FILES[0]).exists() {
         return Ok(None);
     }
-    let mut models = gguf::models_in(folder);
+    let mut models = gguf_model::models_in(folder);
     if models.len() > 1 {
         let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         return Err(SourceError::Several { folder: folder.to_owned(), models: models.iter().map(name).collect() });

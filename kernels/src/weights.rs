@@ -3,11 +3,12 @@
 mod files;
 
 pub use crate::finite::Bad;
+pub use crate::stored::Stored;
 use crate::{
     cpu::{Cpu, Dtype, Matrix},
     finite,
     gguf::{Architecture, GgufError},
-    quant::{Blocks, QuantType},
+    quant::Blocks,
 };
 use safetensors::SafeTensors;
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,15 +141,6 @@ pub enum WeightsError {
     /// The system gives no threads to load with.
     #[error("no threads to load with: {0}")]
     Threads(std::io::Error),
-}
-
-/// How the numbers of a tensor are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// One after the other.
-    Dense(Dtype),
-    /// In blocks that share scales.
-    Quantised(QuantType),
 }
 
 /// A file and its bytes.

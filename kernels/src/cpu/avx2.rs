@@ -15,6 +15,7 @@
 mod bytes;
 pub(super) mod dense;
 mod packed;
+mod row_block;
 mod simple;
 mod turn;
 mod wire;

@@ -12,12 +12,11 @@
 mod gathers;
 mod tiles;
 
-pub use gathers::{GatherWay, NoNccl, TimedGather};
 pub(in crate::cuda) use gathers::{Gathers, Patience};
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
-    Columns, Gpu, GpuError, GpuInput, GpuStage, Job, Pass, Piece, Share,
+    Columns, GatherWay, Gpu, GpuError, GpuInput, GpuStage, Job, Pass, Piece, Share,
     machine::{Machine, Rectangle},
     stage,
     step::Step,

@@ -7,6 +7,7 @@ use super::{
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tsnode_protocol::KvDtype;
 
 /// Rows that are multiplied by kernels which read the weights once and the rows in single precision.
 pub(super) const FEW: usize = 8;
@@ -37,6 +38,16 @@ impl Kind {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+impl From<KvDtype> for Kind {
+    fn from(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::F32 => Self::F32,
+            KvDtype::F16 => Self::F16,
+            KvDtype::Bf16 => Self::Bf16,
         }
     }
 }

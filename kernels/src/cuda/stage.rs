@@ -23,7 +23,6 @@ use crate::{
 };
 use layer::{Layer, Pages, Place};
 use std::sync::Arc;
-use tsnode_protocol::KvDtype;
 
 /// Channels of a head that kernels are written for.
 const MOST_DIM: usize = 256;
@@ -103,15 +102,6 @@ impl Work {
     pub fn renewals(&self) -> usize {
         let all = [&self.hidden, &self.chosen, &self.logits, &self.normed, &self.inputs, &self.mixed, &self.out];
         all.iter().map(|buffer| buffer.renewals()).sum()
-    }
-}
-
-/// How elements of pages are stored.
-pub(super) fn kv_kind(dtype: KvDtype) -> Kind {
-    match dtype {
-        KvDtype::F32 => Kind::F32,
-        KvDtype::F16 => Kind::F16,
-        KvDtype::Bf16 => Kind::Bf16,
     }
 }
 

@@ -3,8 +3,8 @@
 use super::{
     Gpu,
     machine::{Arg, GpuError, Launch, Memory, Queue},
+    ops::Kind,
     probe::best,
-    stage::kv_kind,
 };
 use crate::{
     pages::{Layout, Side},
@@ -110,7 +110,7 @@ impl GpuTile<'_> {
         };
         let Layout { heads, dim, dtype, tokens } = self.layout;
         let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
-        let kind = Arg::Whole(kv_kind(dtype) as u32);
+        let kind = Arg::Whole(Kind::from(dtype) as u32);
         let (angles, half, pairs) =
             self.turn.map_or((0, 0, RopePairs::Halves), |turn| (turn.angles, turn.half, turn.pairs));
         let turn = [Arg::Wide(angles), Arg::Whole(half as u32), Arg::Whole(u32::from(pairs == RopePairs::Neighbours))];

@@ -1,12 +1,11 @@
 //! What ranks hold of a stage, and what each computes with.
 
-use super::{Input, attend::Run};
+use super::{Input, attend::Run, turns::Turns};
 use crate::{
     cpu::Cpu,
     models::Stage,
     pages::{Layout, Owner, PagesError},
     ranks::Rank,
-    wire::Turn,
 };
 use std::ops::Range;
 use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
@@ -21,28 +20,6 @@ pub(super) struct Loaded {
     pub owner: Owner,
     /// What its weights take here (bytes).
     pub weights: u64,
-}
-
-/// How the keys of each layer of a stage turn.
-pub(super) struct Turns {
-    all: Vec<Turn>,
-    /// Which of them, layer by layer; none for models whose keys do not turn.
-    of: Vec<usize>,
-}
-
-impl Turns {
-    pub fn new(stage: &dyn Stage) -> Self {
-        let Some(outline) = stage.outline() else { return Self { all: Vec::new(), of: Vec::new() } };
-        // All layers of a model have their pairs alike.
-        let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
-        let all = outline.ropes.iter().map(|rope| Turn::new(rope, pairs)).collect();
-        Self { all, of: outline.layers.iter().map(|layer| layer.attention.rope).collect() }
-    }
-
-    /// That of a layer, counted over the stage.
-    pub fn of(&self, layer: usize) -> Option<&Turn> {
-        self.of.get(layer).and_then(|turn| self.all.get(*turn))
-    }
 }
 
 /// A rank's part of a stage.

@@ -1,6 +1,6 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey, carded, parts::Turns};
+use super::{Shards, StageKey, carded, turns::Turns};
 use crate::{
     cpu::Simd,
     cuda::{Gpus, TilePlace},

@@ -94,7 +94,7 @@ const ALL: [Architecture; 7] = [
 
 impl Architecture {
     /// The one a file names.
-    pub(super) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
+    pub(crate) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
         const KEY: &str = "general.architecture";
         static KNOWN: [Architecture; 7] = ALL;
         let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
@@ -107,7 +107,7 @@ impl Architecture {
     }
 
     /// What Hugging Face's files call a tensor; `None` for one that would change what is computed, and nobody reads.
-    pub(super) fn hugging_face(&self, name: &str) -> Option<String> {
+    pub(crate) fn hugging_face(&self, name: &str) -> Option<String> {
         if let Some((_, theirs)) = OUTSIDE.iter().find(|(ours, _)| *ours == name) {
             return Some((*theirs).to_owned());
         }

@@ -3,7 +3,7 @@
 use super::{
     GgufError, Metadata, Value,
     architecture::{Architecture, LONG_FACTORS, SHORT_FACTORS},
-    model::Shapes,
+    shapes::Shapes,
     tokenizer::special::Special,
 };
 use serde::Serialize;

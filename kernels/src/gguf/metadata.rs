@@ -196,7 +196,7 @@ impl<'a> Metadata<'a> {
     }
 
     /// A number that is not negative; of a list with one number for each layer, what all layers have.
-    pub(super) fn count(&self, key: &str) -> Result<Option<u32>, GgufError> {
+    pub(crate) fn count(&self, key: &str) -> Result<Option<u32>, GgufError> {
         let one = |value| match value {
             Value::Integer(number) => u32::try_from(number).ok(),
             _ => None,

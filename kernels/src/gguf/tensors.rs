@@ -1,7 +1,7 @@
 //! What tensors a file holds, and that each lies where it can.
 
 use super::{GgufError, reader::Reader};
-use crate::{cpu::Dtype, quant::QuantType, weights::Stored};
+use crate::{cpu::Dtype, quant::QuantType, stored::Stored};
 use std::collections::BTreeSet;
 use std::ops::Range;
 

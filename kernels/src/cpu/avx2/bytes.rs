@@ -4,7 +4,7 @@
 //! Loops here have no closures: they would not have the processor's instructions, and calls would take their place.
 
 use super::super::packed::{Bits, FOUR, Layout, WIDE};
-use super::{ask_for_part, packed::RowBlock};
+use super::{ask_for_part, row_block::RowBlock};
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 

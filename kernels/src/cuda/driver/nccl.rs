@@ -11,7 +11,7 @@
 
 use super::failed;
 use crate::cuda::{
-    gpus::NoNccl,
+    gather_way::NoNccl,
     libraries::Libraries,
     machine::{GpuError, Seat},
 };

@@ -15,78 +15,17 @@ use crate::cuda::{
     buffers::Buffer,
     columns::Columns,
     driver::{Nccl, Transfer},
+    gather_way::{GatherWay, NoNccl, TimedGather},
     machine::{GpuError, Machine, Peer, Rectangle},
 };
-use std::fmt;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-pub use trial::TimedGather;
 
 /// Rows of an exchange: what steps of single tokens have, and what is tried.
 const MOST_ROWS: usize = 64;
 /// What columns that land begin at a multiple of (bytes).
 const ALIGNED: usize = 256;
-
-/// How GPUs exchange columns of few rows; those of many are always copied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GatherWay {
-    /// By copies from GPU to GPU; and why not by NCCL.
-    Copies(NoNccl),
-    /// By NCCL.
-    Nccl {
-        /// Its version.
-        version: (i32, i32, i32),
-        /// How fast it was beside copies.
-        timed: Vec<TimedGather>,
-    },
-}
-
-/// Why GPUs do not exchange columns by NCCL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoNccl {
-    /// What computes here is no GPU of a driver's.
-    #[error("there is no driver")]
-    NoDriver,
-    /// No library.
-    #[error("libnccl.so was not found")]
-    NoLibrary,
-    /// What was found is no NCCL, or too old a one.
-    #[error("{} cannot be used: {why}", path.display())]
-    Unusable {
-        /// The library.
-        path: PathBuf,
-        /// What the system's loader says.
-        why: String,
-    },
-    /// One GPU in two places.
-    #[error("a GPU is there twice")]
-    Twice,
-    /// It hangs.
-    #[error("NCCL takes more than {} s for {call}", patience.as_secs_f32())]
-    Late {
-        /// What was asked for.
-        call: &'static str,
-        /// How long it was waited for.
-        patience: Duration,
-    },
-    /// The two ways do not give the same.
-    #[error("NCCL gives other bytes than copies")]
-    Differs,
-    /// It gains nothing.
-    #[error("NCCL is not faster: {}", listed(.0))]
-    Slower(Vec<TimedGather>),
-    /// It takes memory that steps may need.
-    #[error("NCCL takes {taken} bytes of a GPU's memory")]
-    Memory {
-        /// Of one GPU.
-        taken: usize,
-    },
-    /// It fails.
-    #[error("with NCCL {0}")]
-    Failed(#[from] GpuError),
-}
 
 /// How long NCCL is waited for while it is tried.
 #[derive(Clone, Copy, Debug)]
@@ -101,21 +40,6 @@ impl Default for Patience {
     fn default() -> Self {
         Self { start: Duration::from_secs(30), exchange: Duration::from_secs(10) }
     }
-}
-
-impl fmt::Display for GatherWay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Copies(why) => write!(f, "copies from GPU to GPU; {why}"),
-            Self::Nccl { version: (major, minor, patch), timed } => {
-                write!(f, "NCCL {major}.{minor}.{patch}: {}", listed(timed))
-            }
-        }
-    }
-}
-
-fn listed(timed: &[TimedGather]) -> String {
-    timed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// GPUs that exchange columns.

@@ -1,12 +1,12 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{Linear, Norm, Work, kv_kind};
+use super::{Linear, Norm, Work};
 use crate::{
     config::Activation,
     cuda::{
         columns::Columns,
         machine::{Arg, GpuError, Launch, Machine, Memory},
-        ops::{Ops, Rows},
+        ops::{Kind, Ops, Rows},
         step::Step,
         weights::size,
     },
@@ -210,7 +210,7 @@ impl Layer {
             pages.table.into(),
             whole(pages.most),
             whole(tokens),
-            Arg::Whole(kv_kind(dtype) as u32),
+            Arg::Whole(Kind::from(dtype) as u32),
         ];
         let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
         let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };

@@ -1,15 +1,15 @@
 //! A few gathers by which both ways are compared, with parts as no model has them and at the sizes of steps of single tokens.
 
-use super::{MOST_ROWS, NoNccl, Together, copy};
+use super::{MOST_ROWS, Together, copy};
 use crate::{
     cuda::{
         buffers::Buffer,
         columns::Columns,
+        gather_way::{NoNccl, TimedGather},
         machine::{GpuError, Machine, Memory, Peer, Queue},
     },
     ranks::Outputs,
 };
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,36 +17,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 5;
 /// Gathers asked for at once: a layer's, twice.
 const AT_ONCE: u32 = 8;
-/// Of the time of copies, in hundredths, what NCCL's must be below: what is nearer is the same.
-const BELOW: u64 = 98;
 /// Bytes of nothing.
 const POISON: u8 = 0xa5;
-
-/// How fast both ways are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TimedGather {
-    /// Rows.
-    pub rows: usize,
-    /// What copies take (nanoseconds).
-    pub copies_ns: u64,
-    /// What NCCL takes.
-    pub nccl_ns: u64,
-}
-
-impl TimedGather {
-    /// Whether NCCL is faster.
-    #[must_use]
-    pub fn is_faster(&self) -> bool {
-        self.nccl_ns.saturating_mul(100) < self.copies_ns.saturating_mul(BELOW)
-    }
-}
-
-impl fmt::Display for TimedGather {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part = self.nccl_ns as f64 / self.copies_ns.max(1) as f64;
-        write!(f, "{} row{} (in {part:.2} of copies' time)", self.rows, if self.rows == 1 { "" } else { "s" })
-    }
-}
 
 #[derive(Clone, Copy)]
 enum Way {

@@ -1,31 +1,22 @@
-//! A model out of its GGUF files: which files there are, their tensors as a checkpoint, and a folder's small files.
+//! A model out of its GGUF files: which files there are, their tensors as a checkpoint, and its small files.
 
-use super::{
-    Gguf, GgufError, Metadata, TensorInfo,
-    architecture::Architecture,
-    config,
-    tokenizer::{self, special::Special, vocabulary::Vocabulary},
-};
 use crate::{
-    cpu::Dtype,
-    weights::{Checkpoint, Part, Storage, Stored, WeightsError},
+    gguf::{Architecture, Gguf, GgufError, TensorInfo, small_files},
+    weights::{Checkpoint, Part, Storage, WeightsError},
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Files of one model.
 const FILES: u32 = 512;
-/// Numbers of a tensor that goes into config.json.
-const NUMBERS: usize = 4096;
-
 /// A model's weights and small files.
-pub(crate) struct Opened {
+pub(super) struct Opened {
     pub checkpoint: Checkpoint,
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
 /// Opens a model by its file, or the first of its files.
-pub(crate) fn open(path: &Path) -> Result<Opened, WeightsError> {
+pub(super) fn open(path: &Path) -> Result<Opened, WeightsError> {
     let paths = files_of(path)?;
     let maps = paths.iter().map(|path| Storage::map(path)).collect::<Result<Vec<_>, _>>()?;
     let mut heads = Vec::new();
@@ -35,7 +26,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, WeightsError> {
     let metadata = &heads[0].metadata;
     let architecture = Architecture::of(metadata).map_err(because(path))?;
     complete(&heads).map_err(because(path))?;
-    let files = small_files(metadata, &Shapes::of(&heads)).map_err(because(path))?;
+    let files = small_files(metadata, &heads).map_err(because(path))?;
     let mut checkpoint = Checkpoint::of_gguf(architecture);
     for ((head, map), path) in heads.iter().zip(&maps).zip(&paths) {
         let parts = parts(architecture, head).map_err(because(path))?;
@@ -46,24 +37,6 @@ pub(crate) fn open(path: &Path) -> Result<Opened, WeightsError> {
 
 fn because(path: &Path) -> impl Fn(GgufError) -> WeightsError + '_ {
     |error| WeightsError::Gguf { path: path.to_owned(), error }
-}
-
-/// The small files of a folder, by name.
-pub(super) fn small_files(
-    metadata: &Metadata<'_>,
-    shapes: &Shapes<'_, '_>,
-) -> Result<BTreeMap<String, Vec<u8>>, GgufError> {
-    let architecture = Architecture::of(metadata)?;
-    let (mut files, special) = text_files(metadata)?;
-    files.insert("config.json".to_owned(), config::json(metadata, architecture, shapes, &special)?);
-    Ok(files)
-}
-
-/// The small files about text, and the tokens config.json names too.
-pub(super) fn text_files(metadata: &Metadata<'_>) -> Result<(BTreeMap<String, Vec<u8>>, Special), GgufError> {
-    let mut vocabulary = Vocabulary::of(metadata)?;
-    let special = Special::of(metadata, &mut vocabulary)?;
-    Ok((tokenizer::files(metadata, &vocabulary, &special)?, special))
 }
 
 /// A file's tensors under the names models ask for.
@@ -78,47 +51,6 @@ fn parts(architecture: &'static Architecture, head: &Gguf<'_>) -> Result<Vec<Par
         Ok(Part { name, shape: tensor.shape.clone(), stored: tensor.stored, range: tensor.range.clone(), shift })
     };
     head.tensors.iter().map(part).collect()
-}
-
-/// Tensors of all files by the names the files give them.
-pub(super) struct Shapes<'g, 'a> {
-    tensors: BTreeMap<&'a str, (&'g Gguf<'a>, &'g TensorInfo<'a>)>,
-}
-
-impl<'g, 'a> Shapes<'g, 'a> {
-    pub(super) fn of(heads: impl IntoIterator<Item = &'g Gguf<'a>>) -> Self {
-        let each = |head: &'g Gguf<'a>| head.tensors.iter().map(move |tensor| (tensor.name, (head, tensor)));
-        Self { tensors: heads.into_iter().flat_map(each).collect() }
-    }
-
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
-    }
-
-    /// Rows of a matrix.
-    pub(super) fn rows(&self, name: &str) -> Result<u32, GgufError> {
-        let wrong = |problem: &str| GgufError::Tensor { name: name.to_owned(), problem: problem.to_owned() };
-        let (_, tensor) = self.tensors.get(name).ok_or_else(|| wrong("is missing"))?;
-        match tensor.shape[..] {
-            [rows, _] => u32::try_from(rows).map_err(|_| wrong("has too many rows")),
-            _ => Err(wrong("is no matrix")),
-        }
-    }
-
-    /// The numbers of a short list, if it is there.
-    pub(super) fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, GgufError> {
-        let Some((head, tensor)) = self.tensors.get(name) else { return Ok(None) };
-        match (&tensor.shape[..], tensor.stored) {
-            ([len], Stored::Dense(Dtype::F32)) if *len <= NUMBERS => {
-                let bytes = &head.bytes[tensor.range.clone()];
-                Ok(Some((0..*len).map(|i| Dtype::F32.get(bytes, i)).collect()))
-            }
-            _ => {
-                let problem = format!("a list of at most {NUMBERS} numbers, stored as F32, is expected");
-                Err(GgufError::Tensor { name: name.to_owned(), problem })
-            }
-        }
-    }
 }
 
 /// Refuses files of which one holds fewer tensors than were written.
@@ -160,14 +92,14 @@ fn numbered(name: &str) -> Option<(&str, u32, u32)> {
 }
 
 /// What a model is called by its file.
-pub(crate) fn model_name(path: &Path) -> String {
+pub(super) fn model_name(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let stem = numbered(&name).map_or(name.strip_suffix(".gguf").unwrap_or(&name), |(stem, _, _)| stem);
     if stem.is_empty() { "model".to_owned() } else { stem.to_owned() }
 }
 
 /// GGUF models of a folder, by the first of their files.
-pub(crate) fn models_in(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn models_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let first = |path: &PathBuf| {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -179,7 +111,7 @@ pub(crate) fn models_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether a file is called like a GGUF file.
-pub(crate) fn is_gguf(path: &Path) -> bool {
+pub(super) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 

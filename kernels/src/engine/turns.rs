@@ -1,0 +1,25 @@
+//! How the keys of each layer of a stage turn.
+
+use crate::{models::Stage, wire::Turn};
+
+/// Turns of all layers; layers that turn alike share one.
+pub(super) struct Turns {
+    all: Vec<Turn>,
+    /// Which of them, layer by layer; none for models whose keys do not turn.
+    of: Vec<usize>,
+}
+
+impl Turns {
+    pub fn new(stage: &dyn Stage) -> Self {
+        let Some(outline) = stage.outline() else { return Self { all: Vec::new(), of: Vec::new() } };
+        // All layers of a model have their pairs alike.
+        let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
+        let all = outline.ropes.iter().map(|rope| Turn::new(rope, pairs)).collect();
+        Self { all, of: outline.layers.iter().map(|layer| layer.attention.rope).collect() }
+    }
+
+    /// That of a layer, counted over the stage.
+    pub fn of(&self, layer: usize) -> Option<&Turn> {
+        self.of.get(layer).and_then(|turn| self.all.get(*turn))
+    }
+}
