@@ -16,9 +16,9 @@ mod speculation;
 mod steps;
 mod strategy;
 
-pub use crate::batcher::events::{Action, Event};
-pub use crate::batcher::sequence::{Kind, NewSequence};
-pub use crate::batcher::speculation::{Checked, Speculation, Tally, Wanted};
+pub use events::{Action, Event};
+pub use sequence::{Kind, NewSequence};
+pub use speculation::{Checked, Speculation, Tally, Wanted};
 
 use crate::{
     Time,

@@ -9,7 +9,7 @@
 //! Both are held against what others of its kind show: nobody keeps quite to a measurement on an idle host. That others
 //! seem to keep more than they claim says nothing: their tokens have waited somewhere, and came all at once.
 
-use crate::{Time, gateway::View, trust::Offence};
+use crate::{Time, trust::Offence, view::View};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_protocol::{Group, GroupId, LayerProfile, PeerId, Phase, TimedStep};

@@ -23,14 +23,14 @@ mod reload;
 mod view;
 mod voice;
 
-pub use crate::control::calls::Calls;
-pub use crate::control::check::Infeasible;
-pub use crate::control::config::ControlConfig;
-pub use crate::control::detector::Silence;
-pub use crate::control::events::{Action, Down, Event, Reject};
-pub use crate::control::liveness::digest_every;
-pub use crate::control::member::Member;
-pub use crate::control::planning::Question;
+pub use calls::Calls;
+pub use check::Infeasible;
+pub use config::ControlConfig;
+pub use detector::Silence;
+pub use events::{Action, Down, Event, Reject};
+pub use liveness::digest_every;
+pub use member::Member;
+pub use planning::Question;
 
 use crate::{
     Time,
@@ -50,9 +50,6 @@ use std::time::Duration;
 use tsnode_protocol::{
     Advert, Endorsement, Epoch, Gossip, GroupLoad, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
 };
-
-/// Adverts of peers that count, by id.
-pub type Members<'a> = BTreeMap<PeerId, &'a Advert>;
 
 /// A signed endorsement with its meaning.
 type SignedEndorsement = (Endorsement, Signed<Gossip>);

@@ -16,9 +16,10 @@ mod slowest;
 mod trace;
 mod unresponsive;
 
-pub use crate::gateway::events::{Action, Begun, Event, GatewayConfig, View};
-pub use crate::gateway::slowest::{Cause, Part, Slowest};
-pub use crate::gateway::trace::{Move, Parts, Predicted, Resumption, Trace};
+pub use crate::view::View;
+pub use events::{Action, Begun, Event, GatewayConfig};
+pub use slowest::{Cause, Part, Slowest};
+pub use trace::{Move, Parts, Predicted, Resumption, Trace};
 
 use crate::{
     Time,

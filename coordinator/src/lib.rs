@@ -17,6 +17,7 @@ pub mod layout;
 pub mod lending;
 pub mod links;
 pub mod liveness_probe;
+pub mod members;
 pub mod paths;
 pub mod places;
 pub mod planner;
@@ -34,6 +35,7 @@ pub mod time;
 pub mod traffic;
 pub mod trust;
 pub mod urgency;
+pub mod view;
 pub mod waiting;
 
-pub use crate::time::Time;
+pub use time::Time;

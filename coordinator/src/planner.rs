@@ -1,15 +1,13 @@
 //! Plan flow 4: makes a plan from a view of the swarm: the scheduler's, or the groups a person laid out.
 
 mod light;
+pub mod live;
+pub mod reranking;
 
-pub use crate::planner::light::{flip, grow};
+pub use light::{flip, grow};
 
-use crate::{
-    control::Members,
-    gate::SplitChoice,
-    layout::Layout,
-    scheduler::live::{self, Scene},
-};
+use crate::{gate::SplitChoice, layout::Layout, members::Members};
+use live::Scene;
 use std::fmt;
 use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Phase, Plan, Route, Stage};
 

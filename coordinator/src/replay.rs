@@ -73,7 +73,7 @@ impl Report {
 /// Replays requests of a problem's workload on a plan, prompts computed as the problem says.
 #[must_use]
 pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
-    let batches = Batches::of(evaluator.problem().prompts);
+    let batches = evaluator.problem().prompts.batches();
     replay_by(evaluator, groups, plan, batches, how)
 }
 

@@ -10,7 +10,7 @@
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
 //! | after a loss | phases and routes only | [`light`] |
 //! | large clusters | in parts | [`regions`] |
-//! | the last candidates | replayed request by request | [`reranking`] |
+//! | the last candidates | replayed request by request | [`crate::planner::reranking`] |
 //!
 //! Everything is a pure function of a [`Problem`] and a seed. What it is compared with, and what divides a cluster among
 //! several models, is in `coordinator/simulator`.
@@ -21,7 +21,6 @@ pub mod cost;
 pub mod evaluate;
 pub mod figures;
 pub mod light;
-pub mod live;
 pub mod models;
 pub mod moves;
 pub mod pair;
@@ -30,13 +29,13 @@ pub mod partition;
 pub mod problem;
 pub mod prompts;
 pub mod regions;
-pub mod reranking;
 pub mod room;
 pub mod route;
 pub mod search;
 pub mod slo;
 pub mod start;
 pub mod symmetry;
+pub mod timing;
 pub mod transport;
 pub mod workload;
 

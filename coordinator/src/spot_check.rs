@@ -6,7 +6,7 @@
 //! it then gets what the others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on
 //! after its first token.
 
-use crate::{gateway::View, trust::Offence};
+use crate::{trust::Offence, view::View};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
     Group, KvCodec, ModelId, PeerId, RequestId, Sampled, Token,

@@ -6,7 +6,7 @@
 
 use crate::{
     Time,
-    control::Members,
+    members::Members,
     profiler::{Event, Profile, Profiler, Settings},
 };
 use std::collections::BTreeMap;

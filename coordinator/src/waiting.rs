@@ -2,7 +2,7 @@
 
 use crate::{
     lending::Lending,
-    scheduler::live::{Lack, Shortfall},
+    planner::live::{Lack, Shortfall},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tsnode_coordinator::{
     gate::SplitChoice,
+    planner::live,
     planner::{self, Wish},
-    scheduler::live,
 };
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerRange, Link, ModelCard, ModelId,

@@ -32,7 +32,7 @@ use tsnode_coordinator::{
     fallback::Fallback,
     gateway::View,
     lending::Lending,
-    scheduler::live::{Shortfall, shortfalls},
+    planner::live::{Shortfall, shortfalls},
     trust::{CutOff, Offence, Trust},
     waiting::{self, NotReady, Scene, Seen, Stage},
 };

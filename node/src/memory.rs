@@ -3,7 +3,7 @@
 use std::fmt;
 use tsnode_coordinator::{
     batcher::BatcherConfig,
-    policy::{caps::LONGEST, choice::LONG},
+    policy::caps::{LONG, LONGEST},
 };
 use tsnode_kernels::{load::Largest, source::ModelSource, weights::WeightsError};
 use tsnode_protocol::LayerRange;

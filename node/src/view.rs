@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
-    batcher::Tally, gate::SplitChoice, lending::Lending, scheduler::live::Shortfall, waiting::NotReady,
+    batcher::Tally, gate::SplitChoice, lending::Lending, planner::live::Shortfall, waiting::NotReady,
 };
 use tsnode_kernels::load::{InUse, Progress};
 use tsnode_protocol::{

@@ -7,6 +7,7 @@ pub mod advert;
 pub mod checksum;
 pub mod codec;
 pub mod envelope;
+mod generation;
 pub mod gossip;
 mod gpu;
 pub mod ids;

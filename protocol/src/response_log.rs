@@ -6,7 +6,8 @@
 //! in a response log: the client says it again, and a fingerprint tells whether it is the same.
 
 use crate::{
-    GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, codec, codec::CodecError, limits, stream::Generation,
+    GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, codec, codec::CodecError, generation::Generation,
+    limits,
 };
 use bincode::{Decode, Encode};
 

@@ -4,9 +4,11 @@
 //! every stream is an [`Opening`]; on the first stream of a connection it is `Opening::Prove` and nothing else is
 //! answered before that exchange ends well.
 
+pub use crate::generation::Generation;
+
 use crate::RequestId;
 use crate::{
-    BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, Sampled, Sampling, Seconds, Signed, Token,
+    BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, Sampled, Seconds, Signed, Token,
     codec::{self, CodecError},
     kv::{Delivery, KvHeader, KvPace},
     limits,
@@ -118,17 +120,6 @@ pub struct ProofAnswer {
     pub nonce: Nonce,
     /// The listener's code.
     pub code: Code,
-}
-
-/// What is generated and when to stop.
-#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
-pub struct Generation {
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Most tokens to generate.
-    pub max_new_tokens: u32,
-    /// Tokens that end the answer; they are reported, then `End::Stop`.
-    pub stop_tokens: Vec<Token>,
 }
 
 /// Asks a decode group to take a sequence.
@@ -287,19 +278,6 @@ pub fn frame_length(header: [u8; FRAME_HEADER], limit: usize) -> Result<usize, C
 /// When it is too large, of another version or malformed.
 pub fn decode_frame<T: codec::Wire>(bytes: &[u8]) -> Result<T, CodecError> {
     codec::decode::<T, { limits::FRAME_BYTES }>(bytes)
-}
-
-impl Generation {
-    /// Refuses what is out of bounds.
-    ///
-    /// # Errors
-    /// Names the rule broken.
-    pub fn check(&self) -> Result<(), CodecError> {
-        if self.stop_tokens.len() > 256 || self.max_new_tokens > limits::SEQUENCE_TOKENS {
-            return Err(CodecError::Invalid("generation limits out of range"));
-        }
-        self.sampling.check()
-    }
 }
 
 impl Opening {

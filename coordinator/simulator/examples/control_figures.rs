@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
-    control::Members,
+    members::Members,
     planner::{self, Wish},
     sample,
 };

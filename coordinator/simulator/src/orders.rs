@@ -58,7 +58,7 @@ impl Batched {
     #[must_use]
     pub fn prompts(self) -> Prompts {
         match self {
-            Self::Steps(batches) => batches.prompts(),
+            Self::Steps(batches) => batches.into(),
             Self::Mixed(_) | Self::Ordered(_) => Prompts::Whole,
         }
     }

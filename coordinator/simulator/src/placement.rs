@@ -21,6 +21,7 @@
 
 pub mod allocate;
 pub mod baselines;
+pub mod gpu_group;
 pub mod groups;
 pub mod hosting;
 pub mod improve;

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use tsnode_coordinator::{
+    planner::reranking,
     replay::{Replay, Report},
     rng::Rng,
     scheduler::{
@@ -15,7 +16,6 @@ use tsnode_coordinator::{
         parallel::Members,
         problem::{Lack, Problem, ProblemError},
         regions::{self, Region},
-        reranking,
         search::Effort,
     },
 };

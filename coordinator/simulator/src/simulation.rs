@@ -29,6 +29,7 @@ pub mod process;
 pub mod requests;
 mod script;
 pub mod sketch;
+pub mod tally;
 mod terms;
 pub mod world;
 

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 use tsnode_coordinator::{
-    control::{Control, Event, Members, Reject},
+    control::{Control, Event, Reject},
+    members::Members,
     planner::{Draft, Planner, Scheduler, Wish},
     policy::{choice::Dispatch, routing::Asked},
     router::{Choice, Router},

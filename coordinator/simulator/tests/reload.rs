@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
-    control::Members,
+    members::Members,
     planner::{Draft, Planner, Wish},
     sample,
 };

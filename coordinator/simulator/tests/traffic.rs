@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_coordinator::{
-    control::{Event, Members},
+    control::Event,
     gate::SplitChoice,
+    members::Members,
     planner::{Draft, Planner, Scheduler, Wish},
     sample,
 };

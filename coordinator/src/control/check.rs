@@ -1,6 +1,6 @@
 //! Plan flow 5: whether a plan can be carried out at all, by a peer's own view.
 
-use super::Members;
+use crate::members::Members;
 use std::collections::BTreeMap;
 use std::fmt;
 use tsnode_protocol::{Group, PeerId};

@@ -1,8 +1,11 @@
 //! Plan flow 4: what the planner is asked, and whether its answer still fits when it comes. Searching takes seconds in a
 //! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
 
-use super::{Action, Control, Infeasible, Members, check, reload::Judge};
-use crate::planner::{Draft, Planner, Wish};
+use super::{Action, Control, Infeasible, check, reload::Judge};
+use crate::{
+    members::Members,
+    planner::{Draft, Planner, Wish},
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

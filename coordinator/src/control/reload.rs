@@ -2,8 +2,8 @@
 //! what comes instead has been loaded (ThunderServe §3.4: "it would lead to severe interruption"): hosts that have room for both
 //! stages serve on ([`crate::changeover`]), but that they have is not known here.
 
-use super::Members;
 use crate::{
+    members::Members,
     planner::{Draft, Planner, Wish},
     scheduler::light,
 };

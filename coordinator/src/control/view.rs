@@ -1,10 +1,10 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
 use super::{
-    Action, Control, Down, Member, Members, check, detector::Sign, leader_rank::LeaderRanks, liveness::ANSWER,
-    member::Audience, voice::LISTENERS,
+    Action, Control, Down, Member, check, detector::Sign, leader_rank::LeaderRanks, liveness::ANSWER, member::Audience,
+    voice::LISTENERS,
 };
-use crate::Time;
+use crate::{Time, members::Members};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a gateway is told and says, how it behaves, and what it sees of the swarm.
+//! What a gateway is told and says, and how it behaves.
 
 use super::Trace;
 use crate::{
@@ -6,12 +6,12 @@ use crate::{
     policy::choice::Dispatch,
     spot_check::Served,
     trust::Offence,
+    view::View,
 };
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Group, GroupId, KvCodec, Load, ModelId, PeerId, Plan, RequestId, Sampled, Token,
+    GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
     kv::KvPace,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
@@ -60,45 +60,6 @@ impl Default for GatewayConfig {
             element_bytes: 2,
             dispatch: Dispatch::Live,
         }
-    }
-}
-
-/// What a gateway routes by.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct View {
-    /// The adopted plan.
-    pub plan: Option<Arc<Plan>>,
-    /// Groups whose leaders say they take requests, with what they have to do.
-    pub up: BTreeMap<GroupId, Load>,
-    /// Everyone's adverts.
-    pub adverts: Arc<BTreeMap<PeerId, Advert>>,
-    /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
-    pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
-}
-
-impl View {
-    /// A group of the plan.
-    pub(crate) fn group(&self, id: GroupId) -> Option<&Group> {
-        self.plan.as_ref()?.group(id)
-    }
-
-    /// Whether KV between two groups was found wrong.
-    pub(super) fn is_barred(&self, prefill: &Group, decode: &Group) -> bool {
-        prefill.leader().zip(decode.leader()).is_some_and(|pair| self.barred.contains(&pair))
-    }
-
-    /// Whether every peer of a group is there.
-    pub(super) fn is_whole(&self, group: &Group) -> bool {
-        group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
-    }
-
-    /// Without the groups that have lost a peer: their leaders may not have noticed yet.
-    pub(super) fn of_whole_groups(mut self) -> Self {
-        let up = std::mem::take(&mut self.up);
-        let group = |id: &GroupId| self.plan.as_ref().and_then(|plan| plan.group(*id));
-        let whole = up.into_iter().filter(|(id, _)| group(id).is_none_or(|group| self.is_whole(group)));
-        self.up = whole.collect();
-        self
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Draft, Wish, joined};
 use crate::{
-    control::Members,
-    scheduler::live::{self, Scene},
+    members::Members,
+    planner::live::{self, Scene},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};

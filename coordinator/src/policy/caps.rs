@@ -6,9 +6,11 @@
 //! that it takes some hundreds to a thousand (Splitwise §III-B caps prompt batches at 2,048 for them). Steps longer than that
 //! only make answers wait, and prompts that came behind.
 
-use super::choice::LONG;
 use tsnode_protocol::LayerProfile;
 
+/// A step's tokens where nothing is answered, as a multiple of these, at most. Twice as long a step reads the weights half as
+/// often; four times as long was no better (docs/research/closed-forms.md).
+pub const LONG: u32 = 2;
 /// Time for a step's tokens, in times for its weights: at four a step has 4/5 of the speed of endless ones. Where no answers
 /// wait, steps may be [`LONG`] times as long: 8/9. On the GPUs of the papers that is the 512 and 1,024 tokens that were found
 /// best there.

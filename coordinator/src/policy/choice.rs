@@ -8,14 +8,10 @@ use super::{
     routing::{MachineNo, Routing},
     shares::{PhasePair, Shares},
 };
-use crate::scheduler::prompts::Prompts;
-use tsnode_protocol::{LayerProfile, Tokens};
+use tsnode_protocol::LayerProfile;
 
 /// Tokens of a step, where nothing was measured.
 const CHUNK: u32 = 512;
-/// A step's tokens where nothing is answered, as a multiple of these, at most. Twice as long a step reads the weights half as
-/// often; four times as long was no better (docs/research/closed-forms.md).
-pub const LONG: u32 = 2;
 
 /// How requests are routed on a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,24 +69,6 @@ impl Batches {
         caps::chunk(profiles).map_or_else(Self::default, Self::Chunked)
     }
 
-    /// What a group does that computes prompts so.
-    #[must_use]
-    pub fn of(prompts: Prompts) -> Self {
-        match prompts {
-            Prompts::Whole => Self::PrefillFirst,
-            Prompts::Chunks(chunk) => Self::Chunked(chunk.0 as u32),
-        }
-    }
-
-    /// How prompts are computed so, as closed forms have it.
-    #[must_use]
-    pub fn prompts(self) -> Prompts {
-        match self {
-            Self::Chunked(chunk) => Prompts::Chunks(Tokens(f64::from(chunk))),
-            Self::PrefillFirst => Prompts::Whole,
-        }
-    }
-
     /// Whether the stages of a pipeline are at different batches.
     #[must_use]
     pub fn fill_pipelines(self) -> bool {
@@ -103,7 +81,7 @@ impl Batches {
         match self {
             Self::PrefillFirst => Box::new(PrefillFirst::new(room.places, room.tokens)),
             Self::Chunked(tokens) => {
-                let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(LONG));
+                let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(caps::LONG));
                 Box::new(chunked.in_stages(room.stages))
             }
         }

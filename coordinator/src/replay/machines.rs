@@ -3,7 +3,7 @@
 
 mod changes;
 
-pub use crate::replay::machines::changes::Opening;
+pub use changes::Opening;
 
 use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
@@ -103,7 +103,7 @@ enum State {
 impl State {
     /// Of a machine with nothing to do.
     fn of(machine: &Machine) -> Self {
-        Ring::of(machine).map_or(Self::Idle, Self::Ring)
+        Ring::of(machine.cost.stages(), machine.batching.at_once()).map_or(Self::Idle, Self::Ring)
     }
 }
 

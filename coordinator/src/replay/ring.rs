@@ -4,7 +4,7 @@
 //! Batches do not overtake each other, so that when one leaves a stage is known when it enters the first: once it has
 //! come from the stage before, and the batch before it has left.
 
-use super::{cost::IterationCost, machines::Machine};
+use super::cost::IterationCost;
 use crate::policy::batching::Batch;
 use std::collections::VecDeque;
 use tsnode_protocol::Seconds;
@@ -37,9 +37,8 @@ pub(super) struct Passage {
 }
 
 impl Ring {
-    /// Of a machine, unless it takes one batch at a time.
-    pub(super) fn of(machine: &Machine) -> Option<Self> {
-        let (stages, most) = (machine.cost.stages(), machine.batching.at_once());
+    /// Of a machine of so many stages and as many batches at most, unless it takes one at a time.
+    pub(super) fn of(stages: usize, most: usize) -> Option<Self> {
         (stages > 1 && most > 1).then(|| Self::new(stages))
     }
 

@@ -7,6 +7,9 @@ use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
+/// Devices of instances, in the order of instances, each instance once.
+pub type Members = Vec<(InstanceId, u16)>;
+
 /// A kind of device, by its place in [`Cluster::kinds`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KindId(pub u16);

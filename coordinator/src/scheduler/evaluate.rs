@@ -551,7 +551,7 @@ mod tests {
         let mut problem =
             Problem::new(cluster, model, workload, rate, Slo::e2e(10.0), reference, Space::default()).unwrap();
         problem.noise = 0.01;
-        problem.prompts = Batches::default().prompts();
+        problem.prompts = Batches::default().into();
         problem
     }
 

@@ -1,6 +1,6 @@
 //! What devices can do: figures of known GPUs, by the vendor or as a paper prints them.
 
-use super::cost::{Decode, Prefill};
+use super::timing::{Decode, Prefill};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use tsnode_protocol::{Bytes, BytesPerSecond, FlopsPerSecond};

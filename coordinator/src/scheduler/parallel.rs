@@ -4,19 +4,17 @@
 //! one kind of device; a dynamic program orders the stages; layers are cut optimally within memory. Prefill takes the
 //! configuration of least latency, decode that of most throughput.
 
+pub use super::cluster::Members;
+
 use super::{
     cluster::InstanceId,
     cost::{Decode, Ends, Prefill},
     partition::{self, Slot},
-    problem::Problem,
-    prompts::Prompts,
+    problem::{Problem, Prompts},
     room::{self, Room},
     route::{self, Aim},
 };
 use tsnode_protocol::{Bytes, Phase, Seconds, Tokens};
-
-/// Devices of instances, in the order of instances, each instance once.
-pub type Members = Vec<(InstanceId, u16)>;
 
 /// Combinations of degrees looked at for one group.
 const MOST_COMBINATIONS: usize = 256;

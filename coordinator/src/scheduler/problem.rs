@@ -4,12 +4,21 @@ use super::{
     cluster::{Cluster, InstanceId},
     cost::{LayerCost, USABLE},
     models::Model,
-    prompts::Prompts,
     slo::{Deadline, Reference, Slo, deadlines},
     workload::Workload,
 };
 use std::fmt;
 use tsnode_protocol::{Bytes, Seconds, Tokens};
+
+/// What a step holds of prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Prompts {
+    /// One, whole.
+    #[default]
+    Whole,
+    /// So many tokens.
+    Chunks(Tokens),
+}
 
 /// Most devices side by side in a stage.
 const MOST_TP: u16 = 8;

@@ -8,21 +8,32 @@
 //! stages, the slowest computes all steps and each of the others one, the longest; that is a bound, reached where the
 //! slowest stage comes first.
 
+pub use super::problem::Prompts;
+
 use super::{cost::Prefill, parallel::Config};
-use crate::policy::{choice::LONG, chunked::AHEAD};
+use crate::policy::{caps::LONG, choice::Batches, chunked::AHEAD};
 use tsnode_protocol::{Phase, Seconds, Tokens};
 
-/// What a step holds of prompts.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Prompts {
-    /// One, whole.
-    #[default]
-    Whole,
-    /// So many tokens.
-    Chunks(Tokens),
+impl From<Batches> for Prompts {
+    /// How prompts are computed so, as closed forms have it.
+    fn from(batches: Batches) -> Self {
+        match batches {
+            Batches::Chunked(chunk) => Self::Chunks(Tokens(f64::from(chunk))),
+            Batches::PrefillFirst => Self::Whole,
+        }
+    }
 }
 
 impl Prompts {
+    /// What a group does that computes prompts so.
+    #[must_use]
+    pub fn batches(self) -> Batches {
+        match self {
+            Self::Whole => Batches::PrefillFirst,
+            Self::Chunks(chunk) => Batches::Chunked(chunk.0 as u32),
+        }
+    }
+
     /// Time of a prompt alone on a group.
     #[must_use]
     pub fn alone(self, config: &Config, phase: Phase, prompt: Tokens) -> Seconds {

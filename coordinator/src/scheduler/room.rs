@@ -5,7 +5,11 @@
 //! with more memory or more KV memory, and of more devices some hold no less. Sums of memory alone do not tell: KV pages
 //! are bounded apart, layers are not cut, and what a stage needs beside them depends on its place.
 
-use super::{cluster::InstanceId, cost::Ends, parallel::Members, problem::Problem};
+use super::{
+    cluster::{InstanceId, Members},
+    cost::Ends,
+    problem::Problem,
+};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use tsnode_protocol::Bytes;

@@ -15,9 +15,10 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
+    planner::reranking,
     replay::{Replay, Report},
     scheduler::{
-        Problem, regions, reranking,
+        Problem, regions,
         search::{Effort, Found},
     },
 };

@@ -28,7 +28,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
     gate::Overrule,
-    scheduler::live::{Lack, Shortfall},
+    planner::live::{Lack, Shortfall},
     waiting::NotReady,
 };
 use tsnode_kernels::source::ModelSource;

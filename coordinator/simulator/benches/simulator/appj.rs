@@ -34,7 +34,7 @@ fn problem(workload: &str, rate: f64, scale: f64, batches: Batches) -> Problem {
     let workload = Workload::named(workload).expect("it is known");
     let problem = Problem::new(cluster, model, workload, rate, Slo::e2e(scale), reference, Space::default());
     let mut problem = problem.expect("it fits");
-    problem.prompts = batches.prompts();
+    problem.prompts = batches.into();
     problem
 }
 

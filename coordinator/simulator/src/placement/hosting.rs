@@ -1,7 +1,7 @@
 //! What a GPU group holds and how fast it is: each service's parallel configuration there, the weights of all who share it,
 //! and what is left for KV pages.
 
-use super::{Placement, Services, Sharing, groups::GpuGroup};
+use super::{Placement, Services, Sharing, gpu_group::GpuGroup};
 use crate::{
     cost::Several,
     policy::{

@@ -1,7 +1,11 @@
 //! How good a placement is: simulated on past requests, each group sharing its time by the doubling budget (SeaLLM §4.2),
 //! each request sent to the least loaded holder. Deadlines first, then normalised latency (Algorithm 1, lines 19 to 25).
 
-use super::{Placement, Services, hosting::Hosting, replacement::Counts};
+use super::{
+    Placement, Services,
+    hosting::Hosting,
+    replacement::{Counts, Performance},
+};
 use crate::policy::least_loaded::LeastLoaded;
 use std::cmp::Ordering;
 use tsnode_coordinator::{
@@ -163,6 +167,12 @@ pub struct Tally {
 pub struct Judged {
     /// In order of services.
     pub services: Vec<Tally>,
+}
+
+impl From<&Judged> for Performance {
+    fn from(judged: &Judged) -> Self {
+        Self { attainment: judged.attainment(), normalised: judged.normalised() }
+    }
 }
 
 impl Judged {

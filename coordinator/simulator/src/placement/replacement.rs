@@ -3,7 +3,6 @@
 //! Beyond the paper, where the rule says so: an interval also ends when the services' rates are plainly not those it was
 //! planned for, and a new placement is only taken if it gains.
 
-use super::judge::Judged;
 use tsnode_protocol::Seconds;
 
 /// How often, and how much of a difference matters.
@@ -83,12 +82,6 @@ pub struct Performance {
     pub attainment: f64,
     /// Mean normalised latency.
     pub normalised: f64,
-}
-
-impl From<&Judged> for Performance {
-    fn from(judged: &Judged) -> Self {
-        Self { attainment: judged.attainment(), normalised: judged.normalised() }
-    }
 }
 
 impl Performance {

@@ -1,7 +1,7 @@
 //! What must hold, whatever happens: sentences, checked while a scenario runs.
 
 use super::{
-    requests::Tally,
+    tally::Tally,
     terms::{Adoption, Terms, must_meet},
 };
 use std::collections::{BTreeMap, BTreeSet};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tsnode_coordinator::{
-    control::Members,
+    members::Members,
     planner::{Draft, Planner, Wish},
 };
 use tsnode_protocol::Plan;

@@ -17,9 +17,8 @@ mod desk;
 mod host;
 mod lines;
 mod scenario;
-mod tally;
 
-pub use crate::simulation::requests::tally::Tally;
+pub use super::tally::Tally;
 
 use super::{
     Broken,

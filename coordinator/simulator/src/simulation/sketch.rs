@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use tsnode_coordinator::{
-    control::Members,
+    members::Members,
     planner::{Draft, Planner, Wish},
 };
 use tsnode_protocol::{Advert, Group, LayerRange, PeerId, Phase, Plan, Route, Stage};

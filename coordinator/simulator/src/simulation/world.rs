@@ -2,6 +2,7 @@
 
 mod agenda;
 mod agreement;
+mod lies;
 mod lives;
 mod witness;
 mod words;

@@ -96,7 +96,7 @@ impl Asked {
         let problem = Problem::new(cluster, model, workload, service.rate, service.slo, reference, Space::default());
         let mut problem = problem.map_err(|e| usage(e.to_string()))?;
         // Planned for what nodes do, as swarms are.
-        problem.prompts = Batches::default().prompts();
+        problem.prompts = Batches::default().into();
         Ok(problem)
     }
 }

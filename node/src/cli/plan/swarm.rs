@@ -14,7 +14,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_coordinator::scheduler::live::{self, Why};
+use tsnode_coordinator::planner::live::{self, Why};
 use tsnode_protocol::{Group, PeerId, Plan, Stage};
 
 pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
@@ -125,7 +125,7 @@ fn as_json(why: &Why) -> serde_json::Value {
 mod tests {
     use super::*;
     use crate::view::tests::view;
-    use tsnode_coordinator::scheduler::live::Other;
+    use tsnode_coordinator::planner::live::Other;
 
     #[test]
     fn ways_that_differ_by_next_to_nothing_are_no_reason() {

@@ -2,8 +2,8 @@
 
 use super::{Scene, scenes};
 use crate::{
-    control::Members,
     gate::SplitChoice,
+    members::Members,
     scheduler::{Evaluator, moves::Grouping, search},
 };
 use tsnode_protocol::{Group, Plan};

@@ -9,25 +9,31 @@ mod shortfall;
 mod standing;
 mod why;
 
-pub use crate::scheduler::live::shortfall::{Lack, Shortfall, shortfalls};
-pub use crate::scheduler::live::why::{Other, Why, why};
+pub use shortfall::{Lack, Shortfall, shortfalls};
+pub use why::{Other, Why, why};
 
-use super::{
-    cluster::{Cluster, Instance, InstanceId, KindId, Path},
-    cost::{Decode, Prefill},
-    evaluate::{Evaluation, Evaluator, GroupNo},
-    figures::Figures,
-    models::Model,
-    parallel::{self, Members as Devices},
-    problem::{Problem, Space},
-    regions, reranking, room,
-    search::{self, Effort, Found},
-    slo::{Reference, Slo},
-    start,
-    workload::Workload,
-};
+use super::reranking;
 use crate::{
-    control::Members, gate::SplitChoice, links::WITHIN_PEER, policy::choice::Batches, replay::Replay, traffic,
+    gate::SplitChoice,
+    links::WITHIN_PEER,
+    members::Members,
+    policy::choice::Batches,
+    replay::Replay,
+    scheduler::{
+        cluster::{Cluster, Instance, InstanceId, KindId, Path},
+        cost::{Decode, Prefill},
+        evaluate::{Evaluation, Evaluator, GroupNo},
+        figures::Figures,
+        models::Model,
+        parallel::{self, Members as Devices},
+        problem::{Problem, Space},
+        regions, room,
+        search::{self, Effort, Found},
+        slo::{Reference, Slo},
+        start,
+        workload::Workload,
+    },
+    traffic,
 };
 use std::collections::BTreeMap;
 use tsnode_protocol::{
@@ -128,7 +134,7 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
     first.reference = reference;
     let mut whole = first.under(Slo::e2e(SCALE));
     whole.noise = NOISE;
-    whole.prompts = Batches::measured(profiles(&places, members, card.id)).prompts();
+    whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
     let scene = |region: Devices| {
         let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
         let problem = whole.part(&region)?;

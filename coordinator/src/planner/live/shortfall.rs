@@ -2,7 +2,7 @@
 
 use super::{ELEMENT, Model, Place, cluster, pace};
 use crate::{
-    control::Members,
+    members::Members,
     scheduler::{
         cost::{Decode, Prefill},
         problem::{Problem, ProblemError, Space},

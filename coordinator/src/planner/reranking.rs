@@ -1,13 +1,15 @@
 //! The last candidates of a search, replayed request by request: closed forms choose who gets here, real queues choose
 //! who wins (ThunderServe §3.3 estimates every pair by simulation; here only finalists are).
 
-use super::{
-    evaluate::Evaluator,
-    moves::Grouping,
-    problem::Problem,
-    search::{self, Effort, Found, shelved},
+use crate::{
+    replay::{Replay, Report, replay},
+    scheduler::{
+        evaluate::Evaluator,
+        moves::Grouping,
+        problem::Problem,
+        search::{self, Effort, Found, shelved},
+    },
 };
-use crate::replay::{Replay, Report, replay};
 
 /// A finalist must do this much better, divided by the root of the number of requests, to beat the one the closed forms
 /// prefer: less is chance. All finalists get the same requests, which makes chance small.

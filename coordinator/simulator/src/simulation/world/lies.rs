@@ -1,0 +1,119 @@
+//! What byzantine peers say.
+
+use super::World;
+use crate::simulation::{byzantine::Lie, process::Process};
+use std::sync::Arc;
+use tsnode_protocol::{
+    Call, Endorsement, Epoch, Gossip, Heartbeat, LivenessDigest, Plan, PlanId, Term, Verified,
+    gossip::Certificate,
+    limits,
+    liveness_digest::{Missed, PeerTag, Present},
+};
+
+impl World {
+    /// What a byzantine peer says instead of what its machine decided, and to which half of the peers.
+    pub(super) fn twisted(&self, lie: Lie, gossip: Gossip) -> Vec<(Gossip, Option<usize>)> {
+        match (lie, gossip) {
+            (Lie::SecondPlan, Gossip::Plan(plan)) => {
+                let other = Plan { reason: "another".into(), ..(*plan).clone() };
+                vec![(Gossip::Plan(plan), Some(0)), (Gossip::Plan(other.into()), Some(1))]
+            }
+            (Lie::Infeasible, Gossip::Plan(plan)) => {
+                let mut plan = (*plan).clone();
+                let group = &mut plan.groups[0];
+                group.stages[0].device = 77;
+                *group = tsnode_protocol::Group::new(group.model, group.phase, group.stages.clone());
+                plan.routes.clear();
+                vec![(Gossip::Plan(plan.into()), None)]
+            }
+            (Lie::Unresponsive, Gossip::Plan(_)) => vec![],
+            (Lie::Slander, Gossip::Heartbeat(said)) => {
+                let cut_off = self.peers.iter().map(|p| p.id).take(limits::CUT_OFF).collect();
+                vec![(Gossip::Heartbeat(Heartbeat { cut_off, ..said }), None)]
+            }
+            (Lie::Deaf, Gossip::Call(_)) => vec![],
+            (Lie::Deaf | Lie::Caller, Gossip::LivenessDigest(_)) => {
+                let listed = |p: &Process| Present { peer: PeerTag::of(p.id), said: Some(0) };
+                let all = self.peers.iter().filter(|_| lie == Lie::Deaf);
+                vec![(Gossip::LivenessDigest(LivenessDigest { present: all.map(listed).collect() }), None)]
+            }
+            (_, gossip) => vec![(gossip, None)],
+        }
+    }
+
+    /// What a byzantine peer says of its own accord.
+    pub(super) fn lie(&mut self, n: usize, lie: Lie) {
+        let Some(control) = self.peers[n].control() else { return };
+        let plan = control.plan().cloned();
+        let (epoch, term) = plan.as_ref().map_or((control.epoch(), Term(0)), |p| (p.epoch, p.term));
+        let stray = |epoch, term, n: u64| {
+            let plan = Some(PlanId([n as u8; 16]));
+            Gossip::Heartbeat(Heartbeat { clock: epoch, epoch, term, plan, ..Heartbeat::default() })
+        };
+        match lie {
+            Lie::OutOfTurn => {
+                let Some(plan) = plan else { return };
+                let mine = Plan { term: Term(term.0 + 1), reason: "mine".into(), ..plan };
+                self.say(n, Gossip::Plan(mine.into()));
+            }
+            Lie::FalseCertificate => {
+                let Some(plan) = plan else { return };
+                let mine = Plan { term: Term(term.0 + 1), reason: "mine".into(), ..plan };
+                // Of a plan for the byzantine peer alone its own word proves what it has to.
+                self.checks.endorsed_by(mine.id(), self.peers[n].id);
+                let mut seal = |gossip| self.peers[n].seal(gossip).ok().map(|v| v.proof().clone());
+                let endorsement = Endorsement { epoch, term: mine.term, plan: mine.id() };
+
+                let Some(plan) = seal(Gossip::Plan(mine.into())) else { return };
+                let endorsements = (0..4).filter_map(|_| seal(Gossip::Endorsement(endorsement))).collect();
+                self.say(n, Gossip::Certificate(Arc::new(Certificate { plan, endorsements })));
+            }
+            Lie::Replay => {
+                if let Some(old) = self.some_old_message() {
+                    self.spread(n, &old, None);
+                }
+            }
+            Lie::Sequence => {
+                let by = 1 << self.rng.below(31);
+                self.peers[n].jump(by);
+                self.say(n, stray(epoch, term, 1));
+                self.peers[n].jump(-by);
+            }
+            Lie::Future => match self.rng.below(3) {
+                0 => self.say(n, stray(Epoch(u64::MAX), Term(u32::MAX), 2)),
+                1 => self.say(n, stray(epoch, Term(u32::MAX), 3)),
+                _ => {
+                    let Some(plan) = plan else { return };
+                    let far = Plan { epoch: Epoch(epoch.0.saturating_add(1000)), ..plan };
+                    self.say(n, Gossip::Plan(far.into()));
+                }
+            },
+            Lie::Stray => self.say(n, stray(epoch, Term(term.0.saturating_add(1)), self.now.as_secs())),
+            Lie::Boast => {
+                let mut advert = self.peers[n].advert.clone();
+                for device in &mut advert.devices {
+                    device.flops.0 = 1e15 * (1.0 + self.rng.unit());
+                    device.memory_bytes = 1 << (30 + self.rng.below(10));
+                }
+                self.say(n, Gossip::Advert(advert.into()));
+            }
+            Lie::Endorses => {
+                let (epoch, term, plan) = self.last_proposed;
+                for plan in [plan, PlanId([9; 16])] {
+                    self.say(n, Gossip::Endorsement(Endorsement { epoch, term, plan }));
+                }
+            }
+            Lie::Caller => {
+                let peers = self.peers.iter().map(|p| Missed { peer: PeerTag::of(p.id), last: u64::MAX }).collect();
+                self.say(n, Gossip::Call(Call { peers }));
+            }
+            Lie::SecondPlan | Lie::Infeasible | Lie::Unresponsive | Lie::Slander | Lie::Deaf => {}
+        }
+    }
+
+    /// Something that was heard long ago.
+    fn some_old_message(&mut self) -> Option<Verified<Gossip>> {
+        let n = self.rng.below(self.archive.len());
+        self.archive.get(n).cloned()
+    }
+}

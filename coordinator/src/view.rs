@@ -1,0 +1,44 @@
+//! What a gateway knows of the swarm, and routes by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tsnode_protocol::{Advert, Group, GroupId, Load, PeerId, Plan};
+
+/// What a gateway routes by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct View {
+    /// The adopted plan.
+    pub plan: Option<Arc<Plan>>,
+    /// Groups whose leaders say they take requests, with what they have to do.
+    pub up: BTreeMap<GroupId, Load>,
+    /// Everyone's adverts.
+    pub adverts: Arc<BTreeMap<PeerId, Advert>>,
+    /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
+    pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
+}
+
+impl View {
+    /// A group of the plan.
+    pub(crate) fn group(&self, id: GroupId) -> Option<&Group> {
+        self.plan.as_ref()?.group(id)
+    }
+
+    /// Whether KV between two groups was found wrong.
+    pub(crate) fn is_barred(&self, prefill: &Group, decode: &Group) -> bool {
+        prefill.leader().zip(decode.leader()).is_some_and(|pair| self.barred.contains(&pair))
+    }
+
+    /// Whether every peer of a group is there.
+    pub(crate) fn is_whole(&self, group: &Group) -> bool {
+        group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
+    }
+
+    /// Without the groups that have lost a peer: their leaders may not have noticed yet.
+    pub(crate) fn of_whole_groups(mut self) -> Self {
+        let up = std::mem::take(&mut self.up);
+        let group = |id: &GroupId| self.plan.as_ref().and_then(|plan| plan.group(*id));
+        let whole = up.into_iter().filter(|(id, _)| group(id).is_none_or(|group| self.is_whole(group)));
+        self.up = whole.collect();
+        self
+    }
+}
