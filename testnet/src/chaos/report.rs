@@ -206,12 +206,6 @@ impl Report {
         wronged.chain(self.cut_off.iter().cloned()).chain(self.violations.iter().cloned()).collect()
     }
 
-    /// The stream that stood still for longest.
-    #[must_use]
-    pub fn slowest(&self) -> Option<&Served> {
-        self.streams.iter().max_by(|a, b| a.pause.total_cmp(&b.pause))
-    }
-
     /// Peers, faults and streams over time, as SVG.
     #[must_use]
     pub fn svg(&self) -> String {

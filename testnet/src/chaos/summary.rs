@@ -54,12 +54,6 @@ pub struct Summary<'r> {
     pub healed: Option<Spread>,
 }
 
-/// A pause: when it began, since the start, and how long it was (seconds).
-struct Gap {
-    from: f64,
-    pause: f64,
-}
-
 /// What streams went on from at other groups: so many times from each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Resumptions {
@@ -124,12 +118,19 @@ impl Report {
     }
 
     /// A stream's longest pause but for those at gateways that were stopped or cut off; none if it had no other that is told.
-    fn gap(&self, stream: &Served) -> Option<Gap> {
+    fn gap(&self, stream: &Served) -> Option<Stood> {
         if stream.pauses.is_empty() {
-            return Some(Gap { from: stream.paused, pause: stream.pause });
+            return Some(Stood { from: stream.paused, pause: stream.pause, at: vec![] });
         }
         let others = stream.pauses.iter().filter(|p| !self.is_at_stopped_gateway(p));
-        others.map(|p| Gap { from: p.from, pause: p.pause }).max_by(|a, b| a.pause.total_cmp(&b.pause))
+        others.max_by(|a, b| a.pause.total_cmp(&b.pause)).cloned()
+    }
+
+    /// The stream that stood still for longest, and for how long, those aside that waited for gateways which were stopped or cut off.
+    #[must_use]
+    pub fn slowest(&self) -> Option<(&Served, Stood)> {
+        let gaps = self.streams.iter().filter_map(|stream| Some((stream, self.gap(stream)?)));
+        gaps.max_by(|(_, a), (_, b)| a.pause.total_cmp(&b.pause))
     }
 
     /// Whether a peer that the client asked was stopped or cut off for a part of the pause.
@@ -157,7 +158,7 @@ impl Report {
 
     /// What a stream paused for: the fault that lasted through most of the pause, or else the last one before its end, since
     /// a peer that is back changes plans, too.
-    fn fault_of(&self, gap: &Gap) -> Option<&Fault> {
+    fn fault_of(&self, gap: &Stood) -> Option<&Fault> {
         let end = gap.from + gap.pause;
         let shared = |f: &Fault| f.until.min(end) - f.at.max(gap.from);
         let before = self.faults.iter().filter(|f| f.at <= end);
@@ -295,6 +296,7 @@ mod tests {
         let spread = |times: &[f64]| Spread::of(times.iter().copied());
         assert_eq!(summary.pauses, spread(&[0.5, 1.0, 2.0]));
         assert_eq!(summary.pauses_at_stopped_gateways, spread(&[6.0, 9.0]));
+        assert_eq!(report.slowest().map(|(_, stood)| stood), Some(stood(11.0, 2.0, "gateway0")));
         // What is allowed is held against all others.
         let over = |p99, worst| report.clone().within(Limits { p99, worst }).violations.len();
         assert_eq!([over(None, None), over(Some(2.0), Some(2.0)), over(Some(1.9), Some(1.9))], [0, 0, 2]);

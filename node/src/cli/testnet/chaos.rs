@@ -13,7 +13,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet, TestnetConfig,
-    chaos::{self, Chaos, Deed, Deeds, Fault, Limits, Report, Resumptions, Schedule, Spread, Summary, Until, Verdict},
+    chaos::{
+        self, Chaos, Deed, Deeds, Fault, Limits, Report, Resumptions, Schedule, Served, Spread, Summary, Until, Verdict,
+    },
 };
 
 /// What is done where nothing is.
@@ -248,14 +250,15 @@ fn tell_all(report: &Report) {
     if let Some(healed) = healed {
         say!("{} partitions: all of one mind again after {}", healed.of, times(healed));
     }
-    if let Some(slowest) = report.slowest().filter(|s| s.pause > 1.0) {
+    if let Some((slowest, stood)) = report.slowest().filter(|(_, stood)| stood.pause > 1.0) {
         let moves: Vec<&str> = slowest.moves.iter().map(|m| m.reason.as_str()).collect();
-        let (moves, reason) = (moves.join("; "), &slowest.reason);
+        let (moves, asked, Served { from, to, request, returns, reason, .. }) =
+            (moves.join("; "), stood.at.join(", "), slowest);
         say!(
-            "the longest was at {:.1} s to {:.1} s; moved: [{moves}], {} returns; prefill: {reason}",
-            slowest.from,
-            slowest.to,
-            slowest.returns
+            "the longest, {:.2} s from {:.1} s on, was of {request} ({from:.1} s to {to:.1} s), asked of {asked}; \
+             moved: [{moves}], {returns} returns; prefill: {reason}",
+            stood.pause,
+            stood.from
         );
     }
     for wrong in report.wrongs() {
