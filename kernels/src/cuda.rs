@@ -45,7 +45,7 @@ mod tests;
 mod tiles;
 mod weights;
 
-pub(crate) use choose::Choice;
+pub(crate) use choose::{Choice, Chosen};
 pub use driver::usable;
 pub use gather_way::{GatherWay, NoNccl, TimedGather};
 pub(crate) use gpus::{GpuCarrier, Gpus, TilePart, TilePlace};
@@ -364,7 +364,7 @@ impl Gpu {
     /// Chooses tokens by logits of which the GPU has all.
     fn choose(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
         let vocab = stage(&self.stages, key)?.vocab();
-        let out = self.tokens.fit(step.chosen_rows * 4)?;
+        let out = self.tokens.fit(step.chosen_rows * size_of::<Chosen>())?;
         self.ops.choose(self.work.logits.at(), step.chosen_rows, vocab, step.choices, out)
     }
 
@@ -402,10 +402,10 @@ impl Gpu {
     }
 
     /// Waits for the tokens chosen.
-    pub(crate) fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Token>, GpuError> {
-        let mut out = vec![0u32; job.chosen.len()];
+    pub(crate) fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Chosen>, GpuError> {
+        let mut out = vec![Chosen::default(); job.chosen.len()];
         self.machine.download(Queue::Compute, self.tokens.at(), bytemuck::cast_slice_mut(&mut out))?;
-        Ok(out.into_iter().map(Token).collect())
+        Ok(out)
     }
 
     /// Has what leaves wait until a layer's keys and values are stored.

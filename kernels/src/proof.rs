@@ -11,7 +11,7 @@ use crate::{
     weights::WeightsError,
 };
 use half::{bf16, f16};
-use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token};
+use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampled, Sampling, TileHeader, Token};
 
 /// Tokens of the prompt, which are enough for the kernels of many rows, and single ones behind it.
 const PROMPT: u32 = 40;
@@ -168,10 +168,9 @@ impl<'e> Pair<'e> {
         self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
         let greedy = Sampling::greedy();
         let picks = [Pick { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
-        let Some(&[chosen]) = self.gpu.choose_on_gpu(self.keys.1, &[slice], input, &picks, None)?.as_deref() else {
-            return Ok(());
-        };
-        let likeliest = crate::sampling::greedy(logits);
+        let chosen = self.gpu.choose_on_gpu(self.keys.1, &[slice], input, &picks, None)?;
+        let Some([Sampled { token: chosen, .. }]) = chosen.as_deref() else { return Ok(()) };
+        let (chosen, likeliest) = (*chosen, crate::sampling::greedy(logits));
         if chosen == likeliest { Ok(()) } else { Err(ProofError::Choice { chosen, likeliest }) }
     }
 

@@ -1,7 +1,7 @@
 //! Tokens chosen on a GPU: which ways of choosing can be, and how a GPU is told of them.
 
 use bytemuck::{Pod, Zeroable};
-use tsnode_protocol::Sampling;
+use tsnode_protocol::{Sampled, Sampling, Token};
 
 /// How a row's token is chosen, as `device/choose.cu` reads it.
 #[repr(C)]
@@ -16,6 +16,21 @@ pub(crate) struct Choice {
     unused: u32,
 }
 const _: () = assert!(size_of::<Choice>() == 32);
+
+/// What was chosen for a row, as `device/choose.cu` writes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub(crate) struct Chosen {
+    pub token: u32,
+    /// The natural logarithm of its probability, before cuts and temperature: whoever checks the answer compares it.
+    pub logprob: f32,
+}
+
+impl From<Chosen> for Sampled {
+    fn from(Chosen { token, logprob }: Chosen) -> Self {
+        Self { token: Token(token), logprob: Some(logprob), top: Vec::new() }
+    }
+}
 
 impl Choice {
     /// For a row whose next token is at `position`; none where a choice needs all logits: for penalties, biases, and

@@ -16,7 +16,7 @@ pub(in crate::cuda) use gathers::{Gathers, Patience};
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
-    Columns, GatherWay, Gpu, GpuError, GpuInput, GpuStage, Job, Pass, Piece, Share,
+    Chosen, Columns, GatherWay, Gpu, GpuError, GpuInput, GpuStage, Job, Pass, Piece, Share,
     machine::{Machine, Rectangle},
     stage,
     step::Step,
@@ -27,7 +27,6 @@ use crate::{
     pages::{Layout, PAGE_BYTES},
 };
 use std::sync::Arc;
-use tsnode_protocol::Token;
 
 /// Brings weights to GPUs, from any thread, while they compute.
 #[derive(Clone, Debug)]
@@ -177,7 +176,7 @@ impl Gpus {
     }
 
     /// Waits for the tokens chosen.
-    pub fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Token>, GpuError> {
+    pub fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Chosen>, GpuError> {
         self.others_are_done()?;
         self.each[0].tokens(job)
     }

@@ -9,12 +9,12 @@ use super::{
     Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Shards, Slice, StageKey, Tap, Threads,
 };
 use crate::{
-    cuda::{Choice, GatherWay, Gpu, GpuError, GpuInput, Gpus, Job, Share},
+    cuda::{Choice, Chosen, GatherWay, Gpu, GpuError, GpuInput, Gpus, Job, Share},
     pages::{PAGE_BYTES, PagePool, SequenceKv},
     sampling,
 };
 use std::collections::BTreeMap;
-use tsnode_protocol::{KvDtype, RequestId, Sampled, Sampling, Token};
+use tsnode_protocol::{KvDtype, RequestId, Sampled, Sampling};
 
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
@@ -92,8 +92,8 @@ impl Engine {
     ) -> Result<Vec<Sampled>, EngineError> {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };
-        if let Some(tokens) = self.choose_on_gpu(stage, batch, input, picks, None)? {
-            return Ok(tokens.into_iter().map(|token| Sampled { token, logprob: None, top: Vec::new() }).collect());
+        if let Some(chosen) = self.choose_on_gpu(stage, batch, input, picks, None)? {
+            return Ok(chosen);
         }
         let logits = self.forward(stage, batch, input, output)?;
         let vocab = logits.len() / picks.len().max(1);
@@ -122,7 +122,7 @@ impl Engine {
         output: Output<'_>,
         choices: &[Choice],
         tap: Option<&mut dyn Tap>,
-    ) -> Result<Vec<Token>, EngineError> {
+    ) -> Result<Vec<Chosen>, EngineError> {
         self.copy_pages()?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);

@@ -2,7 +2,7 @@
 
 use super::{Engine, EngineError, Input, Output, Pick, Slice, StageKey, Tap};
 use crate::cuda::Choice;
-use tsnode_protocol::Token;
+use tsnode_protocol::Sampled;
 
 impl Engine {
     /// Computes a batch on a GPU and chooses tokens of some rows there, each row by itself: nobody has told the GPU which
@@ -18,7 +18,7 @@ impl Engine {
         input: Input<'_>,
         picks: &[Pick<'_>],
         tap: Option<&mut dyn Tap>,
-    ) -> Result<Option<Vec<Token>>, EngineError> {
+    ) -> Result<Option<Vec<Sampled>>, EngineError> {
         if !self.is_on_gpu() || picks.is_empty() {
             return Ok(None);
         }
@@ -27,6 +27,7 @@ impl Engine {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };
         self.check(stage, batch, input, output)?;
-        self.step_on_gpu(stage, batch, input, output, &choices, tap).map(Some)
+        let chosen = self.step_on_gpu(stage, batch, input, output, &choices, tap)?;
+        Ok(Some(chosen.into_iter().map(Sampled::from).collect()))
     }
 }

@@ -15,6 +15,12 @@ struct Choice {
     u32 top_k, position, unused;
 };
 
+// A row's token and the natural logarithm of its probability; the host's `Chosen` lies the same way.
+struct Chosen {
+    u32 token;
+    float logprob;
+};
+
 // Tokens before a place in the order: all with larger keys than `key`, and the first `ties` of those with that key.
 struct Cut {
     u32 key, ties;
@@ -260,19 +266,27 @@ DEVICE double uniform(u64 seed, u32 position) {
     return (double)bits / 9007199254740992.;
 }
 
-// One block a row. Greedy rows are limited by reading the logits once, from the second-level cache; draws by the double
+// What the likeliest token's probability is a part of: the sum of all, relative to it. Before cuts and temperature, as it is reported.
+DEVICE double total(const float *logits, u32 vocab, float best, Shared &shared) {
+    float sum = 0.f;
+    for (u32 i = threadIdx.x; i < vocab; i += THREADS) sum += expf(logit(logits, i) - best);
+    return sum_over_block((double)sum, shared);
+}
+
+// One block a row. Greedy rows are limited by reading the logits twice, from the second-level cache; draws by the double
 // precision of one processor of the card, some tens of microseconds for a vocabulary of 128 thousand.
-KERNEL(THREADS, 1) choose(const float *logits, u32 vocab, const Choice *choices, u32 *tokens) {
+KERNEL(THREADS, 1) choose(const float *logits, u32 vocab, const Choice *choices, Chosen *chosen) {
     __shared__ Shared shared;
     const float *mine = logits + (u64)blockIdx.x * vocab;
     Choice choice = choices[blockIdx.x];
     u32 greedy = likeliest(mine, vocab, shared);
-    if (choice.temperature == 0.f) {
-        if (threadIdx.x == 0) tokens[blockIdx.x] = greedy;
-        return;
-    }
     float top = shared.best;
     __syncthreads();
+    float all_log = top + (float)log(total(mine, vocab, top, shared));
+    if (choice.temperature == 0.f) {
+        if (threadIdx.x == 0) chosen[blockIdx.x] = Chosen{greedy, logit(mine, greedy) - all_log};
+        return;
+    }
     Weigh number = {top, 1.f, 0.f, true}, weight = {top, choice.temperature, 0.f, false};
     Cut cut = {0, 0};
     if (choice.top_k > 0 && choice.top_k < vocab) cut = passing(mine, vocab, number, (double)choice.top_k, true, shared);
@@ -290,6 +304,6 @@ KERNEL(THREADS, 1) choose(const float *logits, u32 vocab, const Choice *choices,
         if (end.key < cut.key || (end.key == cut.key && cut.ties && end.ties > cut.ties)) end = cut;
         token = token_at(mine, vocab, end, shared);
     }
-    if (threadIdx.x == 0) tokens[blockIdx.x] = token;
+    if (threadIdx.x == 0) chosen[blockIdx.x] = Chosen{token, logit(mine, token) - all_log};
 }
 EXPORT(choose)

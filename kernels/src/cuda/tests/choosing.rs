@@ -3,7 +3,7 @@
 use super::{Draw, machines, with};
 use crate::{
     cuda::{
-        choose::Choice,
+        choose::{Choice, Chosen},
         machine::{Memory, Queue},
         ops::Ops,
     },
@@ -44,13 +44,16 @@ fn every_way_of_choosing_gives_the_processors_token() {
                 ways.iter().enumerate().map(|(i, way)| Choice::of(way, i as u32).unwrap()).collect();
             let at = with(&machine, &all);
             let choices = Memory::of(&machine, bytemuck::cast_slice(&choices)).unwrap();
-            let out = Memory::take(&machine, rows * 4).unwrap();
+            let out = Memory::take(&machine, rows * size_of::<Chosen>()).unwrap();
             Ops::new(machine.clone()).choose(at.at(), rows, vocab, choices.at(), out.at()).unwrap();
-            let mut found = vec![0u32; rows];
+            let mut found = vec![Chosen::default(); rows];
             machine.download(Queue::Compute, out.at(), bytemuck::cast_slice_mut(&mut found)).unwrap();
             for (i, (way, logits)) in ways.iter().zip(all.chunks_exact(vocab)).enumerate() {
-                let wanted = sampling::sample(&mut logits.to_vec(), way, &[], &[], i as u32).token.0;
-                assert_eq!(found[i], wanted, "{vocab}, {way:?}");
+                let wanted = sampling::sample(&mut logits.to_vec(), way, &[], &[], i as u32);
+                assert_eq!(found[i].token, wanted.token.0, "{vocab}, {way:?}");
+                // An honest GPU's answers are checked by processors, which compare these.
+                let (said, right) = (found[i].logprob, wanted.logprob.unwrap());
+                assert!((said - right).abs() < 1e-4 * right.abs().max(1.0), "{said}, {right}: {vocab}, {way:?}");
             }
         }
     }

@@ -46,10 +46,9 @@ pub(super) fn compute_and_choose(
 ) -> Result<Vec<(RequestId, Sampled)>, EngineError> {
     let (rows, batch) = (rows(&step.entries), slices(step));
     if let Some(picks) = picks(&rows, samplers)
-        && let Some(tokens) = engine.choose_on_gpu(key, &batch, input, &picks, taps.as_tap())?
+        && let Some(all) = engine.choose_on_gpu(key, &batch, input, &picks, taps.as_tap())?
     {
-        let chosen = |n: usize, _: &Sampler| Sampled { token: tokens[n], logprob: None, top: Vec::new() };
-        return Ok(choose(&rows, samplers, chosen));
+        return Ok(choose(&rows, samplers, |n: usize, _: &Sampler| all[n].clone()));
     }
     let wanted: Vec<usize> = rows.iter().map(|row| row.row).collect();
     let output = Output::Logits { rows: &wanted };
