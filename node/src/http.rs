@@ -20,6 +20,7 @@ mod respond;
 mod sse;
 mod texts;
 mod traces;
+mod seeds;
 
 pub use auth::Gatekeeper;
 pub use error::ApiError;

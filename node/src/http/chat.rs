@@ -24,8 +24,10 @@ pub(super) async fn handle(
     let logprobs = logprobs(&mut fields)?;
     let max = fields.integer("max_completion_tokens", 1, u32::MAX.into())?;
     let max = max.or(fields.integer("max_tokens", 1, u32::MAX.into())?);
+    let seeds = params::seeds(&mut fields, &naming)?;
     let wanted = Wanted {
-        sampling: params::sampling(&mut fields, &model, logprobs, naming.seed())?,
+        sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
+        seeds,
         max_tokens: max.map(|n| n as u32),
         fill_context: true,
         ignore_eos: fields.flag("ignore_eos")?,

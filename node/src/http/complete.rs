@@ -29,8 +29,10 @@ pub(super) async fn handle(
     if echo && logprobs.is_some() {
         return Err(ApiError::param("echo", "'echo' together with 'logprobs' is not supported by this server"));
     }
+    let seeds = params::seeds(&mut fields, &naming)?;
     let wanted = Wanted {
-        sampling: params::sampling(&mut fields, &model, logprobs, naming.seed())?,
+        sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
+        seeds,
         max_tokens: fields.integer("max_tokens", 1, u32::MAX.into())?.map(|n| n as u32),
         fill_context: false,
         ignore_eos: fields.flag("ignore_eos")?,

@@ -1,6 +1,6 @@
 //! Fields that both kinds of completion have, and what they must be.
 
-use super::{ApiError, fields::Fields, request::Wanted};
+use super::{ApiError, fields::Fields, naming::Naming, request::Wanted, seeds::Seeds};
 use crate::text::TextModel;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -53,23 +53,23 @@ pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     }
 }
 
+/// What the answers draw with.
+pub(super) fn seeds(fields: &mut Fields, naming: &Naming) -> Result<Seeds, ApiError> {
+    let Some(seed) = fields.take("seed") else { return Ok(Seeds::drawn(naming.seed())) };
+    let seed = seed.as_i64().map(|n| n as u64).or(seed.as_u64());
+    seed.map(Seeds::said).ok_or_else(|| ApiError::param("seed", "'seed' must be an integer"))
+}
+
 /// Sampling as asked, then as the model asks, then as OpenAI has it.
 pub(super) fn sampling(
     fields: &mut Fields,
     model: &TextModel,
     logprobs: Option<u8>,
-    unsaid_seed: u64,
+    seeds: Seeds,
 ) -> Result<Sampling, ApiError> {
     let own = model.defaults();
     let greedy = own.do_sample == Some(false);
     let temperature = fields.number("temperature", 0.0, 2.0)?;
-    let seed = match fields.take("seed") {
-        None => unsaid_seed,
-        Some(seed) => {
-            let seed = seed.as_i64().map(|n| n as u64).or(seed.as_u64());
-            seed.ok_or_else(|| ApiError::param("seed", "'seed' must be an integer"))?
-        }
-    };
     Ok(Sampling {
         temperature: temperature.or(own.temperature).unwrap_or(if greedy { 0.0 } else { 1.0 }),
         top_k: fields.integer("top_k", 0, 1 << 20)?.map_or(own.top_k.unwrap_or(0), |k| k as u32),
@@ -79,7 +79,7 @@ pub(super) fn sampling(
         frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         logit_bias: bias(fields, model)?,
-        seed,
+        seed: seeds.first(),
         logprobs,
     })
 }

@@ -1,6 +1,6 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
-use super::{ApiError, ApiState, fingerprint, naming::Naming, params, params::Delivery};
+use super::{ApiError, ApiState, fingerprint, naming::Naming, params, params::Delivery, seeds::Seeds};
 use crate::{
     gateway::{Accepted, Prompt, SubmitError},
     text::TextModel,
@@ -21,6 +21,8 @@ pub(super) const SUBMISSIONS: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub sampling: Sampling,
+    /// Of each answer; `sampling` has the first one's.
+    pub seeds: Seeds,
     pub max_tokens: Option<u32>,
     /// Without a number, an answer may fill the context (chat) rather than end after 16 tokens (completions).
     pub fill_context: bool,
@@ -124,7 +126,7 @@ fn goes_on_as_it_began(wanted: &Wanted, answers: usize) -> Result<(), ApiError> 
     ))
 }
 
-/// Submits every prompt as often as asked. Answers of one prompt differ in their seeds.
+/// Submits every prompt as often as asked.
 pub(super) async fn submit(
     state: &ApiState,
     model: Arc<TextModel>,
@@ -135,11 +137,11 @@ pub(super) async fn submit(
         return Err(too_many());
     }
     let mut plans = Vec::new();
-    for prompt in prompts {
+    for (number, prompt) in (0..).zip(prompts) {
         let generation = params::generation(wanted, &model, &prompt)?;
         for i in 0..wanted.answers {
             let mut generation = generation.clone();
-            generation.sampling.seed = generation.sampling.seed.wrapping_add(i);
+            generation.sampling.seed = wanted.seeds.of(number, i, wanted.answers);
             plans.push((prompt.clone(), generation));
         }
     }

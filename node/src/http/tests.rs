@@ -398,7 +398,8 @@ async fn several_answers_come_numbered_with_seeds_of_their_own() {
         answer["choices"].as_array().unwrap().iter().map(|c| c["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, [0, 1, 2, 3]);
     let seeds: Vec<u64> = api.asked.lock().unwrap().iter().map(|p| p.generation.sampling.seed).collect();
-    assert_eq!(seeds, [7, 8, 7, 8]);
+    assert_eq!((seeds[0], seeds[2], seeds[1]), (7, 7, seeds[3]), "a prompt has the answers that it has alone");
+    assert!(![7, 8].contains(&seeds[1]), "and none of the next seed's");
     let prompt = api.asked.lock().unwrap()[0].prompt.len();
     assert_eq!(answer["usage"]["prompt_tokens"], 2 * prompt, "a prompt counts once, however many answers it has");
     let events = api.stream(CHAT, json!({ "messages": hello(), "n": 3, "stream": true })).await;
@@ -409,6 +410,21 @@ async fn several_answers_come_numbered_with_seeds_of_their_own() {
         .collect();
     finished.sort_unstable();
     assert_eq!(finished, [0, 1, 2]);
+}
+
+/// Who says no seed wants draws, also of equal prompts; who asks again by the same name gets the same ones.
+#[tokio::test]
+async fn equal_prompts_of_one_list_draw_each_for_itself() {
+    let api = Api::up(said(End::Length)).await;
+    let asked = async || {
+        let request = api.client.post(format!("{}{TEXT}", api.url)).header("idempotency-key", "mine");
+        request.json(&json!({ "prompt": ["a", "a", "a", "a"], "n": 2 })).send().await.unwrap();
+        api.asked.lock().unwrap().drain(..).map(|p| p.generation.sampling.seed).collect::<Vec<_>>()
+    };
+    let (seeds, again) = (asked().await, asked().await);
+    let different: std::collections::BTreeSet<u64> = seeds.iter().copied().collect();
+    assert_eq!((seeds.len(), different.len()), (8, 8), "{seeds:?}");
+    assert_eq!(seeds, again);
 }
 
 #[tokio::test]
