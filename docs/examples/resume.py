@@ -2,7 +2,8 @@
 """Reads a streamed answer to its end whatever dies: python3 resume.py PROMPT URL [URL ...]
 
 Needs nothing but Python. Any peer can go on with the answer of another: asked with the same body and the id of the last
-event that came (Last-Event-ID), or, before the first event, with the same Idempotency-Key.
+event that came (Last-Event-ID), or, before the first event, with the same Idempotency-Key. Events have ids for who asks
+for them (x-tsnode-event-ids).
 """
 
 import itertools
@@ -18,7 +19,8 @@ def tokens(prompt, peers, tries=60):
     body = json.dumps({"prompt": prompt, "max_tokens": 200, "stream": True}).encode()
     key, last = str(uuid.uuid4()), None
     for peer in itertools.islice(itertools.cycle(peers), tries):
-        headers = {"Content-Type": "application/json", **({"Last-Event-ID": last} if last else {"Idempotency-Key": key})}
+        headers = {"Content-Type": "application/json", "x-tsnode-event-ids": "1"}
+        headers |= {"Last-Event-ID": last} if last else {"Idempotency-Key": key}
         try:
             with urllib.request.urlopen(urllib.request.Request(f"{peer}/v1/completions", body, headers), timeout=90) as events:
                 for line in events:

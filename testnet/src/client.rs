@@ -268,7 +268,8 @@ impl Reader {
     }
 
     async fn ask(&mut self, http: &str) -> reqwest::Result<()> {
-        let request = self.client.post(format!("{http}/v1/completions")).header("x-tsnode-trace", "1");
+        let request = self.client.post(format!("{http}/v1/completions"));
+        let request = request.header("x-tsnode-trace", "1").header("x-tsnode-event-ids", "1");
         let request = match &self.last_event {
             Some(id) => request.header("last-event-id", id),
             None => request.header("idempotency-key", &self.key),

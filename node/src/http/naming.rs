@@ -1,9 +1,12 @@
 //! What a request is called, and how far its client has read it: how a client whose gateway died goes on at another peer.
 //!
-//! Every event of a streamed answer has an id, the request's name and how many tokens of each answer came with it and
-//! before, and what they rest on: with that any peer computes the same answer, also where nobody has a response log of it. A client that asks again, at any peer, with the same body and the id of the last event it got
-//! (`Last-Event-ID`, as in server-sent events) gets the events after it. One that has no such id yet gives a name of its
-//! own (`Idempotency-Key`), and gets the same answer however often it asks.
+//! Every event of a streamed answer has an id, for who asks for ids (`x-tsnode-event-ids`): the request's name and how
+//! many tokens of each answer came with it and before, and what they rest on. With that any peer computes the same answer,
+//! also where nobody has a response log of it. A client that asks again, at any peer, with the same body and the id of the
+//! last event it got (`Last-Event-ID`, as in server-sent events) gets the events after it, with ids. One that has no such
+//! id yet gives a name of its own (`Idempotency-Key`), and gets the same answer however often it asks.
+//!
+//! Not all get ids: many clients take a stream for lines that begin with `data: `, and stumble over any other.
 
 use super::{
     ApiError,
@@ -15,6 +18,8 @@ use tsnode_protocol::RequestId;
 
 pub(super) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+/// A request with this header (1) gets its events with their ids.
+pub(super) const EVENT_IDS: HeaderName = HeaderName::from_static("x-tsnode-event-ids");
 /// Longest name a client may give.
 const KEY_BYTES: usize = 256;
 /// Most answers an event's id counts.
@@ -27,6 +32,8 @@ pub(super) struct Naming {
     pub request: RequestId,
     /// The client may have been served before.
     pub comes_back: bool,
+    /// It reads events' ids.
+    pub reads_ids: bool,
     /// What it has of each answer.
     seen: Vec<Seen>,
 }
@@ -35,6 +42,7 @@ impl Naming {
     /// By the client's headers; without any the request gets a name that nobody knows yet. A key names a request only
     /// together with its body, so that nobody takes another's by choosing the same key.
     pub fn of(headers: &HeaderMap, body: &[u8]) -> Result<Self, ApiError> {
+        let reads_ids = reads_ids(headers)?;
         if let Some(value) = headers.get(LAST_EVENT) {
             let id = value.to_str().ok().and_then(read);
             let (request, seen) = id.ok_or_else(|| {
@@ -43,10 +51,11 @@ impl Naming {
                     "'Last-Event-ID' must be the id of an event of this request's stream",
                 )
             })?;
-            return Ok(Self { request, comes_back: true, seen });
+            return Ok(Self { request, comes_back: true, reads_ids: true, seen });
         }
         let Some(key) = headers.get(KEY) else {
-            return Ok(Self { request: RequestId(crate::random_bytes()), comes_back: false, seen: Vec::new() });
+            let request = RequestId(crate::random_bytes());
+            return Ok(Self { request, comes_back: false, reads_ids, seen: Vec::new() });
         };
         if key.is_empty() || key.len() > KEY_BYTES {
             let why = format!("'Idempotency-Key' must have from 1 to {KEY_BYTES} bytes");
@@ -54,7 +63,7 @@ impl Naming {
         }
         let mut hasher = blake3::Hasher::new_derive_key("tsnode 2026 request name");
         hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(body);
-        Ok(Self { request: name(&hasher), comes_back: true, seen: Vec::new() })
+        Ok(Self { request: name(&hasher), comes_back: true, reads_ids, seen: Vec::new() })
     }
 
     /// The seed of a request that does not say one: whoever is asked for it again draws the same.
@@ -90,6 +99,15 @@ impl Naming {
             }
         }
         id
+    }
+}
+
+/// Whether the client says that it reads events' ids.
+fn reads_ids(headers: &HeaderMap) -> Result<bool, ApiError> {
+    match headers.get(EVENT_IDS).map(|value| value.as_bytes()) {
+        None | Some(b"0") => Ok(false),
+        Some(b"1") => Ok(true),
+        Some(_) => Err(ApiError::param(EVENT_IDS.as_str(), format!("'{EVENT_IDS}' must be 1 or 0"))),
     }
 }
 
@@ -136,6 +154,15 @@ mod tests {
         let nameless = of(&[], b"x").unwrap();
         assert!(!nameless.comes_back && nameless != of(&[], b"x").unwrap());
         assert!(of(&[(KEY, "")], b"x").is_err() && of(&[(KEY, &"k".repeat(257))], b"x").is_err());
+    }
+
+    #[test]
+    fn ids_are_for_who_asks_for_them_and_who_comes_back_with_one() {
+        let last = of(&[], b"x").unwrap().event([Seen { tokens: 2, codec: None }].into_iter());
+        let reads = |name, value: &str| of(&[(name, value)], b"x").unwrap().reads_ids;
+        assert!(reads(EVENT_IDS, "1") && reads(LAST_EVENT, &last));
+        assert!(!reads(EVENT_IDS, "0") && !reads(KEY, "a") && !of(&[], b"x").unwrap().reads_ids);
+        assert!(of(&[(EVENT_IDS, "yes")], b"x").is_err());
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! Streamed answers: server-sent events, ended by `[DONE]`, kept awake by comments.
+//! Streamed answers: server-sent events, ended by `[DONE]`, kept awake by empty lines.
+//!
+//! Many clients read streams line by line, and take each that is not empty for `data: …`: other fields come only to who
+//! asks for them ([`super::naming`]), and comments to nobody.
 
 use super::{
     ApiError, ApiState,
@@ -19,7 +22,9 @@ use tsnode_protocol::{KvCodec, Token};
 
 /// Events a slow client has not read; above it the answer waits.
 const EVENTS: usize = 64;
-const KEEP_AWAKE: Duration = Duration::from_secs(10);
+/// Silence after which an empty line is sent, so that nobody on the way takes the connection for dead. Proxies wait a
+/// minute.
+const KEEP_AWAKE: Duration = Duration::from_secs(15);
 
 type Events = mpsc::Sender<Result<Event, Infallible>>;
 
@@ -33,8 +38,13 @@ pub(super) fn stream(state: ApiState, taken: Taken, wanted: Wanted, form: Form) 
             state.metrics.hung_up();
         }
     });
-    let keep = KeepAlive::new().interval(KEEP_AWAKE).text("keep-alive");
-    Sse::new(ReceiverStream::new(receiver)).keep_alive(keep).into_response()
+    kept_awake(receiver, KEEP_AWAKE)
+}
+
+fn kept_awake(events: mpsc::Receiver<Result<Event, Infallible>>, silence: Duration) -> Response {
+    // An event without a field is an empty line, which ends nothing.
+    let keep = KeepAlive::new().interval(silence).event(Event::default());
+    Sse::new(ReceiverStream::new(events)).keep_alive(keep).into_response()
 }
 
 async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, events: &Events) -> Result<(), Gone> {
@@ -86,10 +96,10 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
         }
         let first = (!std::mem::replace(&mut begun[index], true)).then_some(prompts[index].as_slice());
         let body = part(&frame, (index, codecs[index]), &piece, wanted, first);
-        let id = wanted
-            .naming
-            .event(writers.iter().zip(&codecs).map(|(w, codec)| Seen { tokens: w.generated, codec: *codec }));
-        send(Event::default().id(id), body, events).await?;
+        let seen = writers.iter().zip(&codecs).map(|(w, codec)| Seen { tokens: w.generated, codec: *codec });
+        let event = Event::default();
+        let event = if wanted.naming.reads_ids { event.id(wanted.naming.event(seen)) } else { event };
+        send(event, body, events).await?;
     }
     if open > 0 {
         return fail(ApiError::Failed("the answer broke off".into()), events).await;
@@ -169,4 +179,23 @@ async fn done(events: &Events) -> Result<(), Gone> {
 
 async fn send(event: Event, body: Value, events: &Events) -> Result<(), Gone> {
     events.send(Ok(event.data(body.to_string()))).await.map_err(|_| Gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::StreamExt;
+
+    /// A comment would be taken for data by those who cut six letters off every line that is not empty.
+    #[tokio::test]
+    async fn a_long_silence_is_broken_by_empty_lines() {
+        let (events, receiver) = mpsc::channel(1);
+        events.send(Ok(Event::default().data("x"))).await.unwrap();
+        let mut body = kept_awake(receiver, Duration::from_millis(5)).into_body().into_data_stream();
+        let mut text = String::new();
+        while text.len() < 12 {
+            text += std::str::from_utf8(&body.next().await.unwrap().unwrap()).unwrap();
+        }
+        assert_eq!(text, "data: x\n\n\n\n\n");
+    }
 }

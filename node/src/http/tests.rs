@@ -532,7 +532,8 @@ async fn a_stream_goes_on_after_the_last_event() {
         text.split("\n\n").filter_map(|e| Some((line(e, "id: "), line(e, "data: ")?))).collect()
     };
     let ask = |name: &'static str, value: String| {
-        let request = api.client.post(format!("{}{TEXT}", api.url)).header(name, value).json(&body).send();
+        let request = api.client.post(format!("{}{TEXT}", api.url)).header(name, value);
+        let request = request.header("x-tsnode-event-ids", "1").json(&body).send();
         async move { request.await.unwrap().text().await.unwrap() }
     };
     let all = events(&ask("idempotency-key", "mine".into()).await);
@@ -564,6 +565,23 @@ async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
         let api = Api::up(part).await;
         let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
         assert_eq!((status, &answer["error"]["message"]), (502, &json!(why)));
+/// Load generators and simple clients take each line that is not empty for `data: …`.
+#[tokio::test]
+async fn who_does_not_ask_for_ids_gets_nothing_but_data_lines() {
+    let api = Api::up(said(End::Length)).await;
+    for (path, body) in [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))] {
+        let mut body = body;
+        (body["stream"], body["n"]) = (json!(true), json!(2));
+        for key in [None, Some("mine")] {
+            let request = api.client.post(format!("{}{path}", api.url));
+            let request = key.into_iter().fold(request, |request, key| request.header("idempotency-key", key));
+            let text = request.json(&body).send().await.unwrap().text().await.unwrap();
+            assert!(text.lines().all(|line| line.is_empty() || line.starts_with("data: ")), "{text}");
+            assert!(text.lines().count() > 8, "{text}");
+        }
+    }
+}
+
         for (path, body) in [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))] {
             let mut body = body;
             body["stream"] = json!(true);
