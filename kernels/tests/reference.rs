@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
+    sampling::sample,
     source::ModelSource,
 };
-use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
+use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
 const MODELS: [&str; 9] = [
     "llama-gqa",
@@ -154,6 +155,32 @@ fn however_cut(name: &str, folder: &Path, tolerance: f32) {
                 check_logits(name, &case, &logits, tolerance);
                 let vocab = logits.len() / case.prompt.len();
                 check_greedy(name, &case, &mut pipeline, REQUEST, &logits[logits.len() - vocab..]);
+            }
+        }
+    }
+}
+
+/// What clients are told of tokens' probabilities, by transformers' own logits: with weights and KV of single precision.
+#[test]
+fn log_probabilities_are_those_of_transformers_in_single_precision() {
+    let sampling = Sampling { logprobs: Some(20), ..Sampling::greedy() };
+    for name in MODELS {
+        let widened = widened::copy(&folder(name));
+        let source = ModelSource::open(widened.path()).unwrap();
+        for case in cases(name) {
+            let mut pipeline = Pipeline::new(&source, &[]);
+            pipeline.admit(REQUEST, case.prompt.len() + 1);
+            let mut logits = pipeline.run(REQUEST, 0, &case.prompt);
+            let vocab = logits.len() / case.prompt.len();
+            for (position, theirs) in &case.logits {
+                let at: usize = position.parse().unwrap();
+                let said = sample(&mut logits[at * vocab..][..vocab], &sampling, &[], &[], at as u32);
+                let total = theirs.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln();
+                assert_eq!((said.top.len(), said.logprob), (20, Some(said.top[0].logprob)));
+                for TokenLogprob { token, logprob } in said.top {
+                    let off = f64::from(logprob) - (f64::from(theirs[token.0 as usize]) - total);
+                    assert!(off.abs() <= f64::from(TOLERANCE), "{name}, position {at}, {token:?}: off by {off}");
+                }
             }
         }
     }

@@ -11,6 +11,7 @@ mod fields;
 mod fingerprint;
 mod guests;
 mod links;
+mod logprobs;
 mod metrics;
 mod naming;
 mod owner;

@@ -1,13 +1,13 @@
 //! Answers, whole or streamed, in the form of either kind of completion.
 
 use super::{
-    ApiError, ApiState, fingerprint,
+    ApiError, ApiState, fingerprint, logprobs,
     request::{Answer, Taken, Wanted},
     sse,
 };
 use crate::{
     gateway::{Reply, Trace},
-    text::{Detokeniser, Passed, StopStrings, TextModel, TokenText},
+    text::{Detokeniser, Passed, StopStrings, TextModel},
 };
 use axum::{
     Json,
@@ -216,18 +216,10 @@ impl<'m> Writer<'m> {
     }
 
     fn logprob(&self, sampled: &Sampled) -> Value {
-        let said = |token: Token| self.detokeniser.token_text(token);
-        if self.form == Form::Chat {
-            let entry = |token: Token, logprob: f32| {
-                let TokenText { text, bytes } = said(token);
-                json!({ "token": text, "logprob": logprob, "bytes": bytes })
-            };
-            let mut one = entry(sampled.token, sampled.logprob.unwrap_or(f32::MIN));
-            one["top_logprobs"] = sampled.top.iter().map(|t| entry(t.token, t.logprob)).collect();
-            return one;
+        match self.form {
+            Form::Chat => logprobs::chat(&self.detokeniser, sampled),
+            Form::Text { .. } => logprobs::older(&self.detokeniser, sampled, self.offset),
         }
-        let top: Map<String, Value> = sampled.top.iter().map(|t| (said(t.token).text, json!(t.logprob))).collect();
-        json!({ "token": said(sampled.token).text, "logprob": sampled.logprob, "top": top, "offset": self.offset })
     }
 }
 
@@ -308,7 +300,7 @@ impl Frame {
         if wanted.sampling.logprobs.is_some() && !piece.logprobs.is_empty() {
             choice["logprobs"] = match self.form {
                 Form::Chat => json!({ "content": piece.logprobs, "refusal": null }),
-                Form::Text { .. } => older_logprobs(&piece.logprobs),
+                Form::Text { .. } => logprobs::columns(&piece.logprobs),
             };
         }
         if wanted.delivery.token_ids {
@@ -319,15 +311,4 @@ impl Frame {
         }
         choice
     }
-}
-
-/// The older form lists tokens, probabilities and offsets side by side.
-fn older_logprobs(entries: &[Value]) -> Value {
-    let column = |name: &str| -> Vec<&Value> { entries.iter().map(|e| &e[name]).collect() };
-    json!({
-        "tokens": column("token"),
-        "token_logprobs": column("logprob"),
-        "top_logprobs": column("top"),
-        "text_offset": column("offset"),
-    })
 }

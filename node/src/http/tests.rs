@@ -439,6 +439,16 @@ async fn logprobs_come_in_either_form() {
     let tokens: Vec<&str> = columns["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
     assert_eq!(tokens.concat(), "The wind was in the house.");
     assert_eq!(columns["text_offset"][1], tokens[0].len());
+    // However few are asked for, the chosen one is among them.
+    for asked in [0, 3] {
+        let (_, text) = api.post(TEXT, json!({ "prompt": "x", "logprobs": asked })).await;
+        let columns = &text["choices"][0]["logprobs"];
+        for (token, top) in tokens.iter().zip(columns["top_logprobs"].as_array().unwrap()) {
+            assert_eq!(top[token], -0.5, "{columns}");
+        }
+    }
+    let (_, text) = api.post(TEXT, json!({ "prompt": "x", "logprobs": 1 })).await;
+    assert_eq!(text["choices"][0]["logprobs"]["tokens"], json!(tokens));
     assert_eq!(api.last_asked().generation.sampling.logprobs, Some(1));
 }
 
