@@ -72,6 +72,8 @@ def token_counts(client):
     several = client.completions.create(model=MODEL, prompt=START, n=3, max_tokens=24, seed=1, temperature=1)
     assert [c.index for c in several.choices] == [0, 1, 2]
     assert len({c.text for c in several.choices}) == 3, several
+    drawn = client.completions.create(model=MODEL, prompt=[START] * 4, max_tokens=24, temperature=1)
+    assert len({c.text for c in drawn.choices}) == 4, drawn
 
 
 def logprobs(client):
@@ -82,6 +84,11 @@ def logprobs(client):
     for token in answer.choices[0].logprobs.content:
         assert token.top_logprobs[0].logprob == token.logprob <= 0, token
         assert token.top_logprobs[1].logprob <= token.logprob
+    for alternatives in (0, 2):
+        older = dict(max_tokens=8, temperature=1, seed=2, logprobs=alternatives)
+        said = client.completions.create(model=MODEL, prompt=START, **older).choices[0].logprobs
+        for token, logprob, top in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
+            assert top[token] == logprob and len(top) >= max(alternatives, 1), said
 
 
 def refused(kind, code, param, ask):
@@ -98,7 +105,7 @@ def errors(client):
     hello = [{"role": "user", "content": "Hello"}]
     bad = openai.BadRequestError
     refused(openai.NotFoundError, "model_not_found", "model", lambda: complete(model="gpt-9", prompt="x"))
-    refused(bad, "context_length_exceeded", "messages", lambda: complete(model=MODEL, prompt="word " * 3000))
+    refused(bad, "context_length_exceeded", "prompt", lambda: complete(model=MODEL, prompt="word " * 3000))
     refused(bad, None, "temperature", lambda: complete(model=MODEL, prompt="x", temperature=9))
     refused(bad, None, "prompt", lambda: complete(model=MODEL, prompt=""))
     refused(bad, None, "max_completion_tokens", lambda: chat(model=MODEL, messages=hello, max_completion_tokens=0))

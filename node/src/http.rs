@@ -12,16 +12,18 @@ mod fingerprint;
 mod guests;
 mod links;
 mod logprobs;
+mod mend;
 mod metrics;
 mod naming;
+mod outgoing;
 mod owner;
 mod params;
 mod request;
 mod respond;
+mod seeds;
 mod sse;
 mod texts;
 mod traces;
-mod seeds;
 
 pub use auth::Gatekeeper;
 pub use error::ApiError;
@@ -123,6 +125,7 @@ pub fn router(state: ApiState) -> Router {
         .method_not_allowed_fallback(api::wrong_method)
         .layer(middleware::from_fn_with_state(state.clone(), auth::check))
         .layer(DefaultBodyLimit::max(OWNER_BODY_BYTES))
+        .layer(middleware::from_fn(outgoing::finish))
         .with_state(state)
 }
 

@@ -270,7 +270,7 @@ async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {
 async fn bad_requests_get_the_right_errors(net: &Net) {
     let cases: [(Value, u16, &str, &str); 7] = [
         (json!({ "model": "nothing", "prompt": "x" }), 404, "model_not_found", "model"),
-        (json!({ "prompt": "x ".repeat(3000) }), 400, "context_length_exceeded", "messages"),
+        (json!({ "prompt": "x ".repeat(3000) }), 400, "context_length_exceeded", "prompt"),
         (json!({ "prompt": "" }), 400, "", "prompt"),
         (json!({ "prompt": [5000] }), 400, "", "prompt"),
         (json!({ "prompt": "x", "temperature": "hot" }), 400, "", "temperature"),

@@ -87,6 +87,12 @@ impl Gatekeeper {
     }
 }
 
+/// The key in a header's value; a scheme's name may be written in any letters (RFC 9110, 11.1).
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, key) = value.trim().split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim_start())
+}
+
 pub(super) async fn check(
     State(state): State<ApiState>,
     ConnectInfo(from): ConnectInfo<SocketAddr>,
@@ -96,7 +102,7 @@ pub(super) async fn check(
     let path = request.uri().path();
     if !OPEN.contains(&path) {
         let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-        let shown = given.and_then(|v| v.strip_prefix("Bearer "));
+        let shown = given.and_then(bearer);
         if let Err(error) = state.gatekeeper.admit(path, shown, from.ip()) {
             return error.into_response();
         }

@@ -4,7 +4,7 @@
 //! tokens: nobody's bodies take more memory than the budget, and whoever comes when that is used up waits, unread. A place is
 //! for who sends: a slow sender gives it up when others wait for one.
 
-use super::{ApiError, fields::Fields, naming::Naming};
+use super::{ApiError, fields::Fields, mend, naming::Naming};
 use crate::text::Workers;
 use axum::{
     body::{Body, BodyDataStream, Bytes},
@@ -92,7 +92,7 @@ impl Bodies {
     /// Reads a request for a completion, where prompts have so many tokens at most.
     pub async fn read(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<Asked, ApiError> {
         let mut body = body.into_data_stream();
-        let (bytes, place) = match self.receive(headers, &mut body).await {
+        let (mut bytes, place) = match self.receive(headers, &mut body).await {
             Ok(received) => received,
             Err(error) => {
                 forget(body, &error).await;
@@ -102,7 +102,7 @@ impl Bodies {
         let (length, headers) = (bytes.len(), headers.clone());
         let parse = move || {
             let naming = Naming::of(&headers, &bytes)?;
-            Ok(Asked { place, naming, fields: Fields::parse(&bytes, tokens)? })
+            Ok(Asked { place, naming, fields: Fields::parse(mend::json(&mut bytes), tokens)? })
         };
         self.0.parsers.run(length, parse).await.unwrap_or_else(|error| Err(busy(&error)))
     }

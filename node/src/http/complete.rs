@@ -64,7 +64,8 @@ async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, Ap
             FixedPlan::Text(text) => encode(text, model).await?,
             FixedPlan::Tokens(tokens) => tokens,
             FixedPlan::Endless(prompt) => {
-                return Err(ApiError::TooLong { context: model.card().shape.context, prompt, wanted: 1 });
+                let context = model.card().shape.context;
+                return Err(ApiError::TooLong { context, prompt, wanted: 1, param: "prompt" });
             }
         });
     }

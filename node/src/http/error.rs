@@ -22,7 +22,7 @@ pub enum ApiError {
     },
     /// The prompt leaves no room in the model's context.
     #[error(
-        "This model's maximum context length is {context} tokens. However, your messages resulted in {prompt} tokens \
+        "This model's maximum context length is {context} tokens. However, your {param} resulted in {prompt} tokens \
          and {wanted} more were asked for. Please reduce the length of the prompt or max_tokens."
     )]
     TooLong {
@@ -32,6 +32,8 @@ pub enum ApiError {
         prompt: usize,
         /// Tokens asked for.
         wanted: u32,
+        /// Which field has the prompt.
+        param: &'static str,
     },
     /// The prompt is so much longer than the model's context that not all of its tokens were made.
     #[error("{message}")]
@@ -72,6 +74,14 @@ pub enum ApiError {
     TooOften {
         /// When to ask again.
         retry_after: Duration,
+    },
+    /// Refused before any handler was asked.
+    #[error("{message}")]
+    Refused {
+        /// As which kind of error.
+        status: StatusCode,
+        /// Why.
+        message: String,
     },
     /// No such path.
     #[error("There is nothing at {0}")]
@@ -127,6 +137,8 @@ impl ApiError {
             Self::Forbidden => (StatusCode::FORBIDDEN, INVALID, Some("insufficient_permissions")),
             Self::TooOften { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, None),
+            Self::Refused { status, .. } if status.is_server_error() => (*status, "server_error", None),
+            Self::Refused { status, .. } => (*status, INVALID, None),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, INVALID, None),
             Self::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, INVALID, None),
             Self::TooSlow { .. } => (StatusCode::REQUEST_TIMEOUT, INVALID, Some("request_timeout")),
@@ -136,13 +148,22 @@ impl ApiError {
         }
     }
 
+    /// How to show a key, as RFC 6750 says it.
+    fn challenge(&self) -> Option<&'static str> {
+        match self {
+            Self::NoKey => Some(r#"Bearer realm="tsnode""#),
+            Self::WrongKey => Some(r#"Bearer realm="tsnode", error="invalid_token""#),
+            Self::Forbidden => Some(r#"Bearer realm="tsnode", error="insufficient_scope""#),
+            _ => None,
+        }
+    }
+
     /// The JSON body, also used inside streams.
     pub(super) fn body(&self) -> Value {
         let (_, kind, code) = self.facts();
         let param = match self {
             Self::Invalid { param, .. } => param.clone(),
-            Self::TooLong { .. } => Some("messages".into()),
-            Self::FarTooLong { param, .. } => Some((*param).into()),
+            Self::TooLong { param, .. } | Self::FarTooLong { param, .. } => Some((*param).into()),
             Self::UnknownModel { .. } => Some("model".into()),
             _ => None,
         };
@@ -156,6 +177,9 @@ impl IntoResponse for ApiError {
         if let Self::Unserved { retry_after, .. } | Self::TooOften { retry_after } = &self {
             let seconds = HeaderValue::from(retry_seconds(*retry_after));
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        if let Some(challenge) = self.challenge() {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         response
     }

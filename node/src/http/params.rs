@@ -111,7 +111,7 @@ pub(super) fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -
     // What was not asked for by number may be less than the usual.
     let most = if wanted.max_tokens.is_none() { asked.min(room.max(1)) } else { asked };
     if most > room || prompt.len() > limits::SEQUENCE_TOKENS as usize {
-        return Err(ApiError::TooLong { context, prompt: prompt.len(), wanted: most });
+        return Err(ApiError::TooLong { context, prompt: prompt.len(), wanted: most, param: wanted.prompt_field() });
     }
     let stop_tokens = if wanted.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() };
     Ok(Generation { sampling: wanted.sampling.clone(), max_new_tokens: most, stop_tokens })

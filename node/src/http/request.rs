@@ -39,6 +39,13 @@ pub(super) struct Wanted {
     pub naming: Naming,
 }
 
+impl Wanted {
+    /// What clients call the field that the prompt is in.
+    pub fn prompt_field(&self) -> &'static str {
+        if self.fill_context { "messages" } else { "prompt" }
+    }
+}
+
 /// One answer under way.
 pub(super) struct Answer {
     pub prompt: Vec<Token>,

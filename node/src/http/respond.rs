@@ -20,7 +20,7 @@ use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampled, Token, strea
 
 /// A request with this header is told what ran where.
 pub(super) const TRACE: &str = "x-tsnode-trace";
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const PREFILL: HeaderName = HeaderName::from_static("x-tsnode-prefill");
 const DECODE: HeaderName = HeaderName::from_static("x-tsnode-decode");
 

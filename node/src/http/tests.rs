@@ -565,16 +565,6 @@ async fn a_stream_goes_on_after_the_last_event() {
     assert!(!api.last_asked().comes_back && api.last_asked().request != first.request);
 }
 
-#[tokio::test]
-async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
-    let fails = [
-        (said(End::Failed("the peer is gone".into())), "the peer is gone"),
-        (Part::BreakOff("The wind"), "the answer broke off"),
-    ];
-    for (part, why) in fails {
-        let api = Api::up(part).await;
-        let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
-        assert_eq!((status, &answer["error"]["message"]), (502, &json!(why)));
 /// Load generators and simple clients take each line that is not empty for `data: …`.
 #[tokio::test]
 async fn who_does_not_ask_for_ids_gets_nothing_but_data_lines() {
@@ -592,6 +582,16 @@ async fn who_does_not_ask_for_ids_gets_nothing_but_data_lines() {
     }
 }
 
+#[tokio::test]
+async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
+    let fails = [
+        (said(End::Failed("the peer is gone".into())), "the peer is gone"),
+        (Part::BreakOff("The wind"), "the answer broke off"),
+    ];
+    for (part, why) in fails {
+        let api = Api::up(part).await;
+        let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
+        assert_eq!((status, &answer["error"]["message"]), (502, &json!(why)));
         for (path, body) in [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))] {
             let mut body = body;
             body["stream"] = json!(true);
@@ -769,7 +769,14 @@ async fn too_much_for_the_context_is_said_in_openais_words() {
         let (status, answer) = api.post(TEXT, body).await;
         assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_length_exceeded")));
         assert!(answer["error"]["message"].as_str().unwrap().contains("maximum context length is 1024 tokens"));
+        assert!(answer["error"]["message"].as_str().unwrap().contains("your prompt resulted in"), "{answer}");
+        assert_eq!(answer["error"]["param"], "prompt");
     }
+    let (_, answer) = api.post(CHAT, json!({ "messages": hello(), "max_tokens": 1024 })).await;
+    assert_eq!(
+        (&answer["error"]["param"], &answer["error"]["code"]),
+        (&json!("messages"), &json!("context_length_exceeded"))
+    );
 }
 
 #[tokio::test]
@@ -793,13 +800,89 @@ async fn a_key_guards_everything_but_health() {
     let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
     let ask = |key: &str| api.client.get(format!("{}/v1/models", api.url)).bearer_auth(key).send();
     assert_eq!(ask("sesame").await.unwrap().status(), 200);
-    assert_eq!(ask("sesam").await.unwrap().status(), 401);
+    let wrong = ask("sesam").await.unwrap();
+    assert_eq!(
+        (wrong.status().as_u16(), challenge(&wrong).as_str()),
+        (401, r#"Bearer realm="tsnode", error="invalid_token""#)
+    );
+    assert_eq!(challenge(&api.get("/v1/models").await), r#"Bearer realm="tsnode""#);
     for (path, status) in [("/v1/models", 401), ("/api/swarm", 401), ("/metrics", 401), ("/healthz", 200), ("/", 200)] {
         assert_eq!(api.get(path).await.status(), status, "{path}");
     }
     let (status, answer) = api.post(TEXT, json!({ "prompt": "x" })).await;
     assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
     assert!(answer["error"]["message"].as_str().unwrap().contains("tsnode keys add"), "{answer}");
+}
+
+fn challenge(response: &Response) -> String {
+    response.headers()["www-authenticate"].to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_keys_scheme_may_be_written_in_any_letters() {
+    let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
+    for (shown, status) in [
+        ("bearer sesame", 200),
+        ("BEARER sesame", 200),
+        ("Bearer  sesame", 200),
+        ("Basic sesame", 401),
+        ("sesame", 401),
+        ("bearersesame", 401),
+    ] {
+        let asked =
+            api.client.get(format!("{}/v1/models", api.url)).header("authorization", shown).send().await.unwrap();
+        assert_eq!(asked.status(), status, "{shown}");
+    }
+}
+
+/// Whatever goes wrong and wherever: JSON in OpenAI's form, and an id to ask about.
+#[tokio::test]
+async fn every_error_is_json_and_has_an_id() {
+    let api = Api::up(said(End::Stop)).await;
+    let bodies = [
+        ("/api/pause", "text/plain", "{}", 415),
+        ("/api/pause", "application/json", "{", 400),
+        ("/api/links/measure", "application/json", "{}", 422),
+        ("/api/faults", "application/json", "1", 422),
+        ("/api/nothing", "application/json", "{}", 404),
+        (TEXT, "application/json", "{", 400),
+        (CHAT, "application/json", "{\"messages\": 1}", 400),
+    ];
+    let mut answers = Vec::new();
+    for (path, kind, body, status) in bodies {
+        let request = api.client.post(format!("{}{path}", api.url)).header("content-type", kind).body(body.to_owned());
+        answers.push((path, request.send().await.unwrap(), status));
+    }
+    for (path, status) in [("/v1/models/%ff", 400), ("/api/requests/%ff", 400), ("/api/pause", 405), ("/nowhere", 404)]
+    {
+        answers.push((path, api.get(path).await, status));
+    }
+    for (path, answer, status) in answers {
+        assert_eq!(answer.status(), status, "{path}");
+        assert!(answer.headers()["x-request-id"].to_str().unwrap().starts_with("req-"), "{path}");
+        let error = answer.json::<Value>().await.unwrap()["error"].clone();
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{path}: {error}");
+        assert_eq!(error["type"], "invalid_request_error", "{path}: {error}");
+    }
+    let first = api.get("/v1/models").await.headers()["x-request-id"].clone();
+    assert_ne!(api.get("/v1/models").await.headers()["x-request-id"], first);
+}
+
+/// An emoji that a JavaScript program cut in two, and what programs on Windows put in front.
+#[tokio::test]
+async fn half_an_emoji_and_a_byte_order_mark_are_taken() {
+    let api = Api::up(said(End::Stop)).await;
+    let text = TextModel::new(&files(), &Templates::Here).unwrap();
+    let ask = |path: &str, body: &str| {
+        let request = api.client.post(format!("{}{path}", api.url)).header("content-type", "application/json");
+        let request = request.body(body.to_owned()).send();
+        async move { request.await.unwrap().status().as_u16() }
+    };
+    assert_eq!(ask(TEXT, r#"{"prompt":"a\ud83d"}"#).await, 200);
+    assert_eq!(api.last_asked().prompt, text.encode("a\u{FFFD}").unwrap());
+    assert_eq!(ask(CHAT, r#"{"messages":[{"role":"user","content":"a\ud83d"}],"stop":["\udc00"]}"#).await, 200);
+    assert_eq!(ask(TEXT, "\u{FEFF}{\"prompt\":\"b\"}").await, 200);
+    assert_eq!(api.last_asked().prompt, text.encode("b").unwrap());
 }
 
 #[tokio::test]

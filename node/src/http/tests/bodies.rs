@@ -52,7 +52,7 @@ async fn json_of_many_values_is_refused_whatever_field_it_is_in() {
     let api = Api::up(said(End::Stop)).await;
     let many = |unit: &str| unit.repeat((MOST - 100) / unit.len());
     let cases = [
-        (TEXT, format!(r#"{{"prompt":[{}7]}}"#, many("7,")), "messages"),
+        (TEXT, format!(r#"{{"prompt":[{}7]}}"#, many("7,")), "prompt"),
         (TEXT, format!(r#"{{"prompt":[{}7]}}"#, many("[],")), "prompt"),
         (TEXT, format!(r#"{{"prompt":"x","stop":[{}7]}}"#, many(r#"{"":0},"#)), "stop"),
         (TEXT, format!(r#"{{"{}":0}}"#, many("odd")), "odd"),
