@@ -13,6 +13,7 @@ use crate::{
     links::Shaping,
     node::{Membering, ModelChoice, NodeConfig},
     plain,
+    sites::{self, Sites},
     text::SpecialText,
 };
 use std::collections::BTreeMap;
@@ -52,7 +53,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 40] = [
+pub const KNOBS: [Knob; 42] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -124,6 +125,16 @@ pub const KNOBS: [Knob; 40] = [
         "Read special tokens' texts in clients' messages as plain text; else they are control tokens, as in transformers",
     ),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
+    knob(
+        "allow-host",
+        "",
+        "Names by which HTTP is asked beside this host's own, as llm.example.com,.example.org [default: none]",
+    ),
+    knob(
+        "allow-origin",
+        "",
+        "Pages that may ask beside the peer's own, as https://chat.example.com,http://localhost:3000 [default: none]",
+    ),
     knob("relay", "true", "Carry between peers of the swarm that do not reach each other, where this one is reachable"),
     knob("upload-mbit", "", "Most Mbit/s to send to other peers, all together [default: what the link carries]"),
     knob("hours", "", "Hours of the day in which to lend, as 22:00-07:00 [default: all]"),
@@ -427,6 +438,7 @@ impl Settings {
             special_text: if self.flag("guard-special-tokens")? { SpecialText::Plain } else { SpecialText::Control },
             api_key,
             http_rate: self.http_rate(http)?,
+            sites: self.sites(http)?,
             shaping: self.shaping()?,
             relay: self.relays()?,
             faults: self.flag("faults")?,
@@ -491,6 +503,11 @@ impl Settings {
     fn http_rate(&self, http: SocketAddr) -> Result<Option<u32>, ConfigError> {
         let asked = self.whole("http-rate", 1..=u32::MAX)?;
         Ok(asked.or_else(|| (!http.ip().is_loopback()).then_some(REMOTE_RATE)))
+    }
+
+    fn sites(&self, http: SocketAddr) -> Result<Sites, ConfigError> {
+        let (hosts, origins) = (self.parse("allow-host")?, self.parse("allow-origin")?);
+        Ok(Sites::new(http.ip(), &sites::host_name(), hosts.unwrap_or_default(), origins.unwrap_or_default()))
     }
 
     fn name(&self) -> String {
@@ -798,7 +815,7 @@ mod tests {
         ];
         // Any text is one of these.
         let texts =
-            ["data-dir", "name", "model", "draft", "invite-file", "api-key", "api-key-file", "log", "log-format"];
+            ["data-dir", "name", "model", "draft", "invite-file", "api-key", "api-key-file", "allow-host", "log", "log-format"];
         let long = "z".repeat(900);
         for knob in KNOBS.iter().filter(|knob| !texts.contains(&knob.name)) {
             for value in ["-1", "99999999999999999999", "nonsense", "\u{7}", "1e999", &long] {

@@ -21,6 +21,7 @@ mod params;
 mod request;
 mod respond;
 mod seeds;
+mod sites;
 mod sse;
 mod texts;
 mod traces;
@@ -102,7 +103,7 @@ impl ApiState {
 
 /// All routes.
 pub fn router(state: ApiState) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/", get(api::page))
         .route("/v1/models", get(api::models))
         .route("/v1/models/{id}", get(api::model))
@@ -123,10 +124,12 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/leave", post(owner::leave))
         .fallback(api::not_found)
         .method_not_allowed_fallback(api::wrong_method)
+        .layer(middleware::from_fn(sites::as_json))
         .layer(middleware::from_fn_with_state(state.clone(), auth::check))
         .layer(DefaultBodyLimit::max(OWNER_BODY_BYTES))
-        .layer(middleware::from_fn(outgoing::finish))
-        .with_state(state)
+        .with_state(state.clone());
+    let sites = middleware::from_fn_with_state(state.clone(), sites::check);
+    sites::for_pages(routes, state.gatekeeper.sites()).layer(sites).layer(middleware::from_fn(outgoing::finish))
 }
 
 /// Serves those who have a place at the door until `stop`; requests under way may end.

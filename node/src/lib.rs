@@ -36,6 +36,7 @@ pub mod response_log;
 pub mod roster;
 pub mod sealed;
 pub mod serving;
+pub mod sites;
 pub mod store;
 pub mod swarm;
 pub mod telemetry;

@@ -261,7 +261,8 @@ impl Ground {
         self.store.remove_file(HTTP_FILE);
         let local = LocalToken::leave(&self.store, at);
         let local = local.map_err(|error| not_written(&self.store, TOKEN_FILE, error))?;
-        let gatekeeper = Gatekeeper::new(keys, self.config.http_rate).with_local(local);
+        let gatekeeper = Gatekeeper::new(keys, self.config.http_rate);
+        let gatekeeper = gatekeeper.with_local(local).with_sites(self.config.sites.clone());
         let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
         let texts = Texts::new(models, templates).reading(self.config.special_text);
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);

@@ -3,6 +3,7 @@
 use super::{ApiError, ApiState};
 use crate::keys::{KeyRing, Scope};
 use crate::local::LocalToken;
+use crate::sites::Sites;
 use axum::{
     extract::{ConnectInfo, Request, State},
     http::header,
@@ -29,6 +30,8 @@ pub struct Gatekeeper {
     rate: Option<RateLimit>,
     /// By which the owner's own commands are known.
     local: Option<LocalToken>,
+    /// By which names, and for which pages.
+    sites: Sites,
     started: Instant,
     /// Held for map operations only.
     buckets: Mutex<BTreeMap<Asker, TokenBucket>>,
@@ -46,13 +49,23 @@ impl Gatekeeper {
     pub fn new(keys: KeyRing, per_minute: Option<u32>) -> Self {
         // A tenth of a minute's at once: programs ask in bunches.
         let rate = |n: u32| RateLimit { per_second: f64::from(n) / 60.0, burst: (f64::from(n) / 10.0).max(1.0) };
-        Self { keys, rate: per_minute.map(rate), local: None, started: Instant::now(), buckets: Mutex::default() }
+        Self { keys, rate: per_minute.map(rate), local: None, sites: Sites::default(), started: Instant::now(), buckets: Mutex::default() }
     }
 
     /// Lets in who shows this, to everything and at any rate.
     #[must_use]
     pub fn with_local(self, token: LocalToken) -> Self {
         Self { local: Some(token), ..self }
+    }
+
+    /// Answers to these names, and for these pages; else to loopback's names and for no page but its own.
+    #[must_use]
+    pub fn with_sites(self, sites: Sites) -> Self {
+        Self { sites, ..self }
+    }
+
+    pub(super) fn sites(&self) -> &Sites {
+        &self.sites
     }
 
     fn admit(&self, path: &str, shown: Option<&str>, from: IpAddr) -> Result<(), ApiError> {

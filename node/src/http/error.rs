@@ -69,6 +69,20 @@ pub enum ApiError {
          tsnode keys add NAME --scope admin"
     )]
     Forbidden,
+    /// The request was sent to a name that is none of this peer's.
+    #[error(
+        "This peer does not answer to the name `{0}`: ask it by an address that it listens at, or have its owner allow the name \
+         with: tsnode join --allow-host NAME"
+    )]
+    WrongHost(String),
+    /// A page of another origin asks for what changes something.
+    #[error(
+        "Pages of `{0}` may not ask this peer: its owner allows an application of theirs with: tsnode join --allow-origin {0}"
+    )]
+    ForeignOrigin(String),
+    /// The body is not said to be JSON.
+    #[error("The body must be JSON, and {0} is said of it: send the header `Content-Type: application/json`")]
+    NotJson(String),
     /// More requests than are allowed.
     #[error("Rate limit reached: ask again in {} s", retry_seconds(*.retry_after))]
     TooOften {
@@ -135,6 +149,9 @@ impl ApiError {
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Self::Forbidden => (StatusCode::FORBIDDEN, INVALID, Some("insufficient_permissions")),
+            Self::WrongHost(_) => (StatusCode::FORBIDDEN, INVALID, Some("host_not_allowed")),
+            Self::ForeignOrigin(_) => (StatusCode::FORBIDDEN, INVALID, Some("origin_not_allowed")),
+            Self::NotJson(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, Some("unsupported_media_type")),
             Self::TooOften { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests", Some("rate_limit_exceeded")),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, None),
             Self::Refused { status, .. } if status.is_server_error() => (*status, "server_error", None),

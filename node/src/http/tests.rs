@@ -1,6 +1,8 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
 mod bodies;
+mod sites;
+mod slow;
 
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::doors::Doors;

@@ -8,6 +8,7 @@ use crate::{
     invites::InvitesError,
     keys::KeysError,
     links::{LinkError, Shaping},
+    sites::Sites,
     store::StoreError,
     swarm::{RedeemError, SwarmError},
     text::{SpecialText, TextError, VocabularyError},
@@ -115,6 +116,8 @@ pub struct NodeConfig {
     pub api_key: Option<String>,
     /// Requests a minute of each key, or of each address where there are none; unlimited where nothing is said.
     pub http_rate: Option<u32>,
+    /// By which names HTTP is asked, and for which pages.
+    pub sites: Sites,
     /// Limits on what leaves by the data plane: the owner's, and those of a slow network to pretend.
     pub shaping: Option<Shaping>,
     /// Whether to carry between others that do not reach each other.

@@ -150,7 +150,7 @@ async fn short_requests_are_answered_while_long_bodies_come_slowly() {
     let mut slow = Vec::new();
     for _ in 0..24 {
         let mut stream = TcpStream::connect(api.url.trim_start_matches("http://")).await.unwrap();
-        let head = format!("POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: {MOST}\r\n\r\n{{");
+        let head = format!("POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {MOST}\r\n\r\n{{");
         stream.write_all(head.as_bytes()).await.unwrap();
         slow.push(stream);
     }
