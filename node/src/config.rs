@@ -814,8 +814,18 @@ mod tests {
             "empty string",
         ];
         // Any text is one of these.
-        let texts =
-            ["data-dir", "name", "model", "draft", "invite-file", "api-key", "api-key-file", "allow-host", "log", "log-format"];
+        let texts = [
+            "data-dir",
+            "name",
+            "model",
+            "draft",
+            "invite-file",
+            "api-key",
+            "api-key-file",
+            "allow-host",
+            "log",
+            "log-format",
+        ];
         let long = "z".repeat(900);
         for knob in KNOBS.iter().filter(|knob| !texts.contains(&knob.name)) {
             for value in ["-1", "99999999999999999999", "nonsense", "\u{7}", "1e999", &long] {

@@ -191,10 +191,14 @@ mod tests {
     #[test]
     fn a_peer_of_this_host_alone_answers_to_its_names_alone() {
         let sites = sites("127.0.0.1", "", "");
-        for name in ["localhost", "LOCALHOST:7448", "app.localhost", "localhost.", "127.0.0.1:7448", "127.8.8.8", "[::1]:1"] {
+        for name in
+            ["localhost", "LOCALHOST:7448", "app.localhost", "localhost.", "127.0.0.1:7448", "127.8.8.8", "[::1]:1"]
+        {
             assert!(sites.answers_to(name), "{name}");
         }
-        for name in ["evil.example", "evil.example:7448", "localhost.evil.example", "notlocalhost", "box", "10.0.0.1", ""] {
+        for name in
+            ["evil.example", "evil.example:7448", "localhost.evil.example", "notlocalhost", "box", "10.0.0.1", ""]
+        {
             assert!(!sites.answers_to(name), "{name}");
         }
     }
@@ -229,7 +233,9 @@ mod tests {
         let at = Some("localhost:7448");
         assert_eq!(none.asks(None, at), Asks::Itself);
         assert_eq!(none.asks(Some("http://localhost:7448"), at), Asks::Itself);
-        for foreign in ["http://localhost:3000", "https://evil.example", "null", "http://localhost:7448.evil.example", ""] {
+        for foreign in
+            ["http://localhost:3000", "https://evil.example", "null", "http://localhost:7448.evil.example", ""]
+        {
             assert_eq!(none.asks(Some(foreign), at), Asks::Foreign, "{foreign}");
         }
         let some = sites("127.0.0.1", "", "https://Chat.example.com/, http://localhost:3000,null");

@@ -62,7 +62,13 @@ async fn long_bodies_are_refused_in_little_memory_beside_short_requests() {
                 let (client, url, body) = (net.client.clone(), url.clone(), bytes::Bytes::from(body.clone()));
                 async move {
                     for _ in 0..BODIES / AT_ONCE {
-                        let answer = client.post(&url).body(body.clone()).send().await.unwrap();
+                        let answer = client
+                            .post(&url)
+                            .header("content-type", "application/json")
+                            .body(body.clone())
+                            .send()
+                            .await
+                            .unwrap();
                         let (status, told) = (answer.status().as_u16(), answer.json::<Value>().await.unwrap());
                         assert_eq!(status, 400, "{told}");
                     }

@@ -283,7 +283,10 @@ async fn bad_requests_get_the_right_errors(net: &Net) {
         assert_eq!((got, error["param"].as_str()), (status, Some(param)), "{answer}");
         assert_eq!(error["code"].as_str().unwrap_or(""), code, "{answer}");
     }
-    let raw = |body: Vec<u8>| net.client.post(format!("{}/v1/completions", net.peer(0).http)).body(body).send();
+    let raw = |body: Vec<u8>| {
+        let request = net.client.post(format!("{}/v1/completions", net.peer(0).http));
+        request.header("content-type", "application/json").body(body).send()
+    };
     let nested = [b"{\"prompt\":".to_vec(), b"[".repeat(100_000)].concat();
     for body in [b"{".to_vec(), nested, vec![b'"', 0xFF, b'"'], b"[]".to_vec()] {
         assert_eq!(raw(body).await.unwrap().status(), 400);

@@ -192,7 +192,7 @@ async fn weights(net: &Net, peers: &[usize]) -> Vec<(u64, u64)> {
         let metrics = net.client.get(format!("{}/metrics", net.peer(*peer).http)).send().await.unwrap();
         let metrics = metrics.text().await.unwrap();
         let of = |name: &str| metrics.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok()).unwrap();
-        read.push((of("tsnode_stages_loaded "), of("tsnode_weight_bytes_read ")));
+        read.push((of("tsnode_stages_loaded_total "), of("tsnode_weight_bytes_read_total ")));
     }
     read
 }

@@ -1,13 +1,18 @@
 //! Everything but completions: models, health, metrics, the swarm, the page.
 
-use super::{ApiError, ApiState, texts::find_card};
+use super::{
+    ApiError, ApiState,
+    metrics::{Format, Names},
+    texts::find_card,
+};
 use crate::view::{Readiness, SwarmView};
 use axum::{
     Json,
-    extract::{Path, State},
-    http::{StatusCode, Uri, header},
+    extract::{Path, Query, State},
+    http::{HeaderMap, StatusCode, Uri, header},
     response::{Html, IntoResponse},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tsnode_protocol::ModelCard;
 
@@ -53,9 +58,27 @@ pub(super) async fn ready(State(state): State<ApiState>) -> impl IntoResponse {
     (status, Json(answer))
 }
 
-pub(super) async fn metrics(State(state): State<ApiState>) -> impl IntoResponse {
-    let text = state.metrics.render(&state.view.borrow());
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+/// By whose names metrics are asked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MetricsQuery {
+    names: Option<String>,
+}
+
+pub(super) async fn metrics(
+    State(state): State<ApiState>,
+    Query(query): Query<MetricsQuery>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, ApiError> {
+    let names = match query.names.as_deref() {
+        None => Names::Both,
+        Some("tsnode") => Names::Ours,
+        Some("vllm") => Names::Vllm,
+        Some(_) => return Err(ApiError::param("names", "'names' must be tsnode or vllm; without it there are both")),
+    };
+    let format = Format::accepted(&headers);
+    let text = state.metrics.render(&state.view.borrow(), format, names);
+    Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], text))
 }
 
 pub(super) async fn swarm(State(state): State<ApiState>) -> Json<SwarmView> {

@@ -49,7 +49,14 @@ impl Gatekeeper {
     pub fn new(keys: KeyRing, per_minute: Option<u32>) -> Self {
         // A tenth of a minute's at once: programs ask in bunches.
         let rate = |n: u32| RateLimit { per_second: f64::from(n) / 60.0, burst: (f64::from(n) / 10.0).max(1.0) };
-        Self { keys, rate: per_minute.map(rate), local: None, sites: Sites::default(), started: Instant::now(), buckets: Mutex::default() }
+        Self {
+            keys,
+            rate: per_minute.map(rate),
+            local: None,
+            sites: Sites::default(),
+            started: Instant::now(),
+            buckets: Mutex::default(),
+        }
     }
 
     /// Lets in who shows this, to everything and at any rate.

@@ -1,6 +1,8 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
-use super::{ApiError, ApiState, fingerprint, naming::Naming, params, params::Delivery, seeds::Seeds};
+use super::{
+    ApiError, ApiState, fingerprint, metrics::RequestStats, naming::Naming, params, params::Delivery, seeds::Seeds,
+};
 use crate::{
     gateway::{Accepted, Prompt, SubmitError},
     text::TextModel,
@@ -57,6 +59,8 @@ pub(super) struct Taken {
     pub request: RequestId,
     pub model: Arc<TextModel>,
     pub answers: Vec<Answer>,
+    /// Is told of what comes.
+    pub stats: RequestStats,
 }
 
 impl Taken {
@@ -143,7 +147,8 @@ pub(super) async fn submit(
     if prompts.is_empty() || prompts.len() * wanted.answers as usize > SUBMISSIONS {
         return Err(too_many());
     }
-    let mut plans = Vec::new();
+    let (mut plans, count) = (Vec::new(), prompts.len());
+    let prompt_tokens = prompts.iter().map(Vec::len).sum();
     for (number, prompt) in (0..).zip(prompts) {
         let generation = params::generation(wanted, &model, &prompt)?;
         for i in 0..wanted.answers {
@@ -154,7 +159,7 @@ pub(super) async fn submit(
     }
     let Naming { request, comes_back, .. } = wanted.naming;
     goes_on_as_it_began(wanted, plans.len())?;
-    let mut answers = Vec::new();
+    let (mut answers, mut stats) = (Vec::new(), state.metrics.arrived(&model.card().name));
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
         let (id, model) = (wanted.naming.answer(i), model.card().id);
         let seen = wanted.naming.seen(i);
@@ -162,10 +167,10 @@ pub(super) async fn submit(
         let prompt_of = prompt.clone();
         let submission =
             Prompt { request: id, model, prompt: prompt_of, generation, comes_back, seen, overrule, codec };
-        let accepted = state.gateway.submit(submission).await.inspect_err(|_| state.metrics.unserved());
+        let accepted = state.gateway.submit(submission).await.inspect_err(|_| stats.unserved());
         let accepted = accepted.map_err(|error| unserved(&state.view.borrow(), model, error))?;
-        state.metrics.accepted(prompt.len());
         answers.push(Answer { prompt, accepted });
     }
-    Ok(Taken { request, model, answers })
+    stats.accepted(prompt_tokens, count, wanted.answers as usize);
+    Ok(Taken { request, model, answers, stats })
 }

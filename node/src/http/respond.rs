@@ -64,7 +64,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
     let frame = Frame::new(&taken, form, false);
     let prompt_tokens = taken.prompt_tokens(wanted.answers);
     let (mut choices, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
-    let mut codecs = vec![None; taken.answers.len()];
+    let (mut codecs, mut stats) = (vec![None; taken.answers.len()], taken.stats);
     for (index, answer) in taken.answers.into_iter().enumerate() {
         let mut writer = Writer::new(&taken.model, wanted, form, &answer);
         let Answer { prompt, mut accepted } = answer;
@@ -72,29 +72,36 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
         while let Some(reply) = accepted.replies.recv().await {
             match reply {
                 Reply::Settled(codec) => codecs[index] = Some(codec),
-                Reply::Token { index, sampled } => {
-                    state.metrics.token(index);
+                Reply::Token { sampled, .. } => {
+                    // Those after the first are read when it has ended: of when they came nothing is known.
+                    if index == 0 {
+                        stats.token(index)
+                    } else {
+                        stats.token_at_hand(index)
+                    }
                     piece.extend(writer.token(sampled));
                 }
                 Reply::Trace(one) => {
-                    state.metrics.cached(one.cached_tokens);
+                    stats.trace(index, &one);
                     state.traces.note(&one);
                     cached += one.cached_tokens;
                     trace = trace.or(Some(one));
                 }
-                Reply::End(end) => piece.extend(writer.end(end)?),
+                Reply::End(end) => piece.extend(writer.end(end).inspect_err(|_| stats.failed())?),
             }
             if piece.finish.is_some() {
                 break;
             }
         }
-        if piece.finish.is_none() {
+        let Some(finish) = piece.finish else {
+            stats.failed();
             return Err(ApiError::Failed("the answer broke off".into()));
-        }
+        };
+        stats.choice_finished(finish);
         completion_tokens += writer.generated;
         choices.push(frame.whole(index, piece, wanted, &prompt));
     }
-    state.metrics.finished();
+    stats.finished();
     let mut body = frame.envelope(choices, codecs);
     body.insert("usage".into(), usage(prompt_tokens, cached, completion_tokens));
     if let Some(trace) = trace.filter(|_| wanted.trace) {

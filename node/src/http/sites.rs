@@ -29,7 +29,8 @@ pub(super) async fn check(State(state): State<ApiState>, request: Request, next:
 fn admit(sites: &Sites, request: &Request) -> Result<(), ApiError> {
     let hosts = request.headers().get_all(header::HOST).iter().map(text);
     // Browsers always say one; who does not is a program.
-    let asked: Vec<&str> = request.uri().authority().map(|authority| authority.as_str()).into_iter().chain(hosts).collect();
+    let asked: Vec<&str> =
+        request.uri().authority().map(|authority| authority.as_str()).into_iter().chain(hosts).collect();
     if let Some(wrong) = asked.iter().find(|host| !sites.answers_to(host)) {
         return Err(ApiError::WrongHost(shown(wrong)));
     }

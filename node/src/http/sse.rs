@@ -34,9 +34,8 @@ struct Gone;
 pub(super) fn stream(state: ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
     let (events, receiver) = mpsc::channel(EVENTS);
     tokio::spawn(async move {
-        if write(&state, taken, &wanted, form, &events).await.is_err() {
-            state.metrics.hung_up();
-        }
+        // A client that has gone is counted by what it leaves behind.
+        let _ = write(&state, taken, &wanted, form, &events).await;
     });
     kept_awake(receiver, KEEP_AWAKE)
 }
@@ -50,7 +49,7 @@ fn kept_awake(events: mpsc::Receiver<Result<Event, Infallible>>, silence: Durati
 async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, events: &Events) -> Result<(), Gone> {
     let frame = Frame::new(&taken, form, true);
     let prompt_tokens = taken.prompt_tokens(wanted.answers);
-    let (model, answers) = (taken.model, taken.answers);
+    let (model, answers, mut stats) = (taken.model, taken.answers, taken.stats);
     let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
     let (prompts, mut replies) = merge(answers);
     let seen: Vec<Seen> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
@@ -71,15 +70,17 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
                 codecs[index] = Some(codec);
                 continue;
             }
-            Reply::Token { index: at, sampled } => {
-                state.metrics.token(at);
+            Reply::Token { sampled, .. } => {
                 let piece = writers[index].token(sampled);
                 // The client has it from before it came back.
                 is_known = writers[index].generated <= seen[index].tokens;
+                if !is_known {
+                    stats.token(index);
+                }
                 piece
             }
             Reply::Trace(one) => {
-                state.metrics.cached(one.cached_tokens);
+                stats.trace(index, &one);
                 state.traces.note(&one);
                 cached += one.cached_tokens;
                 trace = trace.or(Some(one));
@@ -87,10 +88,14 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             }
             Reply::End(end) => match writers[index].end(end) {
                 Ok(piece) => piece,
-                Err(error) => return fail(error, events).await,
+                Err(error) => {
+                    stats.failed();
+                    return fail(error, events).await;
+                }
             },
         };
         open -= usize::from(piece.finish.is_some());
+        piece.finish.into_iter().for_each(|finish| stats.choice_finished(finish));
         if is_known || piece.is_empty() && begun[index] {
             continue;
         }
@@ -102,9 +107,10 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
         send(event, body, events).await?;
     }
     if open > 0 {
+        stats.failed();
         return fail(ApiError::Failed("the answer broke off".into()), events).await;
     }
-    state.metrics.finished();
+    stats.finished();
     let generated = writers.iter().map(|w| w.generated).sum();
     let usage = wanted.delivery.include_usage.then(|| respond::usage(prompt_tokens, cached, generated));
     let trace = trace.filter(|_| wanted.trace).map(|t| respond::trace_json(&t));

@@ -19,7 +19,14 @@ fn long(begin: &str, end: &str) -> Vec<u8> {
 }
 
 async fn post(api: &Api, path: &str, body: Vec<u8>) -> (u16, Value) {
-    let response = api.client.post(format!("{}{path}", api.url)).body(body).send().await.unwrap();
+    let response = api
+        .client
+        .post(format!("{}{path}", api.url))
+        .header("content-type", "application/json")
+        .body(body)
+        .send()
+        .await
+        .unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
@@ -150,7 +157,9 @@ async fn short_requests_are_answered_while_long_bodies_come_slowly() {
     let mut slow = Vec::new();
     for _ in 0..24 {
         let mut stream = TcpStream::connect(api.url.trim_start_matches("http://")).await.unwrap();
-        let head = format!("POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {MOST}\r\n\r\n{{");
+        let head = format!(
+            "POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {MOST}\r\n\r\n{{"
+        );
         stream.write_all(head.as_bytes()).await.unwrap();
         slow.push(stream);
     }

@@ -36,7 +36,9 @@ async fn code(response: Response) -> (u16, Value) {
 #[tokio::test]
 async fn a_name_that_is_made_to_point_here_is_not_answered() {
     let api = up(None).await;
-    for (method, path) in [(Method::GET, "/api/swarm"), (Method::GET, "/"), (Method::POST, "/api/pause"), (Method::POST, CHAT)] {
+    for (method, path) in
+        [(Method::GET, "/api/swarm"), (Method::GET, "/"), (Method::POST, "/api/pause"), (Method::POST, CHAT)]
+    {
         let asked = api.request(method.clone(), path).header("host", "evil.example:7448");
         let asked = asked.header("origin", "http://evil.example:7448").json(&json!({ "messages": hello() }));
         let refused = asked.send().await.unwrap();
@@ -74,7 +76,8 @@ async fn a_foreign_page_changes_nothing_and_the_peers_own_does() {
 async fn an_allowed_page_may_ask_whether_it_may_with_and_without_keys() {
     for key in [None, Some("sesame")] {
         let api = up(key).await;
-        let may = api.preflight(CHAT, APP).header("access-control-request-private-network", "true").send().await.unwrap();
+        let may =
+            api.preflight(CHAT, APP).header("access-control-request-private-network", "true").send().await.unwrap();
         assert_eq!(may.status(), 200, "no key is asked for");
         let said = |name: &str| may.headers()[name].to_str().unwrap().to_owned();
         assert_eq!(said("access-control-allow-origin"), APP);
