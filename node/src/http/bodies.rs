@@ -91,6 +91,17 @@ impl Default for Shared {
 impl Bodies {
     /// Reads a request for a completion, where prompts have so many tokens at most.
     pub async fn read(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<Asked, ApiError> {
+        let parse = move |bytes: &[u8]| Ok((Fields::parse(bytes, tokens)?, ()));
+        self.read_by(headers, body, parse).await.map(|(asked, ())| asked)
+    }
+
+    /// Reads a request in any form that `parse` makes fields of, and something more.
+    pub async fn read_by<T: Send + 'static>(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        parse: impl FnOnce(&[u8]) -> Result<(Fields, T), ApiError> + Send + 'static,
+    ) -> Result<(Asked, T), ApiError> {
         let mut body = body.into_data_stream();
         let (mut bytes, place) = match self.receive(headers, &mut body).await {
             Ok(received) => received,
@@ -102,7 +113,8 @@ impl Bodies {
         let (length, headers) = (bytes.len(), headers.clone());
         let parse = move || {
             let naming = Naming::of(&headers, &bytes)?;
-            Ok(Asked { place, naming, fields: Fields::parse(mend::json(&mut bytes), tokens)? })
+            let (fields, more) = parse(mend::json(&mut bytes))?;
+            Ok((Asked { place, naming, fields }, more))
         };
         self.0.parsers.run(length, parse).await.unwrap_or_else(|error| Err(busy(&error)))
     }

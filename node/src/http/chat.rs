@@ -16,10 +16,16 @@ pub(super) async fn handle(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
+    let asked = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
+    answer(&state, &headers, asked).await
+}
+
+/// Answers a request that has been read, here or in another API's words.
+pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) -> Result<Response, ApiError> {
+    let Asked { place, naming, mut fields } = asked;
     let name = fields.text("model")?;
     let messages = Messages::read(fields.messages())?;
-    request::ready(&state)?;
+    request::ready(state)?;
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
     let logprobs = logprobs(&mut fields)?;
     let max = fields.integer("max_completion_tokens", 1, u32::MAX.into())?;
@@ -35,15 +41,15 @@ pub(super) async fn handle(
         answers: params::answers(&mut fields)?,
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
-        overrule: request::overrule(&headers)?,
-        codec: fingerprint::kv_codec(&mut fields, &state)?,
+        overrule: request::overrule(headers)?,
+        codec: fingerprint::kv_codec(&mut fields, state)?,
         naming,
     };
     refuse_the_rest(fields)?;
     let prompt = model.encode_chat(&messages).await?;
     drop((messages, place));
-    let taken = request::submit(&state, model, vec![prompt], &wanted).await?;
-    Ok(respond::answer(&state, taken, wanted, Form::Chat).await)
+    let taken = request::submit(state, model, vec![prompt], &wanted).await?;
+    Ok(respond::answer(state, taken, wanted, Form::Chat).await)
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {

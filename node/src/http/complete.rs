@@ -17,10 +17,16 @@ pub(super) async fn handle(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let Asked { place, naming, mut fields } = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
+    let asked = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
+    answer(&state, &headers, asked).await
+}
+
+/// Answers a request that has been read, here or in another API's words.
+pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) -> Result<Response, ApiError> {
+    let Asked { place, naming, mut fields } = asked;
     let name = fields.text("model")?;
     let prompt = fields.prompt().ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
-    request::ready(&state)?;
+    request::ready(state)?;
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
     let prompts = prompts(prompt, &model).await?;
     drop(place);
@@ -40,16 +46,16 @@ pub(super) async fn handle(
         answers: params::answers(&mut fields)?,
         delivery: params::delivery(&mut fields)?,
         trace: headers.contains_key(respond::TRACE),
-        overrule: request::overrule(&headers)?,
-        codec: fingerprint::kv_codec(&mut fields, &state)?,
+        overrule: request::overrule(headers)?,
+        codec: fingerprint::kv_codec(&mut fields, state)?,
         naming,
     };
     fields.refuse_unless("best_of", |v| v.as_u64() == Some(1))?;
     fields.refuse_unless("suffix", |v| v == "")?;
     fields.take("user");
     fields.finish()?;
-    let taken = request::submit(&state, model, prompts, &wanted).await?;
-    Ok(respond::answer(&state, taken, wanted, Form::Text { echo }).await)
+    let taken = request::submit(state, model, prompts, &wanted).await?;
+    Ok(respond::answer(state, taken, wanted, Form::Text { echo }).await)
 }
 
 async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {

@@ -191,6 +191,8 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.facts().0, Json(self.body())).into_response();
+        // For APIs that shape it otherwise.
+        response.extensions_mut().insert(self.clone());
         if let Self::Unserved { retry_after, .. } | Self::TooOften { retry_after } = &self {
             let seconds = HeaderValue::from(retry_seconds(*retry_after));
             response.headers_mut().insert(header::RETRY_AFTER, seconds);

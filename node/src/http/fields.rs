@@ -4,6 +4,7 @@
 //! prompts and messages, is read into what it is, and all the rest together may take a fixed amount.
 
 mod bounded;
+mod foreign;
 mod messages;
 mod prompt;
 

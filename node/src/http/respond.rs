@@ -37,6 +37,7 @@ pub(super) enum Form {
 /// Answers as asked.
 pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
     let headers = headers(&taken);
+    let prompt_tokens = PromptTokens(taken.prompt_tokens(wanted.answers));
     let mut response = if wanted.delivery.stream {
         sse::stream(state.clone(), taken, wanted, form)
     } else {
@@ -46,8 +47,13 @@ pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form:
         }
     };
     response.headers_mut().extend(headers);
+    response.extensions_mut().insert(prompt_tokens);
     response
 }
+
+/// Tokens of a request's prompts, for APIs that say so before the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PromptTokens(pub usize);
 
 fn headers(taken: &Taken) -> HeaderMap {
     let value = |text: String| HeaderValue::from_str(&text).ok();

@@ -30,6 +30,11 @@ impl Default for Budget {
 }
 
 impl Budget {
+    /// So many bytes.
+    pub fn of(left: usize) -> Self {
+        Self { left, ..Self::default() }
+    }
+
     /// A field begins.
     pub fn field<E: Error>(&mut self, name: &str) -> Result<(), E> {
         self.field = name.chars().take(64).collect();
