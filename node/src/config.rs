@@ -53,7 +53,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 42] = [
+pub const KNOBS: [Knob; 43] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -135,6 +135,7 @@ pub const KNOBS: [Knob; 42] = [
         "",
         "Pages that may ask beside the peer's own, as https://chat.example.com,http://localhost:3000 [default: none]",
     ),
+    knob("ollama-port", "false", "Answer HTTP at Ollama's port as well, 11434 of the address of --http"),
     knob("relay", "true", "Carry between peers of the swarm that do not reach each other, where this one is reachable"),
     knob("upload-mbit", "", "Most Mbit/s to send to other peers, all together [default: what the link carries]"),
     knob("hours", "", "Hours of the day in which to lend, as 22:00-07:00 [default: all]"),
@@ -439,6 +440,7 @@ impl Settings {
             api_key,
             http_rate: self.http_rate(http)?,
             sites: self.sites(http)?,
+            ollama_port: self.flag("ollama-port")?,
             shaping: self.shaping()?,
             relay: self.relays()?,
             faults: self.flag("faults")?,

@@ -76,6 +76,8 @@ pub enum Reply {
     Trace(Box<Trace>),
     /// The one end.
     End(End),
+    /// The owner of the gateway cancelled the request; nothing follows.
+    Cancelled,
 }
 
 /// Why a request was not taken.

@@ -1,5 +1,6 @@
 //! Prompt flow 1 and 9: HTTP on every peer: OpenAI's API, the swarm's state, metrics, and a page to look at.
 
+mod anthropic;
 mod api;
 mod auth;
 mod bodies;
@@ -16,15 +17,20 @@ mod mend;
 mod metrics;
 mod naming;
 mod outgoing;
+mod ollama;
 mod owner;
 mod params;
 mod request;
 mod respond;
 mod seeds;
 mod sites;
+mod responses;
+mod running;
 mod sse;
 mod texts;
+mod tokens;
 mod traces;
+mod translate;
 
 pub use auth::Gatekeeper;
 pub use error::ApiError;
@@ -71,6 +77,8 @@ pub struct ApiState {
     bodies: bodies::Bodies,
     metrics: Arc<Metrics>,
     traces: Arc<traces::Traces>,
+    responses: Arc<responses::Store>,
+    running: Arc<running::Running>,
     gatekeeper: Arc<Gatekeeper>,
 }
 
@@ -92,6 +100,8 @@ impl ApiState {
             bodies: bodies::Bodies::default(),
             metrics: Arc::default(),
             traces: Arc::default(),
+            responses: Arc::default(),
+            running: Arc::default(),
             gatekeeper: Arc::new(gatekeeper),
         }
     }
@@ -109,6 +119,14 @@ pub fn router(state: ApiState) -> Router {
         .route("/v1/models/{id}", get(api::model))
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(complete::handle))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
         .route("/healthz", get(api::health))
         .route("/health", get(api::health))
         .route("/readyz", get(api::ready))
@@ -116,7 +134,10 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/swarm", get(api::swarm))
         .route("/api/requests", get(traces::list))
         .route("/api/requests/{id}", get(traces::show))
+        .route("/api/requests/{id}/cancel", post(running::cancel))
         .route("/api/version", get(api::version))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/api/faults", get(faults::show).post(faults::set))
         .route("/api/links/measure", post(links::measure))
         .route("/api/pause", post(owner::pause))
@@ -126,6 +147,7 @@ pub fn router(state: ApiState) -> Router {
         .method_not_allowed_fallback(api::wrong_method)
         .layer(middleware::from_fn(sites::as_json))
         .layer(middleware::from_fn_with_state(state.clone(), auth::check))
+        .layer(middleware::from_fn(translate::errors))
         .layer(DefaultBodyLimit::max(OWNER_BODY_BYTES))
         .with_state(state.clone());
     let sites = middleware::from_fn_with_state(state.clone(), sites::check);

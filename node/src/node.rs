@@ -72,6 +72,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 const LAST_BYTES: Duration = Duration::from_secs(2);
 /// And for its own tasks.
 const LAST_TASKS: Duration = Duration::from_secs(5);
+/// Where Ollama's clients look unless they are told otherwise.
+const OLLAMA_PORT: u16 = 11434;
 /// Measurements of links on their way into the advert.
 const LINK_NEWS: usize = 4;
 
@@ -172,7 +174,7 @@ pub async fn run(
 
     // In reverse: what others need is gone last.
     front.end.cancel();
-    let _ = timeout(LAST_BYTES, front.serving).await;
+    let _ = timeout(LAST_BYTES, futures::future::join_all(front.serving)).await;
     ends.cancel();
     links.close();
     tasks.close();
@@ -202,12 +204,22 @@ struct Ground {
     ends: CancellationToken,
 }
 
+async fn http_listener(address: SocketAddr) -> Result<TcpListener, NodeError> {
+    TcpListener::bind(address).await.map_err(|e| NodeError::Listen {
+        address,
+        what: "HTTP",
+        in_use: e.kind() == std::io::ErrorKind::AddrInUse,
+        error: crate::plain::io_error(&e),
+    })
+}
+
 /// The HTTP side, and the far ends of what it asks.
 struct Front {
     view: watch::Sender<SwarmView>,
     submissions: mpsc::Receiver<Submission>,
     queries: mpsc::Receiver<FilesQuery>,
-    serving: JoinHandle<std::io::Result<()>>,
+    /// At each of its ports.
+    serving: Vec<JoinHandle<std::io::Result<()>>>,
     end: CancellationToken,
 }
 
@@ -246,12 +258,9 @@ impl Ground {
     }
 
     async fn front(&self, controls: Controls) -> Result<Front, NodeError> {
-        let listener = TcpListener::bind(self.config.http).await.map_err(|e| NodeError::Listen {
-            address: self.config.http,
-            what: "HTTP",
-            in_use: e.kind() == std::io::ErrorKind::AddrInUse,
-            error: crate::plain::io_error(&e),
-        })?;
+        let listener = http_listener(self.config.http).await?;
+        let ollama = SocketAddr::new(self.config.http.ip(), OLLAMA_PORT);
+        let ollama = if self.config.ollama_port { Some(http_listener(ollama).await?) } else { None };
         let at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
         let (view, viewer) = watch::channel(first_view(&self.identity, &self.belonging, at, self.config.split));
         let (gateway, submissions) = Gateway::channel();
@@ -267,7 +276,11 @@ impl Ground {
         let texts = Texts::new(models, templates).reading(self.config.special_text);
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);
         let end = CancellationToken::new();
-        let serving = tokio::spawn(http::serve(listener, self.doors.http.clone(), state, end.clone()));
+        let serving = [Some(listener), ollama]
+            .into_iter()
+            .flatten()
+            .map(|listener| tokio::spawn(http::serve(listener, self.doors.http.clone(), state.clone(), end.clone())));
+        let serving = serving.collect();
         let written = self.store.write_file(HTTP_FILE, &format!("{at}\n"));
         written.map_err(|error| not_written(&self.store, HTTP_FILE, error))?;
         Ok(Front { view, submissions, queries, serving, end })

@@ -18,8 +18,11 @@ use tsnode_coordinator::rate_limit::{RateLimit, TokenBucket};
 
 /// Paths that say nothing but whether the peer is alive, and the page, which has nothing in it until it shows a key itself.
 const OPEN: [&str; 4] = ["/healthz", "/health", "/readyz", "/"];
-/// What a key for inference is good for.
-const INFERENCE: &str = "/v1/";
+/// What a key for inference is good for, beside all under `/v1/`.
+const INFERENCE: [&str; 7] =
+    ["/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/version", "/tokenize", "/detokenize"];
+/// Where Anthropic's clients show their key.
+const API_KEY: &str = "x-api-key";
 /// Askers remembered; those who have asked little are forgotten first.
 const ASKERS: usize = 4096;
 
@@ -80,7 +83,7 @@ impl Gatekeeper {
             return Ok(());
         }
         let asker = match self.keys.check(shown) {
-            Ok(Some((_, Scope::Inference))) if !path.starts_with(INFERENCE) => return Err(ApiError::Forbidden),
+            Ok(Some((_, Scope::Inference))) if !is_inference(path) => return Err(ApiError::Forbidden),
             Ok(Some((name, _))) => Asker::Key(name),
             Ok(None) => Asker::Address(from),
             Err(_) => {
@@ -113,6 +116,10 @@ fn bearer(value: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim_start())
 }
 
+fn is_inference(path: &str) -> bool {
+    path.starts_with("/v1/") || INFERENCE.contains(&path)
+}
+
 pub(super) async fn check(
     State(state): State<ApiState>,
     ConnectInfo(from): ConnectInfo<SocketAddr>,
@@ -121,8 +128,8 @@ pub(super) async fn check(
 ) -> Response {
     let path = request.uri().path();
     if !OPEN.contains(&path) {
-        let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-        let shown = given.and_then(bearer);
+        let given = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok());
+        let shown = given(header::AUTHORIZATION.as_str()).and_then(bearer).or(given(API_KEY));
         if let Err(error) = state.gatekeeper.admit(path, shown, from.ip()) {
             return error.into_response();
         }

@@ -8,8 +8,11 @@ use super::{
     request::{self, Wanted},
     respond::{self, Form},
 };
+use crate::text::TextModel;
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use serde_json::Value;
+use std::sync::Arc;
+use tsnode_protocol::Token;
 
 pub(super) async fn handle(
     State(state): State<ApiState>,
@@ -50,6 +53,18 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     drop((messages, place));
     let taken = request::submit(state, model, vec![prompt], &wanted).await?;
     Ok(respond::answer(state, taken, wanted, Form::Chat).await)
+}
+
+/// The tokens of a conversation that is not answered, and whose they are.
+pub(super) async fn prompt(state: &ApiState, asked: Asked) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
+    let Asked { place: _place, naming: _, mut fields } = asked;
+    let name = fields.text("model")?;
+    let messages = Messages::read(fields.messages())?;
+    request::ready(state)?;
+    let model = state.texts.find(&state.view(), name.as_deref()).await?;
+    refuse_the_rest(fields)?;
+    let prompt = model.encode_chat(&messages).await?;
+    Ok((model, prompt))
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {

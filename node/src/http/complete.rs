@@ -18,11 +18,23 @@ pub(super) async fn handle(
     body: Body,
 ) -> Result<Response, ApiError> {
     let asked = state.bodies.read(&headers, body, request::most_tokens(&state)).await?;
-    answer(&state, &headers, asked).await
+    answer(&state, &headers, asked, Unsaid::Sixteen).await
+}
+
+/// How many tokens an answer may have that says no number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unsaid {
+    Sixteen,
+    Context,
 }
 
 /// Answers a request that has been read, here or in another API's words.
-pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) -> Result<Response, ApiError> {
+pub(super) async fn answer(
+    state: &ApiState,
+    headers: &HeaderMap,
+    asked: Asked,
+    unsaid: Unsaid,
+) -> Result<Response, ApiError> {
     let Asked { place, naming, mut fields } = asked;
     let name = fields.text("model")?;
     let prompt = fields.prompt().ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
@@ -40,7 +52,7 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
         sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
         seeds,
         max_tokens: fields.integer("max_tokens", 1, u32::MAX.into())?.map(|n| n as u32),
-        fill_context: false,
+        fill_context: unsaid == Unsaid::Context,
         ignore_eos: fields.flag("ignore_eos")?,
         stops: params::stops(&mut fields)?,
         answers: params::answers(&mut fields)?,

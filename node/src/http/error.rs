@@ -128,6 +128,9 @@ pub enum ApiError {
     /// A peer failed on the way.
     #[error("{0}")]
     Failed(String),
+    /// The owner of the gateway did not want it answered.
+    #[error("The request was cancelled by the owner of the peer that took it")]
+    Cancelled,
     /// The model's own files are no good.
     #[error("{0}")]
     Model(String),
@@ -161,6 +164,8 @@ impl ApiError {
             Self::TooSlow { .. } => (StatusCode::REQUEST_TIMEOUT, INVALID, Some("request_timeout")),
             Self::Unserved { .. } => (StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("unavailable")),
             Self::Failed(_) => (StatusCode::BAD_GATEWAY, "server_error", Some("peer_failed")),
+            // Clients ask again by themselves where others are to blame: not after this.
+            Self::Cancelled => (StatusCode::GONE, INVALID, Some("cancelled")),
             Self::Model(_) => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("broken_model")),
         }
     }

@@ -61,6 +61,11 @@ impl Fields {
         self.others.remove(name).filter(|v| !v.is_null())
     }
 
+    /// The field, which is left.
+    pub(super) fn peek(&self, name: &str) -> Option<&Value> {
+        self.others.get(name).filter(|v| !v.is_null())
+    }
+
     pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),

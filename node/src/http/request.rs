@@ -1,16 +1,18 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
 use super::{
-    ApiError, ApiState, fingerprint, metrics::RequestStats, naming::Naming, params, params::Delivery, seeds::Seeds,
+    ApiError, ApiState, fingerprint, metrics::RequestStats, naming::Naming, params, params::Delivery, running::Ticket,
+    seeds::Seeds,
 };
 use crate::{
-    gateway::{Accepted, Prompt, SubmitError},
+    gateway::{Accepted, Prompt, Reply, SubmitError},
     text::TextModel,
     view::{Readiness, SwarmView},
 };
 use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{gate::Overrule, waiting::NotReady};
 use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits};
 
@@ -52,6 +54,18 @@ impl Wanted {
 pub(super) struct Answer {
     pub prompt: Vec<Token>,
     pub accepted: Accepted,
+    pub cancelled: CancellationToken,
+}
+
+impl Answer {
+    /// What comes next of it.
+    pub async fn next(&mut self) -> Option<Reply> {
+        tokio::select! {
+            biased;
+            () = self.cancelled.cancelled() => Some(Reply::Cancelled),
+            reply = self.accepted.replies.recv() => reply,
+        }
+    }
 }
 
 /// A request that has been taken.
@@ -61,6 +75,8 @@ pub(super) struct Taken {
     pub answers: Vec<Answer>,
     /// Is told of what comes.
     pub stats: RequestStats,
+    /// While it is held the owner may cancel the request.
+    pub _ticket: Ticket,
 }
 
 impl Taken {
@@ -159,6 +175,7 @@ pub(super) async fn submit(
     }
     let Naming { request, comes_back, .. } = wanted.naming;
     goes_on_as_it_began(wanted, plans.len())?;
+    let ticket = state.running.begin(request);
     let (mut answers, mut stats) = (Vec::new(), state.metrics.arrived(&model.card().name));
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
         let (id, model) = (wanted.naming.answer(i), model.card().id);
@@ -167,10 +184,14 @@ pub(super) async fn submit(
         let prompt_of = prompt.clone();
         let submission =
             Prompt { request: id, model, prompt: prompt_of, generation, comes_back, seen, overrule, codec };
-        let accepted = state.gateway.submit(submission).await.inspect_err(|_| stats.unserved());
+        let accepted = tokio::select! {
+            accepted = state.gateway.submit(submission) => accepted,
+            () = ticket.cancelled.cancelled() => return Err(ApiError::Cancelled),
+        };
+        let accepted = accepted.inspect_err(|_| stats.unserved());
         let accepted = accepted.map_err(|error| unserved(&state.view.borrow(), model, error))?;
-        answers.push(Answer { prompt, accepted });
+        answers.push(Answer { prompt, accepted, cancelled: ticket.cancelled.clone() });
     }
     stats.accepted(prompt_tokens, count, wanted.answers as usize);
-    Ok(Taken { request, model, answers, stats })
+    Ok(Taken { request, model, answers, stats, _ticket: ticket })
 }

@@ -71,11 +71,10 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
     let prompt_tokens = taken.prompt_tokens(wanted.answers);
     let (mut choices, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
     let (mut codecs, mut stats) = (vec![None; taken.answers.len()], taken.stats);
-    for (index, answer) in taken.answers.into_iter().enumerate() {
+    for (index, mut answer) in taken.answers.into_iter().enumerate() {
         let mut writer = Writer::new(&taken.model, wanted, form, &answer);
-        let Answer { prompt, mut accepted } = answer;
         let mut piece = Piece::default();
-        while let Some(reply) = accepted.replies.recv().await {
+        while let Some(reply) = answer.next().await {
             match reply {
                 Reply::Settled(codec) => codecs[index] = Some(codec),
                 Reply::Token { sampled, .. } => {
@@ -94,6 +93,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
                     trace = trace.or(Some(one));
                 }
                 Reply::End(end) => piece.extend(writer.end(end).inspect_err(|_| stats.failed())?),
+                Reply::Cancelled => return Err(ApiError::Cancelled),
             }
             if piece.finish.is_some() {
                 break;
@@ -105,7 +105,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
         };
         stats.choice_finished(finish);
         completion_tokens += writer.generated;
-        choices.push(frame.whole(index, piece, wanted, &prompt));
+        choices.push(frame.whole(index, piece, wanted, &answer.prompt));
     }
     stats.finished();
     let mut body = frame.envelope(choices, codecs);

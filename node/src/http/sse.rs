@@ -24,7 +24,7 @@ use tsnode_protocol::{KvCodec, Token};
 const EVENTS: usize = 64;
 /// Silence after which an empty line is sent, so that nobody on the way takes the connection for dead. Proxies wait a
 /// minute.
-const KEEP_AWAKE: Duration = Duration::from_secs(15);
+pub(super) const KEEP_AWAKE: Duration = Duration::from_secs(15);
 
 type Events = mpsc::Sender<Result<Event, Infallible>>;
 
@@ -86,6 +86,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
                 trace = trace.or(Some(one));
                 continue;
             }
+            Reply::Cancelled => return fail(ApiError::Cancelled, events).await,
             Reply::End(end) => match writers[index].end(end) {
                 Ok(piece) => piece,
                 Err(error) => {
@@ -121,13 +122,13 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
 fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply)>) {
     let (sender, receiver) = mpsc::channel(EVENTS);
     let mut prompts = Vec::new();
-    for (index, answer) in answers.into_iter().enumerate() {
-        prompts.push(answer.prompt);
-        let (mut replies, sender) = (answer.accepted.replies, sender.clone());
+    for (index, mut answer) in answers.into_iter().enumerate() {
+        prompts.push(std::mem::take(&mut answer.prompt));
+        let sender = sender.clone();
         tokio::spawn(async move {
             loop {
                 let reply = tokio::select! {
-                    reply = replies.recv() => reply,
+                    reply = answer.next() => reply,
                     () = sender.closed() => return,
                 };
                 let Some(reply) = reply else { return };

@@ -1,5 +1,6 @@
 //! What clients see: real requests over a socket, a scripted gateway behind it.
 
+mod apis;
 mod bodies;
 mod metrics;
 mod sites;

@@ -118,6 +118,8 @@ pub struct NodeConfig {
     pub http_rate: Option<u32>,
     /// By which names HTTP is asked, and for which pages.
     pub sites: Sites,
+    /// Whether HTTP is answered at Ollama's port as well.
+    pub ollama_port: bool,
     /// Limits on what leaves by the data plane: the owner's, and those of a slow network to pretend.
     pub shaping: Option<Shaping>,
     /// Whether to carry between others that do not reach each other.

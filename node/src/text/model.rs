@@ -204,6 +204,32 @@ impl TextModel {
         self.workers.run(text.len(), move || reader.plain(&text)).await?
     }
 
+    /// The same without what the tokenizer puts around a text.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn encode_bare(&self, text: String) -> Result<Vec<Token>, TextError> {
+        self.reader.refuse_hopeless(&text)?;
+        let reader = self.reader.clone();
+        self.workers.run(text.len(), move || reader.rendered(&text)).await?
+    }
+
+    /// How its vocabulary spells a token; empty where it has none.
+    #[must_use]
+    pub fn spelled(&self, token: Token) -> String {
+        tokenizer_guard::token(self.tokenizer(), token.0, false).unwrap_or_default()
+    }
+
+    /// The text of some tokens, special ones included, when it is its turn.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot, or there is no thread for it.
+    pub async fn detokenise(&self, tokens: Vec<Token>) -> Result<String, TextError> {
+        let reader = self.reader.clone();
+        let bytes = size_of_val(tokens.as_slice());
+        self.workers.run(bytes, move || reader.text(&tokens)).await?
+    }
+
     /// Tokens of a conversation, ready for the model's answer.
     ///
     /// # Errors

@@ -64,6 +64,12 @@ impl Reader {
         self.tokens(text, false)
     }
 
+    /// The text of some tokens, special ones included.
+    pub fn text(&self, tokens: &[Token]) -> Result<String, TextError> {
+        let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+        tokenizer_guard::decode(&self.tokenizer, &ids).map_err(TextError::Input)
+    }
+
     /// Messages without special tokens' texts, and without any.
     pub fn hidden(&self, messages: &[ChatMessage]) -> Result<(Vec<ChatMessage>, Vec<ChatMessage>), TextError> {
         let Some(guard) = &self.guard else { return Ok((messages.to_vec(), Vec::new())) };

@@ -49,6 +49,14 @@ pub fn encode_with_places(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Place
     Ok(encoding.get_ids().iter().copied().zip(encoding.get_offsets().iter().copied()).collect())
 }
 
+/// The text of tokens, special ones included.
+///
+/// # Errors
+/// When the tokenizer cannot.
+pub fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, String> {
+    fenced(|| tokenizer.decode(ids, false))?.map_err(|e| e.to_string())
+}
+
 /// How a vocabulary spells a token; nothing where it has none, or only a special one and those are not wanted.
 pub fn token(tokenizer: &Tokenizer, id: u32, skip_special: bool) -> Option<String> {
     let token = fenced(|| tokenizer.id_to_token(id)).ok().flatten()?;

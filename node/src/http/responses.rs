@@ -1,0 +1,89 @@
+//! `/v1/responses`: OpenAI's newer API, told in its words by a chat completion.
+
+mod answer;
+mod items;
+mod request;
+mod store;
+
+pub(super) use store::Store;
+
+use super::{
+    ApiError, ApiState,
+    translate::{self, Framing, Head, Part, Said, Teller, Usage},
+};
+use answer::Telling;
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+    http::HeaderMap,
+    response::Response,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub(super) async fn create(
+    State(state): State<ApiState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let store = state.responses.clone();
+    let translate = move |fields| {
+        let earlier = store.clone();
+        request::translate(fields, |id| earlier.conversation(id), |asked| Kept { telling: Telling::of(asked), store })
+    };
+    translate::answer(&state, headers, body, translate).await
+}
+
+pub(super) async fn show(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    state.responses.response(&id).map(Json).ok_or_else(|| store::unknown(&id))
+}
+
+pub(super) async fn delete(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if !state.responses.forget(&id) {
+        return Err(store::unknown(&id));
+    }
+    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
+}
+
+/// A response that is kept when it is whole, unless its client wants it otherwise.
+struct Kept {
+    telling: Telling,
+    store: Arc<Store>,
+}
+
+impl Kept {
+    fn keep(&self) {
+        if let Some((response, conversation)) = self.telling.to_keep() {
+            self.store.keep(response, &conversation);
+        }
+    }
+}
+
+impl Teller for Kept {
+    const FRAMING: Framing = Framing::Events { ping: None };
+
+    fn begin(&mut self, head: &Head) -> Vec<Said> {
+        self.telling.begin(head)
+    }
+
+    fn add(&mut self, part: Part) -> Vec<Said> {
+        self.telling.add(part)
+    }
+
+    fn end(&mut self, usage: Usage) -> Vec<Said> {
+        let told = self.telling.end(usage);
+        self.keep();
+        told
+    }
+
+    fn fail(&mut self, error: &Value) -> Vec<Said> {
+        self.telling.fail(error)
+    }
+
+    fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value {
+        let whole = self.telling.whole(head, answer, usage);
+        self.keep();
+        whole
+    }
+}

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Has programs that nobody here wrote talk to a peer that holds no model, by OpenAI's, Anthropic's and Ollama's APIs:
+# `scripts/clients.sh`, or `scripts/clients.sh openai.py ai_sdk.mjs` for some of them. Each is a file of scripts/clients/,
+# with the versions that requirements.txt and package.json there pin. Needs python3 and PyPI; for .mjs node and npm.
+# TSNODE names a program that has been built already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+here=$PWD/scripts/clients
+venv=target/clients
+net=target/clients-testnet
+[ $# -gt 0 ] || set -- $(cd "$here" && ls with_* | sed 's/^with_//')
+
+[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+if ! "$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"; then
+    echo "not all together: one by one"
+    grep -v '^#' "$here/requirements.txt" | while read -r one; do
+        "$venv/bin/pip" install --quiet "$one" || echo "$one: could not be installed"
+    done
+fi
+mkdir -p "$venv/node"
+cp "$here"/*.mjs "$here/package.json" "$venv/node/"
+if ! (cd "$venv/node" && npm install --silent --no-audit --no-fund); then
+    echo "npm: what package.json names could not be installed"
+fi
+
+tsnode=${TSNODE:-target/debug/tsnode}
+[ -n "${TSNODE:-}" ] || cargo build --quiet --workspace --bin tsnode
+"$tsnode" testnet up --devices cpu,cpu,none --dir "$net" --detach --json >"$venv/net.json"
+trap '"$tsnode" testnet down --dir "$net"' EXIT
+gateway='next(peer["http"] for peer in json.load(sys.stdin)["peers"] if peer["gateway"])'
+url=$(python3 -c "import json, sys; print($gateway)" <"$venv/net.json")
+
+failed=0
+for one in "$@"; do
+    case $one in
+    *.py) run=("$venv/bin/python" "$here/with_$one") ;;
+    *.mjs) run=(node "$venv/node/with_$one") ;;
+    *) echo "$one: there is none" && exit 2 ;;
+    esac
+    if timeout 120 "${run[@]}" "$url" >"$venv/said.txt" 2>&1; then
+        echo "$one: ok"
+    else
+        echo "$one: failed" && tail -n 20 "$venv/said.txt"
+        failed=1
+    fi
+done
+exit $failed
