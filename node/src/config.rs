@@ -786,6 +786,8 @@ mod tests {
     fn a_part_of_an_address_is_enough() {
         let http = |text| gather(&[("http", text)], &[], "").unwrap().node().unwrap().http.to_string();
         assert_eq!((http("17499"), http("localhost:17499")), ("127.0.0.1:17499".into(), "127.0.0.1:17499".into()));
+        let ollama = |text| gather(&[("ollama-port", text)], &[], "").unwrap().node().unwrap().ollama_port;
+        assert_eq!((ollama("true"), ollama("false")), (true, false));
         let listen = gather(&[("listen", "17500")], &[], "").unwrap().node().unwrap().listen;
         assert_eq!((listen.ip().is_unspecified(), listen.port()), (true, 17500));
     }
