@@ -37,7 +37,7 @@ pub(super) enum Form {
 /// Answers as asked.
 pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
     let headers = headers(&taken);
-    let prompt_tokens = PromptTokens(taken.prompt_tokens(wanted.answers));
+    let head = Head::of(&taken, &wanted);
     let mut response = if wanted.delivery.stream {
         sse::stream(state.clone(), taken, wanted, form)
     } else {
@@ -47,13 +47,33 @@ pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form:
         }
     };
     response.headers_mut().extend(headers);
-    response.extensions_mut().insert(prompt_tokens);
+    response.extensions_mut().insert(head);
     response
 }
 
-/// Tokens of a request's prompts, for APIs that say so before the answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PromptTokens(pub usize);
+/// What is known of an answer before its first token, for APIs that say so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Letters and digits that no other request has.
+    pub id: String,
+    pub model: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub prompt_tokens: usize,
+}
+
+impl Head {
+    fn of(taken: &Taken, wanted: &Wanted) -> Self {
+        let (RequestId(id), model) = (taken.request, taken.model.card().name.clone());
+        let prompt_tokens = taken.prompt_tokens(wanted.answers);
+        Self { id: data_encoding::HEXLOWER.encode(&id), model, created: now(), prompt_tokens }
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
 
 fn headers(taken: &Taken) -> HeaderMap {
     let value = |text: String| HeaderValue::from_str(&text).ok();
@@ -136,6 +156,8 @@ pub(super) struct Piece {
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Value>,
     pub finish: Option<&'static str>,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
 }
 
 impl Piece {
@@ -144,6 +166,7 @@ impl Piece {
         self.tokens.extend(more.tokens);
         self.logprobs.extend(more.logprobs);
         self.finish = self.finish.or(more.finish);
+        self.stop = self.stop.take().or(more.stop);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -201,6 +224,7 @@ impl<'m> Writer<'m> {
             Passed::Stopped(text) => {
                 piece.text.push_str(&text);
                 piece.finish = Some("stop");
+                piece.stop = self.stops.found().map(str::to_owned);
             }
         }
         piece
@@ -223,6 +247,7 @@ impl<'m> Writer<'m> {
             Passed::Stopped(text) => {
                 piece.text.push_str(&text);
                 piece.finish = Some("stop");
+                piece.stop = self.stops.found().map(str::to_owned);
             }
         }
         Ok(piece)
@@ -256,7 +281,7 @@ impl Frame {
         let RequestId(id) = taken.request;
         Self {
             id: format!("{prefix}-{}", data_encoding::HEXLOWER.encode(&id)),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            created: now(),
             model: taken.model.card().name.clone(),
             model_id: taken.model.card().id,
             form,
@@ -310,6 +335,8 @@ impl Frame {
 
     fn choice(&self, index: usize, piece: &Piece, wanted: &Wanted, prompt: Option<&[Token]>) -> Value {
         let mut choice = json!({ "index": index, "finish_reason": piece.finish, "logprobs": null });
+        // As vLLM says it.
+        choice["stop_reason"] = json!(piece.stop);
         if wanted.sampling.logprobs.is_some() && !piece.logprobs.is_empty() {
             choice["logprobs"] = match self.form {
                 Form::Chat => json!({ "content": piece.logprobs, "refusal": null }),

@@ -6,10 +6,11 @@ mod answer;
 mod form;
 mod lines;
 
-pub(super) use answer::{CallPart, Head, Part, Usage, call_id};
+pub(super) use super::respond::Head;
+pub(super) use answer::{CallPart, Part, Usage, call_id};
 pub(super) use form::errors;
 
-use super::{ApiError, ApiState, bodies::Asked, chat, complete, fields::Fields, naming, respond::PromptTokens, sse};
+use super::{ApiError, ApiState, bodies::Asked, chat, complete, fields::Fields, naming, sse};
 use axum::{
     Json,
     body::{Body, to_bytes},
@@ -141,22 +142,22 @@ pub(super) async fn conduct<T: Teller>(
         return Ok(answered);
     }
     let (parts, body) = answered.into_parts();
-    let prompt_tokens = parts.extensions.get::<PromptTokens>().copied().unwrap_or_default();
+    let head = parts.extensions.get::<Head>().cloned().unwrap_or_default();
     let mut response = if stream {
-        streamed(body, prompt_tokens, teller)
+        streamed(body, &head, teller)
     } else {
         let bytes = to_bytes(body, ANSWER_BYTES).await.map_err(|error| ApiError::Failed(error.to_string()))?;
-        let whole = serde_json::from_slice(&bytes).map_err(|error| ApiError::Failed(error.to_string()))?;
-        Json(teller.whole(&Head::of(&whole, prompt_tokens), Part::of(&whole), Usage::of(&whole))).into_response()
+        let whole: Value = serde_json::from_slice(&bytes).map_err(|error| ApiError::Failed(error.to_string()))?;
+        Json(teller.whole(&head, Part::of(&whole), Usage::of(&whole))).into_response()
     };
     let kept = parts.headers.into_iter().filter_map(|(name, value)| Some((name?, value)));
     response.headers_mut().extend(kept.filter(|(name, _)| !OF_THE_BODY.contains(name)));
     Ok(response)
 }
 
-fn streamed<T: Teller>(body: Body, prompt_tokens: PromptTokens, teller: T) -> Response {
-    let (lines, usage) = (Lines::of(body), Usage::default());
-    let said = Telling { lines, prompt_tokens, teller, usage, state: State::Silent, said: VecDeque::new() };
+fn streamed<T: Teller>(body: Body, head: &Head, mut teller: T) -> Response {
+    let said = teller.begin(head).into();
+    let said = Telling { lines: Lines::of(body), teller, usage: Usage::default(), is_over: false, said };
     let said = stream::unfold(said, |mut telling| async { Some((telling.next().await?, telling)) });
     match T::FRAMING {
         Framing::Events { ping } => events(said, ping),
@@ -182,22 +183,13 @@ fn events(said: impl Stream<Item = Said> + Send + 'static, ping: Option<&'static
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-/// How far a stream has been told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Silent,
-    Begun,
-    Over,
-}
-
 /// A completion's stream as it is told in other words.
 struct Telling<T> {
     lines: Lines,
-    prompt_tokens: PromptTokens,
     teller: T,
     usage: Usage,
-    state: State,
-    /// What has been made of the last line and not been sent.
+    is_over: bool,
+    /// What has been made of the last line, or of the beginning, and not been sent.
     said: VecDeque<Said>,
 }
 
@@ -207,17 +199,17 @@ impl<T: Teller> Telling<T> {
             if let Some(said) = self.said.pop_front() {
                 return Some(said);
             }
-            if self.state == State::Over {
+            if self.is_over {
                 return None;
             }
             let said = match self.lines.next().await {
                 Some(Line::Data(data)) if data["error"].is_null() => {
                     self.usage = Usage::in_stream(&data).unwrap_or(self.usage);
-                    self.add(&data)
+                    self.teller.add(Part::of(&data))
                 }
                 Some(Line::Data(data)) => self.fail(&data["error"]),
                 Some(Line::Done) => {
-                    self.state = State::Over;
+                    self.is_over = true;
                     self.teller.end(self.usage)
                 }
                 None => self.fail(&ApiError::Failed("the answer broke off".into()).body()["error"]),
@@ -226,18 +218,8 @@ impl<T: Teller> Telling<T> {
         }
     }
 
-    fn add(&mut self, data: &Value) -> Vec<Said> {
-        let mut said = Vec::new();
-        if self.state == State::Silent {
-            self.state = State::Begun;
-            said = self.teller.begin(&Head::of(data, self.prompt_tokens));
-        }
-        said.extend(self.teller.add(Part::of(data)));
-        said
-    }
-
     fn fail(&mut self, error: &Value) -> Vec<Said> {
-        self.state = State::Over;
+        self.is_over = true;
         self.teller.fail(error)
     }
 }

@@ -5,6 +5,7 @@
 pub struct StopStrings {
     stops: Vec<String>,
     held: String,
+    found: Option<String>,
 }
 
 /// What became of a piece of text.
@@ -20,7 +21,13 @@ impl StopStrings {
     /// Looks for these; empty ones are none.
     #[must_use]
     pub fn new(stops: Vec<String>) -> Self {
-        Self { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
+        Self { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), ..Self::default() }
+    }
+
+    /// The stop string that ended the answer.
+    #[must_use]
+    pub fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// Takes a piece in.
@@ -29,8 +36,11 @@ impl StopStrings {
             return Passed::On(piece.to_owned());
         }
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min() {
+        // Of those that begin at one place the shortest was there first.
+        let places = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
+        if let Some((at, stop)) = places.min_by_key(|(at, s)| (*at, s.len())) {
             self.held.truncate(at);
+            self.found = Some(stop.clone());
             return Passed::Stopped(std::mem::take(&mut self.held));
         }
         let keep = self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
@@ -60,7 +70,7 @@ mod tests {
         assert_eq!(stop.push("so E"), Passed::On("so ".into()));
         assert_eq!(stop.push("N"), Passed::On(String::new()));
         assert_eq!(stop.push("o é"), Passed::On("ENo ".into()));
-        assert_eq!(stop.push("! more"), Passed::Stopped(String::new()));
+        assert_eq!((stop.push("! more"), stop.found()), (Passed::Stopped(String::new()), Some("é!")));
         let mut stop = StopStrings::new(vec!["aab".into()]);
         assert_eq!(stop.push("aaa"), Passed::On("a".into()));
         assert_eq!(stop.push("b"), Passed::Stopped(String::new()));

@@ -113,11 +113,11 @@ impl Teller for Telling {
 
     fn begin(&mut self, head: &Head) -> Vec<Said> {
         self.model = head.model.clone();
-        self.first = Some(self.asked.elapsed());
         Vec::new()
     }
 
     fn add(&mut self, part: Part) -> Vec<Said> {
+        self.first.get_or_insert(self.asked.elapsed());
         self.finish = part.finish.or(self.finish.take());
         self.gather(part.calls);
         if part.text.is_empty() && part.reasoning.is_empty() {

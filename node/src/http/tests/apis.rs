@@ -59,6 +59,20 @@ async fn messages_are_answered_whole_and_streamed() {
 }
 
 #[tokio::test]
+async fn a_message_says_which_sequence_ended_it() {
+    let api = Api::up(said(End::Length)).await;
+    let mut body = message("Hello");
+    body["stop_sequences"] = json!(["never", " in the"]);
+    let (_, whole) = api.post(MESSAGES, body.clone()).await;
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("stop_sequence"), &json!(" in the")));
+    assert_eq!(whole["content"][0]["text"], "The wind was");
+    body["stream"] = json!(true);
+    let events = events(&api, MESSAGES, body).await;
+    let delta = &events[events.len() - 2].1["delta"];
+    assert_eq!(delta, &json!({ "stop_reason": "stop_sequence", "stop_sequence": " in the" }));
+}
+
+#[tokio::test]
 async fn errors_of_messages_have_their_own_form() {
     let api = Api::up(said(End::Stop)).await;
     let mut image = message("x");

@@ -1,31 +1,6 @@
 //! A completion's answer, whole or a part of it, as tellers read it.
 
-use super::super::respond::PromptTokens;
 use serde_json::Value;
-
-/// Whose answer it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::http) struct Head {
-    /// Letters and digits that no other request has.
-    pub id: String,
-    pub model: String,
-    /// Seconds since 1970.
-    pub created: u64,
-    pub prompt_tokens: usize,
-}
-
-impl Head {
-    pub fn of(answer: &Value, PromptTokens(prompt_tokens): PromptTokens) -> Self {
-        let text = |name: &str| answer[name].as_str().unwrap_or_default();
-        let id = text("id");
-        Self {
-            id: id.rsplit_once('-').map_or(id, |(_, id)| id).to_owned(),
-            model: text("model").to_owned(),
-            created: answer["created"].as_u64().unwrap_or(0),
-            prompt_tokens,
-        }
-    }
-}
 
 /// What an answer took (tokens).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,12 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_whose_it_is_and_what_it_took() {
+    fn an_answer_says_what_it_took() {
         let usage =
             json!({ "prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": { "cached_tokens": 2 } });
-        let answer = json!({ "id": "chatcmpl-0a", "model": "m", "created": 7, "usage": usage });
-        let head = Head { id: "0a".into(), model: "m".into(), created: 7, prompt_tokens: 5 };
-        assert_eq!(Head::of(&answer, PromptTokens(5)), head);
+        let answer = json!({ "usage": usage });
         assert_eq!(Usage::in_stream(&answer), Some(Usage { prompt: 5, cached: 2, completion: 3, reasoning: 0 }));
         assert_eq!(Usage::in_stream(&json!({ "usage": null })), None);
     }
