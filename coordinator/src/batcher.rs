@@ -11,6 +11,7 @@ mod events;
 mod growth;
 mod pace;
 mod prefixes;
+mod prompt_logprobs;
 mod sequence;
 mod speculation;
 mod steps;
@@ -129,6 +130,9 @@ impl Batcher {
             Event::Sampled { step, tokens, busy } => {
                 self.pace.done(step, now, busy);
                 self.step_done(now, step, tokens, &mut out);
+            }
+            Event::PromptLogprobs { request, from, logprobs } => {
+                self.prompt_logprobs(request, from, logprobs, &mut out);
             }
             Event::KvArrived { request, position, arrived } => {
                 self.kv_arrived(now, request, position, arrived, &mut out)
@@ -328,6 +332,12 @@ impl Batcher {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         if let Some(first) = sequence.first.take() {
             return self.decode_from(request, first, out);
+        }
+        if let Some(end) = sequence.end_of_prompt() {
+            // Only log-probabilities of the prompt were wanted: what would follow was chosen for nobody.
+            out.push(Action::Computed { request, computed: sequence.computed(now) });
+            self.drop_sequence(request, out);
+            return out.push(Action::End { request, end });
         }
         let Some(sampled) = sampled else {
             self.drop_sequence(request, out);

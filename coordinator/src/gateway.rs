@@ -8,6 +8,7 @@ mod judging;
 mod observed;
 mod patience;
 mod prefix_cache;
+mod prompt_logprobs;
 mod queues;
 mod recovery;
 mod request;
@@ -176,6 +177,8 @@ impl Gateway {
         let split = prefill.id != decode.id
             && !barred
             && !unresponsive
+            // Whoever prefills for another says nothing of the prompt, and its KV has no logits.
+            && !r.wants_prompt_logprobs()
             && match (r.overrule, self.config.split, &verdict) {
                 (Some(overrule), ..) => overrule != Overrule::InPlace,
                 (None, SplitChoice::Always, _) => true,
@@ -183,6 +186,9 @@ impl Gateway {
                 (None, SplitChoice::Auto, None) => false,
             };
         r.reason = match &verdict {
+            _ if r.wants_prompt_logprobs() && prefill.id != decode.id => {
+                "the prompt's log-probabilities are wanted".to_owned()
+            }
             _ if barred => "KV between these two was found wrong".to_owned(),
             _ if unresponsive && prefill.id != decode.id => "who prefills gives no sign of life".to_owned(),
             Some(verdict) if prefill.id != decode.id => verdict.to_string(),
@@ -209,7 +215,7 @@ impl Gateway {
             group: decode.id,
             prompt: r.prompt.clone(),
             answered: r.answer.clone(),
-            generation: r.generation.clone(),
+            generation: r.to_generate(),
             await_kv: split,
             codec: r.codec,
         };
@@ -305,7 +311,13 @@ impl Gateway {
                 self.learn_pace(now, request);
                 self.token(now, request, index, sampled, out);
             }
+            DecodeEvent::PromptLogprobs { from, logprobs } => {
+                self.prompt_logprobs(now, request, from, logprobs, out);
+            }
             DecodeEvent::End(End::Failed(reason)) => self.decode_lost(now, request, &reason, out),
+            DecodeEvent::End(_) if self.lacks_prompt_logprobs(request) => {
+                self.decode_lost(now, request, prompt_logprobs::MISSING, out);
+            }
             DecodeEvent::End(end) => self.finish(now, request, end, out),
         }
     }
@@ -392,6 +404,9 @@ impl Gateway {
         let Some(r) = self.requests.get_mut(&request) else { return };
         if index < r.next_index() {
             return;
+        }
+        if r.wants_prompt_logprobs() {
+            return self.decode_lost(now, request, prompt_logprobs::MISSING, out);
         }
         if index > r.next_index() {
             let reason = format!("token {index} came where {} was next", r.next_index());

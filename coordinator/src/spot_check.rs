@@ -306,6 +306,8 @@ impl Check {
         let leader = group.leader()?;
         self.asked.push(Asked { peers: peers(group), said: None });
         let mut generation = self.served.generation.clone();
+        // Only a token is compared.
+        generation.sampling.prompt_logprobs = None;
         generation.sampling.logprobs = Some(generation.sampling.logprobs.unwrap_or(0).max(ALTERNATIVES));
         let open = DecodeRequest {
             request: check,

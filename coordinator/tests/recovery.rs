@@ -5,11 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View};
+use tsnode_coordinator::{
+    gate::Overrule,
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View},
+};
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, GroupId, KvCodec, LayerProfile,
-    LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, RequestId, Route,
-    Sampled, Sampling, Seconds, Stage, Term, Token,
+    LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PromptLogprob,
+    RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
     stream::{Computed, DecodeEvent, DecodeRequest, Generation, PrefillEvent},
 };
 
@@ -302,4 +305,59 @@ fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
     story.prefills(id(1));
     story.tell(Event::Prefill { request: id(1), event: PrefillEvent::Failed("no".into()) });
     assert_eq!(story.ways(id(1)), [Some(Resumption::Anew)]);
+}
+
+/// Log-probabilities of its prompt are told once, from wherever they come; and never by who prefills for another.
+#[test]
+fn what_is_said_of_a_prompt_is_said_once_though_groups_are_lost() {
+    let (mut story, request) = (Story::new(), RequestId([3; 16]));
+    let sampling = Sampling { prompt_logprobs: Some(1), ..Sampling::greedy() };
+    let generation = Generation { sampling, max_new_tokens: 9, stop_tokens: vec![] };
+    let prompt: Vec<Token> = (0..PROMPT).map(Token).collect();
+    let (_, open) = opened(&story.tell(Event::Submit {
+        request,
+        model: MODEL,
+        prompt,
+        generation,
+        begun: None,
+        overrule: Some(Overrule::Sent(None)),
+        codec: None,
+    }));
+    assert!(!open.await_kv && open.generation.sampling.prompt_logprobs == Some(1));
+    let part = |from: u32, to: u32| {
+        let one = |place| PromptLogprob { logprob: -(place as f32), rank: 1, top: vec![] };
+        DecodeEvent::PromptLogprobs { from, logprobs: (from..to).map(one).collect() }
+    };
+    let told = |actions: Vec<Action>| -> Vec<f32> {
+        let all = actions.into_iter().map(|action| match action {
+            Action::PromptLogprobs { logprobs, .. } => logprobs.iter().map(|one| one.logprob).collect(),
+            _ => Vec::new(),
+        });
+        all.flatten().collect()
+    };
+    story.decode(request, DecodeEvent::Granted { cached: 0 });
+    let mut all = told(story.decode(request, part(0, 400)));
+    let (_, again) = story.lost(request);
+    assert_eq!(again.generation.sampling.prompt_logprobs, Some(1));
+    story.decode(request, DecodeEvent::Granted { cached: 0 });
+    all.extend(told(story.decode(request, part(0, 400))));
+    all.extend(told(story.decode(request, part(400, PROMPT - 1))));
+    assert_eq!(all, (0..PROMPT - 1).map(|place| -(place as f32)).collect::<Vec<_>>());
+    story.token(request, 0);
+    let (_, last) = story.lost(request);
+    assert_eq!((last.generation.sampling.prompt_logprobs, last.answered.len()), (None, 1));
+}
+
+/// A group that answers without them has not done what it was asked: another does.
+#[test]
+fn who_says_nothing_of_a_prompt_is_left() {
+    let (mut story, request) = (Story::new(), RequestId([3; 16]));
+    let sampling = Sampling { prompt_logprobs: Some(1), ..Sampling::greedy() };
+    let generation = Generation { sampling, max_new_tokens: 0, stop_tokens: vec![] };
+    let prompt = (0..PROMPT).map(Token).collect();
+    let submit = Event::Submit { request, model: MODEL, prompt, generation, begun: None, overrule: None, codec: None };
+    let (first, _) = opened(&story.tell(submit));
+    story.decode(request, DecodeEvent::Granted { cached: 0 });
+    let (other, _) = opened(&story.decode(request, DecodeEvent::End(tsnode_protocol::stream::End::Length)));
+    assert_ne!(first, other);
 }

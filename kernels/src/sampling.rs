@@ -1,10 +1,10 @@
 //! Prompt flow 8: chooses the next token from logits.
 //!
-//! In this order: bias, penalties, temperature, top-k, top-p, min-p, draw. The draw depends on seed and position alone.
+//! In this order: bias, penalties, ends of answers that are too short, temperature, top-k, top-p, min-p, draw. The draw depends on seed and position alone.
 
 use crate::philox::uniform;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Sampled, Sampling, Token, TokenLogprob};
+use tsnode_protocol::{PromptLogprob, Sampled, Sampling, Token, TokenLogprob};
 
 /// Numbers worked on side by side.
 const LANES: usize = 16;
@@ -16,16 +16,35 @@ const LANES: usize = 16;
 /// When `logits` is empty.
 #[must_use]
 pub fn sample(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &[Token], position: u32) -> Sampled {
-    for x in logits.iter_mut().filter(|x| x.is_nan()) {
-        *x = f32::NEG_INFINITY;
-    }
+    without_nans(logits);
     let (n, total) = (sampling.logprobs.map_or(0, usize::from), total(logits));
     let raw = (n > 0 || sampling.changes_logits()).then(|| logits.to_vec());
     penalise(logits, sampling, prompt, answer);
     let token = if sampling.temperature == 0.0 { greedy(logits) } else { draw(logits, sampling, position) };
     let raw = raw.as_deref().unwrap_or(logits);
-    let top = best(raw, n).into_iter().map(|i| TokenLogprob { token: Token(i as u32), logprob: raw[i] - total });
-    Sampled { token, logprob: Some(raw[token.0 as usize] - total), top: top.collect() }
+    Sampled { token, logprob: Some(raw[token.0 as usize] - total), top: alternatives(raw, n, total) }
+}
+
+/// What logits say of a token that follows, and of the `n` likeliest ones. One that is no number, or not there, counts as
+/// minus infinity.
+#[must_use]
+pub fn log_probability(logits: &mut [f32], token: Token, n: u8) -> PromptLogprob {
+    without_nans(logits);
+    let (total, own) = (total(logits), logits.get(token.0 as usize).copied().unwrap_or(f32::NEG_INFINITY));
+    let rank = logits.iter().filter(|x| **x >= own).count() as u32;
+    PromptLogprob { logprob: own - total, rank, top: alternatives(logits, n.into(), total) }
+}
+
+fn without_nans(logits: &mut [f32]) {
+    for x in logits.iter_mut().filter(|x| x.is_nan()) {
+        *x = f32::NEG_INFINITY;
+    }
+}
+
+/// The likeliest tokens, best first.
+fn alternatives(logits: &[f32], n: usize, total: f32) -> Vec<TokenLogprob> {
+    let one = |i: usize| TokenLogprob { token: Token(i as u32), logprob: logits[i] - total };
+    best(logits, n).into_iter().map(one).collect()
 }
 
 /// The natural log of the sum of exponentials.
@@ -98,6 +117,13 @@ fn penalise(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &
         for (token, count) in counts {
             if let Some(x) = logits.get_mut(token.0 as usize) {
                 *x -= count as f32 * sampling.frequency_penalty + sampling.presence_penalty;
+            }
+        }
+    }
+    if answer.len() < sampling.min_tokens as usize {
+        for end in &sampling.ends {
+            if let Some(x) = logits.get_mut(end.0 as usize) {
+                *x = f32::NEG_INFINITY;
             }
         }
     }
@@ -219,6 +245,34 @@ mod tests {
         let mut logits = [2.0, 1.9, 0.0];
         let bias = Sampling { logit_bias: vec![(Token(2), 5.0)], ..Sampling::greedy() };
         assert_eq!(sample(&mut logits, &bias, &[], &[], 0).token, Token(2));
+    }
+
+    #[test]
+    fn a_short_answer_does_not_end() {
+        let at_least = Sampling { min_tokens: 2, ends: vec![Token(0), Token(9)], ..Sampling::greedy() };
+        let after = |answer: &[Token], sampling: &Sampling| {
+            let sampled = sample(&mut [2.0, 1.9, 0.0], sampling, &[], answer, 0);
+            (sampled.token, sampled.logprob.unwrap())
+        };
+        let plain = after(&[], &Sampling::greedy());
+        for answer in [&[][..], &[Token(1)]] {
+            let (token, logprob) = after(answer, &at_least);
+            assert_eq!(token, Token(1));
+            assert!((logprob - (plain.1 - 0.1)).abs() < 1e-5, "said as if nothing were withheld: {logprob}");
+        }
+        assert_eq!(after(&[Token(1), Token(1)], &at_least), plain);
+        let drawn = Sampling { temperature: 1.0, ..at_least };
+        assert!((0..99).all(|p| sample(&mut [9.0, 0.0, 0.0], &drawn, &[], &[], p).token != Token(0)));
+    }
+
+    #[test]
+    fn a_given_token_has_its_probability_and_its_place() {
+        let mut logits = [0.0, f32::NAN, (2.0f32).ln(), 0.0];
+        let said = log_probability(&mut logits, Token(3), 2);
+        assert!((said.logprob - 0.25f32.ln()).abs() < 1e-6 && said.rank == 3, "{said:?}");
+        assert_eq!((said.top[0].token, said.top[1].token), (Token(2), Token(0)));
+        assert!((said.top[0].logprob - 0.5f32.ln()).abs() < 1e-6);
+        assert_eq!(log_probability(&mut logits, Token(2), 0).rank, 1);
     }
 
     #[test]

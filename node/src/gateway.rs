@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tsnode_coordinator::gate::Overrule;
 use tsnode_protocol::{
-    KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
+    KvCodec, ModelId, PeerId, PromptLogprob, RequestId, Sampled, Token,
     stream::{End, Generation},
 };
 
@@ -65,6 +65,9 @@ pub struct Accepted {
 pub enum Reply {
     /// What the answer's tokens rest on: said before the first.
     Settled(KvCodec),
+    /// Log-probabilities of the prompt's next tokens from its second on, where asked for. All have come before the end, and before
+    /// every token that was not known from another gateway.
+    PromptLogprobs(Vec<PromptLogprob>),
     /// The next token; indices count up from 0 without gaps.
     Token {
         /// Place in the answer.

@@ -6,6 +6,7 @@ mod auth;
 mod bodies;
 mod chat;
 mod complete;
+mod ends;
 mod error;
 mod faults;
 mod fields;
@@ -18,8 +19,10 @@ mod metrics;
 mod naming;
 mod outgoing;
 mod ollama;
+mod openapi;
 mod owner;
 mod params;
+mod prompt_logprobs;
 mod request;
 mod respond;
 mod seeds;
@@ -29,6 +32,7 @@ mod running;
 mod sse;
 mod texts;
 mod tokens;
+mod tolerance;
 mod traces;
 mod translate;
 
@@ -127,6 +131,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/generate", post(ollama::generate))
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
+        .route("/openapi.json", get(openapi::document))
         .route("/healthz", get(api::health))
         .route("/health", get(api::health))
         .route("/readyz", get(api::ready))

@@ -21,7 +21,7 @@ impl Generation {
     /// # Errors
     /// Names the rule broken.
     pub fn check(&self) -> Result<(), CodecError> {
-        if self.stop_tokens.len() > 256 || self.max_new_tokens > limits::SEQUENCE_TOKENS {
+        if self.stop_tokens.len() > limits::STOP_TOKENS || self.max_new_tokens > limits::SEQUENCE_TOKENS {
             return Err(CodecError::Invalid("generation limits out of range"));
         }
         self.sampling.check()

@@ -42,7 +42,7 @@ pub use kv_stream::KvStream;
 pub use liveness_digest::{Call, LivenessDigest, Missed};
 pub use model::{LayerRange, ModelCard, ModelFile, ModelShape};
 pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
-pub use sampling::{Sampled, Sampling, TokenLogprob};
+pub use sampling::{PromptLogprob, Sampled, Sampling, TokenLogprob};
 pub use tokens::Token;
 pub use traffic::Traffic;
 pub use units::{

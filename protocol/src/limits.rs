@@ -49,5 +49,9 @@ pub const PREFIXES: usize = 256;
 pub const BATCH: usize = 4096;
 /// Alternatives reported with one token (the OpenAI API allows 20).
 pub const TOP_LOGPROBS: usize = 20;
+/// Tokens that end an answer.
+pub const STOP_TOKENS: usize = 256;
+/// Tokens of a prompt whose log-probabilities one message says: with all alternatives a tenth of a frame.
+pub const PROMPT_LOGPROBS: usize = 2048;
 /// Body of one HTTP request (bytes).
 pub const HTTP_BODY_BYTES: usize = 8 * 1024 * 1024;

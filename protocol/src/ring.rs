@@ -8,6 +8,7 @@ use crate::{
     codec::CodecError,
     kv::{Delivery, KvPace},
     limits,
+    sampling::{PromptLogprob, check_prompt_logprobs},
 };
 use bincode::{Decode, Encode};
 use std::net::SocketAddr;
@@ -100,6 +101,15 @@ pub enum RingFrame {
         bytes: u64,
         /// Why it could not.
         failed: Option<String>,
+    },
+    /// To the leader: what the last stage says of tokens of a prompt, before the tokens of the step that computed them.
+    PromptLogprobs {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the first of these; that of the prompt's second token is 0.
+        from: u32,
+        /// No more than one message may have.
+        logprobs: Vec<PromptLogprob>,
     },
 }
 
@@ -269,6 +279,7 @@ impl RingFrame {
             Self::KvArrived { arrived: Ok(deliveries), .. } if deliveries.len() > limits::STAGES => {
                 Err(CodecError::Invalid("KV in too many pieces"))
             }
+            Self::PromptLogprobs { logprobs, .. } => check_prompt_logprobs(logprobs),
             Self::Grow(grow) if grow.room > limits::SEQUENCE_TOKENS => Err(CodecError::Invalid("sequence too long")),
             Self::Step(step) => {
                 let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();

@@ -28,6 +28,12 @@ pub struct Sampling {
     pub seed: u64,
     /// Report the log-probability of each token and this many alternatives.
     pub logprobs: Option<u8>,
+    /// The same of the prompt's tokens, but for the first, which follows nothing.
+    pub prompt_logprobs: Option<u8>,
+    /// While the answer is shorter than this, none of `ends` is chosen.
+    pub min_tokens: u32,
+    /// Tokens that end an answer, where `min_tokens` is set.
+    pub ends: Vec<Token>,
 }
 
 impl Sampling {
@@ -45,6 +51,9 @@ impl Sampling {
             logit_bias: Vec::new(),
             seed: 0,
             logprobs: None,
+            prompt_logprobs: None,
+            min_tokens: 0,
+            ends: Vec::new(),
         }
     }
 
@@ -52,7 +61,7 @@ impl Sampling {
     #[must_use]
     pub fn changes_logits(&self) -> bool {
         let plain = self.repetition_penalty == 1.0 && self.frequency_penalty == 0.0 && self.presence_penalty == 0.0;
-        !plain || !self.logit_bias.is_empty()
+        !plain || !self.logit_bias.is_empty() || self.min_tokens > 0
     }
 
     /// Refuses numbers that no sampler should see.
@@ -76,8 +85,11 @@ impl Sampling {
         if self.logit_bias.len() > 1024 || !self.logit_bias.iter().all(|b| within(b.1, -100.0, 100.0)) {
             return Err(CodecError::Invalid("logit_bias too long or out of range"));
         }
-        if self.logprobs.is_some_and(|n| usize::from(n) > limits::TOP_LOGPROBS) {
+        if self.logprobs.max(self.prompt_logprobs).is_some_and(|n| usize::from(n) > limits::TOP_LOGPROBS) {
             return Err(CodecError::Invalid("too many logprobs"));
+        }
+        if self.min_tokens > limits::SEQUENCE_TOKENS || self.ends.len() > limits::STOP_TOKENS {
+            return Err(CodecError::Invalid("min_tokens out of range"));
         }
         Ok(())
     }
@@ -93,6 +105,25 @@ pub struct Sampled {
     pub logprob: Option<f32>,
     /// The likeliest tokens, best first.
     pub top: Vec<TokenLogprob>,
+}
+
+/// What a model says of a token that was given to it, by the tokens before it.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct PromptLogprob {
+    /// Natural log of its probability.
+    pub logprob: f32,
+    /// Tokens that are no less likely, itself among them: 1 is the likeliest.
+    pub rank: u32,
+    /// The likeliest tokens, best first.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Refuses more than one message may say of a prompt.
+pub(crate) fn check_prompt_logprobs(logprobs: &[PromptLogprob]) -> Result<(), CodecError> {
+    if logprobs.len() > limits::PROMPT_LOGPROBS || logprobs.iter().any(|l| l.top.len() > limits::TOP_LOGPROBS) {
+        return Err(CodecError::Invalid("too many log-probabilities of a prompt"));
+    }
+    Ok(())
 }
 
 /// An alternative.

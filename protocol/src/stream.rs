@@ -15,6 +15,7 @@ use crate::{
     proof::{Code, Nonce},
     response_log::ResponseLogHead,
     ring::{KvTarget, RingHello, check_targets},
+    sampling::{PromptLogprob, check_prompt_logprobs},
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -184,6 +185,26 @@ pub enum DecodeEvent {
     },
     /// The sequence has ended.
     End(End),
+    /// Of the prompt's tokens, where asked for; all of them before the first token of the answer that this group chooses.
+    PromptLogprobs {
+        /// Place of the first of these; that of the prompt's second token is 0.
+        from: u32,
+        /// As many as one message may have, but for the last ones.
+        logprobs: Vec<PromptLogprob>,
+    },
+}
+
+impl DecodeEvent {
+    /// Refuses what is out of bounds.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        match self {
+            Self::PromptLogprobs { logprobs, .. } => check_prompt_logprobs(logprobs),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What computing a prompt took at the leader of the group that did it.

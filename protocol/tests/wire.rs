@@ -8,8 +8,8 @@ use tsnode_protocol::{
     Advert, BytesPerSecond, Call, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond, Gossip, Gpus,
     Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile, LayerRange, Link,
     LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase,
-    Plan, PlanId, Quickest, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage, StepSize,
-    SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage,
+    StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -179,6 +179,9 @@ fn generation() -> Generation {
         logit_bias: vec![(Token(7), -1.5)],
         seed: u64::MAX,
         logprobs: Some(3),
+        prompt_logprobs: Some(1),
+        min_tokens: 4,
+        ends: vec![Token(1)],
         ..Sampling::greedy()
     };
     Generation { sampling, max_new_tokens: 128, stop_tokens: vec![Token(1)] }
@@ -187,6 +190,10 @@ fn generation() -> Generation {
 fn sampled() -> Sampled {
     let top = vec![TokenLogprob { token: Token(300), logprob: -0.25 }];
     Sampled { token: Token(300), logprob: Some(-0.25), top }
+}
+
+fn prompt_logprobs() -> Vec<PromptLogprob> {
+    vec![PromptLogprob { logprob: -0.5, rank: 2, top: sampled().top }]
 }
 
 fn target() -> KvTarget {
@@ -268,6 +275,10 @@ fn ring_frames() -> Vec<(&'static str, RingFrame)> {
         ("ring kv arrived", RingFrame::KvArrived { request: REQUEST, position: 2, arrived: Ok(vec![delivery()]) }),
         ("ring kv failed", RingFrame::KvArrived { request: REQUEST, position: 2, arrived: Err("cut".into()) }),
         ("ring kv sent", RingFrame::KvSent { request: REQUEST, position: 0, bytes: 65_536, failed: None }),
+        (
+            "ring prompt logprobs",
+            RingFrame::PromptLogprobs { request: REQUEST, from: 2048, logprobs: prompt_logprobs() },
+        ),
     ]
 }
 
@@ -323,6 +334,10 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("decode kv failed", codec::encode(&DecodeEvent::KvFailed("late".into()))),
         ("decode token", codec::encode(&DecodeEvent::Token { index: 4, sampled: sampled() })),
         ("decode end", codec::encode(&DecodeEvent::End(End::Failed("gone".into())))),
+        (
+            "decode prompt logprobs",
+            codec::encode(&DecodeEvent::PromptLogprobs { from: 2048, logprobs: prompt_logprobs() }),
+        ),
         ("prefill first", codec::encode(&PrefillEvent::First { sampled: sampled(), computed, cached: 500 })),
         ("prefill kv sent", codec::encode(&PrefillEvent::KvSent { bytes: 1 << 20, after: Seconds(0.5) })),
         ("prefill failed", codec::encode(&PrefillEvent::Failed("gone".into()))),

@@ -90,7 +90,7 @@ impl Batcher {
             return out.push(refuse("the prompt is empty or too long"));
         }
         let sequence = Sequence::new(now, new);
-        if let Some(end) = sequence.end().filter(|_| sequence.generated() > 0) {
+        if let Some(end) = sequence.end().filter(|_| sequence.generated() > 0 && !sequence.wants_prompt_logprobs()) {
             // The group that began the answer could not say any more that this was all.
             return out.push(Action::End { request, end });
         }
@@ -110,11 +110,13 @@ impl Batcher {
                 out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, None, &self.config))));
                 continue;
             }
-            if let Some(ahead) = self.prefixes.worth_waiting_for(&sequence.tokens) {
+            let begins_alone = sequence.wants_prompt_logprobs();
+            let ahead = self.prefixes.worth_waiting_for(&sequence.tokens).filter(|_| !begins_alone);
+            if let Some(ahead) = ahead {
                 self.queue.behind.entry(ahead).or_default().push(sequence.place(request));
                 continue;
             }
-            let shared = self.prefixes.shared(&sequence.tokens);
+            let shared = self.prefixes.shared(&sequence.tokens).filter(|_| !begins_alone);
             out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, shared, &self.config))));
             self.prefixes.begins(request, &sequence.tokens);
         }

@@ -3,7 +3,7 @@
 use super::{NewSequence, speculation::Wanted};
 use std::time::Duration;
 use tsnode_protocol::{
-    RequestId, Sampled, Seconds, Token,
+    PromptLogprob, RequestId, Sampled, Seconds, Token,
     kv::Delivery,
     ring::{Refusal, RingFrame},
     stream::{Computed, End},
@@ -55,6 +55,15 @@ pub enum Event {
         tokens: Vec<(RequestId, Sampled)>,
         /// How long the leader's compute thread has had a processor, since it began; nothing where a processor does not compute.
         busy: Option<Duration>,
+    },
+    /// From the ring: what the last stage says of a prompt's tokens.
+    PromptLogprobs {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the first of these.
+        from: u32,
+        /// What it says.
+        logprobs: Vec<PromptLogprob>,
     },
     /// From the ring: a stage has its KV, or gave up.
     KvArrived {
@@ -145,6 +154,15 @@ pub enum Action {
         request: RequestId,
         /// Why.
         reason: String,
+    },
+    /// What is said of the prompt's tokens, where asked for: all of it, in parts, before the first token chosen here.
+    PromptLogprobs {
+        /// The sequence.
+        request: RequestId,
+        /// Place of the first of these.
+        from: u32,
+        /// What is said.
+        logprobs: Vec<PromptLogprob>,
     },
     /// The next token.
     Token {

@@ -3,6 +3,7 @@
 use super::{
     BatcherConfig,
     admission::Place,
+    prompt_logprobs::PromptLogprobs,
     speculation::{Lookup, MOST, Wanted},
     steps::Share,
     strategy::Strategy,
@@ -11,7 +12,7 @@ use crate::{Time, policy::batching::Part};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
-    KvCodec, RequestId, Seconds, Token,
+    KvCodec, RequestId, Sampling, Seconds, Token,
     kv::Delivery,
     ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
     stream::{Computed, End, Generation},
@@ -109,6 +110,8 @@ pub(super) struct Sequence {
     pub refused: bool,
     /// How often it had to give its pages back.
     pub pushed_out: u32,
+    /// What the last stage said of the prompt's tokens, until it is passed on.
+    pub prompt_logprobs: PromptLogprobs,
     /// Bytes sent by stage.
     pub sent: BTreeMap<u16, u64>,
     pub submitted: Time,
@@ -146,6 +149,7 @@ impl Sequence {
             grows_overtaken: 0,
             refused: false,
             pushed_out: 0,
+            prompt_logprobs: PromptLogprobs::default(),
             sent: BTreeMap::new(),
             submitted: now,
             waits_since: now,
@@ -225,6 +229,14 @@ impl Sequence {
         (self.generated() >= self.generation.max_new_tokens || full).then_some(End::Length)
     }
 
+    /// How it ends once what is known of it is computed, if nothing is to be generated.
+    pub fn end_of_prompt(&self) -> Option<End> {
+        match self.generated() {
+            0 => (self.generation.max_new_tokens == 0).then_some(End::Length),
+            _ => self.end(),
+        }
+    }
+
     /// Tokens it may still generate.
     pub fn left(&self) -> u32 {
         let room = self.max_tokens.saturating_sub(self.prompt);
@@ -253,7 +265,7 @@ impl Sequence {
             room: self.room,
             most: self.max_tokens,
             shared,
-            sampling: self.generation.sampling.clone(),
+            sampling: self.sampling(),
             await_kv: self
                 .awaits_kv()
                 .then_some(AwaitKv { patience_ms: config.kv_patience.as_millis() as u32, codec: self.codec }),
@@ -263,6 +275,14 @@ impl Sequence {
             },
             refused: None,
         }
+    }
+
+    /// How the last stage chooses, and whether it still says something of the prompt's tokens.
+    fn sampling(&mut self) -> Sampling {
+        let mut sampling = self.generation.sampling.clone();
+        sampling.prompt_logprobs = sampling.prompt_logprobs.filter(|_| self.wants_prompt_logprobs());
+        self.prompt_logprobs.begin_anew();
+        sampling
     }
 
     /// Guesses what follows its tokens by what it repeats; whether there is a guess.

@@ -11,7 +11,7 @@ use crate::{
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_protocol::{
-    GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
+    GroupId, KvCodec, ModelId, PeerId, PromptLogprob, RequestId, Sampled, Token,
     kv::KvPace,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
@@ -208,6 +208,13 @@ pub enum Action {
         reason: String,
         /// When to ask again.
         retry_after: Duration,
+    },
+    /// Give the client what is said of the prompt's tokens; all of it, in parts, before the first token that is chosen after.
+    PromptLogprobs {
+        /// The request.
+        request: RequestId,
+        /// What is said of the next ones.
+        logprobs: Vec<PromptLogprob>,
     },
     /// Give the client the next token.
     Token {

@@ -89,6 +89,8 @@ pub(super) struct Request {
     pub answer: Vec<Token>,
     /// Of its tokens, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
+    /// Of so many of the prompt's tokens its client has the log-probabilities, if it wants them.
+    pub prompt_logprobs: usize,
     /// The group that computed the prompt for another: it may still have it.
     pub prefilled_by: Option<GroupId>,
     /// Whether another gateway began it.
@@ -139,6 +141,7 @@ impl Request {
             cached: 0,
             answer: Vec::new(),
             logprobs: Vec::new(),
+            prompt_logprobs: 0,
             prefilled_by: None,
             resumed: false,
             moves: Vec::new(),
@@ -188,6 +191,19 @@ impl Request {
         self.trail.extend(&[sampled.token]);
         self.answer.push(sampled.token);
         self.logprobs.push(sampled.logprob);
+    }
+
+    /// Whether log-probabilities of its prompt's tokens are still to come.
+    pub fn wants_prompt_logprobs(&self) -> bool {
+        self.generation.sampling.prompt_logprobs.is_some() && self.prompt_logprobs + 1 < self.prompt.len()
+    }
+
+    /// What a group is asked to generate: of the prompt it says only what the client has not been told.
+    pub fn to_generate(&self) -> Generation {
+        let mut generation = self.generation.clone();
+        let wanted = self.wants_prompt_logprobs();
+        generation.sampling.prompt_logprobs = generation.sampling.prompt_logprobs.filter(|_| wanted);
+        generation
     }
 
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.

@@ -214,6 +214,9 @@ impl Drive {
                 self.response_log.settled(request, codec, holder);
                 reply(clients, request, Reply::Settled(codec));
             }
+            Action::PromptLogprobs { request, logprobs } => {
+                reply(clients, request, Reply::PromptLogprobs(logprobs));
+            }
             Action::Token { request, index, sampled } => {
                 // Never more than the client is sent.
                 if reply(clients, request, Reply::Token { index, sampled: sampled.clone() }) {

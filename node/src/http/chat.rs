@@ -3,10 +3,13 @@
 use super::{
     ApiError, ApiState,
     bodies::Asked,
+    complete,
+    ends::Ends,
     fields::{Fields, Messages},
     fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
+    tolerance::Ignored,
 };
 use crate::text::TextModel;
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
@@ -33,25 +36,35 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     let logprobs = logprobs(&mut fields)?;
     let max = fields.integer("max_completion_tokens", 1, u32::MAX.into())?;
     let max = max.or(fields.integer("max_tokens", 1, u32::MAX.into())?);
+    let mut ignored = Ignored::of(&mut fields);
+    let prompt_logprobs = complete::prompt_logprobs(&mut fields)?;
+    let truncation = params::truncation(&mut fields)?;
     let seeds = params::seeds(&mut fields, &naming)?;
-    let wanted = Wanted {
+    let mut wanted = Wanted {
         sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
         seeds,
         max_tokens: max.map(|n| n as u32),
         fill_context: true,
-        ignore_eos: fields.flag("ignore_eos")?,
+        ends: Ends::of(&mut fields, &model)?,
+        prompt_logprobs,
         stops: params::stops(&mut fields)?,
         answers: params::answers(&mut fields)?,
-        delivery: params::delivery(&mut fields)?,
+        best_of: None,
+        delivery: params::delivery(&mut fields, &mut ignored)?,
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(headers)?,
         codec: fingerprint::kv_codec(&mut fields, state)?,
         naming,
+        ignored,
     };
+    wanted.sampling.prompt_logprobs = prompt_logprobs;
+    complete::check_prompt_logprobs(&wanted)?;
     refuse_the_rest(fields)?;
     let prompt = model.encode_chat(&messages).await?;
+    let prompts = vec![params::truncated(prompt, truncation, &wanted, &model)];
+    complete::bounded_prompt_logprobs(&prompts, &wanted)?;
     drop((messages, place));
-    let taken = request::submit(state, model, vec![prompt], &wanted).await?;
+    let taken = request::submit(state, model, prompts, &wanted).await?;
     Ok(respond::answer(state, taken, wanted, Form::Chat).await)
 }
 
@@ -84,9 +97,10 @@ fn refuse_the_rest(mut fields: Fields) -> Result<(), ApiError> {
         fields.refuse_unless(name, |v| v == "none" || v == "auto")?;
     }
     fields.refuse_unless("response_format", |v| v["type"] == "text")?;
+    params::refuse_unbuilt(&mut fields)?;
+    fields.refuse_unless("add_special_tokens", |v| v == false)?;
+    fields.refuse_unless("echo", |v| v == false)?;
     fields.refuse_unless("modalities", |v| *v == serde_json::json!(["text"]))?;
-    for name in ["user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"] {
-        fields.take(name);
-    }
+    fields.take("parallel_tool_calls");
     fields.finish()
 }

@@ -3,14 +3,16 @@
 use super::{
     ApiError, ApiState,
     bodies::Asked,
-    fields::{FixedPlan, Prompt},
+    ends::Ends,
+    fields::{Fields, FixedPlan, Prompt},
     fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
+    tolerance::Ignored,
 };
 use crate::text::{TextError, TextModel};
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
-use tsnode_protocol::Token;
+use tsnode_protocol::{Token, limits};
 
 pub(super) async fn handle(
     State(state): State<ApiState>,
@@ -42,32 +44,79 @@ pub(super) async fn answer(
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
     let prompts = prompts(prompt, &model).await?;
     drop(place);
+    let mut ignored = Ignored::of(&mut fields);
     let echo = fields.flag("echo")?;
     let logprobs = fields.integer("logprobs", 0, 5)?.map(|n| n as u8);
-    if echo && logprobs.is_some() {
-        return Err(ApiError::param("echo", "'echo' together with 'logprobs' is not supported by this server"));
-    }
+    let prompt_logprobs = prompt_logprobs(&mut fields)?;
+    let truncation = params::truncation(&mut fields)?;
     let seeds = params::seeds(&mut fields, &naming)?;
-    let wanted = Wanted {
+    let mut wanted = Wanted {
         sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
         seeds,
-        max_tokens: fields.integer("max_tokens", 1, u32::MAX.into())?.map(|n| n as u32),
+        max_tokens: fields.integer("max_tokens", 0, u32::MAX.into())?.map(|n| n as u32),
         fill_context: unsaid == Unsaid::Context,
-        ignore_eos: fields.flag("ignore_eos")?,
+        ends: Ends::of(&mut fields, &model)?,
+        prompt_logprobs,
         stops: params::stops(&mut fields)?,
         answers: params::answers(&mut fields)?,
-        delivery: params::delivery(&mut fields)?,
+        best_of: None,
+        delivery: params::delivery(&mut fields, &mut ignored)?,
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(headers)?,
         codec: fingerprint::kv_codec(&mut fields, state)?,
         naming,
+        ignored,
     };
-    fields.refuse_unless("best_of", |v| v.as_u64() == Some(1))?;
+    wanted.sampling.prompt_logprobs = prompt_logprobs;
+    check_prompt_logprobs(&wanted)?;
+    if echo {
+        wanted.sampling.prompt_logprobs = prompt_logprobs.max(logprobs);
+    }
+    wanted.best_of = params::best_of(&mut fields, wanted.answers, &wanted.delivery)?;
+    let hides_logprobs = wanted.best_of.is_some() && logprobs.is_none();
+    if hides_logprobs {
+        // Who chooses tokens says how likely they are.
+        wanted.sampling.logprobs = Some(0);
+    }
+    params::refuse_unbuilt(&mut fields)?;
+    fields.refuse_unless("add_special_tokens", |v| v == true)?;
     fields.refuse_unless("suffix", |v| v == "")?;
-    fields.take("user");
     fields.finish()?;
+    let truncated = |prompt| params::truncated(prompt, truncation, &wanted, &model);
+    let prompts: Vec<Vec<Token>> = prompts.into_iter().map(truncated).collect();
+    bounded_prompt_logprobs(&prompts, &wanted)?;
     let taken = request::submit(state, model, prompts, &wanted).await?;
-    Ok(respond::answer(state, taken, wanted, Form::Text { echo }).await)
+    Ok(respond::answer(state, taken, wanted, Form::Text { echo, hides_logprobs }).await)
+}
+
+/// vLLM's field: log-probabilities of the prompt's tokens, in a field of their own.
+pub(super) fn prompt_logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {
+    Ok(fields.integer("prompt_logprobs", 0, limits::TOP_LOGPROBS as u64)?.map(|n| n as u8))
+}
+
+/// As in vLLM they are not streamed: they are there before the first token, and belong to none.
+pub(super) fn check_prompt_logprobs(wanted: &Wanted) -> Result<(), ApiError> {
+    if wanted.prompt_logprobs.is_some() && wanted.delivery.stream {
+        let why = "'prompt_logprobs' cannot be streamed; ask without 'stream', or for 'echo' with 'logprobs'";
+        return Err(ApiError::param("prompt_logprobs", why));
+    }
+    Ok(())
+}
+
+/// Refuses more log-probabilities of prompts than one answer should hold: each takes some hundred bytes as JSON.
+pub(super) fn bounded_prompt_logprobs(prompts: &[Vec<Token>], wanted: &Wanted) -> Result<(), ApiError> {
+    const MOST: usize = 1 << 19;
+    let Some(n) = wanted.sampling.prompt_logprobs else { return Ok(()) };
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    let all = tokens.saturating_mul(wanted.computed() as usize).saturating_mul(usize::from(n) + 1);
+    if all <= MOST {
+        return Ok(());
+    }
+    let why = format!(
+        "log-probabilities of {all} tokens of prompts and alternatives are asked for, at most {MOST} in one request: \
+         ask for fewer prompts, alternatives or answers at once"
+    );
+    Err(ApiError::param("logprobs", why))
 }
 
 async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {

@@ -9,7 +9,7 @@ mod messages;
 mod prompt;
 
 pub(super) use messages::Messages;
-pub(super) use prompt::{FixedPlan, Prompt};
+pub(super) use prompt::{FixedPlan, Prompt, SUBMISSIONS};
 
 use super::ApiError;
 use bounded::{Budget, Within};
@@ -58,6 +58,8 @@ impl Fields {
 
     /// The field, unless it is absent or null.
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        asked::note(name);
         self.others.remove(name).filter(|v| !v.is_null())
     }
 
@@ -75,8 +77,13 @@ impl Fields {
     }
 
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        self.flag_or(name, false)
+    }
+
+    /// True or false; `unsaid` where it is neither.
+    pub(super) fn flag_or(&mut self, name: &str, unsaid: bool) -> Result<bool, ApiError> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(unsaid),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(_) => Err(ApiError::param(name, format!("'{name}' must be true or false"))),
         }
@@ -215,6 +222,26 @@ fn skip_map<'de, A: MapAccess<'de>>(map: &mut A) -> Result<(), A::Error> {
     Ok(())
 }
 
+/// Fields that were looked for on this thread: a test's requests are all served on its own.
+#[cfg(test)]
+pub(super) mod asked {
+    use std::{cell::RefCell, collections::BTreeSet};
+
+    thread_local!(static NAMES: RefCell<BTreeSet<String>> = RefCell::default());
+
+    pub(super) fn note(name: &str) {
+        NAMES.with_borrow_mut(|names| names.extend([name.to_owned()]));
+    }
+
+    pub fn forget() {
+        drop(NAMES.take());
+    }
+
+    pub fn names() -> BTreeSet<String> {
+        NAMES.with_borrow(Clone::clone)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,7 +273,7 @@ mod tests {
         {
             assert_eq!(prompt(wrong), Some(Prompt::Wrong), "{wrong}");
         }
-        assert_eq!(prompt(&format!("[{}[1]]", "[1],".repeat(64))), Some(Prompt::TooMany));
+        assert_eq!(prompt(&format!("[{}[1]]", "[1],".repeat(128))), Some(Prompt::TooMany));
         assert_eq!(
             read(r#"{"prompt":"a","prompt":"b"}"#).prompt(),
             Some(Prompt::FixedPlan(vec![text("b")])),

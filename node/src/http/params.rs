@@ -1,13 +1,13 @@
 //! Fields that both kinds of completion have, and what they must be.
 
-use super::{ApiError, fields::Fields, naming::Naming, request::Wanted, seeds::Seeds};
+use super::{ApiError, fields::Fields, naming::Naming, request::Wanted, seeds::Seeds, tolerance::Ignored};
 use crate::text::TextModel;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tsnode_protocol::{Sampling, Token, limits, stream::Generation};
 
-/// Answers to one prompt.
-const ANSWERS: u64 = 8;
+/// Answers to one prompt; they share its pages.
+const ANSWERS: u64 = 128;
 /// Stop strings of one request.
 const STOPS: usize = 16;
 
@@ -16,29 +16,100 @@ const STOPS: usize = 16;
 pub(super) struct Delivery {
     pub stream: bool,
     pub include_usage: bool,
+    /// With every event, as vLLM gives it.
+    pub continuous_usage: bool,
     /// Token ids beside the text, as vLLM gives them.
     pub token_ids: bool,
 }
 
-pub(super) fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
-    let stream = fields.flag("stream")?;
-    let include_usage = match fields.take("stream_options") {
-        None => false,
+pub(super) fn delivery(fields: &mut Fields, ignored: &mut Ignored) -> Result<Delivery, ApiError> {
+    let (stream, token_ids) = (fields.flag("stream")?, fields.flag("return_token_ids")?);
+    let plain = Delivery { stream, token_ids, ..Delivery::default() };
+    match fields.take("stream_options") {
+        None => Ok(plain),
         Some(_) if !stream => {
             return Err(ApiError::param("stream_options", "'stream_options' needs 'stream' to be true"));
         }
-        Some(Value::Object(options)) => match options.get("include_usage") {
-            None | Some(Value::Null) => false,
-            Some(Value::Bool(flag)) => *flag,
-            Some(_) => return Err(ApiError::param("stream_options", "'include_usage' must be true or false")),
-        },
-        Some(_) => return Err(ApiError::param("stream_options", "'stream_options' must be an object")),
-    };
-    Ok(Delivery { stream, include_usage, token_ids: fields.flag("return_token_ids")? })
+        Some(Value::Object(mut options)) => {
+            let mut flag = |name: &str| match options.remove(name) {
+                None | Some(Value::Null) => Ok(false),
+                Some(Value::Bool(flag)) => Ok(flag),
+                Some(_) => Err(ApiError::param("stream_options", format!("'{name}' must be true or false"))),
+            };
+            let (include_usage, continuous_usage) = (flag("include_usage")?, flag("continuous_usage_stats")?);
+            if options.remove("include_obfuscation").is_some() {
+                ignored.add("stream_options.include_obfuscation");
+            }
+            match options.into_iter().find(|(_, value)| !value.is_null()) {
+                None => Ok(Delivery { include_usage, continuous_usage: include_usage && continuous_usage, ..plain }),
+                Some((name, _)) => {
+                    let name: String = name.chars().take(64).collect();
+                    Err(ApiError::param("stream_options", format!("'stream_options' has no option '{name}'")))
+                }
+            }
+        }
+        Some(_) => Err(ApiError::param("stream_options", "'stream_options' must be an object")),
+    }
 }
 
+/// As many of a prompt's last tokens as the client wants kept, as vLLM has it: -1 keeps as many as leave room for the answer.
+pub(super) fn truncation(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
+    let Some(value) = fields.take("truncate_prompt_tokens") else { return Ok(None) };
+    let most = i64::from(limits::SEQUENCE_TOKENS);
+    let kept = value.as_i64().filter(|n| *n == -1 || (1..=most).contains(n)).ok_or_else(|| {
+        let why = format!("'truncate_prompt_tokens' must be -1, or an integer from 1 to {most}");
+        ApiError::param("truncate_prompt_tokens", why)
+    })?;
+    Ok(Some(kept))
+}
+
+/// The prompt without its first tokens, if there are more than are to be kept.
+pub(super) fn truncated(prompt: Vec<Token>, keep: Option<i64>, wanted: &Wanted, model: &TextModel) -> Vec<Token> {
+    let Some(keep) = keep else { return prompt };
+    let context = model.card().shape.context;
+    let room = context.saturating_sub(wanted.max_tokens.unwrap_or(if wanted.fill_context { 1 } else { 16 }));
+    let keep = usize::try_from(keep).unwrap_or(room.max(1) as usize);
+    let first = prompt.len().saturating_sub(keep);
+    prompt.into_iter().skip(first).collect()
+}
+
+/// Fields of vLLM that would change an answer and are not built; what asks for nothing is taken.
+pub(super) fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
+    let nothing = |v: &Value| {
+        v == &Value::Bool(false)
+            || v.as_array().is_some_and(Vec::is_empty)
+            || v.as_object().is_some_and(serde_json::Map::is_empty)
+    };
+    for name in ["bad_words", "allowed_token_ids", "use_beam_search", "early_stopping", "return_tokens_as_token_ids"] {
+        fields.refuse_unless(name, nothing)?;
+    }
+    fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
+    for name in ["logits_processors", "kv_transfer_params", "prompt_embeds"] {
+        fields.refuse_unless(name, nothing)?;
+    }
+    fields.refuse_unless("detokenize", |v| v == &Value::Bool(true))
+}
+
+/// Answers to each prompt, and how many of them the client gets.
 pub(super) fn answers(fields: &mut Fields) -> Result<u64, ApiError> {
     Ok(fields.integer("n", 1, ANSWERS)?.unwrap_or(1))
+}
+
+/// So many are computed of which the client gets `answers`, the likeliest; nothing where it gets all.
+pub(super) fn best_of(fields: &mut Fields, answers: u64, delivery: &Delivery) -> Result<Option<u64>, ApiError> {
+    let Some(best_of) = fields.integer("best_of", 1, ANSWERS)? else { return Ok(None) };
+    if best_of < answers {
+        return Err(ApiError::param(
+            "best_of",
+            format!("'best_of' is {best_of}, and 'n' {answers}: it must be no less"),
+        ));
+    }
+    if best_of > answers && delivery.stream {
+        let why =
+            "answers cannot be streamed before the best is known: ask without 'stream', or for a 'best_of' of 'n'";
+        return Err(ApiError::param("best_of", why));
+    }
+    Ok((best_of > answers).then_some(best_of))
 }
 
 pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
@@ -72,7 +143,7 @@ pub(super) fn sampling(
     let temperature = fields.number("temperature", 0.0, 2.0)?;
     Ok(Sampling {
         temperature: temperature.or(own.temperature).unwrap_or(if greedy { 0.0 } else { 1.0 }),
-        top_k: fields.integer("top_k", 0, 1 << 20)?.map_or(own.top_k.unwrap_or(0), |k| k as u32),
+        top_k: top_k(fields)?.unwrap_or(own.top_k.unwrap_or(0)),
         top_p: fields.number("top_p", 0.0, 1.0)?.or(own.top_p).unwrap_or(1.0),
         min_p: fields.number("min_p", 0.0, 1.0)?.or(own.min_p).unwrap_or(0.0),
         repetition_penalty: fields.number("repetition_penalty", 0.01, 10.0)?.or(own.repetition_penalty).unwrap_or(1.0),
@@ -81,7 +152,18 @@ pub(super) fn sampling(
         logit_bias: bias(fields, model)?,
         seed: seeds.first(),
         logprobs,
+        ..Sampling::greedy()
     })
+}
+
+/// As in vLLM -1 keeps all, as 0 does.
+fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    const MOST: i64 = 1 << 20;
+    let Some(value) = fields.take("top_k") else { return Ok(None) };
+    match value.as_i64().filter(|k| (-1..=MOST).contains(k)) {
+        Some(k) => Ok(Some(u32::try_from(k).unwrap_or(0))),
+        None => Err(ApiError::param("top_k", format!("'top_k' must be an integer from -1 to {MOST}"))),
+    }
 }
 
 fn bias(fields: &mut Fields, model: &TextModel) -> Result<Vec<(Token, f32)>, ApiError> {
@@ -113,6 +195,14 @@ pub(super) fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -
     if most > room || prompt.len() > limits::SEQUENCE_TOKENS as usize {
         return Err(ApiError::TooLong { context, prompt: prompt.len(), wanted: most, param: wanted.prompt_field() });
     }
-    let stop_tokens = if wanted.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() };
-    Ok(Generation { sampling: wanted.sampling.clone(), max_new_tokens: most, stop_tokens })
+    let (stop_tokens, mut sampling) = (wanted.ends.tokens(model), wanted.sampling.clone());
+    if wanted.ends.min_tokens > most {
+        let why =
+            format!("'min_tokens' is {}, and an answer of {most} tokens at most is asked for", wanted.ends.min_tokens);
+        return Err(ApiError::param("min_tokens", why));
+    }
+    if wanted.ends.min_tokens > 0 {
+        (sampling.min_tokens, sampling.ends) = (wanted.ends.min_tokens, stop_tokens.clone());
+    }
+    Ok(Generation { sampling, max_new_tokens: most, stop_tokens })
 }

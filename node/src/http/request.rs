@@ -1,8 +1,8 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
 use super::{
-    ApiError, ApiState, fingerprint, metrics::RequestStats, naming::Naming, params, params::Delivery, running::Ticket,
-    seeds::Seeds,
+    ApiError, ApiState, ends::Ends, fields::SUBMISSIONS, fingerprint, metrics::RequestStats, naming::Naming, params,
+    params::Delivery, running::Ticket, seeds::Seeds, tolerance::Ignored,
 };
 use crate::{
     gateway::{Accepted, Prompt, Reply, SubmitError},
@@ -18,8 +18,6 @@ use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampling, Token, kv::
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
-/// Prompts of one request times answers to each.
-pub(super) const SUBMISSIONS: usize = 64;
 
 /// What a client wants of every prompt.
 #[derive(Clone, Debug)]
@@ -30,9 +28,13 @@ pub(super) struct Wanted {
     pub max_tokens: Option<u32>,
     /// Without a number, an answer may fill the context (chat) rather than end after 16 tokens (completions).
     pub fill_context: bool,
-    pub ignore_eos: bool,
+    pub ends: Ends,
+    /// vLLM's field: alternatives beside each of the prompt's tokens, in a field of their own.
+    pub prompt_logprobs: Option<u8>,
     pub stops: Vec<String>,
     pub answers: u64,
+    /// So many are computed for that, where it is more.
+    pub best_of: Option<u64>,
     pub delivery: Delivery,
     /// The client asked to be told what ran where.
     pub trace: bool,
@@ -41,9 +43,16 @@ pub(super) struct Wanted {
     /// What the prompt's KV is to go through, if the client says so.
     pub codec: Option<KvCodec>,
     pub naming: Naming,
+    /// What of the request did nothing.
+    pub ignored: Ignored,
 }
 
 impl Wanted {
+    /// Answers that are computed to each prompt.
+    pub fn computed(&self) -> u64 {
+        self.best_of.unwrap_or(self.answers)
+    }
+
     /// What clients call the field that the prompt is in.
     pub fn prompt_field(&self) -> &'static str {
         if self.fill_context { "messages" } else { "prompt" }
@@ -160,16 +169,16 @@ pub(super) async fn submit(
     prompts: Vec<Vec<Token>>,
     wanted: &Wanted,
 ) -> Result<Taken, ApiError> {
-    if prompts.is_empty() || prompts.len() * wanted.answers as usize > SUBMISSIONS {
+    if prompts.is_empty() || prompts.len() * wanted.computed() as usize > SUBMISSIONS {
         return Err(too_many());
     }
     let (mut plans, count) = (Vec::new(), prompts.len());
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     for (number, prompt) in (0..).zip(prompts) {
         let generation = params::generation(wanted, &model, &prompt)?;
-        for i in 0..wanted.answers {
+        for i in 0..wanted.computed() {
             let mut generation = generation.clone();
-            generation.sampling.seed = wanted.seeds.of(number, i, wanted.answers);
+            generation.sampling.seed = wanted.seeds.of(number, i, wanted.computed());
             plans.push((prompt.clone(), generation));
         }
     }

@@ -1,9 +1,13 @@
 //! Answers, whole or streamed, in the form of either kind of completion.
 
 use super::{
-    ApiError, ApiState, fingerprint, logprobs,
+    ApiError, ApiState,
+    ends::Ends,
+    fingerprint, logprobs,
+    prompt_logprobs::PromptLogprobs,
     request::{Answer, Taken, Wanted},
     sse,
+    tolerance::IGNORED,
 };
 use crate::{
     gateway::{Reply, Trace},
@@ -16,7 +20,7 @@ use axum::{
 };
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampled, Token, stream::End};
+use tsnode_protocol::{KvCodec, ModelId, PeerId, PromptLogprob, RequestId, Sampled, Token, stream::End};
 
 /// A request with this header is told what ran where.
 pub(super) const TRACE: &str = "x-tsnode-trace";
@@ -31,12 +35,14 @@ pub(super) enum Form {
     Text {
         /// The prompt comes first in the answer.
         echo: bool,
+        /// Log-probabilities are asked for to choose by, and not shown.
+        hides_logprobs: bool,
     },
 }
 
 /// Answers as asked.
 pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
-    let headers = headers(&taken);
+    let headers = headers(&taken, &wanted);
     let head = Head::of(&taken, &wanted);
     let mut response = if wanted.delivery.stream {
         sse::stream(state.clone(), taken, wanted, form)
@@ -65,7 +71,7 @@ pub(super) struct Head {
 impl Head {
     fn of(taken: &Taken, wanted: &Wanted) -> Self {
         let (RequestId(id), model) = (taken.request, taken.model.card().name.clone());
-        let prompt_tokens = taken.prompt_tokens(wanted.answers);
+        let prompt_tokens = taken.prompt_tokens(wanted.computed());
         Self { id: data_encoding::HEXLOWER.encode(&id), model, created: now(), prompt_tokens }
     }
 }
@@ -75,21 +81,22 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-fn headers(taken: &Taken) -> HeaderMap {
+fn headers(taken: &Taken, wanted: &Wanted) -> HeaderMap {
     let value = |text: String| HeaderValue::from_str(&text).ok();
     let peer = |p: Option<PeerId>| value(p.map(|p| p.to_string()).unwrap_or_default());
     let named = [
         (REQUEST_ID, value(taken.request.to_string())),
         (PREFILL, peer(taken.prefill())),
         (DECODE, peer(taken.decode())),
+        (IGNORED, wanted.ignored.header()),
     ];
     named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> Result<Value, ApiError> {
     let frame = Frame::new(&taken, form, false);
-    let prompt_tokens = taken.prompt_tokens(wanted.answers);
-    let (mut choices, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
+    let prompt_tokens = taken.prompt_tokens(wanted.computed());
+    let (mut answers, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
     let (mut codecs, mut stats) = (vec![None; taken.answers.len()], taken.stats);
     for (index, mut answer) in taken.answers.into_iter().enumerate() {
         let mut writer = Writer::new(&taken.model, wanted, form, &answer);
@@ -97,6 +104,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
         while let Some(reply) = answer.next().await {
             match reply {
                 Reply::Settled(codec) => codecs[index] = Some(codec),
+                Reply::PromptLogprobs(more) => piece.extend(writer.prompt_logprobs(more)),
                 Reply::Token { sampled, .. } => {
                     // Those after the first are read when it has ended: of when they came nothing is known.
                     if index == 0 {
@@ -125,15 +133,42 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
         };
         stats.choice_finished(finish);
         completion_tokens += writer.generated;
-        choices.push(frame.whole(index, piece, wanted, &answer.prompt));
+        let prompt = std::mem::take(&mut answer.prompt);
+        answers.push((writer.likelihood(), piece, writer.in_vllms_form(&prompt), prompt));
     }
     stats.finished();
+    let (mut choices, mut of_prompt) = (Vec::new(), None);
+    for (index, (_, piece, of_its_prompt, prompt)) in best(answers, wanted).into_iter().enumerate() {
+        let mut choice = frame.whole(index, piece, wanted, &prompt);
+        match (form, of_its_prompt) {
+            (Form::Text { .. }, Some(list)) => choice["prompt_logprobs"] = list,
+            (Form::Chat, list) => of_prompt = of_prompt.or(list),
+            _ => {}
+        }
+        choices.push(choice);
+    }
     let mut body = frame.envelope(choices, codecs);
     body.insert("usage".into(), usage(prompt_tokens, cached, completion_tokens));
+    if let Some(list) = of_prompt {
+        body.insert("prompt_logprobs".into(), list);
+    }
     if let Some(trace) = trace.filter(|_| wanted.trace) {
         body.insert("tsnode".into(), trace_json(&trace));
     }
     Ok(Value::Object(body))
+}
+
+/// Of as many answers as were computed to each prompt the likeliest, as many as the client gets; all in their order where it gets
+/// all. What is first of each is its likelihood.
+fn best<T>(answers: Vec<(f64, Piece, T, Vec<Token>)>, wanted: &Wanted) -> Vec<(f64, Piece, T, Vec<Token>)> {
+    let Some(best_of) = wanted.best_of else { return answers };
+    let (mut answers, mut kept) = (answers.into_iter().peekable(), Vec::new());
+    while answers.peek().is_some() {
+        let mut of_one: Vec<_> = answers.by_ref().take(best_of as usize).collect();
+        of_one.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
+        kept.extend(of_one.into_iter().take(wanted.answers as usize));
+    }
+    kept
 }
 
 pub(super) fn usage(prompt: usize, cached: u32, completion: usize) -> Value {
@@ -176,49 +211,132 @@ impl Piece {
 
 /// Turns one answer's tokens into text.
 pub(super) struct Writer<'m> {
+    model: &'m TextModel,
     detokeniser: Detokeniser<'m>,
     stops: StopStrings,
     stop_tokens: Vec<Token>,
     form: Form,
-    logprobs: bool,
+    logprobs: Option<u8>,
     /// Tokens so far.
     pub generated: usize,
+    /// The sum of their log-probabilities.
+    likelihood: f64,
     /// Characters so far, for the offsets of the older form.
     offset: usize,
-    echo: Option<String>,
+    /// The prompt, where it is to come first and has not yet.
+    echo: Option<Vec<Token>>,
+    /// What is said of its tokens, where the client wants that.
+    of_prompt: Option<PromptLogprobs>,
+    /// Alternatives in vLLM's field, where that is wanted.
+    separate: Option<u8>,
+    /// Tokens that came before all of that: the prompt is first.
+    held: Vec<Sampled>,
+    include_stop: bool,
+    min_tokens: usize,
 }
 
 impl<'m> Writer<'m> {
     pub fn new(model: &'m TextModel, wanted: &Wanted, form: Form, answer: &Answer) -> Self {
-        let mut detokeniser = Detokeniser::new(model.tokenizer(), true);
-        // The answer goes on where the prompt ends, with the space between them, say.
-        let echo = matches!(form, Form::Text { echo: true });
-        let echo = echo.then(|| answer.prompt.iter().map(|token| detokeniser.push(*token)).collect::<String>());
+        let echo = matches!(form, Form::Text { echo: true, .. });
+        let hides_logprobs = matches!(form, Form::Text { hides_logprobs: true, .. });
+        let Ends { skip_special_tokens, include_stop, min_tokens, .. } = wanted.ends;
         Self {
-            detokeniser,
-            stops: StopStrings::new(wanted.stops.clone()),
-            stop_tokens: if wanted.ignore_eos { Vec::new() } else { model.stop_tokens().to_vec() },
+            model,
+            detokeniser: Detokeniser::new(model.tokenizer(), skip_special_tokens),
+            stops: StopStrings::new(wanted.stops.clone()).including(include_stop),
+            stop_tokens: wanted.ends.tokens(model),
             form,
-            logprobs: wanted.sampling.logprobs.is_some(),
+            logprobs: wanted.sampling.logprobs.filter(|_| !hides_logprobs),
             generated: 0,
+            likelihood: 0.0,
             offset: 0,
-            echo,
+            echo: echo.then(|| answer.prompt.clone()),
+            of_prompt: wanted.sampling.prompt_logprobs.map(|_| PromptLogprobs::default()),
+            separate: wanted.prompt_logprobs,
+            held: Vec::new(),
+            include_stop,
+            min_tokens: min_tokens as usize,
         }
     }
 
-    /// What a token adds. A stop token ends the answer and is no part of its text.
+    /// What is said of the prompt's tokens, and what waited for it.
+    pub fn prompt_logprobs(&mut self, more: Vec<PromptLogprob>) -> Piece {
+        if let Some(of_prompt) = &mut self.of_prompt {
+            of_prompt.extend(more);
+        }
+        let mut piece = Piece::default();
+        if !self.waits() {
+            std::mem::take(&mut self.held).into_iter().for_each(|sampled| piece.extend(self.token(sampled)));
+        }
+        piece
+    }
+
+    /// The client has the prompt already, if it was to get it: nothing waits for what is said of its tokens.
+    pub fn goes_on(&mut self) {
+        (self.of_prompt, self.separate) = (None, None);
+    }
+
+    /// Whether what is said of the prompt's tokens comes first, and is not all there.
+    pub fn waits(&self) -> bool {
+        let prompt = self.echo.as_ref().filter(|_| self.logprobs.is_some());
+        prompt.zip(self.of_prompt.as_ref()).is_some_and(|(prompt, known)| !known.is_whole(prompt.len()))
+    }
+
+    /// How likely the answer is by token (nats): long ones are not held to be worse.
+    pub fn likelihood(&self) -> f64 {
+        self.likelihood / self.generated.max(1) as f64
+    }
+
+    /// vLLM's field, where it is wanted.
+    pub fn in_vllms_form(&self, prompt: &[Token]) -> Option<Value> {
+        let (n, known) = (self.separate?, self.of_prompt.as_ref()?);
+        Some(known.in_vllms_form(prompt, n, self.model))
+    }
+
+    /// The prompt, where it is to come first. The answer goes on where it ends, with the space between them, say.
+    fn open(&mut self) -> Piece {
+        let mut piece = Piece::default();
+        let Some(prompt) = self.echo.take() else { return piece };
+        let entries: Vec<Option<Sampled>> = match (self.logprobs, &self.of_prompt) {
+            (Some(n), Some(known)) => known.as_chosen(&prompt, n).collect(),
+            _ => Vec::new(),
+        };
+        let mut entries = entries.into_iter();
+        for token in prompt {
+            piece.logprobs.extend(entries.next().map(|sampled| match sampled {
+                Some(sampled) => self.logprob(&sampled),
+                None => self.first_logprob(token),
+            }));
+            let text = self.detokeniser.push(token);
+            self.offset += text.chars().count();
+            piece.text.push_str(&text);
+        }
+        piece
+    }
+
+    /// What a token adds. A stop token ends the answer and is no part of its text, unless it is asked for.
     pub fn token(&mut self, sampled: Sampled) -> Piece {
+        if self.waits() {
+            self.held.push(sampled);
+            return Piece::default();
+        }
+        let mut piece = self.open();
         self.generated += 1;
-        let mut piece = Piece { text: self.echo.take().unwrap_or_default(), ..Piece::default() };
-        if self.logprobs {
+        self.likelihood += f64::from(sampled.logprob.unwrap_or(f32::MIN));
+        if self.logprobs.is_some() {
             piece.logprobs.push(self.logprob(&sampled));
         }
         piece.tokens.push(sampled.token);
-        if self.stop_tokens.contains(&sampled.token) {
+        if self.stop_tokens.contains(&sampled.token) && !self.include_stop {
             return piece;
         }
         let text = self.detokeniser.push(sampled.token);
         self.offset += text.chars().count();
+        if self.generated <= self.min_tokens {
+            // Nothing ends so short an answer, nor does what begins in it.
+            piece.text.push_str(&text);
+            return piece;
+        }
         match self.stops.push(&text) {
             Passed::On(text) => piece.text.push_str(&text),
             Passed::Stopped(text) => {
@@ -237,8 +355,9 @@ impl<'m> Writer<'m> {
             End::Length => "length",
             End::Failed(why) => return Err(ApiError::Failed(why)),
         };
+        let mut piece = self.open();
+        piece.finish = Some(finish);
         let rest = self.detokeniser.finish();
-        let mut piece = Piece { text: self.echo.take().unwrap_or_default(), finish: Some(finish), ..Piece::default() };
         match self.stops.push(&rest) {
             Passed::On(text) => {
                 piece.text.push_str(&text);
@@ -251,6 +370,12 @@ impl<'m> Writer<'m> {
             }
         }
         Ok(piece)
+    }
+
+    /// Of a token that follows nothing, in the older form.
+    fn first_logprob(&self, token: Token) -> Value {
+        let text = self.detokeniser.token_text(token).text;
+        json!({ "token": text, "logprob": null, "top": null, "offset": self.offset })
     }
 
     fn logprob(&self, sampled: &Sampled) -> Value {

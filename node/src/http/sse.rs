@@ -48,13 +48,14 @@ fn kept_awake(events: mpsc::Receiver<Result<Event, Infallible>>, silence: Durati
 
 async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, events: &Events) -> Result<(), Gone> {
     let frame = Frame::new(&taken, form, true);
-    let prompt_tokens = taken.prompt_tokens(wanted.answers);
+    let prompt_tokens = taken.prompt_tokens(wanted.computed());
     let (model, answers, mut stats) = (taken.model, taken.answers, taken.stats);
     let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
     let (prompts, mut replies) = merge(answers);
     let seen: Vec<Seen> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
     let mut codecs: Vec<Option<KvCodec>> = seen.iter().map(|seen| seen.codec).collect();
     let mut begun: Vec<bool> = seen.iter().map(|seen| seen.tokens > 0).collect();
+    writers.iter_mut().zip(&begun).filter(|(_, begun)| **begun).for_each(|(writer, _)| writer.goes_on());
     let mut open = prompts.len();
     let (mut cached, mut trace) = (0, None);
     while open > 0 {
@@ -70,8 +71,18 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
                 codecs[index] = Some(codec);
                 continue;
             }
+            Reply::PromptLogprobs(more) => {
+                let piece = writers[index].prompt_logprobs(more);
+                if piece.is_empty() {
+                    continue;
+                }
+                piece
+            }
             Reply::Token { sampled, .. } => {
                 let piece = writers[index].token(sampled);
+                if writers[index].waits() {
+                    continue;
+                }
                 // The client has it from before it came back.
                 is_known = writers[index].generated <= seen[index].tokens;
                 if !is_known {
@@ -101,7 +112,11 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             continue;
         }
         let first = (!std::mem::replace(&mut begun[index], true)).then_some(prompts[index].as_slice());
-        let body = part(&frame, (index, codecs[index]), &piece, wanted, first);
+        let mut body = part(&frame, (index, codecs[index]), &piece, wanted, first);
+        if wanted.delivery.continuous_usage {
+            let generated = writers.iter().map(|w| w.generated).sum();
+            body["usage"] = respond::usage(prompt_tokens, cached, generated);
+        }
         let seen = writers.iter().zip(&codecs).map(|(w, codec)| Seen { tokens: w.generated, codec: *codec });
         let event = Event::default();
         let event = if wanted.naming.reads_ids { event.id(wanted.naming.event(seen)) } else { event };

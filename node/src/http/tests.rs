@@ -5,6 +5,7 @@ mod bodies;
 mod metrics;
 mod sites;
 mod slow;
+mod tolerance;
 
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::doors::Doors;
@@ -38,11 +39,11 @@ use tsnode_coordinator::{
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId,
-    RequestId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
+    PromptLogprob, RequestId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
 };
 
 /// What the gateway does with a request.
-enum Part {
+pub(super) enum Part {
     /// Every token of this text, with one alternative each, then the end.
     Say(&'static str, End),
     /// These tokens, with an alternative each, then the end.
@@ -55,7 +56,7 @@ enum Part {
     Refuse,
 }
 
-struct Api {
+pub(super) struct Api {
     url: String,
     client: reqwest::Client,
     view: watch::Sender<SwarmView>,
@@ -93,7 +94,7 @@ fn keys(key: Option<&str>, per_minute: Option<u32>) -> Gatekeeper {
 }
 
 impl Api {
-    async fn up(part: Part) -> Self {
+    pub(super) async fn up(part: Part) -> Self {
         Self::with(part, keys(None, None)).await
     }
 
@@ -132,12 +133,12 @@ impl Api {
         self.client.post(format!("{}{path}", self.url)).json(body).send().await.unwrap()
     }
 
-    async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+    pub(super) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let response = self.send(path, &body).await;
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    async fn get(&self, path: &str) -> Response {
+    pub(super) async fn get(&self, path: &str) -> Response {
         self.client.get(format!("{}{path}", self.url)).send().await.unwrap()
     }
 
@@ -163,8 +164,11 @@ async fn play(
     // Requests that hang end with the test.
     let mut hanging = JoinSet::new();
     while let Some(Submission { prompt, answer }) = submissions.recv().await {
-        asked.lock().unwrap().push(prompt);
         let (replies, reader) = mpsc::channel(256);
+        if prompt.generation.sampling.prompt_logprobs.is_some() {
+            replies.send(of_prompt(&prompt.prompt)).await.unwrap();
+        }
+        asked.lock().unwrap().push(prompt);
         let accepted = Accepted { prefill: PeerId([3; 32]), decode: PeerId([4; 32]), replies: reader };
         let (tokens, end) = match &part {
             Part::Refuse => {
@@ -198,6 +202,12 @@ async fn play(
     }
 }
 
+/// The prompt's tokens grow unlikelier one by one.
+fn of_prompt(prompt: &[Token]) -> Reply {
+    let one = |n: usize| PromptLogprob { logprob: -(n as f32), rank: 2, top: Vec::new() };
+    Reply::PromptLogprobs((1..prompt.len()).map(one).collect())
+}
+
 /// The tokenizer puts a first token in front of every text.
 fn in_tokens(text: &TextModel, said: &str) -> Vec<Token> {
     text.encode(said).unwrap().split_off(1)
@@ -209,14 +219,14 @@ fn token(text: &TextModel, index: u32, token: Token) -> Reply {
     Reply::Token { index, sampled: Sampled { token, logprob: Some(-0.5), top } }
 }
 
-const CHAT: &str = "/v1/chat/completions";
-const TEXT: &str = "/v1/completions";
+pub(super) const CHAT: &str = "/v1/chat/completions";
+pub(super) const TEXT: &str = "/v1/completions";
 
-fn hello() -> Value {
+pub(super) fn hello() -> Value {
     json!([{ "role": "user", "content": "Hello" }])
 }
 
-fn said(end: End) -> Part {
+pub(super) fn said(end: End) -> Part {
     Part::Say("The wind was in the house.", end)
 }
 
@@ -719,8 +729,8 @@ async fn a_field_that_is_wrong_is_named() {
         (TEXT, json!({ "prompt": [1.5] }), "prompt"),
         (TEXT, json!({ "prompt": [4_000_000_000u32] }), "prompt"),
         (TEXT, json!({ "prompt": { "a": 1 } }), "prompt"),
-        (TEXT, json!({ "prompt": vec!["x"; 65] }), "prompt"),
-        (TEXT, json!({ "prompt": "x", "max_tokens": 0 }), "max_tokens"),
+        (TEXT, json!({ "prompt": vec!["x"; 129] }), "prompt"),
+        (CHAT, json!({ "messages": hello(), "max_tokens": 0 }), "max_tokens"),
         (TEXT, json!({ "prompt": "x", "max_tokens": -3 }), "max_tokens"),
         (TEXT, json!({ "prompt": "x", "n": 0 }), "n"),
         (TEXT, json!({ "prompt": "x", "temperature": 2.5 }), "temperature"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tsnode_protocol::{
-    PeerId, RequestId,
+    PeerId, RequestId, limits,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
 };
 
@@ -58,10 +58,13 @@ impl LeaderRequest {
     }
 }
 
+/// Events that are no tokens: what is said of a prompt in parts, and what is said once.
+const OTHER_EVENTS: usize = limits::SEQUENCE_TOKENS as usize / limits::PROMPT_LOGPROBS + 8;
+
 /// Room for every event a sequence can have, up to a bound: a client that stops reading must not hold the batch up.
 #[must_use]
 pub fn event_room(max_new_tokens: u32) -> usize {
-    (max_new_tokens as usize).saturating_add(8).min(64 * 1024)
+    (max_new_tokens as usize).saturating_add(OTHER_EVENTS).min(64 * 1024)
 }
 
 /// Serves a gateway's decode stream: its orders to `orders`, the leader's `events` to the stream.
@@ -129,6 +132,7 @@ pub(crate) async fn follow_decode(
             },
             event = receiver.recv::<DecodeEvent>() => {
                 let Some(event) = event? else { return Ok(()) };
+                event.check().map_err(|why| receiver.refuse(why))?;
                 let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
                 if events.send(event).await.is_err() || last { return Ok(()) }
             }

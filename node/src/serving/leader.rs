@@ -508,6 +508,9 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
             (request, ToClient::Decode(DecodeEvent::KvArrived { after, deliveries }), false)
         }
         Action::Computed { request, computed } => (request, ToClient::Decode(DecodeEvent::Computed(computed)), false),
+        Action::PromptLogprobs { request, from, logprobs } => {
+            (request, ToClient::Decode(DecodeEvent::PromptLogprobs { from, logprobs }), false)
+        }
         Action::KvFailed { request, reason } => (request, ToClient::Decode(DecodeEvent::KvFailed(reason)), false),
         Action::Token { request, index, sampled } => {
             (request, ToClient::Decode(DecodeEvent::Token { index, sampled }), false)
@@ -538,6 +541,7 @@ fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
         RingFrame::Grown { request, refused } => Event::Grown { request, refused },
         RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: compute.busy() },
+        RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
         RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
         // What a leader says is not for a leader to hear.

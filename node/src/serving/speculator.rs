@@ -234,7 +234,7 @@ impl Reader {
         let (name, mut known) = self.known.remove(&request).unwrap_or_else(|| (self.model.name(), Known::default()));
         known.hear(&tokens);
         // What is likely is nobody's question here.
-        let sampling = Sampling { logprobs: None, ..sampling };
+        let sampling = Sampling { logprobs: None, min_tokens: 0, ..sampling };
         Some(Turn { request, name, known, most: most as usize, sampling, drafts: Vec::new() })
     }
 

@@ -4,6 +4,7 @@
 //! to the leader.
 
 mod choosing;
+mod prompt_logprobs;
 
 use super::{
     compute::{Compute, ComputeError},
@@ -12,7 +13,8 @@ use super::{
     speculator::SpeculatorGone,
 };
 use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
-use choosing::{Sampler, compute_and_choose};
+use choosing::Sampler;
+use prompt_logprobs::{Judged, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc,
@@ -26,7 +28,7 @@ use tsnode_kernels::{
     pages::PagesError,
 };
 use tsnode_protocol::{
-    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, RequestId, Sampled, Token, limits,
+    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, PromptLogprob, RequestId, Token, limits,
     ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
@@ -315,8 +317,9 @@ impl Worker {
             return Err(StageError::Protocol(format!("{rows} rows of activations announced, {} values", hidden.len())));
         }
         if self.context.is_last() {
-            let (step, tokens) = self.compute_and_sample(step, hidden).await?;
+            let (step, Judged { tokens, prompts }) = self.compute_and_sample(step, hidden).await?;
             self.export_prompts(&step.entries);
+            self.tell_of_prompts(prompts).await?;
             return self.pass(RingFrame::Sampled { step: step.step, tokens }).await;
         }
         let (mut step, hidden) = self.compute_hidden(step, hidden).await?;
@@ -348,17 +351,15 @@ impl Worker {
         Ok((step, out.map_err(|e| StageError::Protocol(e.to_string()))?))
     }
 
-    async fn compute_and_sample(
-        &mut self,
-        step: Step,
-        hidden: Vec<f32>,
-    ) -> Result<(Step, Vec<(RequestId, Sampled)>), StageError> {
+    async fn compute_and_sample(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Judged), StageError> {
         self.note_generated(&step);
-        let (key, first, vocab) = (self.context.key, self.context.is_first(), self.context.shape.vocab as usize);
+        let (key, first, shape) = (self.context.key, self.context.is_first(), &self.context.shape);
+        let widths = Widths { hidden: shape.hidden as usize, vocab: shape.vocab as usize };
         // The samplers travel to the compute thread and back, so that nothing is shared.
         let mut samplers: BTreeMap<RequestId, Sampler> = BTreeMap::new();
-        for entry in step.entries.iter().filter(|e| e.sample) {
-            let sampler = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take());
+        for entry in &step.entries {
+            let is_needed = |s: &Sampler| entry.sample || entry.prompt && s.sampling.prompt_logprobs.is_some();
+            let sampler = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take_if(|s| is_needed(s)));
             samplers.extend(sampler.map(|s| (entry.request, s)));
         }
         let mut taps = self.taps(&step.entries);
@@ -371,7 +372,7 @@ impl Worker {
                 Input::Hidden(&hidden)
             };
             let chosen = forget_drafts(engine, key, &step)
-                .and_then(|()| compute_and_choose(engine, key, &step, input, (vocab, &mut samplers), &mut taps));
+                .and_then(|()| compute_and_judge(engine, key, &step, input, (widths, &mut samplers), &mut taps));
             (step, samplers, chosen.map_err(|e| e.to_string()))
         };
         let (step, samplers, chosen) = self.context.compute.call(run).await?;
@@ -381,6 +382,17 @@ impl Worker {
             }
         }
         Ok((step, chosen.map_err(StageError::Protocol)?))
+    }
+
+    /// What is said of prompts' tokens, to the leader.
+    async fn tell_of_prompts(&mut self, prompts: Vec<(RequestId, u32, Vec<PromptLogprob>)>) -> Result<(), StageError> {
+        for (request, mut from, logprobs) in prompts {
+            for part in logprobs.chunks(limits::PROMPT_LOGPROBS) {
+                self.pass(RingFrame::PromptLogprobs { request, from, logprobs: part.to_vec() }).await?;
+                from += part.len() as u32;
+            }
+        }
+        Ok(())
     }
 
     /// Tokens fed back for decoding are the answer so far: penalties need them. Guesses that hold are noted when they do.

@@ -6,6 +6,7 @@ pub struct StopStrings {
     stops: Vec<String>,
     held: String,
     found: Option<String>,
+    include: bool,
 }
 
 /// What became of a piece of text.
@@ -30,6 +31,12 @@ impl StopStrings {
         self.found.as_deref()
     }
 
+    /// The same, where the stop string that is found is shown if `include`.
+    #[must_use]
+    pub fn including(self, include: bool) -> Self {
+        Self { include, ..self }
+    }
+
     /// Takes a piece in.
     pub fn push(&mut self, piece: &str) -> Passed {
         if self.stops.is_empty() {
@@ -39,7 +46,7 @@ impl StopStrings {
         // Of those that begin at one place the shortest was there first.
         let places = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
         if let Some((at, stop)) = places.min_by_key(|(at, s)| (*at, s.len())) {
-            self.held.truncate(at);
+            self.held.truncate(if self.include { at + stop.len() } else { at });
             self.found = Some(stop.clone());
             return Passed::Stopped(std::mem::take(&mut self.held));
         }
@@ -74,6 +81,13 @@ mod tests {
         let mut stop = StopStrings::new(vec!["aab".into()]);
         assert_eq!(stop.push("aaa"), Passed::On("a".into()));
         assert_eq!(stop.push("b"), Passed::Stopped(String::new()));
+    }
+
+    #[test]
+    fn a_stop_string_is_shown_to_who_asks_for_it() {
+        let mut stop = StopStrings::new(vec!["END".into(), "EN".into()]).including(true);
+        assert_eq!(stop.push("so E"), Passed::On("so ".into()));
+        assert_eq!(stop.push("ND."), Passed::Stopped("EN".into()));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! `prompt`: a text, a list of texts, a list of token ids, or a list of such lists.
 
 use super::{owned, skip, skip_map};
-use crate::http::request::SUBMISSIONS;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use tsnode_protocol::Token;
+
+/// Prompts of one request times answers to each.
+pub(in crate::http) const SUBMISSIONS: usize = 128;
 
 /// What a client gives as prompts.
 #[derive(Debug, PartialEq, Eq)]

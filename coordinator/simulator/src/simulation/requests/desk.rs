@@ -180,6 +180,7 @@ impl Requests {
             Action::End { request, end } => self.ends(around, n, request, end),
             Action::ClosePrefill { .. }
             | Action::Settled { .. }
+            | Action::PromptLogprobs { .. }
             | Action::Blame { .. }
             | Action::Served(_)
             | Action::Trace(_) => {}

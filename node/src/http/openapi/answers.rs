@@ -1,0 +1,118 @@
+//! What is answered, as the document shows it.
+
+use serde_json::{Map, Value, json};
+
+/// What is read: its path, the schema of what it answers, and what it is.
+pub(super) const READ: &[(&str, &str, &str)] = &[
+    ("/v1/models", "ModelList", "Models that the swarm serves"),
+    ("/v1/models/{id}", "Model", "One of them"),
+    ("/healthz", "Health", "Whether the process lives"),
+    ("/health", "Health", "Whether the process lives"),
+    ("/readyz", "Readiness", "Whether requests are served"),
+    ("/api/version", "Version", "Name and version"),
+];
+
+/// Errors that any path behind a key has: what they are and when.
+const REFUSALS: [(&str, &str); 4] = [
+    ("401", "No key, or none that is known"),
+    ("403", "The key, the name of this host or the page that asks is not allowed this"),
+    ("429", "More requests than allowed: wait for Retry-After"),
+    ("503", "Nobody serves it now: the message says what is waited for"),
+];
+
+/// Errors of bodies and of what they ask for.
+const OF_BODIES: [(&str, &str); 7] = [
+    ("400", "A field is missing, wrong or out of range, and named"),
+    ("404", "No such model"),
+    ("408", "The body came too slowly"),
+    ("413", "The body is too large"),
+    ("415", "The body is not said to be JSON"),
+    ("500", "The model's own files are no good"),
+    ("502", "A peer failed on the way, and no other could go on"),
+];
+
+fn refusal(says: &str) -> Value {
+    json!({ "description": says, "content": { "application/json": { "schema": reference("Error") } } })
+}
+
+fn reference(schema: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{schema}") })
+}
+
+fn refusals(which: &[(&str, &str)]) -> Map<String, Value> {
+    which.iter().map(|(status, says)| ((*status).to_owned(), refusal(says))).collect()
+}
+
+/// Of a path that takes a body.
+pub(super) fn of_a_completion(done: Value) -> Map<String, Value> {
+    let mut responses = refusals(&REFUSALS);
+    responses.extend(refusals(&OF_BODIES));
+    responses.insert("200".into(), done);
+    responses
+}
+
+/// A path that is only read.
+pub(super) fn reading(path: &str, schema: &str, summary: &str) -> Value {
+    let content = |schema: &str| json!({ "application/json": { "schema": reference(schema) } });
+    let mut responses = refusals(&REFUSALS);
+    responses.insert("200".into(), json!({ "description": summary, "content": content(schema) }));
+    if path == "/readyz" {
+        responses.insert("503".into(), json!({ "description": "Not yet, and why", "content": content(schema) }));
+    }
+    let mut operation = json!({ "summary": summary, "security": [{}, { "key": [] }] });
+    if path.ends_with("{id}") {
+        responses.insert("400".into(), refusal("The id is not UTF-8"));
+        responses.insert("404".into(), refusal("No such model"));
+        let id =
+            json!({ "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } });
+        operation["parameters"] = json!([id]);
+    }
+    operation["responses"] = Value::Object(responses);
+    operation
+}
+
+/// What answers are made of. An answer may have more than is named here.
+pub(super) fn schemas() -> Value {
+    let text = json!({ "type": "string" });
+    let maybe_text = json!({ "type": ["string", "null"] });
+    let count = json!({ "type": "integer", "minimum": 0 });
+    let object =
+        |needed: &[&str], properties: Value| json!({ "type": "object", "required": needed, "properties": properties });
+    let list = |items: Value| json!({ "type": "array", "items": items });
+    let finish = json!({ "type": ["string", "null"] });
+    let whole = |object_name: &str, choice: &str| {
+        let properties = json!({
+            "id": text, "object": { "const": object_name }, "created": count, "model": text,
+            "system_fingerprint": maybe_text, "choices": list(reference(choice)), "usage": reference("Usage"),
+        });
+        object(&["id", "object", "created", "model", "choices", "usage"], properties)
+    };
+    let error = json!({ "message": text, "type": text, "param": maybe_text, "code": maybe_text });
+    json!({
+        "Error": object(&["error"], json!({ "error": object(&["message", "type", "param", "code"], error) })),
+        "Usage": object(
+            &["prompt_tokens", "completion_tokens", "total_tokens"],
+            json!({ "prompt_tokens": count, "completion_tokens": count, "total_tokens": count }),
+        ),
+        "Choice": object(
+            &["index", "text", "finish_reason", "logprobs"],
+            json!({ "index": count, "text": text, "finish_reason": finish, "logprobs": { "type": ["object", "null"] } }),
+        ),
+        "ChatChoice": object(
+            &["index", "message", "finish_reason", "logprobs"],
+            json!({
+                "index": count,
+                "message": object(&["role", "content"], json!({ "role": text, "content": maybe_text })),
+                "finish_reason": finish,
+                "logprobs": { "type": ["object", "null"] },
+            }),
+        ),
+        "Completion": whole("text_completion", "Choice"),
+        "ChatCompletion": whole("chat.completion", "ChatChoice"),
+        "Model": object(&["id", "object"], json!({ "id": text, "object": { "const": "model" }, "max_model_len": count })),
+        "ModelList": object(&["object", "data"], json!({ "object": { "const": "list" }, "data": list(reference("Model")) })),
+        "Health": object(&["status"], json!({ "status": text })),
+        "Readiness": {},
+        "Version": object(&["name", "version"], json!({ "name": text, "version": text })),
+    })
+}
