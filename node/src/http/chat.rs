@@ -99,6 +99,8 @@ fn refuse_the_rest(mut fields: Fields) -> Result<(), ApiError> {
     fields.refuse_unless("response_format", |v| v["type"] == "text")?;
     params::refuse_unbuilt(&mut fields)?;
     fields.refuse_unless("add_special_tokens", |v| v == false)?;
+    fields.refuse_unless("add_generation_prompt", |v| v == true)?;
+    fields.refuse_unless("continue_final_message", |v| v == false)?;
     fields.refuse_unless("echo", |v| v == false)?;
     fields.refuse_unless("modalities", |v| *v == serde_json::json!(["text"]))?;
     fields.take("parallel_tool_calls");
