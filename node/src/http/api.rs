@@ -60,7 +60,6 @@ pub(super) async fn ready(State(state): State<ApiState>) -> impl IntoResponse {
 
 /// By whose names metrics are asked for.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct MetricsQuery {
     names: Option<String>,
 }
