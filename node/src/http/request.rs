@@ -201,6 +201,6 @@ pub(super) async fn submit(
         let accepted = accepted.map_err(|error| unserved(&state.view.borrow(), model, error))?;
         answers.push(Answer { prompt, accepted, cancelled: ticket.cancelled.clone() });
     }
-    stats.accepted(prompt_tokens, count, wanted.answers as usize);
+    stats.accepted(prompt_tokens, count, wanted.computed() as usize);
     Ok(Taken { request, model, answers, stats, _ticket: ticket })
 }
