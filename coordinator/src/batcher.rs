@@ -140,6 +140,7 @@ impl Batcher {
             Event::KvSent { request, position, bytes, failed } => {
                 self.kv_sent(now, request, (position, bytes, failed), &mut out);
             }
+            Event::Failed { request, reason } => self.fail(request, reason, &mut out),
             Event::Drafted { step, drafts } => self.drafted(now, step, drafts, &mut out),
             Event::RingBroken { reason } => self.ring_broken(&reason, &mut out),
             Event::Deadline => self.expire(now, &mut out),
@@ -370,11 +371,17 @@ impl Batcher {
     ) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         if let Some(reason) = failed {
-            self.drop_sequence(request, out);
-            return out.push(Action::End { request, end: End::Failed(reason) });
+            return self.fail(request, reason, out);
         }
         sequence.sent.insert(position, bytes);
         self.finish_export(now, request, out);
+    }
+
+    fn fail(&mut self, request: RequestId, reason: String, out: &mut Vec<Action>) {
+        if self.sequences.contains_key(&request) {
+            self.drop_sequence(request, out);
+            out.push(Action::End { request, end: End::Failed(reason) });
+        }
     }
 
     fn finish_export(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {

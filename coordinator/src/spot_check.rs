@@ -322,11 +322,13 @@ impl Check {
     }
 }
 
-/// Whether `claimed` is as likely as the token that greedy choice gave, but for rounding.
+/// Whether `claimed` is as likely as the token that greedy choice gave, but for rounding. What is likelier than that under a
+/// grammar was forbidden by it.
 fn is_tie(generation: &Generation, claimed: Word, sampled: &Sampled) -> bool {
     let best = sampled.logprob.unwrap_or(0.0);
+    let most = if generation.sampling.constraint.is_some() { best + TIE } else { f32::INFINITY };
     let near = |t: &tsnode_protocol::TokenLogprob| {
-        t.logprob > best - TIE && claimed.agrees(Word::new(t.token, Some(t.logprob)))
+        t.logprob > best - TIE && t.logprob < most && claimed.agrees(Word::new(t.token, Some(t.logprob)))
     };
     generation.sampling.temperature == 0.0 && sampled.top.iter().any(near)
 }
@@ -394,6 +396,20 @@ mod tests {
     fn honest_answers_pass() {
         assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), Verdict::Passed);
         assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), Verdict::Passed);
+    }
+
+    /// Chosen for its likelihood though the grammar forbids it: no tie, but a grammar that was not followed.
+    #[test]
+    fn what_is_likelier_than_all_that_a_grammar_allows_is_no_tie() {
+        let top = vec![TokenLogprob { token: LIE, logprob: -0.1 }, TokenLogprob { token: TRUTH, logprob: -0.5 }];
+        let found = Sampled { token: TRUTH, logprob: LIKELY, top };
+        let mut generation = served(2, 2, TRUTH).generation;
+        let likelier = |generation: &Generation| is_tie(generation, Word::new(LIE, Some(-0.1)), &found);
+        assert!(likelier(&generation));
+        let grammar = tsnode_protocol::Grammar::Regex("a".into());
+        generation.sampling.constraint = Some(tsnode_protocol::Constraint { grammar, ends: vec![] });
+        assert!(!likelier(&generation));
+        assert!(is_tie(&generation, Word::new(TRUTH, LIKELY), &found));
     }
 
     #[test]

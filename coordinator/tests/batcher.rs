@@ -8,7 +8,7 @@ use tsnode_coordinator::{
     policy::choice::Batches,
 };
 use tsnode_protocol::{
-    KvCodec, RequestId, Sampled, Sampling, Token,
+    Constraint, Grammar, KvCodec, RequestId, Sampled, Sampling, Token,
     kv::KvPace,
     ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
     stream::{End, Generation},
@@ -696,6 +696,39 @@ fn a_draft_model_is_asked_where_it_helps() {
 }
 
 /// Answers that repeat themselves need no draft model, those beside them do.
+/// Which tokens a grammar allows after a guess is known once the guess is right.
+#[test]
+fn an_answer_with_a_grammar_is_never_guessed() {
+    for period in [0, 3] {
+        let mut story = Story::drafted(1, 1000, Knows::All);
+        story.ring.period = period;
+        let mut one = new(1, 10, 60, Kind::Local);
+        let constraint = Constraint { grammar: Grammar::Regex("a+".into()), ends: vec![] };
+        one.generation.sampling.constraint = Some(constraint);
+        story.tell(Event::Submit(one)).settle();
+        assert_eq!(story.tokens(1).len(), 60);
+        assert_eq!((story.draft.asked, story.ring.drafted), (0, 0), "period {period}");
+    }
+}
+
+#[test]
+fn an_answer_of_which_no_token_can_be_chosen_ends_alone() {
+    let mut story = Story::new(1, 1000);
+    story.tell(Event::Submit(new(1, 10, 40, Kind::Local))).tell(Event::Submit(new(2, 10, 40, Kind::Local)));
+    while story.tokens(1).len() < 3 {
+        let event = story.next().unwrap();
+        story.tell(event);
+    }
+    let reason = "nothing fits".to_owned();
+    story.tell(Event::Failed { request: request(1), reason: reason.clone() });
+    // It is gone: nobody is told twice.
+    story.tell(Event::Failed { request: request(1), reason: reason.clone() }).settle();
+    let failed = Action::End { request: request(1), end: End::Failed(reason) };
+    assert!(story.heard.contains(&failed), "{:?}", story.heard);
+    assert_eq!((story.ends(1), story.ends(2), story.tokens(2).len()), (1, 1, 40));
+    story.all_pages_are_free();
+}
+
 #[test]
 fn what_repeats_itself_is_not_asked_about() {
     let mut story = Story::drafted(1, 4000, Knows::All);

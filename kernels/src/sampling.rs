@@ -1,6 +1,7 @@
 //! Prompt flow 8: chooses the next token from logits.
 //!
-//! In this order: bias, penalties, ends of answers that are too short, temperature, top-k, top-p, min-p, draw. The draw depends on seed and position alone.
+//! In this order: what a grammar allows, bias, penalties, ends of answers that are too short, temperature, top-k, top-p, min-p,
+//! draw. The draw depends on seed and position alone.
 
 use crate::philox::uniform;
 use std::collections::BTreeMap;
@@ -16,9 +17,28 @@ const LANES: usize = 16;
 /// When `logits` is empty.
 #[must_use]
 pub fn sample(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &[Token], position: u32) -> Sampled {
+    sample_allowed(logits, None, sampling, prompt, answer, position)
+}
+
+/// The same among the tokens whose bits are set, if such are given: the bit of token 0 is the lowest of the first word.
+///
+/// # Panics
+/// When `logits` is empty.
+#[must_use]
+pub fn sample_allowed(
+    logits: &mut [f32],
+    allowed: Option<&[u32]>,
+    sampling: &Sampling,
+    prompt: &[Token],
+    answer: &[Token],
+    position: u32,
+) -> Sampled {
     without_nans(logits);
     let (n, total) = (sampling.logprobs.map_or(0, usize::from), total(logits));
-    let raw = (n > 0 || sampling.changes_logits()).then(|| logits.to_vec());
+    let raw = (n > 0 || allowed.is_some() || sampling.changes_logits()).then(|| logits.to_vec());
+    if let Some(allowed) = allowed {
+        forbid(logits, allowed);
+    }
     penalise(logits, sampling, prompt, answer);
     let token = if sampling.temperature == 0.0 { greedy(logits) } else { draw(logits, sampling, position) };
     let raw = raw.as_deref().unwrap_or(logits);
@@ -95,6 +115,18 @@ fn exp_below(x: f32) -> f32 {
     (p * r * r + r + 1.0) * power
 }
 
+/// Leaves only tokens whose bits are set; those beyond the last word are not.
+fn forbid(logits: &mut [f32], allowed: &[u32]) {
+    for (n, logits) in logits.chunks_mut(32).enumerate() {
+        let word = allowed.get(n).copied().unwrap_or(0);
+        for (bit, x) in logits.iter_mut().enumerate() {
+            if word >> bit & 1 == 0 {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
 fn penalise(logits: &mut [f32], sampling: &Sampling, prompt: &[Token], answer: &[Token]) {
     for (token, bias) in &sampling.logit_bias {
         if let Some(x) = logits.get_mut(token.0 as usize) {
@@ -167,7 +199,8 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(usize, f64)> {
         let n = n.count().max(1);
         kept.truncate(n);
     }
-    kept.retain(|(_, p)| *p >= f64::from(sampling.min_p));
+    // What cannot be is not drawn by a rounding error either.
+    kept.retain(|(_, p)| *p > 0.0 && *p >= f64::from(sampling.min_p));
     kept
 }
 
@@ -302,6 +335,29 @@ mod tests {
             let wanted = [0.25f32, 0.75][sampled.token.0 as usize].ln();
             assert!((sampled.logprob.unwrap() - wanted).abs() < 1e-6 && sampled.top.is_empty(), "{sampled:?}");
         }
+    }
+
+    #[test]
+    fn only_what_is_allowed_is_chosen_whatever_speaks_against_it() {
+        let bias = vec![(Token(0), 100.0), (Token(40), -100.0)];
+        let logits: Vec<f32> = (0..50).map(|n| 50.0 - n as f32).collect();
+        for sampling in [
+            Sampling { logit_bias: bias.clone(), ..Sampling::greedy() },
+            Sampling { logit_bias: bias, ..warm() },
+            Sampling { top_k: 3, repetition_penalty: 2.0, ..warm() },
+        ] {
+            // Tokens 33 and 40: the second word's.
+            let allowed = [0, 1 << 1 | 1 << 8];
+            let sampling = Sampling { logprobs: Some(1), ..sampling };
+            for position in 0..100 {
+                let chosen =
+                    sample_allowed(&mut logits.clone(), Some(&allowed), &sampling, &[Token(0)], &[Token(2)], position);
+                assert!([33, 40].contains(&chosen.token.0), "{chosen:?}");
+                assert_eq!(chosen.top[0].token, Token(0), "how likely it is, is said of all");
+            }
+        }
+        let none_left = sample_allowed(&mut [1.0, 2.0, 3.0], Some(&[1]), &warm(), &[], &[], 0);
+        assert_eq!(none_left.token, Token(0));
     }
 
     #[test]

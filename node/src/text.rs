@@ -5,6 +5,7 @@ mod chat;
 mod defaults;
 mod detokenise;
 mod fewest;
+pub mod grammar;
 mod jinja;
 mod model;
 mod reader;

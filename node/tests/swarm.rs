@@ -424,8 +424,22 @@ async fn a_swarm_outlives_its_peers() {
     let first = stream.next().await.unwrap().unwrap();
     net.net.kill(3).await.unwrap();
     let undisturbed = rest(&first, stream).await;
+    let mut lists = Vec::new();
+    for seed in 0..LISTS {
+        lists.push(rest(b"", net.client.post(&url).json(&list(seed)).send().await.unwrap().bytes_stream()).await);
+    }
+    let whole = lists.iter().filter(|said| serde_json::from_str::<Vec<Value>>(said).is_ok_and(|all| all.len() >= 20));
+    assert!(whole.count() > 0, "no list was finished: {lists:?}");
 
-    // The peer that decodes dies: the stream goes on elsewhere, with the same words, and the swarm serves on.
+    // The peer that decodes dies: the stream goes on elsewhere, with the same words, and the swarm serves on. So do lists that
+    // have to be lists.
+    let mut begun = Vec::new();
+    for seed in 0..LISTS {
+        let response = net.client.post(&url).json(&list(seed)).send().await.unwrap();
+        let by = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
+        let mut stream = response.bytes_stream();
+        begun.push((by, stream.next().await.unwrap().unwrap(), stream));
+    }
     let response = net.client.post(&url).json(&long).send().await.unwrap();
     let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
     let ids = swarm(&net).look().await;
@@ -435,6 +449,12 @@ async fn a_swarm_outlives_its_peers() {
     let killed = Instant::now();
     net.net.kill(victim).await.unwrap();
     assert_eq!(rest(&first, stream).await, undisturbed);
+    let hit = begun.iter().filter(|(by, ..)| *by == decode).count();
+    for ((_, first, stream), said) in begun.into_iter().zip(&lists) {
+        assert_eq!(&rest(&first, stream).await, said);
+    }
+    println!("{hit} of {LISTS} lists were decoded by the peer that was killed");
+    assert!(hit > 0);
     println!("the stream has ended {:.1?} after the kill", killed.elapsed());
     let again = async {
         loop {
@@ -449,6 +469,16 @@ async fn a_swarm_outlives_its_peers() {
     net.net.await_one_mind(3).await.unwrap();
     println!("served again {after:.1?} after the kill, of one mind after {:.1?}", killed.elapsed());
     net.down().await;
+}
+
+/// Answers at once that a schema holds.
+const LISTS: u64 = 20;
+
+/// A request for a list in JSON, long enough for a peer to die meanwhile.
+fn list(seed: u64) -> Value {
+    let item = json!({ "type": "string", "minLength": 8, "maxLength": 20 });
+    let schema = json!({ "type": "array", "items": item, "minItems": 20, "maxItems": 24 });
+    json!({ "prompt": PROMPT, "max_tokens": 600, "stream": true, "temperature": 0.9, "seed": seed, "guided_json": schema })
 }
 
 /// An owner who pauses a peer that decodes has it back, and one who leaves is gone; no stream says anything else for it.
@@ -503,7 +533,8 @@ async fn rest(
     while let Some(chunk) = stream.next().await {
         text.push_str(&String::from_utf8_lossy(chunk.unwrap().as_ref()));
     }
-    assert!(text.contains("\"finish_reason\":\"length\"") && text.trim_end().ends_with("data: [DONE]"), "{text}");
+    let ended = ["length", "stop"].map(|why| text.contains(&format!("\"finish_reason\":\"{why}\"")));
+    assert!(ended.contains(&true) && text.trim_end().ends_with("data: [DONE]"), "{text}");
     let events = text.lines().filter_map(|l| l.strip_prefix("data: ")?.parse::<Value>().ok());
     events.filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned)).collect()
 }

@@ -6,6 +6,7 @@
 pub mod advert;
 pub mod checksum;
 pub mod codec;
+pub mod constraint;
 pub mod envelope;
 mod generation;
 pub mod gossip;
@@ -32,6 +33,7 @@ pub use advert::{
     Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, StepSize,
     TimedStep,
 };
+pub use constraint::{Constraint, Grammar};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
 pub use gpu::{DriverVersion, DriverVersionError, Gpus};

@@ -47,6 +47,10 @@ pub const SEQUENCE_TOKENS: u32 = 1 << 20;
 pub const PREFIXES: usize = 256;
 /// Sequences in one step.
 pub const BATCH: usize = 4096;
+/// The grammar of one answer (bytes): the largest schemas of APIs are some ten thousand.
+pub const GRAMMAR_BYTES: usize = 64 * 1024;
+/// Tokens that may end the text of one grammar.
+pub const GRAMMAR_ENDS: usize = 64;
 /// Alternatives reported with one token (the OpenAI API allows 20).
 pub const TOP_LOGPROBS: usize = 20;
 /// Tokens that end an answer.

@@ -111,6 +111,14 @@ pub enum RingFrame {
         /// No more than one message may have.
         logprobs: Vec<PromptLogprob>,
     },
+    /// To the leader, before the step is told of that this came to light in: the last stage can choose no token of the
+    /// sequence.
+    Failed {
+        /// The sequence.
+        request: RequestId,
+        /// Why not.
+        reason: String,
+    },
 }
 
 /// What a leader keeps of a sequence; its own numbers, within one life of its ring.

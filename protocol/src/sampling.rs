@@ -1,6 +1,6 @@
 //! How the next token is chosen, and what is said about it.
 
-use crate::{Token, codec::CodecError, limits};
+use crate::{Constraint, Token, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,8 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// Tokens that end an answer, where `min_tokens` is set.
     pub ends: Vec<Token>,
+    /// What the answer's text must be: every token is chosen among those that may follow.
+    pub constraint: Option<Constraint>,
 }
 
 impl Sampling {
@@ -54,6 +56,7 @@ impl Sampling {
             prompt_logprobs: None,
             min_tokens: 0,
             ends: Vec::new(),
+            constraint: None,
         }
     }
 
@@ -61,7 +64,7 @@ impl Sampling {
     #[must_use]
     pub fn changes_logits(&self) -> bool {
         let plain = self.repetition_penalty == 1.0 && self.frequency_penalty == 0.0 && self.presence_penalty == 0.0;
-        !plain || !self.logit_bias.is_empty() || self.min_tokens > 0
+        !plain || !self.logit_bias.is_empty() || self.min_tokens > 0 || self.constraint.is_some()
     }
 
     /// Refuses numbers that no sampler should see.
@@ -91,7 +94,7 @@ impl Sampling {
         if self.min_tokens > limits::SEQUENCE_TOKENS || self.ends.len() > limits::STOP_TOKENS {
             return Err(CodecError::Invalid("min_tokens out of range"));
         }
-        Ok(())
+        self.constraint.as_ref().map_or(Ok(()), Constraint::check)
     }
 }
 

@@ -5,11 +5,12 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond, Gossip, Gpus,
-    Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile, LayerRange, Link,
-    LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase,
-    Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage,
-    StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond,
+    Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
+    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
+    PathKind, PeerId, Phase, Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling,
+    Seconds, Secret, Signed, Stage, StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep,
+    Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -182,6 +183,7 @@ fn generation() -> Generation {
         prompt_logprobs: Some(1),
         min_tokens: 4,
         ends: vec![Token(1)],
+        constraint: Some(Constraint { grammar: Grammar::Regex("[ab]+".into()), ends: vec![Token(1)] }),
         ..Sampling::greedy()
     };
     Generation { sampling, max_new_tokens: 128, stop_tokens: vec![Token(1)] }
@@ -279,6 +281,7 @@ fn ring_frames() -> Vec<(&'static str, RingFrame)> {
             "ring prompt logprobs",
             RingFrame::PromptLogprobs { request: REQUEST, from: 2048, logprobs: prompt_logprobs() },
         ),
+        ("ring failed", RingFrame::Failed { request: REQUEST, reason: "cut".into() }),
     ]
 }
 

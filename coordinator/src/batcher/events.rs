@@ -85,6 +85,13 @@ pub enum Event {
         /// Why it could not.
         failed: Option<String>,
     },
+    /// From the ring: no token can be chosen.
+    Failed {
+        /// The sequence.
+        request: RequestId,
+        /// Why not.
+        reason: String,
+    },
     /// From the draft model: what it was asked for, or nothing.
     Drafted {
         /// The step that waits for it.

@@ -314,8 +314,12 @@ impl Sequence {
         (self.drafts, self.by) = (drafts, Strategy::Draft);
     }
 
-    /// How many tokens may be guessed: as far as there is room, and more is wanted than the next.
+    /// How many tokens may be guessed: as far as there is room, and more is wanted than the next. Under a grammar none: the
+    /// tokens allowed after a guess are known only once the guess is right.
     fn guessable(&self) -> usize {
+        if self.generation.sampling.constraint.is_some() {
+            return 0;
+        }
         let room = self.room.saturating_sub(self.len()).min(self.left().saturating_sub(1));
         MOST.min(room as usize)
     }

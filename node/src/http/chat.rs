@@ -9,12 +9,14 @@ use super::{
     fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
+    structured,
     tolerance::Ignored,
 };
 use crate::text::TextModel;
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use serde_json::Value;
 use std::sync::Arc;
+use tsnode_protocol::Sampling;
 use tsnode_protocol::Token;
 
 pub(super) async fn handle(
@@ -36,12 +38,13 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     let logprobs = logprobs(&mut fields)?;
     let max = fields.integer("max_completion_tokens", 1, u32::MAX.into())?;
     let max = max.or(fields.integer("max_tokens", 1, u32::MAX.into())?);
+    let constraint = structured::constraint(&mut fields, &model).await?;
     let mut ignored = Ignored::of(&mut fields);
     let prompt_logprobs = complete::prompt_logprobs(&mut fields)?;
     let truncation = params::truncation(&mut fields)?;
     let seeds = params::seeds(&mut fields, &naming)?;
     let mut wanted = Wanted {
-        sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
+        sampling: Sampling { constraint, ..params::sampling(&mut fields, &model, logprobs, seeds)? },
         seeds,
         max_tokens: max.map(|n| n as u32),
         fill_context: true,
@@ -96,7 +99,6 @@ fn refuse_the_rest(mut fields: Fields) -> Result<(), ApiError> {
     for name in ["tool_choice", "function_call"] {
         fields.refuse_unless(name, |v| v == "none" || v == "auto")?;
     }
-    fields.refuse_unless("response_format", |v| v["type"] == "text")?;
     params::refuse_unbuilt(&mut fields)?;
     fields.refuse_unless("add_special_tokens", |v| v == false)?;
     fields.refuse_unless("add_generation_prompt", |v| v == true)?;

@@ -8,11 +8,12 @@ use super::{
     fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
+    structured,
     tolerance::Ignored,
 };
 use crate::text::{TextError, TextModel};
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
-use tsnode_protocol::{Token, limits};
+use tsnode_protocol::{Sampling, Token, limits};
 
 pub(super) async fn handle(
     State(state): State<ApiState>,
@@ -47,11 +48,12 @@ pub(super) async fn answer(
     let mut ignored = Ignored::of(&mut fields);
     let echo = fields.flag("echo")?;
     let logprobs = fields.integer("logprobs", 0, 5)?.map(|n| n as u8);
+    let constraint = structured::constraint(&mut fields, &model).await?;
     let prompt_logprobs = prompt_logprobs(&mut fields)?;
     let truncation = params::truncation(&mut fields)?;
     let seeds = params::seeds(&mut fields, &naming)?;
     let mut wanted = Wanted {
-        sampling: params::sampling(&mut fields, &model, logprobs, seeds)?,
+        sampling: Sampling { constraint, ..params::sampling(&mut fields, &model, logprobs, seeds)? },
         seeds,
         max_tokens: fields.integer("max_tokens", 0, u32::MAX.into())?.map(|n| n as u32),
         fill_context: unsaid == Unsaid::Context,

@@ -188,6 +188,14 @@ pub(super) fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -
     if let Some(stray) = prompt.iter().find(|t| t.0 >= vocab) {
         return Err(ApiError::param("prompt", format!("token id {} is outside the vocabulary of {vocab}", stray.0)));
     }
+    if wanted.ends.ignore_eos && wanted.sampling.constraint.is_some() {
+        let message = "'ignore_eos' cannot go with a form that the answer is to have: nothing may follow its end";
+        return Err(ApiError::param("ignore_eos", message));
+    }
+    if wanted.ends.min_tokens > 0 && wanted.sampling.constraint.is_some() {
+        let message = "'min_tokens' cannot go with a form that the answer is to have: that may be whole before";
+        return Err(ApiError::param("min_tokens", message));
+    }
     let room = (context as usize).saturating_sub(prompt.len()) as u32;
     let asked = wanted.max_tokens.unwrap_or(if wanted.fill_context { room.max(1) } else { 16 });
     // What was not asked for by number may be less than the usual.

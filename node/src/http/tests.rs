@@ -5,6 +5,7 @@ mod bodies;
 mod metrics;
 mod sites;
 mod slow;
+mod structured;
 mod tolerance;
 
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
@@ -751,7 +752,7 @@ async fn a_field_that_is_wrong_is_named() {
         (CHAT, json!({ "messages": [{ "role": "user" }] }), "messages"),
         (CHAT, json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }), "messages"),
         (CHAT, json!({ "messages": hello(), "tools": [{}] }), "tools"),
-        (CHAT, json!({ "messages": hello(), "response_format": { "type": "json_object" } }), "response_format"),
+        (CHAT, json!({ "messages": hello(), "response_format": { "type": "xml" } }), "response_format"),
         (CHAT, json!({ "messages": hello(), "top_logprobs": 2 }), "top_logprobs"),
     ];
     for (path, body, param) in cases {

@@ -544,6 +544,7 @@ fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
         RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
         RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
+        RingFrame::Failed { request, reason } => Event::Failed { request, reason },
         // What a leader says is not for a leader to hear.
         RingFrame::Admit(_)
         | RingFrame::Grow(_)

@@ -4,6 +4,7 @@
 //! to the leader.
 
 mod choosing;
+mod constrained;
 mod prompt_logprobs;
 
 use super::{
@@ -12,8 +13,12 @@ use super::{
     kv_receiver::{Expected, KvReceiver},
     speculator::SpeculatorGone,
 };
-use crate::links::{FrameReceiver, FrameSender, LinkError, Links};
-use choosing::Sampler;
+use crate::{
+    links::{FrameReceiver, FrameSender, LinkError, Links},
+    text::grammar::Grammars,
+};
+use choosing::{Chosen, Sampler};
+use constrained::Constrained;
 use prompt_logprobs::{Judged, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
@@ -88,6 +93,8 @@ pub(super) struct StageContext {
     pub dtype: KvDtype,
     /// Place in the ring.
     pub position: u16,
+    /// What answers that have to have a form are held to, at the last stage.
+    pub grammars: Arc<Grammars>,
     /// Sequences on all stages of this peer.
     pub held: Arc<AtomicUsize>,
     pub tasks: TaskTracker,
@@ -237,11 +244,7 @@ impl Worker {
         if let Some(kv) = admit.await_kv {
             self.expect_kv(request, admission, prompt_tokens, kv);
         }
-        let sampler = self.context.is_last().then(|| Sampler {
-            sampling: admit.sampling.clone(),
-            prompt: admit.tokens[..prompt_tokens as usize].into(),
-            generated: admit.tokens[prompt_tokens as usize..].to_vec(),
-        });
+        let sampler = self.context.is_last().then(|| self.sampler(admit, prompt_tokens as usize));
         let export = admit.export.clone().map(|what| {
             export::start(
                 self.context.clone(),
@@ -258,6 +261,17 @@ impl Worker {
         let held = Held::one(&self.context.held);
         self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens, _held: held });
         Ok(None)
+    }
+
+    fn sampler(&self, admit: &Admit, prompt_tokens: usize) -> Sampler {
+        let (prompt, answer) = admit.tokens.split_at(prompt_tokens);
+        let begin = |constraint| Constrained::begin(&self.context.grammars, constraint, answer.to_vec());
+        Sampler {
+            constrained: admit.sampling.constraint.clone().map(begin),
+            sampling: admit.sampling.clone(),
+            prompt: prompt.into(),
+            generated: answer.to_vec(),
+        }
     }
 
     /// Pages for a sequence, and those it shares; says why where there are none.
@@ -317,9 +331,13 @@ impl Worker {
             return Err(StageError::Protocol(format!("{rows} rows of activations announced, {} values", hidden.len())));
         }
         if self.context.is_last() {
-            let (step, Judged { tokens, prompts }) = self.compute_and_sample(step, hidden).await?;
+            let (step, judged) = self.compute_and_sample(step, hidden).await?;
+            let Judged { chosen: Chosen { tokens, failed }, prompts } = judged;
             self.export_prompts(&step.entries);
             self.tell_of_prompts(prompts).await?;
+            for (request, reason) in failed {
+                self.pass(RingFrame::Failed { request, reason }).await?;
+            }
             return self.pass(RingFrame::Sampled { step: step.step, tokens }).await;
         }
         let (mut step, hidden) = self.compute_hidden(step, hidden).await?;
@@ -395,11 +413,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Tokens fed back for decoding are the answer so far: penalties need them. Guesses that hold are noted when they do.
+    /// Tokens fed back for decoding are the answer so far: penalties and grammars need them. Guesses that hold are noted when they do.
     fn note_generated(&mut self, step: &Step) {
         for entry in step.entries.iter().filter(|e| !e.prompt) {
             if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.as_mut()) {
                 sampler.generated.extend(entry.tokens.first());
+                if let (Some(constrained), Some(token)) = (&mut sampler.constrained, entry.tokens.first()) {
+                    constrained.go_on(*token);
+                }
             }
         }
     }

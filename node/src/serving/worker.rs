@@ -17,6 +17,7 @@ use crate::{
     links::{Incoming, IncomingStream, Links, Stream},
     response_log::ResponseLog,
     roster::Roster,
+    text::grammar::{GrammarError, Grammars, Vocabulary},
     view::Weights,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,7 +146,9 @@ impl Host {
         let tally = Arc::<Tally>::default();
         tasks.spawn(Loader { source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
         let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &setup.stop);
+        let grammars = Grammars::new(vocabulary(setup.source.clone()));
         let stage_manager = StageManager {
+            grammars,
             setup,
             kv_receiver: KvReceiver::default(),
             groups: BTreeMap::new(),
@@ -213,6 +216,15 @@ impl Host {
     }
 }
 
+/// Reads the tokens of this peer's model.
+fn vocabulary(source: Option<Arc<ModelSource>>) -> impl Fn() -> Result<Vocabulary, GrammarError> {
+    move || {
+        let missing = || GrammarError::NoVocabulary("this peer has no tokenizer.json of the model".into());
+        let source = source.as_ref().ok_or_else(missing)?;
+        Vocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
+    }
+}
+
 /// A group with a stage here.
 struct Running {
     group: Group,
@@ -245,6 +257,8 @@ struct StageManager {
     freed: Arc<Notify>,
     tally: Arc<Tally>,
     checks: Arc<Checks>,
+    /// Over the tokens of the model.
+    grammars: Arc<Grammars>,
     /// Streams of gateways that have not ended.
     talks: TaskTracker,
     /// Sequences on all stages.
@@ -445,6 +459,7 @@ impl StageManager {
             layers: group.stages[position].layers,
             dtype: self.setup.dtype,
             position: position as u16,
+            grammars: self.grammars.clone(),
             held: self.held.clone(),
             tasks: self.tasks.clone(),
         };

@@ -1,15 +1,21 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
 use super::{
-    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, Workers, defaults, reader::Reader, short,
-    templates::Renderer, tokenizer_guard, workers::Unfinished,
+    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, Workers, defaults,
+    grammar::{GrammarError, Grammars, Vocabulary},
+    reader::Reader,
+    short,
+    templates::Renderer,
+    tokenizer_guard,
+    workers::Unfinished,
 };
 use crate::models::ModelFiles;
 use serde_json::Value;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tokenizers::Tokenizer;
-use tsnode_protocol::{ModelCard, Token};
+use tokio::sync::oneshot;
+use tsnode_protocol::{Constraint, Grammar, ModelCard, Token};
 
 /// Why a model's text files cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +89,7 @@ pub struct TextModel {
     card: ModelCard,
     reader: Arc<Reader>,
     workers: Arc<Workers>,
+    grammars: OnceLock<Arc<Grammars>>,
     template: Option<Renderer>,
     stop_tokens: Vec<Token>,
     defaults: Defaults,
@@ -125,7 +132,8 @@ impl TextModel {
         stop_tokens.extend(named.filter(|token| !stop_tokens.contains(token)));
         let defaults = Defaults::read(&generation, &mut notes);
         let reader = Arc::new(Reader::new(tokenizer, &files.card.shape));
-        Ok(Self { card: files.card.clone(), reader, workers: Arc::default(), template, stop_tokens, defaults, notes })
+        let (card, workers, grammars) = (files.card.clone(), Arc::default(), OnceLock::new());
+        Ok(Self { card, reader, workers, grammars, template, stop_tokens, defaults, notes })
     }
 
     /// The same, with special tokens' texts in messages read as told.
@@ -266,6 +274,31 @@ impl TextModel {
         let form = short::form(messages);
         let rendered = template.render(&form).await?;
         if short::is_kept(&form, &rendered) { Err(refusal) } else { Ok(()) }
+    }
+
+    /// What an answer of this form must be, once the grammar is seen to be one: nothing that is refused comes further.
+    ///
+    /// # Errors
+    /// When it is none, or too many wait to be looked at.
+    pub async fn constraint(&self, grammar: Grammar) -> Result<Constraint, GrammarError> {
+        let constraint = Constraint { grammar, ends: self.stop_tokens.clone() };
+        constraint.check().map_err(|e| GrammarError::Refused(e.to_string()))?;
+        if self.stop_tokens.is_empty() {
+            return Err(GrammarError::NoVocabulary("it names no token that ends an answer".into()));
+        }
+        let grammars = self.grammars.get_or_init(|| {
+            let (reader, vocab) = (self.reader.clone(), self.card.shape.vocab);
+            Grammars::new(move || Ok(Vocabulary::new(reader.tokenizer(), vocab)))
+        });
+        let (answer, seen) = oneshot::channel();
+        grammars.run(move |compiler| {
+            let compiled = compiler.and_then(|compiler| {
+                compiler.compile(&constraint.grammar, &constraint.ends)?.allowed().map(|_| constraint)
+            });
+            // The client may have gone.
+            drop(answer.send(compiled));
+        })?;
+        seen.await.unwrap_or(Err(GrammarError::Busy))
     }
 
     /// The text of some tokens, without those that are no text.

@@ -9,10 +9,11 @@ use std::fmt;
 const MEMORY: usize = 1 << 20;
 /// Of a value in a list, which grows by doubling.
 const VALUE: usize = 2 * size_of::<Value>();
-/// Of a name in a map, beside its letters.
-const NAME: usize = VALUE + size_of::<String>();
+/// Of a name in a map, beside its letters: a map keeps its order, as a row of entries and a table of their places, and both
+/// grow by doubling.
+const NAME: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * size_of::<usize>());
 /// Of a map that is not empty, however little is in it.
-const MAP: usize = 11 * (size_of::<String>() + size_of::<Value>());
+const MAP: usize = 2 * NAME;
 
 /// What is left of it.
 #[derive(Debug)]

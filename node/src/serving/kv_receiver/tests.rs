@@ -6,6 +6,7 @@ use crate::identity::Identity;
 use crate::links::{Incoming, IncomingStream, Links, LinksConfig};
 use crate::offences::OffenceReporter;
 use crate::serving::compute::Compute;
+use crate::text::grammar::{GrammarError, Grammars};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::{sync::DropGuard, task::TaskTracker};
@@ -88,6 +89,7 @@ impl Bench {
             layers: shape.all_layers(),
             dtype: KvDtype::F16,
             position: 0,
+            grammars: Grammars::new(|| Err(GrammarError::NoVocabulary("no answer here has a form".into()))),
             held: Arc::default(),
             tasks: TaskTracker::new(),
         };

@@ -4,15 +4,15 @@
 //! the vocabulary. Sums have one order however a prompt is cut (`docs/design/arithmetic.md`): the tokens that follow are
 //! those that would have followed without.
 
-use super::choosing::{Samplers, compute_and_choose};
+use super::choosing::{Chosen, Samplers, compute_and_choose};
 use crate::serving::export::Taps;
 use std::ops::Range;
 use tsnode_kernels::{
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},
-    sampling::{log_probability, sample},
+    sampling::log_probability,
 };
 use tsnode_protocol::{
-    PromptLogprob, RequestId, Sampled, Token,
+    PromptLogprob, RequestId, Token,
     ring::{Step, StepEntry},
 };
 
@@ -24,7 +24,7 @@ const ROWS: usize = 256;
 /// What the last stage makes of a step.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
-    pub tokens: Vec<(RequestId, Sampled)>,
+    pub chosen: Chosen,
     /// Of prompts' tokens, each from some place on.
     pub prompts: Vec<(RequestId, u32, Vec<PromptLogprob>)>,
 }
@@ -48,8 +48,8 @@ pub(super) fn compute_and_judge(
     let judged =
         |e: &StepEntry| samplers.get(&e.request).is_some_and(|s| e.prompt && s.sampling.prompt_logprobs.is_some());
     if !step.entries.iter().any(judged) {
-        let tokens = compute_and_choose(engine, key, step, input, (widths.vocab, samplers), taps)?;
-        return Ok(Judged { tokens, ..Judged::default() });
+        let chosen = compute_and_choose(engine, key, step, input, (widths.vocab, samplers), taps)?;
+        return Ok(Judged { chosen, ..Judged::default() });
     }
     let mut end = 0;
     let placed = step.entries.iter().map(|entry| {
@@ -62,10 +62,10 @@ pub(super) fn compute_and_judge(
     if !others.is_empty() {
         let input = Part::of(input, widths.hidden, others.iter().map(|(rows, _)| rows.clone()));
         let step = Step { entries: others.into_iter().map(|(_, entry)| entry.clone()).collect(), ..*step };
-        found.tokens = compute_and_choose(engine, key, &step, input.as_input(), (widths.vocab, &mut *samplers), taps)?;
+        found.chosen = compute_and_choose(engine, key, &step, input.as_input(), (widths.vocab, &mut *samplers), taps)?;
     }
     for (rows, entry) in those {
-        judge(engine, key, (entry, Part::of(input, widths.hidden, [rows])), (widths, &*samplers), &mut found)?;
+        judge(engine, key, (entry, Part::of(input, widths.hidden, [rows])), (widths, &mut *samplers), &mut found)?;
     }
     Ok(found)
 }
@@ -75,10 +75,10 @@ fn judge(
     engine: &mut Engine,
     key: StageKey,
     (entry, input): (&StepEntry, Part),
-    (widths, samplers): (Widths, &Samplers),
+    (widths, samplers): (Widths, &mut Samplers),
     found: &mut Judged,
 ) -> Result<(), EngineError> {
-    let Some(sampler) = samplers.get(&entry.request) else { return Ok(()) };
+    let Some(sampler) = samplers.get_mut(&entry.request) else { return Ok(()) };
     let (vocab, all) = (widths.vocab.max(1), entry.tokens.len());
     let (at_once, n) = ((LOGITS / vocab).clamp(1, ROWS), sampler.sampling.prompt_logprobs.unwrap_or(0));
     let (mut logprobs, mut first) = (Vec::new(), 0);
@@ -92,8 +92,10 @@ fn judge(
         for (position, logits) in (start as usize + 1..).zip(logits.chunks_exact_mut(vocab)) {
             logprobs.extend(sampler.prompt.get(position).map(|token| log_probability(logits, *token, n)));
             if entry.sample && position == entry.start as usize + all {
-                let chosen = sample(logits, &sampler.sampling, &sampler.prompt, &sampler.generated, position as u32);
-                found.tokens.push((entry.request, chosen));
+                match sampler.choose(logits, position as u32) {
+                    Ok(chosen) => found.chosen.tokens.push((entry.request, chosen)),
+                    Err(why) => found.chosen.failed.push((entry.request, why.to_string())),
+                }
             }
         }
     }
