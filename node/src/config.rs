@@ -14,7 +14,7 @@ use crate::{
     node::{Membering, ModelChoice, NodeConfig},
     plain,
     sites::{self, Sites},
-    text::SpecialText,
+    text::{Parsers, ReasoningFormat, SpecialText, ToolFormat},
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,7 +53,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 43] = [
+pub const KNOBS: [Knob; 45] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -123,6 +123,16 @@ pub const KNOBS: [Knob; 43] = [
         "guard-special-tokens",
         "false",
         "Read special tokens' texts in clients' messages as plain text; else they are control tokens, as in transformers",
+    ),
+    knob(
+        "tool-call-parser",
+        "auto",
+        "How models write calls of tools: as their templates show (auto), hermes, llama3_json, mistral, deepseek_v3, deepseek_v31 or json",
+    ),
+    knob(
+        "reasoning-parser",
+        "auto",
+        "How models write thoughts: as their templates and vocabularies show (auto), between <think> and </think> (think), or not at all (none)",
     ),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
     knob(
@@ -436,6 +446,7 @@ impl Settings {
             speculation: self.choice("guess", &[("auto", Speculation::Measured), ("never", Speculation::Never)])?,
             draft: self.draft()?,
             layout: self.parse("layout")?,
+            parsers: Parsers { tools: self.tool_format()?, reasoning: self.reasoning_format()? },
             special_text: if self.flag("guard-special-tokens")? { SpecialText::Plain } else { SpecialText::Control },
             api_key,
             http_rate: self.http_rate(http)?,
@@ -446,6 +457,17 @@ impl Settings {
             faults: self.flag("faults")?,
             wall: self.wall()?,
         })
+    }
+
+    fn tool_format(&self) -> Result<Option<ToolFormat>, ConfigError> {
+        let mut choices = vec![("auto", None)];
+        choices.extend(ToolFormat::names().map(|name| (name, ToolFormat::named(name))));
+        self.choice("tool-call-parser", &choices)
+    }
+
+    fn reasoning_format(&self) -> Result<Option<ReasoningFormat>, ConfigError> {
+        let choices = [("auto", None), ("think", Some(ReasoningFormat::Think)), ("none", Some(ReasoningFormat::None))];
+        self.choice("reasoning-parser", &choices)
     }
 
     fn fixed_kv(&self) -> Result<Option<KvCodec>, ConfigError> {

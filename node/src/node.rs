@@ -273,7 +273,7 @@ impl Ground {
         let gatekeeper = Gatekeeper::new(keys, self.config.http_rate);
         let gatekeeper = gatekeeper.with_local(local).with_sites(self.config.sites.clone());
         let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
-        let texts = Texts::new(models, templates).reading(self.config.special_text);
+        let texts = Texts::new(models, templates).reading(self.config.special_text).parsing(self.config.parsers);
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);
         let end = CancellationToken::new();
         let serving = [Some(listener), ollama]

@@ -84,7 +84,7 @@ fn with_template(text: &str) -> models::ModelFiles {
 
 /// Tokens of a conversation of one message, whose template is rendered by this program.
 async fn tokens(model: &text::TextModel, content: &str) -> Result<usize, text::TextError> {
-    let message = text::ChatMessage { role: "user".into(), content: content.into() };
+    let message = text::ChatMessage::new("user", content);
     model.encode_chat(&[message]).await.map(|tokens| tokens.len())
 }
 

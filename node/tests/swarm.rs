@@ -48,6 +48,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     requests_are_shown_with_peers_names(&net).await;
     what_a_machine_does_is_said_in_plain_words(&net).await;
     programs_talk_line_by_line(&net).await;
+    a_tool_that_must_be_called_is_called(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     for (index, peer) in net.net.peers().iter().enumerate() {
         let (bytes, _) = net.net.usage(index).unwrap();
@@ -74,6 +75,39 @@ async fn many_streams_are_complete_and_right(net: &Net) {
     let view = net.client.get(format!("{}/api/swarm", net.peer(0).http)).send().await.unwrap();
     let view = view.json::<Value>().await.unwrap();
     assert!(decoders.len() > 1, "work is spread over decode groups: {view}");
+}
+
+/// By a model that was never told how: the tokens it may choose make a call, and arguments that the schema allows.
+async fn a_tool_that_must_be_called_is_called(net: &Net) {
+    let schema = json!({
+        "type": "object",
+        "properties": { "town": { "enum": ["Bonn", "Rome"] }, "days": { "type": "integer", "minimum": 1, "maximum": 7 } },
+        "required": ["town", "days"],
+        "additionalProperties": false,
+    });
+    let body = |seed: u64, choice: Value| {
+        json!({
+            "messages": [{ "role": "user", "content": "How is the wind?" }],
+            "tools": [{ "type": "function", "function": { "name": "wind", "parameters": schema.clone() } }],
+            "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 120, "temperature": 1, "seed": seed,
+        })
+    };
+    let named = json!({ "type": "function", "function": { "name": "wind" } });
+    for seed in 0..4 {
+        for (choice, finish) in [(json!("required"), "tool_calls"), (named.clone(), "stop")] {
+            let (status, answer) = net.post(seed as usize % 5, "/v1/chat/completions", body(seed, choice)).await;
+            assert_eq!(status, 200, "{answer}");
+            let one = &answer["choices"][0];
+            assert_eq!((&one["finish_reason"], &one["message"]["content"]), (&json!(finish), &Value::Null), "{answer}");
+            let calls = one["message"]["tool_calls"].as_array().unwrap();
+            let [call] = &calls[..] else { panic!("{answer}") };
+            assert_eq!(call["function"]["name"], "wind");
+            let given: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+            assert!(["Bonn", "Rome"].contains(&given["town"].as_str().unwrap()), "{given}");
+            assert!((1..=7).contains(&given["days"].as_u64().unwrap()), "{given}");
+            assert_eq!(given.as_object().unwrap().len(), 2, "{given}");
+        }
+    }
 }
 
 /// One prefill group, 32 prompts with 500 tokens in common: from the second on less than a tenth is computed, and the

@@ -132,7 +132,7 @@ impl Talk<'_> {
                 say!("{word} is no command; /help lists them");
             }
             _ => {
-                self.history.push(ChatMessage { role: "user".into(), content: line.to_owned() });
+                self.history.push(ChatMessage::new("user", line));
                 let outcome = self.answer().await;
                 return outcome.map(|()| true).or_else(|why| self.failed(why));
             }
@@ -177,7 +177,7 @@ impl Talk<'_> {
         }
         match seen.is_empty() {
             true => drop(self.history.pop()),
-            false => self.history.push(ChatMessage { role: "assistant".into(), content: seen }),
+            false => self.history.push(ChatMessage::new("assistant", seen)),
         }
         match outcome {
             Some(Err(why)) => Err(why),

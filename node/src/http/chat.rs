@@ -9,15 +9,15 @@ use super::{
     fingerprint, params,
     request::{self, Wanted},
     respond::{self, Form},
-    structured,
+    structured, template,
     tolerance::Ignored,
+    tools::Tools,
 };
-use crate::text::TextModel;
+use crate::text::{Conversation, TextModel};
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use serde_json::Value;
 use std::sync::Arc;
-use tsnode_protocol::Sampling;
-use tsnode_protocol::Token;
+use tsnode_protocol::{Grammar, Sampling, Token};
 
 pub(super) async fn handle(
     State(state): State<ApiState>,
@@ -54,6 +54,8 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
         answers: params::answers(&mut fields)?,
         best_of: None,
         delivery: params::delivery(&mut fields, &mut ignored)?,
+        tools: Tools::read(fields.take("tools"), fields.take("tool_choice"), fields.take("parallel_tool_calls"))?,
+        include_reasoning: fields.take("include_reasoning") != Some(Value::Bool(false)),
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(headers)?,
         codec: fingerprint::kv_codec(&mut fields, state)?,
@@ -62,11 +64,16 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     };
     wanted.sampling.prompt_logprobs = prompt_logprobs;
     complete::check_prompt_logprobs(&wanted)?;
+    let documents = template::documents(&mut fields)?;
+    let kwargs = template::kwargs(&mut fields)?;
     refuse_the_rest(fields)?;
-    let prompt = model.encode_chat(&messages).await?;
+    let tools = wanted.tools.as_ref().map_or(Vec::new(), |tools| tools.list.clone());
+    let conversation = Conversation { messages, tools, documents, kwargs };
+    let prompt = model.encode_chat(conversation).await?;
+    drop(place);
+    must_call(&mut wanted, &model, &prompt).await?;
     let prompts = vec![params::truncated(prompt, truncation, &wanted, &model)];
     complete::bounded_prompt_logprobs(&prompts, &wanted)?;
-    drop((messages, place));
     let taken = request::submit(state, model, prompts, &wanted).await?;
     Ok(respond::answer(state, taken, wanted, Form::Chat).await)
 }
@@ -78,9 +85,24 @@ pub(super) async fn prompt(state: &ApiState, asked: Asked) -> Result<(Arc<TextMo
     let messages = Messages::read(fields.messages())?;
     request::ready(state)?;
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
+    let tools = Tools::read(fields.take("tools"), fields.take("tool_choice"), fields.take("parallel_tool_calls"))?;
+    let (documents, kwargs) = (template::documents(&mut fields)?, template::kwargs(&mut fields)?);
     refuse_the_rest(fields)?;
-    let prompt = model.encode_chat(&messages).await?;
+    let tools = tools.map_or(Vec::new(), |tools| tools.list);
+    let prompt = model.encode_chat(Conversation { messages, tools, documents, kwargs }).await?;
     Ok((model, prompt))
+}
+
+/// Where a tool must be called, an answer can be nothing else: not with another constraint.
+async fn must_call(wanted: &mut Wanted, model: &TextModel, prompt: &[Token]) -> Result<(), ApiError> {
+    let Some(tools) = wanted.tools.as_ref().filter(|tools| tools.must_call()) else { return Ok(()) };
+    if wanted.sampling.constraint.is_some() {
+        let why = "'tool_choice' says that a tool is called, and another field what the answer is: leave one out";
+        return Err(ApiError::param("tool_choice", why));
+    }
+    let grammar = Grammar::Lark(model.call_grammar(prompt, &tools.callable(), tools.may_call_several()));
+    wanted.sampling.constraint = Some(structured::compiled(model, grammar, "tools").await?);
+    Ok(())
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {
@@ -93,18 +115,14 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {
 
 fn refuse_the_rest(mut fields: Fields) -> Result<(), ApiError> {
     let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
-    for name in ["tools", "functions"] {
-        fields.refuse_unless(name, empty)?;
-    }
-    for name in ["tool_choice", "function_call"] {
-        fields.refuse_unless(name, |v| v == "none" || v == "auto")?;
-    }
+    // OpenAI's older names, which its clients have given up for `tools` and `tool_choice`.
+    fields.refuse_unless("functions", empty)?;
+    fields.refuse_unless("function_call", |v| v == "none" || v == "auto")?;
     params::refuse_unbuilt(&mut fields)?;
     fields.refuse_unless("add_special_tokens", |v| v == false)?;
     fields.refuse_unless("add_generation_prompt", |v| v == true)?;
     fields.refuse_unless("continue_final_message", |v| v == false)?;
     fields.refuse_unless("echo", |v| v == false)?;
     fields.refuse_unless("modalities", |v| *v == serde_json::json!(["text"]))?;
-    fields.take("parallel_tool_calls");
     fields.finish()
 }

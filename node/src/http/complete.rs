@@ -63,6 +63,8 @@ pub(super) async fn answer(
         answers: params::answers(&mut fields)?,
         best_of: None,
         delivery: params::delivery(&mut fields, &mut ignored)?,
+        tools: None,
+        include_reasoning: false,
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(headers)?,
         codec: fingerprint::kv_codec(&mut fields, state)?,

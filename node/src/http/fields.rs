@@ -4,9 +4,12 @@
 //! prompts and messages, is read into what it is, and all the rest together may take a fixed amount.
 
 mod bounded;
+mod calls;
 mod foreign;
+mod json_text;
 mod messages;
 mod prompt;
+mod shallow;
 
 pub(super) use messages::Messages;
 pub(super) use prompt::{FixedPlan, Prompt, SUBMISSIONS};

@@ -2,7 +2,7 @@
 
 use super::{
     ApiError, ApiState, ends::Ends, fields::SUBMISSIONS, fingerprint, metrics::RequestStats, naming::Naming, params,
-    params::Delivery, running::Ticket, seeds::Seeds, tolerance::Ignored,
+    params::Delivery, running::Ticket, seeds::Seeds, tolerance::Ignored, tools::Tools,
 };
 use crate::{
     gateway::{Accepted, Prompt, Reply, SubmitError},
@@ -36,6 +36,10 @@ pub(super) struct Wanted {
     /// So many are computed for that, where it is more.
     pub best_of: Option<u64>,
     pub delivery: Delivery,
+    /// Tools that answers may call.
+    pub tools: Option<Tools>,
+    /// What the model thought is answered, too.
+    pub include_reasoning: bool,
     /// The client asked to be told what ran where.
     pub trace: bool,
     /// Where the prompt is to be computed, if the client says so.

@@ -2,16 +2,18 @@
 
 use super::{
     ApiError, ApiState,
+    calls::{Beside, CallIds},
     ends::Ends,
     fingerprint, logprobs,
     prompt_logprobs::PromptLogprobs,
     request::{Answer, Taken, Wanted},
     sse,
     tolerance::IGNORED,
+    tools::Tools,
 };
 use crate::{
     gateway::{Reply, Trace},
-    text::{Detokeniser, Passed, StopStrings, TextModel},
+    text::{AnswerParser, Detokeniser, Passed, Said, StopStrings, TextModel, ToolFormat},
 };
 use axum::{
     Json,
@@ -188,6 +190,8 @@ pub(super) fn trace_json(trace: &Trace) -> Value {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Piece {
     pub text: String,
+    /// Thoughts and calls.
+    pub beside: Beside,
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Value>,
     pub finish: Option<&'static str>,
@@ -198,6 +202,7 @@ pub(super) struct Piece {
 impl Piece {
     fn extend(&mut self, more: Self) {
         self.text.push_str(&more.text);
+        self.beside.extend(more.beside);
         self.tokens.extend(more.tokens);
         self.logprobs.extend(more.logprobs);
         self.finish = self.finish.or(more.finish);
@@ -205,7 +210,7 @@ impl Piece {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.tokens.is_empty() && self.finish.is_none()
+        self.text.is_empty() && self.beside.is_empty() && self.tokens.is_empty() && self.finish.is_none()
     }
 }
 
@@ -214,6 +219,10 @@ pub(super) struct Writer<'m> {
     model: &'m TextModel,
     detokeniser: Detokeniser<'m>,
     stops: StopStrings,
+    parser: AnswerParser,
+    /// How an answer ends by itself: it may have called.
+    ended: &'static str,
+    wanted: &'m Wanted,
     stop_tokens: Vec<Token>,
     form: Form,
     logprobs: Option<u8>,
@@ -236,14 +245,22 @@ pub(super) struct Writer<'m> {
 }
 
 impl<'m> Writer<'m> {
-    pub fn new(model: &'m TextModel, wanted: &Wanted, form: Form, answer: &Answer) -> Self {
+    pub fn new(model: &'m TextModel, wanted: &'m Wanted, form: Form, answer: &Answer) -> Self {
         let echo = matches!(form, Form::Text { echo: true, .. });
         let hides_logprobs = matches!(form, Form::Text { hides_logprobs: true, .. });
         let Ends { skip_special_tokens, include_stop, min_tokens, .. } = wanted.ends;
+        let tools = wanted.tools.as_ref();
+        let (parser, kept) = match form {
+            Form::Chat => (model.parser(&answer.prompt, tools.map(Tools::names)), model.kept(tools.is_some())),
+            Form::Text { .. } => Default::default(),
+        };
         Self {
             model,
-            detokeniser: Detokeniser::new(model.tokenizer(), skip_special_tokens),
+            detokeniser: Detokeniser::new(model.tokenizer(), skip_special_tokens).keeping(kept),
             stops: StopStrings::new(wanted.stops.clone()).including(include_stop),
+            parser,
+            ended: "stop",
+            wanted,
             stop_tokens: wanted.ends.tokens(model),
             form,
             logprobs: wanted.sampling.logprobs.filter(|_| !hides_logprobs),
@@ -334,18 +351,46 @@ impl<'m> Writer<'m> {
         self.offset += text.chars().count();
         if self.generated <= self.min_tokens {
             // Nothing ends so short an answer, nor does what begins in it.
-            piece.text.push_str(&text);
+            self.said(&text, &mut piece);
             return piece;
         }
         match self.stops.push(&text) {
-            Passed::On(text) => piece.text.push_str(&text),
-            Passed::Stopped(text) => {
-                piece.text.push_str(&text);
-                piece.finish = Some("stop");
-                piece.stop = self.stops.found().map(str::to_owned);
-            }
+            Passed::On(text) => self.said(&text, &mut piece),
+            Passed::Stopped(text) => self.stopped(&text, &mut piece),
         }
         piece
+    }
+
+    /// What is behind the parser of a piece of text.
+    fn said(&mut self, text: &str, piece: &mut Piece) {
+        let said = self.parser.push(text);
+        self.sort(said, piece);
+    }
+
+    fn sort(&mut self, said: Vec<Said>, piece: &mut Piece) {
+        let mut beside = Beside::default();
+        beside.sort(said, &mut piece.text);
+        if let Some(tools) = self.wanted.tools.as_ref().filter(|_| !beside.calls.is_empty()) {
+            if !tools.may_call_several() {
+                beside.calls.retain(|call| call.index == 0);
+            }
+            if !tools.is_named() {
+                self.ended = "tool_calls";
+            }
+        }
+        if !self.wanted.include_reasoning {
+            beside.reasoning.clear();
+        }
+        piece.beside.extend(beside);
+    }
+
+    /// A stop string ends the answer behind this text.
+    fn stopped(&mut self, text: &str, piece: &mut Piece) {
+        self.said(text, piece);
+        let rest = self.parser.finish();
+        self.sort(rest, piece);
+        piece.finish = Some("stop");
+        piece.stop = self.stops.found().map(str::to_owned);
     }
 
     /// What is left at the end.
@@ -360,14 +405,15 @@ impl<'m> Writer<'m> {
         let rest = self.detokeniser.finish();
         match self.stops.push(&rest) {
             Passed::On(text) => {
-                piece.text.push_str(&text);
-                piece.text.push_str(&self.stops.finish());
+                let text = text + &self.stops.finish();
+                self.said(&text, &mut piece);
+                let rest = self.parser.finish();
+                self.sort(rest, &mut piece);
+                if finish == "stop" {
+                    piece.finish = Some(self.ended);
+                }
             }
-            Passed::Stopped(text) => {
-                piece.text.push_str(&text);
-                piece.finish = Some("stop");
-                piece.stop = self.stops.found().map(str::to_owned);
-            }
+            Passed::Stopped(text) => self.stopped(&text, &mut piece),
         }
         Ok(piece)
     }
@@ -392,6 +438,8 @@ pub(super) struct Frame {
     created: u64,
     model: String,
     model_id: ModelId,
+    request: RequestId,
+    has_short_ids: bool,
     form: Form,
     object: &'static str,
 }
@@ -409,6 +457,8 @@ impl Frame {
             created: now(),
             model: taken.model.card().name.clone(),
             model_id: taken.model.card().id,
+            request: taken.request,
+            has_short_ids: taken.model.tool_format() == ToolFormat::Mistral,
             form,
             object,
         }
@@ -434,6 +484,7 @@ impl Frame {
         let mut choice = self.choice(index, &piece, wanted, Some(prompt));
         if self.form == Form::Chat {
             choice["message"] = json!({ "role": "assistant", "content": piece.text, "refusal": null });
+            piece.beside.whole(&mut choice["message"], self.call_ids(index));
         } else {
             choice["text"] = json!(piece.text);
         }
@@ -451,11 +502,16 @@ impl Frame {
             if !piece.text.is_empty() || first.is_some() {
                 delta.insert("content".into(), json!(piece.text));
             }
+            piece.beside.delta(&mut delta, self.call_ids(index));
             choice["delta"] = Value::Object(delta);
         } else {
             choice["text"] = json!(piece.text);
         }
         choice
+    }
+
+    fn call_ids(&self, choice: usize) -> CallIds {
+        CallIds { request: self.request, choice, is_short: self.has_short_ids }
     }
 
     fn choice(&self, index: usize, piece: &Piece, wanted: &Wanted, prompt: Option<&[Token]>) -> Value {

@@ -7,6 +7,7 @@ mod sites;
 mod slow;
 mod structured;
 mod tolerance;
+mod tools;
 
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::doors::Doors;

@@ -3,7 +3,7 @@
 use super::ApiError;
 use crate::{
     models::ModelLibrary,
-    text::{SpecialText, Templates, TextModel, Workers},
+    text::{Parsers, SpecialText, Templates, TextModel, Workers},
     view::SwarmView,
 };
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,7 @@ pub struct Texts {
     library: ModelLibrary,
     templates: Templates,
     special: SpecialText,
+    parsers: Parsers,
     /// Of all models.
     workers: Arc<Workers>,
     /// Most recent last. Held for list operations only.
@@ -32,13 +33,20 @@ impl Texts {
     /// Of this library, with chat templates rendered there.
     #[must_use]
     pub fn new(library: ModelLibrary, templates: Templates) -> Self {
-        Self { library, templates, special: SpecialText::default(), workers: Arc::default(), kept: Arc::default() }
+        let (special, parsers) = (SpecialText::default(), Parsers::default());
+        Self { library, templates, special, parsers, workers: Arc::default(), kept: Arc::default() }
     }
 
     /// The same, with special tokens' texts in messages read as told.
     #[must_use]
     pub fn reading(self, special: SpecialText) -> Self {
         Self { special, ..self }
+    }
+
+    /// The same, with answers taken apart as told.
+    #[must_use]
+    pub fn parsing(self, parsers: Parsers) -> Self {
+        Self { parsers, ..self }
     }
 
     /// The model a client means: by name or id; the swarm's default if it names none.
@@ -51,8 +59,10 @@ impl Texts {
             return Ok(kept);
         }
         let files = self.library.files(model).await?;
-        let (templates, special, workers) = (self.templates.clone(), self.special, self.workers.clone());
-        let read = move || TextModel::new(&files, &templates).map(|text| text.reading(special).with_workers(workers));
+        let (templates, workers) = (self.templates.clone(), self.workers.clone());
+        let (special, parsers) = (self.special, self.parsers);
+        let told = move |text: TextModel| text.reading(special).parsing(parsers).with_workers(workers);
+        let read = move || TextModel::new(&files, &templates).map(told);
         // A large tokenizer takes a second to read.
         let read = tokio::task::spawn_blocking(read).await;
         let read = read.map_err(|e| ApiError::Model(e.to_string()))??;

@@ -11,7 +11,7 @@ use crate::{
     sites::Sites,
     store::StoreError,
     swarm::{RedeemError, SwarmError},
-    text::{SpecialText, TextError, VocabularyError},
+    text::{Parsers, SpecialText, TextError, VocabularyError},
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -110,6 +110,8 @@ pub struct NodeConfig {
     pub hours: Option<Hours>,
     /// Groups asked for.
     pub layout: Option<Layout>,
+    /// How models write thoughts and calls of tools, where their files do not say it.
+    pub parsers: Parsers,
     /// What becomes of special tokens' texts in clients' messages.
     pub special_text: SpecialText,
     /// Key that HTTP clients must show.

@@ -1,8 +1,13 @@
 //! Chat templates: what transformers gives to Jinja, and what is a model's template.
 
 pub(super) mod clock;
+mod conversation;
+mod described;
+mod given;
 #[cfg(test)]
 mod tests;
+
+pub use conversation::{ChatMessage, Conversation, ToolCall};
 
 use super::jinja::{Dict, Error, Template, Value};
 use clock::Clock;
@@ -13,44 +18,46 @@ use std::sync::Arc;
 /// Tokens that a template may name.
 const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChatMessage {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    /// What was said.
-    pub content: String,
-}
-
 /// A model's chat template as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateText {
     text: String,
+    /// Another for conversations with tools, where the model has two.
+    #[serde(default)]
+    tool_use: Option<String>,
     /// Special tokens by what they are for; one that the model has not is undefined.
     special: BTreeMap<String, String>,
 }
 
 impl TemplateText {
-    /// The template of `tokenizer_config.json` (a text, or a list with one called `default`), or of a file of its own, and
-    /// the special tokens it names.
+    /// The template of `tokenizer_config.json` (a text, or a list with one called `default` and perhaps one called
+    /// `tool_use`), or of a file of its own, and the special tokens it names.
     #[must_use]
     pub fn find(settings: &serde_json::Value, file: Option<&[u8]>) -> Option<Self> {
-        let text = match (file, &settings["chat_template"]) {
-            (Some(file), _) => String::from_utf8_lossy(file).into_owned(),
-            (None, serde_json::Value::String(text)) => text.clone(),
+        let (text, tool_use) = match (file, &settings["chat_template"]) {
+            (Some(file), _) => (String::from_utf8_lossy(file).into_owned(), None),
+            (None, serde_json::Value::String(text)) => (text.clone(), None),
             (None, serde_json::Value::Array(named)) => {
-                named.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str())?.to_owned()
+                let called = |name| named.iter().find(|t| t["name"] == name)?["template"].as_str().map(str::to_owned);
+                (called("default")?, called("tool_use"))
             }
             _ => return None,
         };
         let special = SPECIAL.iter().filter_map(|name| Some(((*name).to_owned(), special(&settings[name])?)));
-        Some(Self { text, special: special.collect() })
+        Some(Self { text, tool_use, special: special.collect() })
+    }
+
+    /// Whether it says somewhere what it looks for.
+    #[must_use]
+    pub fn mentions(&self, word: &str) -> bool {
+        self.text.contains(word) || self.tool_use.as_ref().is_some_and(|text| text.contains(word))
     }
 }
 
 /// The same, ready to be rendered.
 pub struct ChatTemplate {
     template: Template,
+    tool_use: Option<Template>,
     special: BTreeMap<String, String>,
     clock: Clock,
 }
@@ -64,23 +71,22 @@ impl ChatTemplate {
     /// # Errors
     /// When it is not valid Jinja: why.
     pub fn new(template: TemplateText, clock: Clock) -> Result<Self, String> {
-        let TemplateText { text, special } = template;
-        Ok(Self { template: Template::read(&text).map_err(|error| error.to_string())?, special, clock })
+        let TemplateText { text, tool_use, special } = template;
+        let read = |text: &str| Template::read(text).map_err(|error| error.to_string());
+        Ok(Self { template: read(&text)?, tool_use: tool_use.as_deref().map(read).transpose()?, special, clock })
     }
 
     /// The conversation as text, ready for the model's answer.
     ///
     /// # Errors
     /// When the template refuses it: why.
-    pub fn render(&self, messages: &[ChatMessage]) -> Result<String, String> {
-        self.fill(|| {
-            let messages = messages.iter().map(message).collect::<Result<_, _>>()?;
-            Ok(vec![("messages".into(), Value::list(messages))])
-        })
+    pub fn render(&self, conversation: &Conversation) -> Result<String, String> {
+        let with_tools = self.tool_use.as_ref().filter(|_| !conversation.tools.is_empty());
+        self.fill(with_tools.unwrap_or(&self.template), || given::names(conversation))
     }
 
     /// What transformers names and is not given is none, and no error to ask for.
-    fn fill(&self, given: impl FnOnce() -> Result<Names, Error> + Send) -> Result<String, String> {
+    fn fill(&self, template: &Template, given: impl FnOnce() -> Result<Names, Error> + Send) -> Result<String, String> {
         let names = || -> Result<Names, Error> {
             let special = self.special.iter().map(|(name, token)| (name.as_str().into(), Value::text(token.as_str())));
             let mut names: Names = special.collect();
@@ -90,14 +96,8 @@ impl ChatTemplate {
             names.extend(given()?);
             Ok(names)
         };
-        self.template.render(self.clock, names).map_err(|error| format!("chat template: {error}"))
+        template.render(self.clock, names).map_err(|error| format!("chat template: {error}"))
     }
-}
-
-fn message(message: &ChatMessage) -> Result<Value, Error> {
-    let part = |name: &str, text: &str| (Value::text(name), Value::text(text));
-    let parts = [part("role", &message.role), part("content", &message.content)];
-    Dict::from_pairs(parts).map(Value::dict)
 }
 
 /// A special token is a text, or an object with its content.

@@ -19,6 +19,8 @@ const NEUTRAL: &str = "a";
 pub struct Detokeniser<'t> {
     tokenizer: &'t Tokenizer,
     skip_special: bool,
+    /// Special tokens that are text all the same.
+    kept: Vec<Token>,
     spelling: ByteTokens,
     /// The last tokens, each or as many as make whole characters.
     context: VecDeque<Vec<String>>,
@@ -45,12 +47,19 @@ impl<'t> Detokeniser<'t> {
     pub fn new(tokenizer: &'t Tokenizer, skip_special: bool) -> Self {
         let spelling = ByteTokens::of(tokenizer);
         let (context, said, begun) = (VecDeque::new(), String::new(), Vec::new());
-        Self { tokenizer, skip_special, spelling, context, first: true, said, begun }
+        Self { tokenizer, skip_special, kept: Vec::new(), spelling, context, first: true, said, begun }
+    }
+
+    /// The same, with these special tokens as text.
+    #[must_use]
+    pub fn keeping(self, kept: Vec<Token>) -> Self {
+        Self { kept, ..self }
     }
 
     /// The text that `token` adds; empty while a character is incomplete.
     pub fn push(&mut self, token: Token) -> String {
-        let Some(token) = tokenizer_guard::token(self.tokenizer, token.0, self.skip_special) else {
+        let skip = self.skip_special && !self.kept.contains(&token);
+        let Some(token) = tokenizer_guard::token(self.tokenizer, token.0, skip) else {
             return String::new();
         };
         match self.spelling.bytes(&token) {

@@ -1,7 +1,10 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
 use super::{
-    ChatMessage, Defaults, Detokeniser, SpecialText, TemplateText, Templates, Workers, defaults,
+    AnswerParser, Conversation, Defaults, Detokeniser, Parsers, SpecialText, TemplateText, Templates, ToolFormat,
+    Workers,
+    answers::Answers,
+    defaults,
     grammar::{GrammarError, Grammars, Vocabulary},
     reader::Reader,
     short,
@@ -91,6 +94,7 @@ pub struct TextModel {
     workers: Arc<Workers>,
     grammars: OnceLock<Arc<Grammars>>,
     template: Option<Renderer>,
+    answers: Answers,
     stop_tokens: Vec<Token>,
     defaults: Defaults,
     notes: Vec<String>,
@@ -122,6 +126,7 @@ impl TextModel {
         let (settings, generation, config) =
             (read("tokenizer_config.json")?, read("generation_config.json")?, read("config.json")?);
         let template = TemplateText::find(&settings, files.files.get("chat_template.jinja").map(Vec::as_slice));
+        let answers = Answers::of(template.as_ref(), &tokenizer);
         let template = template.map(|template| templates.renderer(template)).transpose()?;
         let mut stop_tokens = defaults::ends("generation_config.json", &generation, &mut notes);
         if stop_tokens.is_empty() {
@@ -133,7 +138,7 @@ impl TextModel {
         let defaults = Defaults::read(&generation, &mut notes);
         let reader = Arc::new(Reader::new(tokenizer, &files.card.shape));
         let (card, workers, grammars) = (files.card.clone(), Arc::default(), OnceLock::new());
-        Ok(Self { card, reader, workers, grammars, template, stop_tokens, defaults, notes })
+        Ok(Self { card, reader, workers, grammars, template, answers, stop_tokens, defaults, notes })
     }
 
     /// The same, with special tokens' texts in messages read as told.
@@ -144,6 +149,12 @@ impl TextModel {
             reader.read_specials(special);
         }
         self
+    }
+
+    /// The same, with answers taken apart as told.
+    #[must_use]
+    pub fn parsing(self, parsers: Parsers) -> Self {
+        Self { answers: self.answers.told(parsers), ..self }
     }
 
     /// The same, where texts have their turns with those of others.
@@ -179,6 +190,35 @@ impl TextModel {
     #[must_use]
     pub fn defaults(&self) -> Defaults {
         self.defaults
+    }
+
+    /// How its calls of tools are written.
+    #[must_use]
+    pub fn tool_format(&self) -> ToolFormat {
+        self.answers.tools
+    }
+
+    /// Takes the answer to a prompt apart; calls are looked for if there are tools.
+    #[must_use]
+    pub fn parser(&self, prompt: &[Token], tools: Option<Vec<String>>) -> AnswerParser {
+        let parser = AnswerParser::default().reasoning(self.answers.reasoning(self.tokenizer(), prompt));
+        match tools {
+            Some(names) => parser.tools(self.answers.tools, names),
+            None => parser,
+        }
+    }
+
+    /// A grammar, in Lark's notation, of answers to a prompt that do nothing but call these tools, each with its name and the
+    /// schema of its arguments.
+    #[must_use]
+    pub fn call_grammar(&self, prompt: &[Token], tools: &[(&str, &Value)], parallel: bool) -> String {
+        self.answers.calls(self.tokenizer(), prompt, tools, parallel)
+    }
+
+    /// Special tokens that such a parser looks for.
+    #[must_use]
+    pub fn kept(&self, with_tools: bool) -> Vec<Token> {
+        self.answers.kept(self.tokenizer(), with_tools)
     }
 
     /// What in its files is odd and used in part or not at all, a line each.
@@ -243,21 +283,24 @@ impl TextModel {
     /// # Errors
     /// When there is no template, it refuses the messages or takes too much for them, the tokenizer cannot, or they are far
     /// longer than the model's context.
-    pub async fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
+    pub async fn encode_chat(&self, conversation: impl Into<Conversation>) -> Result<Vec<Token>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        self.refuse_hopeless_chat(template, messages).await?;
-        if self.reader.is_guarded() {
-            return self.encode_guarded(template, messages).await;
+        let mut conversation: Conversation = conversation.into();
+        if !self.answers.knows_tools {
+            conversation = conversation.described();
         }
-        let text = template.render(messages).await?;
+        self.refuse_hopeless_chat(template, &conversation).await?;
+        if self.reader.is_guarded() {
+            return self.encode_guarded(template, conversation).await;
+        }
+        let text = template.render(&conversation).await?;
         self.reader.refuse_hopeless(&text)?;
         let reader = self.reader.clone();
         self.workers.run(text.len(), move || reader.rendered(&text)).await?
     }
 
-    async fn encode_guarded(&self, template: &Renderer, messages: &[ChatMessage]) -> Result<Vec<Token>, TextError> {
-        let bytes = messages.iter().map(|message| message.content.len()).sum();
-        let (reader, said) = (self.reader.clone(), messages.to_vec());
+    async fn encode_guarded(&self, template: &Renderer, said: Conversation) -> Result<Vec<Token>, TextError> {
+        let (reader, bytes) = (self.reader.clone(), said.bytes());
         let (hidden, blotted) = self.workers.run(bytes, move || reader.hidden(&said)).await??;
         let text = template.render(&hidden).await?;
         self.reader.refuse_hopeless(&text)?;
@@ -268,10 +311,10 @@ impl TextModel {
 
     /// Refuses a conversation that no template makes fit. Most keep all that is said, and a short form of the conversation
     /// shows whether this one does; what the model itself said is not counted, since some leave out its thoughts.
-    async fn refuse_hopeless_chat(&self, template: &Renderer, messages: &[ChatMessage]) -> Result<(), TextError> {
-        self.reader.refuse_endless(messages)?;
-        let Some(refusal) = self.reader.hopeless_chat(messages) else { return Ok(()) };
-        let form = short::form(messages);
+    async fn refuse_hopeless_chat(&self, template: &Renderer, said: &Conversation) -> Result<(), TextError> {
+        self.reader.refuse_endless(said)?;
+        let Some(refusal) = self.reader.hopeless_chat(said) else { return Ok(()) };
+        let form = short::form(said);
         let rendered = template.render(&form).await?;
         if short::is_kept(&form, &rendered) { Err(refusal) } else { Ok(()) }
     }
@@ -323,6 +366,7 @@ fn eos_token(settings: &Value) -> Option<&str> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::ChatMessage;
     use super::*;
     use std::sync::Arc;
     use tsnode_kernels::source::ModelSource;
@@ -337,7 +381,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn a_conversation_is_rendered_as_the_model_was_trained() {
         let model = TextModel::new(&embedded(), &Templates::Here).unwrap();
-        let says = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
+        let says = ChatMessage::new;
         let tokens =
             model.encode_chat(&[says("user", "Good day"), says("assistant", "Yes"), says("user", "Go on")]).await;
         let ids: Vec<u32> = tokens.unwrap().iter().map(|t| t.0).collect();
@@ -350,7 +394,7 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn what_a_client_writes_becomes_no_control_token_where_that_is_guarded() {
-        let says = |content: &str| [ChatMessage { role: "user".into(), content: content.into() }];
+        let says = |content: &str| [ChatMessage::new("user", content)];
         let control = |tokens: Vec<Token>| tokens.into_iter().filter(|token| token.0 < 4).collect::<Vec<_>>();
         let open = TextModel::new(&embedded(), &Templates::Here).unwrap();
         let guarded = TextModel::new(&embedded(), &Templates::Here).unwrap().reading(SpecialText::Plain);
@@ -378,7 +422,7 @@ pub(crate) mod tests {
             Arc::make_mut(&mut files.files).insert("chat_template.jinja".into(), template.into());
             TextModel::new(&files, &Templates::Here).unwrap().reading(SpecialText::Plain)
         };
-        let says = |content: &str| [ChatMessage { role: "user".into(), content: content.into() }];
+        let says = |content: &str| [ChatMessage::new("user", content)];
         let lower = model("<|user|>{{ messages[0].content | lower }}<|assistant|>");
         let glued = model("<|user|>{{ messages[0].content | replace('x', '') }}<|assistant|>");
         for (model, forged) in [(&lower, "<|EOS|>"), (&glued, "<|exos|>")] {

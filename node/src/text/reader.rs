@@ -1,7 +1,7 @@
 //! Makes a model's tokens of texts, however long these are, in memory that the model's context bounds.
 
 use super::{
-    ChatMessage, SpecialText, TextError,
+    Conversation, SpecialText, TextError,
     fewest::{Fewest, said},
     short,
     specials::OffenceReporter,
@@ -71,10 +71,11 @@ impl Reader {
     }
 
     /// Messages without special tokens' texts, and without any.
-    pub fn hidden(&self, messages: &[ChatMessage]) -> Result<(Vec<ChatMessage>, Vec<ChatMessage>), TextError> {
-        let Some(guard) = &self.guard else { return Ok((messages.to_vec(), Vec::new())) };
-        messages.iter().try_for_each(|message| self.refuse_long(&message.content))?;
-        Ok((guard.hidden(&self.tokenizer, messages)?, OffenceReporter::blotted(messages)))
+    pub fn hidden(&self, said: &Conversation) -> Result<(Conversation, Conversation), TextError> {
+        let Some(guard) = &self.guard else { return Ok((said.clone(), Conversation::default())) };
+        let short = |text: &str| self.refuse_long(text).map(|()| String::new());
+        said.map(short, short)?;
+        Ok((guard.hidden(&self.tokenizer, said)?, OffenceReporter::blotted(said)))
     }
 
     /// Tokens of a conversation that was rendered from such messages.
@@ -91,16 +92,16 @@ impl Reader {
     }
 
     /// Refuses a conversation that is so long that no template makes it fit.
-    pub fn refuse_endless(&self, messages: &[ChatMessage]) -> Result<(), TextError> {
-        let bytes = messages.iter().map(|message| message.content.len()).sum();
+    pub fn refuse_endless(&self, said: &Conversation) -> Result<(), TextError> {
+        let bytes = said.bytes();
         let Some(fewest) = &self.fewest else { return Ok(()) };
         let tokens = fewest.tokens_of(bytes);
         if tokens / LEFT_OUT > self.context as usize { self.fits(bytes, tokens) } else { Ok(()) }
     }
 
     /// Why a conversation cannot fit if the template keeps all that it is asked, by its length.
-    pub fn hopeless_chat(&self, messages: &[ChatMessage]) -> Option<TextError> {
-        let asked = || messages.iter().filter(|message| message.role != "assistant");
+    pub fn hopeless_chat(&self, conversation: &Conversation) -> Option<TextError> {
+        let asked = || conversation.messages.iter().filter(|message| message.role != "assistant");
         let bytes = asked().map(|message| message.content.len()).sum::<usize>();
         let fewest = self.fewest.as_ref().filter(|_| bytes > self.context as usize)?;
         // Templates may trim what they keep.
@@ -177,7 +178,7 @@ mod tests {
     }
 
     fn says(role: &str, content: &str) -> ChatMessage {
-        ChatMessage { role: role.into(), content: content.into() }
+        ChatMessage::new(role, content)
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@
 //!
 //! Parent and child say JSON, one value a line: the template, which is answered as a rendering is; then conversations.
 
-use super::{ChatMessage, ChatTemplate, TemplateText, TextError, chat::clock, workers::give_way};
+use super::{ChatTemplate, Conversation, TemplateText, TextError, chat::clock, workers::give_way};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{BufRead, Write};
@@ -75,35 +75,35 @@ impl TemplateSandbox {
         Ok(())
     }
 
-    pub async fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        let Ok(_turns) = timeout(PATIENCE, self.turn(messages)).await else { return Err(TextError::Busy) };
+    pub async fn render(&self, conversation: &Conversation) -> Result<String, TextError> {
+        let Ok(_turns) = timeout(PATIENCE, self.turn(conversation)).await else { return Err(TextError::Busy) };
         let end = Instant::now() + PATIENCE;
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(worker) = kept {
-            match self.ask(worker, messages, end).await {
+            match self.ask(worker, conversation, end).await {
                 // It may have been killed since it was used last, or have used up its time: it is not the template's fault.
                 Err(Silent::Ended) => {}
                 said => return said.unwrap_or(Err(TextError::Unbounded)),
             }
         }
         let fresh = self.start(end).await?;
-        self.ask(fresh, messages, end).await.unwrap_or(Err(TextError::Unbounded))
+        self.ask(fresh, conversation, end).await.unwrap_or(Err(TextError::Unbounded))
     }
 
     /// A turn, and that of long conversations if this is one.
-    async fn turn(&self, messages: &[ChatMessage]) -> (Option<SemaphorePermit<'_>>, Option<SemaphorePermit<'_>>) {
-        let long = if is_long(messages) { self.long.acquire().await.ok() } else { None };
+    async fn turn(&self, conversation: &Conversation) -> (Option<SemaphorePermit<'_>>, Option<SemaphorePermit<'_>>) {
+        let long = if is_long(conversation) { self.long.acquire().await.ok() } else { None };
         (long, self.turns.acquire().await.ok())
     }
 
     async fn ask(
         &self,
         mut worker: Worker,
-        messages: &[ChatMessage],
+        conversation: &Conversation,
         end: Instant,
     ) -> Result<Result<String, TextError>, Silent> {
-        let said = worker.ask(&messages, end).await?;
-        if !is_long(messages) {
+        let said = worker.ask(conversation, end).await?;
+        if !is_long(conversation) {
             self.keep(worker);
         }
         Ok(said.map_err(TextError::Input))
@@ -127,8 +127,8 @@ impl TemplateSandbox {
     }
 }
 
-fn is_long(messages: &[ChatMessage]) -> bool {
-    messages.iter().map(|message| message.content.len()).sum::<usize>() >= LONG
+fn is_long(conversation: &Conversation) -> bool {
+    conversation.bytes() >= LONG
 }
 
 /// A process that has read the template. It ends when this is dropped.
@@ -193,8 +193,8 @@ fn serve(mut questions: impl BufRead, mut answers: impl Write) -> std::io::Resul
     let template = ChatTemplate::new(template, clock::here);
     say(&mut answers, &template.as_ref().map(|_| String::new()).map_err(String::clone))?;
     let Ok(template) = template else { return Ok(()) };
-    while let Some(messages) = hear::<Vec<ChatMessage>>(&mut questions)? {
-        say(&mut answers, &template.render(&messages))?;
+    while let Some(conversation) = hear::<Conversation>(&mut questions)? {
+        say(&mut answers, &template.render(&conversation))?;
     }
     Ok(())
 }
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_template_is_read_once_and_rendered_for_every_conversation() {
-        let says = |content: &str| serde_json::json!([{ "role": "user", "content": content }]);
+        let says = |content: &str| serde_json::json!({ "messages": [{ "role": "user", "content": content }] });
         let text = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
         let said = answers(&[template(text), says("a\nb"), says("\u{e9}")]);
         assert_eq!(said, [Ok(String::new()), Ok("<s>a\nb</s>".into()), Ok("<s>\u{e9}</s>".into())]);
@@ -242,9 +242,9 @@ mod tests {
 
     #[test]
     fn why_there_is_no_text_is_said() {
-        let said = answers(&[template("{{ raise_exception('no') }}"), serde_json::json!([])]);
+        let said = answers(&[template("{{ raise_exception('no') }}"), serde_json::json!({ "messages": [] })]);
         assert!(said[0].is_ok() && said[1].as_ref().unwrap_err().contains("no"));
-        let said = answers(&[template("{% for"), serde_json::json!([])]);
+        let said = answers(&[template("{% for"), serde_json::json!({ "messages": [] })]);
         assert!(matches!(&said[..], [Err(_)]), "{said:?}");
         assert!(answers(&[]).is_empty());
     }

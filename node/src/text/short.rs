@@ -1,13 +1,22 @@
 //! A short form of a conversation, to see whether a template keeps what is said.
 
-use super::ChatMessage;
+use super::{ChatMessage, Conversation};
 
 /// What is left of a long message's begin, and of its end (bytes).
 const END: usize = 32;
 
 /// The conversation with little of every message.
-pub(super) fn form(messages: &[ChatMessage]) -> Vec<ChatMessage> {
-    messages.iter().map(|message| ChatMessage { role: message.role.clone(), content: ends(&message.content) }).collect()
+pub(super) fn form(conversation: &Conversation) -> Conversation {
+    let messages = conversation.messages.iter().map(|message| {
+        let ChatMessage { role, content, name, tool_call_id, .. } = message;
+        let (role, name, tool_call_id) = (role.clone(), name.clone(), tool_call_id.clone());
+        let mut tool_calls = message.tool_calls.clone();
+        tool_calls.iter_mut().for_each(|call| call.arguments = "{}".to_owned());
+        ChatMessage { role, content: ends(content), name, tool_call_id, tool_calls, reasoning_content: None }
+    });
+    let messages = messages.collect();
+    let Conversation { tools, documents, kwargs, .. } = conversation;
+    Conversation { messages, tools: tools.clone(), documents: documents.clone(), kwargs: kwargs.clone() }
 }
 
 fn ends(text: &str) -> String {
@@ -26,9 +35,9 @@ pub(super) fn split(text: &str, bytes: usize) -> (&str, &str) {
 }
 
 /// Whether a template has kept, in order, all that the model was told.
-pub(super) fn is_kept(form: &[ChatMessage], rendered: &str) -> bool {
+pub(super) fn is_kept(form: &Conversation, rendered: &str) -> bool {
     let mut rest = rendered;
-    form.iter().filter(|message| message.role != "assistant").all(|message| {
+    form.messages.iter().filter(|message| message.role != "assistant").all(|message| {
         let said = message.content.trim();
         let found = rest.find(said).and_then(|at| rest.get(at + said.len()..));
         rest = found.unwrap_or_default();
@@ -42,8 +51,8 @@ mod tests {
 
     #[test]
     fn little_is_left_of_what_is_long() {
-        let says = |content: String| ChatMessage { role: "user".into(), content };
-        let short = |content: String| form(&[says(content)])[0].content.clone();
+        let says = |content: String| ChatMessage::new("user", content);
+        let short = |content: String| form(&[says(content)].into()).messages[0].content.clone();
         assert_eq!(short("Good day".into()), "Good day");
         assert_eq!(short("a".repeat(40) + &"b".repeat(40)), "a".repeat(32) + &"b".repeat(32));
         assert_eq!(short("가".repeat(100)), "가".repeat(20), "no half letters");
@@ -51,8 +60,8 @@ mod tests {
 
     #[test]
     fn what_was_told_is_looked_for_in_order() {
-        let says = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
-        let told = [says("system", " Be brief. "), says("assistant", "No"), says("user", "Why?")];
+        let says = ChatMessage::new;
+        let told = [says("system", " Be brief. "), says("assistant", "No"), says("user", "Why?")].into();
         assert!(is_kept(&told, "<s>Be brief.<u>Why?<a>"));
         assert!(!is_kept(&told, "<u>Why?<s>Be brief.<a>") && !is_kept(&told, "<s>Be brief.") && !is_kept(&told, ""));
     }

@@ -5,8 +5,9 @@
 //! of the rest is found by rendering the conversation once more with all its letters blotted out: both must have the same
 //! special tokens in the same order, or nobody can tell which of them are the template's, and the request is refused.
 
-use super::{ChatMessage, TextError, tokenizer_guard};
+use super::{Conversation, TextError, tokenizer_guard};
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use tokenizers::Tokenizer;
 
 /// The first private letter; special tokens have one each. Fonts and people leave this plane of Unicode alone.
@@ -60,7 +61,7 @@ impl OffenceReporter {
     ///
     /// # Errors
     /// When they have such letters already, or hold what becomes a special token though it is not written as one.
-    pub fn hidden(&self, tokenizer: &Tokenizer, messages: &[ChatMessage]) -> Result<Vec<ChatMessage>, TextError> {
+    pub fn hidden(&self, tokenizer: &Tokenizer, said: &Conversation) -> Result<Conversation, TextError> {
         let hide = |text: &str| {
             if text.chars().any(|letter| u32::from(letter) >= FIRST) {
                 return Err(refused("private letters of Unicode stand in a message"));
@@ -74,9 +75,7 @@ impl OffenceReporter {
             }
             Ok(hidden)
         };
-        let message =
-            |message: &ChatMessage| Ok(ChatMessage { role: hide(&message.role)?, content: hide(&message.content)? });
-        messages.iter().map(message).collect()
+        said.map(hide, hide)
     }
 
     fn hide(&self, text: &str) -> String {
@@ -89,9 +88,10 @@ impl OffenceReporter {
     }
 
     /// Messages of which only spaces and lengths are left.
-    pub fn blotted(messages: &[ChatMessage]) -> Vec<ChatMessage> {
+    pub fn blotted(said: &Conversation) -> Conversation {
         let blot = |text: &str| text.chars().map(|letter| if letter.is_whitespace() { letter } else { BLOT }).collect();
-        messages.iter().map(|said| ChatMessage { role: said.role.clone(), content: blot(&said.content) }).collect()
+        let blotted = said.map(|text| Ok::<_, Infallible>(blot(text)), |name| Ok(name.to_owned()));
+        blotted.unwrap_or_else(|never| match never {})
     }
 
     /// Tokens of a rendered conversation, whose special tokens are those of the blotted one.

@@ -1,6 +1,6 @@
 //! Where chat templates are rendered.
 
-use super::{ChatMessage, ChatTemplate, TemplateText, TextError, chat::clock, sandbox::TemplateSandbox};
+use super::{ChatTemplate, Conversation, TemplateText, TextError, chat::clock, sandbox::TemplateSandbox};
 use std::path::PathBuf;
 
 /// Where to render them.
@@ -45,10 +45,10 @@ impl Renderer {
         }
     }
 
-    pub async fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+    pub async fn render(&self, conversation: &Conversation) -> Result<String, TextError> {
         match self {
-            Self::Here(template) => template.render(messages).map_err(TextError::Input),
-            Self::Sandboxed(apart) => apart.render(messages).await,
+            Self::Here(template) => template.render(conversation).map_err(TextError::Input),
+            Self::Sandboxed(apart) => apart.render(conversation).await,
         }
     }
 }

@@ -86,7 +86,7 @@ fn model_with(name: &str, content: &[u8]) -> bool {
         return false;
     };
     let _ = (model.stop_tokens(), model.defaults());
-    let says = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
+    let says = ChatMessage::new;
     let messages = [says("system", "ab\u{e9}"), says("user", "a  b</s> c\n"), says("assistant", "\u{1F600} abc")];
     let asked = [model.encode("abc \u{2581}<s>\u{e9}\u{301} 12\t A"), at_once(model.encode_chat(&messages))];
     for tokens in asked.iter().flatten() {

@@ -5,8 +5,9 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 use std::fmt;
 
-/// Memory that a request's fields may take beside its prompts and messages (bytes): 300 biases take a tenth.
-const MEMORY: usize = 1 << 20;
+/// Memory that a request's fields may take beside its prompts and messages (bytes): 128 tools with ten arguments each take
+/// two thirds, 300 biases a thirtieth.
+const MEMORY: usize = 2 << 20;
 /// Of a value in a list, which grows by doubling.
 const VALUE: usize = 2 * size_of::<Value>();
 /// Of a name in a map, beside its letters: a map keeps its order, as a row of entries and a table of their places, and both

@@ -1,22 +1,31 @@
 //! `messages`: a conversation.
 
-use super::{ApiError, owned, skip, skip_map};
-use crate::text::ChatMessage;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use std::fmt;
+use super::{
+    ApiError,
+    calls::CallList,
+    owned,
+    shallow::{Owned, Read, Shallow, Wanted},
+    skip,
+};
+use crate::text::{ChatMessage, ToolCall};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess};
 
 /// Messages of one conversation.
 const MESSAGES: usize = 4096;
+/// Calls of tools in all of them.
+const CALLS: usize = 4096;
 /// Roles as models know them, by what clients call them: what OpenAI calls developer, models know as system.
-const ROLES: [(&str, &str); 4] =
-    [("system", "system"), ("developer", "system"), ("user", "user"), ("assistant", "assistant")];
+const ROLES: [(&str, &str); 5] =
+    [("system", "system"), ("developer", "system"), ("user", "user"), ("assistant", "assistant"), ("tool", "tool")];
 
 const NO_LIST: &str = "'messages' must be a list of messages";
 const COUNT: &str = "'messages' must have at least one message, and not thousands";
 const NO_ROLE: &str = "a message has no 'role'";
-const WRONG_ROLE: &str = "a message's 'role' must be system, developer, user or assistant";
+const WRONG_ROLE: &str = "a message's 'role' must be system, developer, user, assistant or tool";
 const WRONG_CONTENT: &str = "a message's 'content' must be a string or a list of text parts";
 const WRONG_PART: &str = "only content parts of type 'text' are supported";
+
+const MANY_CALLS: &str = "'messages' have thousands of 'tool_calls'";
 
 /// What a client gives as its conversation, or why it is none.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,81 +52,6 @@ impl<'de> DeserializeSeed<'de> for ReadMessages {
     }
 }
 
-/// What stands somewhere: nothing, what is looked for, or something else.
-enum Read<T> {
-    Null,
-    Is(T),
-    Other,
-}
-
-/// What is looked for somewhere; all else is passed over.
-trait Wanted<'de>: Sized {
-    type Value;
-
-    fn text(self, _: &str) -> Read<Self::Value> {
-        Read::Other
-    }
-
-    fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
-        skip(&mut seq).map(|_| Read::Other)
-    }
-
-    fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<Self::Value>, A::Error> {
-        skip_map(&mut map).map(|()| Read::Other)
-    }
-}
-
-/// Looks for something.
-struct Shallow<W>(W);
-
-impl<'de, W: Wanted<'de>> DeserializeSeed<'de> for Shallow<W> {
-    type Value = Read<W::Value>;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        from.deserialize_any(self)
-    }
-}
-
-impl<'de, W: Wanted<'de>> Visitor<'de> for Shallow<W> {
-    type Value = Read<W::Value>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("any JSON value")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(self.0.text(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-        self.0.list(seq)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        self.0.object(map)
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(Read::Null)
-    }
-
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Read::Other)
-    }
-
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Read::Other)
-    }
-
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(Read::Other)
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Read::Other)
-    }
-}
-
 /// The list of all messages.
 struct MessageList;
 
@@ -125,16 +59,21 @@ impl<'de> Wanted<'de> for MessageList {
     type Value = Result<Vec<ChatMessage>, &'static str>;
 
     fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
-        let mut messages = Vec::new();
+        let (mut messages, mut calls) = (Vec::new(), 0);
         while let Some(read) = seq.next_element_seed(Shallow(OneMessage))? {
             let message = if let Read::Is(message) = read { message } else { Err(NO_ROLE) };
-            match message {
-                Ok(message) if messages.len() < MESSAGES => messages.push(message),
-                unfit => {
-                    skip(&mut seq)?;
-                    return Ok(Read::Is(Err(unfit.err().unwrap_or(COUNT))));
+            calls += message.as_ref().map_or(0, |message: &ChatMessage| message.tool_calls.len());
+            let unfit = match message {
+                Ok(_) if calls > CALLS => MANY_CALLS,
+                Ok(message) if messages.len() < MESSAGES => {
+                    messages.push(message);
+                    continue;
                 }
-            }
+                Ok(_) => COUNT,
+                Err(why) => why,
+            };
+            skip(&mut seq)?;
+            return Ok(Read::Is(Err(unfit)));
         }
         Ok(Read::Is(if messages.is_empty() { Err(COUNT) } else { Ok(messages) }))
     }
@@ -147,29 +86,69 @@ impl<'de> Wanted<'de> for OneMessage {
     type Value = Result<ChatMessage, &'static str>;
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<Self::Value>, A::Error> {
-        let (mut role, mut content) = (Read::Null, Read::Null);
+        let mut said = Said::default();
         while let Some(name) = map.next_key_seed(Shallow(Name))? {
             match name {
-                Read::Is(Known::Role) => role = map.next_value_seed(Shallow(Role))?,
-                Read::Is(Known::Content) => content = map.next_value_seed(Shallow(Content))?,
+                Read::Is(Known::Role) => said.role = map.next_value_seed(Shallow(Role))?,
+                Read::Is(Known::Content) => said.content = map.next_value_seed(Shallow(Content))?,
+                Read::Is(Known::ToolCalls) => said.calls = map.next_value_seed(Shallow(CallList))?,
+                Read::Is(Known::Other(at)) => said.others[at] = map.next_value_seed(Shallow(Owned))?,
                 _ => drop(map.next_value::<serde::de::IgnoredAny>()?),
             }
         }
-        Ok(Read::Is(match (role, content) {
-            (Read::Null | Read::Other, _) => Err(NO_ROLE),
-            (Read::Is(None), _) => Err(WRONG_ROLE),
-            (Read::Is(Some(_)), Read::Null | Read::Other) => Err(WRONG_CONTENT),
-            (Read::Is(Some(role)), Read::Is(content)) => {
-                content.map(|content| ChatMessage { role: role.to_owned(), content })
-            }
-        }))
+        Ok(Read::Is(said.message()))
     }
 }
+
+/// A message's parts as they were found.
+#[derive(Default)]
+struct Said {
+    role: Read<Option<&'static str>>,
+    content: Read<Result<String, &'static str>>,
+    calls: Read<Result<Vec<ToolCall>, &'static str>>,
+    /// As in [`OTHERS`].
+    others: [Read<String>; OTHERS.len()],
+}
+
+impl Said {
+    fn message(self) -> Result<ChatMessage, &'static str> {
+        let role = match self.role {
+            Read::Null | Read::Other => return Err(NO_ROLE),
+            Read::Is(None) => return Err(WRONG_ROLE),
+            Read::Is(Some(role)) => role,
+        };
+        let is_assistant = role == "assistant";
+        let content = match self.content {
+            Read::Is(content) => content?,
+            // Who calls a tool need not say anything.
+            Read::Null if is_assistant => String::new(),
+            Read::Null | Read::Other => return Err(WRONG_CONTENT),
+        };
+        let tool_calls = match self.calls {
+            Read::Is(calls) if is_assistant => calls?,
+            Read::Other if is_assistant => return Err(super::calls::WRONG),
+            _ => Vec::new(),
+        };
+        let [name, tool_call_id, thought, also_thought] = self.others.map(|other| match other {
+            Read::Is(text) => Some(text),
+            Read::Null | Read::Other => None,
+        });
+        let reasoning_content = thought.or(also_thought).filter(|_| is_assistant);
+        let tool_call_id = tool_call_id.filter(|_| role == "tool");
+        Ok(ChatMessage { role: role.to_owned(), content, reasoning_content, tool_calls, tool_call_id, name })
+    }
+}
+
+/// Texts of a message that are passed on to the template.
+const OTHERS: [&str; 4] = ["name", "tool_call_id", "reasoning_content", "reasoning"];
 
 /// Names in messages and their parts that mean something.
 enum Known {
     Role,
     Content,
+    ToolCalls,
+    /// By its place in [`OTHERS`].
+    Other(usize),
     Type,
     Text,
 }
@@ -185,7 +164,8 @@ impl Wanted<'_> for Name {
             "content" => Read::Is(Known::Content),
             "type" => Read::Is(Known::Type),
             "text" => Read::Is(Known::Text),
-            _ => Read::Other,
+            "tool_calls" => Read::Is(Known::ToolCalls),
+            _ => OTHERS.iter().position(|other| *other == name).map_or(Read::Other, |at| Read::Is(Known::Other(at))),
         }
     }
 }
@@ -291,8 +271,55 @@ mod tests {
             r#"[{{"role":"developer","content":"Be brief.","name":"x"}},{{"content":{parts},"role":"user","tool_calls":[{{"a":[]}}]}},
             {{"role":"assistant","content":[]}}]"#
         ));
-        let said = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
-        assert_eq!(read, Ok(vec![said("system", "Be brief."), said("user", "One two"), said("assistant", "")]));
+        let said = ChatMessage::new;
+        let rules = ChatMessage { name: Some("x".into()), ..said("system", "Be brief.") };
+        assert_eq!(read, Ok(vec![rules, said("user", "One two"), said("assistant", "")]));
+    }
+
+    #[test]
+    fn calls_and_their_answers_are_read() {
+        let read = read(
+            r#"[{"role":"assistant","content":null,"reasoning":"Hm.","tool_calls":[
+                {"id":"c1","type":"function","function":{"name":"wind","arguments":"{\"town\": \"Bonn\"}"}},
+                {"function":{"arguments":{"b":1,"a":[true]},"name":"rain"}},{"function":{"name":"now","arguments":""}}]},
+            {"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":"calm"}]}]"#,
+        );
+        let call = |id: Option<&str>, name: &str, arguments: &str| ToolCall {
+            id: id.map(str::to_owned),
+            name: name.into(),
+            arguments: arguments.into(),
+        };
+        let calls = vec![
+            call(Some("c1"), "wind", r#"{"town": "Bonn"}"#),
+            call(None, "rain", r#"{"b":1,"a":[true]}"#),
+            call(None, "now", "{}"),
+        ];
+        let asked = ChatMessage {
+            reasoning_content: Some("Hm.".into()),
+            tool_calls: calls,
+            ..ChatMessage::new("assistant", "")
+        };
+        let answered = ChatMessage { tool_call_id: Some("c1".into()), ..ChatMessage::new("tool", "calm") };
+        assert_eq!(read, Ok(vec![asked, answered]));
+    }
+
+    #[test]
+    fn calls_that_are_none_are_refused() {
+        for calls in [
+            r#"{}"#,
+            r#"[1]"#,
+            r#"[{"id":"c"}]"#,
+            r#"[{"function":{"arguments":"{}"}}]"#,
+            r#"[{"function":{"name":"f","arguments":"[1]"}}]"#,
+            r#"[{"function":{"name":"f","arguments":"{\"a\":"}}]"#,
+            r#"[{"function":{"name":"f","arguments":7}}]"#,
+        ] {
+            let refused = read(&format!(r#"[{{"role":"assistant","tool_calls":{calls}}}]"#));
+            assert_eq!(refused, Err(crate::http::fields::calls::WRONG.to_owned()), "{calls}");
+        }
+        let many = format!("[{}]", vec![r#"{"function":{"name":"f","arguments":"{}"}}"#; 200].join(","));
+        let message = format!(r#"{{"role":"assistant","tool_calls":{many}}}"#);
+        assert_eq!(read(&format!("[{}]", vec![message.as_str(); 21].join(","))), Err(MANY_CALLS.to_owned()));
     }
 
     #[test]

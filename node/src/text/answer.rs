@@ -1,0 +1,62 @@
+//! An answer taken apart as it grows: what the model thought, what it says, and the tools it calls.
+
+use super::{
+    reasoning::ReasoningParser,
+    said::Said,
+    tools::{ToolFormat, ToolParser},
+};
+
+/// Takes one answer apart; without parsers all of it is content.
+#[derive(Default)]
+pub struct AnswerParser {
+    reasoning: Option<ReasoningParser>,
+    tools: Option<Box<dyn ToolParser>>,
+}
+
+impl AnswerParser {
+    /// With thoughts apart.
+    #[must_use]
+    pub fn reasoning(self, parser: Option<ReasoningParser>) -> Self {
+        Self { reasoning: parser, ..self }
+    }
+
+    /// With calls of these tools apart, in a family's form.
+    #[must_use]
+    pub fn tools(self, format: ToolFormat, names: Vec<String>) -> Self {
+        Self { tools: Some(format.parser(names)), ..self }
+    }
+
+    /// What a piece of text adds.
+    pub fn push(&mut self, text: &str) -> Vec<Said> {
+        let Some(reasoning) = &mut self.reasoning else { return self.answer(text) };
+        let (thought, content) = reasoning.push(text);
+        self.both(thought, &content)
+    }
+
+    /// What was held back, when no more comes.
+    pub fn finish(&mut self) -> Vec<Said> {
+        let (thought, content) = self.reasoning.as_mut().map(ReasoningParser::finish).unwrap_or_default();
+        let mut said = self.both(thought, &content);
+        if let Some(tools) = &mut self.tools {
+            said.extend(tools.finish());
+        }
+        said
+    }
+
+    fn both(&mut self, thought: String, content: &str) -> Vec<Said> {
+        let mut said = Vec::new();
+        if !thought.is_empty() {
+            said.push(Said::Reasoning(thought));
+        }
+        said.extend(self.answer(content));
+        said
+    }
+
+    fn answer(&mut self, text: &str) -> Vec<Said> {
+        match &mut self.tools {
+            _ if text.is_empty() => Vec::new(),
+            Some(tools) => tools.push(text),
+            None => vec![Said::Content(text.to_owned())],
+        }
+    }
+}

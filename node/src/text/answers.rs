@@ -1,0 +1,90 @@
+//! How a model's answers are taken apart: as its template and vocabulary say, or as its gateway's owner does.
+
+use super::{
+    Detokeniser, ReasoningParser, TemplateText, ToolFormat,
+    tools::{Thought, grammar},
+};
+use serde_json::Value;
+use tokenizers::Tokenizer;
+use tsnode_protocol::Token;
+
+/// Tokens at a prompt's end that may begin thoughts.
+const TAIL: usize = 16;
+
+/// Whether thoughts are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// Not at all: they are content.
+    None,
+    /// Between `<think>` and `</think>`.
+    Think,
+}
+
+/// What the owner says; unsaid is what the model's files say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parsers {
+    /// How calls are written.
+    pub tools: Option<ToolFormat>,
+    /// How thoughts are.
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+/// What is looked for in a model's answers.
+pub(super) struct Answers {
+    pub tools: ToolFormat,
+    /// Its template writes tools; others' are described in words.
+    pub knows_tools: bool,
+    reasoning: ReasoningFormat,
+}
+
+impl Answers {
+    pub fn of(template: Option<&TemplateText>, tokenizer: &Tokenizer) -> Self {
+        let mentions = |word: &str| template.is_some_and(|template| template.mentions(word));
+        let knows_tools = mentions("tools");
+        let thinks = mentions("</think>") || tokenizer.token_to_id("</think>").is_some();
+        Self {
+            // Who is told in words answers as told.
+            tools: if knows_tools { ToolFormat::of(template) } else { ToolFormat::Json },
+            knows_tools,
+            reasoning: if thinks { ReasoningFormat::Think } else { ReasoningFormat::None },
+        }
+    }
+
+    pub fn told(self, parsers: Parsers) -> Self {
+        let tools = parsers.tools.unwrap_or(self.tools);
+        Self { tools, reasoning: parsers.reasoning.unwrap_or(self.reasoning), ..self }
+    }
+
+    /// For the answer to a prompt, which may begin thoughts.
+    pub fn reasoning(&self, tokenizer: &Tokenizer, prompt: &[Token]) -> Option<ReasoningParser> {
+        match self.thought(tokenizer, prompt) {
+            Thought::None => None,
+            thought => Some(ReasoningParser::new(thought == Thought::Begun)),
+        }
+    }
+
+    fn thought(&self, tokenizer: &Tokenizer, prompt: &[Token]) -> Thought {
+        if self.reasoning == ReasoningFormat::None {
+            return Thought::None;
+        }
+        let mut text = Detokeniser::new(tokenizer, false);
+        let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
+        let tail = tail.iter().map(|token| text.push(*token)).collect::<String>() + &text.finish();
+        if ReasoningParser::begins_within(&tail) { Thought::Begun } else { Thought::May }
+    }
+
+    /// A grammar of answers to a prompt that do nothing but call these tools (name, and schema of the arguments).
+    pub fn calls(&self, tokenizer: &Tokenizer, prompt: &[Token], tools: &[(&str, &Value)], parallel: bool) -> String {
+        let added = tokenizer.get_added_tokens_decoder();
+        let special =
+            |text: &str| added.iter().find(|(_, token)| token.special && token.content == text).map(|(id, _)| *id);
+        grammar(self.tools, tools, parallel, self.thought(tokenizer, prompt), special)
+    }
+
+    /// Special tokens that are part of what is looked for.
+    pub fn kept(&self, tokenizer: &Tokenizer, with_tools: bool) -> Vec<Token> {
+        let calls = if with_tools { self.tools.marks() } else { &[] };
+        let thoughts: &[&str] = if self.reasoning == ReasoningFormat::Think { &ReasoningParser::MARKS } else { &[] };
+        calls.iter().chain(thoughts).filter_map(|mark| tokenizer.token_to_id(mark)).map(Token).collect()
+    }
+}

@@ -1,0 +1,113 @@
+//! Calls of tools in what a model writes. Each family has its own form; a parser finds its calls in a growing text, and
+//! passes on as content what only looks like one.
+//!
+//! They are written here: the crates that have such parsers (`tool-parser`, `dynamo-parsers`) bring a runtime, a parser of
+//! Python and a server's types, 170 crates in all.
+
+mod bare;
+mod call;
+mod deepseek;
+mod found;
+mod grammar;
+mod hermes;
+mod markers;
+mod mistral;
+#[cfg(test)]
+mod tests;
+
+pub(super) use grammar::{Thought, grammar};
+pub(super) use markers::Markers;
+#[cfg(test)]
+pub(super) use tests::split;
+
+use super::{TemplateText, said::Said};
+use bare::Bare;
+use deepseek::DeepSeek;
+use hermes::Hermes;
+use mistral::Mistral;
+
+/// Finds calls in a growing text. Any cut of a text into pieces gives the same.
+pub trait ToolParser: Send {
+    /// What a piece of text adds.
+    fn push(&mut self, text: &str) -> Vec<Said>;
+    /// What was held back, when no more comes.
+    fn finish(&mut self) -> Vec<Said>;
+}
+
+/// How a family writes calls; named as vLLM's parsers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen.
+    Hermes,
+    /// `{"name": …, "parameters": …}` alone, perhaps behind `<|python_tag|>`: Llama 3.
+    Llama3Json,
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}]` or `[TOOL_CALLS]name[ARGS]{…}`: Mistral.
+    Mistral,
+    /// Name and a fenced block between special tokens: DeepSeek V3 and R1.
+    DeepSeekV3,
+    /// The same without the fence: DeepSeek V3.1.
+    DeepSeekV31,
+    /// `{"name": …, "arguments": …}` alone, or a list of such: models that were told so.
+    Json,
+}
+
+/// What a setting calls them.
+const NAMES: [(&str, ToolFormat); 6] = [
+    ("hermes", ToolFormat::Hermes),
+    ("llama3_json", ToolFormat::Llama3Json),
+    ("mistral", ToolFormat::Mistral),
+    ("deepseek_v3", ToolFormat::DeepSeekV3),
+    ("deepseek_v31", ToolFormat::DeepSeekV31),
+    ("json", ToolFormat::Json),
+];
+
+impl ToolFormat {
+    /// By its name in the settings.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
+    }
+
+    /// All names that there are.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|(name, _)| *name)
+    }
+
+    /// The form that a chat template teaches, by the marks that it writes.
+    #[must_use]
+    pub fn of(template: Option<&TemplateText>) -> Self {
+        let mentions = |mark: &str| template.is_some_and(|template| template.mentions(mark));
+        match () {
+            () if mentions(deepseek::CALL) && mentions("```json") => Self::DeepSeekV3,
+            () if mentions(deepseek::CALL) => Self::DeepSeekV31,
+            () if mentions(mistral::CALLS) => Self::Mistral,
+            () if mentions(hermes::OPEN) => Self::Hermes,
+            () if mentions("tools") && (mentions(bare::PYTHON) || mentions("<|eot_id|>")) => Self::Llama3Json,
+            () => Self::Json,
+        }
+    }
+
+    /// Texts that may be special tokens, and are part of the form.
+    #[must_use]
+    pub fn marks(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => hermes::MARKS,
+            Self::Llama3Json => bare::MARKS,
+            Self::Mistral => mistral::MARKS,
+            Self::DeepSeekV3 | Self::DeepSeekV31 => deepseek::MARKS,
+            Self::Json => &[],
+        }
+    }
+
+    /// A parser of one answer, for tools of these names.
+    #[must_use]
+    pub fn parser(self, names: Vec<String>) -> Box<dyn ToolParser> {
+        match self {
+            Self::Hermes => Box::<Hermes>::default(),
+            Self::Llama3Json => Box::new(Bare::llama(names)),
+            Self::Mistral => Box::<Mistral>::default(),
+            Self::DeepSeekV3 | Self::DeepSeekV31 => Box::<DeepSeek>::default(),
+            Self::Json => Box::new(Bare::json(names)),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! One call as a JSON object, letter by letter: `{"name": …, "arguments": {…}}`.
+
+use super::found::Found;
+
+/// How far a call is after a letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// More must come.
+    More,
+    /// It is whole.
+    End,
+    /// It had begun, and this letter is no part of it.
+    Broken,
+    /// It is no call; nothing of it was passed on.
+    NotCall,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    Arguments,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Key,
+    InKey,
+    Colon(Field),
+    Value(Field),
+    Within(Field),
+    Behind,
+}
+
+/// Reads one call. Its arguments are passed on as they come once its name is known.
+#[derive(Debug)]
+pub(super) struct CallScanner {
+    state: State,
+    span: Span,
+    /// The key or value that is read.
+    text: String,
+    name: Option<String>,
+    /// Arguments that came before the name.
+    early: Option<String>,
+    is_begun: bool,
+    /// There is nothing around its arguments.
+    is_bare: bool,
+}
+
+impl CallScanner {
+    /// From the brace that opens it.
+    pub fn new() -> Self {
+        let (state, span, text) = (State::Open, Span::default(), String::new());
+        Self { state, span, text, name: None, early: None, is_begun: false, is_bare: false }
+    }
+
+    /// Of a tool whose name stands elsewhere: from the brace that opens its arguments.
+    pub fn arguments_of(name: String) -> Self {
+        Self { state: State::Value(Field::Arguments), name: Some(name), is_bare: true, ..Self::new() }
+    }
+
+    /// Whether anything of it was passed on.
+    pub fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Takes a letter in; `names` are those that a tool may have, if that matters.
+    pub fn push(&mut self, letter: char, names: Option<&[String]>, found: &mut Found) -> Step {
+        let step = self.step(letter, names, found);
+        // What was passed on cannot be taken back.
+        if step == Step::NotCall && self.is_begun { Step::Broken } else { step }
+    }
+
+    fn step(&mut self, letter: char, names: Option<&[String]>, found: &mut Found) -> Step {
+        let is_space = letter.is_whitespace();
+        match (self.state, letter) {
+            (State::Open | State::Key | State::Colon(_) | State::Value(_) | State::Behind, _) if is_space => {}
+            (State::Open, '{') => self.state = State::Key,
+            (State::Key, '"') => self.value(State::InKey, letter),
+            (State::Key | State::Behind, '}') => return self.close(found),
+            (State::InKey, _) => {
+                self.text.push(letter);
+                if self.span.push(letter) == Reach::Whole {
+                    let Some(key) = self.string() else { return Step::NotCall };
+                    self.state = State::Colon(self.field(&key));
+                }
+            }
+            (State::Colon(field), ':') => self.state = State::Value(field),
+            (State::Value(field), _) => return self.begin_value(field, letter, found),
+            (State::Within(field), _) => return self.within(field, letter, names, found),
+            (State::Behind, ',') => self.state = State::Key,
+            _ => return Step::NotCall,
+        }
+        Step::More
+    }
+
+    fn value(&mut self, state: State, first: char) {
+        (self.state, self.span) = (state, Span::default());
+        self.text.clear();
+        self.text.push(first);
+        self.span.push(first);
+    }
+
+    /// What a second time says nothing new.
+    fn field(&self, key: &str) -> Field {
+        match key {
+            "name" if self.name.is_none() => Field::Name,
+            "arguments" | "parameters" if !self.is_begun && self.early.is_none() => Field::Arguments,
+            _ => Field::Other,
+        }
+    }
+
+    fn begin_value(&mut self, field: Field, first: char, found: &mut Found) -> Step {
+        let fits = match field {
+            Field::Name => first == '"',
+            Field::Arguments => matches!(first, '{' | '"' | 'n'),
+            Field::Other => !matches!(first, ',' | '}' | ']' | ':'),
+        };
+        if !fits {
+            return Step::NotCall;
+        }
+        self.value(State::Within(field), first);
+        if field == Field::Arguments && first == '{' && self.name.is_some() {
+            self.begin(found);
+            found.arguments("{");
+        }
+        Step::More
+    }
+
+    fn within(&mut self, field: Field, letter: char, names: Option<&[String]>, found: &mut Found) -> Step {
+        let reach = self.span.push(letter);
+        if reach == Reach::Never {
+            return Step::NotCall;
+        }
+        let streams = field == Field::Arguments && self.is_begun;
+        if reach != Reach::Beyond {
+            match streams {
+                true => found.arguments(letter.encode_utf8(&mut [0; 4])),
+                false => self.text.push(letter),
+            }
+        }
+        if reach == Reach::Within {
+            return Step::More;
+        }
+        if !self.end_value(field, names, found) {
+            return Step::NotCall;
+        }
+        self.state = State::Behind;
+        match reach {
+            _ if self.is_bare => Step::End,
+            Reach::Beyond => self.step(letter, names, found),
+            _ => Step::More,
+        }
+    }
+
+    /// Whether a value is one that may stand there.
+    fn end_value(&mut self, field: Field, names: Option<&[String]>, found: &mut Found) -> bool {
+        match field {
+            Field::Other => true,
+            Field::Name => {
+                let name = self.string().filter(|name| !name.is_empty());
+                self.name = name.filter(|name| names.is_none_or(|names| names.contains(name)));
+                self.name.is_some()
+            }
+            Field::Arguments if self.is_begun => true,
+            Field::Arguments => {
+                let arguments = match self.text.as_bytes().first() {
+                    // Some write them as a text within the text.
+                    Some(b'"') => self.string().filter(|text| text.trim_start().starts_with('{')),
+                    Some(b'{') => Some(std::mem::take(&mut self.text)),
+                    _ => (self.text == "null").then(|| "{}".to_owned()),
+                };
+                self.early = arguments;
+                if self.early.is_some() && self.name.is_some() {
+                    self.begin(found);
+                }
+                self.early.is_some() || self.is_begun
+            }
+        }
+    }
+
+    fn begin(&mut self, found: &mut Found) {
+        if let Some(name) = &self.name {
+            self.is_begun = true;
+            found.begin(name);
+            if let Some(early) = self.early.take() {
+                found.arguments(&early);
+            }
+        }
+    }
+
+    fn close(&mut self, found: &mut Found) -> Step {
+        if !self.is_begun {
+            if self.name.is_none() {
+                return Step::NotCall;
+            }
+            self.early.get_or_insert_with(|| "{}".to_owned());
+            self.begin(found);
+        }
+        Step::End
+    }
+
+    /// The text of a JSON string.
+    fn string(&self) -> Option<String> {
+        serde_json::from_str(&self.text).ok()
+    }
+}
+
+/// How far a value reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Beyond this letter.
+    Within,
+    /// To this letter.
+    Whole,
+    /// It ended before this letter.
+    Beyond,
+    /// No value has this letter here.
+    Never,
+}
+
+/// Where a JSON value ends.
+#[derive(Debug, Default)]
+struct Span {
+    depth: usize,
+    is_string: bool,
+    is_escaped: bool,
+    is_scalar: bool,
+}
+
+impl Span {
+    fn push(&mut self, letter: char) -> Reach {
+        if self.is_string {
+            match letter {
+                _ if self.is_escaped => self.is_escaped = false,
+                '\\' => self.is_escaped = true,
+                '"' => {
+                    self.is_string = false;
+                    return if self.depth == 0 { Reach::Whole } else { Reach::Within };
+                }
+                _ => {}
+            }
+            return Reach::Within;
+        }
+        match letter {
+            '"' if !self.is_scalar => self.is_string = true,
+            '{' | '[' if !self.is_scalar => self.depth += 1,
+            '}' | ']' if self.depth > 0 => {
+                self.depth -= 1;
+                if self.depth == 0 {
+                    return Reach::Whole;
+                }
+            }
+            ',' | '}' | ']' => return if self.depth == 0 { Reach::Beyond } else { Reach::Within },
+            _ if self.depth == 0 && letter.is_whitespace() => return Reach::Beyond,
+            _ if letter.is_ascii_alphanumeric() || "+-.:".contains(letter) || letter.is_whitespace() => {
+                self.is_scalar = self.depth == 0;
+            }
+            _ => return Reach::Never,
+        }
+        Reach::Within
+    }
+}

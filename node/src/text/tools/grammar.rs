@@ -1,0 +1,261 @@
+//! A grammar (in Lark's notation, as llguidance reads it) of nothing but calls, in a family's own form: what an answer must be
+//! where a tool has to be called.
+
+use super::{ToolFormat, bare, deepseek, hermes, mistral};
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+/// Calls of one answer where there may be several: a model that goes on for ever ends somewhere.
+const CALLS: usize = 16;
+/// How families write JSON; the keys that say it are llguidance's.
+const SPACES: &str = "x-guidance";
+
+/// What may come before calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::text) enum Thought {
+    /// Nothing.
+    None,
+    /// Thoughts that the model begins.
+    May,
+    /// The rest of thoughts that the prompt begins.
+    Begun,
+}
+
+/// Tools by name and schema of the arguments, at least one; `special` finds the id of a mark that is a special token.
+pub(in crate::text) fn grammar(
+    format: ToolFormat,
+    tools: &[(&str, &Value)],
+    parallel: bool,
+    thought: Thought,
+    special: impl Fn(&str) -> Option<u32>,
+) -> String {
+    let mark = |text: &str| special(text).map_or_else(|| quoted(text), |id| format!("<[{id}]>"));
+    let form = Form::of(format, &mark);
+    let Form { open, between, close } = &form;
+    let more = if parallel { format!(" ({between} call){{0,{}}}", CALLS - 1) } else { String::new() };
+    let mut text = String::from("start: ");
+    text.push_str(match thought {
+        Thought::None => "",
+        Thought::May => "(think thought)? ",
+        Thought::Begun => "thought ",
+    });
+    // A list of one is no list.
+    let calls = match format {
+        ToolFormat::Json if parallel => format!("call | {open} call{more} {close}"),
+        ToolFormat::Json => "call".to_owned(),
+        _ => format!("{open} call{more} {close}"),
+    };
+    text += &format!("calls\ncalls: {calls}\n");
+    if thought == Thought::May {
+        text += &format!("think: {}\n", mark("<think>"));
+    }
+    if thought != Thought::None {
+        text += &match special("</think>") {
+            Some(id) => format!("thought: (/(?s:.+)/)? <[{id}]> (/\\n+/)?\n"),
+            None => "thought: within (/\\n+/)?\nwithin[suffix=\"</think>\"]: /(?s:.*)/\n".to_owned(),
+        };
+    }
+    let names: Vec<String> = (0..tools.len()).map(|at| format!("call_{at}")).collect();
+    text += &format!("call: {}\n", names.join(" | "));
+    for (at, (name, schema)) in tools.iter().enumerate() {
+        let [before, behind] = call(format, name, &mark);
+        // Writing to a text cannot fail.
+        _ = writeln!(text, "call_{at}: {before} arguments_{at} {behind}\narguments_{at}: %json {}", arguments(schema));
+    }
+    text
+}
+
+/// What stands around all calls and between two.
+struct Form {
+    open: String,
+    between: String,
+    close: String,
+}
+
+impl Form {
+    fn of(format: ToolFormat, mark: &impl Fn(&str) -> String) -> Self {
+        let (open, between, close) = match format {
+            ToolFormat::Hermes => (String::new(), quoted("\n"), String::new()),
+            ToolFormat::Llama3Json => (String::new(), quoted("; "), String::new()),
+            ToolFormat::Mistral => (format!("{} {}", mark(mistral::CALLS), quoted("[")), quoted(", "), quoted("]")),
+            ToolFormat::DeepSeekV3 => (mark(deepseek::BEGIN), quoted("\n"), mark(deepseek::END)),
+            ToolFormat::DeepSeekV31 => (mark(deepseek::BEGIN), String::new(), mark(deepseek::END)),
+            ToolFormat::Json => (quoted("["), quoted(", "), quoted("]")),
+        };
+        Self { open, between, close }
+    }
+}
+
+/// What stands before and behind the arguments of one call.
+fn call(format: ToolFormat, name: &str, mark: &impl Fn(&str) -> String) -> [String; 2] {
+    let object = |key: &str| format!("{{\"name\": {}, \"{key}\": ", json!(name));
+    match format {
+        ToolFormat::Hermes => [
+            format!("{} {}", mark(hermes::OPEN), quoted(&format!("\n{}", object("arguments")))),
+            format!("{} {}", quoted("}\n"), mark(hermes::CLOSE)),
+        ],
+        ToolFormat::Llama3Json => [quoted(&object(bare::PARAMETERS)), quoted("}")],
+        ToolFormat::Mistral | ToolFormat::Json => [quoted(&object("arguments")), quoted("}")],
+        ToolFormat::DeepSeekV3 => [
+            format!(
+                "{} {} {} {}",
+                mark(deepseek::CALL),
+                quoted("function"),
+                mark(deepseek::SEPARATOR),
+                quoted(&format!("{name}\n```json\n"))
+            ),
+            format!("{} {}", quoted("\n```"), mark(deepseek::CALL_END)),
+        ],
+        ToolFormat::DeepSeekV31 => [
+            format!("{} {} {}", mark(deepseek::CALL), quoted(name), mark(deepseek::SEPARATOR)),
+            mark(deepseek::CALL_END),
+        ],
+    }
+}
+
+/// A text in the grammar.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The schema of an object, written with one space behind signs and no others: the model need not choose among spaces.
+fn arguments(schema: &Value) -> Value {
+    let mut schema = schema.as_object().cloned().unwrap_or_else(Map::new);
+    let says_what = ["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"];
+    if !says_what.iter().any(|key| schema.contains_key(*key)) {
+        schema.insert("type".into(), json!("object"));
+    }
+    let spaces = json!({ "whitespace_flexible": false, "key_separator": ": ", "item_separator": ", " });
+    schema.insert(SPACES.into(), spaces);
+    Value::Object(schema)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{
+        grammar::{Compiler, Vocabulary},
+        model::tests::embedded,
+        tokenizer_guard,
+    };
+    use tsnode_protocol::{Grammar, Token};
+
+    const ALL: [ToolFormat; 6] = [
+        ToolFormat::Hermes,
+        ToolFormat::Llama3Json,
+        ToolFormat::Mistral,
+        ToolFormat::DeepSeekV3,
+        ToolFormat::DeepSeekV31,
+        ToolFormat::Json,
+    ];
+
+    fn of(format: ToolFormat, parallel: bool, thought: Thought, special: impl Fn(&str) -> Option<u32>) -> String {
+        let schema =
+            json!({ "type": "object", "properties": { "town": { "enum": ["Bonn"] } }, "additionalProperties": false });
+        grammar(format, &[("wind", &schema), ("now", &Value::Null)], parallel, thought, special)
+    }
+
+    fn of_text(format: ToolFormat, parallel: bool) -> String {
+        of(format, parallel, Thought::None, |_| None)
+    }
+
+    #[test]
+    fn calls_have_their_familys_form() {
+        let hermes = of_text(ToolFormat::Hermes, true);
+        for line in [
+            r#"calls:  call ("\n" call){0,15} "#,
+            "call: call_0 | call_1",
+            r#"call_0: "<tool_call>" "\n{\"name\": \"wind\", \"arguments\": " arguments_0 "}\n" "</tool_call>""#,
+        ] {
+            assert!(hermes.lines().any(|one| one == line), "{line} in\n{hermes}");
+        }
+        assert!(hermes.contains("arguments_1: %json {") && !hermes.contains("thought"), "{hermes}");
+        let special = |text: &str| (text == "[TOOL_CALLS]").then_some(5);
+        let mistral = of(ToolFormat::Mistral, false, Thought::Begun, special);
+        assert!(mistral.starts_with("start: thought calls\ncalls: <[5]> \"[\" call \"]\"\n"), "{mistral}");
+    }
+
+    /// Whether a text follows each of the grammars, and may end.
+    fn follow<'t>(texts: impl IntoIterator<Item = (String, &'t str)>) -> Vec<bool> {
+        let tokenizer = tokenizer_guard::read(&embedded().files["tokenizer.json"]).unwrap();
+        let compiler = Compiler::new(Vocabulary::new(&tokenizer, embedded().card.shape.vocab)).unwrap();
+        let follows = |(grammar, text): (String, &str)| {
+            let mut follow = compiler.compile(&Grammar::Lark(grammar.clone()), &[Token(1)]).unwrap_or_else(|error| {
+                panic!("{error} in\n{grammar}");
+            });
+            let tokens = tokenizer_guard::encode(&tokenizer, text, false).unwrap();
+            let tokens: Vec<Token> = tokens.into_iter().map(Token).collect();
+            follow.consume(&tokens).is_ok() && follow.allowed().is_ok_and(|words| words[0] >> 1 & 1 == 1)
+        };
+        texts.into_iter().map(follows).collect()
+    }
+
+    #[test]
+    fn what_families_write_follows_and_nothing_else() {
+        let wind = r#"{"name": "wind", "arguments": {"town": "Bonn"}}"#;
+        let now = r#"{"name": "now", "arguments": {}}"#;
+        let hermes = |call: &str| format!("<tool_call>\n{call}\n</tool_call>");
+        let texts = [
+            (ToolFormat::Hermes, hermes(wind)),
+            (ToolFormat::Llama3Json, wind.replace("arguments", "parameters")),
+            (ToolFormat::Mistral, format!("[TOOL_CALLS][{wind}]")),
+            (
+                ToolFormat::DeepSeekV3,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>wind\n```json\n{\"town\": \"Bonn\"}\n```\
+                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+                    .to_owned(),
+            ),
+            (
+                ToolFormat::DeepSeekV31,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>".to_owned(),
+            ),
+            (ToolFormat::Json, now.to_owned()),
+        ];
+        let right = texts.iter().flat_map(|(format, text)| {
+            [(of_text(*format, true), text.as_str()), (of_text(*format, false), text.as_str())]
+        });
+        assert!(follow(right).iter().all(|follows| *follows));
+        let (two, list) = (format!("{}\n{}", hermes(wind), hermes(now)), format!("[{wind}, {now}]"));
+        assert_eq!(
+            follow([
+                (of_text(ToolFormat::Hermes, true), two.as_str()),
+                (of_text(ToolFormat::Hermes, false), two.as_str()),
+                (of_text(ToolFormat::Json, true), list.as_str()),
+                (of_text(ToolFormat::Json, false), list.as_str()),
+                (of_text(ToolFormat::Hermes, true), "Good day"),
+                (of_text(ToolFormat::Hermes, true), hermes(&wind.replace("Bonn", "Rome")).as_str()),
+                (of_text(ToolFormat::Hermes, true), hermes(&wind.replace("wind", "rain")).as_str()),
+            ]),
+            [true, false, true, false, false, false, false]
+        );
+    }
+
+    #[test]
+    fn thoughts_come_first() {
+        let call = r#"{"name": "now", "arguments": {}}"#;
+        let begun = format!("One <and> one.\n</think>\n\n{call}");
+        let own = format!("<think>{begun}");
+        let of = |thought| of(ToolFormat::Json, true, thought, |_| None);
+        assert_eq!(
+            follow([
+                (of(Thought::Begun), begun.as_str()),
+                (of(Thought::Begun), call),
+                (of(Thought::May), own.as_str()),
+                (of(Thought::May), call),
+                (of(Thought::None), own.as_str()),
+            ]),
+            [true, false, true, true, false]
+        );
+    }
+
+    /// Marks that are special tokens, in every form.
+    #[test]
+    fn special_tokens_are_named_by_their_ids() {
+        let special = |text: &str| Some(if text.starts_with("</") { 4 } else { 5 });
+        let all = ALL.into_iter().flat_map(|format| {
+            [Thought::None, Thought::May, Thought::Begun].map(|thought| (of(format, true, thought, special), "x"))
+        });
+        // They are grammars.
+        assert_eq!(follow(all).len(), 18);
+    }
+}
