@@ -351,6 +351,7 @@ mod tests {
             models: vec![],
             links: vec![],
             reachable: true,
+            encoders: vec![],
             invites: vec![],
             traffic: vec![],
         };

@@ -9,6 +9,7 @@ pub mod changeover;
 pub mod claim_check;
 pub mod control;
 pub mod default_model;
+pub mod encoding;
 pub mod fallback;
 pub mod gate;
 pub mod gateway;

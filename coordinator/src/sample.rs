@@ -42,6 +42,7 @@ pub fn advert(n: usize) -> Advert {
         models: vec![card()],
         links: vec![],
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     }

@@ -303,6 +303,7 @@ fn advert([step, answer, prompt]: [f64; 3], boast: f64) -> Advert {
         models: vec![],
         links: vec![],
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     }

@@ -49,6 +49,7 @@ fn advert() -> Advert {
         models: vec![],
         links: vec![],
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     }

@@ -51,6 +51,7 @@ fn advert(speed: f64) -> Advert {
         models: vec![card()],
         links: vec![],
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     }

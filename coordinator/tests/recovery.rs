@@ -68,6 +68,7 @@ fn advert(bandwidth: BytesPerSecond) -> Advert {
         models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
         links: (1..9).map(link).collect(),
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     }

@@ -63,6 +63,7 @@ impl Story {
             models: vec![],
             links: vec![],
             reachable: true,
+            encoders: vec![],
             invites: vec![],
             traffic: vec![],
         };

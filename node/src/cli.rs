@@ -134,6 +134,9 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let stay = compute.check().and_then(|()| rest.stay());
         stay.map_err(|e| Exit::new(Kind::Config, format!("--cores: {}", plain::io_error(&e))))?;
     }
+    if verb == "join" && !settings.encoders().is_empty() {
+        bound_candle(settings.threads().map_err(|e| Exit::new(Kind::Config, e.to_string()))?.count);
+    }
     if verb == "join" {
         warn(settings.warnings(machine()));
     }
@@ -355,6 +358,18 @@ pub fn command() -> Command {
                 .arg(Arg::new("shell").required(true).value_parser(clap::value_parser!(clap_complete::Shell))),
         )
         .subcommand(verb("version", "Print the version", "tsnode version --json").arg(json()))
+}
+
+/// Candle, which computes encoders, starts threads of its own for long tensors, as many as the host has cores unless these variables
+/// say otherwise: they are held to what the owner lends. It has no other door for that.
+#[allow(unsafe_code)]
+fn bound_candle(threads: usize) {
+    for name in ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"] {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: this process has no other thread yet that could read its environment.
+            unsafe { std::env::set_var(name, threads.to_string()) };
+        }
+    }
 }
 
 /// `--invite` without its flag.

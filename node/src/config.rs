@@ -31,7 +31,7 @@ use tsnode_coordinator::{
     spot_check::SpotChecks,
 };
 use tsnode_kernels::engine::Threads;
-use tsnode_protocol::{BytesPerSecond, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
+use tsnode_protocol::{BytesPerSecond, EncoderTask, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
 use values::Bytes;
 
 /// The most threads or ranks that are taken for a wish.
@@ -53,7 +53,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 45] = [
+pub const KNOBS: [Knob; 47] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -109,6 +109,16 @@ pub const KNOBS: [Knob; 45] = [
         "draft",
         "",
         "Small model with the tokenizer of --model that guesses for it, as SmolLM2-135M.gguf: a folder, a safetensors or a GGUF file [default: none]",
+    ),
+    knob(
+        "embedding-model",
+        "",
+        "Model to lend for /v1/embeddings, beside whatever else is lent: a folder with safetensors, as all-MiniLM-L6-v2 [default: none]",
+    ),
+    knob(
+        "rerank-model",
+        "",
+        "Cross-encoder to lend for /v1/rerank, as ms-marco-MiniLM-L6-v2: a folder with safetensors [default: none]",
     ),
     knob("spot-check", "auto", "Have others compute a token of some answers again (auto), or trust every peer (never)"),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
@@ -421,6 +431,7 @@ impl Settings {
             threads: self.threads()?,
             cores: self.cores()?.map(|(compute, _)| compute),
             memory_bytes: self.parse::<Bytes>("memory")?.map(|b| b.0),
+            encoders: self.encoders(),
             hours: self.parse("hours")?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
             kv_dtype: self
@@ -488,7 +499,11 @@ impl Settings {
         Ok(self.parse::<Cores>("cores")?.map(|cores| cores.divided(threads)))
     }
 
-    fn threads(&self) -> Result<Threads, ConfigError> {
+    /// Threads that compute, and the ranks that share them.
+    ///
+    /// # Errors
+    /// When one is no such number, or they do not fit the processors that are named.
+    pub fn threads(&self) -> Result<Threads, ConfigError> {
         let number = |name| self.whole(name, 1..=MOST_THREADS);
         let named = self.parse::<Cores>("cores")?.map(|cores| cores.len());
         let cores = self.all_cores()?;
@@ -579,6 +594,14 @@ impl Settings {
             (_, ModelChoice::None) => Err(self.wrong("draft", "there is no model to guess for".into())),
             (path, _) => Ok(Some(PathBuf::from(path)).filter(|_| self.text("guess") != "never")),
         }
+    }
+
+    /// Encoders to lend, each a folder and what it is to be.
+    #[must_use]
+    pub fn encoders(&self) -> Vec<(PathBuf, EncoderTask)> {
+        let named = [("embedding-model", EncoderTask::Embed), ("rerank-model", EncoderTask::Score)];
+        let named = named.map(|(name, task)| (PathBuf::from(self.text(name)), task));
+        named.into_iter().filter(|(path, _)| !path.as_os_str().is_empty()).collect()
     }
 
     /// A peer whose network may not be broken has no wall to pretend.

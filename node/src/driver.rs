@@ -37,8 +37,8 @@ use tsnode_coordinator::{
     waiting::{self, NotReady, Scene, Seen, Stage},
 };
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, Group, GroupId, Heartbeat, Invite, Load, ModelCard, ModelId, PeerId, Plan, Signed, Term,
-    Traffic, Verified, codec,
+    Advert, EncoderCard, Epoch, Gossip, Group, GroupId, Heartbeat, Invite, Load, ModelCard, ModelId, PeerId, Plan,
+    Signed, Term, Traffic, Verified, codec,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -75,6 +75,8 @@ pub struct Driver {
     pub heartbeat_sender: HeartbeatSender,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
+    /// Encoders to lend, as long as anything is lent.
+    pub encoders: Vec<EncoderCard>,
     /// Whether the model inside the program is lent, where the owner named none.
     pub fallback: Option<Fallback>,
     /// What is known of why this peer waits.
@@ -408,7 +410,8 @@ impl Driver {
                 if let Some(plan) = self.control.plan().filter(|_| !devices.is_empty()) {
                     self.host.adopt(Arc::new(plan.clone()), self.beside.clone()).await.ok()?;
                 }
-                self.advertise(|advert| advert.devices = devices)
+                let encoders = if self.owner.lending() == Lending::Lends { self.encoders.clone() } else { Vec::new() };
+                self.advertise(|advert| (advert.devices, advert.encoders) = (devices, encoders))
             }
             Turn::Rest => {
                 self.host.rest().await.ok()?;
@@ -573,6 +576,10 @@ impl Driver {
         for card in adverts.values().flat_map(|a| &a.models) {
             models.entry((card.name.clone(), card.id)).or_insert_with(|| card.clone());
         }
+        let mut encoders: BTreeMap<_, EncoderCard> = BTreeMap::new();
+        for card in adverts.values().flat_map(|a| &a.encoders) {
+            encoders.entry((card.name.clone(), card.id)).or_insert_with(|| card.clone());
+        }
         let name = |peer: PeerId| adverts.get(&peer).map(|a| a.name.clone()).unwrap_or_default();
         let cut_off = |(id, cut): (PeerId, &CutOff)| CutOffView {
             id,
@@ -608,6 +615,7 @@ impl Driver {
             view.link_ages = ages;
             view.cut_off = cut_off;
             view.models = models.into_values().collect();
+            view.encoders = encoders.into_values().collect();
             view.default_model = default;
             view.short = short;
             view.addresses.clone_from(&self.invite.addresses);

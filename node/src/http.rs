@@ -7,6 +7,7 @@ mod bodies;
 mod calls;
 mod chat;
 mod complete;
+mod embeddings;
 mod ends;
 mod error;
 mod faults;
@@ -25,6 +26,7 @@ mod owner;
 mod params;
 mod prompt_logprobs;
 mod request;
+mod rerank;
 mod respond;
 mod responses;
 mod running;
@@ -45,7 +47,9 @@ pub use error::ApiError;
 pub use metrics::Metrics;
 pub use texts::Texts;
 
-use crate::{doors::Door, faults::Faults, gateway::Gateway, measure::Measurer, owner::Helm, view::SwarmView};
+use crate::{
+    doors::Door, embedding::Encoders, faults::Faults, gateway::Gateway, measure::Measurer, owner::Helm, view::SwarmView,
+};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -82,6 +86,7 @@ pub struct ApiState {
     view: watch::Receiver<SwarmView>,
     controls: Controls,
     texts: Texts,
+    encoders: Encoders,
     bodies: bodies::Bodies,
     metrics: Arc<Metrics>,
     traces: Arc<traces::Traces>,
@@ -105,6 +110,7 @@ impl ApiState {
             view,
             controls,
             texts,
+            encoders: Encoders::channel().0,
             bodies: bodies::Bodies::default(),
             metrics: Arc::default(),
             traces: Arc::default(),
@@ -112,6 +118,12 @@ impl ApiState {
             running: Arc::default(),
             gatekeeper: Arc::new(gatekeeper),
         }
+    }
+
+    /// The same, with encoders to ask.
+    #[must_use]
+    pub fn with_encoders(self, encoders: Encoders) -> Self {
+        Self { encoders, ..self }
     }
 
     fn view(&self) -> SwarmView {
@@ -136,6 +148,8 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
         .route("/openapi.json", get(openapi::document))
+        .route("/v1/embeddings", post(embeddings::handle))
+        .route("/v1/rerank", post(rerank::handle))
         .route("/healthz", get(api::health))
         .route("/health", get(api::health))
         .route("/readyz", get(api::ready))

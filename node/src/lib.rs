@@ -9,6 +9,7 @@ pub mod cores;
 pub mod disk;
 pub mod doors;
 pub mod driver;
+pub mod embedding;
 pub mod exit;
 pub mod faults;
 pub mod gateway;

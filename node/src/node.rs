@@ -12,6 +12,7 @@ use crate::{
     carrier, cores,
     doors::{self, Doors},
     driver::{Driver, Reasons},
+    embedding::{self, Asker, Encoders, Lenders},
     faults::{self, Faults},
     gateway::{Drive, Gateway, Submission},
     heartbeats::{HeartbeatSender, Inbox},
@@ -107,12 +108,19 @@ pub async fn run(
     let twins = twins::watch(ground.identity.clone(), ground.process, ground.former.clone(), front.view.clone());
     ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(twins));
     let (roster_writer, roster) = Roster::channel();
-    let (advert, shelf, links) = (lent.advert.clone(), lent.shelf.clone(), planes.links);
+    let lenders = lent::lenders(&ground.config, &owner.moving())?;
+    let (advert, shelf, links) =
+        (Advert { encoders: lenders.cards(), ..lent.advert.clone() }, lent.shelf.clone(), planes.links);
     let fallback = ground.fallback(&advert);
     let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
-    let host =
-        ground.host(lent, planes.incoming, (&links, &roster, &response_log), (owner.moving(), gone), broken.clone())?;
+    let host = ground.host(
+        (lent, lenders.clone()),
+        planes.incoming,
+        (&links, &roster, &response_log),
+        (owner.moving(), gone),
+        broken.clone(),
+    )?;
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
@@ -120,6 +128,8 @@ pub async fn run(
         tasks.spawn(faults::cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
+    let asker = Asker::new(ground.identity.peer_id(), links.clone(), roster.clone(), lenders.clone());
+    tasks.spawn(embedding::run(asker, front.encodings, tasks.clone(), ends.clone()));
     let (routes, view) = watch::channel(View::default());
     if let Some(broken) = &broken {
         tasks.spawn(faults::make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
@@ -145,6 +155,7 @@ pub async fn run(
         heartbeats,
         heartbeat_sender: HeartbeatSender::new(links.clone(), tasks.clone()),
         advert,
+        encoders: lenders.cards(),
         fallback,
         reasons: Reasons::new(ground.bootstrap().len()),
         data_port: planes.data_port,
@@ -218,6 +229,7 @@ struct Front {
     view: watch::Sender<SwarmView>,
     submissions: mpsc::Receiver<Submission>,
     queries: mpsc::Receiver<FilesQuery>,
+    encodings: mpsc::Receiver<embedding::Query>,
     /// At each of its ports.
     serving: Vec<JoinHandle<std::io::Result<()>>>,
     end: CancellationToken,
@@ -274,7 +286,8 @@ impl Ground {
         let gatekeeper = gatekeeper.with_local(local).with_sites(self.config.sites.clone());
         let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
         let texts = Texts::new(models, templates).reading(self.config.special_text).parsing(self.config.parsers);
-        let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper);
+        let (encoders, encodings) = Encoders::channel();
+        let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper).with_encoders(encoders);
         let end = CancellationToken::new();
         let serving = [Some(listener), ollama]
             .into_iter()
@@ -283,7 +296,7 @@ impl Ground {
         let serving = serving.collect();
         let written = self.store.write_file(HTTP_FILE, &format!("{at}\n"));
         written.map_err(|error| not_written(&self.store, HTTP_FILE, error))?;
-        Ok(Front { view, submissions, queries, serving, end })
+        Ok(Front { view, submissions, queries, encodings, serving, end })
     }
 
     async fn planes(
@@ -347,7 +360,7 @@ impl Ground {
 
     fn host(
         &self,
-        lent: lent::Lent,
+        (lent, lenders): (lent::Lent, Lenders),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
@@ -371,6 +384,7 @@ impl Ground {
             source: lent.source,
             draft: lent.draft,
             shelf: lent.shelf,
+            lenders,
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
             threads: self.config.threads,
@@ -560,6 +574,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         ready_groups: Vec::new(),
         peers: Vec::new(),
         models: Vec::new(),
+        encoders: Vec::new(),
         default_model: None,
         short: Vec::new(),
         cut_off: Vec::new(),

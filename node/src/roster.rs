@@ -52,6 +52,13 @@ impl Roster {
         self.adverts.borrow().iter().filter(|(_, a)| has(a)).map(|(peer, _)| *peer).collect()
     }
 
+    /// Peers that say they lend this encoder now.
+    #[must_use]
+    pub fn encoding(&self, model: tsnode_protocol::ModelId) -> Vec<PeerId> {
+        let lends = |a: &Advert| a.encoders.iter().any(|card| card.id == model);
+        self.adverts.borrow().iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect()
+    }
+
     /// The card of `model`, from the first peer that has it.
     #[must_use]
     pub fn card(&self, model: tsnode_protocol::ModelId) -> Option<tsnode_protocol::ModelCard> {

@@ -10,7 +10,7 @@ use tsnode_coordinator::{
 };
 use tsnode_kernels::load::{InUse, Progress};
 use tsnode_protocol::{
-    Advert, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, SwarmId, Term,
+    Advert, EncoderCard, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, SwarmId, Term,
 };
 
 /// How far a peer has come on its way to being useful.
@@ -112,6 +112,9 @@ pub struct SwarmView {
     pub peers: Vec<PeerView>,
     /// Models somebody in the swarm has, by name.
     pub models: Vec<ModelCard>,
+    /// Encoders that somebody in the swarm lends now, by name.
+    #[serde(default)]
+    pub encoders: Vec<EncoderCard>,
     /// The model of requests that name none.
     #[serde(default)]
     pub default_model: Option<ModelId>,
@@ -243,6 +246,7 @@ pub(crate) mod tests {
             ready_groups: vec![],
             peers: vec![],
             models: vec![],
+            encoders: vec![],
             default_model: None,
             short: vec![],
             cut_off: vec![],

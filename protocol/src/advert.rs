@@ -1,8 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds, Term,
-    TicketNotice, Traffic, codec::CodecError, limits,
+    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds,
+    Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,9 @@ pub struct Advert {
     pub devices: Vec<Device>,
     /// Models this peer has the weights of.
     pub models: Vec<ModelCard>,
+    /// Encoders that this peer lends now.
+    #[serde(default)]
+    pub encoders: Vec<EncoderCard>,
     /// Links measured from this peer.
     pub links: Vec<Link>,
     /// Whether other peers can open connections to this one.
@@ -193,6 +196,7 @@ impl Advert {
             || self.data_addresses.len() > limits::ADDRESSES
             || self.devices.len() > limits::DEVICES
             || self.models.len() > limits::MODELS
+            || self.encoders.len() > limits::ENCODERS
             || self.links.len() > limits::LINKS
             || self.invites.len() > limits::INVITES
             || self.traffic.len() > limits::MODELS
@@ -217,6 +221,7 @@ impl Advert {
             return Err(CodecError::Invalid("link figures out of range"));
         }
         self.traffic.iter().try_for_each(Traffic::check)?;
+        self.encoders.iter().try_for_each(EncoderCard::check)?;
         self.models.iter().try_for_each(ModelCard::check)
     }
 }

@@ -7,6 +7,7 @@ pub mod advert;
 pub mod checksum;
 pub mod codec;
 pub mod constraint;
+pub mod encoder;
 pub mod envelope;
 mod generation;
 pub mod gossip;
@@ -34,6 +35,7 @@ pub use advert::{
     TimedStep,
 };
 pub use constraint::{Constraint, Grammar};
+pub use encoder::{EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
 pub use gpu::{DriverVersion, DriverVersionError, Gpus};

@@ -27,6 +27,14 @@ pub const DEVICES: usize = 64;
 pub const CUT_OFF: usize = 64;
 /// Models in one advert.
 pub const MODELS: usize = 64;
+/// Encoders in one advert.
+pub const ENCODERS: usize = 16;
+/// Values of an encoder's vector.
+pub const ENCODER_DIMENSIONS: u32 = 1 << 16;
+/// Inputs in one request to an encoder: a gateway cuts longer lists.
+pub const ENCODER_INPUTS: usize = 64;
+/// Those inputs together (bytes); less than a frame, for their lengths travel with them.
+pub const ENCODER_BYTES: usize = 3 * 1024 * 1024;
 /// Links in one advert.
 pub const LINKS: usize = 1024;
 /// Addresses in one advert or invite.

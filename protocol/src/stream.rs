@@ -10,6 +10,7 @@ use crate::RequestId;
 use crate::{
     BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, Sampled, Seconds, Signed, Token,
     codec::{self, CodecError},
+    encoder::EncodeRequest,
     kv::{Delivery, KvHeader, KvPace},
     limits,
     proof::{Code, Nonce},
@@ -73,6 +74,8 @@ pub enum Opening {
     /// Member of a group → its leader; leader, or whoever has no group → those who listen: signed heartbeats, the sender's
     /// own and those that it leads. No answer.
     Heartbeats(Vec<Signed<Gossip>>),
+    /// Gateway → a peer that lends an encoder. Answer: [`crate::EncodeEvent`]s.
+    Encode(EncodeRequest),
 }
 
 /// The most bytes one probe may send.
@@ -332,6 +335,7 @@ impl Opening {
             Self::Kv(header) => header.check(),
             Self::File { name, .. } if name.len() > 64 => Err(CodecError::Invalid("file name too long")),
             Self::Meet(meeting) => meeting.check(),
+            Self::Encode(request) => request.check(),
             Self::Heartbeats(words) if !(1..=limits::HEARTBEATS).contains(&words.len()) => {
                 Err(CodecError::Invalid("no heartbeats, or too many"))
             }

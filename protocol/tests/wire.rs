@@ -5,12 +5,12 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, Endorsement, Epoch, FlopsPerSecond,
-    Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
-    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling,
-    Seconds, Secret, Signed, Stage, StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep,
-    Token, TokenLogprob, Traffic,
+    Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
+    EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, FlopsPerSecond, Gossip, Gpus,
+    Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile, LayerRange, Link,
+    LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase,
+    Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage,
+    StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -101,6 +101,13 @@ fn advert() -> Advert {
         data_addresses: vec!["10.0.0.1:7447".parse().unwrap(), "[::1]:7447".parse().unwrap()],
         devices: vec![device],
         models: vec![ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] }],
+        encoders: vec![EncoderCard {
+            id: ModelId([6; 16]),
+            name: "encoder".into(),
+            task: EncoderTask::Embed,
+            dimensions: 384,
+            context: 512,
+        }],
         links: vec![link, relayed],
         reachable: true,
         invites: vec![TicketNotice { id: InviteId([4; 8]), key: TicketKey([5; 32]), expires: 1 << 31, counted: true }],
@@ -232,6 +239,15 @@ fn openings() -> Vec<(&'static str, Opening)> {
         kv_stream: KvStream { index: 1, of: 2 },
         tokens: 200,
     };
+    let encode = EncodeRequest {
+        model: ModelId([6; 16]),
+        inputs: vec![
+            EncoderInput::Text("a text".into()),
+            EncoderInput::Tokens(vec![Token(101), Token(300)]),
+            EncoderInput::Pair("query".into(), "text".into()),
+        ],
+        truncate: Some(256),
+    };
     vec![
         ("opening prove", Opening::Prove(Nonce([1; 32]), Use::KvStream)),
         ("opening decode", Opening::Decode(decode)),
@@ -245,6 +261,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         ),
         ("opening probe", Opening::Probe { bytes: 65_536 }),
         ("opening where", Opening::Where),
+        ("opening encode", Opening::Encode(encode)),
         ("opening meet", Opening::Meet(Meeting { addresses: vec!["192.0.2.7:4001".parse().unwrap()] })),
     ]
 }
@@ -344,6 +361,12 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("prefill first", codec::encode(&PrefillEvent::First { sampled: sampled(), computed, cached: 500 })),
         ("prefill kv sent", codec::encode(&PrefillEvent::KvSent { bytes: 1 << 20, after: Seconds(0.5) })),
         ("prefill failed", codec::encode(&PrefillEvent::Failed("gone".into()))),
+        ("encoded", codec::encode(&EncodeEvent::Encoded(Encoded { tokens: 5, values: vec![0.25, -1.5] }))),
+        ("encoding done", codec::encode(&EncodeEvent::Done { waiting: 300 })),
+        (
+            "encoding refused",
+            codec::encode(&EncodeEvent::Refused(EncodeRefusal::TooLong { index: 1, tokens: 600, context: 512 })),
+        ),
         ("train seen", codec::encode(&TrainSeen { rate: Some(BytesPerSecond(1.25e8)) })),
         ("seen at", codec::encode(&SeenAt { address: Some("192.0.2.7:4001".parse().unwrap()) })),
         ("meeting", codec::encode(&Meeting { addresses: vec!["192.0.2.7:4001".parse().unwrap()] })),
@@ -393,6 +416,7 @@ fn read_as_everything(bytes: &[u8]) -> bool {
         read::<DecodeEvent>(bytes),
         read::<PrefillEvent>(bytes),
         read::<Invite>(bytes),
+        read::<EncodeEvent>(bytes),
     ];
     gossip.is_ok() || opening.is_ok() || ring.is_ok() || tile.is_ok() || signed.is_ok() || others.contains(&true)
 }

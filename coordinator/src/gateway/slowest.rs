@@ -249,6 +249,7 @@ mod tests {
             models: vec![],
             links: links.iter().map(link).collect(),
             reachable: true,
+            encoders: vec![],
             invites: vec![],
             traffic: vec![],
         }

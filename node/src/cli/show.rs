@@ -14,7 +14,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Device, Group, LayerProfile, PeerId, Phase, Stage};
+use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, PeerId, Phase, Stage};
 
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
     Peer::find(settings, matches)?.view().await
@@ -127,6 +127,25 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
             holders.to_string(),
         ]);
     }
+    table(&rows)?;
+    encoders(&view)
+}
+
+/// Those that make vectors and scores, where there are any.
+fn encoders(view: &SwarmView) -> Result<(), Exit> {
+    if view.encoders.is_empty() {
+        return Ok(());
+    }
+    let mut rows = vec![["ENCODER", "ID", "MAKES", "CONTEXT", "PEERS"].map(String::from).to_vec()];
+    for card in &view.encoders {
+        let lenders = view.peers.iter().filter(|p| p.advert.encoders.iter().any(|other| other.id == card.id)).count();
+        let makes = match card.task {
+            EncoderTask::Embed => format!("vectors of {}", card.dimensions),
+            EncoderTask::Score => "scores".into(),
+        };
+        rows.push(vec![card.name.clone(), card.id.to_string(), makes, card.context.to_string(), lenders.to_string()]);
+    }
+    say!("");
     table(&rows)
 }
 

@@ -278,6 +278,7 @@ mod tests {
             models: vec![gpu()],
             links: vec![],
             reachable: true,
+            encoders: vec![],
             invites: vec![],
             traffic: vec![],
         };

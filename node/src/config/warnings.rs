@@ -48,6 +48,9 @@ impl Settings {
         if on("no-model") {
             let of_lenders =
                 ["memory", "kv-memory", "kv-dtype", "device", "threads", "tensor-parallel", "hours", "guess", "draft"];
+            // An encoder is lent for itself.
+            let encodes = ["embedding-model", "rerank-model"].iter().any(|name| !is(name, ""));
+            let of_lenders = of_lenders.into_iter().filter(|name| !encodes || !["threads", "hours"].contains(name));
             idle.extend(of_lenders.map(|name| (name, "a gateway lends nothing (--no-model)".to_owned())));
         }
         if is("guess", "never") {

@@ -14,7 +14,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tsnode_protocol::ModelCard;
+use tsnode_protocol::{EncoderCard, ModelCard};
 
 pub(super) async fn page() -> Html<&'static str> {
     Html(include_str!("page.html"))
@@ -31,13 +31,32 @@ fn model_json(card: &ModelCard) -> Value {
     })
 }
 
+fn encoder_json(card: &EncoderCard) -> Value {
+    json!({
+        "id": card.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "swarm",
+        "max_model_len": card.context,
+        "tsnode_id": card.id,
+        "tsnode_task": card.task,
+        "tsnode_dimensions": card.dimensions,
+    })
+}
+
 pub(super) async fn models(State(state): State<ApiState>) -> Json<Value> {
-    let data: Vec<Value> = state.view.borrow().models.iter().map(model_json).collect();
+    let view = state.view.borrow();
+    let data: Vec<Value> = view.models.iter().map(model_json).chain(view.encoders.iter().map(encoder_json)).collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
 pub(super) async fn model(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    find_card(&state.view.borrow(), Some(&id)).map(|card| Json(model_json(card)))
+    let view = state.view.borrow();
+    let encoder = view.encoders.iter().find(|card| card.name == id || card.id.to_string() == id);
+    match encoder.filter(|_| !view.models.iter().any(|card| card.name == id)) {
+        Some(card) => Ok(Json(encoder_json(card))),
+        None => find_card(&view, Some(&id)).map(|card| Json(model_json(card))),
+    }
 }
 
 pub(super) async fn health() -> Json<Value> {

@@ -95,6 +95,12 @@ impl Bodies {
         self.read_by(headers, body, parse).await.map(|(asked, ())| asked)
     }
 
+    /// Reads a request for vectors or scores, where inputs have so many tokens at most.
+    pub async fn read_inputs(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<Asked, ApiError> {
+        let parse = move |bytes: &[u8]| Ok((Fields::parse_inputs(bytes, tokens)?, ()));
+        self.read_by(headers, body, parse).await.map(|(asked, ())| asked)
+    }
+
     /// Reads a request in any form that `parse` makes fields of, and something more.
     pub async fn read_by<T: Send + 'static>(
         &self,
@@ -111,12 +117,12 @@ impl Bodies {
             }
         };
         let (length, headers) = (bytes.len(), headers.clone());
-        let parse = move || {
+        let read = move || {
             let naming = Naming::of(&headers, &bytes)?;
             let (fields, more) = parse(mend::json(&mut bytes))?;
             Ok((Asked { place, naming, fields }, more))
         };
-        self.0.parsers.run(length, parse).await.unwrap_or_else(|error| Err(busy(&error)))
+        self.0.parsers.run(length, read).await.unwrap_or_else(|error| Err(busy(&error)))
     }
 
     async fn receive(

@@ -23,10 +23,16 @@ use serde_json::{Map, Value};
 use std::fmt;
 use tsnode_kernels::memory;
 
+/// Inputs of one request for vectors or scores: as many as OpenAI takes.
+pub(super) const INPUTS: usize = 2048;
+
 /// A request's JSON object, from which fields are taken one by one; what is left at the end is unknown.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     prompt: Option<Prompt>,
+    /// What is to be encoded: `input`, or `documents`.
+    input: Option<Prompt>,
+    documents: Option<Prompt>,
     messages: Option<Messages>,
     others: Map<String, Value>,
 }
@@ -34,14 +40,24 @@ pub(super) struct Fields {
 impl Fields {
     /// Reads a body in which prompts have so many tokens at most.
     pub(super) fn parse(body: &[u8], tokens: usize) -> Result<Self, ApiError> {
+        Self::read(body, tokens, Lists::OfPrompts)
+    }
+
+    /// Reads a body with lists of what is to be encoded.
+    pub(super) fn parse_inputs(body: &[u8], tokens: usize) -> Result<Self, ApiError> {
+        Self::read(body, tokens, Lists::OfInputs)
+    }
+
+    fn read(body: &[u8], tokens: usize, lists: Lists) -> Result<Self, ApiError> {
         let wrong = |message: String| ApiError::Invalid { message, param: None };
         if let Err(error) = std::str::from_utf8(body) {
             return Err(wrong(format!("The body is not UTF-8: {error}")));
         }
         let mut budget = Budget::default();
         let mut json = serde_json::Deserializer::from_slice(body);
-        let read =
-            Object { budget: &mut budget, tokens }.deserialize(&mut json).and_then(|read| json.end().map(|()| read));
+        let read = Object { budget: &mut budget, tokens, lists }
+            .deserialize(&mut json)
+            .and_then(|read| json.end().map(|()| read));
         match read {
             Ok(Some(fields)) => Ok(fields),
             Ok(None) => Err(wrong("The body must be a JSON object".into())),
@@ -52,6 +68,16 @@ impl Fields {
     /// The prompts, unless they are absent or null.
     pub(super) fn prompt(&mut self) -> Option<Prompt> {
         self.prompt.take()
+    }
+
+    /// What is to be encoded, unless it is absent or null.
+    pub(super) fn input(&mut self) -> Option<Prompt> {
+        self.input.take()
+    }
+
+    /// What is to be ranked, unless it is absent or null.
+    pub(super) fn documents(&mut self) -> Option<Prompt> {
+        self.documents.take()
     }
 
     /// The conversation, unless it is absent or null.
@@ -123,7 +149,9 @@ impl Fields {
         let other = self.others.into_iter().find(|(_, v)| !v.is_null()).map(|(name, _)| name);
         let prompt = self.prompt.map(|_| "prompt".to_owned());
         let messages = self.messages.map(|_| "messages".to_owned());
-        match other.or(prompt).or(messages) {
+        let input = self.input.map(|_| "input".to_owned());
+        let documents = self.documents.map(|_| "documents".to_owned());
+        match other.or(prompt).or(messages).or(input).or(documents) {
             None => Ok(()),
             Some(name) => {
                 let name: String = name.chars().take(64).collect();
@@ -141,6 +169,15 @@ fn unparsed(error: &serde_json::Error) -> String {
 struct Object<'b> {
     budget: &'b mut Budget,
     tokens: usize,
+    lists: Lists,
+}
+
+/// Which fields are long lists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lists {
+    OfPrompts,
+    /// `input`, and `documents`.
+    OfInputs,
 }
 
 impl<'de> DeserializeSeed<'de> for Object<'_> {
@@ -162,7 +199,15 @@ impl<'de> Visitor<'de> for Object<'_> {
         let mut fields = Fields::default();
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
-                "prompt" => fields.prompt = map.next_value_seed(ReadPrompt { tokens: self.tokens })?,
+                "prompt" => {
+                    fields.prompt = map.next_value_seed(ReadPrompt { tokens: self.tokens, most: SUBMISSIONS })?
+                }
+                "input" if self.lists == Lists::OfInputs => {
+                    fields.input = map.next_value_seed(ReadPrompt { tokens: self.tokens, most: INPUTS })?;
+                }
+                "documents" if self.lists == Lists::OfInputs => {
+                    fields.documents = map.next_value_seed(ReadPrompt { tokens: self.tokens, most: INPUTS })?;
+                }
                 "messages" => fields.messages = map.next_value_seed(ReadMessages)?,
                 _ => {
                     self.budget.field(&name)?;

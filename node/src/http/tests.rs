@@ -355,6 +355,7 @@ fn with_a_card() -> PeerView {
         models: vec![],
         links: vec![],
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     };

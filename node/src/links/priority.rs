@@ -30,6 +30,7 @@ impl Kind {
             | Opening::Recall(_)
             | Opening::Where
             | Opening::Meet(_)
+            | Opening::Encode(_)
             | Opening::Heartbeats(_) => Self::Words,
             Opening::Ring(_) => Self::Activations,
             Opening::Kv(_) => Self::Kv,

@@ -13,6 +13,8 @@ const KV: RateLimit = RateLimit {
     per_second: WORK.per_second * limits::KV_STREAMS as f64,
     burst: WORK.burst * limits::KV_STREAMS as f64,
 };
+/// A text is encoded in milliseconds, and who finds a lender busy asks again; what is taken on is bounded by the lender's queue.
+const ENCODE: RateLimit = RateLimit { per_second: 4000.0, burst: 20_000.0 };
 /// Rings are built anew a few times a second while a stage is loading, files fetched once, links probed rarely.
 const RARE: RateLimit = RateLimit { per_second: 20.0, burst: 200.0 };
 /// Each may bring 32 MiB: a probe a minute, and a transfer of eight times that now and then.
@@ -63,5 +65,6 @@ fn kind(opening: &Opening) -> (u8, RateLimit) {
         Opening::Where => (9, RARE),
         Opening::Meet(_) => (10, MEETINGS),
         Opening::Heartbeats(_) => (11, RARE),
+        Opening::Encode(_) => (12, ENCODE),
     }
 }

@@ -2,17 +2,22 @@
 
 use super::{ModelChoice, NodeConfig, NodeError, devices::Devices};
 use crate::{
+    embedding::{Computing, Lender, Lenders},
     library::Shelf,
     store::Store,
     text::{Templates, TextError, TextModel, speak_alike},
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio::sync::watch;
 use tsnode_kernels::{
     device::Host as Hardware,
     engine::Engine,
     source::{ModelSource, SourceError},
 };
-use tsnode_protocol::{Advert, Device};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
 
 /// A peer's model, what it computes with, and its advert.
 pub(super) struct Lent {
@@ -106,6 +111,20 @@ async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
     }
 }
 
+/// Reads the encoders to lend and starts their threads; `moving` says when what runs here is for others to go on with.
+pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Result<Lenders, NodeError> {
+    let computing = Computing { threads: config.threads.count, cores: config.cores.as_ref() };
+    let start = |(path, task): &(PathBuf, EncoderTask)| {
+        let lender = Lender::start(path, *task, computing, moving.clone())?;
+        let EncoderCard { name, dimensions, context, .. } = lender.card();
+        tracing::info!(name, dimensions, context, "lends an encoder");
+        Ok(lender)
+    };
+    let started: Result<Vec<Lender>, NodeError> =
+        tokio::task::block_in_place(|| config.encoders.iter().map(start).collect());
+    Ok(Lenders::new(started?))
+}
+
 fn advert(config: &NodeConfig, source: Option<&ModelSource>, devices: Vec<Device>) -> Advert {
     Advert {
         name: config.name.clone(),
@@ -116,6 +135,7 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, devices: Vec<Device
         models: source.map(|s| s.card().clone()).into_iter().collect(),
         links: Vec::new(),
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     }

@@ -2,6 +2,7 @@
 
 use crate::{
     cores::Cores,
+    embedding::EncoderError,
     faults::Wall,
     hardware::{DeviceChoice, LendError},
     identity::IdentityError,
@@ -25,7 +26,7 @@ use tsnode_coordinator::{
     spot_check::SpotChecks,
 };
 use tsnode_kernels::{engine::Threads, source::SourceError};
-use tsnode_protocol::{Invite, KvCodec, KvDtype, kv::KvPace};
+use tsnode_protocol::{EncoderTask, Invite, KvCodec, KvDtype, kv::KvPace};
 
 /// What model a peer serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +107,8 @@ pub struct NodeConfig {
     pub speculation: Speculation,
     /// A small model that guesses for it.
     pub draft: Option<PathBuf>,
+    /// Encoders to lend, each a folder and what it is to be.
+    pub encoders: Vec<(PathBuf, EncoderTask)>,
     /// Hours in which the host is lent; all of them where none are named.
     pub hours: Option<Hours>,
     /// Groups asked for.
@@ -165,6 +168,9 @@ pub enum NodeError {
         /// Why not.
         error: VocabularyError,
     },
+    /// An encoder.
+    #[error(transparent)]
+    Encoder(#[from] EncoderError),
     /// An address is taken or cannot be had.
     #[error("cannot listen on {address} ({what}): {error}")]
     Listen {

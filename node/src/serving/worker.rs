@@ -13,6 +13,7 @@ use super::{
     stage::StageContext,
 };
 use crate::{
+    embedding::Lenders,
     library::Shelf,
     links::{Incoming, IncomingStream, Links, Stream},
     response_log::ResponseLog,
@@ -74,6 +75,8 @@ pub struct HostSetup {
     pub response_log: ResponseLog,
     /// What the shelf of small files gives to others.
     pub shelf: Shelf,
+    /// Encoders that this peer lends.
+    pub lenders: Lenders,
     /// Elements of KV pages.
     pub dtype: KvDtype,
     /// How leaders batch.
@@ -600,6 +603,10 @@ impl StageManager {
             Opening::Recall(asked) => {
                 let response_log = self.setup.response_log.clone();
                 self.tasks.spawn(async move { drop(response_log.give(asked, stream).await) });
+            }
+            Opening::Encode(request) => {
+                let lenders = self.setup.lenders.clone();
+                self.tasks.spawn(self.talks.track_future(async move { lenders.serve(request, stream).await }));
             }
             // Answered by the links themselves.
             Opening::Prove(..) | Opening::Probe { .. } | Opening::Where | Opening::Meet(_) | Opening::Heartbeats(_) => {

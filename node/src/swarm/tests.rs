@@ -141,6 +141,7 @@ fn advert(addresses: Vec<String>) -> Gossip {
         models: Vec::new(),
         links: Vec::new(),
         reachable: true,
+        encoders: vec![],
         invites: vec![],
         traffic: vec![],
     };

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use tokenizers::{Decoder, Tokenizer};
+use tokenizers::{Decoder, PostProcessor, Tokenizer, TruncationParams, truncate_encodings};
 
 /// Bytes that normalizers may make of one, all in a row. SentencePiece's make three: a space is written `▁`.
 const GROWTH: usize = 64;
@@ -35,6 +35,31 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u3
     // Fast: without their places in the text.
     let encoding = fenced(|| tokenizer.encode_fast(text, special))?.map_err(|e| e.to_string())?;
     Ok(encoding.get_ids().to_vec())
+}
+
+/// A text, or a pair of texts, as an encoder reads it: with special tokens, cut to so many tokens at its end (of a pair at the end of
+/// the longer). Each token's id, and which of the pair it is of.
+///
+/// # Errors
+/// When the tokenizer cannot.
+pub fn encode_whole(
+    tokenizer: &Tokenizer,
+    (text, second): (&str, Option<&str>),
+    most: Option<usize>,
+) -> Result<(Vec<u32>, Vec<u32>), String> {
+    let encoded = || {
+        let mut first = tokenizer.encode_fast(text, false)?;
+        let mut second = second.map(|second| tokenizer.encode_fast(second, false)).transpose()?;
+        if let Some(most) = most {
+            let added = tokenizer.get_post_processor().map_or(0, |post| post.added_tokens(second.is_some()));
+            let max_length = most.saturating_sub(added);
+            let params = TruncationParams { max_length, ..TruncationParams::default() };
+            (first, second) = truncate_encodings(first, second, &params)?;
+        }
+        tokenizer.post_process(first, second, true)
+    };
+    let encoding = fenced(encoded)?.map_err(|e| e.to_string())?;
+    Ok((encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec()))
 }
 
 /// A token, and the bytes of its text that it is made of: the first, and the one behind the last.

@@ -85,7 +85,7 @@ fn done<T>(work: impl FnOnce() -> T, turn: OwnedSemaphorePermit) -> T {
 }
 
 /// Lets this thread run when no other wants to.
-pub(super) fn give_way() {
+pub(crate) fn give_way() {
     // On Linux threads have priorities of their own; elsewhere it would be the process that gives way.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, NICE);

@@ -22,6 +22,7 @@ fn reading(name: &str) -> Option<&'static str> {
         "order" => "decode order",
         "decode" => "decode event",
         "prefill" => "prefill event",
+        "encoded" | "encoding" => "encode event",
         "kv" if matches!(name, "kv tile" | "kv end") => "kv part",
         "kv" => "kv answer",
         _ => return None,

@@ -9,8 +9,8 @@ use ed25519_dalek::SigningKey;
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 use tsnode_protocol::{
-    Gossip, GroupId, Invite, KvCodec, LayerRange, ModelCard, ModelId, PeerId, Plan, PlanId, RequestId, RingId, Signed,
-    SwarmId,
+    EncodeEvent, Gossip, GroupId, Invite, KvCodec, LayerRange, ModelCard, ModelId, PeerId, Plan, PlanId, RequestId,
+    RingId, Signed, SwarmId,
     codec::{self, Wire},
     kv::{KvAnswer, KvPart},
     ledger, limits,
@@ -29,7 +29,7 @@ pub type Reading = (&'static str, fn(&[u8]) -> bool);
 /// What comes over the control plane, or out of somebody's mail.
 pub const CONTROL: [Reading; 4] = [("envelope", envelope), ("gossip", gossip), ("invite", invite), ("names", names)];
 /// What comes over a data stream, or out of a ledger on a disk.
-pub const DATA: [Reading; 16] = [
+pub const DATA: [Reading; 17] = [
     ("opening", opening),
     ("ring", ring),
     ("kv part", kv_part),
@@ -46,6 +46,7 @@ pub const DATA: [Reading; 16] = [
     ("train seen", frame::<TrainSeen>),
     ("seen at", frame::<SeenAt>),
     ("meeting", meeting),
+    ("encode event", frame::<EncodeEvent>),
 ];
 
 /// Reads all bytes but the first, in the way that one stands for. Says whether something was in them.

@@ -40,13 +40,15 @@ enum Item {
 /// Reads what is given as prompts, of so many tokens each at most; nothing for null.
 pub(super) struct ReadPrompt {
     pub tokens: usize,
+    /// So many prompts at most.
+    pub most: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for ReadPrompt {
     type Value = Option<Prompt>;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        Ok(match from.deserialize_any(ReadItem { lists: 2, tokens: self.tokens })? {
+        Ok(match from.deserialize_any(ReadItem { lists: 2, tokens: self.tokens, most: self.most })? {
             Item::Null => None,
             Item::FixedPlan(one) => Some(Prompt::FixedPlan(vec![one])),
             Item::List(prompt) => Some(prompt),
@@ -60,6 +62,7 @@ impl<'de> DeserializeSeed<'de> for ReadPrompt {
 struct ReadItem {
     lists: u8,
     tokens: usize,
+    most: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for ReadItem {
@@ -109,7 +112,7 @@ impl<'de> Visitor<'de> for ReadItem {
         let Some(lists) = self.lists.checked_sub(1) else { return skip(&mut seq).map(|_| Item::Wrong) };
         let mut read = List::default();
         while let Some(item) = seq.next_element_seed(ReadItem { lists, ..self })? {
-            if let Err(prompt) = read.push(item) {
+            if let Err(prompt) = read.push(item, self.most) {
                 return skip(&mut seq).map(|_| if lists == 0 { Item::Wrong } else { Item::List(prompt) });
             }
             if read.tokens.len() > self.tokens {
@@ -129,12 +132,12 @@ struct List {
 
 impl List {
     /// What the whole is, where this cannot be in it.
-    fn push(&mut self, item: Item) -> Result<(), Prompt> {
+    fn push(&mut self, item: Item, most: usize) -> Result<(), Prompt> {
         match item {
             Item::Token(token) if self.prompts.is_empty() => self.tokens.push(token),
             Item::FixedPlan(given) if self.tokens.is_empty() => {
                 self.prompts.push(given);
-                if self.prompts.len() > SUBMISSIONS {
+                if self.prompts.len() > most {
                     return Err(Prompt::TooMany);
                 }
             }
