@@ -4,7 +4,7 @@
     python3 -m venv /tmp/encoders && /tmp/encoders/bin/pip install torch sentence-transformers
     /tmp/encoders/bin/python scripts/make_encoder_models.py
 
-Weights are random, from a fixed seed, and kept as 16-bit numbers: a model has some 50 kB. Beside each is `expected.json`: texts,
+Weights are random, from a fixed seed, and kept as 16-bit numbers: a model has some 25 kB. Beside each is `expected.json`: texts,
 their tokens, and the vector or score that sentence-transformers gives in single precision with these very weights.
 """
 
@@ -22,9 +22,15 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertModel,
     ModernBertConfig,
     ModernBertModel,
+    NomicBertConfig,
+    NomicBertModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
     Qwen3Config,
     Qwen3Model,
     XLMRobertaConfig,
@@ -133,7 +139,7 @@ def ranker(name, base, tok):
     put(name, rows)
 
 
-SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, "initializer_range": 0.25}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "initializer_range": 0.25}
 
 
 def main():
@@ -153,7 +159,7 @@ def main():
             "tiny-bert-dense",
             BertModel(BertConfig(**bert, hidden_act="gelu_new")),
             tok,
-            lambda d: [Pooling(d, pooling_mode="cls"), Dense(d, 16)],
+            lambda d: [Pooling(d, pooling_mode="cls"), Dense(d, 12)],
         )
     if wanted("tiny-modernbert"):
         config = ModernBertConfig(
@@ -161,6 +167,14 @@ def main():
             bos_token_id=2, eos_token_id=3, local_attention=8, global_attn_every_n_layers=2,
         )
         embedder("tiny-modernbert", ModernBertModel(config), tok, lambda d: [Pooling(d, pooling_mode="mean")])
+    if wanted("tiny-nomic"):
+        config = NomicBertConfig(**{**SMALL, "vocab_size": vocab}, max_position_embeddings=64, pad_token_id=0)
+        embedder("tiny-nomic", NomicBertModel(config), tok, lambda d: [Pooling(d, pooling_mode="mean")])
+    if wanted("tiny-distilbert"):
+        config = DistilBertConfig(
+            vocab_size=vocab, dim=16, n_layers=2, n_heads=4, hidden_dim=24, initializer_range=0.25, max_position_embeddings=64
+        )
+        embedder("tiny-distilbert", DistilBertModel(config), tok, lambda d: [Pooling(d, pooling_mode="max")])
     if wanted("tiny-bert-ranker"):
         ranker("tiny-bert-ranker", BertForSequenceClassification(BertConfig(**bert, num_labels=1)), tok)
     tok, vocab = roberta_tokenizer()
@@ -173,6 +187,12 @@ def main():
         roberta.num_labels = 1
         ranker("tiny-roberta-ranker", XLMRobertaForSequenceClassification(roberta), tok)
     tok, vocab = tokenizer(("<pad>", 0), ("<unk>", 1), ("<end>", 2), ("<end>", 2))
+    if wanted("tiny-qwen2"):
+        config = Qwen2Config(
+            **SMALL, vocab_size=vocab, max_position_embeddings=64, num_key_value_heads=2, tie_word_embeddings=True,
+            pad_token_id=0, bos_token_id=2, eos_token_id=2,
+        )
+        embedder("tiny-qwen2", Qwen2Model(config), tok, lambda d: [Pooling(d, pooling_mode="weightedmean")])
     if wanted("tiny-qwen3"):
         config = Qwen3Config(
             **SMALL, vocab_size=vocab, max_position_embeddings=64, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,

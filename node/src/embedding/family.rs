@@ -207,21 +207,31 @@ fn modernbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
 
 fn nomic(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
     config.only("activation_function", &[json!("swiglu")])?;
+    config.only("hidden_act", &[json!("silu")])?;
     config.only("prenorm", &[json!(false)])?;
     config.only("rotary_emb_scale_base", &[])?;
     config.only("rotary_scaling_factor", &[])?;
-    let read = sizes(config, ["n_embd", "n_head", "n_positions"], 0)?;
+    // The model's own files name its sizes as GPT-2's do, transformers as BERT's.
+    let names = if config.json["n_embd"].is_null() {
+        ["hidden_size", "num_attention_heads", "max_position_embeddings", "num_hidden_layers", "intermediate_size"]
+    } else {
+        ["n_embd", "n_head", "n_positions", "n_layer", "n_inner"]
+    };
+    let [width, heads, positions, layers, inner] = names;
+    let read = sizes(config, [width, heads, positions], 0)?;
+    let rope = config.json["rope_parameters"]["rope_theta"].as_f64().filter(|theta| (1.0..1e12).contains(theta));
+    let epsilon = config.real("layer_norm_eps", 1e-12)?;
     let json = json!({
         "vocab_size": read.vocabulary,
         "n_embd": read.width,
         "n_head": read.heads,
-        "n_layer": config.number("n_layer", LAYERS)?,
-        "n_inner": config.number("n_inner", WIDTH)?,
+        "n_layer": config.number(layers, LAYERS)?,
+        "n_inner": config.number(inner, WIDTH)?,
         "n_positions": read.positions,
         "type_vocab_size": config.number_or("type_vocab_size", 1024, Some(2))?,
-        "layer_norm_epsilon": config.real("layer_norm_epsilon", 1e-12)?,
+        "layer_norm_epsilon": config.real("layer_norm_epsilon", epsilon)?,
         "rotary_emb_fraction": config.real("rotary_emb_fraction", 1.0)?,
-        "rotary_emb_base": config.real("rotary_emb_base", 1000.0)?,
+        "rotary_emb_base": rope.map_or_else(|| config.real("rotary_emb_base", 1000.0), Ok)?,
         "rotary_emb_interleaved": config.flag("rotary_emb_interleaved"),
         "qkv_proj_bias": config.flag("qkv_proj_bias"),
         "mlp_fc1_bias": config.flag("mlp_fc1_bias"),

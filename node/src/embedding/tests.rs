@@ -8,11 +8,14 @@ use std::path::{Path, PathBuf};
 use tokio::sync::watch;
 use tsnode_protocol::{EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderInput, EncoderTask, Token};
 
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 10] = [
     "tiny-bert",
     "tiny-bert-dense",
     "tiny-bert-ranker",
+    "tiny-distilbert",
     "tiny-modernbert",
+    "tiny-nomic",
+    "tiny-qwen2",
     "tiny-qwen3",
     "tiny-roberta",
     "tiny-roberta-ranker",
@@ -161,7 +164,7 @@ fn damaged_and_foreign_folders_are_refused_in_words() {
         with("config.json", config.replace(from, to).as_bytes())
     };
     assert!(other("\"model_type\": \"bert\"", "\"model_type\": \"llama\"").contains("llama"));
-    assert!(other("\"hidden_size\": 24", "\"hidden_size\": 48").contains("model.safetensors"));
+    assert!(other("\"hidden_size\": 16", "\"hidden_size\": 32").contains("model.safetensors"));
     assert!(other("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3").contains("model.safetensors"));
     let elsewhere = br#"[{"type":"sentence_transformers.models.Pooling","path":"../1_Pooling"}]"#;
     assert!(with("modules.json", elsewhere).contains("elsewhere"));
