@@ -113,7 +113,7 @@ def embedder(name, base, tok, modules, texts=TEXTS):
     plain = folder.parent / (name + ".plain")
     halved(base).save_pretrained(plain)
     tok.save_pretrained(plain)
-    transformer = Transformer(str(plain), max_seq_length=48)
+    transformer = Transformer(str(plain), max_seq_length=64)
     parts = [transformer, *modules(transformer.get_word_embedding_dimension())]
     for part in parts[1:]:
         halved(part)
