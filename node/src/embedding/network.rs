@@ -14,7 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::Path;
 
-/// A model.
+/// A model. A lender has one, so it takes no harm that some are larger than others.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Network {
     Bert(bert::BertModel),
     Roberta(xlm_roberta::XLMRobertaModel),

@@ -94,13 +94,13 @@ fn tokens_are_what_a_text_is_and_long_ones_are_refused_or_cut() {
     let long = EncoderInput::Text("a ".repeat(2 * context as usize));
     let refused = encoder.tokenise(&[row.input.clone(), long.clone()], None).unwrap_err();
     assert_eq!(refused, EncodeRefusal::TooLong { index: 1, tokens: 2 * context + 2, context });
-    let cut = encoder.tokenise(&[long.clone()], Some(10)).unwrap().remove(0).ids;
+    let cut = encoder.tokenise(std::slice::from_ref(&long), Some(10)).unwrap().remove(0).ids;
     assert_eq!((cut.len(), cut[0], cut[9]), (10, row.ids[0], *row.ids.last().unwrap()), "special tokens stay");
     assert_eq!(encoder.tokenise(&[long], Some(u32::MAX)).unwrap()[0].ids.len(), context as usize);
     let last = encoder.tokenise(&[tokens], Some(2)).unwrap().remove(0).ids;
     assert_eq!(last, row.ids[row.ids.len() - 2..], "of token ids the last, as vLLM does");
     let far = EncoderInput::Text("a".repeat(1 << 20));
-    assert!(matches!(encoder.tokenise(&[far.clone()], None), Err(EncodeRefusal::Input { index: 0, .. })));
+    assert!(matches!(encoder.tokenise(std::slice::from_ref(&far), None), Err(EncodeRefusal::Input { index: 0, .. })));
     assert!(encoder.tokenise(&[far], Some(8)).is_ok());
     for wrong in [
         EncoderInput::Tokens(vec![Token(1 << 20)]),
