@@ -20,11 +20,11 @@ fi
 rm -rf lender gateway
 started=""
 trap 'for pid in $started; do kill "$pid" 2>/dev/null || true; done; wait' EXIT
-"$program" join --private --no-model --mdns false --data-dir lender --http 127.0.0.1:17448 --listen 127.0.0.1:17440 \
+"$program" join --private --no-model --mdns=false --data-dir lender --http 127.0.0.1:17448 --listen 127.0.0.1:17440 \
     --embedding-model all-MiniLM-L6-v2 >lender.log 2>&1 &
 started="$started $!"
-until invite=$("$program" invite --data-dir lender --http 127.0.0.1:17448 2>/dev/null); do sleep 0.5; done
-"$program" join --invite "$invite" --no-model --mdns false --data-dir gateway --http 127.0.0.1:17452 --listen 127.0.0.1:17442 \
+until [ -s lender/invite ]; do kill -0 "$!" || { cat lender.log; exit 1; }; sleep 0.5; done
+"$program" join --invite-file lender/invite --no-model --mdns=false --data-dir gateway --http 127.0.0.1:17452 --listen 127.0.0.1:17442 \
     >gateway.log 2>&1 &
 started="$started $!"
 python3 "$here/embedding_real_model.py" "$here/embedding_figures.json" http://127.0.0.1:17452
