@@ -170,11 +170,13 @@ pub fn router(state: ApiState) -> Router {
         .method_not_allowed_fallback(api::wrong_method)
         .layer(middleware::from_fn(sites::as_json))
         .layer(middleware::from_fn_with_state(state.clone(), auth::check))
-        .layer(middleware::from_fn(translate::errors))
         .layer(DefaultBodyLimit::max(OWNER_BODY_BYTES))
         .with_state(state.clone());
     let sites = middleware::from_fn_with_state(state.clone(), sites::check);
-    sites::for_pages(routes, state.gatekeeper.sites()).layer(sites).layer(middleware::from_fn(outgoing::finish))
+    sites::for_pages(routes, state.gatekeeper.sites())
+        .layer(sites)
+        .layer(middleware::from_fn(outgoing::finish))
+        .layer(middleware::from_fn(translate::errors))
 }
 
 /// Serves those who have a place at the door until `stop`; requests under way may end.

@@ -47,7 +47,7 @@ pub(super) fn translate<T>(mut fields: Fields, purpose: Purpose, teller: T) -> R
     set("parallel_tool_calls", parallel);
     set("chat_template_kwargs", thinking(&mut fields)?);
     let (format, effort) = output(&mut fields)?;
-    set("response_format", format);
+    set("response_format", format.filter(|_| purpose == Purpose::Answer));
     set("reasoning_effort", effort);
     let stream = if purpose == Purpose::Answer {
         let most = fields.integer("max_tokens", 1, u32::MAX.into())?;
@@ -235,12 +235,12 @@ fn tool_choice(fields: &mut Fields) -> Result<(Option<Value>, Option<Value>), Ap
     Ok((Some(wanted), one_at_once.then(|| false.into())))
 }
 
-/// Anthropic's models think only when they are told to; what this server's do unless they are told is their template's.
+/// Anthropic's models think only when they are told to; what others do unless they are told is their template's.
 fn thinking(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
     let Some(thinking) = fields.take("thinking") else { return Ok(None) };
     match thinking["type"].as_str() {
         Some("enabled" | "adaptive") => Ok(Some(json!({ "enable_thinking": true }))),
-        Some("disabled") => Ok(None),
+        Some("disabled") => Ok(Some(json!({ "enable_thinking": false }))),
         _ => Err(refused("thinking", "must be an object whose 'type' is enabled, adaptive or disabled")),
     }
 }
@@ -308,6 +308,7 @@ mod tests {
             "max_tokens": 9,
             "tools": [{ "name": "weather", "description": "Of a city", "input_schema": { "type": "object" } }],
             "tool_choice": { "type": "any", "disable_parallel_tool_use": true },
+            "thinking": { "type": "disabled" },
             "output_config": { "effort": "low", "format": { "type": "json_schema", "schema": {} } },
             "messages": [
                 { "role": "user", "content": "Weather?" },
@@ -334,6 +335,7 @@ mod tests {
         let schema = json!({ "name": "format", "schema": {}, "strict": true });
         assert_eq!(read.body["response_format"], json!({ "type": "json_schema", "json_schema": schema }));
         assert_eq!(read.body["reasoning_effort"], "low");
+        assert_eq!(read.body["chat_template_kwargs"], json!({ "enable_thinking": false }));
         assert_eq!((&read.body["tool_choice"], &read.body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
     }
 

@@ -124,8 +124,8 @@ fn common(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
         }
         Some(_) => return Err(wrong("format", "must be \"json\" or a JSON schema")),
     }
-    if let Some(think) = fields.take("think").filter(|think| *think != false) {
-        body.insert("chat_template_kwargs".into(), json!({ "enable_thinking": true }));
+    if let Some(think) = fields.take("think") {
+        body.insert("chat_template_kwargs".into(), json!({ "enable_thinking": think != false }));
         if think.is_string() {
             body.insert("reasoning_effort".into(), think);
         }
@@ -227,7 +227,7 @@ mod tests {
         let read = translate(asked, &["m".into()]).unwrap();
         let expected = json!({
             "model": "m", "messages": [{ "role": "user", "content": "Hi" }], "temperature": 0.5, "max_tokens": 9,
-            "repetition_penalty": 1.1,
+            "repetition_penalty": 1.1, "chat_template_kwargs": { "enable_thinking": false },
         });
         assert_eq!(read.body, expected);
         assert_eq!(real("m:latest", &["m:latest".into()]), "m:latest");

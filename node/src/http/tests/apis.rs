@@ -91,6 +91,9 @@ async fn errors_of_messages_have_their_own_form() {
         assert_eq!((got, &error["type"], &error["error"]["type"]), (status, &json!("error"), &json!(kind)), "{error}");
         assert!(error["error"]["message"].is_string());
     }
+    let no_json = api.client.post(format!("{}{MESSAGES}", api.url)).body("{}").send().await.unwrap();
+    assert!(no_json.status().is_client_error() && no_json.headers().contains_key("request-id"));
+    assert_eq!(no_json.json::<Value>().await.unwrap()["type"], "error");
     let refusing = Api::up(Part::Refuse).await.send(MESSAGES, &message("x")).await;
     assert_eq!((refusing.status().as_u16(), &refusing.headers()["retry-after"]), (503, &"3".parse().unwrap()));
     assert_eq!(refusing.json::<Value>().await.unwrap()["error"]["type"], "overloaded_error");
