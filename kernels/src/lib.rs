@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod engine;
+pub mod environment;
 pub mod eval;
 mod finite;
 pub mod gguf;

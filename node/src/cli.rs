@@ -49,7 +49,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use tokio::task::JoinHandle;
-use tsnode_kernels::device::Host;
+use tsnode_kernels::{device::Host, environment};
 
 /// See `say!`.
 fn print_line(line: std::fmt::Arguments<'_>) {
@@ -362,12 +362,12 @@ pub fn command() -> Command {
 
 /// Candle, which computes encoders, starts threads of its own for long tensors, as many as the host has cores unless these variables
 /// say otherwise: they are held to what the owner lends. It has no other door for that.
-#[allow(unsafe_code)]
 fn bound_candle(threads: usize) {
     for name in ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"] {
-        if std::env::var_os(name).is_none() {
-            // SAFETY: this process has no other thread yet that could read its environment.
-            unsafe { std::env::set_var(name, threads.to_string()) };
+        if std::env::var_os(name).is_none() && !environment::set_while_alone(name, &threads.to_string()) {
+            tracing::warn!(
+                "encoders may take more threads than --threads says: start with {name}={threads} in the environment"
+            );
         }
     }
 }

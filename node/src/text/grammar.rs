@@ -125,6 +125,9 @@ impl Follow {
     /// # Errors
     /// When they are not allowed there.
     pub fn consume(&mut self, tokens: &[Token]) -> Result<(), GrammarError> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         self.matcher.consume_tokens(&ids).map_err(|e| stuck(&e.to_string()))
     }

@@ -64,7 +64,7 @@ impl Constrained {
         let settled = settled(self.take());
         let state = self.state();
         *state = State::There(settled);
-        match state {
+        match &*state {
             State::There(Ok((_, mask))) => Ok(mask),
             State::There(Err(error)) => Err(error.clone()),
             State::Coming(_) => Err(GrammarError::Busy),
