@@ -69,7 +69,9 @@ def tokenizer(pad, unk, first, last, pair=None):
         special_tokens=[(f, fi), (l, li)],
     )
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=pad[0], unk_token=unk[0], cls_token=first[0], sep_token=last[0], model_max_length=64
+        tokenizer_object=made, pad_token=pad[0], unk_token=unk[0], cls_token=first[0], sep_token=last[0], model_max_length=64,
+        # As BertTokenizer has it: a second text's tokens are of the second type.
+        model_input_names=["input_ids", *(["token_type_ids"] if not pair and f != l else []), "attention_mask"],
     )
     return fast, len(vocab)
 

@@ -407,7 +407,7 @@ mod tests {
         let likelier = |generation: &Generation| is_tie(generation, Word::new(LIE, Some(-0.1)), &found);
         assert!(likelier(&generation));
         let grammar = tsnode_protocol::Grammar::Regex("a".into());
-        generation.sampling.constraint = Some(tsnode_protocol::Constraint { grammar, ends: vec![] });
+        generation.sampling.constraint = Some(tsnode_protocol::Constraint { grammar, ends: vec![] }.into());
         assert!(!likelier(&generation));
         assert!(is_tie(&generation, Word::new(TRUTH, LIKELY), &found));
     }

@@ -704,7 +704,7 @@ fn an_answer_with_a_grammar_is_never_guessed() {
         story.ring.period = period;
         let mut one = new(1, 10, 60, Kind::Local);
         let constraint = Constraint { grammar: Grammar::Regex("a+".into()), ends: vec![] };
-        one.generation.sampling.constraint = Some(constraint);
+        one.generation.sampling.constraint = Some(constraint.into());
         story.tell(Event::Submit(one)).settle();
         assert_eq!(story.tokens(1).len(), 60);
         assert_eq!((story.draft.asked, story.ring.drafted), (0, 0), "period {period}");

@@ -868,6 +868,8 @@ mod tests {
             "name",
             "model",
             "draft",
+            "embedding-model",
+            "rerank-model",
             "invite-file",
             "api-key",
             "api-key-file",

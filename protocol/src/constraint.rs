@@ -62,7 +62,7 @@ mod tests {
         let of = |bytes: usize, ends: usize| {
             let grammar = Grammar::Lark("a".repeat(bytes));
             let constraint = Constraint { grammar, ends: vec![Token(1); ends] };
-            Sampling { constraint: Some(constraint), ..Sampling::greedy() }.check()
+            Sampling { constraint: Some(constraint.into()), ..Sampling::greedy() }.check()
         };
         let (bytes, ends) = (limits::GRAMMAR_BYTES, limits::GRAMMAR_ENDS);
         assert_eq!(of(bytes, ends), Ok(()));
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn what_is_constrained_wants_logits() {
         let constraint = Constraint { grammar: Grammar::Regex("a+".into()), ends: vec![] };
-        assert!(Sampling { constraint: Some(constraint), ..Sampling::greedy() }.changes_logits());
+        assert!(Sampling { constraint: Some(constraint.into()), ..Sampling::greedy() }.changes_logits());
         assert!(!Sampling::greedy().changes_logits());
     }
 }

@@ -29,6 +29,7 @@ pub struct RingHello {
 }
 
 /// One frame on the ring. An activation frame of raw bytes follows a `Step` wherever `rows > 0`.
+#[expect(clippy::large_enum_variant, reason = "of many steps few are admissions, and frames are not kept")]
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum RingFrame {
     /// From the leader: take pages for a sequence.

@@ -35,7 +35,7 @@ pub struct Sampling {
     /// Tokens that end an answer, where `min_tokens` is set.
     pub ends: Vec<Token>,
     /// What the answer's text must be: every token is chosen among those that may follow.
-    pub constraint: Option<Constraint>,
+    pub constraint: Option<Box<Constraint>>,
 }
 
 impl Sampling {
@@ -94,7 +94,7 @@ impl Sampling {
         if self.min_tokens > limits::SEQUENCE_TOKENS || self.ends.len() > limits::STOP_TOKENS {
             return Err(CodecError::Invalid("min_tokens out of range"));
         }
-        self.constraint.as_ref().map_or(Ok(()), Constraint::check)
+        self.constraint.as_ref().map_or(Ok(()), |constraint| constraint.check())
     }
 }
 

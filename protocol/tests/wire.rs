@@ -190,7 +190,7 @@ fn generation() -> Generation {
         prompt_logprobs: Some(1),
         min_tokens: 4,
         ends: vec![Token(1)],
-        constraint: Some(Constraint { grammar: Grammar::Regex("[ab]+".into()), ends: vec![Token(1)] }),
+        constraint: Some(Constraint { grammar: Grammar::Regex("[ab]+".into()), ends: vec![Token(1)] }.into()),
         ..Sampling::greedy()
     };
     Generation { sampling, max_new_tokens: 128, stop_tokens: vec![Token(1)] }

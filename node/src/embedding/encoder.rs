@@ -176,7 +176,8 @@ impl Encoder {
                     self.card.context
                 ));
             }
-            let text = &text[..text.floor_char_boundary(room)];
+            let end = (0..=room.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            let text = &text[..end];
             Ok(if self.lowercase { text.to_lowercase() } else { text.to_owned() })
         };
         let (text, second) = (whole(text)?, second.map(whole).transpose()?);

@@ -27,9 +27,7 @@ pub(super) fn delivery(fields: &mut Fields, ignored: &mut Ignored) -> Result<Del
     let plain = Delivery { stream, token_ids, ..Delivery::default() };
     match fields.take("stream_options") {
         None => Ok(plain),
-        Some(_) if !stream => {
-            return Err(ApiError::param("stream_options", "'stream_options' needs 'stream' to be true"));
-        }
+        Some(_) if !stream => Err(ApiError::param("stream_options", "'stream_options' needs 'stream' to be true")),
         Some(Value::Object(mut options)) => {
             let mut flag = |name: &str| match options.remove(name) {
                 None | Some(Value::Null) => Ok(false),

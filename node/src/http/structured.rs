@@ -20,9 +20,9 @@ struct Asked {
 }
 
 /// What answers must be, if the client says so; seen to be a grammar.
-pub(super) async fn constraint(fields: &mut Fields, model: &TextModel) -> Result<Option<Constraint>, ApiError> {
+pub(super) async fn constraint(fields: &mut Fields, model: &TextModel) -> Result<Option<Box<Constraint>>, ApiError> {
     match asked(fields)? {
-        Some(Asked { grammar, param }) => compiled(model, grammar, param).await.map(Some),
+        Some(Asked { grammar, param }) => compiled(model, grammar, param).await.map(|found| Some(Box::new(found))),
         None => Ok(None),
     }
 }

@@ -265,7 +265,7 @@ impl Worker {
 
     fn sampler(&self, admit: &Admit, prompt_tokens: usize) -> Sampler {
         let (prompt, answer) = admit.tokens.split_at(prompt_tokens);
-        let begin = |constraint| Constrained::begin(&self.context.grammars, constraint, answer.to_vec());
+        let begin = |constraint: Box<_>| Constrained::begin(&self.context.grammars, *constraint, answer.to_vec());
         Sampler {
             constrained: admit.sampling.constraint.clone().map(begin),
             sampling: admit.sampling.clone(),

@@ -17,7 +17,7 @@ use tsnode_protocol::{Constraint, Token};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A grammar's state, and the tokens allowed in it.
-type Masked = Result<(Follow, Vec<u32>), GrammarError>;
+type Masked = Result<(Box<Follow>, Vec<u32>), GrammarError>;
 
 enum State {
     /// On its way.
@@ -36,7 +36,7 @@ impl Constrained {
     /// Of an answer that begins with some tokens.
     pub fn begin(grammars: &Arc<Grammars>, constraint: Constraint, answer: Vec<Token>) -> Self {
         let work = move |compiler: Result<&Compiler, GrammarError>| {
-            let mut follow = compiler?.compile(&constraint.grammar, &constraint.ends)?;
+            let mut follow = Box::new(compiler?.compile(&constraint.grammar, &constraint.ends)?);
             follow.consume(&answer)?;
             masked(follow)
         };
@@ -80,7 +80,7 @@ impl Constrained {
     }
 }
 
-fn masked(mut follow: Follow) -> Masked {
+fn masked(mut follow: Box<Follow>) -> Masked {
     let mask = follow.allowed()?;
     Ok((follow, mask))
 }

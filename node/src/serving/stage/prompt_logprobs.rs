@@ -86,7 +86,7 @@ fn judge(
         let rows: Vec<usize> = (0..at_once.min(all - first)).collect();
         let start = entry.start + first as u32;
         let slice = Slice { request: entry.request, start, len: rows.len() as u32 };
-        let part = Part::of(input.as_input(), widths.hidden, [first..first + rows.len()]);
+        let part = Part::of(input.as_input(), widths.hidden, std::iter::once(first..first + rows.len()));
         first += rows.len();
         let logits = engine.forward(key, &[slice], part.as_input(), Output::Logits { rows: &rows })?;
         for (position, logits) in (start as usize + 1..).zip(logits.chunks_exact_mut(vocab)) {

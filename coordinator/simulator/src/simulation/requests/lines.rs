@@ -16,6 +16,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub(super) type LineNo = u64;
 
 /// From a gateway.
+#[expect(clippy::large_enum_variant, reason = "a simulation holds few of them at once")]
 #[derive(Debug)]
 pub(crate) enum Up {
     Open(DecodeRequest),
