@@ -12,8 +12,10 @@ mod prompt_logprobs;
 mod queues;
 mod recovery;
 mod request;
+mod routing;
 mod silence;
 mod slowest;
+mod state;
 mod trace;
 mod unresponsive;
 
@@ -25,28 +27,28 @@ pub use trace::{Move, Parts, Predicted, Resumption, Trace};
 use crate::{
     Time,
     claim_check::{ClaimCheck, Seen, Work},
-    gate::{self, Overrule, SplitChoice},
     gateway::{
-        judging::{Judging, shape},
+        judging::shape,
         observed::Observed,
         patience::Patience,
         prefix_cache::PrefixCache,
         queues::{Queues, Shares},
-        request::{Prefill, Request},
+        request::{Ask, Request, Steady},
         silence::is_progress,
+        state::{Placement, State},
     },
     profiler,
-    router::{Choice, Pick, Router},
+    router::{Pick, Router},
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, KvCodec, Load, ModelId, PeerId, Phase, Plan, RequestId, Sampled, Seconds, Traffic,
+    Group, GroupId, PeerId, Plan, RequestId, Sampled, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, PrefillEvent, PrefillRequest},
+    stream::{DecodeEvent, DecodeOrder, End, PrefillEvent, PrefillRequest},
 };
 
 /// The requests of one peer's clients.
@@ -116,9 +118,8 @@ impl Gateway {
                     let arrived = profiler::Event::Arrived { prompt: tokens(prompt.len()) };
                     self.traffic.on_event(now, model, arrived);
                 }
-                let new = Request::new(now, model, prompt, generation).with(begun);
-                let new = new.overruled(overrule).packed(codec);
-                self.submit(now, request, new, &mut out);
+                let ask = Ask { model, prompt, generation, overrule, codec };
+                self.submit(now, request, Request::new(now, ask).with(begun), &mut out);
             }
             Event::Cancel { request } => self.hang_up(request, &mut out),
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
@@ -150,104 +151,9 @@ impl Gateway {
         self.route(now, request, out);
     }
 
-    /// Picks groups not tried yet and asks the decode leader; without any, the request ends.
-    fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let (up, weights) = (self.live_queues(now), self.weights());
-        let Some(r) = self.requests.get_mut(&request) else { return };
-        let plan = self.view.plan.as_deref();
-        // Names are random: gateways begin their draws anywhere.
-        let seed = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
-        let choice = Choice { plan, up: &up, tried: &r.tried, weights: &weights };
-        self.router.at(Seconds(now.as_secs_f64()));
-        let picked = self.router.pick(choice, r.model, r.asked(), seed);
-        r.routed = picked.as_ref().ok().copied();
-        let judging = Judging { config: &self.config, view: &self.view, observed: &self.observed, kept: &self.kept };
-        let groups = picked.as_ref().ok().and_then(|picked| {
-            let pick = judging.way(r, *picked, choice);
-            Some((plan?.group(pick.prefill)?, plan?.group(pick.decode)?))
-        });
-        let leaders = groups.and_then(|(p, d)| Some((p, p.leader()?, d, d.leader()?)));
-        let Some((prefill, prefill_leader, decode, decode_leader)) = leaders else {
-            let why = picked.err().map_or_else(|| "the plan is incomplete".to_owned(), |e| e.to_string());
-            return self.unserved(now, request, &why, out);
-        };
-        let verdict = judging.verdict(r, prefill, decode, &up);
-        let barred = self.view.is_barred(prefill, decode);
-        let unresponsive = unresponsive::any(&self.unresponsive, &prefill.stages);
-        let split = prefill.id != decode.id
-            && !barred
-            && !unresponsive
-            // Whoever prefills for another says nothing of the prompt, and its KV has no logits.
-            && !r.wants_prompt_logprobs()
-            && match (r.overrule, self.config.split, &verdict) {
-                (Some(overrule), ..) => overrule != Overrule::InPlace,
-                (None, SplitChoice::Always, _) => true,
-                (None, SplitChoice::Auto, Some(verdict)) => verdict.splits(),
-                (None, SplitChoice::Auto, None) => false,
-            };
-        r.reason = match &verdict {
-            _ if r.wants_prompt_logprobs() && prefill.id != decode.id => {
-                "the prompt's log-probabilities are wanted".to_owned()
-            }
-            _ if barred => "KV between these two was found wrong".to_owned(),
-            _ if unresponsive && prefill.id != decode.id => "who prefills gives no sign of life".to_owned(),
-            Some(verdict) if prefill.id != decode.id => verdict.to_string(),
-            _ => "one group does both".to_owned(),
-        };
-        let unknown = || self.config.kv.codec().unwrap_or(KvCodec::Int4);
-        let sent = split.then(|| verdict.map_or_else(unknown, |v| v.codec));
-        r.codec = gate::kv_codec(r.fixed_codec(&self.config), sent);
-        r.pace = r.told_pace(&self.config).or(verdict.map(|v| v.pace)).unwrap_or_default();
-        r.predicted = verdict.map(|v| Predicted { elsewhere: v.remote, here: v.local });
-        r.homeless_until = None;
-        r.pick = Some(Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id });
-        r.prefill_leader = Some(if split { prefill_leader } else { decode_leader });
-        r.decode_leader = Some(decode_leader);
-        r.prefillers = if split { prefill.stages.clone() } else { Vec::new() };
-        r.decoders = decode.stages.clone();
-        r.prefill = if split { Prefill::Wanted } else { Prefill::ByDecode };
-        r.heard(now);
-        (r.granted_at, r.flows, r.last_token, r.learnt) = (None, false, None, false);
-        let has_nothing_to_do = |load: &Load| load.running + load.waiting + load.pending_tokens == 0;
-        r.asked_idle = up.get(&decode.id).is_some_and(has_nothing_to_do);
-        let open = DecodeRequest {
-            request,
-            group: decode.id,
-            prompt: r.prompt.clone(),
-            answered: r.answer.clone(),
-            generation: r.to_generate(),
-            await_kv: split,
-            codec: r.codec,
-        };
-        out.push(Action::OpenDecode { request, leader: decode_leader, open });
-    }
-
-    /// What groups have to do. One that hangs is none where another is up, and one with a peer that is unresponsive none where another is
-    /// that does the same.
-    fn live_queues(&self, now: Time) -> BTreeMap<GroupId, Load> {
-        let own = queues::parts(self.requests.values());
-        let model = |id: &GroupId| self.view.plan.as_ref().and_then(|plan| Some(plan.group(*id)?.model));
-        let works = |id: &GroupId| !self.patience.is_out(now, *id);
-        let working: BTreeSet<ModelId> = self.view.up.keys().filter(|id| works(id)).filter_map(model).collect();
-        let responsive = self.responsive();
-        let responds = |id: &GroupId| responsive.contains(id) || !self.has_substitute(*id, &responsive);
-        let counts =
-            |id: &GroupId| responds(id) && (works(id) || model(id).is_none_or(|model| !working.contains(&model)));
-        let current =
-            |(id, said): (&GroupId, &Load)| (*id, self.queues.now(*id, said, own.get(id).copied().unwrap_or_default()));
-        self.view.up.iter().filter(|(id, _)| counts(id)).map(current).collect()
-    }
-
-    /// Of groups that are slower than they claim.
-    fn weights(&self) -> BTreeMap<GroupId, f64> {
-        let groups = self.view.plan.iter().flat_map(|p| &p.groups);
-        let of = |id| self.speeds.weight(id, Phase::Prefill).min(self.speeds.weight(id, Phase::Decode));
-        groups.map(|g| (g.id, of(g.id))).filter(|(_, weight)| *weight < 1.0).collect()
-    }
-
     /// How long a group took is held against what it claims.
-    fn saw(&mut self, group: Option<GroupId>, seen: Seen, out: &mut Vec<Action>) {
-        let group = group.and_then(|id| self.view.plan.as_ref()?.group(id));
+    fn saw(&mut self, group: GroupId, seen: Seen, out: &mut Vec<Action>) {
+        let group = self.view.group(group);
         if let (Some(group), Work::Prompt { .. }) = (group, seen.work) {
             self.patience.prompt(group.id, seen.work.claimed(&self.view, group), seen.took);
         }
@@ -260,29 +166,32 @@ impl Gateway {
     /// How many sequences share a group's steps: as many as it said, or more of this gateway's own; with one that just ended.
     fn sequences(&self, group: GroupId) -> u32 {
         let said = self.view.up.get(&group).map_or(0, |load| load.running);
-        let is_there = |r: &&Request| r.flows && r.pick.is_some_and(|pick| pick.decode == group);
+        let has = |at: &Placement| at.last_token.is_some() && at.pick.decode == group;
+        let is_there = |r: &&Request| r.state.placement().is_some_and(has);
         let own = tokens(self.requests.values().filter(is_there).count());
         said.max(own.saturating_add(1))
     }
 
     fn decode(&mut self, now: Time, request: RequestId, event: DecodeEvent, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if let (Some(pick), true) = (r.pick, is_progress(&event)) {
+        // A group that has it no longer was hung up on.
+        let Some(pick) = r.state.placement().map(|at| at.pick) else { return };
+        if is_progress(&event) {
             self.patience.sign(now, pick.decode);
             // While a prefill group is at work, it is that one which owes something.
-            if r.prefill != Prefill::Running {
+            if !r.state.is_prefilling() {
                 r.heard(now);
             }
         }
         match event {
             DecodeEvent::Granted { cached } => {
-                if r.answer.is_empty() {
+                if r.answer.tokens.is_empty() {
                     r.cached = cached;
                 }
-                if r.prefill == Prefill::ByDecode {
-                    r.goes_by(Resumption::of(Resumption::Cached, cached, r.prompt.len()));
+                if r.state.computes_here() {
+                    r.goes_by(Resumption::of(Resumption::Cached, cached, r.ask.prompt.len()));
                 }
-                if let (Some(pick), true) = (r.pick, r.computes_at_home()) {
+                if r.computes_at_home() {
                     self.kept.found(pick.decode, &r.trail, cached);
                 }
                 self.granted(now, request, out);
@@ -293,9 +202,9 @@ impl Gateway {
             }
             DecodeEvent::KvArrived { mut deliveries, .. } => {
                 let plan = self.view.plan.as_deref();
-                deliveries.retain(|d| r.pick.is_some_and(|pick| is_between(plan, pick, d)));
+                deliveries.retain(|d| is_between(plan, pick, d));
                 deliveries.truncate(2 * limits::STAGES);
-                if let Some(shape) = shape(&self.view, r.model) {
+                if let Some(shape) = shape(&self.view, r.ask.model) {
                     self.observed.note(&deliveries, r.codec, &shape, self.config.element_bytes);
                 }
                 r.line.arrived(now, deliveries);
@@ -324,57 +233,50 @@ impl Gateway {
 
     fn granted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        let (Some(prefill), Some(decode), Some(pick)) = (r.prefill_leader, r.decode_leader, r.pick) else { return };
+        let (Some(at), Some((prefill, decode))) = (r.state.placement(), r.state.leaders()) else { return };
+        let pick = at.pick;
         if !std::mem::replace(&mut r.accepted, true) {
             out.push(Action::Accepted { request, prefill, decode });
         }
-        r.granted_at = Some(now);
-        if r.prefill != Prefill::Wanted {
-            return;
-        }
+        let Some(pace) = r.state.grant(now) else { return };
         // They may have gone while the decode side looked for pages.
-        let gone = unresponsive::any(&self.unresponsive, &r.prefillers)
-            || !r.prefillers.iter().all(|stage| self.view.adverts.contains_key(&stage.peer));
+        let gone = unresponsive::any(&self.unresponsive, r.prefillers())
+            || !r.prefillers().iter().all(|stage| self.view.adverts.contains_key(&stage.peer));
         let decode_group = self.view.plan.as_ref().and_then(|p| p.group(pick.decode));
         let Some(decode_group) = decode_group.filter(|_| !gone) else {
             let why = if gone { "a peer that was to prefill is gone" } else { "the plan has changed" };
             r.moved_home(why.into());
             return out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first: None } });
         };
-        r.prefill = Prefill::Running;
-        r.prefill_from = now;
         r.heard(now);
         let targets = targets(&self.view, decode_group);
         let open = PrefillRequest {
             request,
             group: pick.prefill,
-            prompt: r.prompt.clone(),
-            generation: r.generation.clone(),
+            prompt: r.ask.prompt.clone(),
+            generation: r.ask.generation.clone(),
             targets,
             codec: r.codec,
-            pace: r.pace,
+            pace,
         };
         out.push(Action::OpenPrefill { request, leader: prefill, open });
     }
 
     fn prefill(&mut self, now: Time, request: RequestId, event: PrefillEvent, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if r.prefill != Prefill::Running {
-            return;
-        }
+        let State::Prefilling { at, from, .. } = &r.state else { return };
+        let (group, from) = (at.pick.prefill, *from);
         r.heard(now);
-        if let (Some(pick), false) = (r.pick, matches!(event, PrefillEvent::Failed(_))) {
-            self.patience.sign(now, pick.prefill);
+        if !matches!(event, PrefillEvent::Failed(_)) {
+            self.patience.sign(now, group);
         }
         match event {
             PrefillEvent::First { sampled, computed, cached } => {
-                if let Some(pick) = r.pick {
-                    self.kept.found(pick.prefill, &r.trail, cached);
-                    self.kept.computed(pick.prefill, &r.trail, r.prompt.len());
-                }
-                let before = std::mem::replace(&mut r.prefilled_by, r.pick.map(|p| p.prefill));
+                self.kept.found(group, &r.trail, cached);
+                self.kept.computed(group, &r.trail, r.ask.prompt.len());
+                let before = r.prefilled_by.replace(group);
                 if r.next_index() > 0 {
-                    r.goes_by(Resumption::of(Resumption::Kept, cached, r.prompt.len()));
+                    r.goes_by(Resumption::of(Resumption::Kept, cached, r.ask.prompt.len()));
                     if before != r.prefilled_by {
                         out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
                     }
@@ -383,16 +285,21 @@ impl Gateway {
                 r.line.computed(computed);
                 r.cached = cached;
                 let token = sampled.token;
-                r.first = Some(token);
-                let computed = Work::Prompt { tokens: (r.prompt.len() as u32).saturating_sub(cached) };
-                let (group, took) = (r.prefilled_by, now.saturating_sub(r.prefill_from));
-                let seen = Seen { work: computed, at: now, took, stood: Duration::ZERO, sequences: 1 };
+                r.state.begins_with(token);
+                let computed = Work::Prompt { tokens: (r.ask.prompt.len() as u32).saturating_sub(cached) };
+                let seen = Seen {
+                    work: computed,
+                    at: now,
+                    took: now.saturating_sub(from),
+                    stood: Duration::ZERO,
+                    sequences: 1,
+                };
                 self.saw(group, seen, out);
                 self.token(now, request, 0, sampled, out);
                 out.push(Action::Order { request, order: DecodeOrder::Begin(token) });
             }
             PrefillEvent::KvSent { .. } => {
-                r.prefill = Prefill::Done;
+                r.state.prefilled();
                 out.push(Action::ClosePrefill { request });
             }
             PrefillEvent::Failed(reason) => self.prefill_failed(now, request, reason, out),
@@ -415,40 +322,39 @@ impl Gateway {
         r.answered(&sampled);
         r.tried.clear();
         if index == 1 {
-            r.second_at = Some(now);
+            r.answer.steady = Some(Steady { since: now, stood: Duration::ZERO });
         }
         if index == 0 {
             out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
         }
-        if let (Some(pick), true) = (r.pick, r.computes_at_home() && !std::mem::replace(&mut r.learnt, true)) {
-            self.kept.computed(pick.decode, &r.trail, r.computed());
+        if let Some(decode) = r.learn() {
+            self.kept.computed(decode, &r.trail, r.computed());
         }
-        if let (true, Some(routed)) = (r.line.token(now), r.routed) {
-            self.router.prompt_done(r.model, routed.prefill, r.asked());
+        if let (true, Some(at)) = (r.line.token(now), r.state.placement()) {
+            self.router.prompt_done(r.ask.model, at.routed.prefill, r.asked());
         }
         out.push(Action::Token { request, index, sampled });
     }
 
     fn finish(&mut self, now: Time, request: RequestId, end: End, out: &mut Vec<Action>) {
-        let Some(mut r) = self.requests.remove(&request) else { return };
-        left(&mut self.router, &mut r);
-        self.keeps(&r);
-        if let (false, Some(prefill), Some(decode)) = (r.accepted, r.prefill_leader, r.decode_leader) {
+        let Some(r) = self.requests.remove(&request) else { return };
+        self.forget(&r);
+        if let (false, Some((prefill, decode))) = (r.accepted, r.state.leaders()) {
             // An answer that was complete when its gateway died.
             out.push(Action::Accepted { request, prefill, decode });
         }
         out.push(Action::CloseDecode { request });
-        if matches!(r.prefill, Prefill::Running) {
+        if r.state.is_prefilling() {
             out.push(Action::ClosePrefill { request });
         }
         if let Some(trace) = r.trace(now, request, &self.view.adverts) {
             out.push(Action::Trace(Box::new(trace)));
         }
         if matches!(end, End::Stop | End::Length) {
-            let answered = profiler::Event::Answered { answer: tokens(r.answer.len()) };
-            self.traffic.on_event(now, r.model, answered);
+            let answered = profiler::Event::Answered { answer: tokens(r.answer.tokens.len()) };
+            self.traffic.on_event(now, r.ask.model, answered);
             if let Some((group, seen)) = r.answered_at_once(now) {
-                self.saw(Some(group), seen, out);
+                self.saw(group, seen, out);
             }
             out.extend(r.served().map(Action::Served));
         }
@@ -456,18 +362,19 @@ impl Gateway {
     }
 
     fn hang_up(&mut self, request: RequestId, out: &mut Vec<Action>) {
-        if let Some(mut r) = self.requests.remove(&request) {
-            left(&mut self.router, &mut r);
-            self.keeps(&r);
+        if let Some(r) = self.requests.remove(&request) {
+            self.forget(&r);
             out.push(Action::ClosePrefill { request });
             out.push(Action::CloseDecode { request });
         }
     }
 
-    /// What a group computed of a request that it runs no longer, it may keep.
-    fn keeps(&mut self, r: &Request) {
-        if let (Some(pick), true) = (r.pick, r.learnt && r.computes_at_home()) {
-            self.kept.computed(pick.decode, &r.trail, r.computed());
+    /// A request is no longer where it was sent; what a group computed of it, it may keep.
+    fn forget(&mut self, r: &Request) {
+        let Some(at) = r.state.placement() else { return };
+        left(&mut self.router, r, at.routed);
+        if at.learnt {
+            self.kept.computed(at.pick.decode, &r.trail, r.computed());
         }
     }
 
@@ -475,11 +382,10 @@ impl Gateway {
         let due: Vec<RequestId> =
             self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(request, _)| *request).collect();
         for request in due {
-            if let Some(until) = self.requests.get(&request).and_then(|r| r.homeless_until) {
-                self.look_for_home(now, request, until, out);
-                continue;
+            match self.requests.get(&request).map(|r| &r.state) {
+                Some(&State::Recovering { until }) => self.look_for_home(now, request, until, out),
+                _ => self.judge_silence(now, request, out),
             }
-            self.judge_silence(now, request, out);
         }
     }
 }
@@ -494,12 +400,11 @@ fn is_between(plan: Option<&Plan>, pick: Pick, delivery: &Delivery) -> bool {
 }
 
 /// A request is no longer where it was sent.
-fn left(router: &mut Router, r: &mut Request) {
-    let Some(routed) = r.routed.take() else { return };
+fn left(router: &mut Router, r: &Request, routed: Pick) {
     if r.line.first.is_none() {
-        router.prompt_done(r.model, routed.prefill, r.asked());
+        router.prompt_done(r.ask.model, routed.prefill, r.asked());
     }
-    router.answer_done(r.model, routed.decode, r.asked());
+    router.answer_done(r.ask.model, routed.decode, r.asked());
 }
 
 fn targets(view: &View, group: &Group) -> Vec<KvTarget> {

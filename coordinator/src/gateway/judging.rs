@@ -4,15 +4,15 @@
 //! predicted to go on soonest, be it with KV that a prefill group has still, with what a decode group computed of it
 //! before, or with all of it computed anew.
 
-use super::{GatewayConfig, Observed, Request, View, prefix_cache::PrefixCache};
+use super::{GatewayConfig, Observed, Request, View, prefix_cache::PrefixCache, unresponsive};
 use crate::{
-    gate::{self, KvChoice, PromptCost, SplitChoice, Verdict},
+    gate::{self, KvChoice, Overrule, PromptCost, SplitChoice, Verdict},
     links::WITHIN_PEER,
     router::{self, Choice, Pick},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
-    BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, Seconds, Stage,
+    BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Seconds, Stage,
 };
 
 /// A link nobody has measured: a common home connection's neighbourhood.
@@ -28,13 +28,15 @@ pub(super) struct Judging<'a> {
     pub view: &'a View,
     pub observed: &'a Observed,
     pub kept: &'a PrefixCache,
+    /// Who gives no sign of life now.
+    pub unresponsive: &'a BTreeSet<PeerId>,
 }
 
 impl Judging<'_> {
     /// Where a request goes that the router sends that way.
     pub fn way(&self, r: &Request, routed: Pick, choice: Choice<'_>) -> Pick {
         // Whoever computed the prompt before may have it still.
-        let is_up = |id: &GroupId| choice.up.contains_key(id) && self.is_of(*id, r.model);
+        let is_up = |id: &GroupId| choice.up.contains_key(id) && self.is_of(*id, r.ask.model);
         let holder = r.prefilled_by.filter(|id| is_up(id) && routed.prefill != routed.decode);
         let routed = Pick { prefill: holder.unwrap_or(routed.prefill), ..routed };
         if self.config.split == SplitChoice::Always || !r.goes_on() {
@@ -51,10 +53,10 @@ impl Judging<'_> {
 
     /// Pairs of the plan, and each of its decode groups with those that have some of the prompt.
     fn ways(&self, r: &Request, choice: Choice<'_>) -> Vec<Pick> {
-        let mut ways = router::open(choice, r.model);
+        let mut ways = router::open(choice, r.ask.model);
         let decode: BTreeSet<GroupId> = ways.iter().map(|way| way.decode).collect();
         let known = self.kept.holders(&r.trail).chain(r.prefilled_by);
-        let known = known.filter(|id| choice.up.contains_key(id) && self.is_of(*id, r.model));
+        let known = known.filter(|id| choice.up.contains_key(id) && self.is_of(*id, r.ask.model));
         let mut holders: Vec<GroupId> = known.collect::<BTreeSet<_>>().into_iter().collect();
         holders.sort_by_key(|id| std::cmp::Reverse(self.prompt_at(r, *id)));
         holders.truncate(HOLDERS);
@@ -87,7 +89,7 @@ impl Judging<'_> {
         decode: &Group,
         up: &BTreeMap<GroupId, Load>,
     ) -> Option<Verdict> {
-        let shape = shape(self.view, r.model)?;
+        let shape = shape(self.view, r.ask.model)?;
         let (from, to) = (prefill.leader()?, decode.leader()?);
         let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
         let unmeasured = if from == to { WITHIN_PEER } else { (UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH) };
@@ -100,7 +102,7 @@ impl Judging<'_> {
         let seen = |c| gate::Codec { pack: self.observed.packs(prefill, c), unpack: self.observed.unpacks(decode, c) };
         let case = gate::Case {
             shape,
-            tokens: r.prompt.len() as u32,
+            tokens: r.ask.prompt.len() as u32,
             remote: self.side(&shape, prefill, up),
             remote_has: self.prompt_at(r, prefill.id),
             local: self.side(&shape, decode, up),
@@ -116,9 +118,32 @@ impl Judging<'_> {
         Some(gate::weigh(&case, kv))
     }
 
+    /// Whether the first of two groups computes the prompt for the other, and why.
+    pub fn splits(&self, r: &Request, prefill: &Group, decode: &Group, verdict: Option<&Verdict>) -> (bool, String) {
+        if r.wants_prompt_logprobs() && prefill.id != decode.id {
+            // Whoever prefills for another says nothing of the prompt, and its KV has no logits.
+            return (false, "the prompt's log-probabilities are wanted".to_owned());
+        }
+        if self.view.is_barred(prefill, decode) {
+            return (false, "KV between these two was found wrong".to_owned());
+        }
+        if prefill.id == decode.id {
+            return (false, "one group does both".to_owned());
+        }
+        if unresponsive::any(self.unresponsive, &prefill.stages) {
+            return (false, "who prefills gives no sign of life".to_owned());
+        }
+        let splits = match (r.ask.overrule, self.config.split) {
+            (Some(overrule), _) => overrule != Overrule::InPlace,
+            (None, SplitChoice::Always) => true,
+            (None, SplitChoice::Auto) => verdict.is_some_and(Verdict::splits),
+        };
+        (splits, verdict.map_or_else(|| "one group does both".to_owned(), ToString::to_string))
+    }
+
     /// Tokens of the prompt that a group need not compute to send them.
     fn prompt_at(&self, r: &Request, group: GroupId) -> u32 {
-        let prompt = r.prompt.len() as u32;
+        let prompt = r.ask.prompt.len() as u32;
         if r.prefilled_by == Some(group) { prompt } else { self.kept.has(group, &r.trail).min(prompt) }
     }
 

@@ -18,17 +18,17 @@ impl Gateway {
         out: &mut Vec<Action>,
     ) {
         let Some(r) = self.requests.get_mut(&request).filter(|r| r.wants_prompt_logprobs()) else { return };
-        let (known, from) = (r.prompt_logprobs, from as usize);
+        let (known, from) = (r.answer.prompt_logprobs, from as usize);
         if from < known {
             return;
         }
-        if from > known || logprobs.len() >= r.prompt.len() - known {
+        if from > known || logprobs.len() >= r.ask.prompt.len() - known {
             let reason = format!("log-probabilities {from} and on came where {known} was next");
             return self.decode_lost(now, request, &reason, out);
         }
-        let most = r.generation.sampling.prompt_logprobs.map_or(0, usize::from);
+        let most = r.ask.generation.sampling.prompt_logprobs.map_or(0, usize::from);
         logprobs.iter_mut().for_each(|one| one.top.truncate(most));
-        r.prompt_logprobs += logprobs.len();
+        r.answer.prompt_logprobs += logprobs.len();
         out.push(Action::PromptLogprobs { request, logprobs });
     }
 

@@ -4,7 +4,10 @@
 //! requests a gateway knows better. Those it had there when the group counted are taken off what was said, and those it
 //! has there now are added. What is heard is a moment old: a request that ended shortly before may have been counted.
 
-use super::request::{Prefill, Request};
+use super::{
+    request::Request,
+    state::{Planned, State},
+};
 use crate::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -96,12 +99,16 @@ impl Queues {
 
 /// What a request is to its groups.
 pub(super) fn shares(r: &Request) -> Shares {
-    let Some(pick) = r.pick else { return [None; 2] };
-    let prompt = (r.prompt.len() as u32).saturating_sub(r.cached);
+    let Some(at) = r.state.placement() else { return [None; 2] };
+    let prompt = (r.ask.prompt.len() as u32).saturating_sub(r.cached);
     let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt } else { 0 } };
-    let elsewhere = matches!(r.prefill, Prefill::Wanted | Prefill::Running);
-    let decode = (pick.decode, part(r.prefill == Prefill::ByDecode && !r.flows));
-    [Some(decode), elsewhere.then(|| (pick.prefill, part(r.first.is_none())))]
+    let decode = (at.pick.decode, part(r.state.computes_here() && at.last_token.is_none()));
+    let prefill = match &r.state {
+        State::AwaitingGrant { prompt: Planned::By { .. }, .. } => Some(part(true)),
+        State::Prefilling { first, .. } => Some(part(first.is_none())),
+        _ => None,
+    };
+    [Some(decode), prefill.map(|part| (at.pick.prefill, part))]
 }
 
 /// What these requests are to their groups.

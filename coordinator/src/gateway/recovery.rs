@@ -1,6 +1,6 @@
 //! Prompt flow 8: what was lost goes on elsewhere, from the tokens that the client has.
 
-use super::{Action, Gateway, Move, Prefill, Request, left};
+use super::{Action, Gateway, Move, Request, left, state::State};
 use crate::Time;
 use std::time::Duration;
 use tsnode_protocol::{
@@ -14,11 +14,9 @@ const HOMELESS_RETRY: Duration = Duration::from_millis(500);
 impl Gateway {
     pub(super) fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if r.prefill != Prefill::Running {
-            return;
-        }
+        let State::Prefilling { first, .. } = r.state else { return };
         r.heard(now);
-        let first = r.first.filter(|_| r.next_index() == 1);
+        let first = first.filter(|_| r.next_index() == 1);
         r.moved_home(reason);
         out.push(Action::ClosePrefill { request });
         out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });
@@ -28,26 +26,26 @@ impl Gateway {
     /// the prompt, and nobody to send it to.
     pub(super) fn prefill_lost(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if let Some(pick) = r.pick.filter(|_| r.prefill == Prefill::Running) {
-            self.kept.lost(pick.prefill);
-            r.prefilled_by = r.prefilled_by.filter(|holder| *holder != pick.prefill);
+        if let State::Prefilling { at, .. } = &r.state {
+            let group = at.pick.prefill;
+            self.kept.lost(group);
+            r.prefilled_by = r.prefilled_by.filter(|holder| *holder != group);
         }
         self.prefill_failed(now, request, reason, out);
     }
 
     pub(super) fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
+        let Some(at) = r.state.placement() else { return };
         // Whatever became of it, what it kept is not to be counted with.
-        r.pick.into_iter().for_each(|pick| self.kept.lost(pick.decode));
+        self.kept.lost(at.pick.decode);
+        let from = at.leader;
         r.refusal = Some(reason.to_owned());
         r.line.lost(now);
-        r.moves.extend(r.decode_leader.filter(|_| r.accepted).map(|from| Move {
-            from,
-            reason: reason.to_owned(),
-            answered: r.next_index(),
-            at: r.line.since(now),
-            way: None,
-        }));
+        if r.accepted {
+            let (answered, at) = (r.next_index(), r.line.since(now));
+            r.moves.push(Move { from, reason: reason.to_owned(), answered, at, way: None });
+        }
         self.elsewhere(now, request, out);
     }
 
@@ -58,7 +56,7 @@ impl Gateway {
         let with = |role: fn(&Request) -> &[Stage]| -> Vec<RequestId> {
             self.requests.iter().filter(|(_, r)| bereft(role(r))).map(|(request, _)| *request).collect()
         };
-        let (decode, prefill) = (with(|r| &r.decoders), with(|r| &r.prefillers));
+        let (decode, prefill) = (with(Request::decoders), with(Request::prefillers));
         for request in prefill {
             self.prefill_lost(now, request, "a peer that prefilled is gone".into(), out);
         }
@@ -70,27 +68,23 @@ impl Gateway {
     /// Another group may take it, or go on with it from the tokens that its client has.
     pub(super) fn elsewhere(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
+        let prefilling = r.state.is_prefilling();
+        let Some(at) = r.state.leave() else { return };
         out.push(Action::CloseDecode { request });
-        if r.prefill == Prefill::Running {
+        if prefilling {
             out.push(Action::ClosePrefill { request });
         }
-        r.first = None;
-        (r.decode_leader, r.prefill_leader) = (None, None);
-        (r.decoders, r.prefillers) = (Vec::new(), Vec::new());
-        if let Some(pick) = r.pick.take() {
-            r.tried.insert(pick.decode);
-        }
-        left(&mut self.router, r);
+        r.tried.insert(at.pick.decode);
+        left(&mut self.router, r, at.routed);
         self.route(now, request, out);
     }
 
     /// Nobody takes it: a request that was begun waits for somebody, any other is told so.
     pub(super) fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        left(&mut self.router, r);
         if r.accepted {
             r.tried.clear();
-            let until = *r.homeless_until.get_or_insert(now + self.config.homeless_patience);
+            let until = r.state.recover(now + self.config.homeless_patience);
             r.deadline = until.min(now + HOMELESS_RETRY);
             return;
         }
@@ -110,8 +104,11 @@ impl Gateway {
     }
 
     pub(super) fn retry_unrouted(&mut self, now: Time, out: &mut Vec<Action>) {
-        let homeless = self.requests.iter().filter_map(|(request, r)| Some((*request, r.homeless_until?)));
-        for (request, until) in homeless.collect::<Vec<_>>() {
+        let recovering = self.requests.iter().filter_map(|(request, r)| match r.state {
+            State::Recovering { until } => Some((*request, until)),
+            _ => None,
+        });
+        for (request, until) in recovering.collect::<Vec<_>>() {
             self.look_for_home(now, request, until, out);
         }
     }

@@ -1,7 +1,7 @@
 //! A request as its gateway holds it.
 
 use super::{
-    Begun, GatewayConfig, Move, Predicted, Resumption, Trace, patience::LEAST, prefix_cache::Trail, slowest,
+    Begun, GatewayConfig, Move, Resumption, Trace, patience::LEAST, prefix_cache::Trail, slowest, state::State,
     trace::Timeline,
 };
 use crate::{
@@ -9,96 +9,71 @@ use crate::{
     claim_check::{Seen, Work},
     gate::Overrule,
     policy::routing::Asked,
-    router::Pick,
     spot_check::Served,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Stage, Token, kv::KvPace, stream::Generation,
+    Advert, GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Stage, Token,
+    kv::KvPace,
+    stream::{DecodeRequest, Generation},
 };
 
-/// Where the prompt is computed, and how far that is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Prefill {
-    /// By the decode group.
-    ByDecode,
-    /// By a prefill group, once the decode group has pages.
-    Wanted,
-    /// By a prefill group, now.
-    Running,
-    /// A prefill group has done it, and all its KV is confirmed.
-    Done,
+/// What a client asks for.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub model: ModelId,
+    pub prompt: Vec<Token>,
+    pub generation: Generation,
+    /// What it says of where the prompt is computed, and of when its KV leaves.
+    pub overrule: Option<Overrule>,
+    /// What it wants the prompt's KV to go through.
+    pub codec: Option<KvCodec>,
+}
+
+/// The answer, as far as the client has it.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub tokens: Vec<Token>,
+    /// Of its tokens, as whoever chose them said.
+    pub logprobs: Vec<Option<f32>>,
+    /// From its second token on: the first may have been another group's.
+    pub steady: Option<Steady>,
+    /// Of so many of the prompt's tokens the client has the log-probabilities, if it wants them.
+    pub prompt_logprobs: usize,
+}
+
+/// An answer that one group gives.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Steady {
+    /// When its second token came.
+    pub since: Time,
+    /// The longest wait for a token after that.
+    pub stood: Duration,
 }
 
 #[derive(Debug)]
 pub(super) struct Request {
-    pub model: ModelId,
-    pub prompt: Vec<Token>,
+    pub ask: Ask,
     /// Prompt and answer, for what groups have of them.
     pub trail: Trail,
-    pub generation: Generation,
     pub line: Timeline,
     /// When it is looked at again.
     pub deadline: Time,
-    /// Its group last gave it a sign.
-    pub heard: Time,
-    /// The decode group has pages for it, since then.
-    pub granted_at: Option<Time>,
-    /// Whether the group had nothing to do when it was asked.
-    pub asked_idle: bool,
-    /// Whether its decode group has given it tokens.
-    pub flows: bool,
-    /// Whether it is noted that its decode group has computed what was known of it.
-    pub learnt: bool,
-    /// When it last got one.
-    pub last_token: Option<Time>,
-    pub pick: Option<Pick>,
-    /// Where the router sent it, as far as it has been told; whether prompts go elsewhere is decided after that.
-    pub routed: Option<Pick>,
-    pub prefill_leader: Option<PeerId>,
-    pub decode_leader: Option<PeerId>,
-    /// Stages of the group that prefills for another; the plan may have dropped it since.
-    pub prefillers: Vec<Stage>,
-    /// Stages of the group that decodes.
-    pub decoders: Vec<Stage>,
-    pub prefill: Prefill,
+    pub state: State,
+    pub answer: Answer,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: KvCodec,
-    /// When it leaves.
-    pub pace: KvPace,
-    /// What its client says of that, and of where the prompt is computed.
-    pub overrule: Option<Overrule>,
-    /// What its client wants the prompt's KV to go through.
-    pub told_codec: Option<KvCodec>,
-    /// What the gate expected.
-    pub predicted: Option<Predicted>,
-    /// Why the prompt is computed where it is.
-    pub reason: String,
-    pub accepted: bool,
-    pub first: Option<Token>,
-    /// When its second token came: the first may have been another group's.
-    pub second_at: Option<Time>,
-    /// The longest wait for a token after that.
-    pub stood: Duration,
-    /// When a prefill group was asked for the prompt.
-    pub prefill_from: Time,
     /// Tokens of the prompt that were not computed: another request had begun with them.
     pub cached: u32,
-    /// The answer, as far as the client has it.
-    pub answer: Vec<Token>,
-    /// Of its tokens, as whoever chose them said.
-    pub logprobs: Vec<Option<f32>>,
-    /// Of so many of the prompt's tokens its client has the log-probabilities, if it wants them.
-    pub prompt_logprobs: usize,
     /// The group that computed the prompt for another: it may still have it.
     pub prefilled_by: Option<GroupId>,
     /// Whether another gateway began it.
     pub resumed: bool,
+    /// Whether it was granted pages before.
+    pub accepted: bool,
     /// How often it went on elsewhere.
     pub moves: Vec<Move>,
-    /// While no group serves it: until when one is waited for.
-    pub homeless_until: Option<Time>,
     /// Decode groups that did not take it, or failed it, since it last got a token.
     pub tried: BTreeSet<GroupId>,
     /// What the last of them said.
@@ -106,46 +81,20 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub fn new(now: Time, model: ModelId, prompt: Vec<Token>, generation: Generation) -> Self {
+    pub fn new(now: Time, ask: Ask) -> Self {
         Self {
-            model,
-            trail: Trail::of(&prompt),
-            prompt,
-            generation,
+            trail: Trail::of(&ask.prompt),
+            ask,
             line: Timeline::new(now),
             deadline: now,
-            heard: now,
-            granted_at: None,
-            asked_idle: false,
-            flows: false,
-            learnt: false,
-            last_token: None,
-            pick: None,
-            routed: None,
-            prefill_leader: None,
-            decode_leader: None,
-            prefillers: Vec::new(),
-            decoders: Vec::new(),
-            prefill: Prefill::ByDecode,
+            state: State::Routing,
+            answer: Answer::default(),
             codec: KvCodec::Raw,
-            pace: KvPace::default(),
-            overrule: None,
-            told_codec: None,
-            predicted: None,
-            reason: String::new(),
-            accepted: false,
-            first: None,
-            second_at: None,
-            stood: Duration::ZERO,
-            prefill_from: now,
             cached: 0,
-            answer: Vec::new(),
-            logprobs: Vec::new(),
-            prompt_logprobs: 0,
             prefilled_by: None,
             resumed: false,
+            accepted: false,
             moves: Vec::new(),
-            homeless_until: None,
             tried: BTreeSet::new(),
             refusal: None,
         }
@@ -155,52 +104,56 @@ impl Request {
     pub fn with(mut self, begun: Option<Begun>) -> Self {
         if let Some(Begun { codec, holder, answer }) = begun {
             self.trail.extend(&answer);
-            (self.codec, self.prefilled_by, self.answer, self.resumed) = (codec, holder, answer, true);
+            (self.codec, self.prefilled_by, self.answer.tokens, self.resumed) = (codec, holder, answer, true);
         }
         self
-    }
-
-    /// With what its client says of where the prompt is computed.
-    pub fn overruled(self, overrule: Option<Overrule>) -> Self {
-        Self { overrule, ..self }
-    }
-
-    /// With what its client says of the packing of its KV.
-    pub fn packed(self, told_codec: Option<KvCodec>) -> Self {
-        Self { told_codec, ..self }
     }
 
     /// What its KV goes through, if that is not the gate's choice: what tokens that its client has rest on, then what it says, then
     /// what the owner does.
     pub fn fixed_codec(&self, config: &GatewayConfig) -> Option<KvCodec> {
-        if self.is_settled() { Some(self.codec) } else { self.told_codec.or(config.fixed) }
+        if self.is_settled() { Some(self.codec) } else { self.ask.codec.or(config.fixed) }
     }
 
     /// When its KV leaves, if that is not the gate's choice.
     pub fn told_pace(&self, config: &GatewayConfig) -> Option<KvPace> {
-        self.overrule.and_then(Overrule::pace).or(config.pace)
+        self.ask.overrule.and_then(Overrule::pace).or(config.pace)
     }
 
     /// What a router may know of it; the answer may turn out shorter.
     pub fn asked(&self) -> Asked {
-        Asked::new(self.prompt.len() as u32, self.generation.max_new_tokens.max(1))
+        Asked::new(self.ask.prompt.len() as u32, self.ask.generation.max_new_tokens.max(1))
+    }
+
+    /// What a decode group is asked.
+    pub fn decode_request(&self, request: RequestId, group: GroupId, await_kv: bool) -> DecodeRequest {
+        DecodeRequest {
+            request,
+            group,
+            prompt: self.ask.prompt.clone(),
+            answered: self.answer.tokens.clone(),
+            generation: self.to_generate(),
+            await_kv,
+            codec: self.codec,
+        }
     }
 
     /// Its client gets a token.
     pub fn answered(&mut self, sampled: &Sampled) {
         self.trail.extend(&[sampled.token]);
-        self.answer.push(sampled.token);
-        self.logprobs.push(sampled.logprob);
+        self.answer.tokens.push(sampled.token);
+        self.answer.logprobs.push(sampled.logprob);
     }
 
     /// Whether log-probabilities of its prompt's tokens are still to come.
     pub fn wants_prompt_logprobs(&self) -> bool {
-        self.generation.sampling.prompt_logprobs.is_some() && self.prompt_logprobs + 1 < self.prompt.len()
+        let told = self.answer.prompt_logprobs;
+        self.ask.generation.sampling.prompt_logprobs.is_some() && told + 1 < self.ask.prompt.len()
     }
 
     /// What a group is asked to generate: of the prompt it says only what the client has not been told.
     pub fn to_generate(&self) -> Generation {
-        let mut generation = self.generation.clone();
+        let mut generation = self.ask.generation.clone();
         let wanted = self.wants_prompt_logprobs();
         generation.sampling.prompt_logprobs = generation.sampling.prompt_logprobs.filter(|_| wanted);
         generation
@@ -208,12 +161,12 @@ impl Request {
 
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.
     pub fn computed(&self) -> usize {
-        self.prompt.len() + self.answer.len().saturating_sub(1)
+        self.ask.prompt.len() + self.answer.tokens.len().saturating_sub(1)
     }
 
     /// Whether its client has tokens that rest on its codec.
     pub fn is_settled(&self) -> bool {
-        self.resumed || !self.answer.is_empty()
+        self.resumed || !self.answer.tokens.is_empty()
     }
 
     /// Whether it is to go on with what its client has, or was granted pages before.
@@ -223,23 +176,38 @@ impl Request {
 
     /// Whether its decode group computes it bit for bit as any other would: others may begin with it there, and it with others.
     pub fn computes_at_home(&self) -> bool {
-        self.prefill == Prefill::ByDecode && self.codec == KvCodec::Raw
+        self.state.computes_here() && self.codec == KvCodec::Raw
     }
 
     /// Index of the token the client gets next.
     pub fn next_index(&self) -> u32 {
-        self.answer.len() as u32
+        self.answer.tokens.len() as u32
     }
 
-    /// Its group gave a sign.
+    /// Whoever owes it something gave a sign.
     pub fn heard(&mut self, now: Time) {
-        self.heard = now;
-        self.deadline = now + LEAST;
+        if let Some(at) = self.state.placement_mut() {
+            at.heard = now;
+            self.deadline = now + LEAST;
+        }
     }
 
-    /// The group that owes it something.
-    pub fn debtor(&self) -> Option<GroupId> {
-        self.pick.map(|pick| if self.prefill == Prefill::Running { pick.prefill } else { pick.decode })
+    /// Stages of the group that decodes it.
+    pub fn decoders(&self) -> &[Stage] {
+        self.state.placement().map_or(&[][..], |at| &at.stages)
+    }
+
+    /// Stages of the group that prefills for another.
+    pub fn prefillers(&self) -> &[Stage] {
+        self.state.prefill_group().map_or(&[][..], |group| &group.stages)
+    }
+
+    /// The decode group, if it computes all that is known, and that is noted from now on.
+    pub fn learn(&mut self) -> Option<GroupId> {
+        let exact = self.computes_at_home();
+        let at = self.state.placement_mut().filter(|at| exact && !at.learnt)?;
+        at.learnt = true;
+        Some(at.pick.decode)
     }
 
     /// How it goes on since its last move, if there was one.
@@ -250,10 +218,7 @@ impl Request {
     /// From now on the decode side computes the prompt itself.
     pub fn moved_home(&mut self, reason: String) {
         self.goes_by(Resumption::Anew);
-        self.prefill = Prefill::ByDecode;
-        self.prefill_leader = self.decode_leader;
-        self.prefillers.clear();
-        self.reason = reason;
+        self.state.moved_home(reason);
     }
 
     /// How long one group took for the answer from its second token on, if it did all of it.
@@ -261,10 +226,11 @@ impl Request {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
+        let Steady { since, stood } = self.answer.steady?;
         let tokens = self.next_index().checked_sub(2)?;
-        let context = self.prompt.len() as u32 + self.next_index() / 2;
-        let (work, took) = (Work::Answer { tokens, context }, now.saturating_sub(self.second_at?));
-        Some((self.pick?.decode, Seen { work, at: now, took, stood: self.stood, sequences: 1 }))
+        let context = self.ask.prompt.len() as u32 + self.next_index() / 2;
+        let (work, took) = (Work::Answer { tokens, context }, now.saturating_sub(since));
+        Some((self.state.placement()?.pick.decode, Seen { work, at: now, took, stood, sequences: 1 }))
     }
 
     /// What was answered, if one group did it from the first token on.
@@ -272,32 +238,34 @@ impl Request {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
+        let (prefill, decode) = self.state.leaders()?;
         Some(Served {
-            model: self.model,
-            prompt: self.prompt,
-            answer: self.answer,
-            logprobs: self.logprobs,
-            generation: self.generation,
+            model: self.ask.model,
+            prompt: self.ask.prompt,
+            answer: self.answer.tokens,
+            logprobs: self.answer.logprobs,
+            generation: self.ask.generation,
             codec: self.codec,
-            decode: self.decode_leader?,
-            prefill: self.prefill_leader?,
+            decode,
+            prefill,
         })
     }
 
     /// What is told of it; peers are named, and their links and devices judged, by these adverts.
     pub fn trace(&self, now: Time, request: RequestId, adverts: &BTreeMap<PeerId, Advert>) -> Option<Trace> {
         let deliveries = self.line.deliveries.clone();
-        let prefill_stages = if self.prefillers.is_empty() { &self.decoders } else { &self.prefillers }.clone();
+        let (at, (prefill, decode)) = (self.state.placement()?, self.state.leaders()?);
+        let prefillers = self.state.prefill_group().map(|group| &group.stages).filter(|stages| !stages.is_empty());
         let mut trace = Trace {
             request,
-            model: self.model,
-            prefill_stages,
-            decode_stages: self.decoders.clone(),
-            prefill: self.prefill_leader?,
-            decode: self.decode_leader?,
-            reason: self.reason.clone(),
-            predicted: self.predicted,
-            prompt_tokens: self.prompt.len() as u32,
+            model: self.ask.model,
+            prefill_stages: prefillers.unwrap_or(&at.stages).clone(),
+            decode_stages: at.stages.clone(),
+            prefill,
+            decode,
+            reason: at.reason.clone(),
+            predicted: at.predicted,
+            prompt_tokens: self.ask.prompt.len() as u32,
             cached_tokens: self.cached,
             new_tokens: self.next_index(),
             moves: self.moves.clone(),

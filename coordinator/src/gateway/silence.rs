@@ -1,8 +1,9 @@
 //! Prompt flow 8: requests that were not heard of for a while, and what their groups owe them.
 
 use super::{
-    Action, Gateway, Prefill, Request,
+    Action, Gateway, Request,
     patience::{Owes, Silence},
+    state::{Placement, Prompt, State},
 };
 use crate::{Time, claim_check::Work};
 use std::time::Duration;
@@ -20,29 +21,30 @@ impl Gateway {
     /// A token comes; how long its group took for it says how long others of it may take.
     pub(super) fn learn_pace(&mut self, now: Time, request: RequestId) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        let (Some(pick), flows) = (r.pick, std::mem::replace(&mut r.flows, true)) else { return };
-        let gap = now.saturating_sub(r.last_token.replace(now).unwrap_or(now));
-        if r.second_at.is_some() {
-            r.stood = r.stood.max(gap);
+        let Some(at) = r.state.placement_mut() else { return };
+        let (decode, before) = (at.pick.decode, at.last_token.replace(now));
+        let gap = now.saturating_sub(before.unwrap_or(now));
+        if let Some(steady) = &mut r.answer.steady {
+            steady.stood = steady.stood.max(gap);
         }
-        if flows {
-            return self.patience.gap(pick.decode, gap);
+        if before.is_some() {
+            return self.patience.gap(decode, gap);
         }
-        let Some(granted) = r.granted_at.filter(|_| r.prefill == Prefill::ByDecode) else { return };
-        let tokens = r.prompt.len() as u32 + r.next_index();
-        let group = self.view.plan.as_ref().and_then(|plan| plan.group(pick.decode));
+        let State::Decoding { granted_at, prompt: Prompt::Here, .. } = r.state else { return };
+        let tokens = r.ask.prompt.len() as u32 + r.next_index();
+        let group = self.view.plan.as_ref().and_then(|plan| plan.group(decode));
         let expected = group.and_then(|group| Work::Prompt { tokens }.claimed(&self.view, group));
-        self.patience.prompt(pick.decode, expected, now.saturating_sub(granted));
+        self.patience.prompt(decode, expected, now.saturating_sub(granted_at));
     }
 
     /// A request was not heard of for a while: it waits on, or its group hangs.
     pub(super) fn judge_silence(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get(&request) else { return };
-        let Some(group) = r.debtor() else { return self.decode_lost(now, request, "it made no progress", out) };
-        let (owes, due, heard) = (self.owes(r, group), r.deadline, r.heard);
+        let (Some(at), Some(group)) = (r.state.placement(), r.state.debtor()) else { return };
+        let (owes, due, heard) = (self.owes(r, at, group), r.deadline, at.heard);
         // Once the first token is there, a silence may be the far side's as well.
-        let (prefilling, is_its_own) =
-            (r.prefill == Prefill::Running, r.prefill != Prefill::Running || r.first.is_none());
+        let is_its_own = !matches!(r.state, State::Prefilling { first: Some(_), .. });
+        let prefilling = r.state.is_prefilling();
         if let Silence::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
             if let Some(r) = self.requests.get_mut(&request) {
                 r.deadline = until.max(now + LOOK);
@@ -62,7 +64,7 @@ impl Gateway {
 
     /// Who waits for pages of a group that hangs need not wait.
     fn leave_queue(&mut self, now: Time, group: GroupId, out: &mut Vec<Action>) {
-        let waits = |r: &Request| r.granted_at.is_none() && r.pick.is_some_and(|pick| pick.decode == group);
+        let waits = |r: &Request| matches!(&r.state, State::AwaitingGrant { at, .. } if at.pick.decode == group);
         let waiting: Vec<RequestId> = self.requests.iter().filter(|(_, r)| waits(r)).map(|(id, _)| *id).collect();
         for request in waiting {
             self.decode_lost(now, request, "it made no progress", out);
@@ -70,17 +72,20 @@ impl Gateway {
     }
 
     /// What a group owes a request, by its adverts and its queue. Nothing is known where pages may be others' for long.
-    fn owes(&self, r: &Request, group: GroupId) -> Owes {
-        let most = if r.granted_at.is_some() { self.config.progress_patience } else { self.config.grant_patience };
+    fn owes(&self, r: &Request, at: &Placement, group: GroupId) -> Owes {
+        let (most, is_known) = match r.state {
+            State::AwaitingGrant { asked_idle, .. } => (self.config.grant_patience, asked_idle),
+            _ => (self.config.progress_patience, true),
+        };
         let load = self.view.up.get(&group).copied().unwrap_or_default();
         let is_short = load.running > 1 && u64::from(load.free_pages) * SHORT < u64::from(load.total_pages);
-        if is_short || (r.granted_at.is_none() && !r.asked_idle) {
+        if is_short || !is_known {
             return Owes { within: None, most };
         }
         let steps = self.steps_until_a_sign(r, group, load);
-        let within = if r.prefill == Prefill::Running && r.first.is_some() {
+        let within = if matches!(r.state, State::Prefilling { first: Some(_), .. }) {
             // The KV of its prompt is on its way.
-            let sent = r.predicted.filter(|_| self.is_measured(r)).map(|p| p.elsewhere.0);
+            let sent = at.predicted.filter(|_| self.is_measured(r)).map(|p| p.elsewhere.0);
             steps.zip(sent).map(|(steps, sent)| steps + sent)
         } else {
             steps
@@ -92,8 +97,9 @@ impl Gateway {
     /// by all who are there.
     fn steps_until_a_sign(&self, r: &Request, group: GroupId, load: Load) -> Option<f64> {
         let known = self.view.plan.as_ref()?.group(group)?;
-        let waits = |other: &&Request| other.debtor() == Some(group) && !other.flows && other.granted_at.is_some();
-        let tokens = |r: &Request| r.prompt.len() as u32 + r.next_index();
+        let flows = |other: &Request| other.state.placement().is_some_and(|at| at.last_token.is_some());
+        let waits = |other: &&Request| other.state.debtor() == Some(group) && other.state.is_granted() && !flows(other);
+        let tokens = |r: &Request| r.ask.prompt.len() as u32 + r.next_index();
         let mine = self.requests.values().filter(waits).map(tokens).fold(0, u32::saturating_add);
         let prompts = Work::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
         let step = Work::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
@@ -108,7 +114,7 @@ impl Gateway {
             let advert = self.view.adverts.get(&from);
             from == to || advert.is_some_and(|a| a.links.iter().any(|l| l.to == to))
         };
-        r.prefill_leader.zip(r.decode_leader).is_some_and(is_known)
+        r.state.leaders().is_some_and(is_known)
     }
 }
 

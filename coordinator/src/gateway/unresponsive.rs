@@ -3,7 +3,7 @@
 //! What runs there goes on elsewhere where somebody else can do it: where nobody can, moving it gains nothing, and the peer may
 //! be back before anybody is. Nobody is blamed.
 
-use super::{Action, Gateway, Prefill, Request};
+use super::{Action, Gateway, Request};
 use crate::Time;
 use std::collections::BTreeSet;
 use tsnode_protocol::{Group, GroupId, PeerId, Phase, RequestId, Stage};
@@ -34,12 +34,12 @@ impl Gateway {
             return;
         }
         let responsive = self.responsive();
-        let goes = |r: &Request| any(&self.unresponsive, &r.decoders) && self.can_go_on(r, &responsive);
-        let waits = |r: &Request| r.prefill == Prefill::Running && any(&self.unresponsive, &r.prefillers);
+        let goes = |r: &Request| any(&self.unresponsive, r.decoders()) && self.can_go_on(r, &responsive);
+        let waits = |r: &Request| r.state.is_prefilling() && any(&self.unresponsive, r.prefillers());
         let with = |which: &dyn Fn(&Request) -> bool| -> Vec<RequestId> {
             self.requests.iter().filter(|(_, r)| which(r)).map(|(request, _)| *request).collect()
         };
-        let (decode, prefill) = (with(&goes), with(&|r| waits(r) && !any(&self.unresponsive, &r.decoders)));
+        let (decode, prefill) = (with(&goes), with(&|r| waits(r) && !any(&self.unresponsive, r.decoders())));
         for request in prefill {
             self.prefill_lost(now, request, "a peer that prefilled gives no sign of life".into(), out);
         }
@@ -50,8 +50,9 @@ impl Gateway {
 
     /// Whether another group decodes for its model, that it has not tried.
     fn can_go_on(&self, r: &Request, responsive: &BTreeSet<GroupId>) -> bool {
-        let decodes = |group: &Group| group.model == r.model && group.phase != Phase::Prefill;
-        let other = |id: &&GroupId| !r.tried.contains(id) && r.pick.is_none_or(|pick| pick.decode != **id);
+        let decodes = |group: &Group| group.model == r.ask.model && group.phase != Phase::Prefill;
+        let other =
+            |id: &&GroupId| !r.tried.contains(id) && r.state.placement().is_none_or(|at| at.pick.decode != **id);
         responsive.iter().filter(other).filter_map(|id| self.view.group(*id)).any(decodes)
     }
 }
