@@ -14,6 +14,7 @@ mod prefixes;
 mod prompt_logprobs;
 mod sequence;
 mod speculation;
+mod state;
 mod steps;
 mod strategy;
 
@@ -27,7 +28,8 @@ use crate::{
         admission::Queue,
         pace::Pace,
         prefixes::Prefixes,
-        sequence::{Sequence, State},
+        sequence::{Role, Sequence},
+        state::{Admission, State, Wait},
         steps::{Done, Steps},
         strategy::StrategyTuner,
     },
@@ -162,7 +164,7 @@ impl Batcher {
     #[must_use]
     pub fn load(&self) -> Load {
         let pending = |s: &Sequence| match &s.state {
-            State::Waiting | State::Admitting { .. } if !s.awaits_kv() => s.len(),
+            State::Waiting(_) | State::Admitting(_) if !s.awaits_kv() => s.len(),
             State::Prefilling { done, .. } => s.len() - done,
             _ => 0,
         };
@@ -200,7 +202,7 @@ impl Batcher {
     ) {
         let stages = self.config.stages;
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let State::AwaitingKv { since, arrived } = &mut sequence.state else { return };
+        let State::AwaitingKv { since, arrived, .. } = &mut sequence.state else { return };
         match deliveries {
             Err(reason) => return self.fall_back(now, request, None, Some(reason), out),
             Ok(deliveries) => drop(arrived.insert(position, deliveries)),
@@ -231,9 +233,8 @@ impl Batcher {
     /// The answer has one more token: decodes on, or ends.
     fn decode_from(&mut self, request: RequestId, token: Token, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let begins = !matches!(sequence.state, State::Decoding);
         sequence.tokens.push(token);
-        sequence.state = State::Decoding;
+        let begins = sequence.state.decode();
         if let Some(end) = sequence.end() {
             self.drop_sequence(request, out);
             return out.push(Action::End { request, end });
@@ -255,7 +256,7 @@ impl Batcher {
         out: &mut Vec<Action>,
     ) {
         let Some(sequence) = self.sequences.get_mut(&request).filter(|s| s.awaits_kv()) else { return };
-        sequence.kind = Kind::Local;
+        sequence.role = Role::Local;
         if sequence.generated() == 0 {
             sequence.first = sequence.first.or(known);
         }
@@ -264,12 +265,13 @@ impl Batcher {
         }
         match sequence.state {
             // The admission under way expects KV: its answer is overtaken by the release that follows it.
-            State::Admitting { .. } => sequence.overtaken += 1,
-            State::AwaitingKv { .. } => {}
+            State::Admitting(Admission { wait, .. }) => {
+                sequence.overtaken.admissions += 1;
+                sequence.state = State::Waiting(Wait { since: now, ..wait });
+            }
+            State::AwaitingKv { .. } => sequence.state = State::waiting(now),
             _ => return,
         }
-        sequence.state = State::Waiting;
-        sequence.waits_since = now;
         let place = sequence.place(request);
         out.push(Action::Ring(RingFrame::Release(request)));
         self.queue.pages_came_back();
@@ -291,7 +293,7 @@ impl Batcher {
                         self.prompt_done(now, request, sampled.into_iter().next(), out);
                     }
                 }
-                State::Decoding => self.answered(request, sampled, out),
+                State::Decoding { .. } => self.answered(request, sampled, out),
                 _ => {}
             }
         }
@@ -300,10 +302,11 @@ impl Batcher {
     /// A prompt whose KV goes through a codec does so once it is computed, before anything is computed after it.
     fn settle(&mut self, request: RequestId, there: u32, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        if sequence.settled || there < sequence.prompt {
+        let State::Prefilling { pages, .. } = &mut sequence.state else { return };
+        if pages.settled || there < sequence.prompt {
             return;
         }
-        sequence.settled = true;
+        pages.settled = true;
         let (tokens, codec, rest) = (sequence.prompt, sequence.codec, sequence.len() - sequence.prompt);
         out.push(Action::Ring(RingFrame::Settle { request, tokens, codec }));
         if rest > 0 {
@@ -314,11 +317,14 @@ impl Batcher {
 
     /// An answer's next token, and those after it that were guessed right; no more than were asked for.
     fn answered(&mut self, request: RequestId, sampled: Vec<Sampled>, out: &mut Vec<Action>) {
-        let Some((drafted, by)) = self.sequences.get(&request).map(|s| (s.drafted as usize, s.by)) else { return };
+        let Some((drafted, by)) = self.sequences.get(&request).map(|s| (s.drafts.checked as usize, s.drafts.by)) else {
+            return;
+        };
         let most = drafted + 1;
         self.checked.add(by, drafted as u64, sampled.len().clamp(1, most) as u64 - 1);
         for sampled in sampled.into_iter().take(most) {
-            let Some(sequence) = self.sequences.get(&request).filter(|s| matches!(s.state, State::Decoding)) else {
+            let Some(sequence) = self.sequences.get(&request).filter(|s| matches!(s.state, State::Decoding { .. }))
+            else {
                 return;
             };
             let (token, index) = (sampled.token, sequence.generated());
@@ -345,10 +351,10 @@ impl Batcher {
             let end = End::Failed("the last stage chose no token".into());
             return out.push(Action::End { request, end });
         };
-        if sequence.exports() {
-            sequence.state = State::Sending;
+        if let (true, Some(pages)) = (sequence.exports(), sequence.state.pages()) {
+            sequence.state = State::Sending { pages };
             self.steps.leave(request);
-            let (computed, cached) = (sequence.computed(now), sequence.cached);
+            let (computed, cached) = (sequence.computed(now), sequence.granted.unwrap_or_default());
             out.push(Action::First { request, sampled, computed, cached });
             // A stage may have sent everything before the leader hears of the first token.
             self.finish_export(now, request, out);
@@ -373,7 +379,9 @@ impl Batcher {
         if let Some(reason) = failed {
             return self.fail(request, reason, out);
         }
-        sequence.sent.insert(position, bytes);
+        if let Role::Export { sent, .. } = &mut sequence.role {
+            sent.insert(position, bytes);
+        }
         self.finish_export(now, request, out);
     }
 
@@ -386,8 +394,9 @@ impl Batcher {
 
     fn finish_export(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get(&request) else { return };
-        if sequence.sent.len() == self.config.stages && matches!(sequence.state, State::Sending) {
-            let (bytes, after) = (sequence.sent.values().sum(), sequence.age(now));
+        let (Role::Export { sent, .. }, State::Sending { .. }) = (&sequence.role, &sequence.state) else { return };
+        if sent.len() == self.config.stages {
+            let (bytes, after) = (sent.values().sum(), sequence.age(now));
             self.drop_sequence(request, out);
             out.push(Action::KvSent { request, bytes, after });
         }
@@ -398,7 +407,7 @@ impl Batcher {
         let Some(sequence) = self.sequences.remove(&request) else { return };
         self.steps.leave(request);
         self.let_go(request, &sequence, out);
-        if matches!(sequence.state, State::Waiting) {
+        if matches!(sequence.state, State::Waiting(_)) {
             self.queue.remove(request);
         }
     }
@@ -423,9 +432,9 @@ impl Batcher {
         let due: Vec<RequestId> = due.map(|(request, _)| *request).collect();
         for request in due {
             let Some(sequence) = self.sequences.get(&request) else { continue };
-            let granted = sequence.granted;
+            let granted = sequence.granted.is_some();
             match &sequence.state {
-                State::Waiting => {
+                State::Waiting(_) => {
                     self.drop_sequence(request, out);
                     out.push(admission::no_room(request, granted, "no KV pages became free in time".into()));
                 }

@@ -2,7 +2,10 @@
 //! asked for at once, so where the pages are too few for one, some that came later may get theirs. That happens to it once: from
 //! then on it is asked for alone, or short ones without end would take what comes back before it is enough.
 
-use super::{Action, Batcher, NewSequence, Sequence, State};
+use super::{
+    Action, Batcher, NewSequence, Sequence,
+    state::{Admission, State, Wait},
+};
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -102,12 +105,14 @@ impl Batcher {
         while self.sequences.len() - self.queue.len() < self.config.max_running && !self.asks_for_one_alone() {
             let Some(request) = self.queue.next() else { return };
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
-            self.queue.alone = sequence.refused.then_some(request);
+            let was_refused = matches!(sequence.state, State::Waiting(Wait { refused: true, .. }));
+            self.queue.alone = was_refused.then_some(request);
             if !sequence.awaits_kv() && sequence.generated() == 0 {
                 sequence.tokens.extend(sequence.first.take());
             }
             if sequence.awaits_kv() || !sequence.is_exact() {
-                out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, None, &self.config))));
+                let admit = sequence.admission(request, None, &self.config);
+                out.extend(admit.map(RingFrame::Admit).map(Action::Ring));
                 continue;
             }
             let begins_alone = sequence.wants_prompt_logprobs();
@@ -117,7 +122,8 @@ impl Batcher {
                 continue;
             }
             let shared = self.prefixes.shared(&sequence.tokens).filter(|_| !begins_alone);
-            out.push(Action::Ring(RingFrame::Admit(sequence.admission(request, shared, &self.config))));
+            let admit = sequence.admission(request, shared, &self.config);
+            out.extend(admit.map(RingFrame::Admit).map(Action::Ring));
             self.prefixes.begins(request, &sequence.tokens);
         }
     }
@@ -125,22 +131,21 @@ impl Batcher {
     /// Whether the stages have yet to answer for one that was refused before.
     fn asks_for_one_alone(&self) -> bool {
         let alone = self.queue.alone.and_then(|request| self.sequences.get(&request));
-        alone.is_some_and(|sequence| matches!(sequence.state, State::Admitting { .. }))
+        alone.is_some_and(|sequence| matches!(sequence.state, State::Admitting(_)))
     }
 
     pub(super) fn admitted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let Some(shared) = sequence.admission_answered() else { return };
-        sequence.refused = false;
+        let Some(Admission { shared, pages, .. }) = sequence.admission_answered() else { return };
         let there = shared.map_or(0, |s| s.tokens);
-        if !sequence.granted {
-            (sequence.granted, sequence.cached) = (true, there);
+        if sequence.granted.is_none() {
+            sequence.granted = Some(there);
             if !sequence.exports() {
                 out.push(Action::Granted { request, cached: there });
             }
         }
         if sequence.awaits_kv() {
-            sequence.state = State::AwaitingKv { since: now, arrived: Default::default() };
+            sequence.state = State::AwaitingKv { pages, since: now, arrived: Default::default() };
         } else {
             self.compute_from(request, there);
         }
@@ -149,8 +154,9 @@ impl Batcher {
     /// Computes the tokens that are known from here on; of a prompt that is not settled yet nothing beyond it.
     pub(super) fn compute_from(&mut self, request: RequestId, there: u32) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        sequence.state = State::Prefilling { sent: there, done: there };
-        if sequence.settled || sequence.len() == sequence.prompt {
+        let Some(pages) = sequence.state.pages() else { return };
+        sequence.state = State::Prefilling { pages, sent: there, done: there };
+        if pages.settled || sequence.len() == sequence.prompt {
             let answer = (!sequence.exports()).then(|| sequence.left());
             self.steps.prompt(request, there, sequence.len() - there, answer);
         } else {
@@ -160,10 +166,10 @@ impl Batcher {
 
     pub(super) fn not_admitted(&mut self, request: RequestId, why: Refusal, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let Some(shared) = sequence.admission_answered() else { return };
-        sequence.state = State::Waiting;
-        sequence.refused |= matches!(why, Refusal::Full(_));
-        let (granted, place) = (sequence.granted, sequence.place(request));
+        let Some(Admission { wait, shared, .. }) = sequence.admission_answered() else { return };
+        let refused = wait.refused || matches!(why, Refusal::Full(_));
+        sequence.state = State::Waiting(Wait { refused, ..wait });
+        let (granted, place) = (sequence.granted.is_some(), sequence.place(request));
         // Stages before the one that refused hold pages already.
         out.push(Action::Ring(RingFrame::Release(request)));
         self.prefixes.ends(request);
@@ -202,13 +208,11 @@ impl Batcher {
     pub(super) fn let_go(&mut self, request: RequestId, sequence: &Sequence, out: &mut Vec<Action>) {
         self.prefixes.ends(request);
         self.queue.go_on_behind(request);
-        if sequence.told > 0 {
+        if sequence.drafts.told > 0 {
             out.push(Action::NoDrafts { request });
         }
-        if matches!(sequence.state, State::Waiting) {
-            return;
-        }
-        let present = if sequence.computed_here { sequence.present() } else { 0 };
+        let Some(pages) = sequence.state.pages() else { return };
+        let present = if pages.computed_here { sequence.present() } else { 0 };
         let keeping = self.prefixes.keeping(&sequence.tokens[..present as usize]);
         let end = match keeping.prefix {
             Some(prefix) => RingFrame::Keep { request, prefix, tokens: present },

@@ -5,7 +5,7 @@
 //! is room, and since arithmetic does not depend on batches it goes on with the tokens it would have had. What it had is
 //! kept while nobody needs it. One that had to give way twice reserves all it may need (`sequence.rs`).
 
-use super::{Action, Batcher, Kind, State};
+use super::{Action, Batcher, Role, State};
 use crate::Time;
 use tsnode_protocol::{
     RequestId,
@@ -21,15 +21,15 @@ impl Batcher {
     pub(super) fn make_room(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let growth = self.config.growth;
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        let (has, all) = (sequence.room, sequence.len());
-        let is_short = has < sequence.max_tokens && has <= all + growth / AHEAD;
-        if is_short && sequence.growing.is_none() {
-            let room = sequence.wanted_room(growth);
-            sequence.growing = Some(room);
-            out.push(Action::Ring(RingFrame::Grow(Grow { request, room, refused: None })));
+        let (all, most, wanted) = (sequence.len(), sequence.max_tokens, sequence.wanted_room(growth));
+        let Some((pages, growing)) = sequence.state.growth() else { return };
+        let has = pages.room;
+        if has < most && has <= all + growth / AHEAD && growing.is_none() {
+            *growing = Some(wanted);
+            out.push(Action::Ring(RingFrame::Grow(Grow { request, room: wanted, refused: None })));
         }
         if all > has {
-            sequence.state = State::Paused;
+            sequence.state.pause();
             self.steps.leave(request);
         }
     }
@@ -37,9 +37,10 @@ impl Batcher {
     pub(super) fn grown(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(room) = self.asked(request) else { return };
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        sequence.room = room;
-        if matches!(sequence.state, State::Paused) {
-            sequence.state = State::Decoding;
+        if let Some((pages, _)) = sequence.state.growth() {
+            pages.room = room;
+        }
+        if sequence.state.decode() {
             self.steps.answer(request, sequence.len(), sequence.left());
         }
         self.make_room(request, out);
@@ -66,11 +67,11 @@ impl Batcher {
     /// The room that was asked for, now that there is an answer, unless the answer no longer counts.
     fn asked(&mut self, request: RequestId) -> Option<u32> {
         let sequence = self.sequences.get_mut(&request)?;
-        if sequence.grows_overtaken > 0 {
-            sequence.grows_overtaken -= 1;
+        if sequence.overtaken.growth > 0 {
+            sequence.overtaken.growth -= 1;
             return None;
         }
-        sequence.growing.take()
+        sequence.state.growth()?.1.take()
     }
 
     /// Takes a sequence's pages; it waits before those that came after it.
@@ -78,10 +79,10 @@ impl Batcher {
         let Some(mut sequence) = self.sequences.remove(&request) else { return };
         self.steps.leave(request);
         self.let_go(request, &sequence, out);
-        sequence.grows_overtaken += u32::from(sequence.growing.take().is_some());
+        sequence.overtaken.growth += u32::from(sequence.state.growth().is_some_and(|(_, growing)| growing.is_some()));
         sequence.pushed_out += 1;
-        sequence.told = 0;
-        (sequence.kind, sequence.state, sequence.waits_since) = (Kind::Local, State::Waiting, now);
+        sequence.drafts.told = 0;
+        (sequence.role, sequence.state) = (Role::Local, State::waiting(now));
         self.queue.push(sequence.place(request));
         self.sequences.insert(request, sequence);
     }

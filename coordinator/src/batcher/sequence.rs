@@ -4,7 +4,8 @@ use super::{
     BatcherConfig,
     admission::Place,
     prompt_logprobs::PromptLogprobs,
-    speculation::{Lookup, MOST, Wanted},
+    speculation::{Drafts, MOST, Wanted},
+    state::{Admission, Pages, State},
     steps::Share,
     strategy::Strategy,
 };
@@ -13,7 +14,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
     KvCodec, RequestId, Sampling, Seconds, Token,
-    kv::Delivery,
     ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
     stream::{Computed, End, Generation},
 };
@@ -54,22 +54,22 @@ pub enum Kind {
     Export(KvExport),
 }
 
+/// What a group does of a sequence; unlike its [`Kind`] it changes.
 #[derive(Debug)]
-pub(super) enum State {
-    /// Has no pages.
-    Waiting,
-    /// The stages are asked for pages, and to begin with what is shared.
-    Admitting { shared: Option<Shared> },
-    /// Has pages; KV has arrived at some stages.
-    AwaitingKv { since: Time, arrived: BTreeMap<u16, Vec<Delivery>> },
-    /// Computes the tokens it has: `sent` of them are on their way or computed, `done` are computed.
-    Prefilling { sent: u32, done: u32 },
-    /// Computes its answer: the KV of all tokens but the last is there.
-    Decoding,
-    /// The same, without room for its last token's KV.
-    Paused,
-    /// Its KV is on its way to another group.
-    Sending,
+pub(super) enum Role {
+    /// Prompt and answer.
+    Local,
+    /// The answer only, unless the KV fails to come.
+    AwaitKv,
+    /// The prompt and the first token; its KV goes elsewhere: bytes sent by stage.
+    Export { export: KvExport, sent: BTreeMap<u16, u64> },
+}
+
+/// Answers of the stages that no longer count.
+#[derive(Debug, Default)]
+pub(super) struct Overtaken {
+    pub admissions: u32,
+    pub growth: u32,
 }
 
 #[derive(Debug)]
@@ -81,41 +81,21 @@ pub(super) struct Sequence {
     /// The answer's first token, where it is known from elsewhere and not yet among the tokens.
     pub first: Option<Token>,
     pub max_tokens: u32,
-    /// Tokens that it has pages for.
-    pub room: u32,
-    /// The room that is asked for.
-    pub growing: Option<u32>,
     pub generation: Generation,
-    pub lookup: Lookup,
-    /// What may follow its tokens, by whom, and how much of that the step on its way checks.
-    pub drafts: Vec<Token>,
-    pub by: Strategy,
-    pub drafted: u32,
-    /// Tokens that the draft model was told.
-    pub told: u32,
-    pub kind: Kind,
-    pub state: State,
-    /// The gateway has been told that there are pages, and how many tokens of the prompt were there already.
-    pub granted: bool,
-    pub cached: u32,
-    /// Its KV is computed here, bit for bit what any group would compute: others may begin with it.
-    pub computed_here: bool,
-    /// What the prompt's KV goes through, and whether it has.
+    /// What the prompt's KV goes through.
     pub codec: KvCodec,
-    pub settled: bool,
-    /// Admissions and growth under way whose answer no longer counts.
-    pub overtaken: u32,
-    pub grows_overtaken: u32,
-    /// There were too few pages when it was asked for last.
-    pub refused: bool,
+    pub role: Role,
+    pub state: State,
+    /// What may follow its tokens.
+    pub drafts: Drafts,
+    /// How many tokens of its prompt were there already when it first got pages; nothing before that.
+    pub granted: Option<u32>,
+    pub overtaken: Overtaken,
     /// How often it had to give its pages back.
     pub pushed_out: u32,
     /// What the last stage said of the prompt's tokens, until it is passed on.
     pub prompt_logprobs: PromptLogprobs,
-    /// Bytes sent by stage.
-    pub sent: BTreeMap<u16, u64>,
     pub submitted: Time,
-    pub waits_since: Time,
     /// When the first step with tokens of it was set off.
     pub stepped: Option<Time>,
 }
@@ -130,29 +110,20 @@ impl Sequence {
             tokens,
             first: None,
             max_tokens: new.max_tokens,
-            room: 0,
-            growing: None,
             generation: new.generation,
-            lookup: Lookup::default(),
-            drafts: Vec::new(),
-            by: Strategy::Plain,
-            drafted: 0,
-            told: 0,
-            computed_here: false,
             codec: new.codec,
-            settled: false,
-            kind: new.kind,
-            state: State::Waiting,
-            granted: false,
-            cached: 0,
-            overtaken: 0,
-            grows_overtaken: 0,
-            refused: false,
+            role: match new.kind {
+                Kind::Local => Role::Local,
+                Kind::AwaitKv => Role::AwaitKv,
+                Kind::Export(export) => Role::Export { export, sent: BTreeMap::new() },
+            },
+            state: State::waiting(now),
+            drafts: Drafts::default(),
+            granted: None,
+            overtaken: Overtaken::default(),
             pushed_out: 0,
             prompt_logprobs: PromptLogprobs::default(),
-            sent: BTreeMap::new(),
             submitted: now,
-            waits_since: now,
             stepped: None,
         }
     }
@@ -162,11 +133,11 @@ impl Sequence {
     }
 
     pub fn awaits_kv(&self) -> bool {
-        self.kind == Kind::AwaitKv
+        matches!(self.role, Role::AwaitKv)
     }
 
     pub fn exports(&self) -> bool {
-        matches!(self.kind, Kind::Export(_))
+        matches!(self.role, Role::Export { .. })
     }
 
     pub fn len(&self) -> u32 {
@@ -186,16 +157,16 @@ impl Sequence {
     /// Tokens whose KV the group has.
     pub fn present(&self) -> u32 {
         match self.state {
-            State::Waiting | State::Admitting { .. } | State::AwaitingKv { .. } => 0,
+            State::Waiting(_) | State::Admitting(_) | State::AwaitingKv { .. } => 0,
             State::Prefilling { done, .. } => done,
-            State::Decoding | State::Paused => self.len() - 1,
-            State::Sending => self.prompt,
+            State::Decoding { .. } | State::Paused { .. } => self.len() - 1,
+            State::Sending { .. } => self.prompt,
         }
     }
 
     /// Whether it may have to give its pages back for others.
     pub fn may_be_pushed_out(&self) -> bool {
-        let computes = matches!(self.state, State::Prefilling { .. } | State::Decoding | State::Paused);
+        let computes = matches!(self.state, State::Prefilling { .. } | State::Decoding { .. } | State::Paused { .. });
         computes && !self.exports() && self.pushed_out < PUSHED_OUT_AT_MOST
     }
 
@@ -212,8 +183,8 @@ impl Sequence {
     pub fn deadline(&self, config: &BatcherConfig) -> Option<Time> {
         match &self.state {
             // One that had pages and gave them back for others is not made to pay for it.
-            State::Waiting if self.pushed_out == 0 => Some(self.waits_since + config.admission_patience),
-            State::AwaitingKv { since, arrived } if arrived.len() < config.stages => {
+            State::Waiting(wait) if self.pushed_out == 0 => Some(wait.since + config.admission_patience),
+            State::AwaitingKv { since, arrived, .. } if arrived.len() < config.stages => {
                 Some(*since + config.kv_patience + GRACE)
             }
             _ => None,
@@ -252,29 +223,33 @@ impl Sequence {
         }
     }
 
-    /// Asks the stages for pages.
-    pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Admit {
-        self.state = State::Admitting { shared };
-        self.room = self.wanted_room(config.growth);
-        self.computed_here = !self.awaits_kv() && self.is_exact();
-        self.settled = self.awaits_kv() || self.is_exact();
-        Admit {
+    /// Asks the stages for pages, if it waits for some.
+    pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Option<Admit> {
+        let State::Waiting(wait) = self.state else { return None };
+        let pages = Pages {
+            room: self.wanted_room(config.growth),
+            computed_here: !self.awaits_kv() && self.is_exact(),
+            settled: self.awaits_kv() || self.is_exact(),
+        };
+        self.state = State::Admitting(Admission { wait, shared, pages });
+        let patience_ms = config.kv_patience.as_millis() as u32;
+        let (await_kv, export) = match &self.role {
+            Role::Local => (None, None),
+            Role::AwaitKv => (Some(AwaitKv { patience_ms, codec: self.codec }), None),
+            Role::Export { export, .. } => (None, Some(export.clone())),
+        };
+        Some(Admit {
             request,
             tokens: self.tokens.clone(),
             answered: self.generated(),
-            room: self.room,
+            room: pages.room,
             most: self.max_tokens,
             shared,
             sampling: self.sampling(),
-            await_kv: self
-                .awaits_kv()
-                .then_some(AwaitKv { patience_ms: config.kv_patience.as_millis() as u32, codec: self.codec }),
-            export: match &self.kind {
-                Kind::Export(export) => Some(export.clone()),
-                _ => None,
-            },
+            await_kv,
+            export,
             refused: None,
-        }
+        })
     }
 
     /// How the last stage chooses, and whether it still says something of the prompt's tokens.
@@ -288,22 +263,19 @@ impl Sequence {
     /// Guesses what follows its tokens by what it repeats; whether there is a guess.
     pub fn propose(&mut self) -> bool {
         let most = self.guessable();
-        self.drafts.clear();
-        self.drafts.extend_from_slice(self.lookup.propose(&self.tokens, most));
-        self.by = Strategy::Lookup;
-        !self.drafts.is_empty()
+        self.drafts.propose(&self.tokens, most)
     }
 
     /// Whether a draft model could help with it.
     pub fn wants_drafts(&self) -> bool {
-        self.drafts.is_empty() && self.guessable() > 0
+        self.drafts.tokens.is_empty() && self.guessable() > 0
     }
 
     /// What a draft model is asked about it, which so has been told all its tokens.
     pub fn wanted(&mut self, request: RequestId) -> Option<Wanted> {
         let most = Some(self.guessable()).filter(|_| self.wants_drafts())? as u32;
-        let (start, all) = (self.told, self.len());
-        self.told = all;
+        let (start, all) = (self.drafts.told, self.len());
+        self.drafts.told = all;
         let (tokens, sampling) = (self.tokens[start as usize..].to_vec(), self.generation.sampling.clone());
         Some(Wanted { request, start, tokens, most, sampling })
     }
@@ -311,7 +283,7 @@ impl Sequence {
     /// What a draft model guesses; no more than it was asked for.
     pub fn take_drafts(&mut self, mut drafts: Vec<Token>) {
         drafts.truncate(self.guessable());
-        (self.drafts, self.by) = (drafts, Strategy::Draft);
+        (self.drafts.tokens, self.drafts.by) = (drafts, Strategy::Draft);
     }
 
     /// How many tokens may be guessed: as far as there is room, and more is wanted than the next. Under a grammar none: the
@@ -320,18 +292,19 @@ impl Sequence {
         if self.generation.sampling.constraint.is_some() {
             return 0;
         }
-        let room = self.room.saturating_sub(self.len()).min(self.left().saturating_sub(1));
+        let has = self.state.pages().map_or(0, |pages| pages.room);
+        let room = has.saturating_sub(self.len()).min(self.left().saturating_sub(1));
         MOST.min(room as usize)
     }
 
-    /// What it was to share, now that the stages have answered, unless their answer no longer counts.
-    pub fn admission_answered(&mut self) -> Option<Option<Shared>> {
-        if self.overtaken > 0 {
-            self.overtaken -= 1;
+    /// What the stages were asked for, now that they have answered, unless their answer no longer counts.
+    pub fn admission_answered(&mut self) -> Option<Admission> {
+        if self.overtaken.admissions > 0 {
+            self.overtaken.admissions -= 1;
             return None;
         }
-        let State::Admitting { shared } = self.state else { return None };
-        Some(shared)
+        let State::Admitting(admission) = self.state else { return None };
+        Some(admission)
     }
 
     /// What of it is computed in a step, with what was guessed unless the step goes without.
@@ -339,12 +312,12 @@ impl Sequence {
         let (request, all) = (share.request, self.len());
         self.stepped.get_or_insert(now);
         match (share.part, &mut self.state) {
-            (Part::Answer, State::Decoding) => {
+            (Part::Answer, State::Decoding { .. }) => {
                 let mut tokens = vec![*self.tokens.last()?];
                 if way != Strategy::Plain {
-                    tokens.append(&mut self.drafts);
+                    tokens.append(&mut self.drafts.tokens);
                 }
-                self.drafted = tokens.len() as u32 - 1;
+                self.drafts.checked = tokens.len() as u32 - 1;
                 Some(StepEntry { request, start: all - 1, tokens, sample: true, prompt: false })
             }
             (Part::Prompt, State::Prefilling { sent, .. }) => {

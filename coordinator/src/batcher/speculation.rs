@@ -4,7 +4,7 @@
 //! lookup). Of an answer that says something new a small model of the same vocabulary may know what comes next (a draft
 //! model, `asking.rs`). The last stage chooses a token after each guess as it would have without, by the same logits and the
 //! same draw, and stops at the first that was guessed wrong: an answer has the tokens it would have had. Which way pays is
-//! measured (`ways.rs`).
+//! measured (`strategy.rs`).
 
 use super::strategy::Strategy;
 use serde::{Deserialize, Serialize};
@@ -83,6 +83,29 @@ impl AddAssign for Tally {
     fn add_assign(&mut self, more: Self) {
         self.lookup += more.lookup;
         self.draft += more.draft;
+    }
+}
+
+/// What may follow an answer's tokens.
+#[derive(Debug, Default)]
+pub(super) struct Drafts {
+    lookup: Lookup,
+    pub tokens: Vec<Token>,
+    /// Whose guess they are.
+    pub by: Strategy,
+    /// How many of them the step on its way checks.
+    pub checked: u32,
+    /// Tokens of the sequence that the draft model was told.
+    pub told: u32,
+}
+
+impl Drafts {
+    /// Guesses by what these tokens repeat, so many at most; whether there is a guess.
+    pub fn propose(&mut self, tokens: &[Token], most: usize) -> bool {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(self.lookup.propose(tokens, most));
+        self.by = Strategy::Lookup;
+        !self.tokens.is_empty()
     }
 }
 
