@@ -122,9 +122,13 @@ def embedder(name, base, tok, modules, texts=TEXTS):
     whole = SentenceTransformer(modules=parts, device="cpu")
     whole.save(str(folder), create_model_card=False)
     shutil.rmtree(plain)
-    vectors = SentenceTransformer(str(folder), device="cpu").encode(texts, batch_size=4)
+    # As it is loaded: transformers makes a tokenizer of the model's own kind of some.
+    loaded = SentenceTransformer(str(folder), device="cpu")
+    ids = [loaded.tokenizer(text)["input_ids"] for text in texts]
+    vectors = loaded.encode(texts, batch_size=4)
     store(folder)
-    rows = [{"text": t, "ids": tok(t)["input_ids"], "values": [float(x) for x in v]} for t, v in zip(texts, vectors)]
+    whole = [(t, i, v) for t, i, v in zip(texts, ids, vectors) if len(i) <= 64]
+    rows = [{"text": t, "ids": i, "values": [float(x) for x in v]} for t, i, v in whole]
     put(name, rows)
 
 

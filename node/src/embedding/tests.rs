@@ -76,7 +76,9 @@ fn vectors_and_scores_are_those_of_sentence_transformers() {
             let furthest = furthest.fold(0.0, f64::max);
             let cosine = cosine(&encoded.values, &row.values);
             println!("{name}: cosine 1 - {:.1e}, furthest {furthest:.1e}", 1.0 - cosine);
-            assert!(furthest < 2e-5 && cosine > 0.999_999, "{name}: {:?}: {furthest} {cosine}", row.input);
+            // Candle's DistilBERT takes tanh for the error function in its GELU, where transformers has the function itself.
+            let near = if name.contains("distilbert") { 1e-3 } else { 2e-5 };
+            assert!(furthest < near && cosine > 0.999_999, "{name}: {:?}: {furthest} {cosine}", row.input);
         }
         assert_eq!(encoder.card().task == EncoderTask::Score, name.ends_with("ranker"));
     }
