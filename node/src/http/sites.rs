@@ -68,9 +68,14 @@ pub(super) fn for_pages(router: Router, sites: &Sites) -> Router {
     router.layer(cors)
 }
 
+/// Ollama's clients do not say what their bodies are, and its own examples send them as forms. They ask for text alone: what a
+/// page of others sends there is refused by its origin.
+const UNSAID: [&str; 3] = ["/api/chat", "/api/generate", "/api/show"];
+
 /// Takes bodies as JSON only: a page can send forms and texts anywhere without being asked whether it may.
 pub(super) async fn as_json(request: Request, next: Next) -> Response {
-    if request.body().is_end_stream() || is_json(request.headers()) {
+    let may_say_nothing = UNSAID.contains(&request.uri().path());
+    if request.body().is_end_stream() || may_say_nothing || is_json(request.headers()) {
         return next.run(request).await;
     }
     let said = request.headers().get(header::CONTENT_TYPE).map(|kind| shown(text(kind)));

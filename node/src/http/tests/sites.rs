@@ -130,6 +130,15 @@ async fn bodies_are_json() {
         let asked = kind.map_or(asked.try_clone().unwrap(), |kind| asked.header("content-type", kind));
         assert_eq!(asked.send().await.unwrap().status(), status, "{kind:?}");
     }
+    // Ollama's clients do not say what they send.
+    for kind in [None, Some("application/x-www-form-urlencoded")] {
+        let chat = json!({ "model": "gutenberg-tiny", "messages": hello(), "stream": false }).to_string();
+        let asked = api.request(Method::POST, "/api/chat").body(chat);
+        let asked = kind.map_or(asked.try_clone().unwrap(), |kind| asked.header("content-type", kind));
+        let foreign = asked.try_clone().unwrap().header("origin", APP);
+        assert_ne!(asked.send().await.unwrap().status(), 415, "{kind:?}");
+        assert_eq!(foreign.send().await.unwrap().status(), 403, "{kind:?}");
+    }
     for path in ["/api/pause", CHAT] {
         let refused = api.request(Method::POST, path).body(body.clone()).send().await.unwrap();
         assert_eq!(code(refused).await, (415, json!("unsupported_media_type")), "{path}");

@@ -1,0 +1,22 @@
+"""instructor: objects of a schema, asked for in every way that needs no tools."""
+
+import sys
+
+import httpx
+import instructor
+import openai
+import pydantic
+
+
+class House(pydantic.BaseModel):
+    rooms: int
+    old: bool
+
+
+url = sys.argv[1] + "/v1"
+model = httpx.get(url + "/models").json()["data"][0]["id"]
+raw = openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=60)
+client = instructor.from_openai(raw, mode=instructor.Mode.JSON_SCHEMA)
+hello = [{"role": "user", "content": "Describe the old house."}]
+house = client.chat.completions.create(model=model, messages=hello, response_model=House, max_tokens=64, max_retries=0)
+assert isinstance(house.rooms, int) and isinstance(house.old, bool), house
