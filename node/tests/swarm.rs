@@ -511,9 +511,7 @@ const LISTS: u64 = 20;
 /// A request for a list in JSON, long enough for a peer to die meanwhile.
 fn list(seed: u64) -> Value {
     let item = json!({ "type": "string", "minLength": 8, "maxLength": 20 });
-    // A small model would fill it with white space for ever.
-    let spaces = json!({ "whitespace_flexible": false });
-    let schema = json!({ "type": "array", "items": item, "minItems": 20, "maxItems": 24, "x-guidance": spaces });
+    let schema = json!({ "type": "array", "items": item, "minItems": 20, "maxItems": 24 });
     json!({ "prompt": PROMPT, "max_tokens": 600, "stream": true, "temperature": 0.9, "seed": seed, "guided_json": schema })
 }
 

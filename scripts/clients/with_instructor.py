@@ -9,7 +9,7 @@ import pydantic
 
 
 class House(pydantic.BaseModel):
-    rooms: int
+    rooms: int = pydantic.Field(ge=1, le=40)
     old: bool
 
 

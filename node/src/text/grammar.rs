@@ -16,6 +16,7 @@ use llguidance::{
     earley::SlicedBiasComputer,
     toktrie::{InferenceCapabilities, TokEnv},
 };
+use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tsnode_protocol::{Grammar, Token};
 
@@ -62,6 +63,20 @@ pub struct Compiler {
     vocab: u32,
 }
 
+/// What white space there may be between two signs of an answer in JSON: a space, or a line's end and the next one's indentation. JSON
+/// allows any, and a small model may fill an answer with it.
+const WHITE_SPACE: &str = r" |\n[ \t]{0,64}";
+/// llguidance's own keyword, of a schema as a whole.
+const OWN: &str = "x-guidance";
+
+/// A schema that has no wishes of its own for white space, with ours.
+fn sparing(mut schema: Value) -> Value {
+    if let Value::Object(keywords) = &mut schema {
+        keywords.entry(OWN).or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
+    }
+    schema
+}
+
 impl Compiler {
     /// For a vocabulary.
     ///
@@ -89,7 +104,7 @@ impl Compiler {
         let matcher = match grammar {
             Grammar::JsonSchema(text) => {
                 let wrong = |e: serde_json::Error| GrammarError::Refused(format!("the schema is not JSON: {e}"));
-                let schema = serde_json::from_str(text).map_err(wrong)?;
+                let schema = sparing(serde_json::from_str(text).map_err(wrong)?);
                 let compiles = |schema| self.matcher(TopLevelGrammar::from_json_schema(schema));
                 place::named(schema, compiles)?
             }

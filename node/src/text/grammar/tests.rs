@@ -56,6 +56,11 @@ fn a_text_of_the_form_is_followed_and_no_other() {
     };
     assert!(is_whole(person(), r#"{"name": "Zoë 😀", "age": 7}"#));
     assert!(is_whole(person(), r#"{"name":"","age":-12}"#));
+    assert!(is_whole(person(), "{\n  \"name\": \"Ann\",\n  \"age\": 7\n}"), "as it is written for people");
+    // A small model would go on like this for ever.
+    assert!(!is_whole(person(), "{\n\n\n\n\"name\": \"Ann\", \"age\": 7}"));
+    let free = schema(r#"{"type":"array","items":{"type":"null"},"x-guidance":{"whitespace_flexible":true}}"#);
+    assert!(is_whole(free, "[\n\n\n null]"), "who wishes it so");
     for wrong in [r#"{"name": "Ann"}"#, r#"{"age": 7, "name": "Ann"}"#, r#"{"name": "Ann", "age": "7"}"#, "Ann", "{"] {
         assert!(!is_whole(person(), wrong), "{wrong}");
     }
