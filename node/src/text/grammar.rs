@@ -65,7 +65,7 @@ pub struct Compiler {
 
 /// What white space there may be between two signs of an answer in JSON: a space, or a line's end and the next one's indentation. JSON
 /// allows any, and a small model may fill an answer with it.
-const WHITE_SPACE: &str = r" |\n[ \t]{0,64}";
+const WHITE_SPACE: &str = r" |\n[ \t]{0,32}";
 /// llguidance's own keyword, of a schema as a whole.
 const OWN: &str = "x-guidance";
 
