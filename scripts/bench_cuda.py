@@ -5,14 +5,17 @@
     scripts/bench_cuda.sh --sanitize --minutes 60    # the checks alone, under each of compute-sanitizer's tools
     scripts/bench_cuda.sh --sanitize racecheck       # under one of them
     scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
+    scripts/bench_cuda.sh --no-check --no-peer --profile   # what each kernel of a step takes, by Nsight Compute
 
-Models are made first, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B: in bfloat16 as
-Hugging Face stores them, and in Q4_0 as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
+Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B: in bfloat16
+as Hugging Face stores them, and in Q4_0 and Q4_K as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
 static cache, decoding through a CUDA graph. Needs numpy; the peer needs PyTorch and transformers.
 Nothing outlasts --minutes: what there is no time for is left out, and said.
 """
 
 import argparse
+import collections
+import csv
 import json
 import os
 import pathlib
@@ -21,6 +24,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 SHAPES = {
     "135m": dict(layers=30, hidden=576, mlp=1536, heads=9, kv=3, dim=64, vocab=49152, theta=100000.0, tied=True),
@@ -31,10 +35,14 @@ SHAPES = {
 # reads of what was never written.
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 CONTEXT = 8192
+# How many of GGUF's numbers are in a block, its bytes, and its number as a type.
+BLOCKS = {"q4_0": (32, 18, 2), "q4_k": (256, 144, 12)}
+# Steps that are profiled: sequences, tokens they have, tokens they get.
+PROFILED = ["1,128,1", "64,1024,1", "1,0,2048"]
 # Sequences, tokens they have, tokens they get: those that the peer is timed at, too.
 PEER_STEPS = [(1, 0, 2048), (1, 128, 1), (64, 1024, 1)]
 # What two peers on the card are tried with: a model whose text can be read.
-TWO_PEERS = ("1b", "q4_0")
+TWO_PEERS = ("1b", "q4_k")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -44,9 +52,12 @@ def main():
     parser.add_argument("--models", help="where models are made [default: /dev/shm if there is room, else the folder]")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--formats", nargs="+", default=["bf16", "q4_0"], choices=["bf16", "q4_0"])
+    parser.add_argument("--formats", nargs="+", default=["bf16", "q4_k"], choices=["bf16", *BLOCKS])
     parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--jobs", type=int, default=8, help="checks that run at once [default: 8]")
     parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-two-peers", action="store_true")
+    parser.add_argument("--profile", nargs="*", metavar="STEP", help=f"what each kernel takes, by Nsight Compute [default: {' '.join(PROFILED)}]")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--sanitize", nargs="*", choices=TOOLS, metavar="TOOL", help=f"{', '.join(TOOLS)} [default: all]")
     parser.add_argument("--out", help="all figures, as JSON")
@@ -56,27 +67,37 @@ def main():
     card()
     if args.sanitize is not None:
         return max(check(folder, args, ends, tool) for tool in args.sanitize or TOOLS)
-    failed = 0 if args.no_check else check(folder, args, ends)
     models = pathlib.Path(args.models or room_for_models(folder))
     models.mkdir(parents=True, exist_ok=True)
-    rows, figures = [], []
-    for shape in args.shapes:
-        for name in args.formats:
-            if time.monotonic() > ends - 60:
-                print(f"no time left for {shape} in {name}", flush=True)
-                continue
-            path = model(models, shape, name)
-            report = ours(folder, args, path, ends)
-            peer = {} if name != "bf16" or args.no_peer or not report else theirs(path, args, ends)
-            figures.append(dict(shape=shape, format=name, report=report, peer=peer))
-            rows += table(shape, name, report, peer)
-            if (shape, name) == TWO_PEERS:
-                failed |= two_peers(folder, args, path, ends, figures)
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    pairs = [(shape, name) for shape in args.shapes for name in args.formats]
+    with ThreadPoolExecutor(1) as maker:
+        made = [maker.submit(model, models, *pair) for pair in pairs]
+        failed = 0 if args.no_check else check(folder, args, ends)
+        rows, figures = [], []
+        for pair, path in zip(pairs, made):
+            failed |= one_model(folder, args, pair, path.result(), ends, rows, figures)
     print("\n| shape | format | step | tsnode, tokens/s | of copy | of multiply | transformers | ratio |\n|---|---|---|---|---|---|---|---|")
     print("\n".join(rows), flush=True)
     if args.out:
         pathlib.Path(args.out).write_text(json.dumps(figures, indent=1))
+    return failed
+
+
+def one_model(folder, args, pair, path, ends, rows, figures):
+    shape, name = pair
+    failed = 0
+    if time.monotonic() > ends - 30:
+        print(f"no time left for {shape} in {name}", flush=True)
+    else:
+        report = ours(folder, args, path, ends)
+        peer = {} if name != "bf16" or args.no_peer or not report else theirs(path, args, ends)
+        figures.append(dict(shape=shape, format=name, report=report, peer=peer))
+        rows += table(shape, name, report, peer)
+        if args.profile is not None:
+            profile(folder, args, path, ends)
+        if pair == TWO_PEERS and not args.no_two_peers:
+            failed = two_peers(folder, args, path, ends, figures)
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     return failed
 
 
@@ -97,19 +118,25 @@ def check(folder, args, ends, tool=None):
         sys.exit("compute-sanitizer is not installed")
     listed = subprocess.run([str(tests), "cuda::", "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
     names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
-    failed = 0
-    for name in names:
+
+    def one(name):
         began = time.monotonic()
         command = before + [str(tests), "--exact", name, "--nocapture"]
         try:
             done = subprocess.run(command, env=environment, timeout=max(1, min(240, ends - began)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             passed, said = done.returncode == 0, done.stdout
-        except subprocess.TimeoutExpired:
-            passed, said = False, "no time left"
-        failed += not passed
+        except subprocess.TimeoutExpired as late:
+            passed, said = False, f"no time left\n{(late.stdout or b'').decode(errors='replace')}"
         print(f"{'ok    ' if passed else 'FAILED'} {tool or 'check'} {name} in {time.monotonic() - began:.1f} s", flush=True)
         if not passed:
-            print(said[-3000:], flush=True)
+            print(said[-1500:], flush=True)
+        return passed
+
+    # The first alone: the driver compiles PTX once, and keeps it for the others.
+    passed = [one(name) for name in names[:1]]
+    with ThreadPoolExecutor(args.jobs) as several:
+        passed += several.map(one, names[1:])
+    failed = passed.count(False)
     print(f"{len(names) - failed} of {len(names)} checks passed{f' under {tool}' if tool else ''}", flush=True)
     return int(failed > 0)
 
@@ -140,6 +167,39 @@ def two_peers(folder, args, path, ends, figures):
         print(f"a prompt of {row['prompt']}: the second token is {100 * second['median']:.1f} ± {100 * second['error']:.1f} % later over two processes", flush=True)
     figures.append(dict(two_peers=dict(same=same, handover=over)))
     return int(not same)
+
+
+def profile(folder, args, path, ends):
+    """Microseconds of each kernel in one step, and the share of the memory's rate; of a step as it is first run, unrecorded."""
+    if not shutil.which("ncu"):
+        return print("ncu (Nsight Compute) is not installed")
+    asked = "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed"
+    for step in args.profile or PROFILED:
+        command = ["ncu", "--clock-control", "none", "--metrics", asked, "--csv", "--launch-count", "1000", "--kill", "yes"]
+        command += [str(folder / "tsnode"), "bench", "engine", "--device", f"cuda:{args.device}", "--model", str(path)]
+        command += ["--step", step, "--json"]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=max(1, min(60, ends - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            print(f"no time left to profile {step}", flush=True)
+            continue
+        print(f"profile of {path.name}, {step}\n{by_kernel(done.stdout)}", flush=True)
+
+
+def by_kernel(out):
+    lines = [line for line in out.splitlines() if line.startswith('"')]
+    found = collections.defaultdict(lambda: ([], []))
+    for row in csv.DictReader(lines):
+        if not row["Metric Value"]:
+            continue
+        which, value = row["Metric Name"].startswith("dram"), float(row["Metric Value"].replace(",", ""))
+        scale = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3}.get(row["Metric Unit"], 1)
+        found[row["Kernel Name"].split("(")[0] + " " + row["Grid Size"] + row["Block Size"]][which].append(value * scale)
+    lines = []
+    for name, (times, rates) in sorted(found.items(), key=lambda item: -sum(item[1][0])):
+        rate = sum(rates) / max(len(rates), 1)
+        lines.append(f"{sum(times):9.1f} us in {len(times):4} of {sum(times) / max(len(times), 1):8.2f} us at {rate:4.0f} % of memory: {name}")
+    return "\n".join(lines[:24])
 
 
 def room_for_models(folder):
@@ -187,7 +247,7 @@ def called(line):
 def model(folder, shape, name):
     path = folder / (f"{shape}-bf16" if name == "bf16" else f"{shape}-{name}.gguf")
     began = time.monotonic()
-    dense(path, SHAPES[shape]) if name == "bf16" else blocks(path, SHAPES[shape])
+    dense(path, SHAPES[shape]) if name == "bf16" else blocks(path, SHAPES[shape], name)
     print(f"made {path} in {time.monotonic() - began:.1f} s", flush=True)
     return path
 
@@ -267,11 +327,12 @@ def dense(path, s):
                 pool.write(out, 2 * shape[0] * shape[1])
 
 
-def blocks(path, s):
-    """A GGUF file, matrices in Q4_0 of random quants."""
+def blocks(path, s, form):
+    """A GGUF file, matrices of random quants."""
     import numpy
 
-    kinds = [(f"{name}.weight", [outs, ins], 2) for _, name, outs, ins in matrices(s)]
+    numbers, bytes_each, kind = BLOCKS[form]
+    kinds = [(f"{name}.weight", [outs, ins], kind) for _, name, outs, ins in matrices(s)]
     kinds += [(f"{name}.weight", [s["hidden"]], 0) for _, name in norms(s)]
     tokens = byte_tokens() + ["ab"] + [f"<{i}>" for i in range(s["vocab"] - 257)]
     keys = [
@@ -289,27 +350,31 @@ def blocks(path, s):
     for name, shape, kind in kinds:
         head += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
         head += struct.pack("<IQ", kind, at)
-        at += -(-size(shape, kind) // 32) * 32
+        at += -(-size(shape, kind, form) // 32) * 32
     random = numpy.random.default_rng(0)
-    rows = random.integers(0, 256, (1 << 20, 18), dtype=numpy.uint8)
-    # A scale of 0.004: numbers of a standard deviation of about 0.02.
-    rows[:, :2] = numpy.array([0.004], dtype=numpy.float16).view(numpy.uint8)
-    pool = Pool(rows.flatten(), 18, random)
+    rows = random.integers(0, 256, ((1 << 25) // bytes_each, bytes_each), dtype=numpy.uint8)
+    if form == "q4_0":
+        rows[:, :2] = numpy.array([0.004], dtype=numpy.float16).view(numpy.uint8)
+    else:
+        # Numbers are scale times six bits times four, less least times six bits: around nothing.
+        rows[:, :4] = numpy.array([1e-4, 7.5e-4], dtype=numpy.float16).view(numpy.uint8)
+    pool = Pool(rows.flatten(), bytes_each, random)
     with open(path, "wb") as out:
         out.write(head + b"\0" * (-len(head) % 32))
         for _, shape, kind in kinds:
             if kind == 0:
                 out.write(numpy.ones(shape, dtype=numpy.float32).data)
             else:
-                pool.write(out, size(shape, kind))
-            out.write(b"\0" * (-size(shape, kind) % 32))
+                pool.write(out, size(shape, kind, form))
+            out.write(b"\0" * (-size(shape, kind, form) % 32))
 
 
-def size(shape, kind):
+def size(shape, kind, form):
     count = 1
     for n in shape:
         count *= n
-    return count * 4 if kind == 0 else count // 32 * 18
+    numbers, each, _ = BLOCKS[form]
+    return count * 4 if kind == 0 else count // numbers * each
 
 
 def text(x):
@@ -371,17 +436,26 @@ def peer_step(torch, model, where, batch, context, new):
 
     cache = StaticCache(config=model.config, max_cache_len=context + new + 64)
     tokens = torch.randint(0, model.config.vocab_size, (batch, max(new, 1)), device=where)
-    positions = torch.arange(context, context + new, device=where)
-    if context:
-        for at in range(0, context, 256):
-            some = torch.arange(at, min(at + 256, context), device=where)
-            model(tokens[:, :1].expand(batch, len(some)), past_key_values=cache, cache_position=some, use_cache=True, logits_to_keep=1)
 
-    def run():
-        return model(tokens, past_key_values=cache, cache_position=positions, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+    def call(some, at):
+        positions = torch.arange(at, at + some.shape[1], device=where)
+        # Releases before 5 are told where a cache is to be written, later ones keep count.
+        older = {} if counts(cache) else {"cache_position": positions}
+        places = positions[None].expand(batch, -1)
+        return model(some, past_key_values=cache, position_ids=places, use_cache=True, logits_to_keep=1, **older).logits.argmax(-1)
 
+    for at in range(0, context, 256):
+        call(tokens[:, :1].expand(batch, min(256, context - at)), at)
+
+    def back():
+        for layer in counts(cache):
+            layer.cumulative_length.fill_(context)
+
+    run = lambda: call(tokens, context)
     for _ in range(3):
+        back()
         run()
+    back()
     torch.cuda.synchronize()
     if new == 1:
         graph = torch.cuda.CUDAGraph()
@@ -390,12 +464,18 @@ def peer_step(torch, model, where, batch, context, new):
         run = graph.replay
     best, ends = float("inf"), time.monotonic() + 2
     while time.monotonic() < ends:
+        back()
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - began)
     return batch * new / best
+
+
+def counts(cache):
+    """Layers that keep count of what is in them."""
+    return [layer for layer in getattr(cache, "layers", []) if getattr(layer, "cumulative_length", None) is not None]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 //! `tsnode bench engine`: prompts and answers a second, beside what memory and multipliers allow.
 
+mod asked;
 mod gpu;
 
 use super::{loaded, open};
@@ -57,6 +58,7 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(DeviceName))
                 .help("What computes: cpu, an NVIDIA GPU as cuda:0, or several together as cuda:0-1 [default: cpu]"),
         )
+        .arg(asked::arg())
         .arg(json())
 }
 
@@ -102,14 +104,14 @@ struct Line {
 pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let source = open(matches)?;
     if let Some(gpus) = matches.get_one::<DeviceName>("device").and_then(|name| name.gpus()) {
-        return gpu::run(&source, gpus, !is_set(matches, "json"));
+        return gpu::run(&source, gpus, asked::steps(matches), !is_set(matches, "json"));
     }
     let host = Host::detect();
     let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));
     let threads = Threads { count: number("threads", host.cpu.cores), ranks: number("tensor-parallel", 1) };
     let limiter = Limiter::new(threads.count).map_err(|e| failed(&e))?;
     let mut limits = Limits { read: limiter.read(), multiply: limiter.multiply() };
-    let steps = steps(&source);
+    let steps = fitting(&source, asked::steps(matches).unwrap_or_else(usual))?;
     let watch = !is_set(matches, "json");
     let (mut engine, stage, ready) = ready(&source, threads, &steps, watch)?;
     let load = ready.load;
@@ -161,13 +163,22 @@ fn failed(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(Kind::Other, error.to_string())
 }
 
-/// Steps the model's context has room for.
-fn steps(source: &ModelSource) -> Vec<Step> {
+/// Steps that are measured where none are asked for.
+fn usual() -> Vec<Step> {
     let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
     let chunks = CHUNKS.map(|(context, new)| Step { batch: 1, context, new });
     let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
-    let fits = |step: &Step| step.room() <= source.card().shape.context;
-    prompts.into_iter().chain(chunks).chain(answers).filter(fits).collect()
+    prompts.into_iter().chain(chunks).chain(answers).collect()
+}
+
+/// Those that the model's context has room for.
+fn fitting(source: &ModelSource, steps: Vec<Step>) -> Result<Vec<Step>, Exit> {
+    let context = source.card().shape.context;
+    let fitting: Vec<Step> = steps.into_iter().filter(|step| step.room() <= context).collect();
+    if fitting.is_empty() {
+        return Err(Exit::new(Kind::Usage, format!("the model's context has room for {context} tokens, and no step fits")));
+    }
+    Ok(fitting)
 }
 
 /// What it took until the first step was done.

@@ -1,6 +1,6 @@
 //! `tsnode bench engine --device cuda:0`: the same steps on an NVIDIA GPU, beside what was measured of it in the same run.
 
-use super::{EACH, KV, Line, failed};
+use super::{EACH, KV, Line, failed, fitting};
 use crate::{
     cli::show::print_json,
     exit::Exit,
@@ -88,7 +88,15 @@ struct Tapped {
     slower: f64,
 }
 
-pub(super) fn run(source: &ModelSource, numbers: GpuNumbers, watch: bool) -> Result<(), Exit> {
+pub(super) fn run(
+    source: &ModelSource,
+    numbers: GpuNumbers,
+    asked: Option<Vec<Step>>,
+    watch: bool,
+) -> Result<(), Exit> {
+    // KV is packed and handed over beside the usual steps alone.
+    let all = asked.is_none();
+    let steps = fitting(source, asked.unwrap_or_else(usual))?;
     let (gpus, about) = hardware::open_gpus(numbers).map_err(|e| failed(&e))?;
     let started = Instant::now();
     let speeds = gpus[0].speeds().map_err(|e| failed(&e))?;
@@ -97,7 +105,7 @@ pub(super) fn run(source: &ModelSource, numbers: GpuNumbers, watch: bool) -> Res
     let count = f64::from(numbers.count);
     let speeds = GpuSpeeds { copy: count * speeds.copy, multiply: count * speeds.multiply, ..speeds };
     let mut report = Report::new(source, (numbers, &about), speeds, probed);
-    let measured = measured(source, gpus, speeds, watch, &mut report);
+    let measured = measured(source, (gpus, speeds), (&steps, all), watch, &mut report);
     // What was measured before a GPU failed is worth having.
     report.failed = measured.as_ref().err().map(ToString::to_string);
     if watch {
@@ -111,18 +119,18 @@ pub(super) fn run(source: &ModelSource, numbers: GpuNumbers, watch: bool) -> Res
 /// Fills the report as far as the GPU goes: what cannot be measured is noted, and the rest is measured all the same.
 fn measured(
     source: &ModelSource,
-    gpus: Vec<Gpu>,
-    speeds: GpuSpeeds,
+    (gpus, speeds): (Vec<Gpu>, GpuSpeeds),
+    (steps, all): (&[Step], bool),
     watch: bool,
     report: &mut Report,
 ) -> Result<(), Exit> {
-    let (mut engine, stage) = loaded(source, gpus, report)?;
+    let (mut engine, stage) = loaded(source, gpus, steps, report)?;
     if watch {
         report.print_head();
     }
     let limits = Limits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
     let mut broken = None;
-    for step in steps(source) {
+    for &step in steps {
         match measure(&mut engine, stage, source, KV, step, EACH) {
             Ok(measured) => report.add(Line::new(step, measured, limits), watch),
             Err(error) => {
@@ -132,7 +140,7 @@ fn measured(
             }
         }
     }
-    if PACKED <= source.card().shape.context {
+    if all && PACKED <= source.card().shape.context {
         let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4);
         report.packing = packing.as_ref().ok().map(|packing| Packed::new(*packing, speeds));
         let kv_transfer = measure_kv_transfer(&mut engine, stage, source, PACKED, KvCodec::Int4);
@@ -143,7 +151,12 @@ fn measured(
 }
 
 /// An engine on the GPUs with the whole model, and the rest of their memory for pages.
-fn loaded(source: &ModelSource, gpus: Vec<Gpu>, report: &mut Report) -> Result<(Engine, StageKey), Exit> {
+fn loaded(
+    source: &ModelSource,
+    gpus: Vec<Gpu>,
+    steps: &[Step],
+    report: &mut Report,
+) -> Result<(Engine, StageKey), Exit> {
     let started = Instant::now();
     let threads = Threads { count: Host::detect().cpu.cores, ranks: gpus.len() };
     let all = source.card().shape.all_layers();
@@ -151,7 +164,7 @@ fn loaded(source: &ModelSource, gpus: Vec<Gpu>, report: &mut Report) -> Result<(
     let weights = source.gpu_bytes(all, gpus.len()).map_err(|e| failed(&e))?;
     let each = vec![weights.div_ceil(gpus.len() as u64); gpus.len()];
     let pool = Gpu::pool_bytes_of_all(&gpus, &each).map_err(|e| failed(&e))?;
-    let wanted = steps(source).iter().map(|step| step.kv_bytes(source, KV)).max().unwrap_or(0) as usize;
+    let wanted = steps.iter().map(|step| step.kv_bytes(source, KV)).max().unwrap_or(0) as usize;
     // Pages of all steps, and as much again for what is rounded up to whole pages.
     let mut engine = Engine::on_gpus(gpus, pool.min(2 * wanted + (1 << 30)), KV).map_err(|e| failed(&e))?;
     report.load_bytes = weights;
@@ -162,12 +175,11 @@ fn loaded(source: &ModelSource, gpus: Vec<Gpu>, report: &mut Report) -> Result<(
     Ok((engine, stage))
 }
 
-/// Steps the model's context has room for.
-fn steps(source: &ModelSource) -> Vec<Step> {
+/// Steps that are measured where none are asked for.
+fn usual() -> Vec<Step> {
     let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
     let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
-    let fits = |step: &Step| step.room() <= source.card().shape.context;
-    prompts.into_iter().chain(answers).filter(fits).collect()
+    prompts.into_iter().chain(answers).collect()
 }
 
 impl Packed {
