@@ -176,7 +176,10 @@ fn fitting(source: &ModelSource, steps: Vec<Step>) -> Result<Vec<Step>, Exit> {
     let context = source.card().shape.context;
     let fitting: Vec<Step> = steps.into_iter().filter(|step| step.room() <= context).collect();
     if fitting.is_empty() {
-        return Err(Exit::new(Kind::Usage, format!("the model's context has room for {context} tokens, and no step fits")));
+        return Err(Exit::new(
+            Kind::Usage,
+            format!("the model's context has room for {context} tokens, and no step fits"),
+        ));
     }
     Ok(fitting)
 }
