@@ -138,7 +138,7 @@ async fn one(http: &str, kind: &Kind) -> Result<Vec<u64>, Wrong> {
     let mut body = body(kind.request);
     body["kv_codec"] = json!(kind.codec);
     let key = format!("undisturbed request {} by {}", kind.request, kind.codec);
-    let reader = Reader::new(&reqwest::Client::new(), key.clone(), body);
+    let reader = Reader::new(&crate::client::plain_http(), key.clone(), body);
     let seen = reader.read(|_| http.to_owned()).await?;
     if seen.codec != kind.codec {
         let why = format!("its KV went through {:?} instead", seen.codec);

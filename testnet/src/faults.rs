@@ -90,7 +90,7 @@ pub struct Network<'p> {
 impl<'p> Network<'p> {
     /// Of these peers, all of which run.
     pub fn of(peers: impl IntoIterator<Item = &'p PeerInfo>) -> Self {
-        Self { peers: peers.into_iter().collect(), client: reqwest::Client::new() }
+        Self { peers: peers.into_iter().collect(), client: crate::client::plain_http() }
     }
 
     /// Cuts every way between peers of the one side, by their names, and all others.

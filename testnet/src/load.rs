@@ -38,7 +38,7 @@ impl Load {
     /// answers a key that it knows with what it answered before.
     pub fn start(seed: u64, streams: usize, gateways: &Gateways) -> Self {
         let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let client = reqwest::Client::new();
+        let client = crate::client::plain_http();
         let one = |front: usize| {
             let (client, gateways) = (client.clone(), gateways.clone());
             let (stop, served) = (stop.clone(), served.clone());

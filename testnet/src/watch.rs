@@ -158,7 +158,7 @@ pub struct Swarm {
 impl Swarm {
     /// Of these peers.
     pub fn of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Self {
-        Self { peers: peers.cloned().collect(), client: reqwest::Client::new() }
+        Self { peers: peers.cloned().collect(), client: crate::client::plain_http() }
     }
 
     /// What every peer says, in order; `None` for one that does not answer.

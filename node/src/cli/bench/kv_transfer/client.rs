@@ -52,7 +52,7 @@ impl Ask {
     /// One swarm's answers to new prompts, asked for in turns, whoever comes first taking turns too. Two processes of one program on one
     /// machine differ by several percent, for as long as they live: so the same peer decodes on every way.
     pub async fn in_turns<const N: usize>(&self, swarm: &Kept, ways: [Way; N], prompt: u32) -> Result<[Seen; N], Exit> {
-        let client = reqwest::Client::new();
+        let client = tsnode_testnet::client::plain_http();
         let mut seen: [Vec<(Times, Trace)>; N] = std::array::from_fn(|_| Vec::new());
         // The first round is for what has to be done once: connections, pages.
         for round in 0..=self.rounds as usize {

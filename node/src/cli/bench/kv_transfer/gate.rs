@@ -52,7 +52,7 @@ pub(super) async fn sweep(
             "it expected, here/there"
         );
     }
-    let client = reqwest::Client::new();
+    let client = tsnode_testnet::client::plain_http();
     let mut points = Vec::new();
     for &mbit in rates {
         let pair = swarms.up("swept", [cores, 1], Some(mbit)).await?;
