@@ -216,6 +216,13 @@ impl ModelSource {
         Ok(Self { card, config, checkpoint, files, notes })
     }
 
+    /// The same model under another name, as where its folder is called after a commit.
+    #[must_use]
+    pub fn called(mut self, name: &str) -> Self {
+        self.card.name = name.chars().take(limits::TEXT_BYTES / 4).collect();
+        self
+    }
+
     /// What others are told of the model.
     #[must_use]
     pub fn card(&self) -> &ModelCard {

@@ -20,6 +20,7 @@ mod keys;
 mod layout;
 mod links;
 mod loading;
+mod models;
 mod owner;
 mod plan;
 mod requests;
@@ -154,7 +155,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
             "requests" => requests::run(&settings, matches).await,
-            "models" => show::models(&settings, matches).await,
+            "models" => models::run(&settings, matches).await,
             "invite" => invite::run(&settings, matches),
             "doctor" => doctor::run(&settings, matches).await,
             "config" => show::config(&settings, matches),
@@ -319,7 +320,7 @@ pub fn command() -> Command {
         )
         .subcommand(plan::command())
         .subcommand(requests::command())
-        .subcommand(asking("models", "Models the swarm serves", "tsnode models"))
+        .subcommand(models::command())
         .subcommand(invite::command())
         .subcommand(keys::command())
         .subcommand(

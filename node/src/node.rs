@@ -5,7 +5,7 @@ mod lent;
 mod setup;
 
 pub use crate::store::INVITE_FILE;
-pub use lent::open_draft;
+pub use lent::{open_draft, open_named};
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{

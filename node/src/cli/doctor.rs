@@ -2,7 +2,7 @@
 
 mod surroundings;
 
-use super::{ask::Peer, is_set, machine, show::print_json};
+use super::{ask::Peer, is_set, machine, models, show::print_json};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -12,7 +12,7 @@ use crate::{
     links::beside,
     listening,
     memory::{Need, Size},
-    node::{HTTP_FILE, ModelChoice, NodeConfig, former_addresses, open_draft},
+    node::{HTTP_FILE, ModelChoice, NodeConfig, former_addresses, open_draft, open_named},
     plain,
     store::invited_to,
     swarm::{self, ProcessId},
@@ -138,7 +138,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
         let Libraries { blas, nvrtc, nvml, nccl, .. } = Libraries::find();
         found.extend([blas, nvrtc, nvml, nccl].map(library));
     }
-    let config = match settings.node() {
+    let mut config = match settings.node() {
         Ok(config) => config,
         Err(error) => {
             found.push(finding("config", State::Fail, error.to_string()));
@@ -182,7 +182,11 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
         found.push(port("lifelines", lifelines, TcpListener::bind(lifelines).map(drop)));
     }
     found.push(surroundings::reach(settings, &config, running).await);
-    found.extend(model(&host, &config));
+    match models::find(&mut config) {
+        Ok(()) => found.extend(model(&host, &config)),
+        // It is no fault: a peer fetches what is not here.
+        Err(absent) => found.push(finding("model", State::Note, absent.message)),
+    }
     found
 }
 
@@ -191,7 +195,7 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
     let source = match &config.model {
         ModelChoice::None => return vec![finding("model", State::Note, "none: a gateway only".into())],
         ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded(),
-        ModelChoice::Path(path) => ModelSource::open(path),
+        ModelChoice::Path(path) => open_named(path),
     };
     let source = match source {
         Ok(source) => source,

@@ -4,7 +4,7 @@ mod board;
 pub(super) mod live;
 
 use self::board::{Board, Fixed};
-use super::{loading::Loading, verb};
+use super::{loading::Loading, models, verb};
 use crate::{
     config::Settings,
     exit::{Exit, Kind},
@@ -48,7 +48,8 @@ fn log_file(settings: &Settings) -> PathBuf {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let mut config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    models::fetch(&mut config).await?;
     let is_watched = live::is_watched() && !matches.get_flag("verbose");
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();

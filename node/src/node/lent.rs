@@ -3,6 +3,7 @@
 use super::{ModelChoice, NodeConfig, NodeError, devices::Devices};
 use crate::{
     embedding::{Computing, Lender, Lenders},
+    hub,
     library::Shelf,
     store::Store,
     text::{Templates, TextError, TextModel, speak_alike},
@@ -61,11 +62,23 @@ fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
 
 /// The model at `path`; what had to be decided to read it is said.
 fn open_path(path: &Path) -> Result<Arc<ModelSource>, SourceError> {
-    let source = ModelSource::open(path)?;
+    let source = open_named(path)?;
     for note in source.notes() {
         tracing::warn!(model = %path.display(), "{note}");
     }
     Ok(Arc::new(source))
+}
+
+/// The model at `path`, called by its repository where its folder is called after a commit.
+///
+/// # Errors
+/// When it cannot be used.
+pub fn open_named(path: &Path) -> Result<ModelSource, SourceError> {
+    let source = ModelSource::open(path)?;
+    Ok(match hub::name_of(path) {
+        Some(name) => source.called(&name),
+        None => source,
+    })
 }
 
 /// The model that is to guess for `source`, if there is to be one; one that speaks of other tokens is refused.

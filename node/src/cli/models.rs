@@ -1,0 +1,201 @@
+//! `tsnode models`: what the swarm serves; and models by name: searched, fetched into the Hugging Face cache, listed, removed,
+//! verified, imported.
+
+mod bars;
+mod import;
+mod local;
+
+use self::bars::Bars;
+use super::{asking, is_set, json as json_flag, show, switch, verb, whole};
+use crate::{
+    config::Settings,
+    exit::{Exit, Kind},
+    hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
+    memory::Size,
+    node::{ModelChoice, NodeConfig},
+};
+use clap::{Arg, ArgMatches, Command};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Most repositories that a search shows.
+const MOST: usize = 100;
+
+pub(super) fn command() -> Command {
+    let name = |help| Arg::new("name").value_name("NAME").help(help);
+    let one = |verb: Command| verb.arg(json_flag());
+    asking("models", "Models the swarm serves; with a verb, models that could be served here", "tsnode models")
+        .subcommand(one(verb(
+            "search",
+            "Models whose names have these words: of the catalogue, and of the hub",
+            "tsnode models search llama 1b",
+        )
+        .arg(
+            Arg::new("words")
+                .value_name("WORDS")
+                .num_args(0..)
+                .help("What to look for; nothing shows the catalogue alone"),
+        )
+        .arg(
+            Arg::new("limit")
+                .long("limit")
+                .value_name("N")
+                .value_parser(whole(1..=MOST))
+                .default_value("10")
+                .help("Most repositories of the hub"),
+        )))
+        .subcommand(one(verb(
+            "pull",
+            "Fetch a model into the Hugging Face cache, or what is missing of it",
+            "tsnode models pull llama3.2:1b",
+        )
+        .arg(name("An alias, org/repo, org/repo:Q4_K_M or org/repo@revision").required(true))))
+        .subcommand(one(verb("list", "Models in the Hugging Face cache", "tsnode models list")))
+        .subcommand(one(verb("rm", "Remove a model from the cache", "tsnode models rm llama3.2:1b")
+            .arg(name("As it is listed").required(true))))
+        .subcommand(one(verb("verify", "Hold the cache's files against their hashes", "tsnode models verify")
+            .arg(name("As it is listed [default: all]"))
+            .arg(switch("remove", "Remove what does not fit, so that a pull fetches it again"))))
+        .subcommand(import::command())
+}
+
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let Some((verb, matches)) = matches.subcommand() else { return show::models(settings, matches).await };
+    match verb {
+        "search" => search(matches).await,
+        "pull" => pull(matches).await,
+        "list" => local::list(matches),
+        "rm" => local::remove(matches),
+        "verify" => local::verify(matches),
+        _ => import::run(matches),
+    }
+}
+
+/// Where the hub and its cache are, by the environment.
+fn hub_settings() -> HubSettings {
+    HubSettings::gather(|name| std::env::var(name).ok())
+}
+
+fn named(matches: &ArgMatches) -> Result<Option<ModelName>, Exit> {
+    let name = matches.get_one::<String>("name").map(|text| hub::model(text)).transpose();
+    name.map_err(|error| exit(error.into()))
+}
+
+async fn search(matches: &ArgMatches) -> Result<(), Exit> {
+    let words: Vec<&str> = matches.get_many::<String>("words").into_iter().flatten().map(String::as_str).collect();
+    let most = matches.get_one::<usize>("limit").copied().unwrap_or(MOST);
+    let settings = hub_settings();
+    let fits = |alias: &&hub::Alias| {
+        let own = format!("{} {}", alias.alias, alias.model).to_lowercase();
+        words.iter().all(|word| own.contains(&word.to_lowercase()))
+    };
+    let aliases: Vec<&hub::Alias> = hub::aliases().iter().filter(fits).collect();
+    let found = match words.is_empty() || settings.offline {
+        true => Vec::new(),
+        false => Hub::new(settings).map_err(exit)?.search(&words.join(" "), most).await.map_err(exit)?,
+    };
+    if is_set(matches, "json") {
+        let aliases = aliases.iter().map(|a| {
+            json!({ "alias": a.alias, "model": a.model.to_string(), "gigabytes": a.gigabytes, "licence": a.licence })
+        });
+        let found = found.iter().map(|f| {
+            json!({ "model": f.repo.to_string(), "downloads": f.downloads, "licence": f.licence, "gated": f.gated })
+        });
+        return show::print_json(
+            &json!({ "catalogue": aliases.collect::<Vec<_>>(), "hub": found.collect::<Vec<_>>() }),
+        );
+    }
+    if aliases.is_empty() && found.is_empty() {
+        return Err(Exit::new(Kind::Model, format!("nothing is called {:?}", words.join(" "))));
+    }
+    let mut rows = vec![["ALIAS", "MODEL", "SIZE", "LICENCE"].map(String::from).to_vec()];
+    rows.extend(
+        aliases
+            .iter()
+            .map(|a| vec![a.alias.clone(), a.model.to_string(), format!("{:.1} GB", a.gigabytes), a.licence.clone()]),
+    );
+    if !aliases.is_empty() {
+        show::table(&rows)?;
+    }
+    if !aliases.is_empty() && !found.is_empty() {
+        say!("");
+    }
+    let mut rows = vec![["MODEL", "DOWNLOADS", "LICENCE", "ACCESS"].map(String::from).to_vec()];
+    rows.extend(found.into_iter().map(|f| {
+        let access = if f.gated { "terms to accept" } else { "open" };
+        vec![f.repo.to_string(), f.downloads.to_string(), f.licence.unwrap_or_else(|| "-".into()), access.into()]
+    }));
+    if rows.len() > 1 { show::table(&rows) } else { Ok(()) }
+}
+
+async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
+    let Some(name) = named(matches)? else { return Ok(()) };
+    let hub = Hub::new(hub_settings()).map_err(exit)?;
+    let mut bars = Bars::new(&name);
+    let pulled = hub::pull(&hub, &name, Use::Keep, &mut |news| bars.show(news)).await;
+    drop(bars);
+    let hub::Pulled { model, fetched, licence } = pulled.map_err(exit)?;
+    let path = model.path.display().to_string();
+    if is_set(matches, "json") {
+        return show::print_json(&json!({ "model": name.to_string(), "commit": model.commit.as_str(), "path": path,
+            "bytes": model.bytes, "fetched": fetched, "licence": licence, "pickles": model.pickles }));
+    }
+    let licence = licence.map_or(String::new(), |licence| format!(", licence {licence}"));
+    say!("{name}: {} ({} fetched){licence}", Size(model.bytes), Size(fetched));
+    match model.pickles {
+        true => say!("these are PyTorch pickles; make safetensors of them with: tsnode models import {path}"),
+        false => say!("serve it with: tsnode join --model {name}"),
+    }
+    Ok(())
+}
+
+/// Models that a peer is told by their names become folders and files of this disk, fetched if they were not there.
+pub(super) async fn fetch(config: &mut NodeConfig) -> Result<(), Exit> {
+    for path in paths(config) {
+        let Some(name) = by_name(path)? else { continue };
+        let hub = Hub::new(hub_settings()).map_err(exit)?;
+        let mut bars = Bars::new(&name);
+        let model = hub::obtain(&hub, &name, &mut |news| bars.show(news)).await;
+        *path = model.map_err(exit)?.path;
+    }
+    Ok(())
+}
+
+/// The same without fetching anything.
+pub(super) fn find(config: &mut NodeConfig) -> Result<(), Exit> {
+    let cache = hub::Cache::new(hub_settings().cache);
+    for path in paths(config) {
+        let Some(name) = by_name(path)? else { continue };
+        let found = hub::find(&cache, &name).map(|model| model.path);
+        *path = found.ok_or_else(|| exit(HubError::Absent { name, folder: cache.folder().to_owned() }))?;
+    }
+    Ok(())
+}
+
+/// Whatever a peer is told to lend.
+fn paths(config: &mut NodeConfig) -> impl Iterator<Item = &mut PathBuf> {
+    let model = match &mut config.model {
+        ModelChoice::Path(path) => Some(path),
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::None => None,
+    };
+    let encoders = config.encoders.iter_mut().map(|(path, _)| path);
+    model.into_iter().chain(&mut config.draft).chain(encoders)
+}
+
+fn by_name(path: &Path) -> Result<Option<ModelName>, Exit> {
+    let Some(text) = path.to_str() else { return Ok(None) };
+    match hub::Asked::of(text).map_err(|error| exit(error.into()))? {
+        hub::Asked::Path(_) => Ok(None),
+        hub::Asked::Model(name) => Ok(Some(name)),
+    }
+}
+
+fn exit(error: HubError) -> Exit {
+    let kind = match &error {
+        HubError::Name(NameError { .. }) => Kind::Usage,
+        HubError::Unreachable { .. } | HubError::NotAHub { .. } => Kind::Unreachable,
+        HubError::Disk { .. } | HubError::Room { .. } => Kind::Other,
+        _ => Kind::Model,
+    };
+    Exit::new(kind, error.to_string())
+}

@@ -1,0 +1,70 @@
+//! How far a pull is: a bar where somebody watches, lines elsewhere.
+
+use crate::{
+    hub::{ModelName, News},
+    memory::Size,
+};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Less is fetched before a line about it is read (bytes).
+const WORTH_LINES: u64 = 64 << 20;
+/// Lines about one pull.
+const LINES: u64 = 10;
+
+/// One pull.
+pub(in crate::cli) struct Bars {
+    name: String,
+    bar: ProgressBar,
+    done: u64,
+    total: u64,
+    told: u64,
+}
+
+impl Bars {
+    pub fn new(name: &ModelName) -> Self {
+        Self { name: name.to_string(), bar: ProgressBar::hidden(), done: 0, total: 0, told: 0 }
+    }
+
+    pub fn show(&mut self, news: News<'_>) {
+        match news {
+            News::Begins { bytes, files } => self.begin(bytes, files),
+            News::Here(bytes) | News::Came(bytes) => self.done += bytes,
+            News::Lost(bytes) => self.done = self.done.saturating_sub(bytes),
+            News::Waits { file } => {
+                self.bar.suspend(|| note!("{}: another process fetches {file}; waiting for it", self.name));
+            }
+        }
+        self.bar.set_position(self.done);
+        if self.bar.is_hidden() {
+            self.line();
+        }
+    }
+
+    fn begin(&mut self, bytes: u64, files: usize) {
+        self.total = bytes;
+        if files == 0 {
+            return;
+        }
+        let template = "{prefix} {bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        self.bar = ProgressBar::new(bytes).with_style(style).with_prefix(self.name.clone());
+        if self.bar.is_hidden() {
+            let s = if files == 1 { "" } else { "s" };
+            note!("{}: fetching {} in {files} file{s}", self.name, Size(bytes));
+        }
+    }
+
+    fn line(&mut self) {
+        let part = self.done * LINES / self.total.max(1);
+        if self.total >= WORTH_LINES && part > self.told {
+            self.told = part;
+            note!("{}: {} of {}", self.name, Size(self.done), Size(self.total));
+        }
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,27 @@
+//! Models by name: what a name means, where the hub's files lie in the Hugging Face cache of this host, and how they come there.
+//!
+//! The cache is the one that `huggingface_hub` keeps, in its own layout, so that nothing is downloaded twice: `blobs` by the hash
+//! that the hub gives, `snapshots` of links to them by commit, `refs` from branches and tags to commits.
+
+mod asked;
+mod cache;
+mod catalogue;
+mod choose;
+mod client;
+mod download;
+mod error;
+mod hash;
+mod name;
+mod news;
+mod pull;
+mod settings;
+
+pub use asked::{Asked, model};
+pub use cache::{Cache, CachedModel, Damage, name_of};
+pub use catalogue::{Alias, aliases};
+pub use client::{Found, Hub};
+pub use error::HubError;
+pub use name::{ModelName, NameError, Quant, RepoId, Revision};
+pub use news::News;
+pub use pull::{Pulled, Use, find, obtain, pull};
+pub use settings::{HubSettings, Patience, Token};
