@@ -444,6 +444,10 @@ async fn the_program_keeps_the_cache() {
     assert!(code == 6 && error.contains("is not in"), "{error}");
     let (code, said, _) = place.run(&["models", "search", "more"]).await;
     assert!(code == 0 && said.contains("org/more"), "{said}");
+    // The catalogue is there without a hub.
+    let alone = place.command(&["models", "search", "llama", "1b"]).env("HF_ENDPOINT", "http://127.0.0.1:1").output();
+    let alone = alone.await.unwrap();
+    assert!(alone.status.success() && String::from_utf8(alone.stdout).unwrap().contains("llama3.2:1b"));
     let (code, _, error) = place.run(&["models", "pull", "../../etc"]).await;
     assert!(code == 2 && error.contains("names no model") && error.lines().count() == 1, "{error}");
     let (code, _, error) = place.run(&["models", "pull", "llama3.2:1c"]).await;

@@ -91,8 +91,16 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
     };
     let aliases: Vec<&hub::Alias> = hub::aliases().iter().filter(fits).collect();
     let found = match words.is_empty() || settings.offline {
-        true => Vec::new(),
-        false => Hub::new(settings).map_err(exit)?.search(&words.join(" "), most).await.map_err(exit)?,
+        true => Ok(Vec::new()),
+        false => ask(settings, &words.join(" "), most).await,
+    };
+    let found = match found {
+        // The catalogue needs no network.
+        Err(unanswered) if !aliases.is_empty() => {
+            note!("tsnode: note: {unanswered}");
+            Vec::new()
+        }
+        found => found.map_err(exit)?,
     };
     if is_set(matches, "json") {
         let aliases = aliases.iter().map(|a| {
@@ -126,6 +134,12 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
         vec![f.repo.to_string(), f.downloads.to_string(), f.licence.unwrap_or_else(|| "-".into()), access.into()]
     }));
     if rows.len() > 1 { show::table(&rows) } else { Ok(()) }
+}
+
+/// Who searches asks again by himself.
+async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<hub::Found>, HubError> {
+    settings.patience.tries = 1;
+    Hub::new(settings)?.search(words, most).await
 }
 
 async fn pull(matches: &ArgMatches) -> Result<(), Exit> {

@@ -77,7 +77,8 @@ pub(super) fn verify(matches: &ArgMatches) -> Result<(), Exit> {
     match (damage.len(), remove) {
         (0, _) if is_set(matches, "json") => Ok(()),
         (0, _) => {
-            say!("{} in {} repositories: every file is what its name says", Size(bytes), repos.len());
+            let repositories = if repos.len() == 1 { "repository" } else { "repositories" };
+            say!("{} in {} {repositories}: every file is what its name says", Size(bytes), repos.len());
             Ok(())
         }
         (n, true) => Err(Exit::new(Kind::Model, format!("{n} damaged files were removed; pull their models again"))),
