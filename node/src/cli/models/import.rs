@@ -6,6 +6,7 @@ use crate::{
     hub::name_of,
     import::{ImportError, Imported, Pickles},
     memory::Size,
+    plain,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -54,7 +55,9 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     // What is missing for serving is better known now.
     match ModelSource::open(&imported.folder) {
         Ok(_) => say!("serve it with: tsnode join --model {folder}"),
-        Err(error) => note!("tsnode: note: it cannot be served as it is: {error}"),
+        Err(error) => {
+            note!("tsnode: note: it cannot be served as it is: {}", plain::without_numbers(&error.to_string()))
+        }
     }
     Ok(())
 }
