@@ -49,6 +49,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     what_a_machine_does_is_said_in_plain_words(&net).await;
     programs_talk_line_by_line(&net).await;
     a_tool_that_must_be_called_is_called(&net).await;
+    load_on_the_swarm_is_measured(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     for (index, peer) in net.net.peers().iter().enumerate() {
         let (bytes, _) = net.net.usage(index).unwrap();
@@ -415,6 +416,37 @@ async fn talk(net: &Net, index: usize, words: &[&str], input: &str) -> (Option<i
     let ended = tokio::time::timeout(LONG, child.wait_with_output()).await.unwrap().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (ended.status.code(), text(ended.stdout), text(ended.stderr))
+}
+
+/// `tsnode bench serve` on a gateway: every request is answered with the lengths asked for, and figures agree with each other.
+async fn load_on_the_swarm_is_measured(net: &Net) {
+    let drawn = ["--request-rate", "20", "--burstiness", "0.5", "--input-len", "100", "--output-len", "8"];
+    let chat = ["--endpoint", "/v1/chat/completions", "--input-len", "100", "--output-len", "8"];
+    for words in [&drawn[..], &chat] {
+        let all = ["bench", "serve", "--num-prompts", "12", "--ignore-eos", "--goodput", "e2el:60s", "--json"];
+        let (code, said, noted) = talk(net, 4, &[&all[..], words].concat(), "").await;
+        assert_eq!((code, noted.as_str()), (Some(0), ""), "{said}");
+        let figures: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!((&figures["completed"], &figures["failed"]), (&json!(12), &json!(0)), "{said}");
+        assert_eq!((&figures["total_output_tokens"], &figures["attainment"]), (&json!(96), &json!(1.0)), "{said}");
+        let input = figures["total_input_tokens"].as_u64().unwrap();
+        let is_chat = words[0] == "--endpoint";
+        assert!(input == 1200 || is_chat && input.abs_diff(1200) < 120, "{said}");
+        let ms = |name: &str| figures[name].as_f64().unwrap();
+        assert!(ms("p50_ttft_ms") > 0.0 && ms("p50_ttft_ms") <= ms("p99_ttft_ms"), "{said}");
+        assert!(ms("p99_e2el_ms") >= ms("p99_ttft_ms") && ms("p99_e2el_ms") <= ms("duration") * 1e3, "{said}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, svg) = (folder.path().join("trace.csv"), folder.path().join("times.svg"));
+    fs::write(&trace, "arrival_s,prompt_tokens,output_tokens\n0,500,20\n1,1500,5\n1.5,20000,5\n").unwrap();
+    let (trace, svg) = (trace.to_str().unwrap(), svg.to_str().unwrap());
+    let words = ["bench", "serve", "--trace", trace, "--trace-speed", "10", "--trace-lengths", "0.1", "--svg", svg];
+    let (code, said, _) = talk(net, 0, &words, "").await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("2 requests answered") && said.contains("1 failed: 400: "), "the last is too long: {said}");
+    assert!(fs::read_to_string(svg).unwrap().contains("e2el"));
+    let (code, said, why) = talk(net, 0, &["bench", "serve", "--model", "nothing"], "").await;
+    assert!(code == Some(9) && said.is_empty() && why.contains("gutenberg-tiny"), "{why}");
 }
 
 async fn a_link_is_measured_twice_in_a_row_and_no_oftener(net: &Net) {

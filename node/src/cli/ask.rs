@@ -73,6 +73,21 @@ impl Peer {
         self.with_key(self.client.post(format!("{}{path}", self.base))).json(body)
     }
 
+    /// A question without a body.
+    pub(super) fn request(&self, path: &str) -> RequestBuilder {
+        self.with_key(self.client.get(format!("{}{path}", self.base)))
+    }
+
+    /// The address, without a slash at its end.
+    pub(super) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// What to do where it refuses this command.
+    pub(super) fn advice(&self) -> String {
+        self.authority.advice()
+    }
+
     fn with_key(&self, request: RequestBuilder) -> RequestBuilder {
         match &self.authority {
             Authority::Key(shown) | Authority::Owner(shown) => request.bearer_auth(shown),
@@ -110,7 +125,7 @@ impl Peer {
 
     /// What the peer says at a path.
     pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Exit> {
-        let request = self.with_key(self.client.get(format!("{}{path}", self.base))).timeout(PATIENCE);
+        let request = self.request(path).timeout(PATIENCE);
         let response = self.send(request).await?;
         let wrong = |e: reqwest::Error| {
             Exit::new(
@@ -177,7 +192,9 @@ fn url(text: &str) -> Result<String, Exit> {
     if scheme.is_none() && !names_port {
         parsed.set_port(Some(USUAL.port())).map_err(|()| wrong(WHERE))?;
     }
-    Ok(parsed.as_str().trim_end_matches('/').to_owned())
+    let base = parsed.as_str().trim_end_matches('/');
+    // As OpenAI's clients have it: with the version that is a part of every path.
+    Ok(base.strip_suffix("/v1").unwrap_or(base).to_owned())
 }
 
 /// Why there is no answer.
@@ -236,6 +253,8 @@ mod tests {
             ("attic:80", "http://attic"),
             ("attic", "http://attic:7448"),
             ("http://attic/tsnode", "http://attic/tsnode"),
+            ("http://127.0.0.1:7458/v1", "http://127.0.0.1:7458"),
+            ("http://attic/tsnode/v1/", "http://attic/tsnode"),
         ] {
             assert_eq!(url(text).map_err(|e| e.to_string()).as_deref(), Ok(meant), "{text}");
         }

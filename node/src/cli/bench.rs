@@ -1,9 +1,10 @@
-//! `tsnode bench`: what this machine does with a model, and with a link.
+//! `tsnode bench`: what this machine does with a model and with a link, and what a server does for its clients.
 
 mod codec;
 mod engine;
 mod kv_transfer;
 mod link;
+mod serve;
 
 use super::loading::Loading;
 use crate::{
@@ -28,6 +29,7 @@ pub(super) fn command() -> Command {
         .subcommand(codec::command())
         .subcommand(kv_transfer::command())
         .subcommand(link::command())
+        .subcommand(serve::command())
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
@@ -35,6 +37,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         Some(("engine", matches)) => engine::run(matches),
         Some(("kv-transfer", matches)) => kv_transfer::run(matches).await,
         Some(("codec", matches)) => codec::run(matches),
+        Some(("serve", matches)) => serve::run(settings, matches).await,
         Some((_, matches)) => link::run(settings, matches).await,
         None => Ok(()),
     }
