@@ -25,7 +25,7 @@ mod workers;
 
 pub use answer::AnswerParser;
 pub use answers::{Parsers, ReasoningFormat};
-pub use chat::{ChatMessage, ChatTemplate, Conversation, TemplateText, ToolCall};
+pub use chat::{ChatMessage, ChatTemplate, Conversation, Ending, TemplateText, ToolCall};
 pub use defaults::Defaults;
 pub use detokenise::{Detokeniser, TokenText};
 pub use model::{TextError, TextModel};

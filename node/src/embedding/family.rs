@@ -182,12 +182,6 @@ fn modernbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
         let what = format!("its layer_types are not one of full attention in {every}, and no other order is computed");
         return Err(config.unsupported(what));
     }
-    // Newer files have both in one table.
-    let theta = |kind: &str, old: &str, usual| match config.json["rope_parameters"][kind]["rope_theta"].as_f64() {
-        Some(theta) if (1.0..1e12).contains(&theta) => Ok(theta),
-        Some(_) => Err(config.broken(format!("rope_theta of {kind} is no number from 1"))),
-        None => config.real(old, usual),
-    };
     let json = json!({
         "vocab_size": read.vocabulary,
         "hidden_size": read.width,
@@ -198,9 +192,9 @@ fn modernbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
         "layer_norm_eps": config.real("norm_eps", 1e-5)?,
         "pad_token_id": read.pad,
         "global_attn_every_n_layers": every,
-        "global_rope_theta": theta("full_attention", "global_rope_theta", 160_000.0)?,
+        "global_rope_theta": config.rope_theta("/full_attention/rope_theta", "global_rope_theta", 160_000.0)?,
         "local_attention": config.number_or("local_attention", POSITIONS, Some(128))?,
-        "local_rope_theta": theta("sliding_attention", "local_rope_theta", 10_000.0)?,
+        "local_rope_theta": config.rope_theta("/sliding_attention/rope_theta", "local_rope_theta", 10_000.0)?,
     });
     Ok((read, json))
 }
@@ -219,7 +213,6 @@ fn nomic(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
     };
     let [width, heads, positions, layers, inner] = names;
     let read = sizes(config, [width, heads, positions], 0)?;
-    let rope = config.json["rope_parameters"]["rope_theta"].as_f64().filter(|theta| (1.0..1e12).contains(theta));
     let epsilon = config.real("layer_norm_eps", 1e-12)?;
     let json = json!({
         "vocab_size": read.vocabulary,
@@ -231,7 +224,7 @@ fn nomic(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
         "type_vocab_size": config.number_or("type_vocab_size", 1024, Some(2))?,
         "layer_norm_epsilon": config.real("layer_norm_epsilon", epsilon)?,
         "rotary_emb_fraction": config.real("rotary_emb_fraction", 1.0)?,
-        "rotary_emb_base": rope.map_or_else(|| config.real("rotary_emb_base", 1000.0), Ok)?,
+        "rotary_emb_base": config.rope_theta("/rope_theta", "rotary_emb_base", 1000.0)?,
         "rotary_emb_interleaved": config.flag("rotary_emb_interleaved"),
         "qkv_proj_bias": config.flag("qkv_proj_bias"),
         "mlp_fc1_bias": config.flag("mlp_fc1_bias"),
@@ -249,7 +242,6 @@ fn qwen(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderErro
     if !read.heads.is_multiple_of(kv_heads) {
         return Err(config.broken(format!("{} heads are no multiple of {kv_heads} key and value heads", read.heads)));
     }
-    let rope = config.json["rope_parameters"]["rope_theta"].as_f64().filter(|theta| (1.0..1e12).contains(theta));
     let mut json = json!({
         "vocab_size": read.vocabulary,
         "hidden_size": read.width,
@@ -261,7 +253,7 @@ fn qwen(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderErro
         "sliding_window": if family == Family::Qwen2 { json!(POSITIONS) } else { Value::Null },
         "max_window_layers": 0,
         "tie_word_embeddings": true,
-        "rope_theta": rope.map_or_else(|| config.real("rope_theta", 10_000.0), Ok)?,
+        "rope_theta": config.rope_theta("/rope_theta", "rope_theta", 10_000.0)?,
         "rms_norm_eps": config.real("rms_norm_eps", 1e-6)?,
         "use_sliding_window": false,
         "hidden_act": "silu",

@@ -35,6 +35,17 @@ impl Settings {
         }
     }
 
+    /// The base of rotary positions: newer files have all of them in one table, `rope_parameters`, older ones by names of their own.
+    pub fn rope_theta(&self, in_table: &str, older: &str, usual: f64) -> Result<f64, EncoderError> {
+        match self.json["rope_parameters"].pointer(in_table) {
+            None | Some(Value::Null) => self.real(older, usual),
+            Some(value) => {
+                let theta = value.as_f64().filter(|theta| (1.0..1e12).contains(theta));
+                theta.ok_or_else(|| self.broken(format!("rope_parameters{in_table} must be a number from 1")))
+            }
+        }
+    }
+
     pub fn flag(&self, key: &str) -> bool {
         self.json[key].as_bool().unwrap_or(false)
     }

@@ -65,10 +65,10 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     wanted.sampling.prompt_logprobs = prompt_logprobs;
     complete::check_prompt_logprobs(&wanted)?;
     let documents = template::documents(&mut fields)?;
-    let kwargs = template::kwargs(&mut fields)?;
+    let (kwargs, ending) = (template::kwargs(&mut fields)?, template::ending(&mut fields)?);
     refuse_the_rest(fields)?;
     let tools = wanted.tools.as_ref().map_or(Vec::new(), |tools| tools.list.clone());
-    let conversation = Conversation { messages, tools, documents, kwargs };
+    let conversation = Conversation { messages, tools, documents, kwargs, ending };
     let prompt = model.encode_chat(conversation).await?;
     drop(place);
     must_call(&mut wanted, &model, &prompt).await?;
@@ -87,9 +87,10 @@ pub(super) async fn prompt(state: &ApiState, asked: Asked) -> Result<(Arc<TextMo
     let model = state.texts.find(&state.view(), name.as_deref()).await?;
     let tools = Tools::read(fields.take("tools"), fields.take("tool_choice"), fields.take("parallel_tool_calls"))?;
     let (documents, kwargs) = (template::documents(&mut fields)?, template::kwargs(&mut fields)?);
+    let ending = template::ending(&mut fields)?;
     refuse_the_rest(fields)?;
     let tools = tools.map_or(Vec::new(), |tools| tools.list);
-    let prompt = model.encode_chat(Conversation { messages, tools, documents, kwargs }).await?;
+    let prompt = model.encode_chat(Conversation { messages, tools, documents, kwargs, ending }).await?;
     Ok((model, prompt))
 }
 
@@ -120,8 +121,6 @@ fn refuse_the_rest(mut fields: Fields) -> Result<(), ApiError> {
     fields.refuse_unless("function_call", |v| v == "none" || v == "auto")?;
     params::refuse_unbuilt(&mut fields)?;
     fields.refuse_unless("add_special_tokens", |v| v == false)?;
-    fields.refuse_unless("add_generation_prompt", |v| v == true)?;
-    fields.refuse_unless("continue_final_message", |v| v == false)?;
     fields.refuse_unless("echo", |v| v == false)?;
     fields.refuse_unless("modalities", |v| *v == serde_json::json!(["text"]))?;
     fields.finish()

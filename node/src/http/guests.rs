@@ -3,7 +3,7 @@
 //! A connection that does not ask in time, sends what it asks too slowly, or does not take its answer, is closed; where all places
 //! are taken that is so at once for the one that has been idle longest ([`crate::doors`]).
 
-use super::ApiError;
+use super::{ApiError, respond::REQUEST_ID};
 use crate::doors::{Door, Place};
 use axum::{
     body::{Body, Bytes, HttpBody},
@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tsnode_coordinator::places::{Origin, Regard};
+use tsnode_protocol::RequestId;
 
 /// How long a new connection may take to ask: the whole of a request's headers.
 const HEADERS: Duration = Duration::from_secs(10);
@@ -86,7 +87,11 @@ fn full() -> String {
     let reason = "As many connections as there are places for are being served".into();
     let body = ApiError::Unserved { reason, retry_after: AGAIN }.body().to_string();
     let head = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json";
-    format!("{head}\r\nretry-after: {}\r\ncontent-length: {}\r\n\r\n{body}", AGAIN.as_secs(), body.len())
+    // Nobody was asked for it: a name of its own, as other errors have one.
+    let id = RequestId(crate::random_bytes());
+    tracing::debug!(request = %id, status = 503, "turned away: there is no place");
+    let head = format!("{head}\r\n{REQUEST_ID}: {id}\r\nretry-after: {}", AGAIN.as_secs());
+    format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 /// Programs of this host have no share: a proxy before this peer brings everybody's requests.
@@ -398,6 +403,8 @@ mod tests {
             head.starts_with("HTTP/1.1 503") && head.contains(&format!("content-length: {}", body.len())),
             "{full}"
         );
+        let id = head.lines().find_map(|line| line.strip_prefix("x-request-id: "));
+        assert!(id.is_some_and(|id| !id.is_empty()), "every error has a name: {head}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["error"]["type"], "server_error");
         answers.notify_one();
         assert!(answer(waiting).await.ends_with("waited"));

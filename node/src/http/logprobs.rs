@@ -13,10 +13,20 @@ use tsnode_protocol::{Sampled, Token};
 /// Of what has no probability: JSON has no minus infinity, and this is what OpenAI and vLLM say for it.
 const NEVER: f32 = -9999.0;
 
+/// What tokens are called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum TokenNames {
+    #[default]
+    Texts,
+    /// `token_id:7`, as vLLM has it.
+    Ids,
+}
+
 /// An entry of a chat answer's `logprobs.content`.
-pub(super) fn chat(detokeniser: &Detokeniser<'_>, sampled: &Sampled) -> Value {
+pub(super) fn chat(detokeniser: &Detokeniser<'_>, sampled: &Sampled, names: TokenNames) -> Value {
     let entry = |token: Token, logprob: f32| {
         let TokenText { text, bytes } = detokeniser.token_text(token);
+        let text = if names == TokenNames::Ids { by_id(token) } else { text };
         json!({ "token": text, "logprob": finite(logprob), "bytes": bytes })
     };
     let mut one = entry(sampled.token, of_chosen(sampled));
@@ -25,13 +35,17 @@ pub(super) fn chat(detokeniser: &Detokeniser<'_>, sampled: &Sampled) -> Value {
 }
 
 /// A row of the older form's columns, of the token that begins behind so many characters.
-pub(super) fn older(detokeniser: &Detokeniser<'_>, sampled: &Sampled, offset: usize) -> Value {
-    let chosen = label(&detokeniser.token_text(sampled.token));
+pub(super) fn older(detokeniser: &Detokeniser<'_>, sampled: &Sampled, offset: usize, names: TokenNames) -> Value {
+    let label = |token: Token| match names {
+        TokenNames::Texts => label(&detokeniser.token_text(token)),
+        TokenNames::Ids => by_id(token),
+    };
+    let chosen = label(sampled.token);
     let mut top = Map::new();
     top.insert(chosen.clone(), json!(of_chosen(sampled)));
     for other in sampled.top.iter().filter(|t| t.token != sampled.token) {
-        let label = label(&detokeniser.token_text(other.token));
-        let label = if top.contains_key(&label) { format!("token_id:{}", other.token.0) } else { label };
+        let label = label(other.token);
+        let label = if top.contains_key(&label) { by_id(other.token) } else { label };
         top.insert(label, json!(finite(other.logprob)));
     }
     json!({ "token": chosen, "logprob": of_chosen(sampled), "top": top, "offset": offset })
@@ -46,6 +60,10 @@ pub(super) fn columns(rows: &[Value]) -> Value {
         "top_logprobs": column("top"),
         "text_offset": column("offset"),
     })
+}
+
+pub(super) fn by_id(token: Token) -> String {
+    format!("token_id:{}", token.0)
 }
 
 /// What a token is called in the older form, as long as no other has that name.
@@ -92,10 +110,10 @@ mod tests {
         let mut text = Detokeniser::new(&tokenizer, true);
         for (byte, label) in [(0xEA_u32, "bytes:\\xea"), (0xB0, "bytes:\\xb0"), (0x80, "bytes:\\x80")] {
             let sampled = sampled(BYTES + byte, -0.5, &[(BYTES + byte, -0.5), (BYTES + 0x41, -1.0)]);
-            let entry = chat(&text, &sampled);
+            let entry = chat(&text, &sampled, TokenNames::Texts);
             assert_eq!((&entry["bytes"], &entry["token"]), (&json!([byte]), &json!("\u{FFFD}")));
             assert_eq!(entry["top_logprobs"][1]["bytes"], json!([0x41]));
-            assert_eq!(older(&text, &sampled, 0)["token"], label);
+            assert_eq!(older(&text, &sampled, 0, TokenNames::Texts)["token"], label);
             text.push(sampled.token);
         }
     }
@@ -107,7 +125,7 @@ mod tests {
         let text = Detokeniser::new(&tokenizer, true);
         // No token of this vocabulary has this id, nor the next: both say nothing.
         let (odd, other) = (9_000, 9_001);
-        let row = older(&text, &sampled(odd, -3.0, &[(letter, -0.1), (other, -1.0), (byte, -2.0)]), 7);
+        let row = older(&text, &sampled(odd, -3.0, &[(letter, -0.1), (other, -1.0), (byte, -2.0)]), 7, TokenNames::Texts);
         assert_eq!((&row["token"], &row["logprob"], &row["offset"]), (&json!(""), &json!(-3.0), &json!(7)));
         let top = row["top"].as_object().unwrap();
         assert_eq!(top.len(), 4, "{top:?}");
@@ -120,10 +138,23 @@ mod tests {
         let text = Detokeniser::new(&tokenizer, true);
         let chosen = tokenizer.token_to_id("▁the").unwrap();
         for (top, all) in [(vec![], 1), (vec![(BYTES + 0x41, -0.1)], 2), (vec![(chosen, -2.0)], 1)] {
-            let row = older(&text, &sampled(chosen, -2.0, &top), 0);
+            let row = older(&text, &sampled(chosen, -2.0, &top), 0, TokenNames::Texts);
             assert_eq!(row["top"].as_object().unwrap().len(), all, "{row}");
             assert_eq!(row["top"][row["token"].as_str().unwrap()], json!(-2.0));
         }
+    }
+
+    #[test]
+    fn tokens_are_called_by_their_ids_for_who_asks() {
+        let tokenizer = tokenizer();
+        let text = Detokeniser::new(&tokenizer, true);
+        let sampled = sampled(BYTES + 0x41, -0.5, &[(BYTES + 0x42, -0.1)]);
+        let entry = chat(&text, &sampled, TokenNames::Ids);
+        assert_eq!((&entry["token"], &entry["bytes"]), (&json!("token_id:68"), &json!([0x41])));
+        assert_eq!(entry["top_logprobs"][0]["token"], "token_id:69");
+        let row = older(&text, &sampled, 0, TokenNames::Ids);
+        assert_eq!(row["token"], "token_id:68");
+        assert_eq!(row["top"], json!({ "token_id:68": -0.5, "token_id:69": -0.1_f32 }));
     }
 
     #[test]
@@ -131,8 +162,8 @@ mod tests {
         let tokenizer = tokenizer();
         let text = Detokeniser::new(&tokenizer, true);
         let sampled = sampled(BYTES, f32::NEG_INFINITY, &[(BYTES + 1, f32::NEG_INFINITY)]);
-        let entry = chat(&text, &sampled);
+        let entry = chat(&text, &sampled, TokenNames::Texts);
         assert_eq!((&entry["logprob"], &entry["top_logprobs"][0]["logprob"]), (&json!(-9999.0), &json!(-9999.0)));
-        assert_eq!(older(&text, &sampled, 0)["logprob"], json!(-9999.0));
+        assert_eq!(older(&text, &sampled, 0, TokenNames::Texts)["logprob"], json!(-9999.0));
     }
 }

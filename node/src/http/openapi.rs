@@ -5,6 +5,7 @@
 //! looks for no field that a table has not, takes what lies within its bounds, and refuses by name what does not.
 
 mod answers;
+mod apis;
 mod fields;
 
 use axum::Json;
@@ -36,7 +37,7 @@ fn paths() -> Map<String, Value> {
     ];
     for (path, at, answer, summary, needed) in completions {
         let body = json!({ "required": true, "content": { "application/json": { "schema": request(at, needed) } } });
-        let streamed = json!({ "schema": { "type": "string" } });
+        let streamed = json!({ "schema": {} });
         let whole = json!({ "schema": { "$ref": format!("#/components/schemas/{answer}") } });
         let done = json!({
             "description": "The answer; as server-sent events where `stream` is true",
@@ -52,6 +53,10 @@ fn paths() -> Map<String, Value> {
     }
     for (path, schema, summary) in answers::READ {
         paths.insert((*path).to_owned(), json!({ "get": answers::reading(path, schema, summary) }));
+    }
+    for operation in apis::OPERATIONS {
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method] = operation.shown();
     }
     paths
 }

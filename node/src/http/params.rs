@@ -1,6 +1,6 @@
 //! Fields that both kinds of completion have, and what they must be.
 
-use super::{ApiError, fields::Fields, naming::Naming, request::Wanted, seeds::Seeds, tolerance::Ignored};
+use super::{ApiError, fields::Fields, logprobs::TokenNames, naming::Naming, request::Wanted, seeds::Seeds, tolerance::Ignored};
 use crate::text::TextModel;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -20,11 +20,14 @@ pub(super) struct Delivery {
     pub continuous_usage: bool,
     /// Token ids beside the text, as vLLM gives them.
     pub token_ids: bool,
+    /// What log-probabilities call tokens.
+    pub names: TokenNames,
 }
 
 pub(super) fn delivery(fields: &mut Fields, ignored: &mut Ignored) -> Result<Delivery, ApiError> {
     let (stream, token_ids) = (fields.flag("stream")?, fields.flag("return_token_ids")?);
-    let plain = Delivery { stream, token_ids, ..Delivery::default() };
+    let names = if fields.flag("return_tokens_as_token_ids")? { TokenNames::Ids } else { TokenNames::Texts };
+    let plain = Delivery { stream, token_ids, names, ..Delivery::default() };
     match fields.take("stream_options") {
         None => Ok(plain),
         Some(_) if !stream => Err(ApiError::param("stream_options", "'stream_options' needs 'stream' to be true")),
@@ -78,7 +81,7 @@ pub(super) fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
             || v.as_array().is_some_and(Vec::is_empty)
             || v.as_object().is_some_and(serde_json::Map::is_empty)
     };
-    for name in ["bad_words", "allowed_token_ids", "use_beam_search", "early_stopping", "return_tokens_as_token_ids"] {
+    for name in ["bad_words", "allowed_token_ids", "use_beam_search", "early_stopping"] {
         fields.refuse_unless(name, nothing)?;
     }
     fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;

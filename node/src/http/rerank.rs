@@ -24,7 +24,7 @@ pub(super) async fn handle(
     let top = fields.integer("top_n", 0, u32::MAX.into())?.filter(|top| *top > 0);
     let top = top.map_or(texts.len(), |top| top as usize);
     // Jina's word; documents are returned unless it says no.
-    let returns = fields.take("return_documents").is_none_or(|value| value != false);
+    let returns = fields.flag_or("return_documents", true)?;
     let truncate = truncate(&mut fields, &card)?;
     for ignored in ["user", "priority", "request_id"] {
         fields.take(ignored);

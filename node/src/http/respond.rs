@@ -4,7 +4,8 @@ use super::{
     ApiError, ApiState,
     calls::{Beside, CallIds},
     ends::Ends,
-    fingerprint, logprobs,
+    fingerprint,
+    logprobs::{self, TokenNames},
     prompt_logprobs::PromptLogprobs,
     request::{Answer, Taken, Wanted},
     sse,
@@ -420,14 +421,18 @@ impl<'m> Writer<'m> {
 
     /// Of a token that follows nothing, in the older form.
     fn first_logprob(&self, token: Token) -> Value {
-        let text = self.detokeniser.token_text(token).text;
+        let text = match self.wanted.delivery.names {
+            TokenNames::Texts => self.detokeniser.token_text(token).text,
+            TokenNames::Ids => logprobs::by_id(token),
+        };
         json!({ "token": text, "logprob": null, "top": null, "offset": self.offset })
     }
 
     fn logprob(&self, sampled: &Sampled) -> Value {
+        let names = self.wanted.delivery.names;
         match self.form {
-            Form::Chat => logprobs::chat(&self.detokeniser, sampled),
-            Form::Text { .. } => logprobs::older(&self.detokeniser, sampled, self.offset),
+            Form::Chat => logprobs::chat(&self.detokeniser, sampled, names),
+            Form::Text { .. } => logprobs::older(&self.detokeniser, sampled, self.offset, names),
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{ApiError, fields::Fields};
 use crate::text::{TextModel, grammar::GrammarError};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tsnode_protocol::{Constraint, Grammar, limits};
 
@@ -59,10 +59,34 @@ fn asked(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
         }
         found = Some(Asked { grammar, param });
     }
-    // Which library does it, and how, is this server's business.
+    // Which library does it is this server's business.
     fields.take("guided_decoding_backend");
-    fields.refuse_unless("guided_whitespace_pattern", |_| false)?;
-    Ok(found)
+    match fields.text(WHITE_SPACE)? {
+        None => Ok(found),
+        Some(pattern) => Ok(Some(spaced(found, &pattern, WHITE_SPACE)?)),
+    }
+}
+
+/// vLLM's field: what may stand between JSON's signs.
+const WHITE_SPACE: &str = "guided_whitespace_pattern";
+
+/// The same with this white space, a regular expression.
+fn spaced(asked: Option<Asked>, pattern: &str, said_by: &str) -> Result<Asked, ApiError> {
+    let refused = |why: &str| ApiError::param(said_by, format!("'{said_by}' {why}"));
+    let Some(Asked { grammar: Grammar::JsonSchema(text), param }) = asked else {
+        return Err(refused("is for JSON schemas alone"));
+    };
+    let wrong = |error: serde_json::Error| ApiError::param(param, format!("'{param}': the schema is not JSON: {error}"));
+    let mut schema = match serde_json::from_str(&text).map_err(wrong)? {
+        Value::Bool(true) => Map::new(),
+        Value::Object(schema) => schema,
+        _ => return Err(ApiError::param(param, format!("'{param}': a JSON schema is an object, or true"))),
+    };
+    // llguidance's own keyword.
+    if schema.insert("x-guidance".into(), json!({ "whitespace_pattern": pattern })).is_some() {
+        return Err(refused("cannot go with a schema that has its own 'x-guidance'"));
+    }
+    Ok(Asked { grammar: Grammar::JsonSchema(Value::Object(schema).to_string()), param })
 }
 
 type Read = fn(&'static str, Value) -> Result<Option<Grammar>, ApiError>;
@@ -104,18 +128,22 @@ fn structured_outputs(param: &'static str, value: Value) -> Result<Option<Gramma
         !(value.is_null() || hint || name == "json_object" && *value == Value::Bool(false))
     };
     let mut set: Vec<(String, Value)> = object.into_iter().filter(says_something).collect();
+    let pattern = set.iter().position(|(name, _)| name == "whitespace_pattern").map(|at| set.remove(at).1);
     let (name, value) = match (set.pop(), set.is_empty()) {
         (Some(one), true) => one,
         _ => return Err(ApiError::param(param, ONE_OF)),
     };
-    Ok(Some(match name.as_str() {
+    let grammar = match name.as_str() {
         "json" => schema(param, value)?,
         "regex" => regex(param, value)?,
         "choice" => choice(param, &value)?,
         "grammar" => lark(param, value)?,
         "json_object" if value == Value::Bool(true) => any_object(),
         _ => return Err(ApiError::param(param, ONE_OF)),
-    }))
+    };
+    let Some(pattern) = pattern else { return Ok(Some(grammar)) };
+    let pattern = text("structured_outputs.whitespace_pattern", pattern)?;
+    spaced(Some(Asked { grammar, param }), &pattern, "structured_outputs.whitespace_pattern").map(|spaced| Some(spaced.grammar))
 }
 
 const ONE_OF: &str =
@@ -140,9 +168,11 @@ fn regex(param: &'static str, value: Value) -> Result<Grammar, ApiError> {
 
 fn lark(param: &'static str, value: Value) -> Result<Grammar, ApiError> {
     let text = text(param, value)?;
-    if text.contains("::=") {
-        let message =
-            format!("'{param}' is in EBNF with '::='; this server reads Lark's notation, 'start: \"a\" | \"b\"'");
+    if let Some(at) = text.lines().position(|line| line.contains("::=")) {
+        let message = format!(
+            "'{param}' is in EBNF: its line {} has '::='; this server reads Lark's notation, 'start: \"a\" | \"b\"'",
+            at + 1
+        );
         return Err(ApiError::param(param, message));
     }
     Ok(Grammar::Lark(text))
@@ -209,6 +239,13 @@ mod tests {
         ] {
             assert_eq!(grammar(&asks), schema(), "{asks}");
         }
+        let spaced = json!({ "type": "integer", "x-guidance": { "whitespace_pattern": "[ ]" } });
+        for asks in [
+            json!({ "guided_json": { "type": "integer" }, "guided_whitespace_pattern": "[ ]" }),
+            json!({ "structured_outputs": { "json": { "type": "integer" }, "whitespace_pattern": "[ ]" } }),
+        ] {
+            assert_eq!(grammar(&asks), Some(Grammar::JsonSchema(spaced.to_string())), "{asks}");
+        }
         let any = Some(any_object());
         assert_eq!(grammar(&json!({ "response_format": { "type": "json_object" } })), any);
         assert_eq!(grammar(&json!({ "structured_outputs": { "json_object": true } })), any);
@@ -238,7 +275,14 @@ mod tests {
             (json!({ "guided_regex": ["a"] }), "'guided_regex' must be a string"),
             (json!({ "guided_choice": [] }), "'guided_choice' must be a list"),
             (json!({ "guided_choice": ["a", 1] }), "'guided_choice' must be a list"),
-            (json!({ "guided_grammar": "root ::= \"a\"" }), "Lark's notation"),
+            (json!({ "guided_grammar": "# Letters\nroot ::= \"a\"" }), "its line 2 has '::='; this server reads Lark's notation"),
+            (json!({ "guided_json": {}, "guided_whitespace_pattern": 7 }), "'guided_whitespace_pattern' must be a string"),
+            (json!({ "guided_regex": "a", "guided_whitespace_pattern": " " }), "is for JSON schemas alone"),
+            (json!({ "guided_whitespace_pattern": " " }), "is for JSON schemas alone"),
+            (
+                json!({ "structured_outputs": { "json": { "x-guidance": {} }, "whitespace_pattern": " " } }),
+                "has its own 'x-guidance'",
+            ),
             (json!({ "structured_outputs": { "json": {}, "regex": "a" } }), "must have one of"),
             (json!({ "structured_outputs": { "structural_tag": "{}" } }), "must have one of"),
             (json!({ "structured_outputs": {} }), "must have one of"),

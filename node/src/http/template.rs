@@ -1,6 +1,7 @@
 //! What a chat request gives to the model's template beside its messages.
 
 use super::{ApiError, fields::Fields};
+use crate::text::Ending;
 use serde_json::{Map, Value};
 
 /// Names that are given anyway, and not by `chat_template_kwargs`.
@@ -26,6 +27,22 @@ pub(super) fn kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError
         kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
     }
     Ok(kwargs)
+}
+
+/// `add_generation_prompt` and `continue_final_message`: whether an answer begins behind the conversation, as it does unless they say
+/// otherwise, nothing does, or the last message goes on.
+pub(super) fn ending(fields: &mut Fields) -> Result<Ending, ApiError> {
+    const NAME: &str = "continue_final_message";
+    let is_said = fields.peek("add_generation_prompt").is_some();
+    let (begins, goes_on) = (fields.flag_or("add_generation_prompt", true)?, fields.flag(NAME)?);
+    match (begins, goes_on) {
+        (true, true) if is_said => {
+            Err(ApiError::param(NAME, format!("'{NAME}' cannot go with 'add_generation_prompt': nothing begins where one goes on")))
+        }
+        (_, true) => Ok(Ending::Open),
+        (true, false) => Ok(Ending::Answer),
+        (false, false) => Ok(Ending::Closed),
+    }
 }
 
 /// `documents`: objects, which templates of some models write before the question.

@@ -50,7 +50,6 @@ async fn plain(state: &ApiState, asked: Asked, prompt: Prompt) -> Result<(Arc<Te
 
 /// A conversation's tokens, ready for its answer.
 async fn conversation(state: &ApiState, mut asked: Asked) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
-    asked.fields.refuse_unless("add_generation_prompt", |value| *value == true)?;
     asked.fields.refuse_unless("add_special_tokens", |value| *value == false)?;
     chat::prompt(state, asked).await
 }

@@ -83,6 +83,11 @@ pub(super) trait Teller: Send + 'static {
     fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value;
 }
 
+/// A value's field, which it no longer has; null where the value is no object.
+pub(super) fn taken(value: &mut Value, name: &str) -> Value {
+    value.get_mut(name).map(Value::take).unwrap_or_default()
+}
+
 /// Reads a request as `translate` does, has a completion answer it, and tells that.
 pub(super) async fn answer<T: Teller>(
     state: &ApiState,

@@ -81,6 +81,11 @@ impl Answers {
         grammar(self.tools, tools, parallel, self.thought(tokenizer, prompt), special)
     }
 
+    /// Whether thoughts are looked for.
+    pub fn thinks(&self) -> bool {
+        self.reasoning != ReasoningFormat::None
+    }
+
     /// Special tokens that are part of what is looked for.
     pub fn kept(&self, tokenizer: &Tokenizer, with_tools: bool) -> Vec<Token> {
         let calls = if with_tools { self.tools.marks() } else { &[] };

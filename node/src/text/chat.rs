@@ -7,7 +7,7 @@ mod given;
 #[cfg(test)]
 mod tests;
 
-pub use conversation::{ChatMessage, Conversation, ToolCall};
+pub use conversation::{ChatMessage, Conversation, Ending, ToolCall};
 
 use super::jinja::{Dict, Error, Template, Value};
 use clock::Clock;
@@ -82,7 +82,8 @@ impl ChatTemplate {
     /// When the template refuses it: why.
     pub fn render(&self, conversation: &Conversation) -> Result<String, String> {
         let with_tools = self.tool_use.as_ref().filter(|_| !conversation.tools.is_empty());
-        self.fill(with_tools.unwrap_or(&self.template), || given::names(conversation))
+        let text = self.fill(with_tools.unwrap_or(&self.template), || given::names(conversation))?;
+        if conversation.ending == Ending::Open { opened(text, conversation) } else { Ok(text) }
     }
 
     /// What transformers names and is not given is none, and no error to ask for.
@@ -98,6 +99,18 @@ impl ChatTemplate {
         };
         template.render(self.clock, names).map_err(|error| format!("chat template: {error}"))
     }
+}
+
+/// The text up to the end of what the last message says, as transformers cuts it: where the template has kept the white space
+/// around that, so does this.
+fn opened(mut text: String, conversation: &Conversation) -> Result<String, String> {
+    let said = conversation.messages.last().map_or("", |last| last.content.as_str());
+    let (trimmed, from_its_start) = (said.trim(), said.trim_start());
+    let at = if trimmed.is_empty() { None } else { text.rfind(trimmed) };
+    let at = at.ok_or("the last message cannot be gone on with: it says nothing, or the chat template changes what it says")?;
+    let is_kept = text[at..].starts_with(from_its_start);
+    text.truncate(at + if is_kept { from_its_start.len() } else { trimmed.len() });
+    Ok(text)
 }
 
 /// A special token is a text, or an object with its content.

@@ -198,6 +198,12 @@ impl TextModel {
         self.answers.tools
     }
 
+    /// Whether its answers may begin with thoughts.
+    #[must_use]
+    pub fn thinks(&self) -> bool {
+        self.answers.thinks()
+    }
+
     /// Takes the answer to a prompt apart; calls are looked for if there are tools.
     #[must_use]
     pub fn parser(&self, prompt: &[Token], tools: Option<Vec<String>>) -> AnswerParser {

@@ -15,8 +15,9 @@ pub(super) fn form(conversation: &Conversation) -> Conversation {
         ChatMessage { role, content: ends(content), name, tool_call_id, tool_calls, reasoning_content: None }
     });
     let messages = messages.collect();
-    let Conversation { tools, documents, kwargs, .. } = conversation;
-    Conversation { messages, tools: tools.clone(), documents: documents.clone(), kwargs: kwargs.clone() }
+    let Conversation { tools, documents, kwargs, ending, .. } = conversation;
+    let (tools, documents, kwargs) = (tools.clone(), documents.clone(), kwargs.clone());
+    Conversation { messages, tools, documents, kwargs, ending: *ending }
 }
 
 fn ends(text: &str) -> String {

@@ -5,6 +5,7 @@
 //! Python and a server's types, 170 crates in all.
 
 mod bare;
+mod body;
 mod call;
 mod deepseek;
 mod found;

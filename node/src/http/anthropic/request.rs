@@ -3,7 +3,7 @@
 use super::super::{
     ApiError,
     fields::Fields,
-    translate::{Kind, Translated},
+    translate::{Kind, Translated, taken},
 };
 use serde_json::{Map, Value, json};
 
@@ -53,7 +53,7 @@ pub(super) fn translate<T>(mut fields: Fields, purpose: Purpose, teller: T) -> R
         let most = fields.integer("max_tokens", 1, u32::MAX.into())?;
         let most = most.ok_or_else(|| ApiError::param("max_tokens", "'max_tokens' is missing: it must be a number"))?;
         set("max_tokens", Some(most.into()));
-        set("stop", fields.take("stop_sequences"));
+        set("stop", stops(&mut fields)?);
         SAME.into_iter().for_each(|name| set(name, fields.take(name)));
         fields.flag("stream")?
     } else {
@@ -68,6 +68,9 @@ pub(super) fn translate<T>(mut fields: Fields, purpose: Purpose, teller: T) -> R
 fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
     let wrong = || ApiError::param("messages", "'messages' must be a list of messages");
     let Some(Value::Array(given)) = fields.take("messages") else { return Err(wrong()) };
+    if given.is_empty() {
+        return Err(refused("messages", "must have at least one message"));
+    }
     let mut said = Vec::new();
     if let Some(system) = fields.take("system") {
         said.push(json!({ "role": "system", "content": text_of(system, "system")? }));
@@ -119,7 +122,7 @@ fn tool_result(mut block: Value, place: &str) -> Result<Value, ApiError> {
     let Some(id) = block["tool_use_id"].as_str().map(str::to_owned) else {
         return Err(refused(place, "has no 'tool_use_id'"));
     };
-    let text = match block["content"].take() {
+    let text = match taken(&mut block, "content") {
         Value::Null => String::new(),
         content => text_of(content, &format!("{place}.content"))?,
     };
@@ -135,7 +138,7 @@ fn assistant(content: Value, place: &str) -> Result<Value, ApiError> {
             "thinking" => thoughts.push_str(block["thinking"].as_str().unwrap_or_default()),
             "redacted_thinking" => {}
             "tool_use" => {
-                let (id, name) = (block["id"].take(), block["name"].take());
+                let (id, name) = (taken(&mut block, "id"), taken(&mut block, "name"));
                 if !id.is_string() || !name.is_string() || !block["input"].is_object() {
                     return Err(refused(&place, "must have 'id', 'name' and an object as 'input'"));
                 }
@@ -169,7 +172,7 @@ fn kind(block: &Value) -> &str {
 }
 
 fn text_block(mut block: Value, place: &str) -> Result<String, ApiError> {
-    match block["text"].take() {
+    match taken(&mut block, "text") {
         Value::String(text) => Ok(text),
         _ => Err(refused(place, "must have a string as 'text'")),
     }
@@ -235,6 +238,15 @@ fn tool_choice(fields: &mut Fields) -> Result<(Option<Value>, Option<Value>), Ap
     Ok((Some(wanted), one_at_once.then(|| false.into())))
 }
 
+/// A list, and no text by itself.
+fn stops(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
+    let stops = fields.take("stop_sequences");
+    match stops {
+        Some(Value::Array(_)) | None => Ok(stops),
+        Some(_) => Err(refused("stop_sequences", "must be a list of strings")),
+    }
+}
+
 /// Anthropic's models think only when they are told to; what others do unless they are told is their template's.
 fn thinking(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
     let Some(thinking) = fields.take("thinking") else { return Ok(None) };
@@ -252,12 +264,12 @@ fn output(fields: &mut Fields) -> Result<(Option<Value>, Option<Value>), ApiErro
         Some(config) if config.is_object() => config,
         Some(_) => return Err(refused("output_config", "must be an object")),
     };
-    let (effort, mut format) = (config["effort"].take(), config["format"].take());
+    let (effort, mut format) = (taken(&mut config, "effort"), taken(&mut config, "format"));
     let effort = Some(effort).filter(|effort| !effort.is_null());
     match format["type"].as_str() {
         None if format.is_null() => Ok((None, effort)),
         Some("json_schema") => {
-            let schema = json!({ "name": "format", "schema": format["schema"].take(), "strict": true });
+            let schema = json!({ "name": "format", "schema": taken(&mut format, "schema"), "strict": true });
             Ok((Some(json!({ "type": "json_schema", "json_schema": schema })), effort))
         }
         _ => Err(refused("output_config.format", "must be an object whose 'type' is json_schema")),
@@ -355,7 +367,7 @@ mod tests {
             (user(json!([{ "type": "tool_result" }])), "has no 'tool_use_id'"),
             (user(json!(7)), "'messages.0.content' must be a string"),
             (user(json!([{ "type": "text" }])), "'messages.0.content.0' must have a string as 'text'"),
-            (json!({ "messages": [] }), "'max_tokens' is missing"),
+            (json!({ "messages": [{ "role": "user", "content": "x" }] }), "'max_tokens' is missing"),
             (json!({ "max_tokens": 1 }), "'messages' must be a list"),
             (json!({ "max_tokens": 1, "messages": [{ "role": "system", "content": "x" }] }), "'messages.0.role'"),
             (json!({ "max_tokens": 1, "messages": [{ "role": "assistant", "content": "x" }] }), "must end with"),
@@ -363,6 +375,8 @@ mod tests {
             (with("thinking", json!("yes")), "'thinking' must be"),
             (with("tool_choice", json!("auto")), "'tool_choice' must be"),
             (with("container", json!("c")), "container"),
+            (with("stop_sequences", json!("x")), "'stop_sequences' must be a list"),
+            (json!({ "max_tokens": 1, "messages": [] }), "'messages' must have at least one"),
         ];
         for (request, why) in cases {
             let refused = refusal(request.clone());

@@ -23,9 +23,14 @@ pub(in crate::http) async fn show(
     let (Asked { mut fields, .. }, ()) = state.bodies.read_by(&headers, body, parse).await?;
     let (model, older) = (fields.text("model")?, fields.text("name")?);
     let name = model.or(older).ok_or_else(|| ApiError::param("model", "'model' is missing"))?;
-    let view = state.view.borrow();
-    let names: Vec<String> = view.models.iter().map(|card| card.name.clone()).collect();
-    find_card(&view, Some(real(&name, &names))).map(|card| Json(shown(card)))
+    let card = {
+        let view = state.view.borrow();
+        let names: Vec<String> = view.models.iter().map(|card| card.name.clone()).collect();
+        find_card(&view, Some(real(&name, &names)))?.clone()
+    };
+    // Whether it thinks is in its files. They may not be here yet: then that is what is not said.
+    let text = state.texts.find(&state.view(), Some(&card.id.to_string())).await;
+    Ok(Json(shown(&card, text.is_ok_and(|text| text.thinks()))))
 }
 
 fn tag(card: &ModelCard) -> Value {
@@ -42,11 +47,13 @@ fn details() -> Value {
     })
 }
 
-fn shown(card: &ModelCard) -> Value {
+/// Tools work with every model: one that knows none is told of them in words.
+fn shown(card: &ModelCard, thinks: bool) -> Value {
+    let capabilities: &[&str] = if thinks { &["completion", "tools", "thinking"] } else { &["completion", "tools"] };
     let shape = &card.shape;
     json!({
         "modelfile": "", "parameters": "", "template": "", "license": "", "modified_at": BEGINNING, "details": details(),
-        "capabilities": ["completion"],
+        "capabilities": capabilities,
         "model_info": {
             "general.architecture": "transformer", "general.basename": card.name,
             "transformer.attention.head_count": shape.heads, "transformer.attention.head_count_kv": shape.kv_heads,

@@ -3,7 +3,7 @@
 use super::super::{
     ApiError,
     fields::Fields,
-    translate::{Kind, Translated},
+    translate::{Kind, Translated, taken},
 };
 use super::answer::{Telling, Way};
 use serde_json::{Map, Value, json};
@@ -125,6 +125,9 @@ fn common(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
         Some(_) => return Err(wrong("format", "must be \"json\" or a JSON schema")),
     }
     if let Some(think) = fields.take("think") {
+        if !think.is_boolean() && !think.is_string() {
+            return Err(wrong("think", "must be true, false, or how hard to think"));
+        }
         body.insert("chat_template_kwargs".into(), json!({ "enable_thinking": think != false }));
         if think.is_string() {
             body.insert("reasoning_effort".into(), think);
@@ -173,7 +176,7 @@ fn message(mut given: Value, place: &str, calls: &mut Calls) -> Result<Value, Ap
     if given["images"].as_array().is_some_and(|images| !images.is_empty()) {
         return Err(wrong(&format!("{place}.images"), "are not supported by this server"));
     }
-    let (role, content) = (given["role"].take(), given["content"].take());
+    let (role, content) = (taken(&mut given, "role"), taken(&mut given, "content"));
     let content = if content.is_null() { json!("") } else { content };
     if !role.is_string() || !content.is_string() {
         return Err(wrong(place, "must have the strings 'role' and 'content'"));
@@ -185,16 +188,16 @@ fn message(mut given: Value, place: &str, calls: &mut Calls) -> Result<Value, Ap
         calls.answered += 1;
     }
     if given["thinking"].is_string() {
-        message["reasoning_content"] = given["thinking"].take();
+        message["reasoning_content"] = taken(&mut given, "thinking");
     }
-    if let Value::Array(made) = given["tool_calls"].take() {
+    if let Value::Array(made) = taken(&mut given, "tool_calls") {
         let call = |mut call: Value| {
-            let mut function = call["function"].take();
-            let arguments = function["arguments"].take();
+            let mut function = taken(&mut call, "function");
+            let arguments = taken(&mut function, "arguments");
             let arguments = if let Value::String(text) = arguments { text } else { arguments.to_string() };
             let id = format!("call_{}", calls.made);
             calls.made += 1;
-            let function = json!({ "name": function["name"].take(), "arguments": arguments });
+            let function = json!({ "name": taken(&mut function, "name"), "arguments": arguments });
             json!({ "id": id, "type": "function", "function": function })
         };
         let made: Vec<Value> = made.into_iter().map(call).collect();
@@ -275,6 +278,7 @@ mod tests {
             (with("options", json!({ "mirostat": 2 })), "'options.mirostat' is not supported"),
             (with("format", json!("yaml")), "'format' must be"),
             (with("prompt", json!(["x"])), "'prompt' must be a string"),
+            (with("think", json!(7)), "'think' must be true, false"),
         ];
         for (request, why) in cases {
             let refused = generate(fields(request.clone())).unwrap_err().to_string();

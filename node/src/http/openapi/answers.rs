@@ -13,7 +13,7 @@ pub(super) const READ: &[(&str, &str, &str)] = &[
 ];
 
 /// Errors that any path behind a key has: what they are and when.
-const REFUSALS: [(&str, &str); 4] = [
+pub(super) const REFUSALS: [(&str, &str); 4] = [
     ("401", "No key, or none that is known"),
     ("403", "The key, the name of this host or the page that asks is not allowed this"),
     ("429", "More requests than allowed: wait for Retry-After"),
@@ -21,32 +21,44 @@ const REFUSALS: [(&str, &str); 4] = [
 ];
 
 /// Errors of bodies and of what they ask for.
-const OF_BODIES: [(&str, &str); 7] = [
+pub(super) const OF_BODIES: [(&str, &str); 9] = [
     ("400", "A field is missing, wrong or out of range, and named"),
     ("404", "No such model"),
     ("408", "The body came too slowly"),
+    ("410", "The owner of this peer cancelled it"),
     ("413", "The body is too large"),
     ("415", "The body is not said to be JSON"),
+    ("422", "The body is not what this path takes"),
     ("500", "The model's own files are no good"),
     ("502", "A peer failed on the way, and no other could go on"),
 ];
 
-fn refusal(says: &str) -> Value {
-    json!({ "description": says, "content": { "application/json": { "schema": reference("Error") } } })
+/// Errors of paths with an id.
+pub(super) const OF_IDS: [(&str, &str); 2] =
+    [("400", "The id is not UTF-8"), ("404", "There is none of that name")];
+
+fn refusal(says: &str, schema: &str) -> Value {
+    json!({ "description": says, "content": { "application/json": { "schema": reference(schema) } } })
 }
 
-fn reference(schema: &str) -> Value {
+/// The `id` of a path.
+pub(super) fn id() -> Value {
+    json!({ "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } })
+}
+
+pub(super) fn reference(schema: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{schema}") })
 }
 
-fn refusals(which: &[(&str, &str)]) -> Map<String, Value> {
-    which.iter().map(|(status, says)| ((*status).to_owned(), refusal(says))).collect()
+/// These, in the form that a schema has.
+pub(super) fn refusals(which: &[(&str, &str)], schema: &str) -> Map<String, Value> {
+    which.iter().map(|(status, says)| ((*status).to_owned(), refusal(says, schema))).collect()
 }
 
 /// Of a path that takes a body.
 pub(super) fn of_a_completion(done: Value) -> Map<String, Value> {
-    let mut responses = refusals(&REFUSALS);
-    responses.extend(refusals(&OF_BODIES));
+    let mut responses = refusals(&REFUSALS, "Error");
+    responses.extend(refusals(&OF_BODIES, "Error"));
     responses.insert("200".into(), done);
     responses
 }
@@ -54,18 +66,15 @@ pub(super) fn of_a_completion(done: Value) -> Map<String, Value> {
 /// A path that is only read.
 pub(super) fn reading(path: &str, schema: &str, summary: &str) -> Value {
     let content = |schema: &str| json!({ "application/json": { "schema": reference(schema) } });
-    let mut responses = refusals(&REFUSALS);
+    let mut responses = refusals(&REFUSALS, "Error");
     responses.insert("200".into(), json!({ "description": summary, "content": content(schema) }));
     if path == "/readyz" {
         responses.insert("503".into(), json!({ "description": "Not yet, and why", "content": content(schema) }));
     }
     let mut operation = json!({ "summary": summary, "security": [{}, { "key": [] }] });
     if path.ends_with("{id}") {
-        responses.insert("400".into(), refusal("The id is not UTF-8"));
-        responses.insert("404".into(), refusal("No such model"));
-        let id =
-            json!({ "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } });
-        operation["parameters"] = json!([id]);
+        responses.extend(refusals(&OF_IDS, "Error"));
+        operation["parameters"] = json!([id()]);
     }
     operation["responses"] = Value::Object(responses);
     operation
@@ -114,5 +123,51 @@ pub(super) fn schemas() -> Value {
         "Health": object(&["status"], json!({ "status": text })),
         "Readiness": {},
         "Version": object(&["name", "version"], json!({ "name": text, "version": text })),
+        "Response": object(
+            &["id", "object", "created_at", "status", "model", "output", "usage"],
+            json!({
+                "id": text, "object": { "const": "response" }, "created_at": count, "model": text,
+                "status": { "enum": ["completed", "incomplete", "failed"] }, "output": list(json!({ "type": "object" })),
+            }),
+        ),
+        "Deleted": object(&["id", "object", "deleted"], json!({ "id": text, "deleted": { "const": true } })),
+        "Message": object(
+            &["id", "type", "role", "model", "content", "stop_reason", "usage"],
+            json!({
+                "id": text, "type": { "const": "message" }, "role": { "const": "assistant" }, "model": text,
+                "content": list(json!({ "type": "object", "required": ["type"] })), "stop_reason": maybe_text,
+                "usage": object(&["input_tokens", "output_tokens"], json!({ "input_tokens": count, "output_tokens": count })),
+            }),
+        ),
+        "TokenCount": object(&["input_tokens"], json!({ "input_tokens": count })),
+        "AnthropicError": object(
+            &["type", "error"],
+            json!({
+                "type": { "const": "error" },
+                "error": object(&["type", "message"], json!({ "type": text, "message": text })),
+            }),
+        ),
+        "OllamaError": object(&["error"], json!({ "error": text })),
+        "OllamaAnswer": object(&["model", "created_at", "done"], json!({ "model": text, "created_at": text, "done": { "type": "boolean" } })),
+        "OllamaModels": object(&["models"], json!({ "models": list(object(&["name", "model", "details"], json!({}))) })),
+        "OllamaModel": object(&["details", "model_info", "capabilities"], json!({ "capabilities": list(text.clone()) })),
+        "Embeddings": object(
+            &["object", "data", "model", "usage"],
+            json!({ "object": { "const": "list" }, "data": list(object(&["object", "index", "embedding"], json!({}))), "model": text }),
+        ),
+        "Ranking": object(
+            &["id", "model", "usage", "results"],
+            json!({ "results": list(object(&["index", "relevance_score"], json!({ "index": count }))) }),
+        ),
+        "Tokens": object(
+            &["count", "max_model_len", "tokens"],
+            json!({ "count": count, "max_model_len": count, "tokens": list(count.clone()) }),
+        ),
+        "Text": object(&["prompt"], json!({ "prompt": text })),
+        "Swarm": object(&["me", "peers", "models"], json!({ "peers": list(json!({})), "models": list(json!({})) })),
+        "Requests": {},
+        "Request": { "type": "object" },
+        "Done": object(&["done"], json!({ "done": text })),
+        "Transfer": { "type": "object" },
     })
 }

@@ -1,6 +1,6 @@
 //! `input`: a text, or items of a conversation, as messages of a chat.
 
-use super::super::ApiError;
+use super::super::{ApiError, translate::taken};
 use serde_json::{Value, json};
 
 /// The messages that `input` adds to a conversation.
@@ -24,11 +24,11 @@ fn add(mut item: Value, place: &str, said: &mut Vec<Value>) -> Result<(), ApiErr
                 Some(role @ ("user" | "system" | "developer" | "assistant")) => role.to_owned(),
                 _ => return Err(refused(&format!("{place}.role"), "must be user, assistant, system or developer")),
             };
-            let content = text_of(item["content"].take(), &format!("{place}.content"))?;
+            let content = text_of(taken(&mut item, "content"), &format!("{place}.content"))?;
             said.push(json!({ "role": role, "content": content }));
         }
         "function_call" => {
-            let [id, name, arguments] = ["call_id", "name", "arguments"].map(|name| item[name].take());
+            let [id, name, arguments] = ["call_id", "name", "arguments"].map(|name| taken(&mut item, name));
             if ![&id, &name, &arguments].into_iter().all(Value::is_string) {
                 return Err(refused(place, "must have the strings 'call_id', 'name' and 'arguments'"));
             }
@@ -36,11 +36,11 @@ fn add(mut item: Value, place: &str, said: &mut Vec<Value>) -> Result<(), ApiErr
             call(json!({ "id": id, "type": "function", "function": function }), said);
         }
         "function_call_output" => {
-            let id = item["call_id"].take();
+            let id = taken(&mut item, "call_id");
             if !id.is_string() {
                 return Err(refused(place, "has no 'call_id'"));
             }
-            let output = text_of(item["output"].take(), &format!("{place}.output"))?;
+            let output = text_of(taken(&mut item, "output"), &format!("{place}.output"))?;
             said.push(json!({ "role": "tool", "tool_call_id": id, "content": output }));
         }
         // Thoughts of answers before.

@@ -3,7 +3,7 @@
 use super::super::{
     ApiError,
     fields::Fields,
-    translate::{Kind, Translated},
+    translate::{Kind, Translated, taken},
 };
 use super::{items, store};
 use serde_json::{Map, Value, json};
@@ -123,7 +123,7 @@ fn tools(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
             return Err(wrong(&format!("tools[{at}]"), &why));
         }
         let names = ["name", "description", "parameters", "strict"];
-        let parts = names.map(|name| (name.to_owned(), tool[name].take())).into_iter().filter(|(_, v)| !v.is_null());
+        let parts = names.map(|name| (name.to_owned(), taken(&mut tool, name))).into_iter().filter(|(_, v)| !v.is_null());
         Ok(json!({ "type": "function", "function": parts.collect::<Map<_, _>>() }))
     };
     given.into_iter().enumerate().map(tool).collect::<Result<Vec<_>, _>>().map(|tools| Some(tools.into()))
@@ -145,7 +145,7 @@ fn format(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
     if !text.is_object() {
         return Err(wrong("text", "must be an object"));
     }
-    let mut format = text["format"].take();
+    let mut format = taken(&mut text, "format");
     match format["type"].as_str() {
         None if format.is_null() => Ok(None),
         Some("json_schema") => {
@@ -160,7 +160,7 @@ fn format(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
 fn effort(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
     match fields.take("reasoning") {
         None => Ok(None),
-        Some(mut reasoning) if reasoning.is_object() => Ok(Some(reasoning["effort"].take()).filter(|v| !v.is_null())),
+        Some(mut reasoning) if reasoning.is_object() => Ok(Some(taken(&mut reasoning, "effort")).filter(|v| !v.is_null())),
         Some(_) => Err(wrong("reasoning", "must be an object")),
     }
 }

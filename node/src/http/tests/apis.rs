@@ -194,6 +194,7 @@ async fn ollamas_models_and_errors_are_as_its_clients_know_them() {
     assert_eq!(tags["models"][0]["name"], json!(name));
     let (_, shown) = api.post("/api/show", json!({ "model": name })).await;
     assert_eq!(shown["model_info"]["transformer.context_length"], 1024);
+    assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
     assert!(api.get("/api/version").await.json::<Value>().await.unwrap()["version"].is_string());
     for (path, body, status) in [
         ("/api/chat", json!({ "model": "none", "messages": hello() }), 404),
@@ -206,6 +207,92 @@ async fn ollamas_models_and_errors_are_as_its_clients_know_them() {
     }
     let text = api.send("/api/chat", &json!({ "model": name, "messages": hello() })).await.text().await.unwrap();
     assert!(serde_json::from_str::<Value>(text.lines().last().unwrap()).unwrap()["error"].is_string(), "{text}");
+}
+
+/// Whatever stands where something else is looked for is refused, or does nothing: no request takes its connection down.
+#[tokio::test]
+async fn nonsense_in_any_place_is_answered() {
+    let api = Api::up(said(End::Stop)).await;
+    let name = files().card.name;
+    let schema = json!({ "type": "object" });
+    let function = json!({ "name": "f", "arguments": { "a": 1 } });
+    let part = json!([{ "type": "input_text", "text": "x" }]);
+    let requests = [
+        (
+            "/api/chat",
+            json!({
+                "model": name, "format": schema, "think": "low", "options": { "stop": ["x"], "num_predict": 4 }, "stream": false,
+                "messages": [
+                    { "role": "user", "content": "x", "images": [] },
+                    { "role": "assistant", "thinking": "x", "tool_calls": [{ "function": function }] },
+                    { "role": "tool", "content": "x" },
+                ],
+                "tools": [{ "type": "function", "function": { "name": "f", "parameters": schema } }],
+            }),
+        ),
+        ("/api/generate", json!({ "model": name, "prompt": "x", "system": "x", "raw": false, "stream": false })),
+        (
+            RESPONSES,
+            json!({
+                "input": [
+                    { "role": "user", "content": part },
+                    { "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}" },
+                    { "type": "function_call_output", "call_id": "c", "output": part },
+                    { "type": "reasoning", "summary": [] },
+                ],
+                "tools": [{ "type": "function", "name": "f", "parameters": schema }], "max_output_tokens": 4,
+                "tool_choice": "auto", "text": { "format": { "type": "text" } }, "reasoning": { "effort": "low" },
+            }),
+        ),
+        (
+            MESSAGES,
+            json!({
+                "system": [{ "type": "text", "text": "x" }], "max_tokens": 4, "stop_sequences": ["x"],
+                "messages": [
+                    { "role": "user", "content": "x" },
+                    { "role": "assistant", "content": [
+                        { "type": "thinking", "thinking": "x" }, { "type": "tool_use", "id": "t", "name": "f", "input": {} }] },
+                    { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "t", "content": "x" }] },
+                ],
+                "tools": [{ "name": "f", "input_schema": schema }], "tool_choice": { "type": "auto" },
+                "thinking": { "type": "enabled" }, "output_config": { "effort": "low" },
+            }),
+        ),
+    ];
+    for (path, whole) in requests {
+        let api = &api;
+        let answered = |body: Value| async move {
+            // Streamed where the nonsense says so.
+            let response = api.send(path, &body).await;
+            (response.status().as_u16(), response.text().await.unwrap())
+        };
+        let (status, answer) = answered(whole.clone()).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+        let mut places = Vec::new();
+        all_places(&whole, String::new(), &mut places);
+        for place in places {
+            for nonsense in [Value::Null, json!(7), json!("x"), json!([]), json!([[null]]), json!({ "a": [1] })] {
+                let mut body = whole.clone();
+                *body.pointer_mut(&place).unwrap() = nonsense;
+                let (status, answer) = answered(body.clone()).await;
+                assert!([200, 400, 404].contains(&status), "{path} {body}: {status} {answer}");
+            }
+        }
+    }
+}
+
+/// Pointers to all values within one.
+fn all_places(value: &Value, at: String, places: &mut Vec<String>) {
+    let keys: Vec<String> = match value {
+        Value::Object(fields) => fields.keys().cloned().collect(),
+        Value::Array(items) => (0..items.len()).map(|at| at.to_string()).collect(),
+        _ => Vec::new(),
+    };
+    for key in keys {
+        let place = format!("{at}/{key}");
+        all_places(&value.pointer(&format!("/{key}")).cloned().unwrap_or_default(), place.clone(), places);
+        places.push(place);
+    }
 }
 
 #[tokio::test]

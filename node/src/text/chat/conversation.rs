@@ -52,6 +52,18 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
+/// How a conversation ends when it is text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// Where the answer begins.
+    #[default]
+    Answer,
+    /// Behind its last message.
+    Closed,
+    /// Within its last message, which the answer goes on with.
+    Open,
+}
+
 /// What a chat template is given.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
@@ -66,6 +78,9 @@ pub struct Conversation {
     /// Other names that the template may ask for, as `enable_thinking`; they overrule what it is given anyway.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub kwargs: Map<String, Value>,
+    /// Where the text ends.
+    #[serde(default)]
+    pub ending: Ending,
 }
 
 impl<M: AsRef<[ChatMessage]>> From<M> for Conversation {
@@ -117,7 +132,7 @@ impl Conversation {
         let (tools, documents) = (list(&self.tools)?, list(&self.documents)?);
         let kwargs = self.kwargs.iter();
         let kwargs = kwargs.map(|(key, value)| Ok((key.clone(), map_json(value, &mut words, &mut names)?)));
-        Ok(Self { messages, tools, documents, kwargs: kwargs.collect::<Result<_, E>>()? })
+        Ok(Self { messages, tools, documents, kwargs: kwargs.collect::<Result<_, E>>()?, ending: self.ending })
     }
 }
 

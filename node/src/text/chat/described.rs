@@ -12,12 +12,12 @@ impl Conversation {
     /// The same, with its tools in words.
     #[must_use]
     pub fn described(self) -> Self {
-        let Self { messages, tools, documents, kwargs } = self;
+        let Self { messages, tools, documents, kwargs, ending } = self;
         let mut messages: Vec<ChatMessage> = messages.into_iter().map(in_words).collect();
         if !tools.is_empty() {
             describe(&tools, &mut messages);
         }
-        Self { messages, tools: Vec::new(), documents, kwargs }
+        Self { messages, tools: Vec::new(), documents, kwargs, ending }
     }
 }
 

@@ -1,16 +1,17 @@
 //! What a template is given, as the values that it computes with: messages, tools and documents as transformers has them.
 
-use super::{ChatMessage, Conversation, Dict, Error, Names, ToolCall, Value};
+use super::{ChatMessage, Conversation, Dict, Ending, Error, Names, ToolCall, Value};
 use serde_json::Value as Json;
 
 /// What is not given is none, and no error to ask for.
 pub(super) fn names(conversation: &Conversation) -> Result<Names, Error> {
-    let Conversation { messages, tools, documents, kwargs } = conversation;
+    let Conversation { messages, tools, documents, kwargs, ending } = conversation;
     let messages = messages.iter().map(message).collect::<Result<_, _>>()?;
     let mut names: Names = vec![
         ("messages".into(), Value::list(messages)),
         ("tools".into(), list(tools)?),
         ("documents".into(), list(documents)?),
+        ("add_generation_prompt".into(), Value::Bool(*ending == Ending::Answer)),
     ];
     for (name, value) in kwargs {
         names.push((name.as_str().into(), json(value)?));

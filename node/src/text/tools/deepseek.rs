@@ -3,7 +3,8 @@
 
 use super::{
     Markers, Said, ToolParser,
-    call::{CallScanner, Step},
+    body::{Body, Close, Rest},
+    call::CallScanner,
     found::Found,
 };
 
@@ -16,14 +17,14 @@ pub(super) const MARKS: &[&str] = &[BEGIN, CALL, SEPARATOR, CALL_END, END];
 /// The longest head of a call (bytes).
 const HEAD: usize = 256;
 
+const CLOSE: Close = Close { mark: CALL_END, fence: "```" };
+
 enum State {
     /// Outside of calls, or between them.
     Outside(Markers),
     /// Behind the mark of a call, with all that came since.
     Head(String),
-    Within(CallScanner, String),
-    /// What closes a call: its mark, perhaps behind a fence.
-    Behind(String),
+    Within(Body),
 }
 
 impl State {
@@ -74,7 +75,7 @@ impl DeepSeek {
                     Some(name) => {
                         let mut call = CallScanner::arguments_of(name);
                         call.push('{', None, &mut self.found);
-                        self.state = State::Within(call, format!("{CALL}{said}"));
+                        self.state = State::Within(Body::new(call, format!("{CALL}{said}"), CLOSE));
                     }
                     None => {
                         self.state = State::outside();
@@ -82,33 +83,14 @@ impl DeepSeek {
                     }
                 }
             }
-            State::Within(call, raw) => {
-                raw.push(letter);
-                match call.push(letter, None, &mut self.found) {
-                    Step::More => {}
-                    Step::End => self.state = State::Behind(String::new()),
-                    Step::Broken => {
-                        self.state = State::Behind(String::new());
-                        self.letter(letter);
-                    }
-                    Step::NotCall => {
-                        self.found.content(raw);
-                        self.state = State::outside();
-                    }
-                }
-            }
-            State::Behind(held) => {
-                held.push(letter);
-                let said = held.trim_start();
-                let behind_fence = said.strip_prefix("```").unwrap_or(said).trim_start();
-                if behind_fence == CALL_END {
+            State::Within(body) => match body.push(letter, &mut self.found) {
+                Rest::More => {}
+                Rest::Closed => self.state = State::outside(),
+                Rest::Before(text) => {
                     self.state = State::outside();
-                } else if !CALL_END.starts_with(behind_fence) && !"```".starts_with(said) {
-                    let held = std::mem::take(held);
-                    self.state = State::outside();
-                    held.chars().for_each(|letter| self.letter(letter));
+                    text.chars().for_each(|letter| self.letter(letter));
                 }
-            }
+            },
         }
     }
 }
@@ -123,9 +105,7 @@ impl ToolParser for DeepSeek {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut marks) => self.found.content(&marks.finish()),
             State::Head(said) => self.found.content(&format!("{CALL}{said}")),
-            State::Within(call, raw) if !call.is_begun() => self.found.content(&raw),
-            // Of what closes a call some was to come.
-            State::Within(..) | State::Behind(_) => {}
+            State::Within(body) => body.finish(&mut self.found),
         }
         self.found.finish()
     }

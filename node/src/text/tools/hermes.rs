@@ -2,7 +2,8 @@
 
 use super::{
     Markers, Said, ToolParser,
-    call::{CallScanner, Step},
+    body::{Body, Close, Rest},
+    call::CallScanner,
     found::Found,
 };
 
@@ -10,12 +11,11 @@ pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 pub(super) const MARKS: &[&str] = &[OPEN, CLOSE];
 
+const END: Close = Close { mark: CLOSE, fence: "" };
+
 enum State {
     Outside(Markers),
-    /// With all that came since the mark.
-    Within(CallScanner, String),
-    /// What may be the closing mark, with white space before it.
-    Behind(String),
+    Within(Body),
 }
 
 impl State {
@@ -42,37 +42,17 @@ impl Hermes {
                 let (passed, mark) = open.push(letter);
                 self.found.content(&passed);
                 if let Some(mark) = mark {
-                    self.state = State::Within(CallScanner::new(), mark.to_owned());
+                    self.state = State::Within(Body::new(CallScanner::new(), mark.to_owned(), END));
                 }
             }
-            State::Within(call, raw) => {
-                raw.push(letter);
-                match call.push(letter, None, &mut self.found) {
-                    Step::More => {}
-                    Step::End => self.state = State::Behind(String::new()),
-                    Step::Broken => {
-                        self.state = State::Behind(String::new());
-                        self.letter(letter);
-                    }
-                    Step::NotCall => {
-                        raw.pop();
-                        self.found.content(raw);
-                        self.state = State::outside();
-                        self.letter(letter);
-                    }
-                }
-            }
-            State::Behind(held) => {
-                held.push(letter);
-                let said = held.trim_start();
-                if said == CLOSE {
+            State::Within(body) => match body.push(letter, &mut self.found) {
+                Rest::More => {}
+                Rest::Closed => self.state = State::outside(),
+                Rest::Before(text) => {
                     self.state = State::outside();
-                } else if !CLOSE.starts_with(said) {
-                    let held = std::mem::take(held);
-                    self.state = State::outside();
-                    held.chars().for_each(|letter| self.letter(letter));
+                    text.chars().for_each(|letter| self.letter(letter));
                 }
-            }
+            },
         }
     }
 }
@@ -86,9 +66,7 @@ impl ToolParser for Hermes {
     fn finish(&mut self) -> Vec<Said> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut open) => self.found.content(&open.finish()),
-            State::Within(call, raw) if !call.is_begun() => self.found.content(&raw),
-            // Of what closes a call some was to come.
-            State::Within(..) | State::Behind(_) => {}
+            State::Within(body) => body.finish(&mut self.found),
         }
         self.found.finish()
     }
