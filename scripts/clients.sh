@@ -2,14 +2,14 @@
 # Has programs that nobody here wrote talk to a peer that holds no model, by OpenAI's, Anthropic's and Ollama's APIs:
 # `scripts/clients.sh`, or `scripts/clients.sh openai.py ai_sdk.mjs` for some of them. Each is a file of scripts/clients/,
 # with the versions that requirements.txt and package.json there pin. Needs python3 and PyPI; for .mjs node and npm.
-# TSNODE names a program that has been built already.
+# TSNODE names a program that has been built already. guidellm.py is tried where it is named: it needs 6 GB (large.txt there).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 here=$PWD/scripts/clients
 venv=target/clients
 net=target/clients-testnet
-[ $# -gt 0 ] || set -- $(cd "$here" && ls with_* | sed 's/^with_//')
+[ $# -gt 0 ] || set -- $(cd "$here" && ls with_* | sed 's/^with_//; /^guidellm/d')
 
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 if ! "$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"; then
@@ -26,7 +26,10 @@ fi
 
 tsnode=${TSNODE:-target/debug/tsnode}
 [ -n "${TSNODE:-}" ] || cargo build --quiet --workspace --bin tsnode
-"$tsnode" testnet up --devices cpu,cpu,none --dir "$net" --detach --json >"$venv/net.json"
+# Weights and KV of 32 bits: so answers can be held against those of transformers.
+model=$PWD/target/clients-model
+"$venv/bin/python" "$here/widen.py" kernels/models/gutenberg-tiny "$model"
+"$tsnode" testnet up --devices cpu,cpu,none --model "$model" --kv-dtype f32 --dir "$net" --detach --json >"$venv/net.json"
 trap '"$tsnode" testnet down --dir "$net"' EXIT
 gateway='next(peer["http"] for peer in json.load(sys.stdin)["peers"] if peer["gateway"])'
 url=$(python3 -c "import json, sys; print($gateway)" <"$venv/net.json")
@@ -34,11 +37,14 @@ url=$(python3 -c "import json, sys; print($gateway)" <"$venv/net.json")
 failed=0
 for one in "$@"; do
     case $one in
+    guidellm.py)
+        [ -x "$venv-large/bin/guidellm" ] || { python3 -m venv "$venv-large" && "$venv-large/bin/pip" install --quiet --requirement "$here/large.txt"; }
+        run=("$venv-large/bin/python" "$here/with_$one") ;;
     *.py) run=("$venv/bin/python" "$here/with_$one") ;;
     *.mjs) run=(node "$venv/node/with_$one") ;;
     *) echo "$one: there is none" && exit 2 ;;
     esac
-    if timeout 120 "${run[@]}" "$url" >"$venv/said.txt" 2>&1; then
+    if timeout 300 "${run[@]}" "$url" "$model" >"$venv/said.txt" 2>&1; then
         echo "$one: ok"
     else
         echo "$one: failed" && tail -n 20 "$venv/said.txt"

@@ -3,7 +3,7 @@
 import assert from "node:assert";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
-import { generateText, streamText } from "ai";
+import { generateText, jsonSchema, Output, streamText, tool } from "ai";
 
 const baseURL = process.argv[2] + "/v1";
 const models = await (await fetch(baseURL + "/models")).json();
@@ -26,3 +26,18 @@ for (const model of [openai(name), openai.chat(name), anthropic(name)]) {
   texts.add(whole.text);
 }
 assert.equal(texts.size, 1);
+
+// A tool that has to be called, and an object of a schema.
+const count = { type: "object", properties: { count: { type: "integer", minimum: 1, maximum: 40 } }, required: ["count"], additionalProperties: false };
+const tools = { rooms: tool({ description: "Counts rooms", inputSchema: jsonSchema(count) }) };
+for (const model of [openai(name), openai.chat(name), anthropic(name)]) {
+  const asked = { model, prompt: "How many rooms?", maxOutputTokens: 64, temperature: 0, maxRetries: 0 };
+  const made = await generateText({ ...asked, tools, toolChoice: "required" });
+  assert.equal(made.toolCalls[0].toolName, "rooms");
+  assert.ok(Number.isInteger(made.toolCalls[0].input.count));
+}
+for (const model of [openai(name), openai.chat(name)]) {
+  const output = Output.object({ schema: jsonSchema(count) });
+  const made = await generateText({ model, prompt: "How many rooms?", maxOutputTokens: 64, temperature: 0, maxRetries: 0, output });
+  assert.ok(Number.isInteger(made.output.count));
+}

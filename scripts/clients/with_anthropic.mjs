@@ -17,3 +17,12 @@ assert.equal(final.stop_reason, "max_tokens");
 const counted = await client.messages.countTokens({ model, messages });
 assert.equal(counted.input_tokens, whole.usage.input_tokens + whole.usage.cache_read_input_tokens);
 await assert.rejects(client.messages.create({ ...asked, model: "none" }), Anthropic.NotFoundError);
+
+const schema = { type: "object", properties: { count: { type: "integer", minimum: 1, maximum: 40 } }, required: ["count"], additionalProperties: false };
+const tools = [{ name: "rooms", description: "Counts rooms", input_schema: schema }];
+const held = { ...asked, max_tokens: 64, tools, tool_choice: { type: "any", disable_parallel_tool_use: true } };
+const made = await client.messages.create(held);
+const use = made.content.find((block) => block.type === "tool_use");
+assert.ok(made.stop_reason === "tool_use" && Number.isInteger(use.input.count));
+const streamedUse = (await client.messages.stream(held).finalMessage()).content.find((block) => block.type === "tool_use");
+assert.deepEqual(streamedUse.input, use.input);

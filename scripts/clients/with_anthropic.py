@@ -41,3 +41,23 @@ def refused(kind, word, **more):
 image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 refused(anthropic.BadRequestError, "image", messages=[{"role": "user", "content": [image]}])
 refused(anthropic.NotFoundError, "claude-9", model="claude-9")
+
+# A tool that has to be called, and what is made of its result.
+schema = {"type": "object", "properties": {"count": {"type": "integer", "minimum": 1, "maximum": 40}}, "required": ["count"], "additionalProperties": False}
+tools = [{"name": "rooms", "description": "Counts rooms", "input_schema": schema}]
+hold = {"type": "any", "disable_parallel_tool_use": True}
+question = {"role": "user", "content": "How many rooms?"}
+held = dict(model=model, messages=[question], max_tokens=64, tools=tools, tool_choice=hold, extra_body={"temperature": 0})
+made = client.messages.create(**held)
+(use,) = [block for block in made.content if block.type == "tool_use"]
+assert made.stop_reason == "tool_use" and use.name == "rooms" and isinstance(use.input["count"], int), made
+with client.messages.stream(**held) as stream:
+    final = stream.get_final_message()
+assert final.content[-1].input == use.input and final.stop_reason == "tool_use", final
+result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "7 rooms"}]}
+more = client.messages.create(
+    model=model, messages=[question, {"role": "assistant", "content": made.content}, result], max_tokens=4, tools=tools
+)
+assert more.content[0].type == "text" and more.usage.output_tokens == 4, more
+one = client.messages.create(**{**held, "tool_choice": {"type": "tool", "name": "rooms"}})
+assert one.content[-1].type == "tool_use", one

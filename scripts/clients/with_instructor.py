@@ -1,4 +1,4 @@
-"""instructor: objects of a schema, asked for in every way that needs no tools."""
+"""instructor: objects, by a schema and by a tool that has to be called."""
 
 import sys
 
@@ -19,4 +19,7 @@ raw = openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=60)
 client = instructor.from_openai(raw, mode=instructor.Mode.JSON_SCHEMA)
 hello = [{"role": "user", "content": "Describe the old house."}]
 house = client.chat.completions.create(model=model, messages=hello, response_model=House, max_tokens=256, max_retries=0)
+assert isinstance(house.rooms, int) and isinstance(house.old, bool), house
+client = instructor.from_openai(raw, mode=instructor.Mode.TOOLS)
+house = client.chat.completions.create(model=model, messages=hello, response_model=House, max_tokens=96, max_retries=0)
 assert isinstance(house.rooms, int) and isinstance(house.old, bool), house

@@ -1,5 +1,6 @@
 """Ollama's client for Python: chats, prompts, models, errors."""
 
+import json
 import sys
 
 import ollama
@@ -31,3 +32,29 @@ for ask, status in [
         assert error.status_code == status and error.error, error
     else:
         raise AssertionError("it was not refused")
+
+# Tools: nothing says that one has to be called, so a model that knows none may not; their results are read all the same.
+assert "tools" in client.show(model).capabilities
+
+
+def rooms(count: int) -> str:
+    """Counts the rooms of the house.
+
+    Args:
+        count: How many
+    """
+    return f"{count} rooms"
+
+
+question = {"role": "user", "content": "How many rooms?"}
+bare = client.chat(model=model, messages=[question], options=options)
+with_tools = client.chat(model=model, messages=[question], tools=[rooms], options=options)
+assert with_tools.prompt_eval_count > bare.prompt_eval_count, "the model is told of them"
+call = {"function": {"name": "rooms", "arguments": {"count": 7}}}
+called = [question, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_name": "rooms", "content": "7"}]
+result = client.chat(model=model, messages=called, tools=[rooms], options=options)
+assert result.prompt_eval_count > with_tools.prompt_eval_count and result.message.content, result
+# An object of a schema.
+schema = {"type": "object", "properties": {"count": {"type": "integer", "minimum": 1, "maximum": 40}}, "required": ["count"], "additionalProperties": False}
+formed = client.chat(model=model, messages=[question], format=schema, options={**options, "num_predict": 64})
+assert isinstance(json.loads(formed.message.content)["count"], int), formed

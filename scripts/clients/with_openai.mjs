@@ -23,3 +23,11 @@ const final = await client.responses.stream(asked).finalResponse();
 assert.equal(final.output_text, text);
 assert.equal(final.usage.output_tokens, 12);
 await assert.rejects(client.responses.create({ ...asked, background: true }), OpenAI.BadRequestError);
+
+const rooms = { type: "object", properties: { count: { type: "integer", minimum: 1, maximum: 40 } }, required: ["count"], additionalProperties: false };
+const tools = [{ type: "function", name: "rooms", description: "Counts rooms", parameters: rooms, strict: true }];
+const held = { ...asked, max_output_tokens: 64, tools, tool_choice: "required", parallel_tool_calls: false };
+const call = (await client.responses.create(held)).output.find((item) => item.type === "function_call");
+assert.ok(Number.isInteger(JSON.parse(call.arguments).count));
+const streamedCall = (await client.responses.stream(held).finalResponse()).output.find((item) => item.type === "function_call");
+assert.equal(streamedCall.arguments, call.arguments);
