@@ -23,5 +23,5 @@ trap '"$tsnode" testnet down --dir "$state"' EXIT
 gateway='import json, sys; print(next(p["http"] for p in json.load(open(sys.argv[1]))["peers"] if p["gateway"]))'
 http=$("$venv/bin/python" -c "$gateway" target/schemathesis.json)
 "$venv/bin/schemathesis" run "$http/openapi.json" --phases examples,coverage,fuzzing --seed 1 --generation-database none \
-    --max-examples "${EXAMPLES:-25}" --request-timeout 60 --workers 2 --exclude-path /api/leave --checks \
+    --max-examples "${EXAMPLES:-25}" --request-timeout 60 --workers 1 --exclude-path /api/leave --checks \
     not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection
