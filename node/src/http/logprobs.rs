@@ -125,7 +125,8 @@ mod tests {
         let text = Detokeniser::new(&tokenizer, true);
         // No token of this vocabulary has this id, nor the next: both say nothing.
         let (odd, other) = (9_000, 9_001);
-        let row = older(&text, &sampled(odd, -3.0, &[(letter, -0.1), (other, -1.0), (byte, -2.0)]), 7, TokenNames::Texts);
+        let row =
+            older(&text, &sampled(odd, -3.0, &[(letter, -0.1), (other, -1.0), (byte, -2.0)]), 7, TokenNames::Texts);
         assert_eq!((&row["token"], &row["logprob"], &row["offset"]), (&json!(""), &json!(-3.0), &json!(7)));
         let top = row["top"].as_object().unwrap();
         assert_eq!(top.len(), 4, "{top:?}");

@@ -1,6 +1,8 @@
 //! Fields that both kinds of completion have, and what they must be.
 
-use super::{ApiError, fields::Fields, logprobs::TokenNames, naming::Naming, request::Wanted, seeds::Seeds, tolerance::Ignored};
+use super::{
+    ApiError, fields::Fields, logprobs::TokenNames, naming::Naming, request::Wanted, seeds::Seeds, tolerance::Ignored,
+};
 use crate::text::TextModel;
 use serde_json::Value;
 use std::collections::BTreeMap;

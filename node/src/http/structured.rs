@@ -76,7 +76,8 @@ fn spaced(asked: Option<Asked>, pattern: &str, said_by: &str) -> Result<Asked, A
     let Some(Asked { grammar: Grammar::JsonSchema(text), param }) = asked else {
         return Err(refused("is for JSON schemas alone"));
     };
-    let wrong = |error: serde_json::Error| ApiError::param(param, format!("'{param}': the schema is not JSON: {error}"));
+    let wrong =
+        |error: serde_json::Error| ApiError::param(param, format!("'{param}': the schema is not JSON: {error}"));
     let mut schema = match serde_json::from_str(&text).map_err(wrong)? {
         Value::Bool(true) => Map::new(),
         Value::Object(schema) => schema,
@@ -143,7 +144,8 @@ fn structured_outputs(param: &'static str, value: Value) -> Result<Option<Gramma
     };
     let Some(pattern) = pattern else { return Ok(Some(grammar)) };
     let pattern = text("structured_outputs.whitespace_pattern", pattern)?;
-    spaced(Some(Asked { grammar, param }), &pattern, "structured_outputs.whitespace_pattern").map(|spaced| Some(spaced.grammar))
+    spaced(Some(Asked { grammar, param }), &pattern, "structured_outputs.whitespace_pattern")
+        .map(|spaced| Some(spaced.grammar))
 }
 
 const ONE_OF: &str =
@@ -275,8 +277,14 @@ mod tests {
             (json!({ "guided_regex": ["a"] }), "'guided_regex' must be a string"),
             (json!({ "guided_choice": [] }), "'guided_choice' must be a list"),
             (json!({ "guided_choice": ["a", 1] }), "'guided_choice' must be a list"),
-            (json!({ "guided_grammar": "# Letters\nroot ::= \"a\"" }), "its line 2 has '::='; this server reads Lark's notation"),
-            (json!({ "guided_json": {}, "guided_whitespace_pattern": 7 }), "'guided_whitespace_pattern' must be a string"),
+            (
+                json!({ "guided_grammar": "# Letters\nroot ::= \"a\"" }),
+                "its line 2 has '::='; this server reads Lark's notation",
+            ),
+            (
+                json!({ "guided_json": {}, "guided_whitespace_pattern": 7 }),
+                "'guided_whitespace_pattern' must be a string",
+            ),
             (json!({ "guided_regex": "a", "guided_whitespace_pattern": " " }), "is for JSON schemas alone"),
             (json!({ "guided_whitespace_pattern": " " }), "is for JSON schemas alone"),
             (

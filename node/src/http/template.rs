@@ -36,9 +36,10 @@ pub(super) fn ending(fields: &mut Fields) -> Result<Ending, ApiError> {
     let is_said = fields.peek("add_generation_prompt").is_some();
     let (begins, goes_on) = (fields.flag_or("add_generation_prompt", true)?, fields.flag(NAME)?);
     match (begins, goes_on) {
-        (true, true) if is_said => {
-            Err(ApiError::param(NAME, format!("'{NAME}' cannot go with 'add_generation_prompt': nothing begins where one goes on")))
-        }
+        (true, true) if is_said => Err(ApiError::param(
+            NAME,
+            format!("'{NAME}' cannot go with 'add_generation_prompt': nothing begins where one goes on"),
+        )),
         (_, true) => Ok(Ending::Open),
         (true, false) => Ok(Ending::Answer),
         (false, false) => Ok(Ending::Closed),

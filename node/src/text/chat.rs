@@ -107,7 +107,8 @@ fn opened(mut text: String, conversation: &Conversation) -> Result<String, Strin
     let said = conversation.messages.last().map_or("", |last| last.content.as_str());
     let (trimmed, from_its_start) = (said.trim(), said.trim_start());
     let at = if trimmed.is_empty() { None } else { text.rfind(trimmed) };
-    let at = at.ok_or("the last message cannot be gone on with: it says nothing, or the chat template changes what it says")?;
+    let at = at
+        .ok_or("the last message cannot be gone on with: it says nothing, or the chat template changes what it says")?;
     let is_kept = text[at..].starts_with(from_its_start);
     text.truncate(at + if is_kept { from_its_start.len() } else { trimmed.len() });
     Ok(text)

@@ -34,8 +34,7 @@ pub(super) const OF_BODIES: [(&str, &str); 9] = [
 ];
 
 /// Errors of paths with an id.
-pub(super) const OF_IDS: [(&str, &str); 2] =
-    [("400", "The id is not UTF-8"), ("404", "There is none of that name")];
+pub(super) const OF_IDS: [(&str, &str); 2] = [("400", "The id is not UTF-8"), ("404", "There is none of that name")];
 
 fn refusal(says: &str, schema: &str) -> Value {
     json!({ "description": says, "content": { "application/json": { "schema": reference(schema) } } })

@@ -111,7 +111,8 @@ impl Operation {
         let mut operation = json!({ "summary": self.says, "security": [{}, { "key": [] }] });
         if let Some(body) = self.body {
             responses.extend(answers::refusals(&answers::OF_BODIES, self.errors.schema()));
-            operation["requestBody"] = json!({ "required": true, "content": { "application/json": { "schema": body() } } });
+            operation["requestBody"] =
+                json!({ "required": true, "content": { "application/json": { "schema": body() } } });
         }
         if self.path.contains("{id}") {
             responses.extend(answers::refusals(&answers::OF_IDS, self.errors.schema()));
@@ -307,7 +308,8 @@ fn rerank() -> Value {
 
 /// Of a conversation also what its template gets: more fields than are named here.
 fn tokenize() -> Value {
-    let by = |name: &str, schema: Value| json!({ "type": "object", "required": [name], "properties": { name: schema } });
+    let by =
+        |name: &str, schema: Value| json!({ "type": "object", "required": [name], "properties": { name: schema } });
     let messages = json!({ "type": "array", "minItems": 1 });
     let mut either = json!({ "anyOf": [by("prompt", json!({ "type": "string" })), by("messages", messages)] });
     either["properties"] = json!({ "model": text(), "add_special_tokens": flag(), "return_token_strs": flag() });

@@ -99,7 +99,12 @@ pub(super) const OWN: &[Field] = &[
     field("suffix", At::Completions, Kind::Only("\"\""), "Not built"),
     field("add_special_tokens", At::Completions, Kind::Only("true"), "Prompts are read as the tokenizer has it"),
     field("add_special_tokens", At::Chat, Kind::Only("false"), "Templates write all special tokens"),
-    field("add_generation_prompt", At::Chat, Kind::Flag, "Whether an answer begins behind the conversation; true unless said"),
+    field(
+        "add_generation_prompt",
+        At::Chat,
+        Kind::Flag,
+        "Whether an answer begins behind the conversation; true unless said",
+    ),
     field("continue_final_message", At::Chat, Kind::Flag, "The answer goes on with the last message, as in vLLM"),
     field("detokenize", At::Both, Kind::Only("true"), "Not built otherwise"),
     field("length_penalty", At::Both, Kind::Only("1"), "Not built"),

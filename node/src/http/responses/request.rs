@@ -123,7 +123,8 @@ fn tools(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
             return Err(wrong(&format!("tools[{at}]"), &why));
         }
         let names = ["name", "description", "parameters", "strict"];
-        let parts = names.map(|name| (name.to_owned(), taken(&mut tool, name))).into_iter().filter(|(_, v)| !v.is_null());
+        let parts =
+            names.map(|name| (name.to_owned(), taken(&mut tool, name))).into_iter().filter(|(_, v)| !v.is_null());
         Ok(json!({ "type": "function", "function": parts.collect::<Map<_, _>>() }))
     };
     given.into_iter().enumerate().map(tool).collect::<Result<Vec<_>, _>>().map(|tools| Some(tools.into()))
@@ -160,7 +161,9 @@ fn format(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
 fn effort(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
     match fields.take("reasoning") {
         None => Ok(None),
-        Some(mut reasoning) if reasoning.is_object() => Ok(Some(taken(&mut reasoning, "effort")).filter(|v| !v.is_null())),
+        Some(mut reasoning) if reasoning.is_object() => {
+            Ok(Some(taken(&mut reasoning, "effort")).filter(|v| !v.is_null()))
+        }
         Some(_) => Err(wrong("reasoning", "must be an object")),
     }
 }
