@@ -181,6 +181,26 @@ def metrics():
         complain(page, f"metric `{name}` is missing")
     for name in sorted(said - names - {f"{name}_total" for name in names}):
         complain(page, f"there is no metric `{name}`")
+    dashboard(names)
+
+
+def dashboard(metrics):
+    """The dashboard asks for metrics that there are; histograms and counters have more names than one."""
+    file = DOCS / "examples/grafana.json"
+    ends = ("", "_total", "_bucket", "_sum", "_count")
+    there = {name + end for name in metrics for end in ends}
+
+    def queries(value):
+        if isinstance(value, dict):
+            yield from (text for key, text in value.items() if key in ("expr", "query", "definition") and isinstance(text, str))
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from queries(part)
+
+    asked = {name for text in queries(json.loads(file.read_text())) for name in re.findall(r"\b(?:tsnode_|vllm:)\w+", text)}
+    if not asked:
+        complain(file, "no queries were found; mend scripts/check_docs.py")
+    for name in sorted(asked - there):
+        complain(file, f"there is no metric `{name}`")
 
 
 def routes():
@@ -191,6 +211,12 @@ def routes():
     text = named(page, "route", routes)
     for route in set(re.findall(r"^\| `(/[^`]*)`", text, flags=re.M)) - routes:
         complain(page, f"there is no route `{route}`")
+    folder = ROOT / "node/src/http"
+    shown = "".join(file.read_text() for file in [folder / "openapi.rs", *(folder / "openapi").glob("*.rs")] if file.stem != "tests")
+    # A page, texts, the document itself, and what testnets break.
+    for route in sorted(routes - {"/", "/metrics", "/openapi.json", "/api/faults"}):
+        if f'"{route}"' not in shown:
+            complain(folder / "openapi.rs", f"the document has no `{route}`")
 
 
 def fields():

@@ -11,16 +11,18 @@ venv=target/clients
 net=target/clients-testnet
 [ $# -gt 0 ] || set -- $(cd "$here" && ls with_* | sed 's/^with_//; /^guidellm/d')
 
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-if ! "$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"; then
+# PYTHON names a python that has the packages: nothing is installed, and the model is the embedded one.
+python=${PYTHON:-$venv/bin/python}
+mkdir -p "$venv/node"
+[ -n "${PYTHON:-}" ] || [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+if [ -z "${PYTHON:-}" ] && ! "$venv/bin/pip" install --quiet --requirement "$here/requirements.txt"; then
     echo "not all together: one by one"
     grep -v '^#' "$here/requirements.txt" | while read -r one; do
         "$venv/bin/pip" install --quiet "$one" || echo "$one: could not be installed"
     done
 fi
-mkdir -p "$venv/node"
 cp "$here"/*.mjs "$here/package.json" "$venv/node/"
-if ! (cd "$venv/node" && npm install --silent --no-audit --no-fund); then
+if [ -z "${PYTHON:-}" ] && ! (cd "$venv/node" && npm install --silent --no-audit --no-fund); then
     echo "npm: what package.json names could not be installed"
 fi
 
@@ -28,8 +30,12 @@ tsnode=${TSNODE:-target/debug/tsnode}
 [ -n "${TSNODE:-}" ] || cargo build --quiet --workspace --bin tsnode
 # Weights and KV of 32 bits: so answers can be held against those of transformers.
 model=$PWD/target/clients-model
-"$venv/bin/python" "$here/widen.py" kernels/models/gutenberg-tiny "$model"
-"$tsnode" testnet up --devices cpu,cpu,none --model "$model" --kv-dtype f32 --dir "$net" --detach --json >"$venv/net.json"
+flags=(--devices cpu,cpu,none)
+if [ -z "${PYTHON:-}" ]; then
+    "$python" "$here/widen.py" kernels/models/gutenberg-tiny "$model"
+    flags+=(--model "$model" --kv-dtype f32)
+fi
+"$tsnode" testnet up "${flags[@]}" --dir "$net" --detach --json >"$venv/net.json"
 trap '"$tsnode" testnet down --dir "$net"' EXIT
 gateway='next(peer["http"] for peer in json.load(sys.stdin)["peers"] if peer["gateway"])'
 url=$(python3 -c "import json, sys; print($gateway)" <"$venv/net.json")
@@ -40,7 +46,7 @@ for one in "$@"; do
     guidellm.py)
         [ -x "$venv-large/bin/guidellm" ] || { python3 -m venv "$venv-large" && "$venv-large/bin/pip" install --quiet --requirement "$here/large.txt"; }
         run=("$venv-large/bin/python" "$here/with_$one") ;;
-    *.py) run=("$venv/bin/python" "$here/with_$one") ;;
+    *.py) run=("$python" "$here/with_$one") ;;
     *.mjs) run=(node "$venv/node/with_$one") ;;
     *) echo "$one: there is none" && exit 2 ;;
     esac
