@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
+#[path = "common/formed.rs"]
+mod formed;
 #[path = "common/terminal.rs"]
 mod terminal;
 
@@ -534,6 +536,8 @@ async fn a_swarm_outlives_its_peers() {
     let after = tokio::time::timeout(LONG, again).await.unwrap();
     net.net.await_one_mind(3).await.unwrap();
     println!("served again {after:.1?} after the kill, of one mind after {:.1?}", killed.elapsed());
+    net.net.restart(victim).await.unwrap();
+    formed::outlive_their_decoders(&mut net, 4).await;
     net.down().await;
 }
 
