@@ -4,7 +4,7 @@
 #     cargo build && scripts/embedding_real_model.sh [PROGRAM]
 #
 # Not a part of CI: the package is 80 MB. `embedding_figures.json` has the texts, and the vectors that sentence-transformers 6.2
-# computes with this very package on a processor. Ports 17440 to 17452 are used.
+# computes with this very package on a processor. Ports 17440 to 17459 are used: a peer takes some behind the one it listens at.
 set -eu
 here=$(dirname "$(realpath "$0")")
 program=$(realpath "${1:-$here/../target/debug/tsnode}")
@@ -24,7 +24,7 @@ trap 'for pid in $started; do kill "$pid" 2>/dev/null || true; done; wait' EXIT
     --embedding-model all-MiniLM-L6-v2 >lender.log 2>&1 &
 started="$started $!"
 until [ -s lender/invite ]; do kill -0 "$!" || { cat lender.log; exit 1; }; sleep 0.5; done
-"$program" join --invite-file lender/invite --no-model --mdns=false --data-dir gateway --http 127.0.0.1:17452 --listen 127.0.0.1:17442 \
+"$program" join --invite-file lender/invite --no-model --mdns=false --data-dir gateway --http 127.0.0.1:17452 --listen 127.0.0.1:17456 \
     >gateway.log 2>&1 &
 started="$started $!"
 python3 "$here/embedding_real_model.py" "$here/embedding_figures.json" http://127.0.0.1:17452
