@@ -156,3 +156,41 @@ async fn the_best_of_many_is_given_and_all_are_counted() {
     assert_eq!(api.post(TEXT, json!({ "prompt": "x", "n": 128 })).await.1["choices"].as_array().unwrap().len(), 128);
     assert_eq!(api.post(TEXT, body(65, 65)).await.0, 400);
 }
+
+#[tokio::test]
+async fn an_answer_goes_on_with_the_last_message_for_who_asks() {
+    let api = Api::up(said(End::Stop)).await;
+    let messages = json!([{ "role": "user", "content": "Who?" }, { "role": "assistant", "content": "The old" }]);
+    let body = |more: Value| {
+        let mut body = json!({ "messages": messages, "max_tokens": 4 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let mut lengths = Vec::new();
+    for more in [
+        json!({ "continue_final_message": true }),
+        json!({ "continue_final_message": true, "add_generation_prompt": false }),
+        json!({ "add_generation_prompt": false }),
+        json!({}),
+    ] {
+        let (status, answer) = api.post(CHAT, body(more)).await;
+        assert_eq!(status, 200, "{answer}");
+        lengths.push(api.last_asked().prompt.len());
+    }
+    // The end of the message is a token, and so is the mark of an answer.
+    assert_eq!(lengths, [lengths[0], lengths[0], lengths[0] + 1, lengths[0] + 2]);
+    let both = json!({ "continue_final_message": true, "add_generation_prompt": true });
+    let (status, refused) = api.post(CHAT, body(both)).await;
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("continue_final_message")), "{refused}");
+}
+
+#[tokio::test]
+async fn tokens_are_named_by_their_ids_for_who_asks() {
+    let api = Api::up(said(End::Stop)).await;
+    let body = json!({ "prompt": "x", "logprobs": 1, "return_tokens_as_token_ids": true, "return_token_ids": true });
+    let (_, answer) = api.post(TEXT, body).await;
+    let choice = &answer["choices"][0];
+    let names = choice["token_ids"].as_array().unwrap().iter().map(|id| json!(format!("token_id:{id}")));
+    let names: Vec<Value> = names.collect();
+    assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap()[..names.len()], names[..], "{choice}");
+}

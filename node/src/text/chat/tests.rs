@@ -251,3 +251,21 @@ fn the_date_is_the_clocks() {
     assert_eq!(rendered("{{ strftime_now('%d %b %Y') }}{{ strftime_now('%') }}").unwrap(), "09 Mar 2025%");
     assert!(rendered("{{ strftime_now() }}").is_err());
 }
+
+/// As transformers cuts it: also where the template trims what is said, and never within what only looks like it.
+#[test]
+fn a_conversation_ends_where_it_is_told_to() {
+    let text = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let kept = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}";
+    let rendered = |text: &str, said: &str, ending: Ending| {
+        let messages = vec![ChatMessage::new("user", said), ChatMessage::new("assistant", said)];
+        read(text).unwrap().render(&Conversation { messages, ending, ..Conversation::default() })
+    };
+    let of = |text: &str, said: &str, ending| rendered(text, said, ending).unwrap();
+    assert_eq!(of(text, "Yes ", Ending::Answer), "<user>Yes</s><assistant>Yes</s><assistant>");
+    assert_eq!(of(text, "Yes ", Ending::Closed), "<user>Yes</s><assistant>Yes</s>");
+    assert_eq!(of(text, " Yes ", Ending::Open), "<user>Yes</s><assistant>Yes");
+    assert_eq!(of(kept, "Yes ", Ending::Open), "<user>Yes </s><assistant>Yes ");
+    let refused = rendered(text, " ", Ending::Open).unwrap_err();
+    assert!(refused.contains("cannot be gone on with"), "{refused}");
+}
