@@ -8,9 +8,10 @@ here=target/bench-cuda
 packed=$here/programs.tar.xz
 if [ "${1:-}" = --build ]; then
     profile=${2:-release}
-    tests=$(cargo test --profile "${profile/dev/test}" -p tsnode-kernels --lib --no-run --message-format=json |
-        python3 -c 'import json, sys; print(next(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")))')
-    cargo build --profile "$profile" -p tsnode
+    tests=$(cargo test --profile "${profile/dev/test}" --workspace --lib --no-run --message-format=json |
+        python3 -c 'import json, sys; print(next(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable") and m["target"]["name"] == "tsnode_kernels"))')
+    # All packages, as above: with other features dependencies would be built anew.
+    cargo build --profile "$profile" --workspace
     mkdir -p "$here"
     strip -o "$here/tsnode" "target/${profile/dev/debug}/tsnode"
     strip -o "$here/kernel-tests" "$tests"

@@ -13,8 +13,11 @@ use tsnode_protocol::KvDtype;
 pub(super) const FEW: usize = 8;
 /// Rows up to which a tile of 32 rows wastes less than one of 128.
 const SOME: usize = 64;
-/// Rows from which a library multiplies quantised weights that are widened for it in less time than our own kernels need.
-const WIDENED_FROM: usize = 256;
+/// Rows from which a library multiplies weights in bfloat16 in less time than kernels that read rows for each output.
+const LIBRARY_FROM: usize = 3;
+/// Rows from which a library multiplies quantised weights that are widened for it in less time than our own kernels need: on an
+/// H200 our own take twice as long for 16 rows already (`docs/design/gpus.md`).
+const WIDENED_FROM: usize = FEW + 1;
 /// Memory for widened weights (bytes): the largest matrix of a model of eight billion numbers; larger ones are
 /// cut, in tests small ones.
 const WIDENED: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
@@ -30,14 +33,32 @@ pub(crate) enum Kind {
     F16 = 1,
     /// bfloat16.
     Bf16 = 2,
+    /// Rounded to 8 bits, with a scale for each 32 numbers: `device/rounded.cuh`.
+    Rounded32 = 3,
+    /// With a scale for each 256.
+    Rounded256 = 4,
 }
 
 impl Kind {
-    /// Bytes of a number.
+    /// Bytes of a number; of a rounded one without its scale.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Rounded32 | Self::Rounded256 => 1,
+        }
+    }
+
+    /// Rows with a scale for so many numbers.
+    fn rounded(block: usize) -> Self {
+        if block == 32 { Self::Rounded32 } else { Self::Rounded256 }
+    }
+
+    /// The same for kernels that round nothing.
+    pub fn unrounded(self) -> Self {
+        match self {
+            Self::Rounded32 | Self::Rounded256 => Self::F32,
+            Self::F32 | Self::F16 | Self::Bf16 => self,
         }
     }
 }
@@ -83,10 +104,11 @@ pub(crate) struct Ops {
 
 /// What products of so many rows with weights of a form read.
 pub(crate) fn kind_for(form: Form, rows: usize) -> Kind {
-    match form {
-        Form::Bf16 => Kind::Bf16,
+    match (form, form.rounded()) {
+        (Form::Bf16, _) => Kind::Bf16,
+        (_, Some(block)) if rows <= FEW => Kind::rounded(block),
         _ if rows <= FEW => Kind::F32,
-        Form::F32 => Kind::F32,
+        (Form::F32, _) => Kind::F32,
         _ => Kind::F16,
     }
 }
@@ -161,7 +183,7 @@ impl Ops {
             out.at.into(),
             Arg::Whole(out.kind as u32),
         ];
-        self.run("rows", "norm", [rows as u32, 1, 1], 256, &args)
+        self.run("rows", "rms_norm", [rows as u32, 1, 1], 512, &args)
     }
 
     /// `x` plus the RMS norm of `delta` times `weight`.
@@ -204,7 +226,7 @@ impl Ops {
     /// The gated half of an MLP: `x` is `[row][gate, up]`, each `width` wide.
     pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), GpuError> {
         let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
-        self.run("rows", "gate", [rows as u32, blocks(width, 256), 1], 256, &args)
+        self.run("rows", "gate", [rows as u32, blocks(width, 8 * 128), 1], 128, &args)
     }
 
     /// Chooses a token for every row of `logits`: [`super::choose::Choice`].
@@ -219,41 +241,38 @@ impl Ops {
         // What was rounded or narrowed for one serves the next.
         let (mut rounded, mut narrowed) = (None, None);
         for (w, out) in list {
-            if let Some(block) = w.form.rounded().filter(|_| rows <= FEW) {
-                if rounded != Some(block) {
-                    self.round(input.at, rows * w.cols, block)?;
-                    rounded = Some(block);
-                }
-                self.few_rounded(rows, w, *out)?;
-                continue;
-            }
             let (wanted, mut at) = (kind_for(w.form, rows), input.at);
+            let rounds = w.form.rounded().filter(|_| rows <= FEW);
             if input.kind != wanted {
-                if narrowed != Some(wanted) {
-                    self.narrow(input.at, rows * w.cols, wanted)?;
-                    narrowed = Some(wanted);
+                if let Some(block) = rounds {
+                    if rounded != Some(block) {
+                        self.round(input.at, rows * w.cols, block)?;
+                        rounded = Some(block);
+                    }
+                    at = self.rounded.at();
+                } else {
+                    if narrowed != Some(wanted) {
+                        self.narrow(input.at, rows * w.cols, wanted)?;
+                        narrowed = Some(wanted);
+                    }
+                    at = self.narrowed.at();
                 }
-                at = self.narrowed.at();
             }
-            if rows <= FEW { self.few(at, rows, w, *out)? } else { self.many(at, rows, w, *out)? }
+            if rounds.is_some() {
+                self.few_rounded(at, rows, w, *out)?;
+            } else if rows <= FEW {
+                self.few(at, rows, w, *out)?;
+            } else {
+                self.many(at, rows, w, *out)?;
+            }
         }
         Ok(())
     }
 
-    /// Where the bytes, the scales and the sums of rounded rows lie.
-    fn rounded_parts(&self, numbers: usize) -> [Arg; 3] {
-        // At most one scale for every 32 numbers.
-        let scales = self.rounded.at() + numbers.next_multiple_of(16) as u64;
-        [self.rounded.at().into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]
-    }
-
     fn round(&mut self, x: u64, numbers: usize, block: usize) -> Result<(), GpuError> {
-        self.rounded
-            .fit(numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16)?;
-        let [bytes, scales, sums] = self.rounded_parts(numbers);
-        let count = numbers / block;
-        let args = [x.into(), whole(block), Arg::Wide(count as u64), bytes, scales, sums];
-        self.run("rows", "round_rows", [blocks(count, 4), 1, 1], 128, &args)
+        let out = self.rounded.fit(rounded_bytes(numbers))?;
+        let args = [x.into(), Arg::Wide(numbers as u64), out.into(), Arg::Whole(Kind::rounded(block) as u32)];
+        self.run("rows", "round_rows", [blocks(numbers, 8 * 128), 1, 1], 128, &args)
     }
 
     fn narrow(&mut self, x: u64, numbers: usize, kind: Kind) -> Result<(), GpuError> {
@@ -273,6 +292,9 @@ impl Ops {
     }
 
     fn few(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
+        if w.form == Form::Bf16 && rows >= LIBRARY_FROM && self.by_library(x, rows, w, out)? {
+            return Ok(());
+        }
         let kernel = match (w.form, rows) {
             (Form::F32, 1) => "few_f32_1",
             (Form::F32, 2..=4) => "few_f32_4",
@@ -299,19 +321,23 @@ impl Ops {
         self.run("few", kernel, [blocks(groups, 8 / split), 1, 1], 256, &args)
     }
 
-    fn few_rounded(&self, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
+    fn few_rounded(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
         let (kernel, pieces) = match (w.form, rows) {
             (Form::Q4_0, 1) => ("few_q4_0_1", w.cols / 32),
+            (Form::Q4_0, 2..=4) => ("few_q4_0_4", w.cols / 32),
             (Form::Q4_0, _) => ("few_q4_0_8", w.cols / 32),
             (Form::Q8_0, 1) => ("few_q8_0_1", w.cols / 16),
+            (Form::Q8_0, 2..=4) => ("few_q8_0_4", w.cols / 16),
             (Form::Q8_0, _) => ("few_q8_0_8", w.cols / 16),
             (Form::Q4K, 1) => ("few_q4_k_1", w.cols / 32),
+            (Form::Q4K, 2..=4) => ("few_q4_k_4", w.cols / 32),
             (Form::Q4K, _) => ("few_q4_k_8", w.cols / 32),
             (_, 1) => ("few_q6_k_1", w.cols / 32),
+            (_, 2..=4) => ("few_q6_k_4", w.cols / 32),
             _ => ("few_q6_k_8", w.cols / 32),
         };
-        let split = self.split(w.all, pieces.div_ceil(32));
-        let [bytes, scales, sums] = self.rounded_parts(rows * w.cols);
+        let split = self.split(w.all.div_ceil(2), pieces.div_ceil(32));
+        let [bytes, scales, sums] = rounded_parts(x, rows * w.cols);
         let args = [
             bytes,
             scales,
@@ -324,7 +350,14 @@ impl Ops {
             out.at.into(),
             whole(out.stride),
         ];
-        self.run("few", kernel, [blocks(w.rows, 8 / split), 1, 1], 256, &args)
+        self.run("few", kernel, [blocks(w.rows.div_ceil(2), 8 / split), 1, 1], 256, &args)
+    }
+
+    /// A product with dense weights by a library; `false` where there is none.
+    fn by_library(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<bool, GpuError> {
+        let brain = w.form == Form::Bf16;
+        let product = Product { brain, rows, outs: w.rows, cols: w.cols, stride: out.stride };
+        self.machine.product(product, x, w.memory.at(), out.at)
     }
 
     /// A product of many rows that are stored as it reads them, into rows without a gap.
@@ -333,12 +366,8 @@ impl Ops {
     }
 
     fn many(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
-        if matches!(w.form, Form::F16 | Form::Bf16) {
-            let brain = w.form == Form::Bf16;
-            let product = Product { brain, rows, outs: w.rows, cols: w.cols, stride: out.stride };
-            if self.machine.product(product, x, w.memory.at(), out.at)? {
-                return Ok(());
-            }
+        if matches!(w.form, Form::F16 | Form::Bf16) && self.by_library(x, rows, w, out)? {
+            return Ok(());
         }
         if w.form.rounded().is_some() && rows >= WIDENED_FROM && self.many_widened(x, rows, w, out)? {
             return Ok(());
@@ -402,6 +431,17 @@ impl Ops {
     pub fn attention(&self, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         self.machine.launch(Queue::Compute, launch, args)
     }
+}
+
+/// Bytes of so many rounded numbers: themselves, at most one scale for each 32, and the sum of each 16.
+fn rounded_bytes(numbers: usize) -> usize {
+    numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16
+}
+
+/// Where the bytes, the scales and the sums of rounded rows lie.
+fn rounded_parts(at: u64, numbers: usize) -> [Arg; 3] {
+    let scales = at + numbers.next_multiple_of(16) as u64;
+    [at.into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]
 }
 
 fn product_args(x: u64, rows: usize, w: &Matrix, out: Out) -> [Arg; 7] {

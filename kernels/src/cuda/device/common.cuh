@@ -96,8 +96,8 @@ template <bool BRAIN> __device__ __forceinline__ void multiply_16x8x16(float (&c
 #define DEVICE __device__ __forceinline__
 #define ALL_LANES 0xffffffffu
 
-// How numbers are stored; the host's `Kind` has the same numbers.
-enum Kind { F32 = 0, F16 = 1, BF16 = 2 };
+// How numbers are stored; the host's `Kind` has the same numbers. The last two are rows rounded to 8 bits: see `rounded.cuh`.
+enum Kind { F32 = 0, F16 = 1, BF16 = 2, ROUNDED_32 = 3, ROUNDED_256 = 4 };
 // How weights are stored; the host's `Form` has the same numbers, the first three those of `Kind`.
 enum Form { FORM_F32 = 0, FORM_F16 = 1, FORM_BF16 = 2, FORM_Q4_0 = 3, FORM_Q8_0 = 4, FORM_Q4_K = 5, FORM_Q6_K = 6 };
 
@@ -160,13 +160,12 @@ DEVICE int warp_most(int x) {
 }
 // Over a block of up to 1,024 threads; every thread gets the sum. `few` is shared memory of 32 numbers.
 DEVICE float block_sum(float x, float *few) {
+    u32 lane = threadIdx.x % 32;
     x = warp_sum(x);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) few[threadIdx.x / 32] = x;
+    if (lane == 0) few[threadIdx.x / 32] = x;
     __syncthreads();
-    float all = 0.f;
-    for (u32 warp = 0; warp < (blockDim.x + 31) / 32; warp++) all += few[warp];
-    return all;
+    return warp_sum(lane < (blockDim.x + 31) / 32 ? few[lane] : 0.f);
 }
 
 // tanh as the processor has it: a polynomial where a difference of exponentials would lose digits.

@@ -24,10 +24,11 @@ struct Matrix {
 };
 
 template <int FORM> DEVICE const u8 *block_at(const Matrix &w, u64 block) { return w.data + block * Blocks<FORM>::bytes; }
-template <int FORM> DEVICE float scale_at(const Matrix &w, u64 block) {
+template <int FORM> DEVICE u16 scale_bits(const Matrix &w, u64 block) {
     const u16 *scales = (const u16 *)(w.data + w.rows * (w.cols / Blocks<FORM>::numbers) * Blocks<FORM>::bytes);
-    return f16_to_f32(scales[block]);
+    return scales[block];
 }
+template <int FORM> DEVICE float scale_at(const Matrix &w, u64 block) { return f16_to_f32(scale_bits<FORM>(w, block)); }
 
 // Scale and least value of part `j` of eight, of Q4_K's 12 bytes.
 DEVICE void six_bits(const u8 *bytes, int j, int &scale, int &least) {
@@ -38,6 +39,15 @@ DEVICE void six_bits(const u8 *bytes, int j, int &scale, int &least) {
         scale = (bytes[j + 4] & 15) | (bytes[j - 4] >> 6) << 4;
         least = (bytes[j + 4] >> 4) | (bytes[j] >> 6) << 4;
     }
+}
+
+// The same of parts `2 · pair` and the next, each in a byte, from a whole header: without an array that an index chooses of, which
+// would lie in memory.
+DEVICE void two_of_six_bits(const uint4 &header, u32 pair, u32 &scales, u32 &least) {
+    u32 shift = pair % 2 * 16, a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
+    bool late = pair >= 2;
+    scales = (late ? (c & 0x0f0f) | (a >> 2 & 0x3030) : a & 0x3f3f) & 0xffff;
+    least = (late ? (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030) : b & 0x3f3f) & 0xffff;
 }
 
 // One number: for tables that rows are taken out of.

@@ -2,6 +2,7 @@
 // All of it is limited by memory or, with few rows, by how long a launch takes; so neighbours are fused.
 #include "forms.cuh"
 #include "pages.cuh"
+#include "rounded.cuh"
 
 // out[row] = table[tokens[row]] · scale. Limited by memory: a row is read once.
 KERNEL(256) embed(const u32 *tokens, const u8 *table, u32 form, u64 vocab, u32 width, float scale, float *out) {
@@ -11,23 +12,101 @@ KERNEL(256) embed(const u32 *tokens, const u8 *table, u32 form, u64 vocab, u32 w
 }
 EXPORT(embed)
 
-// x += delta, if there is one; out = rms_norm(x) · w. One block a row; limited by memory, and by a launch for one row.
-KERNEL(256) norm(float *x, const float *delta, const float *w, float eps, u32 width, void *out, u32 kind) {
-    __shared__ float few[32];
-    u64 from = (u64)blockIdx.x * width;
-    float squares = 0.f;
-    for (u32 i = threadIdx.x; i < width; i += 256) {
-        float value = x[from + i];
-        if (delta) {
-            value += delta[from + i];
-            x[from + i] = value;
+// Eight consecutive numbers of a row. Where all of them lie as whole sixteens of bytes they are read so.
+DEVICE void read_eight(float (&to)[8], const float *from, u32 count, bool whole) {
+    if (whole) {
+        float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) to[i] = (u32)i < count ? from[i] : 0.f;
+    }
+}
+DEVICE void write_eight(const float (&x)[8], float *to, u32 count, bool whole) {
+    if (whole) {
+        ((float4 *)to)[0] = float4{x[0], x[1], x[2], x[3]};
+        ((float4 *)to)[1] = float4{x[4], x[5], x[6], x[7]};
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if ((u32)i < count) to[i] = x[i];
+    }
+}
+// Writes eight numbers as `kind` has them; `at` is the number of the first among all `numbers`. All lanes call this.
+DEVICE void store_eight(u32 kind, void *to, u64 numbers, u64 at, const float (&x)[8], u32 count, bool whole) {
+    if (kind >= ROUNDED_32) return round_eight(x, count > 0, at, kind, RoundedRows(to, numbers));
+    if (kind == F32) {
+        write_eight(x, (float *)to + at, count, whole);
+    } else if (whole) {
+        u32 words[4];
+        float limit = kind == F16 ? 65504.f : INFINITY;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float a = x[2 * i], b = x[2 * i + 1];
+            if (kind == F16) a = fminf(fmaxf(a, -limit), limit), b = fminf(fmaxf(b, -limit), limit);
+            words[i] = two_as(kind == BF16, a, b);
         }
-        squares = fmaf(value, value, squares);
+        ((uint4 *)to)[at / 8] = uint4{words[0], words[1], words[2], words[3]};
+    } else {
+        for (u32 i = 0; i < count; i++) store_row(kind, to, at + i, x[i]);
+    }
+}
+
+// x += delta, if there is one; out = rms_norm(x) · w. One block a row, whose numbers stay in registers: with few rows limited by
+// how long the first bytes take and by a launch, with many by memory.
+constexpr u32 NORM_THREADS = 512, NORM_TURNS = 4;
+KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, float eps, u32 width, void *out, u32 kind) {
+    __shared__ float few[32];
+    u64 from = (u64)blockIdx.x * width, numbers = (u64)gridDim.x * width;
+    bool whole = width % 8 == 0;
+    float mine[NORM_TURNS][8], more[8], squares = 0.f;
+    auto count_at = [&](u32 i) { return i < width ? min(width - i, 8u) : 0u; };
+    auto sum_up = [&](float (&values)[8], u32 i, u32 count) {
+        read_eight(values, x + from + i, count, whole);
+        if (delta) {
+            read_eight(more, delta + from + i, count, whole);
+#pragma unroll
+            for (int k = 0; k < 8; k++) values[k] += more[k];
+            write_eight(values, x + from + i, count, whole);
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) squares = fmaf(values[k], values[k], squares);
+    };
+#pragma unroll
+    for (u32 turn = 0; turn < NORM_TURNS; turn++) {
+        u32 i = (turn * NORM_THREADS + threadIdx.x) * 8, count = count_at(i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) mine[turn][k] = 0.f;
+        if (count) sum_up(mine[turn], i, count);
+    }
+    // What there are no registers for is read again.
+    for (u32 i = (NORM_TURNS * NORM_THREADS + threadIdx.x) * 8; i < width; i += NORM_THREADS * 8) {
+        float values[8];
+        sum_up(values, i, count_at(i));
     }
     float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
-    for (u32 i = threadIdx.x; i < width; i += 256) store_row(kind, out, from + i, x[from + i] * scale * w[i]);
+    auto store = [&](const float (&values)[8], u32 i, u32 count) {
+        float weights[8] = {}, y[8];
+        if (count) read_eight(weights, w + i, count, whole);
+#pragma unroll
+        for (int k = 0; k < 8; k++) y[k] = values[k] * scale * weights[k];
+        store_eight(kind, out, numbers, from + i, y, count, whole);
+    };
+#pragma unroll
+    for (u32 turn = 0; turn < NORM_TURNS; turn++) {
+        u32 first = turn * NORM_THREADS + threadIdx.x / 32 * 32;
+        if (first * 8 >= width) break;
+        u32 i = (turn * NORM_THREADS + threadIdx.x) * 8;
+        store(mine[turn], i, count_at(i));
+    }
+    for (u32 first = NORM_TURNS * NORM_THREADS + threadIdx.x / 32 * 32; first * 8 < width; first += NORM_THREADS) {
+        u32 i = (first + threadIdx.x % 32) * 8, count = count_at(i);
+        float values[8] = {};
+        if (count) read_eight(values, x + from + i, count, whole);
+        store(values, i, count);
+    }
 }
-EXPORT(norm)
+EXPORT(rms_norm)
 
 // x += rms_norm(delta) · w: Gemma's norms behind attention and MLP.
 KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, float *x) {
@@ -66,18 +145,26 @@ KERNEL(256) gather(const float *x, const u32 *rows, u32 width, float *out) {
 EXPORT(gather)
 
 // out = activation(x[.., i]) · x[.., width + i]: both halves of a gated MLP lie side by side. Limited by memory.
-KERNEL(256) gate(const float *x, u32 width, u32 activation, void *out, u32 kind) {
-    u64 row = blockIdx.x;
-    u32 i = blockIdx.y * 256 + threadIdx.x;
-    if (i >= width) return;
-    float g = x[row * 2 * width + i], up = x[row * 2 * width + width + i], y;
-    if (activation == 0) {
-        y = g / (1.f + expf(-g)) * up;
-    } else {
-        float inner = 0.7978846f * fmaf(g * g * g, 0.044715f, g);
-        y = 0.5f * g * (1.f + tanh_of(inner)) * up;
+KERNEL(128) gate(const float *x, u32 width, u32 activation, void *out, u32 kind) {
+    u64 row = blockIdx.x, from = row * 2 * width;
+    u32 i = (blockIdx.y * 128 + threadIdx.x) * 8, count = i < width ? min(width - i, 8u) : 0;
+    bool whole = width % 8 == 0;
+    float gates[8] = {}, ups[8] = {}, y[8];
+    if (count) {
+        read_eight(gates, x + from + i, count, whole);
+        read_eight(ups, x + from + width + i, count, whole);
     }
-    store_row(kind, out, row * width + i, y);
+    if (activation == 0) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) y[k] = gates[k] / (1.f + expf(-gates[k])) * ups[k];
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float g = gates[k], inner = 0.7978846f * fmaf(g * g * g, 0.044715f, g);
+            y[k] = 0.5f * g * (1.f + tanh_of(inner)) * ups[k];
+        }
+    }
+    store_eight(kind, out, (u64)gridDim.x * width, row * width + i, y, count, whole);
 }
 EXPORT(gate)
 
@@ -87,26 +174,14 @@ KERNEL(256) narrow(const float *x, u64 count, void *out, u32 kind) {
 }
 EXPORT(narrow)
 
-// Rounds rows to 8 bits by blocks, as the processor does (`cpu/rounded.rs`), and adds up each 16 of them. One warp a block
-// of 32 or 256; limited by a launch.
-KERNEL(128) round_rows(const float *x, u32 block, u64 blocks, i8 *out, float *scales, short *sums) {
-    u64 number = (u64)blockIdx.x * 4 + threadIdx.x / 32;
-    if (number >= blocks) return;
-    u32 lane = threadIdx.x % 32;
-    const float *from = x + number * block;
-    float top = 0.f;
-    // A comparison lets no NaN in.
-    for (u32 i = lane; i < block; i += 32) top = fabsf(from[i]) > top ? fabsf(from[i]) : top;
-    top = warp_max(top);
-    float steps = top > 0.f ? 127.f / top : 0.f;
-    for (u32 i = lane; i < block; i += 32) {
-        float scaled = from[i] * steps;
-        int q = scaled == scaled ? (int)rintf(fminf(fmaxf(scaled, -127.f), 127.f)) : 0;
-        out[number * block + i] = (i8)q;
-        for (int lanes = 8; lanes > 0; lanes /= 2) q += __shfl_xor_sync(ALL_LANES, q, lanes);
-        if (lane % 16 == 0) sums[(number * block + i) / 16] = (short)q;
-    }
-    if (lane == 0) scales[number] = top / 127.f;
+// Rounds rows that are wanted in another form, too. Eight numbers a lane; limited by a launch.
+KERNEL(128) round_rows(const float *x, u64 numbers, void *out, u32 kind) {
+    u64 i = ((u64)blockIdx.x * 128 + threadIdx.x) * 8;
+    float eight[8] = {};
+    // Blocks are whole: so are their eights.
+    bool real = i < numbers;
+    if (real) read_eight(eight, x + i, 8, true);
+    round_eight(eight, real, i, kind, RoundedRows(out, numbers));
 }
 EXPORT(round_rows)
 

@@ -301,7 +301,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     auto arguments = emulator::arguments_of(name.c_str());
     for (int i = 0; i < arguments.count; i++) slots.push_back(*(unsigned long long *)args[i]);
     // A norm that adds nothing leaves its rows as they are.
-    if (name == "norm" && !slots[1]) arguments.written &= ~1ull;
+    if (name == "rms_norm" && !slots[1]) arguments.written &= ~1ull;
     Stream *line = stream_of(stream);
     auto run = [=]() mutable {
         order::step(line->line);

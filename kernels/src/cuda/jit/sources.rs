@@ -26,10 +26,11 @@ pub(crate) const FILES: [File; 7] =
     [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 3] = [
+pub(crate) const HEADERS: [(&str, &str); 4] = [
     ("common.cuh", include_str!("../device/common.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
+    ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
 
 /// How they are compiled, whatever for; `scripts/cuda_kernels.py` says the same.

@@ -138,7 +138,7 @@ impl Layer {
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
-        let (kind, heads) = (self.output.kind(rows), &self.inputs.outputs);
+        let (kind, heads) = (self.output.kind(rows).unrounded(), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
         self.attend(ops, step, inputs, pages, Rows { at: mixed.own, kind })?;
@@ -148,7 +148,7 @@ impl Layer {
     /// Columns of what attention adds.
     pub fn output(&self, place: Place<'_>) -> Result<Columns, GpuError> {
         let Place { ops, work, step, width, .. } = place;
-        let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows) };
+        let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
         product(&self.output, ops, mixed, step.rows, width, work)
     }
 
@@ -160,16 +160,22 @@ impl Layer {
         let normed = Rows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
         ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
-        let (kind, outputs) = (self.down.kind(rows), &self.gate_up.outputs);
+        let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
         ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, Rows { at: gated.own, kind })?;
         Ok(gated)
     }
 
+    /// How the MLP's gated half is written: rounded already where it is whole, since blocks may not be cut by GPUs.
+    fn gated_kind(&self, rows: usize) -> Kind {
+        let (kind, outputs) = (self.down.kind(rows), &self.gate_up.outputs);
+        if outputs.mine.len() == outputs.all { kind } else { kind.unrounded() }
+    }
+
     /// Columns of what the MLP adds.
     pub fn down(&self, place: Place<'_>) -> Result<Columns, GpuError> {
         let Place { ops, work, step, width, .. } = place;
-        let gated = Rows { at: work.mixed.at(), kind: self.down.kind(step.rows) };
+        let gated = Rows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
         product(&self.down, ops, gated, step.rows, width, work)
     }
 

@@ -166,7 +166,7 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
         for name in ["llama-gqa", "gemma2-caps", "qwen3-norms"] {
             prove(name, None).unwrap();
         }
-        let kernels = ["norm", "gate", "choose", "embed"];
+        let kernels = ["rms_norm", "gate", "choose", "embed"];
         for kernel in kernels {
             let refused = prove("llama-gqa", Some(kernel)).unwrap_err();
             let told = matches!(refused, ProofError::Differs { .. } | ProofError::Choice { .. });

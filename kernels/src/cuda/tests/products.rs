@@ -97,7 +97,7 @@ fn check(machine: &Arc<dyn Machine>, case: &Case, rows: usize, draw: &mut Draw) 
     // Sums in single precision; rows of many are rounded to 16 bits, and quantised weights to half precision.
     let tolerance = match kind_for(form, rows) {
         Kind::F32 if widened => 6e-4,
-        Kind::F32 => 2e-6,
+        Kind::F32 | Kind::Rounded32 | Kind::Rounded256 => 2e-6,
         Kind::F16 => 1.5e-3,
         Kind::Bf16 => 5e-3,
     };
