@@ -91,7 +91,7 @@ def one_model(folder, args, pair, path, ends, rows, figures):
     else:
         report = ours(folder, args, path, ends)
         peer = {} if name != "bf16" or args.no_peer or not report else theirs(path, args, ends)
-        figures.append(dict(shape=shape, format=name, report=report, peer=peer))
+        figures.append(dict(shape=shape, format=name, report=report, peer=[dict(step=step, tokens_per_s=speed) for step, speed in peer.items()]))
         rows += table(shape, name, report, peer)
         if args.profile is not None:
             profile(folder, args, path, ends)

@@ -214,8 +214,6 @@ DEVICE u32 token_at(const float *logits, u32 vocab, Cut cut, Shared &shared) {
 DEVICE u32 likeliest(const float *logits, u32 vocab, Shared &shared) {
     float best = -INFINITY;
     u32 at = vocab;
-    // Several are asked for at once: what one takes to come is most of the time.
-#pragma unroll 8
     for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
         float x = logit(logits, i);
         if (x > best || (x == best && i < at)) {
@@ -271,7 +269,6 @@ DEVICE double uniform(u64 seed, u32 position) {
 // What the likeliest token's probability is a part of: the sum of all, relative to it. Before cuts and temperature, as it is reported.
 DEVICE double total(const float *logits, u32 vocab, float best, Shared &shared) {
     float sum = 0.f;
-#pragma unroll 8
     for (u32 i = threadIdx.x; i < vocab; i += THREADS) sum += expf(logit(logits, i) - best);
     return sum_over_block((double)sum, shared);
 }

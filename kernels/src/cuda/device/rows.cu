@@ -35,6 +35,7 @@ DEVICE void write_eight(const float (&x)[8], float *to, u32 count, bool whole) {
 // Writes eight numbers as `kind` has them; `at` is the number of the first among all `numbers`. All lanes call this.
 DEVICE void store_eight(u32 kind, void *to, u64 numbers, u64 at, const float (&x)[8], u32 count, bool whole) {
     if (kind >= ROUNDED_32) return round_eight(x, count > 0, at, kind, RoundedRows(to, numbers));
+    if (count == 0) return;
     if (kind == F32) {
         write_eight(x, (float *)to + at, count, whole);
     } else if (whole) {
