@@ -1,5 +1,5 @@
-//! Arithmetic on NVIDIA GPUs, with nothing but a driver installed. Written without a GPU: kernels compile, and run in an
-//! emulator; none has run on a GPU yet (`docs/design/gpus.md`). A GPU is used only by who opens one.
+//! Arithmetic on NVIDIA GPUs, with nothing but a driver installed. What was measured on one, and what was not,
+//! is in `docs/design/gpus.md`. A GPU is used only by who opens one.
 //!
 //! | file | what it holds |
 //! |---|---|
