@@ -149,7 +149,8 @@ EXPORT(gather)
 KERNEL(128) gate(const float *x, u32 width, u32 activation, void *out, u32 kind) {
     u64 row = blockIdx.x, from = row * 2 * width;
     u32 i = (blockIdx.y * 128 + threadIdx.x) * 8, count = i < width ? min(width - i, 8u) : 0;
-    bool whole = width % 8 == 0;
+    // Of several GPUs each writes its columns where they belong in one row, which may be anywhere in it.
+    bool whole = width % 8 == 0 && ((u64)out & 15) == 0;
     float gates[8] = {}, ups[8] = {}, y[8];
     if (count) {
         read_eight(gates, x + from + i, count, whole);
