@@ -9,6 +9,8 @@
 //! The machine hears its own messages like everybody else's: the node feeds back what it publishes, signed.
 
 mod adoption;
+mod adverts;
+mod ballot;
 mod calls;
 mod check;
 mod config;
@@ -18,6 +20,7 @@ mod lead;
 mod leader_rank;
 mod liveness;
 mod member;
+mod own;
 mod planning;
 mod reload;
 mod view;
@@ -35,21 +38,14 @@ pub use planning::Question;
 use crate::{
     Time,
     control::{
-        adoption::{Adopted, Proposal, Shown},
-        detector::Health,
-        leader_rank::LeaderRanks,
-        member::Audience,
-        planning::Planning,
-        view::Derived,
-        voice::Voice,
+        adoption::Adoption, adverts::Adverts, ballot::Ballot, detector::Health, lead::Turn, leader_rank::LeaderRanks,
+        member::Audience, own::Own, view::Derived, voice::Voice,
     },
 };
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{
-    Advert, Endorsement, Epoch, Gossip, GroupLoad, Load, PeerId, Plan, PlanId, Signed, Term, Verified, limits,
-};
+use tsnode_protocol::{Endorsement, Epoch, Gossip, PeerId, Plan, PlanId, Signed, Term, Verified, limits};
 
 /// A signed endorsement with its meaning.
 type SignedEndorsement = (Endorsement, Signed<Gossip>);
@@ -66,27 +62,10 @@ pub struct Control {
     now: Time,
     /// Boxed, so that finding one of a thousand reads few lines of memory.
     members: BTreeMap<PeerId, Box<Member>>,
-    advert: Option<Arc<Advert>>,
-    load: Load,
-    ready: Vec<GroupLoad>,
-    /// Whom this peer has cut off.
-    cut_off: Vec<PeerId>,
-    /// A client has asked for something.
-    asked: bool,
-    leaving: bool,
-    adopted: Option<Adopted>,
-    proposals: BTreeMap<PlanId, Proposal>,
-    /// A certificate that this peer could not judge yet.
-    shown: Option<Shown>,
-    /// The last (epoch, term) endorsed: only higher ones are.
-    endorsed: Option<(Epoch, Term)>,
-    /// When that was, until a plan takes effect.
-    endorsed_at: Option<Time>,
-    /// The last (epoch, term) that was written down.
-    remembered: Option<(Epoch, Term)>,
-    /// The highest term heard of in each epoch's proposals.
-    heard: BTreeMap<Epoch, Term>,
-    coordinator: Option<PeerId>,
+    own: Own,
+    ballot: Ballot,
+    adoption: Adoption,
+    turn: Turn,
     /// What follows from the members and the plan, until they change.
     derived: Option<Derived>,
     /// What peers drew for their turns, and for listening.
@@ -97,19 +76,12 @@ pub struct Control {
     next_look: Time,
     next_clearing: Time,
     next_heartbeat: Time,
-    next_advert: Option<Time>,
-    /// Adverts are repeated quickly until then: newcomers may miss the first.
-    adverts_until: Time,
-    next_certificate: Time,
+    adverts: Adverts,
     voice: Voice,
     /// When this peer says the roll next, if that is for it to say.
     next_roll: Option<Time>,
-    /// Since when the adopted plan no longer fits.
-    needed_since: Option<Time>,
     /// Last change of who is there.
     changed: Time,
-    proposed_at: Option<Time>,
-    planning: Planning,
 }
 
 impl Control {
@@ -117,24 +89,14 @@ impl Control {
     #[must_use]
     pub fn new(config: ControlConfig, now: Time, unix_now: Duration) -> Self {
         Self {
-            endorsed: config.endorsed,
-            endorsed_at: None,
-            remembered: config.endorsed,
+            ballot: Ballot::new(config.endorsed),
             config,
             unix_start: unix_now.saturating_sub(now),
             now,
             members: BTreeMap::new(),
-            advert: None,
-            load: Load::default(),
-            ready: Vec::new(),
-            cut_off: Vec::new(),
-            asked: false,
-            leaving: false,
-            adopted: None,
-            proposals: BTreeMap::new(),
-            shown: None,
-            heard: BTreeMap::new(),
-            coordinator: None,
+            own: Own::default(),
+            adoption: Adoption::default(),
+            turn: Turn::default(),
             derived: None,
             leader_ranks: Default::default(),
             common_epoch: None,
@@ -142,15 +104,10 @@ impl Control {
             next_look: now,
             next_clearing: now,
             next_heartbeat: now,
-            next_advert: None,
-            adverts_until: now,
-            next_certificate: now,
+            adverts: Adverts::new(now),
             voice: Voice::default(),
             next_roll: None,
-            needed_since: None,
             changed: now,
-            proposed_at: None,
-            planning: Planning::Idle,
         }
     }
 
@@ -186,16 +143,16 @@ impl Control {
             Event::Gossip(message) => self.on_gossip(message, Audience::ToAll, out),
             Event::Heartbeats { from, words } => self.hear_heartbeats(from, words, out),
             Event::Advertise(advert) => {
-                self.advert = Some(Arc::new(advert));
-                self.next_advert = Some(now);
+                self.own.advert = Some(Arc::new(advert));
+                self.adverts.changed(now);
             }
             Event::Load { load, ready } => {
-                self.load = load;
-                self.ready = ready;
+                self.own.load = load;
+                self.own.ready = ready;
             }
             Event::CutOff(mut peers) => {
                 peers.truncate(limits::CUT_OFF);
-                self.cut_off = peers;
+                self.own.cut_off = peers;
             }
             Event::Connected(_) => self.newcomer(),
             Event::Disconnected(peer) => {
@@ -212,11 +169,11 @@ impl Control {
             }
             Event::Planned(draft) => self.planned_this(draft),
             Event::Asked => {
-                self.asked = true;
+                self.own.asked = true;
                 self.next_look = now;
             }
             Event::Leave => {
-                self.leaving = true;
+                self.own.leaving = true;
             }
         }
     }
@@ -224,21 +181,21 @@ impl Control {
     /// When to wake if nothing else happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let speaks = self.advert.as_ref().map(|_| self.next_heartbeat);
-        let answers = self.voice.deadline().filter(|_| self.advert.is_some());
-        [Some(self.next_look), speaks, self.next_advert, answers].into_iter().flatten().min()
+        let speaks = self.own.advert.as_ref().map(|_| self.next_heartbeat);
+        let answers = self.voice.deadline().filter(|_| self.own.advert.is_some());
+        [Some(self.next_look), speaks, self.adverts.deadline(), answers].into_iter().flatten().min()
     }
 
     /// The term of the adopted plan.
     #[must_use]
     pub fn term(&self) -> Term {
-        self.adopted.as_ref().map_or(Term(0), |a| a.plan.term)
+        self.adoption.adopted.as_ref().map_or(Term(0), |a| a.plan.term)
     }
 
     /// Who plans now.
     #[must_use]
     pub fn coordinator(&self) -> Option<PeerId> {
-        self.coordinator
+        self.turn.coordinator
     }
 
     /// This peer.
@@ -250,13 +207,13 @@ impl Control {
     /// The adopted plan.
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
-        self.adopted.as_ref().map(|a| &*a.plan)
+        self.adoption.adopted.as_ref().map(|a| &*a.plan)
     }
 
     /// Its name.
     #[must_use]
     pub fn plan_id(&self) -> Option<PlanId> {
-        self.adopted.as_ref().map(|a| a.id)
+        self.adoption.adopted.as_ref().map(|a| a.id)
     }
 
     fn on_gossip(&mut self, message: Verified<Gossip>, way: Audience, out: &mut Vec<Action>) {
@@ -304,26 +261,18 @@ impl Control {
     }
 
     fn newcomer(&mut self) {
-        self.adverts_until = self.now + Duration::from_secs(4).max(self.advert_spacing() * 2);
-        self.advertise_within(Duration::from_millis(200));
+        self.adverts.newcomer(self.now, self.members.len());
     }
 
     fn advertise_within(&mut self, span: Duration) {
-        let soon = self.now + span.max(self.advert_spacing());
-        self.next_advert = Some(self.next_advert.map_or(soon, |at| at.min(soon)));
-    }
-
-    /// Between two adverts of one peer: everybody hears everybody's, at a rate that does not grow with the swarm.
-    fn advert_spacing(&self) -> Duration {
-        ADVERT_SHARE * u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+        self.adverts.within(span, self.now, self.members.len());
     }
 
     fn speak(&mut self, out: &mut Vec<Action>) {
-        if self.next_advert.is_some_and(|at| at <= self.now)
-            && let Some(advert) = self.advert.clone()
+        if self.adverts.is_due(self.now)
+            && let Some(advert) = self.own.advert.clone()
         {
-            let again = self.now + Duration::from_secs(1).max(self.advert_spacing());
-            self.next_advert = Some(if again <= self.adverts_until { again } else { self.now + self.advert_rest() });
+            self.adverts.said(self.now, self.members.len());
             // What it follows and how it is goes with what it is.
             self.voice.advertised = Some(self.now);
             self.voice.answer(self.now);
@@ -331,16 +280,4 @@ impl Control {
         }
         self.beat(out);
     }
-
-    /// Between adverts when nobody is new: what is heard of them does not grow with the swarm.
-    fn advert_rest(&self) -> Duration {
-        ADVERT_EVERY.max(ADVERT_REST_SHARE * u32::try_from(self.members.len()).unwrap_or(u32::MAX))
-    }
 }
-
-/// Between adverts when nobody is new: whoever missed them all hears them at last.
-const ADVERT_EVERY: Duration = Duration::from_secs(60);
-/// Of the time, what one peer's adverts take up while they are repeated: a hundred adverts a second from all.
-const ADVERT_SHARE: Duration = Duration::from_millis(10);
-/// The same where nobody is new: two adverts a second from all.
-const ADVERT_REST_SHARE: Duration = Duration::from_millis(500);

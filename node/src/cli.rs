@@ -7,13 +7,15 @@ macro_rules! say {
 
 /// Says a line about what is printed, beside it: on standard error, which may be closed.
 macro_rules! note {
-    ($($arg:tt)*) => { crate::exit::note(format_args!($($arg)*)) };
+    ($($arg:tt)*) => { crate::cli::exit::note(format_args!($($arg)*)) };
 }
 
 mod ask;
 mod bench;
 mod chat;
+mod detached;
 mod doctor;
+pub mod exit;
 mod invite;
 mod join;
 mod keys;
@@ -21,6 +23,7 @@ mod layout;
 mod links;
 mod loading;
 mod models;
+mod output;
 mod owner;
 mod plan;
 mod requests;
@@ -31,12 +34,12 @@ mod submit;
 mod testnet;
 
 use crate::{
+    cli::exit::{Exit, Kind},
     config::{
         KNOBS, Machine, Settings,
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
         unknown_variables, usual_file, values,
     },
-    exit::{Exit, Kind},
     plain, telemetry,
     text::sandbox,
 };
@@ -151,7 +154,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "chat" => chat::run(&settings, matches).await,
             "leave" | "pause" | "resume" => owner::ask(verb, &settings, matches).await,
             "keys" => keys::run(&settings, matches),
-            "status" => show::status(&settings, matches).await,
+            "status" => status::show(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
             "requests" => requests::run(&settings, matches).await,

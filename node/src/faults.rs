@@ -1,20 +1,9 @@
 //! What a testnet breaks of a peer's network on purpose. Only a peer started with `--faults` listens to such wishes.
 
-mod noise;
-
-pub use noise::{Noise, make as make_noise};
-
-use crate::{
-    links::Shaping,
-    swarm::{Ban, CommandError, SwarmHandle},
-};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{Advert, BytesPerSecond, PeerId};
+use tsnode_protocol::{Advert, PeerId};
 
 /// Everything that is broken at a peer; nothing by default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,6 +29,20 @@ pub struct Faults {
     pub noise: Option<Noise>,
     /// What stands between it and everybody else.
     pub wall: Wall,
+}
+
+/// What a peer says to everybody that no honest peer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Noise {
+    /// Bytes that are no message.
+    Garbage,
+    /// Far more messages than there is to say.
+    Flood,
+    /// Messages that others have long heard the successors of.
+    Replay,
+    /// Different plans for one term.
+    SecondPlan,
 }
 
 /// What keeps others' packets from a peer.
@@ -100,34 +103,6 @@ impl Faults {
         let so_far = |n: u64| (n as f64 * part) as u64;
         so_far(n + 1) > so_far(n)
     }
-
-    /// Limits on what leaves: those of `usual`, and these.
-    #[must_use]
-    pub fn shape(&self, usual: Shaping) -> Shaping {
-        let bandwidth = self.mbit.map(|mbit| BytesPerSecond(mbit * 1e6 / 8.0)).or(usual.bandwidth);
-        Shaping { bandwidth, latency: usual.latency + Duration::from_secs_f64(self.ms / 1e3), ..usual }
-    }
-}
-
-/// Keeps the control plane's connections cut as wished, until `stop`.
-pub async fn cut(mut faults: watch::Receiver<Faults>, swarm: SwarmHandle, stop: CancellationToken) {
-    let mut cut = BTreeSet::new();
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            changed = faults.changed() => if changed.is_err() { return },
-        }
-        let wanted: BTreeSet<PeerId> = faults.borrow_and_update().cut.keys().copied().collect();
-        let ordered = wanted.difference(&cut).try_for_each(|peer| swarm.ban(*peer, Ban::Fault));
-        let ordered =
-            ordered.and_then(|()| cut.difference(&wanted).try_for_each(|peer| swarm.allow(*peer, Ban::Fault)));
-        match ordered {
-            Ok(()) => cut = wanted,
-            // Orders are few: a task that far behind has other troubles, and the next wish sets it right.
-            Err(CommandError::Busy) => tracing::info!("a fault was not done: the network task is busy"),
-            Err(CommandError::Stopped) => return,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -140,8 +115,6 @@ mod tests {
         let text = format!(r#"{{"cut":{{"{peer}":["127.0.0.1:9"]}},"mbit":8,"corrupt":0.5}}"#);
         let faults: Faults = serde_json::from_str(&text).unwrap();
         assert!(faults.check().is_ok() && faults.cuts("127.0.0.1:9".parse().unwrap()));
-        let shaped = faults.shape(Shaping::default());
-        assert_eq!((shaped.bandwidth, shaped.latency), (Some(BytesPerSecond(1e6)), Duration::ZERO));
         assert!(serde_json::from_str::<Faults>(r#"{"cuts":{}}"#).is_err());
         for wrong in [r#"{"mbit":0}"#, r#"{"ms":-1}"#, r#"{"corrupt":2}"#] {
             assert!(serde_json::from_str::<Faults>(wrong).unwrap().check().is_err(), "{wrong}");

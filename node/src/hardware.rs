@@ -1,7 +1,9 @@
 //! Plan flow 1: what this host lends, measured once and remembered.
 
 mod choice;
+pub mod cores;
 mod gpu;
+pub mod memory;
 mod sets;
 
 pub use choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
@@ -9,7 +11,7 @@ pub use gpu::{GpuUnfit, Wanted, lend as gpus, open_gpus, try_gpus};
 pub use sets::sets;
 
 use crate::{
-    memory::{Need, Size, TooLarge},
+    hardware::memory::{Need, Size, TooLarge},
     store::{Measured, Store},
 };
 use serde::{Deserialize, Serialize};

@@ -14,6 +14,7 @@ mod faults;
 mod fields;
 mod fingerprint;
 mod guests;
+pub mod hosts;
 mod links;
 mod logprobs;
 mod mend;
@@ -48,7 +49,12 @@ pub use metrics::Metrics;
 pub use texts::Texts;
 
 use crate::{
-    doors::Door, embedding::Encoders, faults::Faults, gateway::Gateway, measure::Measurer, owner::Helm, view::SwarmView,
+    control_plane::owner::Helm,
+    data_plane::{doors::Door, measure::Measurer},
+    embedding::Encoders,
+    faults::Faults,
+    gateway::Gateway,
+    view::SwarmView,
 };
 use axum::{
     Router,

@@ -1,6 +1,6 @@
 //! PyTorch pickles become safetensors: read by candle, which runs nothing of them, and written whole or not at all.
 
-use crate::{disk, plain};
+use crate::{plain, store::disk};
 use candle_core::{DType, Tensor, pickle::PthTensors};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};

@@ -2,50 +2,25 @@
 //!
 //! Decisions are made in `tsnode-coordinator`; this crate carries them out.
 
-pub mod carrier;
 pub mod cli;
 pub mod config;
-pub mod cores;
-pub mod disk;
-pub mod doors;
-pub mod driver;
+pub mod control_plane;
+pub mod data_plane;
 pub mod embedding;
-pub mod exit;
 pub mod faults;
 pub mod gateway;
 pub mod hardware;
-pub mod heartbeats;
 pub mod http;
 pub mod hub;
-pub mod identity;
 pub mod import;
-pub mod invites;
-pub mod keys;
-pub mod ledger;
-pub mod library;
-pub mod links;
-pub mod listening;
-pub mod local;
-pub mod measure;
-pub mod memory;
-pub mod models;
 pub mod node;
-pub mod offences;
-pub mod owner;
 pub mod plain;
-pub mod planner_thread;
-mod prober;
 pub mod response_log;
-pub mod roster;
-pub mod sealed;
-pub mod serving;
-pub mod sites;
 pub mod store;
-pub mod swarm;
 pub mod telemetry;
 pub mod text;
-mod twins;
 pub mod view;
+pub mod worker;
 
 /// Random bytes of the operating system.
 ///

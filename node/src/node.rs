@@ -4,43 +4,48 @@ mod devices;
 mod lent;
 mod setup;
 
-pub use crate::store::INVITE_FILE;
 pub use lent::{open_draft, open_named};
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
-    carrier, cores,
-    doors::{self, Doors},
-    driver::{Driver, Reasons},
-    embedding::{self, Asker, Encoders, Lenders},
-    faults::{self, Faults},
-    gateway::{Drive, Gateway, Submission},
-    heartbeats::{HeartbeatSender, Inbox},
-    http::{self, ApiState, Controls, Gatekeeper, Texts},
-    identity::{Identity, KEY_FILE},
-    invites::{self, Invites},
-    keys::KeyRing,
-    library,
-    links::{Gone, Incoming, Links, LinksConfig},
-    listening,
-    local::{LocalToken, TOKEN_FILE},
-    measure::{self, Measurer},
-    models::{FilesQuery, ModelLibrary},
-    offences::OffenceReporter,
-    owner::Owner,
-    planner_thread::PlannerThread,
-    prober,
-    response_log::ResponseLog,
-    roster::Roster,
-    serving::{
-        compute::Compute,
-        worker::{Host, HostSetup},
+    control_plane::{
+        driver::{Driver, Reasons},
+        faults::{cut, make_noise},
+        heartbeat_sender::HeartbeatSender,
+        owner::Owner,
+        planner_thread::PlannerThread,
+        swarm::{self, ProcessId, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
+        twins,
     },
-    store::{self, Belonging, Store, StoreError},
-    swarm::{self, ProcessId, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
+    data_plane::{
+        carrier,
+        doors::{self, Doors},
+        heartbeats::Inbox,
+        library,
+        links::{Gone, Incoming, Links, LinksConfig},
+        listening,
+        measure::{self, Measurer},
+        models::{FilesQuery, ModelLibrary},
+        offences::OffenceReporter,
+        prober,
+        roster::Roster,
+    },
+    embedding::{self, Asker, Encoders, Lenders},
+    faults::Faults,
+    gateway::{Drive, Gateway, Submission},
+    hardware::cores,
+    http::{self, ApiState, Controls, Gatekeeper, Texts},
+    response_log::ResponseLog,
+    store::{
+        self, Belonging, HTTP_FILE, Store, StoreError,
+        identity::{Identity, KEY_FILE},
+        invites::{self, Invites},
+        keys::KeyRing,
+        local::{LocalToken, TOKEN_FILE},
+    },
     text::Templates,
-    twins,
     view::{Readiness, SwarmView, Trouble},
+    worker::{Host, HostSetup, compute::Compute},
 };
 use libp2p::Multiaddr;
 use std::collections::BTreeSet;
@@ -65,8 +70,6 @@ use tsnode_coordinator::{
 use tsnode_kernels::engine::Engine;
 use tsnode_protocol::{Advert, Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, Traffic, proof::Membership};
 
-/// File in the data folder that says where HTTP listens, while the peer runs.
-pub const HTTP_FILE: &str = "http.addr";
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
 /// How long it then waits for clients' last bytes; streams that do not end by then are cut with the process.
@@ -125,14 +128,14 @@ pub async fn run(
 
     let Ground { tasks, ends, .. } = &ground;
     if let Some(broken) = &broken {
-        tasks.spawn(faults::cut(broken.clone(), planes.swarm.clone(), ends.clone()));
+        tasks.spawn(cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let asker = Asker::new(ground.identity.peer_id(), links.clone(), roster.clone(), lenders.clone());
     tasks.spawn(embedding::run(asker, front.encodings, tasks.clone(), ends.clone()));
     let (routes, view) = watch::channel(View::default());
     if let Some(broken) = &broken {
-        tasks.spawn(faults::make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
+        tasks.spawn(make_noise(broken.clone(), planes.swarm.clone(), view.clone(), ends.clone()));
     }
     let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());

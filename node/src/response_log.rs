@@ -5,8 +5,10 @@ mod book;
 mod disk;
 
 use crate::{
-    links::{LinkError, Links, Stream},
-    roster::Roster,
+    data_plane::{
+        links::{LinkError, Links, Stream},
+        roster::Roster,
+    },
     store::{Store, StoreError},
 };
 use book::{Book, Key, Life};

@@ -5,19 +5,28 @@
 //! is remembered instead, until its owner says where it belongs.
 
 mod copy;
+pub mod disk;
+pub mod folders;
+pub mod identity;
+pub mod invites;
+pub mod keys;
+pub mod ledger;
+pub mod local;
+pub mod sealed;
 mod traces;
 
-pub use traces::{INVITE_FILE, invited_to, own_invite};
+pub use traces::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 
 use self::{
     copy::{Copied, EDITION, Notes as Known, StateCopy, edition, is_copied, reconciled},
     traces::Trace,
 };
 use crate::{
-    disk,
-    identity::KEY_FILE,
-    ledger::{Found, Ledger, LedgerError, advice},
     plain,
+    store::{
+        identity::KEY_FILE,
+        ledger::{Found, Ledger, LedgerError, advice},
+    },
 };
 use std::fmt;
 use std::fs::{self, File};

@@ -4,6 +4,7 @@ mod answer;
 mod answers;
 mod bytes;
 mod chat;
+mod clock;
 mod defaults;
 mod detokenise;
 mod fewest;

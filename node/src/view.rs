@@ -1,6 +1,6 @@
 //! The swarm as this peer sees it now: one snapshot, replaced whole, read by HTTP and the command line.
 
-use crate::offences::SpotChecked;
+use crate::data_plane::offences::SpotChecked;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;

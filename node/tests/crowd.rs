@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
-use tsnode::doors;
+use tsnode::data_plane::doors;
 use tsnode_testnet::{PeerConfig, Swarm};
 
 /// Files that a peer may have open.

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tsnode::{identity::Identity, invites, keys, store::Store};
+use tsnode::store::{Store, identity::Identity, invites, keys};
 use tsnode_protocol::{
     Epoch, PeerId, RequestId, Secret, SwarmId, Term, codec, ledger,
     response_log::{Fingerprint, Record, ResponseLogHead},

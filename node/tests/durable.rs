@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tsnode::{identity::Identity, store::Store};
+use tsnode::store::{Store, identity::Identity};
 use tsnode_protocol::{
     Epoch, KvCodec, PeerId, RequestId, Sampled, Term, Token, codec, ledger,
     response_log::{Fingerprint, Record, ResponseLogHead, ResponseLogPart},

@@ -12,7 +12,13 @@ use mutate::Mutator;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use tsnode::{config::Settings, invites, keys, models, store, text};
+use tsnode::{
+    config::Settings,
+    data_plane::models,
+    store,
+    store::{invites, keys},
+    text,
+};
 use tsnode_kernels::source::ModelSource;
 
 /// Inputs of each kind.

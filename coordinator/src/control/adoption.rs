@@ -19,10 +19,19 @@ const EPOCHS_AHEAD: u64 = 1;
 pub(super) const FAR_EPOCHS: u64 = 12;
 /// After so many turns without a plan that is needed, any epoch will do that is not far.
 const STUCK: u32 = 4;
-/// Epochs whose terms are remembered: all that are not far.
-const EPOCHS_HEARD: usize = 32;
 /// Terms a plan may be ahead of the last one heard of: nobody can use them all up.
 pub(super) const TERMS_AHEAD: u32 = 1024;
+
+/// Plans heard of, and the one in force.
+#[derive(Debug, Default)]
+pub(super) struct Adoption {
+    pub adopted: Option<Adopted>,
+    proposals: BTreeMap<PlanId, Proposal>,
+    /// A certificate that this peer could not judge yet.
+    shown: Option<Shown>,
+    /// When the certificate of the plan in force may be shown again.
+    next_certificate: Time,
+}
 
 /// The plan in force, and the proof that it is.
 #[derive(Clone, Debug)]
@@ -46,7 +55,7 @@ impl Adopted {
 
 /// A plan heard of, and who has endorsed it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Proposal {
+struct Proposal {
     /// Endorsements may come before the plan.
     plan: Option<Proposed>,
     endorsements: BTreeMap<PeerId, SignedEndorsement>,
@@ -65,7 +74,7 @@ struct Proposed {
 
 /// A certificate that proves a plan, taken apart.
 #[derive(Clone, Debug)]
-pub(super) struct Shown {
+struct Shown {
     proposed: Proposed,
     endorsements: BTreeMap<PeerId, SignedEndorsement>,
     certificate: Arc<Certificate>,
@@ -78,7 +87,7 @@ impl Control {
         if self.is_far(at) {
             return out.push(Action::Reject { peer: by, reason: Reject::WrongEpoch });
         }
-        self.heard_of(at);
+        self.ballot.heard_of(at);
         if !self.is_newer(at) {
             return;
         }
@@ -103,7 +112,7 @@ impl Control {
         proof: Signed<Gossip>,
         out: &mut Vec<Action>,
     ) {
-        if let Some(adopted) = self.adopted.as_mut().filter(|a| a.id == endorsement.plan) {
+        if let Some(adopted) = self.adoption.adopted.as_mut().filter(|a| a.id == endorsement.plan) {
             return adopted.add(signer, endorsement, proof);
         }
         if !self.is_newer((endorsement.epoch, endorsement.term)) {
@@ -119,10 +128,11 @@ impl Control {
     }
 
     pub(super) fn hear_certificate(&mut self, signer: PeerId, certificate: Arc<Certificate>, out: &mut Vec<Action>) {
-        if self.adopted.as_ref().is_some_and(|a| a.certificate.plan == certificate.plan) {
+        if self.adoption.adopted.as_ref().is_some_and(|a| a.certificate.plan == certificate.plan) {
             return;
         }
-        let known = self.proposals.values().find(|p| p.plan.as_ref().is_some_and(|p| p.proof == certificate.plan));
+        let known =
+            self.adoption.proposals.values().find(|p| p.plan.as_ref().is_some_and(|p| p.proof == certificate.plan));
         let mut reject = |reason| out.push(Action::Reject { peer: signer, reason });
         let Some(proposed) = self.read(&certificate, known) else {
             return reject(Reject::BadCertificate);
@@ -160,13 +170,13 @@ impl Control {
             self.join_in(shown, out);
         } else {
             // Who has just come has not heard yet what others are and follow: that takes less time than the next certificate.
-            self.shown = Some(shown);
+            self.adoption.shown = Some(shown);
         }
     }
 
     /// Looks again at a certificate that came before what it is to be judged by.
     pub(super) fn retry_certificate(&mut self, out: &mut Vec<Action>) {
-        if let Some(shown) = self.shown.take().filter(|s| self.now < s.heard + CATCH_UP) {
+        if let Some(shown) = self.adoption.shown.take().filter(|s| self.now < s.heard + CATCH_UP) {
             self.follow(shown, out);
         }
     }
@@ -176,7 +186,8 @@ impl Control {
         let (me, id) = (self.config.me, plan.id());
         // An old certificate that somebody shows again says nothing of what stands.
         let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
-        let votes_elsewhere = self.endorsed_at.is_some_and(|at| self.to_come(at + self.config.patience / 2).is_some());
+        let votes_elsewhere =
+            self.ballot.waits_until(self.config.patience / 2).is_some_and(|at| self.to_come(at).is_some());
         stands && !votes_elsewhere && check::feasible(&plan.groups, &self.planned_members()).is_ok()
     }
 
@@ -192,7 +203,7 @@ impl Control {
         for (peer, endorsement) in endorsements {
             proposal.endorsements.entry(peer).or_insert(endorsement);
         }
-        if self.endorsed.is_none_or(|last| at > last) {
+        if self.ballot.is_free(at) {
             self.endorse(at, id, out);
         }
         self.adopt_if_endorsed(id, out);
@@ -239,36 +250,27 @@ impl Control {
         Some(endorsements)
     }
 
-    /// A plan of that epoch and term is on its way: the next one is above it.
-    fn heard_of(&mut self, (epoch, term): (Epoch, Term)) {
-        let last = self.heard.entry(epoch).or_insert(term);
-        *last = term.max(*last);
-        if self.heard.len() > EPOCHS_HEARD {
-            self.heard.pop_first();
-        }
-    }
-
     fn is_newer(&self, at: (Epoch, Term)) -> bool {
-        self.adopted.is_none() || at > self.followed()
+        self.adoption.adopted.is_none() || at > self.followed()
     }
 
     /// The proposal of that name; a new one may push out the one that has waited longest.
     fn proposal(&mut self, id: PlanId) -> &mut Proposal {
-        if !self.proposals.contains_key(&id)
-            && self.proposals.len() >= PROPOSALS
-            && let Some(oldest) = self.proposals.iter().min_by_key(|(_, p)| p.heard).map(|(id, _)| *id)
+        if !self.adoption.proposals.contains_key(&id)
+            && self.adoption.proposals.len() >= PROPOSALS
+            && let Some(oldest) = self.adoption.proposals.iter().min_by_key(|(_, p)| p.heard).map(|(id, _)| *id)
         {
-            self.proposals.remove(&oldest);
+            self.adoption.proposals.remove(&oldest);
         }
-        self.proposals.entry(id).or_default()
+        self.adoption.proposals.entry(id).or_default()
     }
 
     /// Endorses a proposal, refuses it, or leaves it for later.
     fn judge(&mut self, id: PlanId, out: &mut Vec<Action>) {
-        let Some(proposal) = self.proposals.get(&id).filter(|p| !p.judged) else { return };
+        let Some(proposal) = self.adoption.proposals.get(&id).filter(|p| !p.judged) else { return };
         let Some(Proposed { plan, by, .. }) = &proposal.plan else { return };
         // Another one was endorsed just now: it may have its chance before votes are split.
-        if let Some(free) = self.endorsed_at.and_then(|at| self.to_come(at + self.config.patience / 2)) {
+        if let Some(free) = self.ballot.waits_until(self.config.patience / 2).and_then(|at| self.to_come(at)) {
             self.next_look = self.next_look.min(free);
             return;
         }
@@ -289,9 +291,8 @@ impl Control {
 
     /// Endorses a plan, if this peer lends anything.
     fn endorse(&mut self, (epoch, term): (Epoch, Term), plan: PlanId, out: &mut Vec<Action>) {
-        if self.lends() && !self.leaving {
-            self.endorsed = Some((epoch, term));
-            self.endorsed_at = Some(self.now);
+        if self.own.lends() && !self.own.leaving {
+            self.ballot.endorse(self.now, (epoch, term));
             self.remember((epoch, term), out);
             out.push(Action::Publish(Gossip::Endorsement(Endorsement { epoch, term, plan })));
         }
@@ -299,8 +300,7 @@ impl Control {
 
     /// An (epoch, term) is used up, also for this peer's next life.
     pub(super) fn remember(&mut self, at: (Epoch, Term), out: &mut Vec<Action>) {
-        if self.remembered.is_none_or(|last| at > last) {
-            self.remembered = Some(at);
+        if self.ballot.remember(at) {
             out.push(Action::Remember(at.0, at.1));
         }
     }
@@ -311,13 +311,13 @@ impl Control {
     }
 
     fn verdict(&mut self, plan: &Plan, by: PeerId) -> Result<(), Reject> {
-        if self.endorsed.is_some_and(|last| (plan.epoch, plan.term) <= last) {
+        if !self.ballot.is_free((plan.epoch, plan.term)) {
             return Err(Reject::Late);
         }
         self.is_its_turn(plan, by)?;
         let members = self.planned_members();
         check::feasible(&plan.groups, &members).map_err(Reject::Infeasible)?;
-        let present = self.adopted.as_ref().filter(|a| check::feasible(&a.plan.groups, &members).is_ok());
+        let present = self.adoption.adopted.as_ref().filter(|a| check::feasible(&a.plan.groups, &members).is_ok());
         if let Some(present) = present {
             let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
             let (new, old) = (worth(plan), worth(&present.plan));
@@ -334,9 +334,9 @@ impl Control {
         let others = self.members().filter(|(peer, m)| **peer != by && m.heartbeat.plan.is_some());
         let latest = others.map(|(_, m)| m.heartbeat.epoch).max().unwrap_or_default();
         // What it has endorsed in before is no news to a peer.
-        let latest = latest.max(self.endorsed.map_or(Epoch(0), |e| e.0));
+        let latest = latest.max(self.ballot.epoch());
         // Some may have endorsed in an epoch that others' clocks never were in: better a late epoch than no plan.
-        let stuck = self.needed_since.is_some_and(|since| self.now > since + self.config.patience * STUCK);
+        let stuck = self.turn.needed_since.is_some_and(|since| self.now > since + self.config.patience * STUCK);
         if epoch.0 > self.epoch().0.saturating_add(EPOCHS_AHEAD) && epoch > latest && !stuck {
             return Err(Reject::WrongEpoch);
         }
@@ -351,7 +351,7 @@ impl Control {
             false => place(&self.ranks((epoch, last), &mut LeaderRanks::default())),
         };
         let rank = rank.ok_or(Reject::NotCoordinator)? as u32;
-        let turn = self.needed_since.map(|since| since + self.config.patience * rank);
+        let turn = self.turn.needed_since.map(|since| since + self.config.patience * rank);
         let slack = self.config.patience / 2;
         if rank > 0 && turn.is_none_or(|at| self.now + slack < at) {
             return Err(Reject::NotCoordinator);
@@ -361,13 +361,13 @@ impl Control {
 
     /// Looks again at proposals that did not fit the view when they came.
     pub(super) fn retry_proposals(&mut self, out: &mut Vec<Action>) {
-        let open: Vec<PlanId> = self.proposals.iter().filter(|(_, p)| !p.judged).map(|(id, _)| *id).collect();
+        let open: Vec<PlanId> = self.adoption.proposals.iter().filter(|(_, p)| !p.judged).map(|(id, _)| *id).collect();
         for id in open {
             self.judge(id, out);
         }
         // Endorsements may suffice now that some of the living are not any more.
         let complete: Vec<PlanId> =
-            self.proposals.iter().filter(|(_, p)| p.plan.is_some()).map(|(id, _)| *id).collect();
+            self.adoption.proposals.iter().filter(|(_, p)| p.plan.is_some()).map(|(id, _)| *id).collect();
         for id in complete {
             self.adopt_if_endorsed(id, out);
         }
@@ -376,11 +376,11 @@ impl Control {
     fn adopt_if_endorsed(&mut self, id: PlanId, out: &mut Vec<Action>) {
         // Counting comes before comparing: a large swarm's endorsements come one by one.
         let enough = |p: &&Proposal| p.plan.as_ref().is_some_and(|p2| 2 * p.endorsements.len() > p2.named.len());
-        if self.proposals.get(&id).filter(enough).is_none() {
+        if self.adoption.proposals.get(&id).filter(enough).is_none() {
             return;
         }
         self.derive();
-        let (Some(proposal), Some(derived)) = (self.proposals.get(&id), &self.derived) else { return };
+        let (Some(proposal), Some(derived)) = (self.adoption.proposals.get(&id), &self.derived) else { return };
         let Some(Proposed { plan, named, proof, by }) = &proposal.plan else { return };
         let fits = |e: &Endorsement| (e.epoch, e.term) == (plan.epoch, plan.term);
         if 2 * proposal.endorsements.len() <= derived.electorate.len() || !self.is_newer((plan.epoch, plan.term)) {
@@ -409,16 +409,16 @@ impl Control {
         out: &mut Vec<Action>,
     ) {
         let at = (plan.epoch, plan.term);
-        self.heard_of(at);
+        self.ballot.heard_of(at);
         let astray: Vec<PeerId> = self.members().filter(|(_, m)| self.is_astray(m)).map(|(peer, _)| *peer).collect();
         for peer in astray {
             self.members.entry(peer).and_modify(|m| m.disputes += 1);
         }
-        self.adopted = Some(Adopted { id: plan.id(), peers, plan: plan.clone(), certificate, endorsers });
-        self.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|p| (p.plan.epoch, p.plan.term) > at));
-        self.needed_since = None;
-        self.proposed_at = None;
-        self.endorsed_at = None;
+        self.adoption.adopted = Some(Adopted { id: plan.id(), peers, plan: plan.clone(), certificate, endorsers });
+        self.adoption.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|p| (p.plan.epoch, p.plan.term) > at));
+        self.turn.needed_since = None;
+        self.turn.proposed_at = None;
+        self.ballot.settle();
         self.view_changed();
         // What a plan changed must show before it is judged again.
         self.changed = self.now;
@@ -440,8 +440,8 @@ impl Control {
     }
 
     fn show_certificate(&mut self, to: impl Fn(&Member) -> bool, out: &mut Vec<Action>) {
-        let Some(adopted) = &self.adopted else { return };
-        if self.now < self.next_certificate {
+        let Some(adopted) = &self.adoption.adopted else { return };
+        if self.now < self.adoption.next_certificate {
             return;
         }
         let me = self.config.me;
@@ -453,7 +453,7 @@ impl Control {
         let ranks = self.derived.as_ref().map_or(&[][..], |d| &d.ranks);
         if ranks.iter().find(follows) == Some(&me) {
             out.push(Action::Publish(Gossip::Certificate(adopted.certificate.clone())));
-            self.next_certificate = self.now + CERTIFICATE_EVERY;
+            self.adoption.next_certificate = self.now + CERTIFICATE_EVERY;
         }
     }
 }

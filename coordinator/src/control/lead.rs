@@ -3,10 +3,11 @@
 use super::{
     Action, Control, Member,
     adoption::{FAR_EPOCHS, TERMS_AHEAD},
+    planning::Planning,
 };
 use crate::{Time, planner::Draft};
 use std::time::Duration;
-use tsnode_protocol::{Epoch, Gossip, Plan, Term};
+use tsnode_protocol::{Epoch, Gossip, PeerId, Plan, Term};
 
 /// So many times as long a peer waits that is alone and has no plan.
 const ALONE: u32 = 3;
@@ -22,13 +23,24 @@ fn whose(turn: usize, ranks: usize) -> usize {
     (2 * round + place) % ranks.max(1)
 }
 
+/// Who plans, and how far this peer is with a plan of its own.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// The first of ranks.
+    pub coordinator: Option<PeerId>,
+    /// Since when the adopted plan no longer fits.
+    pub needed_since: Option<Time>,
+    pub proposed_at: Option<Time>,
+    pub planning: Planning,
+}
+
 impl Control {
     /// Finds out whose turn it is; proposes if it is this peer's and a plan is needed.
     pub(super) fn lead(&mut self, out: &mut Vec<Action>) {
         self.count_epochs();
         let first = self.derive().ranks.first().copied();
-        if first != self.coordinator {
-            self.coordinator = first;
+        if first != self.turn.coordinator {
+            self.turn.coordinator = first;
             out.push(Action::CoordinatorChanged { coordinator: first, term: self.term() });
         }
         self.retry_certificate(out);
@@ -39,29 +51,29 @@ impl Control {
             self.next_look = self.next_look.min(quiet);
             return;
         }
-        if self.advert.is_none() || self.awaits_adverts() {
+        if self.own.advert.is_none() || self.awaits_adverts() {
             return;
         }
         let disputed = self.is_disputed();
-        let settled = self.planning.is_settled();
+        let settled = self.turn.planning.is_settled();
         let pressing = disputed || (!settled && self.derive().pressing);
         if !pressing && (settled || first != Some(self.config.me)) {
-            self.needed_since = None;
-            self.proposed_at = None;
+            self.turn.needed_since = None;
+            self.turn.proposed_at = None;
             return self.convince(out);
         }
         if pressing {
             // Who never plans judges others' turns all the same.
-            self.needed_since.get_or_insert(self.now);
+            self.turn.needed_since.get_or_insert(self.now);
         }
         // Searching is work: only whose turn it is does it, and may propose what it finds though its turn is over then.
-        let due = self.planning.is_due();
+        let due = self.turn.planning.is_due();
         if !self.may_propose() || !(due || self.is_my_turn(pressing)) || self.others_have_a_chance() {
             return;
         }
         match self.draft(disputed, out) {
             Some(draft) => {
-                self.proposed_at = Some(self.now);
+                self.turn.proposed_at = Some(self.now);
                 let plan = self.number(draft, disputed);
                 // What it proposed it must not propose again in another form, should it start anew.
                 self.remember((plan.epoch, plan.term), out);
@@ -73,7 +85,7 @@ impl Control {
 
     fn may_propose(&mut self) -> bool {
         let me = self.config.me;
-        !self.leaving && self.derive().ranks.contains(&me)
+        !self.own.leaving && self.derive().ranks.contains(&me)
     }
 
     fn is_my_turn(&mut self, pressing: bool) -> bool {
@@ -81,7 +93,7 @@ impl Control {
         if !pressing {
             return true;
         }
-        let since = self.needed_since.unwrap_or(now);
+        let since = self.turn.needed_since.unwrap_or(now);
         let turn = ((now - since).as_millis() / patience.as_millis().max(1)) as usize;
         let ranks = &self.derive().ranks;
         let mine = ranks.get(whose(turn, ranks.len())) == Some(&me);
@@ -94,16 +106,17 @@ impl Control {
 
     /// A proposal that was endorsed here, or made here, has its chance first.
     fn others_have_a_chance(&self) -> bool {
-        let waits = |at: Option<Time>| at.is_some_and(|at| self.now < at + self.config.patience);
-        waits(self.proposed_at) || waits(self.endorsed_at)
+        let waits = |until: Option<Time>| until.is_some_and(|until| self.now < until);
+        waits(self.turn.proposed_at.map(|at| at + self.config.patience))
+            || waits(self.ballot.waits_until(self.config.patience))
     }
 
     /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
     /// one of two in its term, and seconds go by until that is settled. A client who asks meanwhile is not kept waiting,
     /// least of all where no company is known of.
     fn settle(&self) -> Duration {
-        let alone = self.lends() && self.adopted.is_none() && self.members().count() < 2;
-        match (alone, self.asked) {
+        let alone = self.own.lends() && self.adoption.adopted.is_none() && self.members().count() < 2;
+        match (alone, self.own.asked) {
             (true, true) if !self.config.company => Duration::ZERO,
             (true, false) => self.config.settle * ALONE,
             _ => self.config.settle,
@@ -124,12 +137,12 @@ impl Control {
 
     /// Epoch and term of the adopted plan.
     pub(super) fn followed(&self) -> (Epoch, Term) {
-        self.adopted.as_ref().map_or((Epoch(0), Term(0)), |a| (a.plan.epoch, a.plan.term))
+        self.adoption.adopted.as_ref().map_or((Epoch(0), Term(0)), |a| (a.plan.epoch, a.plan.term))
     }
 
     /// An epoch that no honest clock can be in, or a term that so few plans cannot have used up.
     pub(super) fn is_far(&self, (epoch, term): (Epoch, Term)) -> bool {
-        let last = self.heard.get(&epoch).map_or(0, |t| t.0);
+        let last = self.ballot.heard_in(epoch).map_or(0, |t| t.0);
         epoch.0 > self.clock_epoch().max(self.epoch()).0.saturating_add(FAR_EPOCHS)
             || term.0 > last.saturating_add(TERMS_AHEAD)
     }
@@ -138,9 +151,10 @@ impl Control {
     fn number(&self, draft: Draft, disputed: bool) -> Plan {
         let astray = self.members().filter(|(_, m)| disputed && self.is_astray(m));
         let theirs = astray.map(|(_, m)| (m.heartbeat.epoch, m.heartbeat.term)).max();
-        let last = [Some(self.followed()), self.remembered, theirs].into_iter().flatten().max().unwrap_or_default();
+        let last =
+            [Some(self.followed()), self.ballot.remembered(), theirs].into_iter().flatten().max().unwrap_or_default();
         let epoch = self.epoch().max(last.0);
-        let used = [(last.0 == epoch).then_some(last.1), self.heard.get(&epoch).copied()];
+        let used = [(last.0 == epoch).then_some(last.1), self.ballot.heard_in(epoch)];
         let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
         Plan { epoch, term, parent: self.plan_id(), groups: draft.groups, routes: draft.routes, reason: draft.reason }
     }

@@ -97,7 +97,7 @@ impl Planning {
 impl Control {
     /// What there is to propose. Asks the planner where that is not known.
     pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<Draft> {
-        match &mut self.planning {
+        match &mut self.turn.planning {
             Planning::Asked(_) => return None,
             Planning::Found { draft: None, disputed: false, .. } if disputed => {}
             Planning::Found { draft, due, .. } => {
@@ -107,7 +107,7 @@ impl Control {
             Planning::Idle => {}
         }
         let question = Arc::new(self.question(disputed));
-        self.planning = Planning::Asked(question.clone());
+        self.turn.planning = Planning::Asked(question.clone());
         out.push(Action::AskPlanner(question));
         None
     }
@@ -116,7 +116,7 @@ impl Control {
         let planned = self.planned().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?)));
         Question {
             members: planned.collect(),
-            standing: self.adopted.as_ref().map(|a| a.plan.clone()),
+            standing: self.adoption.adopted.as_ref().map(|a| a.plan.clone()),
             wish: self.config.wish.clone(),
             margin: self.config.margin,
             horizon: self.config.horizon,
@@ -126,10 +126,10 @@ impl Control {
 
     /// The planner's answer. The swarm may be another by now.
     pub(super) fn planned_this(&mut self, draft: Option<Draft>) {
-        let Planning::Asked(question) = std::mem::take(&mut self.planning) else { return };
+        let Planning::Asked(question) = std::mem::take(&mut self.turn.planning) else { return };
         self.next_look = self.now;
         if self.still_answers(&question, draft.as_ref()) {
-            self.planning = Planning::Found { draft, disputed: question.disputed, due: true };
+            self.turn.planning = Planning::Found { draft, disputed: question.disputed, due: true };
         }
     }
 
@@ -142,7 +142,7 @@ impl Control {
         let members = self.planned_members();
         let same_devices = question.is_of(&members);
         let feasible = |groups: &[_]| -> Result<(), Infeasible> { check::feasible(groups, &members) };
-        let stands = self.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
+        let stands = self.adoption.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
         match draft {
             Some(draft) => feasible(&draft.groups).is_ok() && (same_devices || !stands),
             None => same_devices && stands == question.standing.is_some(),

@@ -113,7 +113,7 @@ impl Control {
 
     /// What it is this peer looks at has changed; what follows from it is found out when it is asked for.
     pub(super) fn view_changed(&mut self) {
-        self.planning.view_changed();
+        self.turn.planning.view_changed();
         self.derived = None;
     }
 
@@ -260,7 +260,7 @@ impl Control {
         let members = self.planned_members();
         let lends = |a: &Advert| !a.devices.is_empty();
         let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
-        let pressing = match &self.adopted {
+        let pressing = match &self.adoption.adopted {
             None => !electorate.is_empty(),
             Some(a) => check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
         };
@@ -318,11 +318,6 @@ impl Control {
     pub(super) fn awaits_adverts(&self) -> bool {
         let new = |m: &Member| m.advert.is_none() && self.now < m.first_heard + ADVERT_PATIENCE;
         self.members.values().any(|m| new(m))
-    }
-
-    /// Whether this peer lends devices.
-    pub(super) fn lends(&self) -> bool {
-        self.advert.as_ref().is_some_and(|a| !a.devices.is_empty())
     }
 
     /// A time that is still to come.

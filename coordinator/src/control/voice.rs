@@ -83,7 +83,7 @@ impl Voice {
 impl Control {
     /// Says what is due to whom it is due.
     pub(super) fn beat(&mut self, out: &mut Vec<Action>) {
-        if self.advert.is_none() {
+        if self.own.advert.is_none() {
             return;
         }
         let (now, due) = (self.now, self.next_heartbeat <= self.now);
@@ -113,10 +113,10 @@ impl Control {
             epoch: self.followed().0,
             term: self.term(),
             plan: self.plan_id(),
-            ready: self.ready.clone(),
-            load: self.load,
-            leaving: self.leaving,
-            cut_off: self.cut_off.clone(),
+            ready: self.own.ready.clone(),
+            load: self.own.load,
+            leaving: self.own.leaving,
+            cut_off: self.own.cut_off.clone(),
         }
     }
 
@@ -127,9 +127,9 @@ impl Control {
             clock: self.clock_epoch(),
             term: self.term(),
             plan: self.plan_id(),
-            leaving: self.leaving,
-            ready: Ready(&self.ready),
-            cut_off: &self.cut_off,
+            leaving: self.own.leaving,
+            ready: Ready(&self.own.ready),
+            cut_off: &self.own.cut_off,
         };
         self.voice.said.as_ref().is_none_or(|(said, _)| news() != said.news())
     }
@@ -137,7 +137,7 @@ impl Control {
     /// Whether gateways should hear how much is to do here: the seldomer the larger the swarm.
     fn load_is_news(&self) -> bool {
         let spacing = LOAD_SHARE * u32::try_from(self.members.len()).unwrap_or(u32::MAX);
-        let now = (&self.load, &self.ready[..]);
+        let now = (&self.own.load, &self.own.ready[..]);
         let is_other = |said: &Heartbeat| !Heartbeat::has_as_much_to_do((&said.load, &said.ready), now);
         let changed = |(said, at): &(Heartbeat, Time)| self.now >= *at + spacing && is_other(said);
         self.voice.said.as_ref().is_some_and(changed)
@@ -147,7 +147,7 @@ impl Control {
     fn is_loud(&self) -> bool {
         let listeners = &self.voice.listeners;
         let knows_nobody = !listeners.iter().any(|l| *l != self.config.me);
-        knows_nobody || self.listens() || self.leaving || self.now < self.voice.loud_until
+        knows_nobody || self.listens() || self.own.leaving || self.now < self.voice.loud_until
     }
 
     /// Whether this peer listens for all, by its own view.

@@ -1,12 +1,11 @@
 //! Asks a running peer over its HTTP interface.
 
-use super::testnet;
+use super::detached;
 use crate::{
+    cli::exit::{Exit, Kind},
     config::{Settings, values},
-    exit::{Exit, Kind},
-    local,
-    node::HTTP_FILE,
     plain,
+    store::{HTTP_FILE, local},
     view::SwarmView,
 };
 use clap::ArgMatches;
@@ -98,7 +97,7 @@ impl Peer {
     /// The answer, if it is one of success.
     pub(super) async fn send(&self, request: RequestBuilder) -> Result<Response, Exit> {
         let unreachable = |e: reqwest::Error| {
-            let next = match testnet::running().filter(|peer| peer.http != self.base) {
+            let next = match detached::running().filter(|peer| peer.http != self.base) {
                 Some(peer) => format!("a testnet runs here, which is asked with: --api {}", peer.http),
                 None => "start a peer with: tsnode join, or name the address of one that runs: --api URL".into(),
             };
@@ -135,6 +134,11 @@ impl Peer {
         };
         response.json().await.map_err(wrong)
     }
+}
+
+/// The swarm as the peer sees it that the command line means.
+pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
+    Peer::find(settings, matches)?.view().await
 }
 
 impl Authority {

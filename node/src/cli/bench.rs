@@ -8,9 +8,9 @@ mod serve;
 
 use super::loading::Loading;
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
-    memory::Need,
+    hardware::memory::Need,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;

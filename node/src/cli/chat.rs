@@ -11,8 +11,8 @@ use super::{
     submit::{self, Streamed},
 };
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
     gateway::Trace,
     text::ChatMessage,
     view::SwarmView,

@@ -2,20 +2,23 @@
 
 mod surroundings;
 
-use super::{ask::Peer, is_set, machine, models, show::print_json};
+use super::{ask::Peer, is_set, machine, models, output::print_json};
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
-    hardware::{self, DeviceChoice, GpuNumbers, LendError},
-    identity::{Identity, KEY_FILE},
-    library::Shelf,
-    links::beside,
-    listening,
-    memory::{Need, Size},
-    node::{HTTP_FILE, ModelChoice, NodeConfig, former_addresses, open_draft, open_named},
+    control_plane::swarm::{self, ProcessId},
+    data_plane::{library::Shelf, links::beside, listening},
+    hardware::{
+        self, DeviceChoice, GpuNumbers, LendError,
+        memory::{Need, Size},
+    },
+    node::{ModelChoice, NodeConfig, former_addresses, open_draft, open_named},
     plain,
-    store::invited_to,
-    swarm::{self, ProcessId},
+    store::{
+        HTTP_FILE,
+        identity::{Identity, KEY_FILE},
+        invited_to,
+    },
     text::{Templates, TextModel},
     view::Trouble,
 };

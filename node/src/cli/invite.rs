@@ -1,13 +1,15 @@
 //! `tsnode invite`: makes, lists and takes back invites to the swarm that this machine's peer is in.
 
-use super::{asking, is_set, json as json_flag, knobs, show, verb, whole};
+use super::{asking, is_set, json as json_flag, knobs, output, verb, whole};
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
-    invites::{self, InvitesError, span, unix_now},
-    listening,
-    node::{HTTP_FILE, INVITE_FILE},
+    data_plane::listening,
     plain,
+    store::{
+        HTTP_FILE, INVITE_FILE,
+        invites::{self, InvitesError, span, unix_now},
+    },
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -72,7 +74,7 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
             let Some(id) = matches.get_one::<InviteId>("id") else { return Ok(()) };
             invites::revoke(&folder, *id).map_err(exit)?;
             if is_set(matches, "json") {
-                return show::print_json(&json!({ "revoked": id }));
+                return output::print_json(&json!({ "revoked": id }));
             }
             say!("nobody is let in with {id} any more; who came with it stays");
             Ok(())
@@ -98,7 +100,7 @@ fn make(folder: &Path, matches: &ArgMatches) -> Result<(), Exit> {
     }
     if as_json {
         let (id, expires) = (invite.ticket.map(|t| t.id), invite.ticket.map(|t| t.expires));
-        return show::print_json(&json!({ "invite": invite.to_string(), "id": id, "expires": expires }));
+        return output::print_json(&json!({ "invite": invite.to_string(), "id": id, "expires": expires }));
     }
     say!("{invite}");
     let running = folder.join(HTTP_FILE).exists();
@@ -163,14 +165,14 @@ fn list(folder: &Path, as_json: bool) -> Result<(), Exit> {
     };
     if as_json {
         let one = |m: &invites::Made| json!({ "id": m.id, "state": state(m), "expires": m.expires, "uses": m.uses, "used": came(&m.id) });
-        return show::print_json(&all.iter().map(one).collect::<Vec<_>>());
+        return output::print_json(&all.iter().map(one).collect::<Vec<_>>());
     }
     let mut rows = vec![["INVITE", "STATE", "LEFT", "USED"].map(String::from).to_vec()];
     rows.extend(all.iter().map(|made| {
         let used = made.uses.map_or("not counted".into(), |uses| format!("{} of {uses}", came(&made.id)));
         vec![made.id.to_string(), state(made).into(), span(made.expires.saturating_sub(now)), used]
     }));
-    show::table(&rows)
+    output::table(&rows)
 }
 
 fn exit(error: InvitesError) -> Exit {

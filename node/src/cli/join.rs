@@ -6,10 +6,10 @@ pub(super) mod live;
 use self::board::{Board, Fixed};
 use super::{loading::Loading, models, verb};
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
-    listening,
-    memory::Size,
+    data_plane::listening,
+    hardware::memory::Size,
     node, telemetry,
     view::{Readiness, SwarmView, Trouble},
 };

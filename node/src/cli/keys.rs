@@ -1,10 +1,10 @@
 //! `tsnode keys`: makes, lists and removes the keys that HTTP clients show.
 
-use super::{is_set, json as json_flag, knobs, show, verb};
+use super::{is_set, json as json_flag, knobs, output, verb};
 use crate::{
+    cli::exit::{Exit, Kind},
     config::{Settings, secrets::API_KEY},
-    exit::{Exit, Kind},
-    keys::{self, KeysError, Scope},
+    store::keys::{self, KeysError, Scope},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -37,7 +37,7 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
             let key = keys::add(&folder, name, scope).map_err(exit)?;
             let first = !settings.has_secret(API_KEY) && keys::read(&folder).map_err(exit)?.len() == 1;
             if as_json {
-                return show::print_json(&json!({ "name": name, "key": key }));
+                return output::print_json(&json!({ "name": name, "key": key }));
             }
             say!("{key}");
             told(name, scope, first);
@@ -45,7 +45,7 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
         "remove" => {
             keys::remove(&folder, name).map_err(exit)?;
             if as_json {
-                return show::print_json(&json!({ "removed": name }));
+                return output::print_json(&json!({ "removed": name }));
             }
             say!("{name} is refused from now on");
         }
@@ -53,11 +53,11 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
             let all = keys::read(&folder).map_err(exit)?;
             let shown: Vec<_> = all.iter().map(|k| json!({ "name": k.name, "scope": k.scope })).collect();
             if as_json {
-                return show::print_json(&shown);
+                return output::print_json(&shown);
             }
             let mut rows = vec![vec!["KEY".to_owned(), "MAY".to_owned()]];
             rows.extend(all.into_iter().map(|k| vec![k.name, format!("{:?}", k.scope).to_lowercase()]));
-            return show::table(&rows);
+            return output::table(&rows);
         }
     }
     Ok(())

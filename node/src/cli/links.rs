@@ -1,8 +1,8 @@
 //! `tsnode peers --links`: what links carry, as a table and as a picture.
 
-use super::show::{name, names, print_json, table};
+use super::output::{name, names, print_json, table};
 use crate::{
-    exit::{Exit, Kind},
+    cli::exit::{Exit, Kind},
     view::SwarmView,
 };
 use clap::ArgMatches;

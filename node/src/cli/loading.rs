@@ -1,6 +1,6 @@
 //! How far loading is: a bar where somebody watches, lines elsewhere.
 
-use crate::memory::Size;
+use crate::hardware::memory::Size;
 use indicatif::{ProgressBar, ProgressStyle};
 use tsnode_kernels::load::Progress;
 

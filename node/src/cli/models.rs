@@ -6,12 +6,12 @@ mod import;
 mod local;
 
 use self::bars::Bars;
-use super::{asking, is_set, json as json_flag, show, switch, verb, whole};
+use super::{asking, is_set, json as json_flag, output, show, switch, verb, whole};
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
+    hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    memory::Size,
     node::{ModelChoice, NodeConfig},
 };
 use clap::{Arg, ArgMatches, Command};
@@ -109,7 +109,7 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
         let found = found.iter().map(|f| {
             json!({ "model": f.repo.to_string(), "downloads": f.downloads, "licence": f.licence, "gated": f.gated })
         });
-        return show::print_json(
+        return output::print_json(
             &json!({ "catalogue": aliases.collect::<Vec<_>>(), "hub": found.collect::<Vec<_>>() }),
         );
     }
@@ -123,7 +123,7 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
             .map(|a| vec![a.alias.clone(), a.model.to_string(), format!("{:.1} GB", a.gigabytes), a.licence.clone()]),
     );
     if !aliases.is_empty() {
-        show::table(&rows)?;
+        output::table(&rows)?;
     }
     if !aliases.is_empty() && !found.is_empty() {
         say!("");
@@ -133,7 +133,7 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
         let access = if f.gated { "terms to accept" } else { "open" };
         vec![f.repo.to_string(), f.downloads.to_string(), f.licence.unwrap_or_else(|| "-".into()), access.into()]
     }));
-    if rows.len() > 1 { show::table(&rows) } else { Ok(()) }
+    if rows.len() > 1 { output::table(&rows) } else { Ok(()) }
 }
 
 /// Who searches asks again by himself.
@@ -151,7 +151,7 @@ async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
     let hub::Pulled { model, fetched, licence } = pulled.map_err(exit)?;
     let path = model.path.display().to_string();
     if is_set(matches, "json") {
-        return show::print_json(&json!({ "model": name.to_string(), "commit": model.commit.as_str(), "path": path,
+        return output::print_json(&json!({ "model": name.to_string(), "commit": model.commit.as_str(), "path": path,
             "bytes": model.bytes, "fetched": fetched, "licence": licence, "pickles": model.pickles }));
     }
     let licence = licence.map_or(String::new(), |licence| format!(", licence {licence}"));

@@ -3,11 +3,11 @@
 use super::{
     ask::{Peer, unread},
     is_set,
-    show::print_json,
+    output::print_json,
 };
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
 };
 use clap::ArgMatches;
 use indicatif::ProgressBar;

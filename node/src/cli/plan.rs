@@ -6,10 +6,10 @@ mod services;
 mod swarm;
 
 use self::asked::Asked;
-use super::{asking_args, is_set, show, switch, verb, verbose};
+use super::{asking_args, is_set, output, switch, verb, verbose};
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::json;
@@ -133,7 +133,7 @@ impl Asked {
         let planned = self.search(&problem);
         draw(&[&planned.outcome], matches)?;
         if is_set(matches, "json") {
-            return show::print_json(&planned.json());
+            return output::print_json(&planned.json());
         }
         planned.print(is_set(matches, "why"))
     }
@@ -173,7 +173,7 @@ impl Planned {
                 percent(g.decodes),
             ]);
         }
-        show::table(&rows)?;
+        output::table(&rows)?;
         say!("");
         let mut rows = vec![["PREFILL", "DECODE", "SHARE", "OF PREFILL'S", "KV", "IN TIME"].map(String::from).to_vec()];
         for r in o.routes.iter().filter(|r| r.prefill != r.decode) {
@@ -187,7 +187,7 @@ impl Planned {
             ]);
         }
         if rows.len() > 1 {
-            show::table(&rows)?;
+            output::table(&rows)?;
             say!("");
         }
         let replayed = self.report.as_ref().map(|r| format!(", {} of {REPLAYED} replayed", percent(r.attainment)));

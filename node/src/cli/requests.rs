@@ -4,11 +4,11 @@ use super::{
     ask::Peer,
     asking, is_set,
     layout::{COLUMNS, bytes, fitted, harmless, padded, time, width, wrapped},
-    show::print_json,
+    output::print_json,
 };
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
     gateway::Trace,
 };
 use clap::{Arg, ArgMatches, Command};

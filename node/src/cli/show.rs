@@ -1,35 +1,21 @@
-//! Verbs that print what a peer knows: `status`, `peers`, `models`, `invite`, `config show`, `version`.
+//! Verbs that print what a peer knows: `peers`, `models`, `invite`, `config show`, `version`.
 
 use super::{
-    ask::Peer,
+    ask::look,
     is_set,
-    layout::{fitted, harmless, padded, width},
-    links, status,
+    layout::{fitted, harmless},
+    links,
+    output::{print_json, table},
 };
 use crate::{
+    cli::exit::Exit,
     config::Settings,
-    exit::{Exit, Kind},
     view::{PeerView, SwarmView},
 };
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, PeerId, Phase, Stage};
-
-pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
-    Peer::find(settings, matches)?.view().await
-}
-
-pub(super) async fn status(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let view = look(settings, matches).await?;
-    if is_set(matches, "json") {
-        return print_json(&view);
-    }
-    for line in status::lines(&view, is_set(matches, "verbose")) {
-        say!("{line}");
-    }
-    Ok(())
-}
+use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, Phase, Stage};
 
 pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
@@ -115,14 +101,14 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
         return print_json(&view.models);
     }
     let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS"].map(String::from).to_vec()];
-    for gpu in &view.models {
-        let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == gpu.id)).count();
-        let bytes = gpu.shape.stage_bytes(gpu.shape.all_layers());
+    for card in &view.models {
+        let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == card.id)).count();
+        let bytes = card.shape.stage_bytes(card.shape.all_layers());
         rows.push(vec![
-            gpu.name.clone(),
-            gpu.id.to_string(),
-            gpu.shape.layers.to_string(),
-            gpu.shape.context.to_string(),
+            card.name.clone(),
+            card.id.to_string(),
+            card.shape.layers.to_string(),
+            card.shape.context.to_string(),
             format!("{:.1} MB", bytes as f64 / 1e6),
             holders.to_string(),
         ]);
@@ -173,34 +159,5 @@ pub(super) fn version(matches: &ArgMatches) -> Result<(), Exit> {
         return print_json(&json!({ "version": version, "protocol": tsnode_protocol::codec::VERSION }));
     }
     say!("tsnode {version}");
-    Ok(())
-}
-
-pub(super) fn names(view: &SwarmView) -> BTreeMap<PeerId, String> {
-    view.peers.iter().map(|p| (p.id, p.advert.name.clone())).collect()
-}
-
-pub(super) fn name(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
-    match names.get(&peer) {
-        Some(name) if !name.is_empty() => format!("{name} (…{})", peer.short()),
-        _ => format!("…{}", peer.short()),
-    }
-}
-
-pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Exit> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-    say!("{text}");
-    Ok(())
-}
-
-/// Prints columns as wide as their widest entry.
-pub(super) fn table(rows: &[Vec<String>]) -> Result<(), Exit> {
-    let columns = rows.first().map_or(0, Vec::len);
-    let widest = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| width(t)).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(widest).collect();
-    for row in rows {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(text, w)| padded(text, *w)).collect();
-        say!("{}", cells.join("  ").trim_end());
-    }
     Ok(())
 }

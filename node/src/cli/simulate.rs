@@ -3,6 +3,7 @@
 mod args;
 mod compare;
 mod control;
+mod metric;
 mod policies;
 mod print;
 mod provision;
@@ -13,8 +14,8 @@ use self::{
     compare::Sweep,
     run::{Run, Site, too_large},
 };
-use super::{joined, json, plan::problem_args, show, verb};
-use crate::exit::{Exit, Kind};
+use super::{joined, json, output, plan::problem_args, verb};
+use crate::cli::exit::{Exit, Kind};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 use std::sync::{
@@ -118,7 +119,7 @@ fn simulate(job: &Job, stopped: &AtomicBool) -> Result<(), Exit> {
         if let Some(sweep) = &sweep {
             document["rates"] = sweep.json(job);
         }
-        return show::print_json(&document);
+        return output::print_json(&document);
     }
     print_all(job, &plan, &runs, sweep.as_ref())
 }

@@ -1,13 +1,18 @@
 //! `tsnode status`: what this machine does, for whom and how fast, in plain words; figures for engineers only when asked for.
 
 use super::{
+    ask::look,
+    is_set,
     layout::{harmless, time, wrapped},
-    show::{name, names},
+    output::{name, names, print_json},
 };
 use crate::{
-    memory::Size,
+    cli::exit::Exit,
+    config::Settings,
+    hardware::memory::Size,
     view::{PeerView, Readiness, SwarmView},
 };
+use clap::ArgMatches;
 use std::collections::BTreeMap;
 use tsnode_protocol::{Group, GroupId, LayerProfile, ModelCard, ModelId, PeerId, Phase, Plan, Seconds};
 
@@ -16,6 +21,17 @@ const LABELS: usize = 10;
 /// Tokens of the prompt whose time is told, and tokens before the one whose time is told.
 const PROMPT: f64 = 1000.0;
 const CONTEXT: f64 = 500.0;
+
+pub(super) async fn show(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let view = look(settings, matches).await?;
+    if is_set(matches, "json") {
+        return print_json(&view);
+    }
+    for line in lines(&view, is_set(matches, "verbose")) {
+        say!("{line}");
+    }
+    Ok(())
+}
 
 /// All lines; `verbose` has ids, terms, how well measured times were foretold, and what was refused.
 pub(super) fn lines(view: &SwarmView, verbose: bool) -> Vec<String> {

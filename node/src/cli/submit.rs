@@ -5,8 +5,8 @@ use super::{
     asking, decimal, is_set, print_piece, requests, switch, whole,
 };
 use crate::{
+    cli::exit::{Exit, Kind},
     config::Settings,
-    exit::{Exit, Kind},
     gateway::Trace,
     plain,
 };

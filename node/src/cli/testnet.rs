@@ -3,10 +3,13 @@
 mod broken;
 mod chaos;
 
-use super::{ask::Peer, decimal, is_set, json as json_flag, requests, show::print_json, submit, switch, verb, whole};
+use super::{
+    ask::Peer, decimal, detached::usual_folder, is_set, json as json_flag, output::print_json, requests, submit,
+    switch, verb, whole,
+};
 use crate::{
-    config::{Settings, values, xdg},
-    exit::{Exit, Kind},
+    cli::exit::{Exit, Kind},
+    config::{Settings, values},
     gateway::Trace,
     hardware::{ChoiceError, DeviceName},
 };
@@ -163,15 +166,6 @@ fn say_peer(matches: &ArgMatches, peer: &PeerInfo, done: &str) -> Result<(), Exi
 
 fn folder(matches: &ArgMatches) -> PathBuf {
     matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(usual_folder)
-}
-
-fn usual_folder() -> PathBuf {
-    xdg("XDG_STATE_HOME", ".local/state").join("tsnode/testnet")
-}
-
-/// A peer of the detached swarm that runs in the usual folder, if there is one.
-pub(super) fn running() -> Option<PeerInfo> {
-    State::read(&usual_folder()).ok()?.alive().next().cloned()
 }
 
 fn exit(error: TestnetError) -> Exit {

@@ -86,7 +86,7 @@ impl Settings {
         };
         let said = |secret: &SecretSetting| {
             let SecretSetting { name, file, what } = secret;
-            let variable = super::variable(name);
+            let variable = super::knobs::variable(name);
             format!(
                 "other users of this machine can read {what} in the list of processes; they cannot with --{name} -, which reads \
                  it from standard input, --{file} FILE, or {variable}"

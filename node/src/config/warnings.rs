@@ -1,7 +1,7 @@
 //! Settings that can be used and are hardly what was meant: one line each, said when a peer starts and by `tsnode doctor`.
 
 use super::{KNOBS, Origin, Settings, values};
-use crate::memory::Size;
+use crate::hardware::memory::Size;
 
 /// Variables that tests and scripts of this repository read, by their beginnings.
 const DEVELOPERS: [&str; 7] = ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "HANDOVERS", "SEED", "CONFIG"];

@@ -1,7 +1,7 @@
 //! A gateway's side: cuts a client's inputs into pieces, asks lenders for each, and asks another where one does not answer.
 
 use super::Lenders;
-use crate::{
+use crate::data_plane::{
     links::{LinkError, Links, Stream},
     roster::Roster,
 };

@@ -1,7 +1,7 @@
 //! A lent encoder: one thread that computes, on as many threads as its peer lends, and a queue before it.
 
 use super::{Encoder, EncoderError};
-use crate::{cores::Cores, links::Stream, text::give_way};
+use crate::{data_plane::links::Stream, hardware::cores::Cores, text::give_way};
 use std::path::Path;
 use std::sync::{
     Arc,

@@ -1,7 +1,7 @@
 //! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
 
 use super::reach::Reach;
-use crate::offences::OffenceReporter;
+use crate::data_plane::offences::OffenceReporter;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;

@@ -7,13 +7,11 @@ use super::{
     reach::Reach,
 };
 use crate::{
-    links::Links,
-    offences::OffenceReporter,
+    data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
     response_log::ResponseLog,
-    roster::Roster,
-    serving::{
+    worker::{
+        Host,
         client::{ORDERS, event_room},
-        worker::Host,
     },
 };
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,11 +1,10 @@
 //! Prompt flow 2: the ways to leaders, in this process and over streams.
 
 use crate::{
-    links::Links,
-    roster::Roster,
-    serving::{
+    data_plane::{links::Links, roster::Roster},
+    worker::{
+        Host,
         client::{LeaderRequest, follow_decode},
-        worker::Host,
     },
 };
 use tokio::sync::mpsc;

@@ -2,9 +2,8 @@
 
 use super::{GpuNumbers, KV_AT_LEAST, KV_PART, Lend, log};
 use crate::{
-    config::xdg,
-    memory::Size,
-    store::{Measured, Store},
+    hardware::memory::Size,
+    store::{Measured, Store, folders::xdg},
 };
 use serde::{Deserialize, Serialize};
 use tsnode_kernels::{

@@ -1,9 +1,9 @@
 //! Who may ask, and how often: keys where there are some, and a rate for each of them, or for each address.
 
 use super::{ApiError, ApiState};
-use crate::keys::{KeyRing, Scope};
-use crate::local::LocalToken;
-use crate::sites::Sites;
+use crate::http::hosts::Sites;
+use crate::store::keys::{KeyRing, Scope};
+use crate::store::local::LocalToken;
 use axum::{
     extract::{ConnectInfo, Request, State},
     http::header,

@@ -1,6 +1,6 @@
 //! Errors as OpenAI shapes them. The one file that knows HTTP statuses.
 
-use crate::{gateway::SubmitError, models::ModelFilesError, text::TextError};
+use crate::{data_plane::models::ModelFilesError, gateway::SubmitError, text::TextError};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},

@@ -1,10 +1,10 @@
 //! Clients' connections: each has a place at the door, is idle until it has asked something, and served until it has its answer.
 //!
 //! A connection that does not ask in time, sends what it asks too slowly, or does not take its answer, is closed; where all places
-//! are taken that is so at once for the one that has been idle longest ([`crate::doors`]).
+//! are taken that is so at once for the one that has been idle longest ([`crate::data_plane::doors`]).
 
 use super::{ApiError, respond::REQUEST_ID};
-use crate::doors::{Door, Place};
+use crate::data_plane::doors::{Door, Place};
 use axum::{
     body::{Body, Bytes, HttpBody},
     extract::{ConnectInfo, Request, connect_info::Connected},

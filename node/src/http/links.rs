@@ -1,7 +1,7 @@
 //! Measures a link of this peer on its owner's wish.
 
 use super::{ApiError, ApiState};
-use crate::{
+use crate::data_plane::{
     links::Transfer,
     measure::{MOST, MeasureError},
 };

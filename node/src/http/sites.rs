@@ -1,7 +1,7 @@
-//! What a browser says of a request is looked at before anything else: by which name it asks, and for which page ([`crate::sites`]).
+//! What a browser says of a request is looked at before anything else: by which name it asks, and for which page ([`crate::http::hosts`]).
 
 use super::{ApiError, ApiState};
-use crate::sites::{Asks, Sites};
+use crate::http::hosts::{Asks, Sites};
 use axum::{
     Router,
     body::HttpBody as _,

@@ -10,15 +10,19 @@ mod tolerance;
 mod tools;
 
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
-use crate::doors::Doors;
+use crate::data_plane::doors::Doors;
 use crate::{
+    control_plane::owner::Helm,
+    data_plane::{
+        measure::Measurer,
+        models::{ModelFiles, ModelLibrary},
+    },
     gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
-    keys::{KeyRing, Scope, add},
-    local::{self, LocalToken},
-    measure::Measurer,
-    models::{ModelFiles, ModelLibrary},
-    owner::Helm,
-    store::Store,
+    store::{
+        Store,
+        keys::{KeyRing, Scope, add},
+        local::{self, LocalToken},
+    },
     text::{Templates, TextModel},
     view::{PeerView, Readiness, SwarmView},
 };

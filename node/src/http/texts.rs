@@ -2,7 +2,7 @@
 
 use super::ApiError;
 use crate::{
-    models::ModelLibrary,
+    data_plane::models::ModelLibrary,
     text::{Parsers, SpecialText, Templates, TextModel, Workers},
     view::SwarmView,
 };

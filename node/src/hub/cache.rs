@@ -6,7 +6,7 @@ use super::{
     hash::BlobHash,
     name::{ModelName, Quant, RepoId, Revision},
 };
-use crate::disk;
+use crate::store::disk;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;

@@ -8,7 +8,7 @@ use super::{
     name::{ModelName, Revision},
     news::News,
 };
-use crate::disk;
+use crate::store::disk;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Why a model cannot be had by its name: what, where, what to do next.
 
 use super::name::{ModelName, NameError, RepoId};
-use crate::{memory::Size, plain};
+use crate::{hardware::memory::Size, plain};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -2,8 +2,7 @@
 
 use super::{NodeConfig, NodeError};
 use crate::{
-    cores,
-    hardware::{self, DeviceChoice, DeviceName, GpuNumbers, Lend, LendError, Wanted},
+    hardware::{self, DeviceChoice, DeviceName, GpuNumbers, Lend, LendError, Wanted, cores},
     store::Store,
 };
 use std::collections::BTreeMap;

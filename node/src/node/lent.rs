@@ -2,9 +2,9 @@
 
 use super::{ModelChoice, NodeConfig, NodeError, devices::Devices};
 use crate::{
+    data_plane::library::Shelf,
     embedding::{Computing, Lender, Lenders},
     hub,
-    library::Shelf,
     store::Store,
     text::{Templates, TextError, TextModel, speak_alike},
 };

@@ -1,17 +1,13 @@
 //! What a peer is told at its start, and why it may not start.
 
 use crate::{
-    cores::Cores,
+    control_plane::swarm::{RedeemError, SwarmError},
+    data_plane::links::{LinkError, Shaping},
     embedding::EncoderError,
     faults::Wall,
-    hardware::{DeviceChoice, LendError},
-    identity::IdentityError,
-    invites::InvitesError,
-    keys::KeysError,
-    links::{LinkError, Shaping},
-    sites::Sites,
-    store::StoreError,
-    swarm::{RedeemError, SwarmError},
+    hardware::{DeviceChoice, LendError, cores::Cores},
+    http::hosts::Sites,
+    store::{StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
 };
 use std::fmt;

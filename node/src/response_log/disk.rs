@@ -8,7 +8,7 @@ use super::{
     EVERY, Recalled,
     book::{Book, Key},
 };
-use crate::ledger::{Ledger, advice};
+use crate::store::ledger::{Ledger, advice};
 use crate::store::{Store, StoreError};
 use std::collections::BTreeMap;
 use std::io;

@@ -2,7 +2,7 @@
 //! which swarm is its own.
 
 use super::{NEVER, SWARM, StoreError, is_measured, note, open_ledger, read_note};
-use crate::ledger::{Found, Ledger};
+use crate::store::ledger::{Found, Ledger};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! What else in a data folder tells which swarm its peer was in, where no note does: a peer that was in a private one must not find
 //! itself in an open one.
 
-use crate::invites::{INVITES_FILE, USED_FILE};
+use crate::store::invites::{INVITES_FILE, USED_FILE};
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::Path;
@@ -9,6 +9,8 @@ use tsnode_protocol::{Invite, PeerId, SwarmId};
 
 /// File in the data folder with the invite to the peer's swarm.
 pub const INVITE_FILE: &str = "invite";
+/// File in the data folder that says where HTTP listens, while the peer runs.
+pub const HTTP_FILE: &str = "http.addr";
 /// Longer than any invite (bytes).
 const FILE_BYTES: u64 = 1 << 20;
 
@@ -53,7 +55,7 @@ pub fn invited_to(folder: &Path) -> Option<PeerId> {
 pub(super) fn set_damaged_aside(folder: &Path) {
     let path = folder.join(INVITE_FILE);
     if own_invite(folder).is_none() && fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() > 0) {
-        match crate::disk::move_aside(&path) {
+        match crate::store::disk::move_aside(&path) {
             Ok(kept) => {
                 tracing::info!(file = %path.display(), kept = %kept.display(), "cannot be read, and is written anew")
             }

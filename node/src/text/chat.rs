@@ -1,6 +1,5 @@
 //! Chat templates: what transformers gives to Jinja, and what is a model's template.
 
-pub(super) mod clock;
 mod conversation;
 mod described;
 mod given;
@@ -9,8 +8,8 @@ mod tests;
 
 pub use conversation::{ChatMessage, Conversation, Ending, ToolCall};
 
+use super::clock::Clock;
 use super::jinja::{Dict, Error, Template, Value};
-use clock::Clock;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ mod value;
 pub use error::Error;
 pub use value::{Dict, Value};
 
-use super::chat::clock::Clock;
+use super::clock::Clock;
 use error::Result;
 use std::sync::Arc;
 

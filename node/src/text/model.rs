@@ -12,7 +12,7 @@ use super::{
     tokenizer_guard,
     workers::Unfinished,
 };
-use crate::models::ModelFiles;
+use crate::data_plane::models::ModelFiles;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

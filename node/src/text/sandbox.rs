@@ -6,7 +6,7 @@
 //!
 //! Parent and child say JSON, one value a line: the template, which is answered as a rendering is; then conversations.
 
-use super::{ChatTemplate, Conversation, TemplateText, TextError, chat::clock, workers::give_way};
+use super::{ChatTemplate, Conversation, TemplateText, TextError, clock, workers::give_way};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{BufRead, Write};

@@ -1,6 +1,6 @@
 //! Where chat templates are rendered.
 
-use super::{ChatTemplate, Conversation, TemplateText, TextError, chat::clock, sandbox::TemplateSandbox};
+use super::{ChatTemplate, Conversation, TemplateText, TextError, clock, sandbox::TemplateSandbox};
 use std::path::PathBuf;
 
 /// Where to render them.

@@ -2,9 +2,13 @@
 
 use super::{loaded, open};
 use crate::{
-    cli::{is_set, json, show::print_json, verb},
-    exit::{Exit, Kind},
-    models::ModelFiles,
+    cli::{
+        exit::{Exit, Kind},
+        is_set, json,
+        output::print_json,
+        verb,
+    },
+    data_plane::models::ModelFiles,
     text::{Templates, TextModel},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};

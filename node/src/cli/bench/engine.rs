@@ -5,10 +5,13 @@ mod gpu;
 
 use super::{loaded, open};
 use crate::{
-    cli::{is_set, json, show::print_json, verb, whole},
-    exit::{Exit, Kind},
-    hardware::DeviceName,
-    memory::Size,
+    cli::{
+        exit::{Exit, Kind},
+        is_set, json,
+        output::print_json,
+        verb, whole,
+    },
+    hardware::{DeviceName, memory::Size},
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use indicatif::ProgressBar;

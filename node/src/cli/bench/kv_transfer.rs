@@ -9,9 +9,13 @@ mod swarms;
 
 use super::open;
 use crate::{
-    cli::{json, show::print_json, verb, whole},
+    cli::{
+        exit::{Exit, Kind},
+        json,
+        output::print_json,
+        verb, whole,
+    },
     config::values,
-    exit::{Exit, Kind},
     hardware::DeviceName,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};

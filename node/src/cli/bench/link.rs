@@ -3,10 +3,15 @@
 mod to;
 
 use crate::{
-    cli::{asking_args, is_set, show::print_json, verb, whole},
+    cli::{
+        asking_args,
+        exit::{Exit, Kind},
+        is_set,
+        output::print_json,
+        verb, whole,
+    },
     config::Settings,
-    exit::{Exit, Kind},
-    links::{
+    data_plane::links::{
         LinkError, Shaping,
         trial::{self, Carrier, Moved, Slowed},
     },

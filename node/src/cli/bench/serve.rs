@@ -11,10 +11,11 @@ mod tests;
 use crate::{
     cli::{
         ask::{Peer, unanswered},
-        decimal, is_set, json as json_flag, knobs, show, switch, verb, whole,
+        decimal,
+        exit::{Exit, Kind},
+        is_set, json as json_flag, knobs, output, switch, verb, whole,
     },
     config::{Settings, values},
-    exit::{Exit, Kind},
 };
 use answer::{Failure, reason};
 use arrivals::{Arrivals, Changed, Lengths, Planned, drawn, traced};
@@ -139,11 +140,11 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
     }
     if is_set(matches, "json") {
-        show::print_json(&report.json(&about(&target, matches, requests)))?;
+        output::print_json(&report.json(&about(&target, matches, requests)))?;
     } else {
         say!("{title}");
         report.lines().iter().for_each(|line| say!("{line}"));
-        show::table(&report.rows())?;
+        output::table(&report.rows())?;
     }
     answered(&report)
 }

@@ -1,6 +1,6 @@
 //! What is typed or piped into a conversation, line by line, read on a thread of its own.
 
-use crate::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, Kind};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::io::{BufRead, Read};
 use tokio::sync::mpsc;

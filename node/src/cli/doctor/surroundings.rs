@@ -1,7 +1,15 @@
 //! What `tsnode doctor` says of what is around a peer: the disk below its data folder, and whether others reach it.
 
 use super::{Finding, State, finding};
-use crate::{cli::ask::Peer, config::Settings, invites, keys, memory::Size, node::NodeConfig, plain, view::SwarmView};
+use crate::{
+    cli::ask::Peer,
+    config::Settings,
+    hardware::memory::Size,
+    node::NodeConfig,
+    plain,
+    store::{invites, keys},
+    view::SwarmView,
+};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::Duration;

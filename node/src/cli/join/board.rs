@@ -3,7 +3,7 @@
 use super::{count, describe};
 use crate::{
     cli::layout::{COLUMNS, fitted, harmless, padded, width, wrapped},
-    memory::Size,
+    hardware::memory::Size,
     view::{Readiness, SwarmView},
 };
 use std::collections::BTreeMap;

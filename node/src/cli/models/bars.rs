@@ -1,8 +1,8 @@
 //! How far a pull is: a bar where somebody watches, lines elsewhere.
 
 use crate::{
+    hardware::memory::Size,
     hub::{ModelName, News},
-    memory::Size,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 

@@ -1,11 +1,13 @@
 //! `tsnode models import`: PyTorch pickles become safetensors.
 
 use crate::{
-    cli::{is_set, json as json_flag, show, verb},
-    exit::{Exit, Kind},
+    cli::{
+        exit::{Exit, Kind},
+        is_set, json as json_flag, output, verb,
+    },
+    hardware::memory::Size,
     hub::name_of,
     import::{ImportError, Imported, Pickles},
-    memory::Size,
     plain,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -49,7 +51,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = imported.folder.display().to_string();
     if is_set(matches, "json") {
         let (tensors, bytes) = (imported.tensors, imported.bytes);
-        return show::print_json(&json!({ "folder": folder, "tensors": tensors, "bytes": bytes }));
+        return output::print_json(&json!({ "folder": folder, "tensors": tensors, "bytes": bytes }));
     }
     say!("{folder}: {} tensors, {}", imported.tensors, Size(imported.bytes));
     // What is missing for serving is better known now.

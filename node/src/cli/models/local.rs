@@ -2,10 +2,12 @@
 
 use super::{exit, hub_settings, named};
 use crate::{
-    cli::{is_set, show},
-    exit::{Exit, Kind},
+    cli::{
+        exit::{Exit, Kind},
+        is_set, output,
+    },
+    hardware::memory::Size,
     hub::{Cache, CachedModel, Damage, HubError},
-    memory::Size,
 };
 use clap::ArgMatches;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,7 +21,7 @@ pub(super) fn list(matches: &ArgMatches) -> Result<(), Exit> {
             json!({ "model": model.name.to_string(), "commit": model.commit.as_str(), "bytes": model.bytes,
                 "path": model.path, "missing": model.lacking, "pickles": model.pickles })
         };
-        return show::print_json(&models.iter().map(shown).collect::<Vec<_>>());
+        return output::print_json(&models.iter().map(shown).collect::<Vec<_>>());
     }
     if models.is_empty() {
         say!("no model is in {}; fetch one with: tsnode models pull llama3.2:1b", cache.folder().display());
@@ -30,7 +32,7 @@ pub(super) fn list(matches: &ArgMatches) -> Result<(), Exit> {
         let commit = model.commit.as_str().chars().take(8).collect();
         vec![model.name.to_string(), Size(model.bytes).to_string(), commit, state(model)]
     }));
-    show::table(&rows)
+    output::table(&rows)
 }
 
 fn state(model: &CachedModel) -> String {
@@ -45,7 +47,7 @@ pub(super) fn remove(matches: &ArgMatches) -> Result<(), Exit> {
     let Some(name) = named(matches)? else { return Ok(()) };
     let bytes = Cache::new(hub_settings().cache).remove(&name).map_err(exit)?;
     if is_set(matches, "json") {
-        return show::print_json(&json!({ "removed": name.to_string(), "bytes": bytes }));
+        return output::print_json(&json!({ "removed": name.to_string(), "bytes": bytes }));
     }
     say!("{name} is removed: {}", Size(bytes));
     Ok(())
@@ -70,7 +72,7 @@ pub(super) fn verify(matches: &ArgMatches) -> Result<(), Exit> {
     }
     if is_set(matches, "json") {
         let wrong: Vec<_> = damage.iter().map(|d| json!({ "path": d.path(), "problem": d.to_string() })).collect();
-        show::print_json(&json!({ "repositories": repos.len(), "bytes": bytes, "damaged": wrong, "removed": remove }))?;
+        output::print_json(&json!({ "repositories": repos.len(), "bytes": bytes, "damaged": wrong, "removed": remove }))?;
     } else {
         damage.iter().for_each(|damaged| say!("{damaged}"));
     }

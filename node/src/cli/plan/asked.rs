@@ -1,6 +1,6 @@
 //! The command line of `tsnode plan --cluster`, understood.
 
-use crate::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, Kind};
 use clap::ArgMatches;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

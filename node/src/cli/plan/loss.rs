@@ -1,10 +1,7 @@
 //! `tsnode plan --lose`: plans, loses hosts, and compares doing nothing, flipping phases and planning anew.
 
 use super::{Asked, asked::usage, draw};
-use crate::{
-    cli::{is_set, show},
-    exit::Exit,
-};
+use crate::cli::{exit::Exit, is_set, output};
 use clap::ArgMatches;
 use serde_json::json;
 use std::time::Instant;
@@ -49,7 +46,7 @@ impl Asked {
             .collect();
         draw(&[&full.outcome], matches)?;
         if is_set(matches, "json") {
-            return show::print_json(&json!({
+            return output::print_json(&json!({
                 "before": before.json(), "lost": self.lose, "flips": flips,
                 "attainment_unchanged": flipped.before.attainment,
                 "attainment_flipped": flipped.evaluation.attainment,

@@ -1,10 +1,7 @@
 //! `tsnode plan --service … --service …`: several models share the cluster.
 
 use super::{Asked, Planned, REPLAYED, asked::usage, draw, percent};
-use crate::{
-    cli::{is_set, show},
-    exit::Exit,
-};
+use crate::cli::{exit::Exit, is_set, output};
 use clap::ArgMatches;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -41,7 +38,7 @@ impl Asked {
         let total: f64 = plans.iter().map(|p| p.outcome.rate).sum();
         let attainment = plans.iter().map(|p| p.outcome.rate / total * p.outcome.attainment).sum();
         if is_set(matches, "json") {
-            return show::print_json(&json!({
+            return output::print_json(&json!({
                 "services": plans.iter().map(Planned::json).collect::<Vec<_>>(),
                 "attainment": attainment, "value": shared.value,
                 "divisions": shared.divisions, "search_s": took.as_secs_f64(),

@@ -2,13 +2,14 @@
 
 use crate::{
     cli::{
+        ask::look,
+        exit::Exit,
         is_set,
         layout::harmless,
-        show::{look, name, names, print_json, table},
+        output::{name, names, print_json, table},
         status::in_words,
     },
     config::Settings,
-    exit::Exit,
     view::SwarmView,
 };
 use clap::ArgMatches;

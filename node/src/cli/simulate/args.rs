@@ -5,10 +5,10 @@ use super::{
         is_set,
         plan::asked::{Asked, usage},
     },
-    compare::Metric,
+    metric::Metric,
     policies::{self, Policy},
 };
-use crate::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, Kind};
 use clap::ArgMatches;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};

@@ -1,66 +1,18 @@
 //! Policies side by side: at one rate as a table, over rates as a table and a plot.
 
 use super::{
-    super::show,
+    super::output,
     args::Job,
-    print::time,
+    metric::{Metric, time},
     run::{Run, Site},
 };
-use crate::exit::Exit;
+use crate::cli::exit::Exit;
 use serde_json::{Value, json};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tsnode_simulator::{
     plot::{Plot, Scale},
     summary::Summary,
 };
-
-/// What policies are compared by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metric {
-    /// Share of requests that keep their deadlines.
-    InTime,
-    /// P99 of the time to the first token.
-    Ttft,
-    /// P99 of the time between tokens.
-    Tbt,
-    /// P99 of the time to the last token.
-    E2e,
-}
-
-const METRICS: [(&str, Metric, &str); 4] = [
-    ("in-time", Metric::InTime, "requests in time"),
-    ("ttft", Metric::Ttft, "P99 of the time to the first token"),
-    ("tbt", Metric::Tbt, "P99 of the time between tokens"),
-    ("e2e", Metric::E2e, "P99 of the time to the last token"),
-];
-
-impl FromStr for Metric {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = METRICS.iter().find(|m| m.0 == text).map(|m| m.1);
-        found.ok_or_else(|| format!("--metric {text:?}: there are {}", METRICS.map(|m| m.0).join(", ")))
-    }
-}
-
-impl Metric {
-    fn of(self, summary: &Summary) -> f64 {
-        match self {
-            Self::InTime => summary.attainment,
-            Self::Ttft => summary.ttft.p99,
-            Self::Tbt => summary.tbt.map_or(f64::NAN, |t| t.p99),
-            Self::E2e => summary.e2e.p99,
-        }
-    }
-
-    fn title(self) -> &'static str {
-        METRICS.iter().find(|m| m.1 == self).map_or("", |m| m.2)
-    }
-
-    fn shown(self, value: f64) -> String {
-        if self == Self::InTime { format!("{:.1} %", value * 100.0) } else { time(value) }
-    }
-}
 
 /// A line for each run.
 pub(super) fn table(runs: &[Run]) -> Result<(), Exit> {
@@ -79,7 +31,7 @@ pub(super) fn table(runs: &[Run]) -> Result<(), Exit> {
             format!("{:.2}", s.requests_per_second),
         ]);
     }
-    show::table(&rows)
+    output::table(&rows)
 }
 
 /// Runs of all policies at several rates, on the plan for the one that was asked.
@@ -121,7 +73,7 @@ impl Sweep {
             let cells = summaries.iter().map(|s| job.metric.shown(job.metric.of(s)));
             rows.push(std::iter::once(format!("{rate:.3}")).chain(cells).collect());
         }
-        show::table(&rows)
+        output::table(&rows)
     }
 
     pub(super) fn svg(&self, job: &Job) -> String {

@@ -2,9 +2,11 @@
 
 mod verdict;
 
-use crate::{
-    cli::{is_set, joined, json, plan::asked::usage, show, verb},
+use crate::cli::{
     exit::{Exit, Kind},
+    is_set, joined, json, output,
+    plan::asked::usage,
+    verb,
 };
 use clap::{Arg, ArgMatches, Command};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -172,7 +174,7 @@ fn one(asked: &Asked) -> Result<(), Exit> {
             report.lines.iter().map(|(at, line)| json!({ "at_s": at.as_secs_f64(), "what": line })).collect();
         let mut document = verdict(&script, &report);
         document["timeline"] = lines.into();
-        show::print_json(&document)?;
+        output::print_json(&document)?;
     } else {
         for (at, line) in &report.lines {
             say!("{:8.2} s  {line}", at.as_secs_f64());

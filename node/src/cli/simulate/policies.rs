@@ -1,7 +1,7 @@
 //! Policies by name: to add one, add a line.
 
 use super::super::plan::asked::usage;
-use crate::exit::Exit;
+use crate::cli::exit::Exit;
 use tsnode_coordinator::{
     policy::{batching::Limits, choice::Batches},
     scheduler::prompts::Prompts,

@@ -1,7 +1,7 @@
 //! What a run came to, for people.
 
-use super::{super::show, run::Run};
-use crate::exit::Exit;
+use super::{super::output, metric::time, run::Run};
+use crate::cli::exit::Exit;
 use tsnode_simulator::{
     outcome::Outcome,
     summary::{Part, Spread},
@@ -27,7 +27,7 @@ pub(super) fn run(run: &Run, plan: &Outcome) -> Result<(), Exit> {
     row("whole answer", &s.e2e);
     row("queued", &s.queued);
     row("second token", &s.second_token_gap);
-    show::table(&rows)?;
+    output::table(&rows)?;
     if let Some(gap) = s.longest_gap {
         say!("longest between two tokens: {}", time(gap));
     }
@@ -69,7 +69,7 @@ fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
             part.most_kv_pages.to_string(),
         ]);
     }
-    show::table(&rows)?;
+    output::table(&rows)?;
     say!("");
     let head = ["", "FIRST TOKEN P50", "P90", "P99", "PER TOKEN P50", "P90", "P99", "ANSWER P50", "P90", "P99"];
     let mut rows = vec![head.map(String::from).to_vec()];
@@ -82,7 +82,7 @@ fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
         let cells = spreads.into_iter().flat_map(|(t, n)| three(t, n));
         rows.push(std::iter::once((i + 1).to_string()).chain(cells).collect());
     }
-    show::table(&rows)
+    output::table(&rows)
 }
 
 /// Where queues grew.
@@ -97,8 +97,4 @@ fn place(growing: &[usize], parts: &[Part]) -> String {
     } else {
         format!("busy all the time: {}", list(full))
     }
-}
-
-pub(super) fn time(s: f64) -> String {
-    if s < 10.0 { format!("{:.0} ms", s * 1e3) } else { format!("{s:.1} s") }
 }

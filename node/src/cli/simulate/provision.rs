@@ -3,9 +3,11 @@
 mod asked;
 
 use self::asked::{Asked, Fleet};
-use crate::{
-    cli::{is_set, joined, json, plan::asked::usage, show, verb},
+use crate::cli::{
     exit::{Exit, Kind},
+    is_set, joined, json, output,
+    plan::asked::usage,
+    verb,
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -223,7 +225,7 @@ fn print_json(fleet: &Fleet, answer: &Answer, took: Duration) -> Result<(), Exit
         .iter()
         .map(|k| json!({ "name": k.name, "cost_per_hour": k.cost, "power_w": k.power }))
         .collect();
-    show::print_json(&json!({
+    output::print_json(&json!({
         "model": fleet.model, "workload": fleet.workload, "targets": fleet.targets, "kinds": kinds,
         "aim": fleet.question.aim, "budgets": fleet.question.budgets, "answer": answer, "took_s": took.as_secs_f64(),
     }))
@@ -252,7 +254,7 @@ fn print(fleet: &Fleet, answer: &Answer, took: Duration) -> Result<(), Exit> {
         }
         rows.push(row);
     }
-    show::table(&rows)?;
+    output::table(&rows)?;
     if let Some(best) = &answer.best {
         say!("\nbest     {}", words(question, best));
     }

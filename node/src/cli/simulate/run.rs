@@ -1,7 +1,7 @@
 //! A policy's run on a plan, and what came of it.
 
 use super::{super::plan::asked::usage, args::Requests, policies::Policy};
-use crate::exit::Exit;
+use crate::cli::exit::Exit;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,10 +1,7 @@
 //! `tsnode testnet partition|heal|slow|corrupt|lie|wedge`: breaks peers of a detached swarm, and mends them.
 
 use super::{asked_peer, dir, exit, fault, folder};
-use crate::{
-    cli::{decimal, is_set, json as json_flag, show::print_json, verb},
-    exit::Exit,
-};
+use crate::cli::{decimal, exit::Exit, is_set, json as json_flag, output::print_json, verb};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 use tsnode_testnet::{Flaw, Network, Noise, State};

@@ -2,9 +2,14 @@
 
 use super::{config, exit, swarm_args};
 use crate::{
-    cli::{decimal, is_set, json as json_flag, show::print_json, switch, verb, whole},
+    cli::{
+        decimal,
+        exit::{Exit, Kind},
+        is_set, json as json_flag,
+        output::print_json,
+        switch, verb, whole,
+    },
     config::Settings,
-    exit::{Exit, Kind},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};

@@ -323,6 +323,6 @@ fn detokenize() -> Value {
 
 fn measure() -> Value {
     let peer = json!({ "type": "string" });
-    let bytes = json!({ "type": "integer", "minimum": 1, "maximum": crate::measure::MOST });
+    let bytes = json!({ "type": "integer", "minimum": 1, "maximum": crate::data_plane::measure::MOST });
     closed(&["to", "bytes"], json!({ "to": peer, "bytes": bytes }))
 }

@@ -1,7 +1,7 @@
 //! What browsers are refused, and what they are let do for pages that the owner allows.
 
 use super::{Api, CHAT, TEXT, hello, keys, said};
-use crate::sites::Sites;
+use crate::http::hosts::Sites;
 use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 use tsnode_protocol::stream::End;

@@ -7,7 +7,7 @@ use super::letters;
 use super::machine::Machine;
 use super::objects::{Cycler, Function, Joiner, Namespace};
 use super::value::{Dict, Range, Value};
-use crate::text::chat::clock;
+use crate::text::clock;
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;

@@ -12,7 +12,7 @@ use super::objects::{Loop, MacroObject, Namespace};
 use super::parser::Template;
 use super::scope::Scope;
 use super::value::Value;
-use crate::text::chat::clock::Clock;
+use crate::text::clock::Clock;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;

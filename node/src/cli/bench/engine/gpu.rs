@@ -2,8 +2,7 @@
 
 use super::{EACH, KV, Line, failed, fitting};
 use crate::{
-    cli::show::print_json,
-    exit::Exit,
+    cli::{exit::Exit, output::print_json},
     hardware::{self, GpuNumbers},
 };
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use super::swarms::Kept;
 use crate::{
-    exit::{Exit, Kind},
+    cli::exit::{Exit, Kind},
     gateway::Trace,
 };
 use futures::StreamExt;

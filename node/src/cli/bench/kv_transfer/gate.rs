@@ -4,7 +4,7 @@ use super::{
     client::{Ask, Over, Times, Way},
     swarms::Swarms,
 };
-use crate::exit::Exit;
+use crate::cli::exit::Exit;
 use serde::Serialize;
 use tsnode_coordinator::gateway::Predicted;
 

@@ -1,6 +1,6 @@
 //! Swarms of two peers, each in a folder that goes with it.
 
-use crate::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, Kind};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};

@@ -1,10 +1,14 @@
 //! `tsnode bench link --to PEER`: what a real link of a running peer carries.
 
 use crate::{
-    cli::{ask, is_set, show::print_json},
+    cli::{
+        ask,
+        exit::{Exit, Kind},
+        is_set,
+        output::print_json,
+    },
     config::Settings,
-    exit::{Exit, Kind},
-    links::Transfer,
+    data_plane::links::Transfer,
     view::SwarmView,
 };
 use clap::ArgMatches;

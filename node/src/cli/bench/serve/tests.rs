@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::{Measured, answered, command, measured};
-use crate::{config::Settings, exit::Kind};
+use crate::{cli::exit::Kind, config::Settings};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
@@ -66,7 +66,7 @@ impl Rival {
     }
 
     /// What `tsnode bench serve` says of it.
-    async fn bench(&self, words: &[&str]) -> Result<Measured, crate::exit::Exit> {
+    async fn bench(&self, words: &[&str]) -> Result<Measured, crate::cli::exit::Exit> {
         let at = ["serve", "--base-url", &self.base, "--disable-tqdm"];
         let matches = command().try_get_matches_from(at.iter().chain(words)).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -198,7 +198,7 @@ async fn what_servers_do_wrong_is_counted_and_said() {
     assert_eq!(report.reasons, [("429: too many".to_owned(), 4)]);
     assert_eq!(report.json(&Value::Null)["attainment"], 0.5, "what failed kept no target");
     answered(&report).unwrap();
-    let none = |exit: Result<Measured, crate::exit::Exit>| exit.map(drop).unwrap_err();
+    let none = |exit: Result<Measured, crate::cli::exit::Exit>| exit.map(drop).unwrap_err();
     let several = none(rival.bench(&["--num-prompts", "1"]).await);
     assert!(several.kind == Kind::Usage && several.message.contains("2 models, as one, two; name one with --model"));
 }

@@ -1,9 +1,9 @@
 //! What scenarios came to: one verdict, and the sum of many.
 
 use super::Asked;
-use crate::{
-    cli::show,
+use crate::cli::{
     exit::{Exit, Kind},
+    output,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -100,7 +100,7 @@ impl Summary {
                 .iter()
                 .map(|(name, count, at)| json!({ "what": name, "count": count, "p50_s": at[0], "p99_s": at[1], "most_s": at[2] }))
                 .collect();
-            show::print_json(&json!({
+            output::print_json(&json!({
                 "scenarios": self.runs, "stories": self.runs, "broken": self.broken, "plans": self.plans, "false_deaths": self.false_deaths,
                 "requests": requests(&self.requests), "times": quantiles, "took_s": took.as_secs_f64(),
             }))?;

@@ -1,11 +1,9 @@
 //! The command line of `tsnode simulate provision`, understood.
 
-use crate::{
-    cli::{
-        is_set,
-        plan::asked::{read_model, read_workload, usage},
-    },
+use crate::cli::{
     exit::{Exit, Kind as Ending},
+    is_set,
+    plan::asked::{read_model, read_workload, usage},
 };
 use clap::ArgMatches;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,0 +1,25 @@
+//! Plan flow 2: what a peer says of itself, as its node tells it.
+
+use std::sync::Arc;
+use tsnode_protocol::{Advert, GroupLoad, Load, PeerId};
+
+/// This peer, by its own account.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    pub advert: Option<Arc<Advert>>,
+    pub load: Load,
+    /// Groups that it leads, which take requests.
+    pub ready: Vec<GroupLoad>,
+    /// Whom it has cut off.
+    pub cut_off: Vec<PeerId>,
+    /// A client has asked for something.
+    pub asked: bool,
+    pub leaving: bool,
+}
+
+impl Own {
+    /// Whether it lends devices.
+    pub fn lends(&self) -> bool {
+        self.advert.as_ref().is_some_and(|a| !a.devices.is_empty())
+    }
+}

@@ -1,0 +1,337 @@
+//! The first exchange on every connection, in which both sides prove to know the swarm's secret.
+//!
+//! It runs inside the transport, when ids are proven and streams can be opened but no protocol has been handed the
+//! connection: who fails it has been answered nothing. Four messages cross on the first stream, all of fixed size:
+//!
+//! ```text
+//! dialer → listener   hello: magic, protocol version, nonce
+//! listener → dialer   hello, and the listener's code
+//! dialer → listener   the dialer's code
+//! listener → dialer   ADMITTED
+//! ```
+
+use super::{
+    SwarmEvent, redeem, to_own_id,
+    twin::{self, ProcessId},
+};
+use crate::store::invites::Invites;
+use futures::{AsyncReadExt as _, AsyncWriteExt as _};
+use libp2p::core::muxing::{StreamMuxer, StreamMuxerBox, StreamMuxerExt as _, SubstreamBox};
+use std::{future::Future, io, pin::pin, task::Poll, time::Duration};
+use tokio::sync::mpsc;
+use tsnode_protocol::{
+    PeerId, codec,
+    proof::{Code, Ends, Membership, Nonce, Side},
+};
+
+/// How long the whole exchange may take: four messages, two round trips, at the slowest links we serve.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// How long who speaks another version may take to read which this one is.
+const LAST_BYTES: Duration = Duration::from_secs(1);
+/// What tsnode connections begin with.
+const MAGIC: [u8; 6] = *b"tsnode";
+/// Magic, version, nonce (bytes).
+pub(super) const HELLO_BYTES: usize = MAGIC.len() + 2 + 32;
+/// The listener's last word.
+const ADMITTED: u8 = 1;
+
+/// Somebody who was not let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rejection {
+    /// Who it was; none when its id is of a kind this swarm does not use.
+    pub(super) peer: Option<PeerId>,
+    /// Why.
+    pub(super) reason: String,
+    /// What it means for the next attempt.
+    pub(super) verdict: Verdict,
+    /// Its version of the protocol, where that is why.
+    pub(super) version: Option<u16>,
+}
+
+/// Whether another attempt may end differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It does not belong here.
+    Stranger,
+    /// It may come again, with something better.
+    Unfinished,
+    /// It has our own identity: nobody is to be blamed, and its owner is to hear of it.
+    Twin,
+    /// It proved nothing and was refused nothing: it hung up or was silent. A member whose other dial was quicker does so too.
+    Unproven,
+}
+
+impl From<Rejection> for SwarmEvent {
+    fn from(Rejection { peer, reason, .. }: Rejection) -> Self {
+        Self::Rejected { peer, reason }
+    }
+}
+
+/// Why a connection was not admitted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AdmissionError {
+    /// The id is not an ed25519 key.
+    #[error("its id {0} is not an ed25519 key")]
+    ForeignId(libp2p::PeerId),
+    /// It did not answer in time.
+    #[error("no proof of membership within {} s", TIME_LIMIT.as_secs())]
+    Silent,
+    /// It closed the connection before the exchange was over, as it does when our proof does not satisfy it.
+    #[error("left before membership was proven: {0}")]
+    Left(#[from] io::Error),
+    /// Its first bytes are not a hello.
+    #[error("does not speak tsnode")]
+    Foreign,
+    /// It speaks another protocol version.
+    #[error("speaks protocol version {theirs}, ours is {}", codec::VERSION)]
+    Version {
+        /// The version it speaks.
+        theirs: u16,
+    },
+    /// Its code is wrong.
+    #[error("is of another swarm or does not know this swarm's secret")]
+    Stranger,
+    /// It came with an invite that is unknown, expired, revoked or used up, or with a wrong one.
+    #[error("came with an invite that is not good")]
+    Uninvited,
+    /// It came with an invite and has the secret now: it will come again as a member.
+    #[error("was let in, and is to come again")]
+    Redeemed,
+    /// It has our own identity, and is another process.
+    #[error("has this peer's own identity, and is another process")]
+    Twin,
+    /// It is this very process, by a way that leads back to it.
+    #[error("is this peer itself")]
+    Itself,
+    /// We could not draw a nonce.
+    #[error("cannot draw a nonce: {0}")]
+    Random(String),
+}
+
+impl AdmissionError {
+    fn verdict(&self) -> Verdict {
+        match self {
+            Self::ForeignId(_) | Self::Foreign | Self::Version { .. } | Self::Stranger => Verdict::Stranger,
+            // Who had no good invite may come with another.
+            Self::Random(_) | Self::Uninvited | Self::Redeemed => Verdict::Unfinished,
+            Self::Silent | Self::Left(_) => Verdict::Unproven,
+            Self::Twin | Self::Itself => Verdict::Twin,
+        }
+    }
+}
+
+/// Who has come.
+enum Arrival {
+    /// One that has proven membership.
+    Member,
+    /// One that has proven an invite, and has been told the secret on this stream.
+    Newcomer(SubstreamBox),
+    /// One that speaks another version, and has been told ours on this stream.
+    Other { stream: SubstreamBox, theirs: u16 },
+}
+
+/// The door: what it takes to prove membership, and where to say who failed.
+#[derive(Clone)]
+pub(super) struct Door {
+    /// Our own id.
+    pub(super) own: PeerId,
+    /// What both sides must know.
+    pub(super) membership: Membership,
+    /// Which process this is.
+    pub(super) process: ProcessId,
+    /// What newcomers may come with.
+    pub(super) invites: Invites,
+    /// Receives every rejection; when it is full the rejection is only logged, as its sender may be a flood.
+    pub(super) rejections: mpsc::Sender<Rejection>,
+}
+
+impl Door {
+    /// Passes the connection through once its far end has proven membership, and tells of it otherwise.
+    pub(super) async fn admit(
+        self,
+        remote: libp2p::PeerId,
+        muxer: StreamMuxerBox,
+        side: Side,
+    ) -> Result<(libp2p::PeerId, StreamMuxerBox), AdmissionError> {
+        let peer = to_own_id(&remote);
+        let outcome = match peer {
+            Some(peer) => tokio::time::timeout(TIME_LIMIT, self.prove(peer, muxer, side))
+                .await
+                .unwrap_or(Err(AdmissionError::Silent)),
+            None => Err(AdmissionError::ForeignId(remote)),
+        };
+        outcome.map(|muxer| (remote, muxer)).inspect_err(|error| self.tell(peer, error))
+    }
+
+    async fn prove(
+        &self,
+        remote: PeerId,
+        mut muxer: StreamMuxerBox,
+        side: Side,
+    ) -> Result<StreamMuxerBox, AdmissionError> {
+        let stream = first_stream(&mut muxer, side).await?;
+        if remote == self.own && side == Side::Listener {
+            return Err(twin::answer(self.process, &mut muxer, stream).await);
+        }
+        let exchange = async {
+            match side {
+                Side::Dialer => self.knock(remote, stream).await.map(|()| Arrival::Member),
+                Side::Listener => self.answer(remote, stream).await,
+            }
+        };
+        match driving(&mut muxer, exchange).await?? {
+            Arrival::Member => Ok(muxer),
+            Arrival::Newcomer(stream) => {
+                redeem::until_read(&mut muxer, stream).await;
+                Err(AdmissionError::Redeemed)
+            }
+            Arrival::Other { stream, theirs } => {
+                until_hung_up(&mut muxer, stream).await;
+                Err(AdmissionError::Version { theirs })
+            }
+        }
+    }
+
+    async fn knock(&self, listener: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
+        let dialer_nonce = draw_nonce()?;
+        send(&mut stream, &hello(dialer_nonce)).await?;
+        let listener_nonce = read_hello(&mut stream).await?;
+        let ends = Ends { dialer: self.own, listener, dialer_nonce, listener_nonce };
+        self.check_code(Side::Listener, &ends, &mut stream).await?;
+        send(&mut stream, &self.membership.code(Side::Dialer, &ends).0).await?;
+        let [verdict] = receive(&mut stream).await?;
+        // A peer that closes first makes this fail, and that is no reason to doubt the verdict.
+        let _ = stream.close().await;
+        if verdict == ADMITTED { Ok(()) } else { Err(AdmissionError::Foreign) }
+    }
+
+    async fn answer(&self, dialer: PeerId, mut stream: SubstreamBox) -> Result<Arrival, AdmissionError> {
+        let magic: [u8; 6] = receive(&mut stream).await?;
+        if magic == redeem::MAGIC {
+            redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
+            return Ok(Arrival::Newcomer(stream));
+        }
+        let dialer_nonce = match read_hello_after(magic, &mut stream).await {
+            Err(AdmissionError::Version { theirs }) => {
+                // It is to know why, too.
+                send(&mut stream, &hello(draw_nonce()?)).await?;
+                return Ok(Arrival::Other { stream, theirs });
+            }
+            read => read?,
+        };
+        let listener_nonce = draw_nonce()?;
+        let ends = Ends { dialer, listener: self.own, dialer_nonce, listener_nonce };
+        let mut reply = hello(listener_nonce).to_vec();
+        reply.extend_from_slice(&self.membership.code(Side::Listener, &ends).0);
+        send(&mut stream, &reply).await?;
+        self.check_code(Side::Dialer, &ends, &mut stream).await?;
+        send(&mut stream, &[ADMITTED]).await?;
+        let _ = stream.close().await;
+        Ok(Arrival::Member)
+    }
+
+    async fn check_code(&self, side: Side, ends: &Ends, stream: &mut SubstreamBox) -> Result<(), AdmissionError> {
+        let code = Code(receive(stream).await?);
+        if self.membership.accepts(side, ends, code) { Ok(()) } else { Err(AdmissionError::Stranger) }
+    }
+
+    fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {
+        if matches!(error, AdmissionError::Redeemed | AdmissionError::Itself) {
+            return;
+        }
+        let version = if let AdmissionError::Version { theirs } = error { Some(*theirs) } else { None };
+        let rejection = Rejection { peer, reason: error.to_string(), verdict: error.verdict(), version };
+        if let Err(unsent) = self.rejections.try_send(rejection) {
+            tracing::debug!(rejection = ?unsent.into_inner(), "rejections come faster than they are counted");
+        }
+    }
+}
+
+/// The far end hangs up, with the stream or the whole connection, when it has read the last word; closing first could take it back.
+async fn until_hung_up(muxer: &mut StreamMuxerBox, mut stream: SubstreamBox) {
+    let mut rest = [0; HELLO_BYTES];
+    let hung_up = async { while stream.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {} };
+    let _ = tokio::time::timeout(LAST_BYTES, driving(muxer, hung_up)).await;
+}
+
+/// The stream the exchange runs on: the dialer opens it, the listener takes the first that is opened.
+pub(super) async fn first_stream(muxer: &mut StreamMuxerBox, side: Side) -> io::Result<SubstreamBox> {
+    std::future::poll_fn(|cx| {
+        let stream = match side {
+            Side::Dialer => muxer.poll_outbound_unpin(cx),
+            Side::Listener => muxer.poll_inbound_unpin(cx),
+        };
+        if stream.is_ready() {
+            return stream;
+        }
+        match muxer.poll_unpin(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Awaits `work` on a stream of `muxer`; streams stand still unless somebody drives their connection.
+pub(super) async fn driving<M, T>(muxer: &mut M, work: impl Future<Output = T>) -> Result<T, M::Error>
+where
+    M: StreamMuxer + Unpin,
+{
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(value) = work.as_mut().poll(cx) {
+            return Poll::Ready(Ok(value));
+        }
+        match muxer.poll_unpin(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            // An address change: nothing to do with it, but its future wants to be polled again.
+            Poll::Ready(Ok(_)) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+pub(super) fn draw_nonce() -> Result<Nonce, AdmissionError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|e| AdmissionError::Random(e.to_string()))?;
+    Ok(Nonce(nonce))
+}
+
+fn hello(nonce: Nonce) -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    bytes[..6].copy_from_slice(&MAGIC);
+    bytes[6..8].copy_from_slice(&codec::VERSION.to_le_bytes());
+    bytes[8..].copy_from_slice(&nonce.0);
+    bytes
+}
+
+async fn read_hello(stream: &mut SubstreamBox) -> Result<Nonce, AdmissionError> {
+    let magic: [u8; 6] = receive(stream).await?;
+    read_hello_after(magic, stream).await
+}
+
+async fn read_hello_after(magic: [u8; 6], stream: &mut SubstreamBox) -> Result<Nonce, AdmissionError> {
+    if magic != MAGIC {
+        return Err(AdmissionError::Foreign);
+    }
+    let theirs = u16::from_le_bytes(receive(stream).await?);
+    if theirs != codec::VERSION {
+        return Err(AdmissionError::Version { theirs });
+    }
+    Ok(Nonce(receive(stream).await?))
+}
+
+pub(super) async fn send(stream: &mut SubstreamBox, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
+}
+
+pub(super) async fn receive<const N: usize>(stream: &mut SubstreamBox) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes).await?;
+    Ok(bytes)
+}

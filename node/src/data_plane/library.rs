@@ -1,0 +1,130 @@
+//! A shelf of models' small files: this peer's own for others to fetch, and others' fetched for this peer's gateway.
+
+use crate::data_plane::links::{Links, Stream};
+use crate::data_plane::models::{FilesQuery, ModelFiles, ModelFilesError};
+use crate::data_plane::roster::Roster;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tsnode_kernels::source::ModelSource;
+use tsnode_protocol::{ModelCard, ModelFile, ModelId, PeerId, limits, stream::Opening};
+
+/// Fetched models kept in memory; the one asked for longest ago goes first.
+const KEPT: usize = 8;
+
+/// This peer's own models' small files.
+#[derive(Clone, Default)]
+pub struct Shelf {
+    source: Option<Arc<ModelSource>>,
+}
+
+impl Shelf {
+    /// A shelf with the files of `source`.
+    #[must_use]
+    pub fn new(source: Option<Arc<ModelSource>>) -> Self {
+        Self { source }
+    }
+
+    fn file(&self, model: ModelId, name: &str) -> Option<&[u8]> {
+        let source = self.source.as_deref().filter(|s| s.card().id == model)?;
+        // Only what the card lists: a shelf is no way to a peer's disk.
+        source.card().files.iter().find(|f| f.name == name)?;
+        source.file(name)
+    }
+
+    /// Answers a request for a file; an unknown one gets a closed stream.
+    pub(crate) async fn give(&self, model: ModelId, name: &str, stream: Stream) {
+        let Stream { mut sender, receiver: _receiver } = stream;
+        if let Some(bytes) = self.file(model, name)
+            && sender.send_bytes(bytes, limits::MODEL_FILE_BYTES).await.is_ok()
+        {
+            let _ = sender.finish();
+        }
+    }
+
+    /// All of them, if there is a model.
+    #[must_use]
+    pub fn own(&self) -> Option<ModelFiles> {
+        let card = self.source.as_deref()?.card();
+        let read = |f: &ModelFile| Some((f.name.clone(), self.file(card.id, &f.name)?.to_vec()));
+        Some(ModelFiles { card: card.clone(), files: Arc::new(card.files.iter().filter_map(read).collect()) })
+    }
+}
+
+/// Answers questions for models' files until `stop`.
+pub async fn run(
+    shelf: Shelf,
+    links: Links,
+    roster: Roster,
+    mut queries: mpsc::Receiver<FilesQuery>,
+    stop: CancellationToken,
+) {
+    let mut kept: Vec<ModelFiles> = Vec::new();
+    loop {
+        let query = tokio::select! {
+            () = stop.cancelled() => return,
+            query = queries.recv() => match query { Some(query) => query, None => return },
+        };
+        let found = match kept.iter().position(|m| m.card.id == query.model) {
+            Some(at) => Ok(kept.remove(at)),
+            None => match shelf.own().filter(|files| files.card.id == query.model) {
+                Some(files) => Ok(files),
+                None => fetch(query.model, &links, &roster).await,
+            },
+        };
+        if let Ok(files) = &found {
+            kept.push(files.clone());
+            if kept.len() > KEPT {
+                kept.remove(0);
+            }
+        }
+        // An asker that has gone needs no answer.
+        let _ = query.answer.send(found);
+    }
+}
+
+async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFiles, ModelFilesError> {
+    let card = roster.card(model).ok_or(ModelFilesError::Unknown)?;
+    let mut why = String::from("no peer has it");
+    for peer in roster.holders(model) {
+        match fetch_all(&card, peer, links, roster).await {
+            Ok(files) => return Ok(ModelFiles { card, files: Arc::new(files) }),
+            Err(error) => why = format!("{peer}: {error}"),
+        }
+    }
+    Err(ModelFilesError::Fetch(why))
+}
+
+async fn fetch_all(
+    card: &ModelCard,
+    peer: PeerId,
+    links: &Links,
+    roster: &Roster,
+) -> Result<BTreeMap<String, Vec<u8>>, String> {
+    let mut files = BTreeMap::new();
+    for file in &card.files {
+        let bytes = fetch_one(card.id, file, peer, links, roster).await?;
+        files.insert(file.name.clone(), bytes);
+    }
+    Ok(files)
+}
+
+async fn fetch_one(
+    model: ModelId,
+    file: &ModelFile,
+    peer: PeerId,
+    links: &Links,
+    roster: &Roster,
+) -> Result<Vec<u8>, String> {
+    let opening = Opening::File { model, name: file.name.clone() };
+    let addresses = roster.data_addresses(peer);
+    let mut stream = links.open(peer, &addresses, &opening).await.map_err(|e| e.to_string())?;
+    let limit = file.bytes.min(limits::MODEL_FILE_BYTES as u64) as usize;
+    let bytes = stream.receiver.recv_bytes(limit).await.map_err(|e| e.to_string())?;
+    let bytes = bytes.ok_or_else(|| format!("{} was not given", file.name))?;
+    if *blake3::hash(&bytes).as_bytes() != file.hash {
+        return Err(format!("{} is not what its hash says", file.name));
+    }
+    Ok(bytes.to_vec())
+}

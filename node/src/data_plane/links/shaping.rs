@@ -1,0 +1,273 @@
+//! Datagrams leave no faster than the owner allows, and as late and slow as a network that is pretended; a full queue drops
+//! them.
+//!
+//! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
+
+use super::uplink::Uplink;
+use crate::data_plane::listening::canonical;
+use crate::faults::{Faults, Wall};
+use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tsnode_protocol::BytesPerSecond;
+
+/// Datagrams between QUIC and the queue; above it they are dropped.
+const WAITING: usize = 4096;
+/// A router's buffer: what the link carries in this time, and never less than this many bytes.
+const BUFFER: Duration = Duration::from_millis(60);
+const BUFFER_BYTES: f64 = 128.0 * 1024.0;
+/// Datagrams that leave together, which costs a tenth of leaving one by one: as many as the link carries in this time, and
+/// QUIC gives.
+const TOGETHER: Duration = Duration::from_micros(250);
+const MOST_TOGETHER: f64 = 10.0;
+/// How long a wall that is pretended remembers who was called.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// What would arrive so soon arrives now: timers wake a millisecond later than asked, and a link of 1 Gbit/s has no such
+/// latency. Rates are kept by when each link is free again.
+const SOON: Duration = Duration::from_micros(500);
+/// A full datagram, about.
+const DATAGRAM: f64 = 1452.0;
+
+/// Limits on what leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shaping {
+    /// What leaves to all peers together.
+    pub upload: Option<BytesPerSecond>,
+    /// What the link to each peer carries.
+    pub bandwidth: Option<BytesPerSecond>,
+    /// How long a datagram is on its way.
+    pub latency: Duration,
+}
+
+impl Shaping {
+    /// These limits, and those of a fault.
+    #[must_use]
+    pub fn under(self, faults: &Faults) -> Self {
+        let bandwidth = faults.mbit.map(|mbit| BytesPerSecond(mbit * 1e6 / 8.0)).or(self.bandwidth);
+        Self { bandwidth, latency: self.latency + Duration::from_secs_f64(faults.ms / 1e3), ..self }
+    }
+
+    /// What the slower of the two carries.
+    fn slowest(&self) -> f64 {
+        let rate = |rate: Option<BytesPerSecond>| rate.map_or(f64::INFINITY, |r| r.0);
+        rate(self.upload).min(rate(self.bandwidth))
+    }
+
+    /// Datagrams that may leave together.
+    fn together(&self) -> usize {
+        (self.slowest() * TOGETHER.as_secs_f64() / DATAGRAM).clamp(1.0, MOST_TOGETHER) as usize
+    }
+}
+
+/// One datagram, or a few of the same size (but the last) that leave together.
+#[derive(Debug)]
+struct Datagram {
+    to: SocketAddr,
+    ecn: Option<EcnCodepoint>,
+    bytes: Vec<u8>,
+    /// The size of one, where there are several.
+    segment: Option<usize>,
+}
+
+/// A socket behind such links.
+#[derive(Debug)]
+pub(super) struct Shaped {
+    socket: Arc<dyn AsyncUdpSocket>,
+    queue: mpsc::Sender<Datagram>,
+    shaping: Shaping,
+    faults: Option<watch::Receiver<Faults>>,
+    /// Who was called, and when last: a wall lets their answers in. Held for map operations only.
+    called: Mutex<BTreeMap<SocketAddr, Instant>>,
+}
+
+impl Shaped {
+    fn wall(&self) -> Wall {
+        self.faults.as_ref().map_or(Wall::None, |faults| faults.borrow().wall)
+    }
+
+    /// A packet leaves; says whether the wall lets it.
+    fn calls(&self, to: SocketAddr) -> bool {
+        let wall = self.wall();
+        if wall == Wall::Nat {
+            let (now, mut called) = (Instant::now(), self.called.lock().unwrap_or_else(PoisonError::into_inner));
+            called.retain(|_, at| now < *at + REMEMBERED);
+            called.insert(to, now);
+        }
+        wall != Wall::Udp
+    }
+
+    /// Whether the wall lets a packet in.
+    fn lets_in(&self, from: SocketAddr) -> bool {
+        let called = || {
+            let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);
+            called.get(&from).is_some_and(|at| Instant::now() < *at + REMEMBERED)
+        };
+        match self.wall() {
+            Wall::None => true,
+            Wall::Nat => called(),
+            Wall::Udp => false,
+        }
+    }
+
+    /// Starts the task that delays what is sent, until `stop`.
+    pub(super) fn start(
+        socket: Arc<dyn AsyncUdpSocket>,
+        shaping: Shaping,
+        uplink: Arc<Uplink>,
+        faults: Option<watch::Receiver<Faults>>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let (queue, datagrams) = mpsc::channel(WAITING);
+        let connection = ShapedPath {
+            socket: socket.clone(),
+            shaping,
+            faults: faults.clone(),
+            links: BTreeMap::new(),
+            uplink,
+            on_the_way: VecDeque::new(),
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = connection.run(datagrams) => {}
+            }
+        });
+        Arc::new(Self { socket, queue, shaping, faults, called: Mutex::default() })
+    }
+}
+
+/// Never makes QUIC wait: like a network card in front of a router, it takes everything.
+#[derive(Debug)]
+struct AlwaysReady;
+
+impl UdpPoller for AlwaysReady {
+    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncUdpSocket for Shaped {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(AlwaysReady)
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let Transmit { destination: to, ecn, contents, segment_size: segment, .. } = *transmit;
+        if !self.calls(to) {
+            return Ok(());
+        }
+        let datagram = Datagram { to, ecn, bytes: contents.to_vec(), segment };
+        // A full queue loses the datagram, as a network does.
+        let _ = self.queue.try_send(datagram);
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let came = ready!(self.socket.poll_recv(cx, bufs, meta))?;
+        for meta in meta.iter_mut().take(came).filter(|meta| !self.lets_in(meta.addr)) {
+            // Nothing came.
+            meta.len = 0;
+        }
+        Poll::Ready(Ok(came))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        let shaped = self.faults.as_ref().map(|faults| self.shaping.under(&faults.borrow()));
+        shaped.unwrap_or(self.shaping).together().min(self.socket.max_transmit_segments())
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.socket.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.socket.may_fragment()
+    }
+}
+
+/// All links from here.
+struct ShapedPath {
+    socket: Arc<dyn AsyncUdpSocket>,
+    shaping: Shaping,
+    faults: Option<watch::Receiver<Faults>>,
+    /// When each link has sent what it was given.
+    links: BTreeMap<SocketAddr, Instant>,
+    /// The same for this host.
+    uplink: Arc<Uplink>,
+    /// In the order of arrival; equal latencies keep it nearly sorted.
+    on_the_way: VecDeque<(Instant, Datagram)>,
+}
+
+impl ShapedPath {
+    async fn run(mut self, mut datagrams: mpsc::Receiver<Datagram>) {
+        loop {
+            let next = self.on_the_way.front().map(|(at, _)| *at);
+            tokio::select! {
+                datagram = datagrams.recv() => match datagram {
+                    Some(datagram) => {
+                        self.take(datagram);
+                        self.deliver();
+                    }
+                    None => return,
+                },
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.deliver(),
+            }
+        }
+    }
+
+    fn take(&mut self, datagram: Datagram) {
+        let (now, size) = (Instant::now(), datagram.bytes.len());
+        let Some(shaping) = self.shaping_to(datagram.to) else { return };
+        let Shaping { bandwidth, latency, .. } = shaping;
+        let link = self.links.entry(datagram.to).or_insert(now);
+        let start = self.uplink.turn(now.max(if bandwidth.is_some() { *link } else { now }));
+        let room = BUFFER.max(Duration::try_from_secs_f64(BUFFER_BYTES / shaping.slowest()).unwrap_or(Duration::MAX));
+        if start - now > room {
+            return;
+        }
+        *link = bandwidth.map_or(start, |rate| start + Duration::from_secs_f64(size as f64 / rate.0));
+        let arrival = self.uplink.take(start, size).max(*link) + latency;
+        let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
+        self.on_the_way.insert(at, (arrival, datagram));
+    }
+
+    /// What limits datagrams to there; none leave where the way is cut.
+    fn shaping_to(&self, to: SocketAddr) -> Option<Shaping> {
+        let Some(faults) = &self.faults else { return Some(self.shaping) };
+        let faults = faults.borrow();
+        (!faults.cuts(canonical(to))).then(|| self.shaping.under(&faults))
+    }
+
+    fn deliver(&mut self) {
+        let soon = Instant::now() + SOON;
+        while self.on_the_way.front().is_some_and(|(at, _)| *at <= soon) {
+            let Some((_, datagram)) = self.on_the_way.pop_front() else { return };
+            // What the system does not take is lost, as on a network.
+            let _ = self.socket.try_send(&Transmit {
+                destination: datagram.to,
+                ecn: datagram.ecn,
+                contents: &datagram.bytes,
+                segment_size: datagram.segment,
+                src_ip: None,
+            });
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Prompt flow 3: how gateways talk to a group's leader, in this process or over a stream.
+
+use crate::data_plane::links::{FrameSender, LinkError, Stream};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tsnode_protocol::{
+    PeerId, RequestId, limits,
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
+};
+
+/// Orders to one sequence that its leader has not read yet; a gateway sends at most three in a request's life.
+pub const ORDERS: usize = 8;
+
+/// How long a sequence's last event may be on its way.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// A gateway's request to the leader of a group on this peer.
+#[derive(Debug)]
+pub enum LeaderRequest {
+    /// Take a sequence for decoding.
+    Decode {
+        /// Whose client it is for, as TLS proved, or this very peer.
+        gateway: PeerId,
+        /// What is asked.
+        request: DecodeRequest,
+        /// Orders that follow; closed means the gateway has gone.
+        orders: mpsc::Receiver<DecodeOrder>,
+        /// Where the leader answers.
+        events: mpsc::Sender<DecodeEvent>,
+    },
+    /// Compute a prompt and send its KV away.
+    Prefill {
+        /// Whose client it is for, as TLS proved, or this very peer.
+        gateway: PeerId,
+        /// What is asked.
+        request: PrefillRequest,
+        /// Where the leader answers; closed means the gateway has gone.
+        events: mpsc::Sender<PrefillEvent>,
+    },
+}
+
+impl LeaderRequest {
+    /// Whose request.
+    #[must_use]
+    pub fn request(&self) -> RequestId {
+        match self {
+            Self::Decode { request, .. } => request.request,
+            Self::Prefill { request, .. } => request.request,
+        }
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub fn gateway(&self) -> PeerId {
+        let (Self::Decode { gateway, .. } | Self::Prefill { gateway, .. }) = self;
+        *gateway
+    }
+}
+
+/// Events that are no tokens: what is said of a prompt in parts, and what is said once.
+const OTHER_EVENTS: usize = limits::SEQUENCE_TOKENS as usize / limits::PROMPT_LOGPROBS + 8;
+
+/// Room for every event a sequence can have, up to a bound: a client that stops reading must not hold the batch up.
+#[must_use]
+pub fn event_room(max_new_tokens: u32) -> usize {
+    (max_new_tokens as usize).saturating_add(OTHER_EVENTS).min(64 * 1024)
+}
+
+/// Serves a gateway's decode stream: its orders to `orders`, the leader's `events` to the stream.
+/// Ends when either side does; the leader sees a closed channel then.
+pub(super) async fn serve_decode(
+    stream: Stream,
+    orders: mpsc::Sender<DecodeOrder>,
+    mut events: mpsc::Receiver<DecodeEvent>,
+) {
+    let Stream { mut sender, mut receiver } = stream;
+    loop {
+        tokio::select! {
+            order = receiver.recv::<DecodeOrder>() => match order {
+                Ok(Some(order)) => if orders.send(order).await.is_err() { return },
+                Ok(None) | Err(_) => return,
+            },
+            event = events.recv() => {
+                let Some(event) = event else { return said(sender).await };
+                let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
+                if sender.send(&event).await.is_err() { return }
+                if last { return said(sender).await }
+            }
+        }
+    }
+}
+
+/// Serves a gateway's prefill stream.
+pub(super) async fn serve_prefill(stream: Stream, mut events: mpsc::Receiver<PrefillEvent>) {
+    let Stream { mut sender, receiver } = stream;
+    loop {
+        tokio::select! {
+            () = sender.closed() => return,
+            event = events.recv() => {
+                let Some(event) = event else { break };
+                let last = matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
+                if sender.send(&event).await.is_err() { return }
+                if last { break }
+            }
+        }
+    }
+    said(sender).await;
+    drop(receiver);
+}
+
+/// That was all: until the far end has it, or has gone. A peer that leaves waits for that with its connections.
+async fn said(mut sender: FrameSender) {
+    if sender.finish().is_ok() {
+        // Whoever does not take it in that time misses it.
+        let _ = timeout(LAST_WORD, sender.closed()).await;
+    }
+}
+
+/// The gateway's end of a decode stream, wherever the leader is.
+pub(crate) async fn follow_decode(
+    stream: Stream,
+    mut orders: mpsc::Receiver<DecodeOrder>,
+    events: mpsc::Sender<DecodeEvent>,
+) -> Result<(), LinkError> {
+    let Stream { mut sender, mut receiver } = stream;
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(order) => sender.send(&order).await?,
+                None => return Ok(()),
+            },
+            event = receiver.recv::<DecodeEvent>() => {
+                let Some(event) = event? else { return Ok(()) };
+                event.check().map_err(|why| receiver.refuse(why))?;
+                let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
+                if events.send(event).await.is_err() || last { return Ok(()) }
+            }
+        }
+    }
+}

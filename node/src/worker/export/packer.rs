@@ -1,0 +1,161 @@
+//! Packs a sequence's KV into tiles, on the compute thread: in the middle of a step, or between steps what was left then.
+
+use bytes::Bytes;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tsnode_kernels::engine::{Engine, EngineError, Fresh, StageKey, Tap};
+use tsnode_protocol::{KvCodec, LayerRange, RequestId, Seconds, TileHeader, kv::Packing};
+
+/// Tokens in a tile at most: as many as a step computes.
+const PIECE: u32 = 512;
+
+/// A packed tile on its way to the network.
+#[derive(Clone)]
+pub(super) struct Tile {
+    pub header: TileHeader,
+    pub payload: Bytes,
+}
+
+/// What is to be packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub stage: StageKey,
+    pub request: RequestId,
+    pub codec: KvCodec,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Layers that somebody wants.
+    pub layers: LayerRange,
+    pub heads: u32,
+}
+
+/// A sequence's packing. Clones are one; it is worked with on the compute thread only, but for looks at how far it is.
+#[derive(Clone)]
+pub(super) struct Packer(Arc<Mutex<Progress>>);
+
+struct Progress {
+    wanted: Wanted,
+    /// The first token of each layer that is in no tile yet.
+    next: Vec<u32>,
+    tiles: mpsc::Sender<Tile>,
+    spent: Duration,
+    /// Of that, after the whole prompt was computed.
+    late: Duration,
+}
+
+impl Packer {
+    /// Nothing is packed yet; tiles go to `tiles`, and wait in pages where that is full.
+    pub fn new(wanted: Wanted, tiles: mpsc::Sender<Tile>) -> Self {
+        let next = vec![0; wanted.layers.len() as usize];
+        let (spent, late) = (Duration::ZERO, Duration::ZERO);
+        Self(Arc::new(Mutex::new(Progress { wanted, next, tiles, spent, late })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        // A panic while packing ends the sequence; what it leaves is only counters.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something of the first `computed` tokens could be packed.
+    pub fn lags(&self, computed: u32) -> bool {
+        let p = self.lock();
+        let end = p.wanted.codec.tile_end(computed, p.wanted.tokens);
+        p.next.iter().any(|next| *next < end)
+    }
+
+    pub fn packing(&self) -> Packing {
+        let p = self.lock();
+        Packing { all: Seconds(p.spent.as_secs_f64()), tail: Seconds(p.late.as_secs_f64()) }
+    }
+
+    /// Packs what is there of the first `computed` tokens and not packed yet, as far as there is room for tiles: a tile of each layer
+    /// in turn, so that all who send layers have some.
+    pub fn catch_up(&self, engine: &mut Engine, computed: u32) -> Result<(), EngineError> {
+        let mut p = self.lock();
+        let late = computed >= p.wanted.tokens;
+        let mut packed = true;
+        while std::mem::take(&mut packed) {
+            for layer in p.wanted.layers.iter() {
+                let Wanted { stage, request, codec, .. } = p.wanted;
+                let fill =
+                    |tile: &TileHeader, payload: &mut Vec<u8>| engine.export(stage, request, tile, codec, payload);
+                packed |= p.pack(layer, computed, late, fill)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a layer out of the step that computes it, which ends with token `end`.
+    pub fn tap(&self, layer: u32, end: u32, fresh: &mut Fresh<'_>) {
+        let mut p = self.lock();
+        if !p.wanted.layers.contains(layer) {
+            return;
+        }
+        let Wanted { request, codec, .. } = p.wanted;
+        let mut fill = |tile: &TileHeader, payload: &mut Vec<u8>| {
+            let there = fresh.export(request, tile.token_start..tile.token_end, codec, payload);
+            if there { Ok(()) } else { Err(EngineError::NoSequence(request)) }
+        };
+        // What cannot be packed now fails again after the step, where somebody hears of it.
+        while let Ok(true) = p.pack(layer, end, false, &mut fill) {}
+    }
+}
+
+impl Progress {
+    /// One tile of a layer; whether there was one, and room.
+    fn pack(
+        &mut self,
+        layer: u32,
+        computed: u32,
+        late: bool,
+        mut fill: impl FnMut(&TileHeader, &mut Vec<u8>) -> Result<(), EngineError>,
+    ) -> Result<bool, EngineError> {
+        let Wanted { codec, tokens, layers, heads, .. } = self.wanted;
+        let (end, place) = (codec.tile_end(computed, tokens), (layer - layers.start) as usize);
+        if self.next[place] >= end {
+            return Ok(false);
+        }
+        // Nobody takes tiles, or there is no room: KV waits in its pages.
+        let Ok(room) = self.tiles.try_reserve() else { return Ok(false) };
+        let Range { start, end } = self.next[place]..end.min(self.next[place] + PIECE);
+        let mut header =
+            TileHeader { layer, head_start: 0, head_end: heads, token_start: start, token_end: end, bytes: 0 };
+        let (mut payload, began) = (Vec::new(), Instant::now());
+        fill(&header, &mut payload)?;
+        header.bytes = payload.len() as u32;
+        let took = began.elapsed();
+        self.spent += took;
+        self.late += if late { took } else { Duration::ZERO };
+        self.next[place] = end;
+        room.send(Tile { header, payload: payload.into() });
+        Ok(true)
+    }
+}
+
+/// The exports of one step's sequences.
+#[derive(Default)]
+pub(in crate::worker) struct Taps {
+    taken: Vec<(Packer, u32)>,
+}
+
+impl Taps {
+    /// A sequence whose tokens up to `end` are in the step.
+    pub(super) fn add(&mut self, packer: Packer, end: u32) {
+        self.taken.push((packer, end));
+    }
+
+    /// For the engine; none where nobody takes anything.
+    pub fn as_tap(&mut self) -> Option<&mut dyn Tap> {
+        if self.taken.is_empty() { None } else { Some(self) }
+    }
+}
+
+impl Tap for Taps {
+    fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>) {
+        for (packer, end) in &self.taken {
+            packer.tap(layer, *end, fresh);
+        }
+    }
+}

@@ -1,0 +1,587 @@
+//! Prompt flow 3, 4 and 8: the first stage of a group. Its batcher decides; this task carries out.
+//!
+//! A group of one stage talks to its worker alone; a longer one first builds a ring through all its stages, and
+//! builds it again whenever it breaks.
+
+use super::{
+    checks::Checks,
+    client::LeaderRequest,
+    compute::Compute,
+    member::{RingStream, open_onward},
+    speculator::{DraftModel, Order, Speculator, SpeculatorGone},
+    stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
+};
+use crate::data_plane::links::{Attended, FrameReceiver, Stream};
+use crate::data_plane::roster::Roster;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_protocol::{
+    Group, KvCodec, Load, PeerId, RequestId, RingId, Token,
+    ring::{KvExport, RingFrame, RingHello},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent},
+};
+
+/// Requests waiting to be looked at by the leader; above it gateways wait.
+pub(super) const REQUESTS: usize = 256;
+/// What gateways of running sequences say, not yet looked at.
+const WORDS: usize = 1024;
+/// How long a ring may take to come round once.
+const RING_PATIENCE: Duration = Duration::from_secs(5);
+/// Why nothing is taken while there is no ring.
+const NOT_UP: &str = "the group is not up";
+/// Pause before a ring is built again.
+const RING_PAUSE: Duration = Duration::from_millis(300);
+/// How often a drained group looks whether its last sequence has ended.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
+
+/// What a leader tells of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Report {
+    /// Takes requests.
+    pub ready: bool,
+    pub load: Load,
+}
+
+/// Everything a leader's task is given.
+pub(super) struct LeaderSetup {
+    pub group: Group,
+    pub context: StageContext,
+    pub roster: Roster,
+    pub config: BatcherConfig,
+    /// What guesses beside prompt lookup.
+    pub draft: Option<DraftModel>,
+    pub checks: Arc<Checks>,
+    pub requests: mpsc::Receiver<LeaderRequest>,
+    pub rings: mpsc::Receiver<RingStream>,
+    pub report: watch::Sender<Report>,
+    /// The group is no longer served: take nothing new, finish what runs.
+    pub retire: CancellationToken,
+    /// Peers on their way out, or wanted back by their owners: once the plan no longer has a group with one of them, what runs
+    /// there goes on elsewhere.
+    pub going: Going,
+    /// What is loaded next needs this stage's memory: what runs on a retired group goes on elsewhere.
+    pub evict: CancellationToken,
+    pub stop: CancellationToken,
+}
+
+/// Peers on their way out, as their host hears of them, this one among them.
+#[derive(Clone)]
+pub(super) struct Going {
+    pub me: PeerId,
+    /// Whether this peer is.
+    pub moving: watch::Receiver<bool>,
+    /// Which others are.
+    pub others: watch::Receiver<Arc<BTreeSet<PeerId>>>,
+}
+
+impl Going {
+    /// Whether a group has such a peer.
+    pub fn has_of(&self, group: &Group) -> bool {
+        let goes = |peer| if peer == self.me { *self.moving.borrow() } else { self.others.borrow().contains(&peer) };
+        group.stages.iter().any(|stage| goes(stage.peer))
+    }
+}
+
+/// What a gateway says of a running sequence.
+enum Word {
+    Order(Turn, DecodeOrder),
+    Gone(Turn),
+}
+
+/// A request as it came: the same one may come again after its gateway has hung up, and before that is heard of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Turn {
+    request: RequestId,
+    nth: u64,
+}
+
+/// What follows from one thing that happened: at most that a sequence ends and another begins.
+type Heard = [Option<Event>; 2];
+
+/// What a gateway knows of a sequence beside its prompt.
+struct Known {
+    answered: Vec<Token>,
+    codec: KvCodec,
+}
+
+/// The way back to a sequence's gateway.
+enum Client {
+    Decode(mpsc::Sender<DecodeEvent>),
+    Prefill(mpsc::Sender<PrefillEvent>),
+}
+
+/// A request that was taken.
+struct Served {
+    turn: Turn,
+    /// Who asked, and alone may ask for it again.
+    gateway: PeerId,
+    client: Client,
+}
+
+/// Leads the group until `stop`, or until it is retired and empty.
+pub(super) async fn run(setup: LeaderSetup) {
+    let stop = setup.stop.clone();
+    let mut leader = Leader::new(setup);
+    loop {
+        let ended = tokio::select! {
+            () = stop.cancelled() => return,
+            ended = leader.one_ring() => ended,
+        };
+        leader.report.send_modify(|r| r.ready = false);
+        match ended {
+            Ended::Drained => return,
+            Ended::Leaving(why) => return leader.broken(why.into()),
+            Ended::Broken(why) => {
+                tracing::info!(group = %leader.group.id, %why, "ring broke");
+                leader.broken(why.to_string());
+                // The plan goes on without this group, and nothing runs here any more.
+                if leader.retire.is_cancelled() {
+                    return;
+                }
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(RING_PAUSE) => {}
+        }
+    }
+}
+
+enum Ended {
+    Drained,
+    /// What runs is for others to go on with.
+    Leaving(&'static str),
+    Broken(StageError),
+}
+
+struct Leader {
+    group: Group,
+    context: StageContext,
+    roster: Roster,
+    batcher: Batcher,
+    draft: Option<DraftModel>,
+    checks: Arc<Checks>,
+    clients: BTreeMap<RequestId, Served>,
+    turns: u64,
+    requests: mpsc::Receiver<LeaderRequest>,
+    rings: mpsc::Receiver<RingStream>,
+    words: mpsc::Receiver<Word>,
+    speak: mpsc::Sender<Word>,
+    report: watch::Sender<Report>,
+    retire: CancellationToken,
+    going: Going,
+    evict: CancellationToken,
+    started: Instant,
+}
+
+/// A ring that has come round.
+struct Ring {
+    worker: mpsc::Sender<Arrived>,
+    /// Knows this ring's sequences only.
+    speculator: Option<Speculator>,
+    back: mpsc::Receiver<RingFrame>,
+    /// Resolves when the ring breaks.
+    end: tokio::task::JoinHandle<StageError>,
+}
+
+impl Leader {
+    fn new(setup: LeaderSetup) -> Self {
+        let (speak, words) = mpsc::channel(WORDS);
+        Self {
+            batcher: Batcher::new(setup.config),
+            draft: setup.draft,
+            checks: setup.checks,
+            group: setup.group,
+            context: setup.context,
+            roster: setup.roster,
+            clients: BTreeMap::new(),
+            turns: 0,
+            requests: setup.requests,
+            rings: setup.rings,
+            words,
+            speak,
+            report: setup.report,
+            retire: setup.retire,
+            going: setup.going,
+            evict: setup.evict,
+            started: Instant::now(),
+        }
+    }
+
+    /// Builds a ring and works with it until it breaks or the group is drained.
+    async fn one_ring(&mut self) -> Ended {
+        let mut ring = match self.build().await {
+            Ok(ring) => ring,
+            Err(error) => return Ended::Broken(error),
+        };
+        tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
+        let mut unresponsive = self.context.links.unresponsive();
+        let mut attended = Vec::new();
+        loop {
+            self.tell();
+            self.attend(&mut attended);
+            if let Some(peer) = self.unresponsive_one(&unresponsive.borrow_and_update()) {
+                return Ended::Broken(StageError::Protocol(format!("{peer} gives no sign of life")));
+            }
+            if self.retire.is_cancelled() && self.clients.is_empty() {
+                return Ended::Drained;
+            }
+            if self.retire.is_cancelled() && self.going.has_of(&self.group) {
+                return Ended::Leaving("a peer of it lends no longer");
+            }
+            if self.retire.is_cancelled() && self.evict.is_cancelled() {
+                return Ended::Leaving("its memory is needed");
+            }
+            let wake = self.batcher.deadline().map(|at| self.started + at);
+            let retiring = self.retire.is_cancelled();
+            let events: Heard = tokio::select! {
+                biased;
+                frame = ring.back.recv() => match frame {
+                    Some(frame) => [from_ring(frame, &self.context.compute), None],
+                    None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
+                },
+                why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
+                drafted = answer_of(&mut ring.speculator) => match drafted {
+                    Ok(event) => [Some(event), None],
+                    Err(gone) => return Ended::Broken(gone.into()),
+                },
+                Ok(()) = unresponsive.changed() => Heard::default(),
+                Some(word) = self.words.recv() => [self.hear(word), None],
+                Some(request) = self.requests.recv() => self.take(request, retiring),
+                () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
+                () = sleep(DRAIN_LOOK), if retiring => Heard::default(),
+                () = self.retire.cancelled(), if !retiring => Heard::default(),
+            };
+            for event in events.into_iter().flatten() {
+                for action in self.batcher.on_event(self.started.elapsed(), event) {
+                    if let Err(error) = self.act(action, &ring) {
+                        return Ended::Broken(error);
+                    }
+                }
+                self.checks.add(self.batcher.take_checked());
+            }
+        }
+    }
+
+    /// Something is expected of the other stages while anything runs here.
+    fn attend(&self, attended: &mut Vec<Attended>) {
+        if self.clients.is_empty() {
+            attended.clear();
+        } else if attended.is_empty() {
+            attended.extend(self.others().map(|peer| self.context.links.attend(peer)));
+        }
+    }
+
+    /// One of the other stages that gives no sign of life while anything runs here.
+    fn unresponsive_one(&self, unresponsive: &BTreeSet<PeerId>) -> Option<PeerId> {
+        self.others().find(|peer| unresponsive.contains(peer)).filter(|_| !self.clients.is_empty())
+    }
+
+    fn others(&self) -> impl Iterator<Item = PeerId> {
+        self.group.stages.iter().map(|stage| stage.peer).filter(|peer| *peer != self.context.me)
+    }
+
+    async fn build(&mut self) -> Result<Ring, StageError> {
+        let (worker, arrived) = mpsc::channel(FRAMES);
+        let (to_leader, back) = mpsc::channel(FRAMES);
+        if self.group.stages.len() == 1 {
+            let work = Worker::run(self.context.clone(), Downstream::Leader(to_leader), arrived);
+            return Ok(Ring { worker, speculator: self.speculator(), back, end: tokio::spawn(work) });
+        }
+        let hello = RingHello {
+            group: self.group.id,
+            ring: RingId(crate::random_bytes()),
+            model: self.group.model,
+            stages: self.group.stages.clone(),
+            position: 0,
+        };
+        let Stream { sender, receiver: mut onward } =
+            open_onward(&self.group, &self.context, &self.roster, &hello).await?;
+        let retire = self.retire.clone();
+        let mut come = Box::pin(timeout(RING_PATIENCE, come_round(&mut self.rings, hello.ring)));
+        let closing = loop {
+            tokio::select! {
+                closing = &mut come => break closing,
+                // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
+                _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
+                () = retire.cancelled() => return Err(StageError::Protocol("the plan has changed".into())),
+                // Who asks now is better served elsewhere than by a ring that may never come round.
+                Some(request) = self.requests.recv() => refuse(request, NOT_UP),
+            }
+        };
+        drop(come);
+        let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
+        // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
+        let work = tokio::spawn(Worker::run(self.context.clone(), Downstream::Stream(sender), arrived));
+        let end = tokio::spawn(async move {
+            let Stream { sender: _keep, receiver } = closing;
+            let _onward = onward;
+            tokio::select! {
+                why = work => why.unwrap_or(StageError::Upstream),
+                why = read_back(receiver, to_leader) => why,
+            }
+        });
+        Ok(Ring { worker, speculator: self.speculator(), back, end })
+    }
+
+    fn speculator(&self) -> Option<Speculator> {
+        let StageContext { compute, shape, tasks, .. } = &self.context;
+        self.draft.clone().map(|draft| Speculator::start(draft, compute.clone(), shape.vocab, tasks))
+    }
+
+    fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
+        let id = request.request();
+        if retiring {
+            refuse(request, "the plan has changed");
+            return Heard::default();
+        }
+        // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its
+        // streams within seconds; until then its client, who has come back at another one, is served elsewhere, or asks again.
+        if self.clients.get(&id).is_some_and(|before| before.gateway != request.gateway()) {
+            tracing::debug!(request = %id, gateway = %request.gateway(), "runs here for another gateway: refused");
+            refuse(request, "another gateway has this request here");
+            return Heard::default();
+        }
+        let gateway = request.gateway();
+        // One that comes again has been given up by its gateway, which is not heard of yet.
+        let before = self.clients.remove(&id).map(|_| Event::Cancel { request: id });
+        self.turns += 1;
+        let turn = Turn { request: id, nth: self.turns };
+        let speak = self.speak.clone();
+        let (sequence, client) = match request {
+            LeaderRequest::Decode { request, mut orders, events, .. } => {
+                tokio::spawn(async move {
+                    while let Some(order) = orders.recv().await {
+                        if speak.send(Word::Order(turn, order)).await.is_err() {
+                            return;
+                        }
+                    }
+                    let _ = speak.send(Word::Gone(turn)).await;
+                });
+                let kind = if request.await_kv { Kind::AwaitKv } else { Kind::Local };
+                let DecodeRequest { prompt, answered, generation, codec, .. } = request;
+                let known = Known { answered, codec };
+                (self.sequence(id, prompt, known, generation, kind), Client::Decode(events))
+            }
+            LeaderRequest::Prefill { request, events, .. } => {
+                let watched = events.clone();
+                tokio::spawn(async move {
+                    watched.closed().await;
+                    let _ = speak.send(Word::Gone(turn)).await;
+                });
+                let export = KvExport { targets: request.targets, codec: request.codec, pace: request.pace };
+                let kind = Kind::Export(export);
+                // What is packed are copies: here the prompt's KV stays as it is.
+                let known = Known { answered: Vec::new(), codec: KvCodec::Raw };
+                (self.sequence(id, request.prompt, known, request.generation, kind), Client::Prefill(events))
+            }
+        };
+        self.clients.insert(id, Served { turn, gateway, client });
+        [before, Some(Event::Submit(sequence))]
+    }
+
+    fn sequence(
+        &self,
+        request: RequestId,
+        prompt: Vec<Token>,
+        known: Known,
+        generation: tsnode_protocol::stream::Generation,
+        kind: Kind,
+    ) -> NewSequence {
+        let room = match kind {
+            // Only the prompt's KV lives on the prefill side.
+            Kind::Export(_) => prompt.len() as u32,
+            _ => (prompt.len() as u32).saturating_add(generation.max_new_tokens),
+        };
+        let Known { answered, codec } = known;
+        let max_tokens = room.min(self.context.shape.context);
+        NewSequence { request, max_tokens, prompt, answered, codec, generation, kind }
+    }
+
+    fn hear(&mut self, word: Word) -> Option<Event> {
+        let (Word::Order(turn, _) | Word::Gone(turn)) = word;
+        let request = turn.request;
+        self.clients.get(&request).filter(|served| served.turn == turn)?;
+        Some(match word {
+            Word::Order(_, DecodeOrder::Begin(first)) => Event::Begin { request, first },
+            Word::Order(_, DecodeOrder::PrefillHere { first }) => Event::PrefillHere { request, first },
+            Word::Gone(_) => {
+                self.clients.remove(&request);
+                Event::Cancel { request }
+            }
+        })
+    }
+
+    fn act(&mut self, action: Action, ring: &Ring) -> Result<(), StageError> {
+        match action {
+            Action::Ring(frame) => ring
+                .worker
+                .try_send(Arrived::from(frame))
+                .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
+            Action::Guess { step, wanted } => Ok(ring.ask(Order::Guess { step, wanted })?),
+            Action::NoDrafts { request } => Ok(ring.ask(Order::Forget(request))?),
+            other => {
+                self.answer(other);
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the gateway. One that does not listen is heard of through its closed channel.
+    fn answer(&mut self, action: Action) {
+        let Some((request, mut event, last)) = to_client(action) else { return };
+        if let ToClient::Decode(DecodeEvent::Token { sampled, .. }) = &mut event
+            && self.context.links.spoils_token()
+        {
+            sampled.token.0 ^= 1;
+        }
+        match (self.clients.get(&request).map(|served| &served.client), event) {
+            (Some(Client::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
+            (Some(Client::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
+            (Some(Client::Decode(events)), ToClient::Failed(why)) => {
+                drop(events.try_send(DecodeEvent::End(tsnode_protocol::stream::End::Failed(why))));
+            }
+            (Some(Client::Prefill(events)), ToClient::Failed(why)) => drop(events.try_send(PrefillEvent::Failed(why))),
+            _ => {}
+        }
+        if last {
+            self.clients.remove(&request);
+        }
+    }
+
+    fn broken(&mut self, reason: String) {
+        for action in self.batcher.on_event(self.started.elapsed(), Event::RingBroken { reason }) {
+            self.answer(action);
+        }
+        self.clients.clear();
+        // Gateways that have not heard of it yet are not to wait for a ring that may never come round.
+        while let Ok(request) = self.requests.try_recv() {
+            refuse(request, NOT_UP);
+        }
+    }
+
+    fn tell(&self) {
+        let load = self.batcher.load();
+        self.report.send_if_modified(|report| {
+            let now = Report { ready: !self.retire.is_cancelled(), load };
+            let changed = *report != now;
+            *report = now;
+            changed
+        });
+    }
+}
+
+enum ToClient {
+    Decode(DecodeEvent),
+    Prefill(PrefillEvent),
+    /// The same to either kind.
+    Failed(String),
+}
+
+impl Ring {
+    fn ask(&self, order: Order) -> Result<(), SpeculatorGone> {
+        self.speculator.as_ref().ok_or(SpeculatorGone)?.order(order)
+    }
+}
+
+/// What a ring's speculator says, if there is one.
+async fn answer_of(speculator: &mut Option<Speculator>) -> Result<Event, SpeculatorGone> {
+    match speculator {
+        Some(speculator) => speculator.answer().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What a gateway is told of an action, and whether it is the last it hears.
+fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
+    use tsnode_protocol::stream::End;
+    Some(match action {
+        Action::Ring(_) | Action::Guess { .. } | Action::NoDrafts { .. } => return None,
+        Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
+        Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
+        Action::KvArrived { request, after, deliveries } => {
+            (request, ToClient::Decode(DecodeEvent::KvArrived { after, deliveries }), false)
+        }
+        Action::Computed { request, computed } => (request, ToClient::Decode(DecodeEvent::Computed(computed)), false),
+        Action::PromptLogprobs { request, from, logprobs } => {
+            (request, ToClient::Decode(DecodeEvent::PromptLogprobs { from, logprobs }), false)
+        }
+        Action::KvFailed { request, reason } => (request, ToClient::Decode(DecodeEvent::KvFailed(reason)), false),
+        Action::Token { request, index, sampled } => {
+            (request, ToClient::Decode(DecodeEvent::Token { index, sampled }), false)
+        }
+        Action::First { request, sampled, computed, cached } => {
+            (request, ToClient::Prefill(PrefillEvent::First { sampled, computed, cached }), false)
+        }
+        Action::KvSent { request, bytes, after } => {
+            (request, ToClient::Prefill(PrefillEvent::KvSent { bytes, after }), true)
+        }
+        Action::End { request, end: End::Failed(why) } => (request, ToClient::Failed(why), true),
+        Action::End { request, end } => (request, ToClient::Decode(DecodeEvent::End(end)), true),
+    })
+}
+
+/// Waits until the last stage's stream of this very ring arrives.
+async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Result<Stream, StageError> {
+    while let Some(arrived) = rings.recv().await {
+        if arrived.hello.ring == ring {
+            return Ok(arrived.stream);
+        }
+    }
+    Err(StageError::Upstream)
+}
+
+fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
+    Some(match frame {
+        RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
+        RingFrame::Grown { request, refused } => Event::Grown { request, refused },
+        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: compute.busy() },
+        RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
+        RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
+        RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
+        RingFrame::Failed { request, reason } => Event::Failed { request, reason },
+        // What a leader says is not for a leader to hear.
+        RingFrame::Admit(_)
+        | RingFrame::Grow(_)
+        | RingFrame::Step(_)
+        | RingFrame::Release(_)
+        | RingFrame::Settle { .. }
+        | RingFrame::Keep { .. }
+        | RingFrame::Forget(_) => return None,
+    })
+}
+
+fn refuse(request: LeaderRequest, why: &str) {
+    // A gateway that has gone need not be told.
+    match request {
+        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
+        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
+    }
+}
+
+/// Frames of the last stage, to the leader.
+async fn read_back(mut stream: FrameReceiver, leader: mpsc::Sender<RingFrame>) -> StageError {
+    loop {
+        match stream.recv::<RingFrame>().await {
+            Ok(Some(frame)) => {
+                if let Err(error) = frame.check() {
+                    return stream.refuse(error).into();
+                }
+                if leader.send(frame).await.is_err() {
+                    return StageError::Upstream;
+                }
+            }
+            Ok(None) => return StageError::Upstream,
+            Err(error) => return error.into(),
+        }
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}

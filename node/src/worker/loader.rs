@@ -1,0 +1,203 @@
+//! Plan flow 6: loads stages, one after the other and beside what runs.
+//!
+//! Loading reads every weight, which takes seconds to minutes: meanwhile the host answers, heartbeats go out, and stages
+//! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
+//! has left.
+
+use super::{compute::Compute, speculator::DraftModel};
+use crate::{hardware::memory::Need, view::Weights};
+use std::collections::BTreeMap;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tsnode_kernels::{
+    cuda::GpuError,
+    device,
+    engine::{Carried, Engine, EngineError, StageKey, Threads},
+    load::{LoadReport, Progress},
+    pages::PAGE_BYTES,
+    source::ModelSource,
+};
+use tsnode_protocol::{Group, LayerRange, Stage};
+
+/// A stage that a plan gives this peer.
+pub(super) struct Order {
+    /// Its group.
+    pub group: Group,
+    /// Its place in the ring.
+    pub position: usize,
+    /// The thread of the device that gets it.
+    pub compute: Compute,
+    /// Nobody wants it any more.
+    pub given_up: CancellationToken,
+}
+
+/// What became of an order.
+pub(super) struct Loaded {
+    pub order: Order,
+    pub stage: Result<StageKey, NotLoaded>,
+    /// What guesses for the groups that this peer leads, once it is loaded.
+    pub draft: Option<DraftModel>,
+}
+
+/// Why there is no stage.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotLoaded {
+    /// Nobody wants it any more.
+    #[error("not wanted any more")]
+    Unwanted,
+    /// There is no memory for it now.
+    #[error("{0}")]
+    NoRoom(String),
+    /// It cannot be loaded here.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<EngineError> for NotLoaded {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Gpu(GpuError::Memory { .. }) => Self::NoRoom(error.to_string()),
+            error => Self::failed(error),
+        }
+    }
+}
+
+impl NotLoaded {
+    fn failed(error: impl ToString) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Weights read since the start.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    stages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    pub fn so_far(&self) -> Weights {
+        Weights { stages: self.stages.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
+    }
+}
+
+/// Loads what is ordered until nobody can order any more.
+pub(super) struct Loader {
+    /// The model this peer has.
+    pub source: Option<Arc<ModelSource>>,
+    /// The draft model, if it has one.
+    pub draft: Option<Arc<ModelSource>>,
+    /// Threads that may be used.
+    pub threads: Threads,
+    /// How far it is, while it loads.
+    pub progress: watch::Sender<Option<Progress>>,
+    /// What was read.
+    pub tally: Arc<Tally>,
+    /// Where results go.
+    pub loaded: mpsc::Sender<Loaded>,
+}
+
+impl Loader {
+    pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
+        // By the device it is on.
+        let mut drafts = BTreeMap::new();
+        while let Some(order) = orders.recv().await {
+            let device = order.group.stages[order.position].device;
+            if order.position == 0 && !drafts.contains_key(&device) && !order.given_up.is_cancelled() {
+                drafts.extend(self.load_draft(&order.compute).await.map(|draft| (device, draft)));
+            }
+            let stage = if order.given_up.is_cancelled() { Err(NotLoaded::Unwanted) } else { self.load(&order).await };
+            self.progress.send_replace(None);
+            let draft = drafts.get(&device).cloned();
+            if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn load(&self, order: &Order) -> Result<StageKey, NotLoaded> {
+        let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
+        let Some(source) = self.source.clone().filter(|s| s.card().id == group.model) else {
+            return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
+        };
+        self.tally.stages.fetch_add(1, Ordering::Relaxed);
+        let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
+        let key = order.compute.call(move |engine| engine.take(stage)).await.map_err(NotLoaded::failed)?;
+        tracing::info!(
+            group = %group.id, phase = %group.phase, position = order.position, device, %layers,
+            bytes = report.bytes, seconds = report.took.as_secs_f64(),
+            quantised = report.quantised, packed = report.packed, packing_s = report.packing.as_secs_f64(),
+            "stage loaded"
+        );
+        Ok(key)
+    }
+
+    /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
+    /// only logged; the next group that is led there may find it can.
+    async fn load_draft(&self, compute: &Compute) -> Option<DraftModel> {
+        let source = self.draft.clone()?;
+        let (shape, name) = (source.card().shape, source.card().name.clone());
+        let loaded = async {
+            let (stage, report) = self.read_layers(compute, source, shape.all_layers()).await?;
+            let key = compute.call(move |engine| engine.take_beside(stage)).await.map_err(NotLoaded::failed)?;
+            Ok::<_, NotLoaded>((key, report))
+        };
+        match loaded.await {
+            Ok((key, report)) => {
+                tracing::info!(%name, bytes = report.bytes, seconds = report.took.as_secs_f64(), "draft model loaded");
+                Some(DraftModel::new(key, shape))
+            }
+            Err(error) => {
+                tracing::error!(%name, %error, "draft model not loaded: answers are guessed without it");
+                None
+            }
+        }
+    }
+
+    /// Reads layers and brings them to where that thread computes, which goes on meanwhile.
+    async fn read_layers(
+        &self,
+        compute: &Compute,
+        source: Arc<ModelSource>,
+        layers: LayerRange,
+    ) -> Result<(Carried, LoadReport), NotLoaded> {
+        let asked = |engine: &mut Engine| (engine.pages(), engine.gpus(), engine.carrier());
+        let (pages, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
+        // Pages in use have their memory already.
+        let kv = (pages.free * PAGE_BYTES) as u64;
+        let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
+        let load = move || -> Result<(Carried, LoadReport), NotLoaded> {
+            let mut before = 0;
+            let mut tell = |far: Progress| {
+                tally.bytes.fetch_add(far.done.saturating_sub(before), Ordering::Relaxed);
+                before = far.done;
+                progress.send_replace(Some(far));
+            };
+            let (stage, report) = if cards > 0 {
+                // Whether they have room for it the cards say.
+                let threads = Threads { ranks: cards, ..threads };
+                source.load_stage_for_gpus_by(threads, layers, &mut tell)
+            } else {
+                let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
+                need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
+                source.load_stage_by(threads, layers, &mut tell)
+            }
+            .map_err(NotLoaded::failed)?;
+            Ok((carrier.carry(stage)?, report))
+        };
+        on_a_thread(load).await.map_err(NotLoaded::Failed)?
+    }
+}
+
+/// Runs `work` on a thread that does not keep a peer from leaving, as a runtime's own would.
+async fn on_a_thread<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, String> {
+    let (answer, result) = oneshot::channel();
+    // Whoever asked may have gone; then nobody wants the result.
+    let run = move || drop(answer.send(work()));
+    std::thread::Builder::new().name("load".into()).spawn(run).map_err(|e| format!("no thread to load with: {e}"))?;
+    result.await.map_err(|_| "loading panicked".into())
+}

@@ -1,0 +1,570 @@
+//! Prompt flow 4 and 8: one stage of one ring. Takes frames in, computes its layers, passes frames on.
+//!
+//! The worker is the same at every place of a ring; only the last stage chooses tokens, and what it passes on goes
+//! to the leader.
+
+mod choosing;
+mod constrained;
+mod prompt_logprobs;
+
+use super::{
+    compute::{Compute, ComputeError},
+    export::{self, Exporter, Taps},
+    kv_receiver::{Expected, KvReceiver},
+    speculator::SpeculatorGone,
+};
+use crate::{
+    data_plane::links::{FrameReceiver, FrameSender, LinkError, Links},
+    text::grammar::Grammars,
+};
+use choosing::{Chosen, Sampler};
+use constrained::Constrained;
+use prompt_logprobs::{Judged, Widths, compute_and_judge};
+use std::collections::BTreeMap;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tsnode_kernels::{
+    engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
+    pages::PagesError,
+};
+use tsnode_protocol::{
+    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, PromptLogprob, RequestId, Token, limits,
+    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
+};
+
+/// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
+/// admissions and releases can pile up, and those are bounded by the sequences a leader takes.
+pub(super) const FRAMES: usize = 4096;
+
+/// A frame and the activations that came with it.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub frame: RingFrame,
+    /// Rows of f32 in little-endian bytes; empty unless the frame is a step from a stage before.
+    pub hidden: Vec<f32>,
+}
+
+impl From<RingFrame> for Arrived {
+    fn from(frame: RingFrame) -> Self {
+        Self { frame, hidden: Vec::new() }
+    }
+}
+
+/// Where a worker passes frames on to.
+pub(super) enum Downstream {
+    /// The next stage, or the leader from the last stage of several.
+    Stream(FrameSender),
+    /// The leader of a group of one stage, which is in the same process.
+    Leader(mpsc::Sender<RingFrame>),
+}
+
+/// Why a ring ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StageError {
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    #[error(transparent)]
+    Speculator(#[from] SpeculatorGone),
+    #[error("the stage before closed the ring")]
+    Upstream,
+    #[error("{0}")]
+    Protocol(String),
+}
+
+/// What a stage is, and what it works with.
+#[derive(Clone)]
+pub(super) struct StageContext {
+    pub compute: Compute,
+    pub links: Links,
+    pub kv_receiver: KvReceiver,
+    /// This peer.
+    pub me: PeerId,
+    pub key: StageKey,
+    pub model: ModelId,
+    pub shape: ModelShape,
+    pub layers: LayerRange,
+    pub dtype: KvDtype,
+    /// Place in the ring.
+    pub position: u16,
+    /// What answers that have to have a form are held to, at the last stage.
+    pub grammars: Arc<Grammars>,
+    /// Sequences on all stages of this peer.
+    pub held: Arc<AtomicUsize>,
+    pub tasks: TaskTracker,
+}
+
+impl StageContext {
+    fn is_first(&self) -> bool {
+        self.position == 0
+    }
+
+    fn is_last(&self) -> bool {
+        self.layers.end == self.shape.layers
+    }
+}
+
+/// Frames that did not come round the ring but from this peer's own tasks: KV that arrived or was sent.
+pub(super) type Side = mpsc::Sender<Beside>;
+
+/// Tells one stay of a sequence on a stage from a later one: it may go, and come back at once.
+pub(super) type Admission = u64;
+
+/// A frame about a sequence as it was admitted.
+pub(super) struct Beside {
+    pub admission: Admission,
+    pub frame: RingFrame,
+}
+
+/// What a stage knows of a sequence beside its pages.
+struct Sequence {
+    admission: Admission,
+    /// Last stage only.
+    sampler: Option<Sampler>,
+    export: Option<Exporter>,
+    prompt_tokens: u32,
+    _held: Held,
+}
+
+/// Counts a sequence for as long as it is here.
+struct Held(Arc<AtomicUsize>);
+
+impl Held {
+    fn one(all: &Arc<AtomicUsize>) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(all.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One stage of one ring, for as long as the ring lives.
+pub(super) struct Worker {
+    context: StageContext,
+    downstream: Downstream,
+    sequences: BTreeMap<RequestId, Sequence>,
+    /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
+    kept: BTreeMap<PrefixId, PrefixKey>,
+    side: Side,
+    admissions: Admission,
+    /// Ends the exports and receptions of this ring.
+    ring: CancellationToken,
+}
+
+impl Worker {
+    /// Works until the ring ends, then gives back every page.
+    pub async fn run(
+        context: StageContext,
+        downstream: Downstream,
+        mut upstream: mpsc::Receiver<Arrived>,
+    ) -> StageError {
+        let (side, mut beside) = mpsc::channel(FRAMES);
+        let ring = CancellationToken::new();
+        let (sequences, kept) = (BTreeMap::new(), BTreeMap::new());
+        let mut worker = Self { context, downstream, sequences, kept, side, admissions: 0, ring };
+        let why = loop {
+            let arrived = tokio::select! {
+                arrived = upstream.recv() => match arrived {
+                    Some(arrived) => arrived,
+                    None => break StageError::Upstream,
+                },
+                Some(beside) = beside.recv() => match worker.still_counts(beside) {
+                    Some(frame) => Arrived::from(frame),
+                    None => continue,
+                },
+            };
+            if let Err(error) = worker.on_frame(arrived).await {
+                break error;
+            }
+        };
+        worker.close().await;
+        why
+    }
+
+    /// What a task beside the ring says, unless it is about an earlier stay of the sequence.
+    fn still_counts(&self, Beside { admission, frame }: Beside) -> Option<RingFrame> {
+        let (RingFrame::KvArrived { request, .. } | RingFrame::KvSent { request, .. }) = &frame else { return None };
+        self.sequences.get(request).filter(|s| s.admission == admission).map(|_| frame)
+    }
+
+    async fn on_frame(&mut self, arrived: Arrived) -> Result<(), StageError> {
+        match arrived.frame {
+            RingFrame::Admit(admit) => self.admit(admit).await,
+            RingFrame::Step(step) => self.step(step, arrived.hidden).await,
+            RingFrame::Release(request) => {
+                self.release(request).await?;
+                self.pass_unless_last(RingFrame::Release(request)).await
+            }
+            RingFrame::Grow(grow) => self.grow(grow).await,
+            RingFrame::Keep { request, prefix, tokens } => {
+                self.keep(request, prefix, tokens).await?;
+                self.pass_unless_last(arrived.frame).await
+            }
+            RingFrame::Settle { request, tokens, codec } => {
+                self.settle(request, tokens, codec).await?;
+                self.pass_unless_last(arrived.frame).await
+            }
+            RingFrame::Forget(prefix) => {
+                self.forget(prefix).await?;
+                self.pass_unless_last(arrived.frame).await
+            }
+            _ => self.pass(arrived.frame).await,
+        }
+    }
+
+    async fn admit(&mut self, mut admit: Admit) -> Result<(), StageError> {
+        if admit.refused.is_none() {
+            admit.refused = self.take(&admit).await?;
+        }
+        if self.context.is_last() {
+            let Admit { request, refused, .. } = admit;
+            return self.pass(RingFrame::Admitted { request, refused }).await;
+        }
+        self.pass(RingFrame::Admit(admit)).await
+    }
+
+    /// Reserves pages and prepares for the sequence; says why where it cannot.
+    async fn take(&mut self, admit: &Admit) -> Result<Option<Refusal>, StageError> {
+        if let Some(refusal) = self.reserve(admit).await? {
+            return Ok(Some(refusal));
+        }
+        self.admissions += 1;
+        let admission = self.admissions;
+        let (request, prompt_tokens) = (admit.request, admit.tokens.len() as u32 - admit.answered);
+        if let Some(kv) = admit.await_kv {
+            self.expect_kv(request, admission, prompt_tokens, kv);
+        }
+        let sampler = self.context.is_last().then(|| self.sampler(admit, prompt_tokens as usize));
+        let export = admit.export.clone().map(|what| {
+            export::start(
+                self.context.clone(),
+                request,
+                prompt_tokens,
+                what,
+                (self.side.clone(), admission),
+                self.ring.child_token(),
+            )
+        });
+        if let (Some(export), Some(shared)) = (&export, admit.shared) {
+            export.computed(shared.tokens);
+        }
+        let held = Held::one(&self.context.held);
+        self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens, _held: held });
+        Ok(None)
+    }
+
+    fn sampler(&self, admit: &Admit, prompt_tokens: usize) -> Sampler {
+        let (prompt, answer) = admit.tokens.split_at(prompt_tokens);
+        let begin = |constraint: Box<_>| Constrained::begin(&self.context.grammars, *constraint, answer.to_vec());
+        Sampler {
+            constrained: admit.sampling.constraint.clone().map(begin),
+            sampling: admit.sampling.clone(),
+            prompt: prompt.into(),
+            generated: answer.to_vec(),
+        }
+    }
+
+    /// Pages for a sequence, and those it shares; says why where there are none.
+    async fn reserve(&self, admit: &Admit) -> Result<Option<Refusal>, StageError> {
+        let shared = match admit.shared.map(|s| (s.with, s.tokens)) {
+            None => None,
+            Some((SharedWith::Running(other), tokens)) => Some((Prefix::Running(other), tokens)),
+            Some((SharedWith::Kept(prefix), tokens)) => match self.kept.get(&prefix) {
+                Some(key) => Some((Prefix::Kept(*key), tokens)),
+                None => return Ok(Some(Refusal::PrefixGone)),
+            },
+        };
+        let (key, request, room, most) = (self.context.key, admit.request, admit.room, admit.most);
+        let reserve = move |engine: &mut Engine| {
+            engine.could_hold(key, most)?;
+            match shared {
+                Some((prefix, tokens)) => engine.admit_after(key, request, room, prefix, tokens),
+                None => engine.admit(key, request, room),
+            }
+        };
+        Ok(self.context.compute.call(reserve).await?.err().map(refusal))
+    }
+
+    async fn grow(&mut self, mut grow: Grow) -> Result<(), StageError> {
+        let Grow { request, room, .. } = grow;
+        if grow.refused.is_none() {
+            let key = self.context.key;
+            let grown = self.context.compute.call(move |engine| engine.grow(key, request, room)).await?;
+            grow.refused = grown.err().map(refusal);
+        }
+        if self.context.is_last() {
+            return self.pass(RingFrame::Grown { request, refused: grow.refused }).await;
+        }
+        self.pass(RingFrame::Grow(grow)).await
+    }
+
+    fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, kv: AwaitKv) {
+        self.context.kv_receiver.expect(Expected {
+            me: self.context.me,
+            request,
+            tokens,
+            codec: kv.codec,
+            patience: Duration::from_millis(kv.patience_ms.into()),
+            stage: self.context.clone(),
+            side: self.side.clone(),
+            admission,
+            ring: self.ring.child_token(),
+        });
+    }
+
+    async fn step(&mut self, step: Step, hidden: Vec<f32>) -> Result<(), StageError> {
+        let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();
+        if let Some(stranger) = step.entries.iter().find(|e| !self.sequences.contains_key(&e.request)) {
+            return Err(StageError::Protocol(format!("step for {}, which is not here", stranger.request)));
+        }
+        if !self.context.is_first() && hidden.len() != rows * self.context.shape.hidden as usize {
+            return Err(StageError::Protocol(format!("{rows} rows of activations announced, {} values", hidden.len())));
+        }
+        if self.context.is_last() {
+            let (step, judged) = self.compute_and_sample(step, hidden).await?;
+            let Judged { chosen: Chosen { tokens, failed }, prompts } = judged;
+            self.export_prompts(&step.entries);
+            self.tell_of_prompts(prompts).await?;
+            for (request, reason) in failed {
+                self.pass(RingFrame::Failed { request, reason }).await?;
+            }
+            return self.pass(RingFrame::Sampled { step: step.step, tokens }).await;
+        }
+        let (mut step, hidden) = self.compute_hidden(step, hidden).await?;
+        step.rows = rows as u32;
+        let entries = step.entries.clone();
+        self.pass_with(RingFrame::Step(step), &hidden).await?;
+        self.export_prompts(&entries);
+        Ok(())
+    }
+
+    async fn compute_hidden(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Vec<f32>), StageError> {
+        let (key, first) = (self.context.key, self.context.is_first());
+        let mut taps = self.taps(&step.entries);
+        let run = move |engine: &mut Engine| {
+            let tokens: Vec<Token>;
+            let input = if first {
+                tokens = all_tokens(&step);
+                Input::Tokens(&tokens)
+            } else {
+                Input::Hidden(&hidden)
+            };
+            let out = forget_drafts(engine, key, &step).and_then(|()| {
+                let rows = engine.forward_tapped(key, &slices(&step), input, Output::Hidden, taps.as_tap());
+                rows.map(|rows| rows.to_vec())
+            });
+            (step, out)
+        };
+        let (step, out) = self.context.compute.call(run).await?;
+        Ok((step, out.map_err(|e| StageError::Protocol(e.to_string()))?))
+    }
+
+    async fn compute_and_sample(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Judged), StageError> {
+        self.note_generated(&step);
+        let (key, first, shape) = (self.context.key, self.context.is_first(), &self.context.shape);
+        let widths = Widths { hidden: shape.hidden as usize, vocab: shape.vocab as usize };
+        // The samplers travel to the compute thread and back, so that nothing is shared.
+        let mut samplers: BTreeMap<RequestId, Sampler> = BTreeMap::new();
+        for entry in &step.entries {
+            let is_needed = |s: &Sampler| entry.sample || entry.prompt && s.sampling.prompt_logprobs.is_some();
+            let sampler = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take_if(|s| is_needed(s)));
+            samplers.extend(sampler.map(|s| (entry.request, s)));
+        }
+        let mut taps = self.taps(&step.entries);
+        let run = move |engine: &mut Engine| {
+            let tokens: Vec<Token>;
+            let input = if first {
+                tokens = all_tokens(&step);
+                Input::Tokens(&tokens)
+            } else {
+                Input::Hidden(&hidden)
+            };
+            let chosen = forget_drafts(engine, key, &step)
+                .and_then(|()| compute_and_judge(engine, key, &step, input, (widths, &mut samplers), &mut taps));
+            (step, samplers, chosen.map_err(|e| e.to_string()))
+        };
+        let (step, samplers, chosen) = self.context.compute.call(run).await?;
+        for (request, sampler) in samplers {
+            if let Some(sequence) = self.sequences.get_mut(&request) {
+                sequence.sampler = Some(sampler);
+            }
+        }
+        Ok((step, chosen.map_err(StageError::Protocol)?))
+    }
+
+    /// What is said of prompts' tokens, to the leader.
+    async fn tell_of_prompts(&mut self, prompts: Vec<(RequestId, u32, Vec<PromptLogprob>)>) -> Result<(), StageError> {
+        for (request, mut from, logprobs) in prompts {
+            for part in logprobs.chunks(limits::PROMPT_LOGPROBS) {
+                self.pass(RingFrame::PromptLogprobs { request, from, logprobs: part.to_vec() }).await?;
+                from += part.len() as u32;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens fed back for decoding are the answer so far: penalties and grammars need them. Guesses that hold are noted when they do.
+    fn note_generated(&mut self, step: &Step) {
+        for entry in step.entries.iter().filter(|e| !e.prompt) {
+            if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.as_mut()) {
+                sampler.generated.extend(entry.tokens.first());
+                if let (Some(constrained), Some(token)) = (&mut sampler.constrained, entry.tokens.first()) {
+                    constrained.go_on(*token);
+                }
+            }
+        }
+    }
+
+    /// Whoever takes KV out while a step is computed.
+    fn taps(&self, entries: &[StepEntry]) -> Taps {
+        let mut taps = Taps::default();
+        self.exported(entries).for_each(|(export, end)| export.tap(end, &mut taps));
+        taps
+    }
+
+    /// What is computed can leave.
+    fn export_prompts(&self, entries: &[StepEntry]) {
+        self.exported(entries).for_each(|(export, end)| export.computed(end));
+    }
+
+    /// Exports of a step's prompts, and where each prompt's part of the step ends.
+    fn exported(&self, entries: &[StepEntry]) -> impl Iterator<Item = (&Exporter, u32)> {
+        entries.iter().filter(|e| e.prompt).filter_map(|entry| {
+            let export = self.sequences.get(&entry.request)?.export.as_ref()?;
+            Some((export, entry.start + entry.tokens.len() as u32))
+        })
+    }
+
+    /// Leaves a prompt's KV as if it had come from another group.
+    async fn settle(&mut self, request: RequestId, tokens: u32, codec: KvCodec) -> Result<(), StageError> {
+        let key = self.context.key;
+        let settled = self.context.compute.call(move |engine| engine.settle(key, request, 0..tokens, codec)).await?;
+        settled.map_err(|e| StageError::Protocol(e.to_string()))
+    }
+
+    /// Ends a sequence, but for its first tokens' KV.
+    async fn keep(&mut self, request: RequestId, prefix: PrefixId, tokens: u32) -> Result<(), StageError> {
+        if self.kept.len() >= limits::PREFIXES || self.kept.contains_key(&prefix) {
+            return self.release(request).await;
+        }
+        self.context.kv_receiver.forget(request, self.context.key);
+        if self.sequences.remove(&request).is_some() {
+            let key = self.context.key;
+            let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
+            self.kept.extend(kept.map(|key| (prefix, key)));
+        }
+        Ok(())
+    }
+
+    async fn forget(&mut self, prefix: PrefixId) -> Result<(), StageError> {
+        if let Some(key) = self.kept.remove(&prefix) {
+            self.context.compute.call(move |engine| engine.forget(key)).await?;
+        }
+        Ok(())
+    }
+
+    async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
+        self.context.kv_receiver.forget(request, self.context.key);
+        if let Some(sequence) = self.sequences.remove(&request) {
+            tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
+            // Dropping the sequence ends its export, which may still wait for the far side.
+            drop(sequence);
+            let key = self.context.key;
+            self.context.compute.call(move |engine| engine.release(key, request)).await?;
+        }
+        Ok(())
+    }
+
+    async fn pass_unless_last(&mut self, frame: RingFrame) -> Result<(), StageError> {
+        if self.context.is_last() { Ok(()) } else { self.pass(frame).await }
+    }
+
+    async fn pass(&mut self, frame: RingFrame) -> Result<(), StageError> {
+        self.pass_with(frame, &[]).await
+    }
+
+    async fn pass_with(&mut self, frame: RingFrame, hidden: &[f32]) -> Result<(), StageError> {
+        match &mut self.downstream {
+            Downstream::Leader(frames) => frames.send(frame).await.map_err(|_| StageError::Upstream),
+            Downstream::Stream(stream) => {
+                stream.send(&frame).await?;
+                if !hidden.is_empty() {
+                    stream.send_bytes(&to_bytes(hidden), limits::ACTIVATION_BYTES).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn close(&mut self) {
+        self.ring.cancel();
+        let requests: Vec<RequestId> = self.sequences.keys().copied().collect();
+        for request in requests {
+            // The compute thread being gone leaves nothing to give back.
+            let _ = self.release(request).await;
+        }
+        for prefix in self.kept.keys().copied().collect::<Vec<_>>() {
+            let _ = self.forget(prefix).await;
+        }
+    }
+}
+
+/// Why the engine has no pages, as leaders are told.
+fn refusal(error: EngineError) -> Refusal {
+    match error {
+        EngineError::NoPrefix => Refusal::PrefixGone,
+        EngineError::Pages(PagesError::Full { wanted, total, .. }) if wanted <= total => {
+            Refusal::Full(error.to_string())
+        }
+        _ => Refusal::Never(error.to_string()),
+    }
+}
+
+/// Reads frames of the stage before into `worker` until the stream ends.
+pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Arrived>) -> Result<(), StageError> {
+    while let Some(frame) = stream.recv::<RingFrame>().await? {
+        frame.check().map_err(|why| stream.refuse(why))?;
+        let hidden = match &frame {
+            RingFrame::Step(step) if step.rows > 0 => {
+                let bytes = stream.recv_bytes(limits::ACTIVATION_BYTES).await?.ok_or(StageError::Upstream)?;
+                from_bytes(&bytes)
+            }
+            _ => Vec::new(),
+        };
+        worker.send(Arrived { frame, hidden }).await.map_err(|_| StageError::Upstream)?;
+    }
+    Ok(())
+}
+
+fn all_tokens(step: &Step) -> Vec<Token> {
+    step.entries.iter().flat_map(|e| e.tokens.iter().copied()).collect()
+}
+
+fn slices(step: &Step) -> Vec<Slice> {
+    let slice = |e: &StepEntry| Slice { request: e.request, start: e.start, len: e.tokens.len() as u32 };
+    step.entries.iter().map(slice).collect()
+}
+
+/// Tokens computed for guesses that turned out wrong are forgotten before others take their places.
+fn forget_drafts(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<(), EngineError> {
+    let mut answers = step.entries.iter().filter(|e| !e.prompt);
+    answers.try_for_each(|e| engine.truncate(stage, e.request, e.start))
+}
+
+fn to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn from_bytes(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
