@@ -32,6 +32,8 @@ const BURST: f64 = 0.25;
 const STOOD: f64 = 0.5;
 /// The least weight: what is never asked cannot show that it has become faster.
 const LEAST: f64 = 1.0 / 16.0;
+/// The least where others are not known: a claim of a thousand times the speed draws no more than what was claimed honestly.
+const UNKNOWN: f64 = 1.0 / 4096.0;
 /// What a peer says of its steps counts for so long, the quickest of each part of it.
 const WORDS: usize = 60;
 const WORD: Duration = Duration::from_secs(1);
@@ -279,13 +281,15 @@ impl ClaimCheck {
     }
 
     /// How many times further steps are off their claim than others' of their size, by the words of those who computed them; of
-    /// the size where that is least.
+    /// the size where that is least. Who draws most of the work has larger steps than others ever have: these are held against
+    /// others' largest smaller ones, in which whatever a step costs beside what is claimed weighs more.
     fn words(&self, view: &View, group: &Group, key: (GroupId, Phase)) -> Option<f64> {
         let others = self.others(key).filter_map(|(id, other)| Some(other.words(view, view.group(id)?)));
         let others: Vec<BTreeMap<u32, f64>> = others.collect();
         let own = self.records.get(&key)?.words(view, group);
         let beside = |(size, off): (&u32, &f64)| {
-            Some(off / usual(others.iter().filter_map(|o| o.get(size)).copied().collect())?)
+            let like = |other: &BTreeMap<u32, f64>| other.range(..=*size).next_back().map(|(_, off)| *off);
+            Some(off / usual(others.iter().filter_map(like).collect())?)
         };
         own.iter().filter_map(beside).min_by(f64::total_cmp)
     }
@@ -300,10 +304,17 @@ impl ClaimCheck {
     }
 
     /// What a group's share of requests is multiplied with, by halves so that it changes rarely.
+    ///
+    /// Who claims enough draws all the work, and then nobody else is known whom it could be held against. While that is so its
+    /// works are held against its claim alone: others get work until they are known.
     #[must_use]
     pub fn weight(&self, group: GroupId, phase: Phase) -> f64 {
-        let times = self.clock((group, phase)).unwrap_or(1.0);
-        if times <= TOLERATED { 1.0 } else { (TOLERATED / times).log2().floor().exp2().max(LEAST) }
+        let own = || self.records.get(&(group, phase)).and_then(Record::clock);
+        let (times, least) = match self.clock((group, phase)) {
+            Some(times) => (times, LEAST),
+            None => (own().unwrap_or(1.0), UNKNOWN),
+        };
+        if times <= TOLERATED { 1.0 } else { (TOLERATED / times).log2().floor().exp2().max(least) }
     }
 }
 
@@ -483,6 +494,7 @@ mod tests {
     #[test]
     fn beside_one_other_nobody_can_say() {
         let (speeds, found) = blamed(&[1.0, 100.0], &[0.002; 2], |_, _| 0.5);
-        assert_eq!((found, weights(&speeds, &[1.0; 2])), (vec![], vec![1.0; 2]));
+        // But who works so much longer than it claims gets no more than it would have got without the claim.
+        assert_eq!((found, weights(&speeds, &[1.0; 2])), (vec![], vec![0.5, 1.0 / 128.0]));
     }
 }

@@ -72,7 +72,9 @@ pub(super) fn verify(matches: &ArgMatches) -> Result<(), Exit> {
     }
     if is_set(matches, "json") {
         let wrong: Vec<_> = damage.iter().map(|d| json!({ "path": d.path(), "problem": d.to_string() })).collect();
-        output::print_json(&json!({ "repositories": repos.len(), "bytes": bytes, "damaged": wrong, "removed": remove }))?;
+        output::print_json(
+            &json!({ "repositories": repos.len(), "bytes": bytes, "damaged": wrong, "removed": remove }),
+        )?;
     } else {
         damage.iter().for_each(|damaged| say!("{damaged}"));
     }
