@@ -3,6 +3,7 @@
 kernels/tests/reference.rs compares ours with that.
 
     python3 -m venv venv && venv/bin/pip install "torch==2.6.0" "transformers==4.53.3" safetensors numpy
+    venv/bin/pip install "torch==2.15.0" "transformers==5.23.0"       # for mixtures of experts
     venv/bin/python scripts/make_reference_models.py                  # all, into kernels/models/reference
     venv/bin/python scripts/make_reference_models.py phi3-longrope    # one
 
@@ -13,6 +14,7 @@ versions make the same files.
 
 import copy
 import json
+import re
 import shutil
 import sys
 from contextlib import contextmanager
@@ -33,6 +35,9 @@ MIN_EFFECT = 0.1
 SEED = 5
 TOKENS = dict(vocab_size=320, bos_token_id=256, eos_token_id=257, pad_token_id=258)
 SHORT = [1.0, 1.1, 1.3, 1.6, 2.0, 2.6]
+# Of mixtures of experts. Their weights are of half or single precision: where rows are rounded to bfloat16, a router whose
+# experts are about as good as each other chooses others, and what comes after is another text.
+SMALL = dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, **TOKENS)
 
 # name: configuration, stored as, and what to leave out to see that it matters.
 MODELS = {
@@ -105,7 +110,63 @@ MODELS = {
             "amplitude": dict(max_position_embeddings=256),
         },
     ),
+    "qwen3moe-dense-between": (
+        transformers.Qwen3MoeConfig(
+            hidden_size=32, head_dim=16, num_hidden_layers=3, intermediate_size=64, num_experts=8,
+            num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[1],
+            rope_theta=1e6, **SMALL,
+        ),
+        torch.float16,
+        {
+            "sum of chances": dict(norm_topk_prob=False),
+            "second expert": dict(num_experts_per_tok=1),
+            "head norms": "self_attn.q_norm.weight",
+        },
+    ),
+    "qwen3moe-fused": (
+        transformers.Qwen3MoeConfig(
+            hidden_size=32, head_dim=16, num_hidden_layers=2, intermediate_size=96, num_experts=8,
+            num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=False, tie_word_embeddings=True, **SMALL,
+        ),
+        torch.float16,
+        {"sum of chances": dict(norm_topk_prob=True), "third expert": dict(num_experts_per_tok=2)},
+    ),
+    "qwen2moe-every-other": (
+        transformers.Qwen2MoeConfig(
+            hidden_size=32, num_hidden_layers=4, intermediate_size=48, num_experts=6, num_experts_per_tok=2,
+            moe_intermediate_size=32, shared_expert_intermediate_size=64, decoder_sparse_step=2,
+            tie_word_embeddings=True, **SMALL,
+        ),
+        torch.float16,
+        {
+            "sum of chances": dict(norm_topk_prob=True),
+            "gate of the shared expert": "shared_expert_gate.weight",
+            "second expert": dict(num_experts_per_tok=1),
+        },
+    ),
+    "mixtral-window": (
+        transformers.MixtralConfig(
+            hidden_size=32, num_hidden_layers=3, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2,
+            sliding_window=24, tie_word_embeddings=True, **SMALL,
+        ),
+        torch.float16,
+        {"window": dict(sliding_window=None), "second expert": dict(num_experts_per_tok=1)},
+    ),
+    "olmoe-norms": (
+        transformers.OlmoeConfig(
+            hidden_size=32, num_hidden_layers=3, intermediate_size=16, num_experts=8, num_experts_per_tok=2,
+            tie_word_embeddings=True, **SMALL,
+        ),
+        torch.float16,
+        {
+            "sum of chances": dict(norm_topk_prob=True),
+            "norm of queries": "self_attn.q_norm.weight",
+            "second expert": dict(num_experts_per_tok=1),
+        },
+    ),
 }
+# Stored as transformers 5 holds them: the experts of a layer in one tensor.
+FUSED = {"qwen3moe-fused"}
 
 
 @contextmanager
@@ -126,7 +187,7 @@ def double():
 def build(config, weights):
     """The model of `config` in the default type, with `weights`."""
     config = copy.deepcopy(config)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     dtype = torch.get_default_dtype()
     missing, unexpected = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
@@ -148,10 +209,14 @@ def random_weights(config, seed):
             new = new * 0.3 + shift
         elif "embed_tokens" in name or "lm_head" in name:
             new *= 1.5 / config.hidden_size**0.5
+        elif old.dim() == 1:
+            new *= 0.3
         elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj")):
             new *= 1.3 / old.shape[1] ** 0.5
+        elif name.endswith("mlp.gate.weight"):
+            new *= 2.0 / old.shape[1] ** 0.5
         else:
-            new *= 1.2 / old.shape[1] ** 0.5
+            new *= 1.2 / old.shape[-1] ** 0.5
         weights[name] = new.to(torch.bfloat16).to(torch.float16).to(torch.float32)
     if config.tie_word_embeddings:
         del weights["lm_head.weight"]
@@ -201,6 +266,27 @@ def case(model, exact, tokens, random):
     )
 
 
+def published(name, config, weights):
+    """Weights under the names that published files have: each expert's matrices for themselves."""
+    if name in FUSED:
+        return weights
+    out = {}
+    for key, weight in weights.items():
+        block, _, part = key.partition(".mlp.")
+        moe = ".block_sparse_moe." if config.model_type == "mixtral" else ".mlp."
+        gate, down, up = ("w1", "w2", "w3") if config.model_type == "mixtral" else ("gate_proj", "down_proj", "up_proj")
+        if not re.match(r"(experts\.|gate\.)", part):
+            out[key] = weight
+        elif part == "gate.weight":
+            out[f"{block}{moe}gate.weight"] = weight
+        else:
+            for expert, matrix in enumerate(weight):
+                halves = {down: matrix} if part == "experts.down_proj" else dict(zip((gate, up), matrix.chunk(2)))
+                for half, rows in halves.items():
+                    out[f"{block}{moe}experts.{expert}.{half}.weight"] = rows.contiguous()
+    return out
+
+
 def check_effects(name, config, weights, parts, prompt):
     """Every part must change the logits of the longest prompt."""
     whole = logits_of(build(config, weights), prompt)
@@ -232,8 +318,9 @@ def make(name, config, dtype, parts):
     saved = copy.deepcopy(config)
     saved.torch_dtype, saved.architectures = dtype, [type(model).__name__]
     saved.save_pretrained(folder)
-    stored = {k: w.to(dtype) for k, w in weights.items()}
-    assert all((stored[k].float() == w).all() for k, w in weights.items()), f"{name}: {dtype} cannot hold the weights"
+    named = published(name, config, weights)
+    stored = {k: w.to(dtype) for k, w in named.items()}
+    assert all((stored[k].float() == w).all() for k, w in named.items()), f"{name}: {dtype} cannot hold the weights"
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / file, folder / file)

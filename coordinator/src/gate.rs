@@ -364,6 +364,7 @@ mod tests {
             layer_bytes: 436_224_000,
             embed_bytes: 1_050_673_152,
             head_bytes: 1_050_681_344,
+            experts: None,
         }
     }
 

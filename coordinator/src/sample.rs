@@ -17,6 +17,7 @@ pub fn card() -> ModelCard {
         layer_bytes: 1 << 20,
         embed_bytes: 2 << 20,
         head_bytes: 2 << 20,
+        experts: None,
     };
     ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
 }

@@ -8,8 +8,8 @@ use tsnode_coordinator::{
     planner::{self, Wish},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerRange, Link, ModelCard, ModelId,
-    ModelShape, PathKind, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, Experts, FlopsPerSecond, Group, LayerRange, Link, ModelCard,
+    ModelId, ModelShape, PathKind, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
 };
 
 const LAYERS: u32 = 4;
@@ -27,6 +27,7 @@ fn card() -> ModelCard {
         layer_bytes: 1 << 20,
         embed_bytes: 2 << 20,
         head_bytes: 2 << 20,
+        experts: None,
     };
     ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
 }
@@ -162,9 +163,12 @@ struct Lender {
     links: Vec<Option<(f64, f64)>>,
 }
 
-/// Adverts of these lenders of a model, and what is planned of them.
-fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::Draft {
-    let id = |n: usize| PeerId([n as u8; 32]);
+fn id(n: usize) -> PeerId {
+    PeerId([n as u8; 32])
+}
+
+/// Adverts of these lenders of a model.
+fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
     let of = |lender: &Lender| {
         let mut advert = Advert { models: vec![card.clone()], ..advert(lender.speed) };
         (advert.devices[0].memory_bytes, advert.devices[0].kv_bytes) = (lender.memory, lender.kv);
@@ -180,7 +184,12 @@ fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner:
         advert.links = lender.links.iter().enumerate().take(lenders.len()).filter_map(link).collect();
         advert
     };
-    let adverts: Vec<Advert> = lenders.iter().map(of).collect();
+    lenders.iter().map(of).collect()
+}
+
+/// What is planned of them.
+fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::Draft {
+    let adverts = adverts(card, lenders);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
     planner::plan(&members, &Wish { split, ..Wish::default() }, None)
 }
@@ -204,6 +213,45 @@ fn two_peers_that_serve_together_serve_with_any_memory_more() {
         assert!(draft.groups.iter().all(|g| g.stages.len() == 2), "{:?}", draft.groups);
     }
     assert!(served);
+}
+
+/// Qwen3-30B-A3B in four bits: 17 GB that must lie somewhere, of which a token reads two.
+fn mixture() -> ModelCard {
+    let shape = ModelShape {
+        layers: 48,
+        hidden: 2048,
+        intermediate: 6144,
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 128,
+        vocab: 151_936,
+        context: 40_960,
+        layer_bytes: 350_000_000,
+        embed_bytes: 175_000_000,
+        head_bytes: 255_000_000,
+        experts: Some(Experts { count: 128, used: 8, bytes: 340_000_000 }),
+    };
+    ModelCard { shape, ..card() }
+}
+
+/// Four hold it together, each as many layers as it has memory for; three are told what they lack.
+#[test]
+fn experts_that_no_peer_holds_lie_over_four() {
+    let links = vec![Some((1e-3, 1.25e8)); 4];
+    let lender = Lender { memory: 11 << 29, kv: 1 << 30, speed: 10.0, links };
+    let draft = planned(&mixture(), &vec![lender.clone(); 4], SplitChoice::Auto);
+    assert!(serves(&draft), "{draft:?}");
+    let [Group { stages, .. }] = &draft.groups[..] else { panic!("{:?}", draft.groups) };
+    assert_eq!(stages.len(), 4);
+    let shape = mixture().shape;
+    assert!(stages.iter().all(|stage| shape.stage_bytes(stage.layers) < lender.memory * 9 / 10), "{stages:?}");
+    let three = vec![lender; 3];
+    assert!(planned(&mixture(), &three, SplitChoice::Auto).groups.is_empty());
+    let adverts = adverts(&mixture(), &three);
+    let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
+    let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
+    let live::Lack::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
+    assert!(needs > shape.stage_bytes(shape.all_layers()) && lent < needs, "{needs} of {lent}");
 }
 
 /// Most peers of a cluster that is drawn.

@@ -34,6 +34,7 @@ const SHAPE: ModelShape = ModelShape {
     layer_bytes: 1,
     embed_bytes: 1,
     head_bytes: 1,
+    experts: None,
 };
 
 fn peer(n: u8) -> PeerId {

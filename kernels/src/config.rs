@@ -1,16 +1,18 @@
 //! `config.json` of a Hugging Face checkpoint, in the form of transformers 4 and 5.
 
 mod keys;
+mod mixture;
 mod rope;
 mod unread;
 
 pub(crate) use keys::Keys;
+pub use mixture::Mixture;
 
 use crate::{
     models::{self, Family},
     rope::{RopePairs, RopeScaling},
 };
-use tsnode_protocol::{ModelShape, codec::CodecError, limits};
+use tsnode_protocol::{Experts, ModelShape, codec::CodecError, limits};
 
 /// What is between an MLP's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct ModelConfig {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
+    /// What some or all layers have in place of an MLP.
+    pub mixture: Option<Mixture>,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads.
@@ -120,13 +124,37 @@ pub enum ConfigError {
 }
 
 impl ModelConfig {
-    /// Numbers in the matrices of a layer.
+    /// Numbers in the matrices that a row passes in a layer, on average over layers.
     #[must_use]
     pub fn layer_numbers(&self) -> u64 {
-        let heads = 2 * self.heads + 2 * self.kv_heads;
-        // MLPs without a gate are those of ReLU.
-        let mlp = if self.activation == Activation::Relu { 2 } else { 3 };
-        (self.hidden * (heads * self.head_dim + mlp * self.intermediate)) as u64
+        let router = self.mixture.as_ref().map_or(0.0, |m| m.part() * m.experts as f64);
+        let mlps = self.matrices() * self.passed_width() + router as usize;
+        (self.hidden * ((2 * self.heads + 2 * self.kv_heads) * self.head_dim + mlps)) as u64
+    }
+
+    /// Numbers in the matrices of all experts of a layer, on average over layers.
+    fn expert_numbers(&self) -> u64 {
+        let all = |m: &Mixture| m.part() * (m.experts * self.matrices() * m.width * self.hidden) as f64;
+        self.mixture.as_ref().map_or(0, |m| all(m) as u64)
+    }
+
+    /// Matrices of an MLP; those without a gate are those of ReLU.
+    fn matrices(&self) -> usize {
+        if self.activation == Activation::Relu { 2 } else { 3 }
+    }
+
+    /// Width of all MLPs that a row passes in a layer, on average over layers.
+    fn passed_width(&self) -> usize {
+        let Some(mixture) = &self.mixture else { return self.intermediate };
+        let passed = |has: &bool| if *has { mixture.passed() } else { self.intermediate };
+        mixture.layers.iter().map(passed).sum::<usize>().div_ceil(self.layers)
+    }
+
+    /// Width of all MLPs that a row passes in one layer, where that is most.
+    pub(crate) fn widest(&self) -> usize {
+        let Some(mixture) = &self.mixture else { return self.intermediate };
+        let dense = if mixture.layers.contains(&false) { self.intermediate } else { 0 };
+        dense.max(mixture.passed())
     }
 
     /// Reads and checks `config.json`.
@@ -141,8 +169,10 @@ impl ModelConfig {
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
         // Only now: numbers of layers and heads are known to be small.
         config.windows = vec![None; config.layers];
+        unread::refuse_quantised(&keys)?;
         rope::read(&mut config, &keys)?;
         (family.configure)(&mut config, &keys)?;
+        config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
         config.check()?;
         let unknown = unread::check(&config, &keys)?;
         config.notes.extend(unknown);
@@ -159,6 +189,7 @@ impl ModelConfig {
             layers: keys.needed("num_hidden_layers")? as usize,
             hidden: hidden as usize,
             intermediate: inner.unwrap_or(0) as usize,
+            mixture: None,
             heads: heads as usize,
             kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads) as usize,
             head_dim,
@@ -201,13 +232,25 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The shape others plan by, with the bytes the weights take.
+    /// The shape that planning has for a model whose weights are not at hand: of 16 bits each.
+    #[must_use]
+    pub fn shape_in_16_bit(&self) -> ModelShape {
+        let table = 2 * (self.vocab * self.hidden) as u64;
+        let used = self.mixture.as_ref().map_or(0.0, |m| m.used as f64 / m.experts as f64);
+        let all = self.expert_numbers();
+        let unused = all - (used * all as f64) as u64;
+        let mut shape = self.shape(2 * (self.layer_numbers() + unused), table, table);
+        shape.experts.iter_mut().for_each(|experts| experts.bytes = 2 * all);
+        shape
+    }
+
+    /// The shape others plan by, with the bytes the weights take, but those of experts.
     #[must_use]
     pub fn shape(&self, layer_bytes: u64, embed_bytes: u64, head_bytes: u64) -> ModelShape {
         ModelShape {
             layers: self.layers as u32,
             hidden: self.hidden as u32,
-            intermediate: self.intermediate as u32,
+            intermediate: u32::try_from(self.passed_width()).unwrap_or(u32::MAX),
             heads: self.heads as u32,
             kv_heads: self.kv_heads as u32,
             head_dim: self.head_dim as u32,
@@ -216,6 +259,7 @@ impl ModelConfig {
             layer_bytes,
             embed_bytes,
             head_bytes,
+            experts: self.mixture.as_ref().map(|m| Experts { count: m.experts as u32, used: m.used as u32, bytes: 0 }),
         }
     }
 }

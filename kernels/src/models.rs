@@ -5,13 +5,17 @@ mod gemma2;
 mod gemma3;
 mod llama;
 mod mistral;
+mod mixtral;
+mod olmoe;
 mod opt;
 mod outline;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 
-pub(crate) use outline::{HeadOutline, LayerOutline, LinearOutline, NormOutline, Outline};
+pub(crate) use outline::{HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
 
 use crate::{
     config::{ConfigError, Keys, ModelConfig},
@@ -25,11 +29,15 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 8] = [
+static FAMILIES: [&Family; 12] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &qwen2_moe::FAMILY,
+    &mixtral::FAMILY,
+    &olmoe::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &phi3::FAMILY,
@@ -135,6 +143,8 @@ pub(crate) trait Stage: Send {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StageBytes {
     pub layers: u64,
+    /// Of those, what experts take of which a row passes some.
+    pub experts: u64,
     pub embed: u64,
     pub head: u64,
 }

@@ -6,6 +6,7 @@
 //! layers.
 
 use crate::{
+    cuda::GpuError,
     engine::{Engine, EngineConfig, EngineError, Input, Output, Pick, Slice, StageKey, Threads},
     source::ModelSource,
     weights::WeightsError,
@@ -64,6 +65,10 @@ pub enum ProofError {
 /// # Errors
 /// When the GPU does not compute the model, or not as the processor does.
 pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result<(), ProofError> {
+    if gpu.is_on_gpu() && source.card().shape.experts.is_some() {
+        // Some of its layers may have none, and be computed.
+        return Err(EngineError::from(GpuError::experts()).into());
+    }
     let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let shape = source.card().shape;

@@ -117,7 +117,7 @@ impl StageModel {
     #[must_use]
     pub fn rank_bytes(&self) -> Vec<u64> {
         let bytes = self.stages.iter().map(|stage| stage.bytes());
-        bytes.map(|StageBytes { embed, layers, head }| embed + layers + head).collect()
+        bytes.map(|StageBytes { embed, layers, head, .. }| embed + layers + head).collect()
     }
 }
 
@@ -200,7 +200,9 @@ impl ModelSource {
         let stage = models::load(&config, &checkpoint, Share { layers: whole, rank: Rank::ALONE })
             .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
         let bytes = stage.bytes();
-        let shape = config.shape(bytes.layers.div_ceil(config.layers as u64), bytes.embed, bytes.head);
+        let by_layer = |bytes: u64| bytes.div_ceil(config.layers as u64);
+        let mut shape = config.shape(by_layer(bytes.layers), bytes.embed, bytes.head);
+        shape.experts.iter_mut().for_each(|experts| experts.bytes = by_layer(bytes.experts));
         let listed = |(name, bytes): (&String, &Vec<u8>)| ModelFile {
             name: name.clone(),
             bytes: bytes.len() as u64,
@@ -236,7 +238,7 @@ impl ModelSource {
         &self.notes
     }
 
-    /// Numbers in the matrices of a layer: multiply-adds of a token.
+    /// Numbers in the matrices that a token passes in a layer, on average: multiply-adds of it.
     #[must_use]
     pub fn layer_numbers(&self) -> u64 {
         self.config.layer_numbers()
@@ -274,7 +276,9 @@ impl ModelSource {
         let cut = (c.heads + 2 * c.kv_heads) * c.head_dim;
         let whole = 3 * c.hidden + c.heads * c.head_dim;
         let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
-        let few = largest.tokens.min(models::ROWS_OF_MLP as u64) * (between * c.intermediate) as u64;
+        // With a mixture also rows once more for each expert that they pass, what one of them made of them, and chances.
+        let mixed = c.mixture.as_ref().map_or(0, |m| ranks * (2 * c.hidden + m.experts));
+        let few = largest.tokens.min(models::ROWS_OF_MLP as u64) * (between * c.widest() + mixed) as u64;
         // Ranks lay their columns down on two tables, and logits side by side.
         let (tables, logits) = if ranks > 1 { (2 * c.hidden, 2) } else { (0, 1) };
         let head = if layers.end as usize == c.layers { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };

@@ -23,7 +23,7 @@ pub struct Step {
 pub struct Measured {
     /// Seconds of the fastest run.
     pub seconds: f64,
-    /// Bytes that must be read at least once: weights as stored and KV.
+    /// Bytes that must be read at least once: weights as stored, but for experts that no token is expected to pass, and KV.
     pub bytes: f64,
     /// Floating-point operations, two for each multiply-add.
     pub flops: f64,
@@ -81,10 +81,10 @@ pub fn measure(
     let outcome = run(engine, stage, &requests, &tokens, step, time);
     requests.iter().for_each(|r| engine.release(stage, *r));
     let shape = source.card().shape;
-    let weights = u64::from(shape.layers) * shape.layer_bytes + shape.head_bytes;
+    let layers = f64::from(shape.layers) * shape.active_layer_bytes(f64::from(step.tokens()));
     Ok(Measured {
         seconds: outcome?,
-        bytes: (weights + step.kv_bytes(source, dtype)) as f64,
+        bytes: layers + (shape.head_bytes + step.kv_bytes(source, dtype)) as f64,
         flops: step.flops(source),
     })
 }

@@ -276,6 +276,11 @@ impl Tensor {
         }
     }
 
+    /// Rows and columns.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
     /// Some of its rows.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Self {
@@ -467,6 +472,23 @@ impl Checkpoint {
     /// When it is missing, of other sizes or stored otherwise.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
         self.tensor(name, &[rows, cols], rows, cols)
+    }
+
+    /// Matrices of `rows` × `cols` in one tensor, as one of `count * rows` rows.
+    pub(crate) fn matrices(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
+        self.tensor(name, &[count, rows, cols], count * rows, cols)
+    }
+
+    /// The matrix `name` of one row, which some files have as a vector.
+    pub(crate) fn row(&self, name: &str, cols: usize) -> Result<Tensor, WeightsError> {
+        let expected = [1, cols];
+        let vector = self.tensors.get(name).is_some_and(|entry| entry.shape.len() == 1);
+        self.tensor(name, if vector { &expected[1..] } else { &expected }, 1, cols)
+    }
+
+    /// Whether it is of a file in which the experts of a layer lie in one tensor, always.
+    pub(crate) fn stacks_experts(&self) -> bool {
+        self.names.is_some()
     }
 
     /// The vector `name` of `len` numbers, widened.

@@ -296,6 +296,33 @@ fn numbers_that_only_python_has_are_read_where_nobody_needs_them() {
     refused(folder.path(), &["config.json", "rms_norm_eps", "Infinity"]);
 }
 
+/// Tensors of experts that are missing, or of other sizes than the configuration says, are named before anything is computed.
+#[test]
+fn experts_that_do_not_fit_are_named() {
+    type Case = (&'static str, &'static str, fn(&mut (Dtype, Vec<usize>, Vec<u8>)));
+    let cases: [Case; 7] = [
+        ("qwen3moe-fused", "model.layers.1.mlp.experts.gate_up_proj", |t| t.1 = vec![t.1[0] * 2, t.1[1] / 2, t.1[2]]),
+        ("qwen3moe-fused", "model.layers.1.mlp.experts.down_proj", |t| t.1 = vec![t.1[0] * t.1[1], t.1[2]]),
+        ("qwen3moe-fused", "model.layers.0.mlp.gate.weight", |t| t.1.reverse()),
+        ("olmoe-norms", "model.layers.2.mlp.experts.7.down_proj.weight", |t| t.1.reverse()),
+        ("olmoe-norms", "model.layers.0.self_attn.q_norm.weight", |t| t.1 = vec![1, t.1[0]]),
+        ("mixtral-window", "model.layers.1.block_sparse_moe.experts.3.w2.weight", |t| t.1.insert(0, 1)),
+        ("qwen2moe-every-other", "model.layers.1.mlp.shared_expert_gate.weight", |t| t.1.reverse()),
+    ];
+    for (model, tensor, change) in cases {
+        let folder = changed(model, |_, tensors| change(tensors.get_mut(tensor).unwrap()));
+        refused(folder.path(), &[tensor, "shape"]);
+        let folder = changed(model, |_, tensors| drop(tensors.remove(tensor).unwrap()));
+        let error = ModelSource::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("is missing"), "{error}");
+    }
+    let folder = changed("mixtral-window", |_, _| ());
+    let path = folder.path().join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, config.replace("\"num_local_experts\": 4", "\"num_local_experts\": 5")).unwrap();
+    refused(folder.path(), &["model.layers.0.block_sparse_moe.gate.weight", "[4, 32]", "[5, 32]"]);
+}
+
 #[test]
 fn models_as_they_are_published_need_no_note() {
     let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference");

@@ -35,13 +35,16 @@ fn folder(name: &str) -> Files {
     entries.map(named).filter(|(name, _)| name != "cases.json").collect()
 }
 
-/// Small models that are valid, of different families: one in two files, one with learned positions, one fused.
-static FOLDERS: LazyLock<[Files; 4]> =
-    LazyLock::new(|| ["llama3-rope", "opt-relu", "phi3-longrope", "gemma3-local"].map(folder));
+/// Small models that are valid, of different families: one in two files, one with learned positions, one fused, and
+/// two with experts, in a tensor each and in one.
+static FOLDERS: LazyLock<[Files; 6]> = LazyLock::new(|| {
+    ["llama3-rope", "opt-relu", "phi3-longrope", "gemma3-local", "qwen3moe-fused", "qwen2moe-every-other"].map(folder)
+});
 /// The same as GGUF, where there is such a thing; with quantised blocks.
-static GGUFS: LazyLock<[Vec<u8>; 3]> = LazyLock::new(|| {
+static GGUFS: LazyLock<[Vec<u8>; 5]> = LazyLock::new(|| {
     let folder = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name);
-    ["llama-gqa", "phi3-longrope", "gemma2-caps"].map(|name| convert(&folder(name), Form::Q8, "gpt-2").bytes())
+    ["llama-gqa", "phi3-longrope", "gemma2-caps", "qwen2moe-every-other", "mixtral-window"]
+        .map(|name| convert(&folder(name), Form::Q8, "gpt-2").bytes())
 });
 
 /// Opens, loads and runs a model as far as it lets itself; within memory for `bytes` of files.

@@ -15,8 +15,20 @@ use tsnode_kernels::{
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
 /// Reference models whose heads of keys and values can be cut in two, and the one with more of them.
-const MODELS: [&str; 7] =
-    ["llama-gqa", "qwen2-bias", "qwen3-norms", "gemma2-caps", "mistral-window", "phi3-longrope", "opt-relu"];
+const MODELS: [&str; 12] = [
+    "llama-gqa",
+    "qwen2-bias",
+    "qwen3-norms",
+    "gemma2-caps",
+    "mistral-window",
+    "phi3-longrope",
+    "opt-relu",
+    "qwen3moe-dense-between",
+    "qwen3moe-fused",
+    "qwen2moe-every-other",
+    "mixtral-window",
+    "olmoe-norms",
+];
 const ONE: RequestId = RequestId([1; 16]);
 const TWO: RequestId = RequestId([2; 16]);
 

@@ -14,7 +14,7 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 14] = [
     "llama-gqa",
     "llama3-rope",
     "qwen2-bias",
@@ -24,9 +24,23 @@ const MODELS: [&str; 9] = [
     "gemma2-caps",
     "gemma3-local",
     "phi3-longrope",
+    "qwen3moe-dense-between",
+    "qwen3moe-fused",
+    "qwen2moe-every-other",
+    "mixtral-window",
+    "olmoe-norms",
 ];
 /// Those whose weights are not bfloat16.
-const OF_OTHER_TYPES: [&str; 3] = ["qwen2-bias", "opt-relu", "qwen3-norms"];
+const OF_OTHER_TYPES: [&str; 8] = [
+    "qwen2-bias",
+    "opt-relu",
+    "qwen3-norms",
+    "qwen3moe-dense-between",
+    "qwen3moe-fused",
+    "qwen2moe-every-other",
+    "mixtral-window",
+    "olmoe-norms",
+];
 const TOLERANCE: f32 = 1e-3;
 /// Of logits with bfloat16 weights, which rows are rounded to as well, where those of transformers were not
 /// (models/reference/README.md). Logits spread by 1 to 4; a wrong sign or turn leaves about that.
@@ -224,12 +238,19 @@ fn kv_handed_from_one_cut_to_another_continues_as_if_nothing_happened() {
 
 #[test]
 fn a_sequence_does_not_know_its_batch() {
-    let source = ModelSource::embedded().unwrap();
+    alone_and_together(&ModelSource::embedded().unwrap());
+    for name in ["qwen3moe-fused", "qwen2moe-every-other", "olmoe-norms"] {
+        alone_and_together(&ModelSource::open(&folder(name)).unwrap());
+    }
+}
+
+fn alone_and_together(source: &ModelSource) {
+    let vocab = source.card().shape.vocab;
     let mut engine =
         Engine::new(EngineConfig { threads: Threads::together(2), pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 })
             .unwrap();
     let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
-    let prompt = |n: u32| (0..37 + n).map(|i| Token((i * 131 + n * 17) % 4096)).collect::<Vec<_>>();
+    let prompt = |n: u32| (0..37 + n).map(|i| Token((i * 131 + n * 17) % vocab)).collect::<Vec<_>>();
     let alone: Vec<Vec<f32>> = (0..5)
         .map(|n| {
             let request = RequestId([n as u8; 16]);
@@ -253,7 +274,7 @@ fn a_sequence_does_not_know_its_batch() {
     }
     let out = engine.forward(stage, &batch, Input::Tokens(&tokens), Output::Logits { rows: &rows }).unwrap();
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    for (together, alone) in out.chunks_exact(4096).zip(&alone) {
+    for (together, alone) in out.chunks_exact(vocab as usize).zip(&alone) {
         assert_eq!(bits(together), bits(alone));
     }
 }

@@ -44,7 +44,7 @@ pub use invite::{Invite, Secret, Ticket, TicketKey, TicketNotice};
 pub use kv::{KvCodec, KvDtype, Manifest, TileHeader};
 pub use kv_stream::KvStream;
 pub use liveness_digest::{Call, LivenessDigest, Missed};
-pub use model::{LayerRange, ModelCard, ModelFile, ModelShape};
+pub use model::{Experts, LayerRange, ModelCard, ModelFile, ModelShape};
 pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
 pub use sampling::{PromptLogprob, Sampled, Sampling, TokenLogprob};
 pub use tokens::Token;

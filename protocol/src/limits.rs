@@ -49,6 +49,8 @@ pub const STAGES: usize = 64;
 pub const ROUTES: usize = 16 * 1024;
 /// Layers in one model.
 pub const LAYERS: u32 = 1024;
+/// Experts of one layer.
+pub const EXPERTS: u32 = 512;
 /// Tokens in one sequence, prompt and answer together.
 pub const SEQUENCE_TOKENS: u32 = 1 << 20;
 /// Prefixes that one ring keeps.

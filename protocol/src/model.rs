@@ -35,7 +35,7 @@ pub struct ModelShape {
     pub layers: u32,
     /// Width of the residual stream.
     pub hidden: u32,
-    /// Width of the MLP.
+    /// Width of the MLP; of a mixture of experts, of all that one token passes, on average over layers.
     pub intermediate: u32,
     /// Query heads.
     pub heads: u32,
@@ -47,12 +47,39 @@ pub struct ModelShape {
     pub vocab: u32,
     /// Longest sequence, prompt and answer together (tokens).
     pub context: u32,
-    /// Weights of one block as stored (bytes).
+    /// Weights of one block as stored (bytes), all its experts included.
     pub layer_bytes: u64,
     /// Embedding as stored (bytes).
     pub embed_bytes: u64,
     /// Final norm and output head as stored (bytes); the embedding again where they are tied.
     pub head_bytes: u64,
+    /// Of a mixture of experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
+}
+
+/// Experts of a mixture's blocks. A token passes few of them: what is read for it is less than what is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct Experts {
+    /// How many a block has.
+    pub count: u32,
+    /// How many of them each token passes.
+    pub used: u32,
+    /// Weights of all of them in one block as stored (bytes), a part of [`ModelShape::layer_bytes`].
+    pub bytes: u64,
+}
+
+impl Experts {
+    /// Part of the experts that a step of so many tokens is expected to need, from `used / count` up to 1.
+    ///
+    /// A token that chooses k of E, each as likely as any other, leaves one out with chance 1 − k/E, and n that know nothing of
+    /// each other all leave it out with (1 − k/E)^n: what is left of 1 is an expert's chance, and the mean part of them (drawing
+    /// in groups: Stadje, "The collector's problem with group drawings", Adv. Appl. Probab. 22, 1990, eq. 1).
+    #[must_use]
+    pub fn part_needed(&self, tokens: f64) -> f64 {
+        let left_out = 1.0 - f64::from(self.used) / f64::from(self.count.max(1));
+        1.0 - left_out.max(0.0).powf(tokens.max(0.0))
+    }
 }
 
 impl ModelShape {
@@ -74,6 +101,13 @@ impl ModelShape {
         let embed = if layers.start == 0 { self.embed_bytes } else { 0 };
         let head = if layers.end == self.layers { self.head_bytes } else { 0 };
         u64::from(layers.len()) * self.layer_bytes + embed + head
+    }
+
+    /// Weights of a block that a step of so many tokens is expected to read (bytes): all, but for experts that nobody chooses.
+    #[must_use]
+    pub fn active_layer_bytes(&self, tokens: f64) -> f64 {
+        let all = self.layer_bytes as f64;
+        self.experts.map_or(all, |e| all - e.bytes as f64 * (1.0 - e.part_needed(tokens)))
     }
 
     /// Refuses shapes that no model has, so that arithmetic on the rest cannot overflow.
@@ -98,6 +132,11 @@ impl ModelShape {
         let bytes = [self.layer_bytes, self.embed_bytes, self.head_bytes];
         if bytes.iter().any(|&b| b > 1 << 44) {
             return Err(CodecError::Invalid("model bytes out of range"));
+        }
+        let possible =
+            |e: Experts| sane(e.count, limits::EXPERTS) && sane(e.used, e.count) && e.bytes <= self.layer_bytes;
+        if !self.experts.is_none_or(possible) {
+            return Err(CodecError::Invalid("experts out of range"));
         }
         Ok(())
     }

@@ -6,11 +6,12 @@ use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
     Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
-    EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, FlopsPerSecond, Gossip, Gpus,
-    Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile, LayerRange, Link,
-    LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape, PathKind, PeerId, Phase,
-    Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling, Seconds, Secret, Signed, Stage,
-    StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
+    Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
+    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
+    PathKind, PeerId, Phase, Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling,
+    Seconds, Secret, Signed, Stage, StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep,
+    Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -57,6 +58,7 @@ fn advert() -> Advert {
         layer_bytes: 1 << 20,
         embed_bytes: 2 << 20,
         head_bytes: 2 << 20,
+        experts: Some(Experts { count: 8, used: 2, bytes: 1 << 19 }),
     };
     let file = ModelFile { name: "tokenizer.json".into(), bytes: 70_000, hash: [6; 32] };
     let device = Device {

@@ -75,6 +75,7 @@ mod tests {
         layer_bytes: 1,
         embed_bytes: 1,
         head_bytes: 1,
+        experts: None,
     };
 
     fn delivery(from: u8, bytes: u64, pack: f64) -> Delivery {

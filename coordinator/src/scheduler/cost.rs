@@ -19,6 +19,10 @@ pub const USABLE: f64 = 0.9;
 /// Prompt tokens in flight that working memory is counted for.
 const WORKING_TOKENS: Tokens = Tokens(2048.0);
 
+/// Sequences of a batch between which and one the bytes that a step reads are taken to grow evenly: as many as measured steps
+/// have at most. Of a mixture of experts more sequences need more experts, though ever fewer more.
+const BATCH: f64 = 16.0;
+
 /// What one layer costs on `tp` devices of one kind on one host, and what comes on top at the ends of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerCost {
@@ -67,7 +71,10 @@ impl LayerCost {
         let token = work(2.0 * model.layer_weights) + row / d / inside.bandwidth * all_reduces;
         let attention = work(2.0 * f64::from(shape.heads) * f64::from(shape.head_dim));
         let prefill = Prefill { fixed, per_token: token.per_token(), per_square: attention.per_token().per_token() };
-        let decode = Decode { fixed, per_context: kv / device.bandwidth, per_sequence: token };
+        let read = |sequences| Bytes(shape.active_layer_bytes(sequences)) / d / device.bandwidth;
+        let more = (read(BATCH) - read(1.0)) / (BATCH - 1.0);
+        let few = read(1.0) - more + inside.latency * all_reduces;
+        let decode = Decode { fixed: few, per_context: kv / device.bandwidth, per_sequence: token + more };
         let (prefill, decode) = device.profile.filter(|_| tp == 1).unwrap_or((prefill, decode));
         let logits = work(2.0 * f64::from(shape.vocab) * f64::from(shape.hidden));
         let head = head_bytes / device.bandwidth;
@@ -141,7 +148,7 @@ impl LayerCost {
 mod tests {
     use super::*;
     use crate::scheduler::{figures, models};
-    use tsnode_protocol::{BytesPerSecond, Seconds};
+    use tsnode_protocol::{BytesPerSecond, Experts, ModelShape, Seconds};
 
     fn on(figures: &Figures, tp: u16) -> LayerCost {
         let inside = Path { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
@@ -154,6 +161,31 @@ mod tests {
         let cost = on(&figures::from_peaks("g".into(), 100.0, 1000.0, 80.0), 1);
         let part = cost.prefill.per_square * Tokens(1024.0) / cost.prefill.per_token;
         assert!((part / (1024.0 / (12.0 * 6656.0)) - 1.0).abs() < 0.02, "{part}");
+    }
+
+    /// All experts lie in memory; a sequence waits for those that it passes, sixteen for most.
+    #[test]
+    fn experts_that_nobody_passes_take_memory_and_no_time() {
+        let inside = Path { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
+        let device = figures::from_peaks("g".into(), 100.0, 1000.0, 80.0);
+        let dense = models::by_name("Llama-3-8B").unwrap();
+        let bytes = dense.shape.layer_bytes;
+        let mixed = |experts| {
+            let shape = ModelShape { layer_bytes: 9 * bytes, experts, ..dense.shape };
+            LayerCost::new(&Model { shape, ..dense.clone() }, &device, inside, 1)
+        };
+        let (all, some) = (mixed(None), mixed(Some(Experts { count: 64, used: 4, bytes: 8 * bytes })));
+        let ends = Ends { first: false, last: false };
+        assert_eq!(all.stage_weights(3, ends), some.stage_weights(3, ends));
+        assert_eq!(all.kv_tokens(3, ends), some.kv_tokens(3, ends));
+        assert_eq!(all.prefill, some.prefill);
+        let none = Tokens(0.0);
+        let read = |sequences: f64| some.decode.time(sequences, none);
+        let token = all.decode.per_sequence;
+        let part = |sequences: f64| (read(sequences) - token * sequences) / all.decode.fixed;
+        // One byte in nine is no expert's; of the others a sequence reads one in sixteen, sixteen sequences 64 %.
+        assert!((part(1.0) - (1.0 + 8.0 / 16.0) / 9.0).abs() < 1e-6, "{}", part(1.0));
+        assert!((part(16.0) - (1.0 + 8.0 * 0.644) / 9.0).abs() < 1e-3, "{}", part(16.0));
     }
 
     #[test]

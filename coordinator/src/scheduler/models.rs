@@ -81,6 +81,7 @@ pub fn by_name(name: &str) -> Option<Model> {
         embed_bytes: table,
         // A head that shares the embedding's table still needs it where the last stage is.
         head_bytes: table,
+        experts: None,
     };
     Some(Model { name: name.to_owned(), shape, layer_weights: weights as f64, element: 2.0 })
 }
@@ -91,26 +92,12 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Model {
-    /// A model some peer has, of the Llama family.
+    /// A model some peer has, of the Llama family; of a mixture of experts, what a token passes.
     #[must_use]
     pub fn of_shape(name: String, shape: ModelShape, element: f64) -> Self {
         let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let weights = layer_weights(shape.hidden, q, kv, 3, shape.intermediate);
         Self { name, shape, layer_weights: weights as f64, element }
-    }
-
-    /// A model by its sizes alone, weights in 16 bit, of the Llama family.
-    #[must_use]
-    pub fn in_16_bit(name: String, shape: ModelShape) -> Self {
-        let mut model = Self::of_shape(name, shape, 2.0);
-        let table = u64::from(shape.vocab) * u64::from(shape.hidden) * 2;
-        model.shape = ModelShape {
-            layer_bytes: 2 * model.layer_weights as u64,
-            embed_bytes: table,
-            head_bytes: table,
-            ..model.shape
-        };
-        model
     }
 
     /// All weights.

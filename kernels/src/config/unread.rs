@@ -210,14 +210,19 @@ const ELSEWHERE: &[&str] = &[
 /// Names in a line.
 const NAMED: usize = 8;
 
-/// Refuses what would change the arithmetic; the line about keys that nobody knows, if there are some.
-pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>, ConfigError> {
+/// Refuses weights that are to be multiplied by scales, in every family.
+pub(super) fn refuse_quantised(keys: &Keys) -> Result<(), ConfigError> {
     for key in QUANTISED {
         match keys.value(key) {
             Some(value) if !is_off(value) => return Err(ConfigError::Quantised { key, by: method(value) }),
             _ => {}
         }
     }
+    Ok(())
+}
+
+/// Refuses what would change the arithmetic; the line about keys that nobody knows, if there are some.
+pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>, ConfigError> {
     let ignored = |key: &str| keys.was_asked(key) || config.family.ignores.contains(&key);
     for (key, neutral) in ARITHMETIC.iter().filter(|(key, _)| !ignored(key)) {
         match keys.value(key) {

@@ -15,6 +15,10 @@ pub(crate) struct Architecture {
     pub neighbours: bool,
     /// What was added to norm weights when the file was made.
     pub norm_shift: f32,
+    /// Whether MLPs are, in some layers, mixtures of experts.
+    pub mixture: bool,
+    /// Whether the chances of experts that a row passes are divided by their sum, where the file does not say.
+    pub normed: bool,
     /// Parts of a layer that are called otherwise than in [`COMMON`].
     parts: &'static [Named],
 }
@@ -36,6 +40,17 @@ const COMMON: [Named; 12] = [
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
     ("ffn_norm", "post_attention_layernorm"),
+];
+/// Parts of a mixture of experts, whose matrices lie in one tensor each.
+const MIXTURE: [Named; 8] = [
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 /// Parts whose biases models here know.
 const BIASED: [&str; 3] = ["attn_q", "attn_k", "attn_v"];
@@ -64,22 +79,31 @@ const LLAMA: Architecture = Architecture {
     activation: "silu",
     neighbours: true,
     norm_shift: 0.0,
+    mixture: false,
+    normed: false,
     parts: &[],
 };
+/// Architectures with experts.
+const MIXED: Architecture = Architecture { mixture: true, neighbours: false, ..LLAMA };
 const GEMMA: Architecture = Architecture {
     name: "gemma",
     model_type: "gemma",
     activation: "gelu_pytorch_tanh",
     neighbours: false,
     norm_shift: 1.0,
-    parts: &[],
+    ..LLAMA
 };
 
 /// All that are known; whether their forward pass is written, `ModelConfig` says.
-const ALL: [Architecture; 7] = [
+const ALL: [Architecture; 11] = [
     LLAMA,
+    // Mixtral: Llama with experts, by llama.cpp's names.
+    Architecture { model_type: "mixtral", neighbours: true, normed: true, ..MIXED },
     Architecture { name: "qwen2", model_type: "qwen2", neighbours: false, ..LLAMA },
     Architecture { name: "qwen3", model_type: "qwen3", neighbours: false, ..LLAMA },
+    Architecture { name: "qwen2moe", model_type: "qwen2_moe", ..MIXED },
+    Architecture { name: "qwen3moe", model_type: "qwen3_moe", normed: true, ..MIXED },
+    Architecture { name: "olmoe", model_type: "olmoe", ..MIXED },
     Architecture {
         name: "phi3",
         model_type: "phi3",
@@ -96,10 +120,17 @@ impl Architecture {
     /// The one a file names.
     pub(crate) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
         const KEY: &str = "general.architecture";
-        static KNOWN: [Architecture; 7] = ALL;
+        static KNOWN: [Architecture; 11] = ALL;
         let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
-        let names = || KNOWN.iter().map(|a| a.name).collect::<Vec<_>>().join(", ");
-        KNOWN.iter().find(|a| a.name == name).ok_or_else(|| GgufError::Unsupported {
+        let names = || {
+            let mut names: Vec<_> = KNOWN.iter().map(|a| a.name).collect();
+            names.dedup();
+            names.join(", ")
+        };
+        let experts = metadata.count(&format!("{name}.expert_count"))?.is_some_and(|experts| experts > 0);
+        let named = || KNOWN.iter().filter(|a| a.name == name);
+        // Of one name there may be one with experts and one without.
+        named().find(|a| a.mixture == experts).or_else(|| named().next()).ok_or_else(|| GgufError::Unsupported {
             key: KEY.to_owned(),
             value: name.chars().take(64).collect(),
             supported: format!("{} are", names()),
@@ -125,7 +156,7 @@ impl Architecture {
         if kind != "weight" && (kind != "bias" || !BIASED.contains(&part)) {
             return None;
         }
-        let (_, theirs) = self.parts.iter().chain(&COMMON).find(|(ours, _)| *ours == part)?;
+        let (_, theirs) = self.parts().find(|(ours, _)| *ours == part)?;
         Some(format!("model.layers.{layer}.{theirs}.{kind}"))
     }
 
@@ -136,8 +167,14 @@ impl Architecture {
         }
         let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let (part, kind) = part.rsplit_once('.')?;
-        let (ours, _) = self.parts.iter().chain(&COMMON).find(|(_, theirs)| *theirs == part)?;
+        let (ours, _) = self.parts().find(|(_, theirs)| *theirs == part)?;
         Some(format!("blk.{layer}.{ours}.{kind}"))
+    }
+
+    /// Parts of a layer.
+    fn parts(&self) -> impl Iterator<Item = &'static Named> {
+        let mixture: &[Named] = if self.mixture { &MIXTURE } else { &[] };
+        self.parts.iter().chain(&COMMON).chain(mixture)
     }
 }
 
@@ -148,13 +185,13 @@ mod tests {
     #[test]
     fn a_tensor_has_one_name_here_and_one_there() {
         for architecture in &ALL {
-            for (part, _) in architecture.parts.iter().chain(&COMMON) {
+            for (part, _) in architecture.parts() {
                 let name = format!("blk.7.{part}.weight");
                 let theirs = architecture.hugging_face(&name).unwrap();
                 assert_eq!(architecture.in_file(&theirs).unwrap(), name, "{} {theirs}", architecture.name);
             }
         }
-        let (llama, gemma) = (&ALL[0], &ALL[5]);
+        let (llama, gemma) = (&ALL[0], &ALL[9]);
         let theirs = llama.hugging_face("blk.0.ffn_norm.weight");
         assert_eq!(theirs.as_deref(), Some("model.layers.0.post_attention_layernorm.weight"));
         let theirs = gemma.hugging_face("blk.0.ffn_norm.weight");
@@ -166,6 +203,6 @@ mod tests {
         for name in ["blk.0.attn_output.bias", "blk.0.ffn_gate_exps.weight", "blk.x.attn_q.weight", "mm.0.weight", ""] {
             assert_eq!(ALL[0].hugging_face(name), None, "{name}");
         }
-        assert_eq!(ALL[1].hugging_face(ROPE_FACTORS), None, "only Llama's forward pass divides by them");
+        assert_eq!(ALL[2].hugging_face(ROPE_FACTORS), None, "only Llama's forward pass divides by them");
     }
 }

@@ -7,6 +7,7 @@ use super::{
     tokenizer::special::Special,
 };
 use serde::Serialize;
+use tsnode_protocol::limits;
 
 /// What is written, under Hugging Face's names.
 #[derive(Serialize)]
@@ -58,6 +59,23 @@ struct Optional {
     final_logit_softcapping: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     query_pre_attn_scalar: Option<f32>,
+    #[serde(flatten)]
+    mixture: Option<Mixture>,
+}
+
+/// What models with experts have, under the names that their families read.
+#[derive(Serialize)]
+struct Mixture {
+    num_experts: u32,
+    num_experts_per_tok: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    norm_topk_prob: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moe_intermediate_size: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mlp_only_layers: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_expert_intermediate_size: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -77,7 +95,7 @@ struct Scaling {
 
 /// What llama.cpp computes by in some architecture and nobody does here, with the values that change nothing: 0 where there
 /// is one, else 1.
-const UNREAD: [(&str, &[f64]); 22] = [
+const UNREAD: [(&str, &[f64]); 25] = [
     ("logit_scale", &[0.0, 1.0]),
     ("residual_scale", &[0.0, 1.0]),
     ("embedding_scale", &[0.0, 1.0]),
@@ -93,6 +111,10 @@ const UNREAD: [(&str, &[f64]); 22] = [
     ("attention.shared_kv_layers", &[0.0]),
     ("embedding_length_per_layer_input", &[0.0]),
     ("expert_shared_count", &[0.0]),
+    ("expert_weights_scale", &[0.0, 1.0]),
+    // Softmax.
+    ("expert_gating_func", &[0.0, 1.0]),
+    ("expert_group_count", &[0.0, 1.0]),
     ("leading_dense_block_count", &[0.0]),
     ("nextn_predict_layers", &[0.0]),
     ("rope.dimension_sections", &[0.0]),
@@ -154,7 +176,7 @@ pub(super) fn json(
         model_type: architecture.model_type,
         num_hidden_layers: keys.needed("block_count")?,
         hidden_size: hidden,
-        intermediate_size: keys.needed("feed_forward_length")?,
+        intermediate_size: intermediate(&keys)?,
         num_attention_heads: heads,
         num_key_value_heads: keys.count("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
@@ -175,8 +197,10 @@ pub(super) fn json(
 
 /// What config.json has no words for.
 fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> {
-    if let Some(experts) = keys.count("expert_count")?.filter(|n| *n > 0) {
-        keys.refuse("expert_count", experts, "mixtures of experts are not read")?;
+    let experts = keys.count("expert_count")?.unwrap_or(0);
+    if keys.architecture.mixture != (experts > 0) {
+        let supported = if experts > 0 { "models of this architecture without experts are" } else { "a number is" };
+        keys.refuse("expert_count", experts, supported)?;
     }
     if let Some(width) = keys.count("attention.value_length")?.filter(|n| *n != head_dim) {
         keys.refuse("attention.value_length", width, "values as wide as keys are")?;
@@ -225,9 +249,46 @@ fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Resu
         sliding_window: keys.count("attention.sliding_window")?.filter(|n| *n > 0),
         attn_logit_softcapping: keys.real("attn_logit_softcapping")?,
         final_logit_softcapping: keys.real("final_logit_softcapping")?,
+        mixture: mixture(keys, shapes)?,
         ..Optional::default()
     };
     gemma(keys, common, head_dim)
+}
+
+/// Width of an MLP; of experts, where a file of the family has no other.
+fn intermediate(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
+    let qwen = keys.architecture.name.starts_with("qwen");
+    match keys.count("expert_feed_forward_length")?.filter(|_| keys.architecture.mixture && !qwen) {
+        Some(width) => Ok(width),
+        None => keys.needed("feed_forward_length"),
+    }
+}
+
+fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixture>, GgufError> {
+    const NORMED: &str = "expert_weights_norm";
+    if !keys.architecture.mixture {
+        return Ok(None);
+    }
+    let layers = keys.needed("block_count")?;
+    super::at_most("block_count", layers.into(), limits::LAYERS.into())?;
+    let (experts, used) = (keys.needed("expert_count")?, keys.needed("expert_used_count")?);
+    let normed = keys.metadata.flag(&keys.key(NORMED))?.unwrap_or(keys.architecture.normed);
+    let (qwen, mixtral) = (keys.architecture.name.starts_with("qwen"), keys.architecture.model_type == "mixtral");
+    if mixtral && !normed {
+        keys.refuse(NORMED, normed, "models that divide by the sum are")?;
+    }
+    // As llama.cpp has it for files that do not say.
+    let usual = || Ok(keys.needed("feed_forward_length")? / used.max(1));
+    let width = || keys.count("expert_feed_forward_length")?.map_or_else(usual, Ok);
+    let dense = || (0..layers).filter(|i| !shapes.has(&format!("blk.{i}.ffn_gate_inp.weight"))).collect();
+    Ok(Some(Mixture {
+        num_experts: experts,
+        num_experts_per_tok: used,
+        norm_topk_prob: (!mixtral).then_some(normed),
+        moe_intermediate_size: if qwen { Some(width()?) } else { None },
+        mlp_only_layers: qwen.then(dense),
+        shared_expert_intermediate_size: keys.count("expert_shared_feed_forward_length")?,
+    }))
 }
 
 /// What Gemma's files leave out, as llama.cpp fills it in.

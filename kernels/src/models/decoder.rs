@@ -1,5 +1,6 @@
 //! What families of rotary decoders have in common: the stack their layers stand in. The parts are in [`parts`].
 
+pub(super) mod experts;
 pub(super) mod parts;
 
 use super::{
@@ -53,6 +54,7 @@ pub(super) struct Scratch {
     mixed: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
+    work: experts::Work,
     /// By which of the stack's ropes a layer turns.
     angles: [Angles; 2],
 }
@@ -132,6 +134,7 @@ pub(super) fn load<L: Layer + 'static>(
         let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index as usize);
         layers.push(layer(&part)?);
         bytes.layers += part.bytes();
+        bytes.experts += part.expert_bytes();
         weights.extend(part.weights());
     }
     let ropes = ropes(c, checkpoint)?;

@@ -7,7 +7,7 @@ use super::{
         self, Scratch, Step,
         parts::{Attention, Gated, Norm, Part},
     },
-    outline::LayerOutline,
+    outline::{LayerOutline, MlpOutline},
 };
 use crate::{
     config::{Activation, ConfigError, Keys, ModelConfig},
@@ -90,7 +90,7 @@ impl decoder::Layer for Layer {
             attention: self.attention.outline(),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: self.mlp_norm.outline(),
-            mlp: self.mlp.outline(),
+            mlp: MlpOutline::Gated(self.mlp.outline()),
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
         }
     }

@@ -4,6 +4,7 @@ use super::{
     Family,
     decoder::{
         self, Scratch, Step,
+        experts::Mlp,
         parts::{Attention, Gated, Norm, Part},
     },
     outline::LayerOutline,
@@ -38,14 +39,15 @@ pub(super) struct Layer {
     attention_norm: Norm,
     attention: Attention,
     mlp_norm: Norm,
-    mlp: Gated,
+    mlp: Mlp,
 }
 
 impl Layer {
     /// A layer of these parts, with its norms.
-    pub(super) fn of(part: &Part<'_>, attention: Attention, mlp: Gated) -> Result<Self, WeightsError> {
+    pub(super) fn of(part: &Part<'_>, attention: Attention, mlp: impl Into<Mlp>) -> Result<Self, WeightsError> {
         let attention_norm = part.norm("input_layernorm")?;
-        Ok(Self { attention_norm, attention, mlp_norm: part.norm("post_attention_layernorm")?, mlp })
+        let mlp_norm = part.norm("post_attention_layernorm")?;
+        Ok(Self { attention_norm, attention, mlp_norm, mlp: mlp.into() })
     }
 }
 

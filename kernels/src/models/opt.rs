@@ -260,6 +260,7 @@ impl Stage for Opt {
         let embed = self.embed.as_ref().map_or(0, |e| e.tokens.bytes() + e.positions.bytes());
         let norm = |h: &Head| 8 * h.norm.weight.len() as u64;
         StageBytes {
+            experts: 0,
             layers: self.layers.iter().map(Layer::bytes).sum(),
             embed,
             head: self.head.as_ref().map_or(0, |h| h.weight.bytes() + norm(h)),

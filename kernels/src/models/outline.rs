@@ -29,7 +29,7 @@ pub(crate) struct LayerOutline<'a> {
     pub attention: AttentionOutline<'a>,
     pub attention_post_norm: Option<NormOutline<'a>>,
     pub mlp_norm: NormOutline<'a>,
-    pub mlp: GatedOutline<'a>,
+    pub mlp: MlpOutline<'a>,
     pub mlp_post_norm: Option<NormOutline<'a>>,
 }
 
@@ -61,6 +61,13 @@ pub(crate) struct AttentionOutline<'a> {
     /// Which of the stage's ropes.
     pub rope: usize,
     pub pairs: RopePairs,
+}
+
+/// What stands behind a layer's second norm.
+pub(crate) enum MlpOutline<'a> {
+    Gated(GatedOutline<'a>),
+    /// A mixture of experts, which no such device computes.
+    Experts,
 }
 
 /// A gated MLP.

@@ -34,16 +34,40 @@ const TENSORS: [(&str, &[usize]); 11] = [
     ("model.layers.0.mlp.down_proj.weight", &[0, 32]),
 ];
 
+/// Its MLP as a mixture of two experts, all in one tensor.
+const EXPERTS: [(&str, &[usize]); 3] = [
+    ("model.layers.0.mlp.gate.weight", &[2, 0]),
+    ("model.layers.0.mlp.experts.gate_up_proj", &[2, 64, 0]),
+    ("model.layers.0.mlp.experts.down_proj", &[2, 0, 32]),
+];
+
+/// Names and sizes of a model's tensors.
+type Sizes = BTreeMap<&'static str, &'static [usize]>;
+
+fn dense() -> Sizes {
+    TENSORS.into()
+}
+
+fn mixed() -> Sizes {
+    TENSORS.into_iter().filter(|(name, _)| !name.contains("mlp")).chain(EXPERTS).collect()
+}
+
+/// What `config.json` is with two experts.
+fn mixed_config() -> String {
+    let experts = "mixtral\",\"num_local_experts\":2,\"num_experts_per_tok\":1,\"num_h";
+    CONFIG.replace("llama\",\"num_h", experts)
+}
+
 /// `model.safetensors`.
-fn weights(width: usize) -> Vec<u8> {
+fn weights(tensors: &Sizes, width: usize) -> Vec<u8> {
     let numbers = |len: usize| (0..len).flat_map(|i| half::f16::from_f32((i % 13) as f32 / 16.0 - 0.3).to_le_bytes());
     let sized = |shape: &[usize]| shape.iter().map(|n| if *n == 0 { width } else { *n }).collect::<Vec<_>>();
-    let filled = |(name, shape): (&'static str, &[usize])| {
+    let filled = |(name, shape): (&&'static str, &&'static [usize])| {
         let shape = sized(shape);
         let bytes: Vec<u8> = numbers(shape.iter().product()).collect();
-        (name, (shape, bytes))
+        (*name, (shape, bytes))
     };
-    let all: BTreeMap<_, _> = TENSORS.map(filled).into();
+    let all: BTreeMap<_, _> = tensors.iter().map(filled).collect();
     let views =
         all.iter().map(|(name, (shape, bytes))| (*name, TensorView::new(Dtype::F16, shape.clone(), bytes).unwrap()));
     safetensors::serialize(views, None).unwrap()
@@ -52,36 +76,38 @@ fn weights(width: usize) -> Vec<u8> {
 /// The model as [`super::folder`] reads one, without an index and with one.
 pub fn folders() -> Vec<Vec<u8>> {
     let mistral = CONFIG.replace("llama\",\"num_h", "mistral\",\"num_h").replace("null", "16");
-    [(CONFIG, ""), (CONFIG, INDEX), (mistral.as_str(), INDEX)]
-        .map(|(config, index)| {
+    let mixtral = mixed_config();
+    [(CONFIG, "", dense()), (CONFIG, INDEX, dense()), (&mistral, INDEX, dense()), (&mixtral, "", mixed())]
+        .map(|(config, index, tensors)| {
             let sized = |text: &str| [&(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat();
-            [sized(config), sized(index), weights(NARROW)].concat()
+            [sized(config), sized(index), weights(&tensors, NARROW)].concat()
         })
         .to_vec()
 }
 
 /// The model as GGUF files: quantised, and not; and a wider one in blocks of 256.
 pub fn ggufs() -> Vec<Vec<u8>> {
-    let narrow = files(CONFIG, NARROW);
+    let narrow = files(CONFIG, &dense(), NARROW);
     let mut pieces = convert(narrow.path(), Form::F16, "default");
     pieces
         .count("general.alignment", 64)
         .reals("tokenizer.ggml.scores", &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, 0.0, 0.0]);
     pieces.flag("tokenizer.ggml.add_space_prefix", false).count("llama.attention.sliding_window", 0);
     let config = CONFIG.replace("\"hidden_size\":32", "\"hidden_size\":256");
-    let wide = files(&config, WIDE);
+    let wide = files(&config, &dense(), WIDE);
     let large = |kind| convert(wide.path(), Form::Large(kind), "llama-bpe").bytes();
     let quantised = convert(narrow.path(), Form::Q8, "llama-bpe").bytes();
-    vec![quantised, pieces.bytes(), large(QuantType::Q4K), large(QuantType::Q6K)]
+    let mixtral = convert(files(&mixed_config(), &mixed(), NARROW).path(), Form::Q8, "llama-bpe").bytes();
+    vec![quantised, pieces.bytes(), mixtral, large(QuantType::Q4K), large(QuantType::Q6K)]
 }
 
 /// A folder with the model.
-fn files(config: &str, width: usize) -> TempDir {
+fn files(config: &str, tensors: &Sizes, width: usize) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     write("config.json", config.as_bytes());
     write("tokenizer.json", TOKENIZER.as_bytes());
     write("tokenizer_config.json", br#"{"add_bos_token":true,"chat_template":"{{ messages }}"}"#);
-    write("model.safetensors", &weights(width));
+    write("model.safetensors", &weights(tensors, width));
     folder
 }

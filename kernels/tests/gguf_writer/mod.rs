@@ -185,6 +185,21 @@ fn metadata(writer: &mut Writer, config: &Value) {
         .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
         .real(&key("rope.freq_base"), theta.unwrap() as f32)
         .count(&key("rope.dimension_count"), turning(config) as u32);
+    let experts = number(config, "num_experts").or(number(config, "num_local_experts"));
+    if let Some(experts) = experts {
+        writer.count(&key("expert_count"), experts).count(&key("expert_used_count"), of("num_experts_per_tok"));
+        if let Some(normed) = config["norm_topk_prob"].as_bool() {
+            writer.flag(&key("expert_weights_norm"), normed);
+        }
+    }
+    for (theirs, ours) in [
+        ("moe_intermediate_size", "expert_feed_forward_length"),
+        ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ] {
+        if let Some(width) = number(config, theirs) {
+            writer.count(&key(ours), width);
+        }
+    }
     if let Some(width) = number(config, "head_dim") {
         writer.count(&key("attention.key_length"), width).count(&key("attention.value_length"), width);
     }
@@ -194,6 +209,9 @@ fn metadata(writer: &mut Writer, config: &Value) {
 fn architecture(config: &Value) -> &str {
     match config["model_type"].as_str().unwrap() {
         "gemma3_text" => "gemma3",
+        "qwen2_moe" => "qwen2moe",
+        "qwen3_moe" => "qwen3moe",
+        "mixtral" => "llama",
         name => name,
     }
 }
@@ -204,6 +222,7 @@ fn family(writer: &mut Writer, config: &Value) {
     let key = |key: &str| format!("{name}.{key}");
     let real = |key: &str| config[key].as_f64().map(|x| x as f32);
     if name != "qwen3"
+        && config["model_type"] != "mixtral"
         && let Some(window) = number(config, "sliding_window")
     {
         writer.count(&key("attention.sliding_window"), window);
@@ -297,7 +316,8 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
             }
         }
     }
-    let (llama, gemma) = (config["model_type"] == "llama", architecture(config).starts_with("gemma"));
+    stack_experts(&mut all);
+    let (llama, gemma) = (architecture(config) == "llama", architecture(config).starts_with("gemma"));
     for (name, (shape, mut numbers)) in all {
         let heads = match name.rsplit('.').nth(1) {
             Some("q_proj") => number(config, "num_attention_heads"),
@@ -310,13 +330,53 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         if gemma && name.ends_with("norm.weight") {
             numbers.iter_mut().for_each(|x| *x += 1.0);
         }
-        let (kind, bytes) = stored(&shape, &numbers, form);
-        writer.tensor(&renamed(&name, gemma), &shape, kind, bytes);
+        let shape = if name.contains("shared_expert_gate") { vec![shape[1]] } else { shape };
+        // llama.cpp's converter and quantiser leave routers in single precision.
+        let name = renamed(&name, gemma);
+        let (kind, bytes) = stored(&shape, &numbers, form, name.contains("ffn_gate_inp"));
+        writer.tensor(&name, &shape, kind, bytes);
     }
     if config["rope_scaling"]["rope_type"] == "llama3" {
         let factors = llama3_factors(config);
         let bytes = factors.iter().flat_map(|x| x.to_le_bytes()).collect();
         writer.tensor("rope_freqs.weight", &[factors.len()], 0, bytes);
+    }
+}
+
+/// Shape and numbers of tensors by name.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// The experts of a layer in one tensor for each of their matrices, by llama.cpp's names.
+fn stack_experts(all: &mut Tensors) {
+    const PARTS: [(&str, &str); 6] =
+        [("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"), ("w1", "gate"), ("w3", "up"), ("w2", "down")];
+    let experts: Tensors = all.extract_if(.., |name, _| name.contains(".experts.")).collect();
+    let mut put = |layer: &str, part: &str, expert: usize, (shape, numbers): (&[usize], &[f32])| {
+        let name = format!("{layer}.ffn_{part}_exps.weight");
+        let (stacked, both) = all.entry(name).or_insert_with(|| (vec![0, shape[0], shape[1]], Vec::new()));
+        both.resize(both.len().max((expert + 1) * numbers.len()), 0.0);
+        both[expert * numbers.len()..][..numbers.len()].copy_from_slice(numbers);
+        stacked[0] = stacked[0].max(expert + 1);
+    };
+    for (name, (shape, numbers)) in experts {
+        let (block, part) = name.split_once(".experts.").unwrap();
+        let (layer, _) = block.rsplit_once('.').unwrap();
+        let parts: Vec<&str> = part.split('.').collect();
+        if let [expert, part, "weight"] = parts[..] {
+            let (_, part) = PARTS.iter().find(|(theirs, _)| *theirs == part).unwrap();
+            put(layer, part, expert.parse().unwrap(), (&shape, &numbers));
+            continue;
+        }
+        for (expert, numbers) in numbers.chunks_exact(shape[1] * shape[2]).enumerate() {
+            if part == "down_proj" {
+                put(layer, "down", expert, (&shape[1..], numbers));
+                continue;
+            }
+            let (gate, up) = numbers.split_at(numbers.len() / 2);
+            for (part, half) in [("gate", gate), ("up", up)] {
+                put(layer, part, expert, (&[shape[1] / 2, shape[2]], half));
+            }
+        }
     }
 }
 
@@ -340,12 +400,12 @@ fn neighbours(numbers: &[f32], heads: usize, rows: usize) -> Vec<f32> {
     (0..rows).flat_map(row).copied().collect()
 }
 
-fn stored(shape: &[usize], numbers: &[f32], form: Form) -> (u32, Vec<u8>) {
+fn stored(shape: &[usize], numbers: &[f32], form: Form, exact: bool) -> (u32, Vec<u8>) {
     let whole = |block: usize| shape[shape.len() - 1].is_multiple_of(block);
     let single = |numbers: &[f32]| (0, numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
     let half = |numbers: &[f32]| (1, numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect());
     match form {
-        _ if shape.len() == 1 => single(numbers),
+        _ if shape.len() == 1 || exact => single(numbers),
         Form::F32 => single(numbers),
         Form::Large(kind) if whole(large::NUMBERS) => (large::number(kind), large::encode(kind, numbers)),
         Form::WidenedLarge(kind) if whole(large::NUMBERS) => {
@@ -370,7 +430,13 @@ fn q8(numbers: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn renamed(name: &str, gemma: bool) -> String {
-    const PARTS: [(&str, &str); 14] = [
+    const PARTS: [(&str, &str); 20] = [
+        ("mlp.shared_expert_gate.", "ffn_gate_inp_shexp."),
+        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ("mlp.gate.", "ffn_gate_inp."),
+        ("block_sparse_moe.gate.", "ffn_gate_inp."),
         ("input_layernorm", "attn_norm"),
         ("pre_feedforward_layernorm", "ffn_norm"),
         ("post_feedforward_layernorm", "post_ffw_norm"),

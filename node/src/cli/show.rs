@@ -15,7 +15,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, Phase, Stage};
+use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, ModelShape, Phase, Stage};
 
 pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
@@ -103,18 +103,30 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
     let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS"].map(String::from).to_vec()];
     for card in &view.models {
         let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == card.id)).count();
-        let bytes = card.shape.stage_bytes(card.shape.all_layers());
         rows.push(vec![
             card.name.clone(),
             card.id.to_string(),
             card.shape.layers.to_string(),
             card.shape.context.to_string(),
-            format!("{:.1} MB", bytes as f64 / 1e6),
+            weights(&card.shape),
             holders.to_string(),
         ]);
     }
     table(&rows)?;
     encoders(&view)
+}
+
+/// All of them, and, of a mixture of experts, what a token reads of them.
+fn weights(shape: &ModelShape) -> String {
+    let megabytes = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
+    let all = megabytes(shape.stage_bytes(shape.all_layers()) as f64);
+    match shape.experts {
+        None => all,
+        Some(_) => {
+            let layers = f64::from(shape.layers) * shape.active_layer_bytes(1.0);
+            format!("{all}, {} a token", megabytes(layers + shape.head_bytes as f64))
+        }
+    }
 }
 
 /// Those that make vectors and scores, where there are any.

@@ -315,6 +315,7 @@ mod tests {
             layer_bytes: 1,
             embed_bytes: 1,
             head_bytes: 1,
+            experts: None,
         };
         ModelCard { id: MODEL, name: "SmolLM2-135M".into(), shape, files: vec![] }
     }

@@ -53,6 +53,7 @@ mod tests {
             layer_bytes: gib * GIB / 32,
             embed_bytes: 0,
             head_bytes: 0,
+            experts: None,
         }
     }
 

@@ -41,6 +41,7 @@ const SHAPE: ModelShape = ModelShape {
     layer_bytes: 0,
     embed_bytes: 0,
     head_bytes: 0,
+    experts: None,
 };
 
 /// Reads a plan for the 32 GPUs of ThunderServe's evaluation, and rates it.

@@ -11,7 +11,7 @@ use crate::{
         weights::size,
     },
     engine::Look,
-    models::{LayerOutline, NormOutline},
+    models::{LayerOutline, MlpOutline, NormOutline},
     pages::Layout,
     rope::RopePairs,
 };
@@ -58,6 +58,9 @@ impl Layer {
     pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| Norm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
+        let MlpOutline::Gated(mlp) = mlp else {
+            return Err(GpuError::experts());
+        };
         if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }

@@ -172,6 +172,10 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             let told = matches!(refused, ProofError::Differs { .. } | ProofError::Choice { .. });
             assert!(told, "{kernel}: {refused}");
         }
+        for name in ["qwen3moe-fused", "qwen3moe-dense-between", "mixtral-window"] {
+            let refused = prove(name, None).unwrap_err().to_string();
+            assert_eq!(refused, "on a GPU a mixture of experts is not supported", "{name}");
+        }
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
     }
 }

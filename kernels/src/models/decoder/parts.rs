@@ -2,7 +2,7 @@
 
 use super::{Angles, Scratch, Step};
 use crate::{
-    config::{Activation, ModelConfig},
+    config::{Activation, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
     engine::{Look, Turn},
     linear::Weight,
@@ -13,7 +13,7 @@ use crate::{
     },
     ranks::{Outputs, Rank},
     rope::RopePairs,
-    weights::{Checkpoint, WeightsError},
+    weights::{Checkpoint, Tensor, WeightsError},
 };
 use std::cell::{Cell, RefCell};
 use std::mem::swap;
@@ -27,6 +27,7 @@ pub(in crate::models) struct Part<'a> {
     name: String,
     layer: usize,
     bytes: Cell<u64>,
+    expert_bytes: Cell<u64>,
     weights: RefCell<Vec<Weight>>,
 }
 
@@ -39,12 +40,73 @@ impl<'a> Part<'a> {
         name: String,
         layer: usize,
     ) -> Self {
-        Self { config, checkpoint, rank, name, layer, bytes: Cell::new(0), weights: RefCell::default() }
+        Self {
+            config,
+            checkpoint,
+            rank,
+            name,
+            layer,
+            bytes: Cell::new(0),
+            expert_bytes: Cell::new(0),
+            weights: RefCell::default(),
+        }
     }
 
     /// What was loaded so far (bytes).
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.get()
+    }
+
+    /// Of those, what experts are that a row may pass (bytes).
+    pub(super) fn expert_bytes(&self) -> u64 {
+        self.expert_bytes.get()
+    }
+
+    /// Width of the residual stream.
+    pub(super) fn hidden(&self) -> usize {
+        self.config.hidden
+    }
+
+    /// The mixture that the layer has in place of an MLP, if it has one.
+    pub(super) fn mixture(&self) -> Option<&'a Mixture> {
+        self.config.mixture.as_ref().filter(|mixture| mixture.layers.get(self.layer) == Some(&true))
+    }
+
+    /// Whether there is a tensor of that name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.checkpoint.has(&self.full(name))
+    }
+
+    /// Whether the experts of a layer lie in one tensor, always.
+    pub(super) fn stacks_experts(&self) -> bool {
+        self.checkpoint.stacks_experts()
+    }
+
+    /// The matrix `name`, not loaded yet.
+    pub(super) fn matrix(&self, name: &str, rows: usize, inputs: usize) -> Result<Tensor, WeightsError> {
+        self.checkpoint.matrix(&self.full(name), rows, inputs)
+    }
+
+    /// Several matrices that lie in one tensor, not loaded yet.
+    pub(super) fn stack(&self, name: &str, count: usize, rows: usize, inputs: usize) -> Result<Tensor, WeightsError> {
+        self.checkpoint.matrices(&self.full(name), count, rows, inputs)
+    }
+
+    /// A matrix that decides something: whole on every rank, and exact.
+    pub(super) fn exact(&self, name: &str, rows: usize, inputs: usize) -> Result<Weight, WeightsError> {
+        Ok(self.kept(Weight::exact(self.matrix(name, rows, inputs)?)))
+    }
+
+    /// The same of one row.
+    pub(super) fn exact_row(&self, name: &str, inputs: usize) -> Result<Weight, WeightsError> {
+        Ok(self.kept(Weight::exact(self.checkpoint.row(&self.full(name), inputs)?)))
+    }
+
+    /// The rank's outputs of an expert's matrix, whose rows are those of `tensor` from `first` on.
+    pub(super) fn expert(&self, tensor: &Tensor, first: usize, outputs: &Outputs) -> Weight {
+        let weight = Weight::new(tensor.rows(first + outputs.mine.start..first + outputs.mine.end));
+        self.expert_bytes.set(self.expert_bytes.get() + weight.bytes());
+        self.kept(weight)
     }
 
     /// The matrices loaded so far.
@@ -64,7 +126,7 @@ impl<'a> Part<'a> {
     }
 
     /// Outputs of a matrix, cut for ranks.
-    fn outputs(&self, all: usize) -> Outputs {
+    pub(super) fn outputs(&self, all: usize) -> Outputs {
         Outputs { all, mine: self.rank.outputs(all) }
     }
 
@@ -104,9 +166,14 @@ impl<'a> Part<'a> {
     }
 
     fn counted(&self, linear: Linear) -> Linear {
-        self.bytes.set(self.bytes.get() + linear.weight.bytes());
-        self.weights.borrow_mut().push(linear.weight.clone());
+        self.kept(linear.weight.clone());
         linear
+    }
+
+    fn kept(&self, weight: Weight) -> Weight {
+        self.bytes.set(self.bytes.get() + weight.bytes());
+        self.weights.borrow_mut().push(weight.clone());
+        weight
     }
 
     fn full(&self, name: &str) -> String {
@@ -180,13 +247,21 @@ pub(in crate::models) struct Attention {
     key: Linear,
     value: Linear,
     output: Linear,
-    /// Of each head's queries and keys, before they turn.
-    head_norms: Option<[Norm; 2]>,
+    /// Of queries and keys, before they turn.
+    norms: Option<Norms>,
     head_dim: usize,
     look: Look,
     /// Which of the stack's ropes turns it.
     rope: usize,
     pairs: RopePairs,
+}
+
+/// Norms of queries and of keys.
+enum Norms {
+    /// Of each head's.
+    Heads([Norm; 2]),
+    /// Of all heads' together, those of other ranks too.
+    Rows([Norm; 2]),
 }
 
 impl Attention {
@@ -211,13 +286,20 @@ impl Attention {
         let window = c.windows[part.layer];
         let look = Look { scale: c.attention_scale, cap: c.attention_cap, window };
         let rope = usize::from(c.local_rope_theta.is_some() && window.is_some());
-        Ok(Self { query, key, value, output, head_norms: None, head_dim: c.head_dim, look, rope, pairs: c.rope_pairs })
+        Ok(Self { query, key, value, output, norms: None, head_dim: c.head_dim, look, rope, pairs: c.rope_pairs })
     }
 
     /// With norms over each head's queries and keys.
     pub(in crate::models) fn with_head_norms(self, part: &Part<'_>) -> Result<Self, WeightsError> {
         let norm = |name| part.norm_over(name, part.config.head_dim);
-        Ok(Self { head_norms: Some([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?]), ..self })
+        Ok(Self { norms: Some(Norms::Heads([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?])), ..self })
+    }
+
+    /// With norms over the queries of all heads, and over their keys.
+    pub(in crate::models) fn with_row_norms(self, part: &Part<'_>) -> Result<Self, WeightsError> {
+        let norms = [("self_attn.q_norm", self.query.outputs.all), ("self_attn.k_norm", self.key.outputs.all)];
+        let [query, key] = norms.map(|(name, width)| part.norm_over(name, width));
+        Ok(Self { norms: Some(Norms::Rows([query?, key?])), ..self })
     }
 
     /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
@@ -234,11 +316,24 @@ impl Attention {
         let Step { cpu, rows, layer, .. } = *step;
         let inputs = [(&self.query, &mut s.q), (&self.key, &mut s.k), (&self.value, &mut s.v)];
         Linear::forward_all(cpu, rows, &s.normed, inputs);
-        if let Some([query, key]) = &self.head_norms {
-            query.forward(cpu, &s.q, &mut s.mixed);
-            swap(&mut s.q, &mut s.mixed);
-            key.forward(cpu, &s.k, &mut s.mixed);
-            swap(&mut s.k, &mut s.mixed);
+        match &self.norms {
+            None => {}
+            Some(Norms::Heads([query, key])) => {
+                query.forward(cpu, &s.q, &mut s.mixed);
+                swap(&mut s.q, &mut s.mixed);
+                key.forward(cpu, &s.k, &mut s.mixed);
+                swap(&mut s.k, &mut s.mixed);
+            }
+            Some(Norms::Rows([query, key])) => {
+                let Scratch { q, k, mixed, .. } = s;
+                for (norm, linear, x) in [(query, &self.query, q), (key, &self.key, k)] {
+                    step.attend.gather(rows, x);
+                    norm.forward(cpu, x, mixed);
+                    x.clear();
+                    let Outputs { all, mine } = &linear.outputs;
+                    mixed.chunks_exact(*all).for_each(|row| x.extend_from_slice(&row[mine.clone()]));
+                }
+            }
         }
         let Angles { cos, sin, half } = &s.angles[self.rope];
         let turn = Turn { cos, sin, half: *half, pairs: self.pairs };
@@ -253,7 +348,11 @@ impl Attention {
         AttentionOutline {
             inputs: [&self.query, &self.key, &self.value].map(Linear::outline),
             output: self.output.outline(),
-            head_norms: self.head_norms.as_ref().map(|norms| norms.each_ref().map(Norm::outline)),
+            head_norms: match &self.norms {
+                Some(Norms::Heads(norms)) => Some(norms.each_ref().map(Norm::outline)),
+                // Only beside mixtures of experts, which no device computes that takes outlines.
+                None | Some(Norms::Rows(_)) => None,
+            },
             head_dim: self.head_dim,
             look: self.look,
             rope: self.rope,
@@ -273,9 +372,14 @@ pub(in crate::models) struct Gated {
 impl Gated {
     /// From a matrix each for gate and up.
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
-        let c = part.config;
-        let linear = |name: &str| part.linear(name, part.outputs(c.intermediate), c.hidden);
-        Self::with_inputs(part, [linear("mlp.gate_proj")?, linear("mlp.up_proj")?])
+        Self::load_at(part, "mlp", part.config.intermediate)
+    }
+
+    /// The one called `name`, so wide.
+    pub(in crate::models) fn load_at(part: &Part<'_>, name: &str, width: usize) -> Result<Self, WeightsError> {
+        let linear = |of: &str| part.linear(&format!("{name}.{of}"), part.outputs(width), part.config.hidden);
+        let inputs = [linear("gate_proj")?, linear("up_proj")?];
+        Self::with_inputs(part, inputs, (name, width))
     }
 
     /// From one matrix with the rows of gate and up.
@@ -284,15 +388,20 @@ impl Gated {
         Self::with_inputs(
             part,
             part.fused("mlp.gate_up_proj", [(); 2].map(|()| part.outputs(c.intermediate)), c.hidden)?,
+            ("mlp", c.intermediate),
         )
     }
 
-    fn with_inputs(part: &Part<'_>, [gate, up]: [Linear; 2]) -> Result<Self, WeightsError> {
+    fn with_inputs(
+        part: &Part<'_>,
+        [gate, up]: [Linear; 2],
+        (name, width): (&str, usize),
+    ) -> Result<Self, WeightsError> {
         let c = part.config;
         Ok(Self {
             gate,
             up,
-            down: part.linear("mlp.down_proj", part.outputs(c.hidden), c.intermediate)?,
+            down: part.linear(&format!("{name}.down_proj"), part.outputs(c.hidden), width)?,
             activation: c.activation,
         })
     }
@@ -321,12 +430,27 @@ impl Gated {
         let together = rows.clamp(1, ROWS_OF_MLP);
         let each = normed.chunks(together * inputs).zip(sized(out, rows * width).chunks_mut(together * width));
         for (x, out) in each {
-            let rows = x.len() / inputs;
-            self.gate(step.cpu, rows, x, gate, up);
-            step.attend.gather(rows, gate);
-            self.down.apply(step.cpu, gate, out);
+            self.some_rows(step, (x.len() / inputs, x), out, (&mut *gate, &mut *up));
         }
         step.attend.gather(rows, out);
+    }
+
+    /// The rank's outputs of rows `x`.
+    pub(super) fn some_rows(
+        &self,
+        step: &Step<'_, '_>,
+        (rows, x): (usize, &[f32]),
+        out: &mut [f32],
+        (gate, up): (&mut Vec<f32>, &mut Vec<f32>),
+    ) {
+        self.gate(step.cpu, rows, x, gate, up);
+        step.attend.gather(rows, gate);
+        self.down.apply(step.cpu, gate, out);
+    }
+
+    /// What comes out.
+    pub(super) fn outputs(&self) -> &Outputs {
+        &self.down.outputs
     }
 
     /// `gate` is what goes into the last matrix.

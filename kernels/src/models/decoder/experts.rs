@@ -1,0 +1,332 @@
+//! Mixtures of experts: MLPs of which a row passes some, as a router chooses for it (Shazeer et al. 2017).
+//!
+//! A row's outputs do not depend on what rows it is computed with: its experts are chosen by its own chances, of which equal
+//! ones go to the lower number, and what they make of it is added in the order of their numbers. Rows that pass one expert
+//! are multiplied together, however many there are.
+
+use super::{
+    Scratch, Step,
+    parts::{Gated, Part},
+};
+use crate::{
+    config::Mixture,
+    cpu::{Cpu, plain::exp},
+    linear::Weight,
+    models::{ROWS_OF_MLP, outline::MlpOutline, sized},
+    ranks::Outputs,
+    weights::{Tensor, WeightsError},
+};
+
+/// What stands behind a layer's second norm.
+pub(in crate::models) enum Mlp {
+    Gated(Gated),
+    Experts(Box<Experts>),
+}
+
+impl Mlp {
+    /// A mixture in the layers that have one, an MLP in the others.
+    pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
+        Ok(match part.mixture() {
+            Some(mixture) => Self::Experts(Box::new(Experts::load(part, mixture)?)),
+            None => Self::Gated(Gated::load(part)?),
+        })
+    }
+
+    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+        match self {
+            Self::Gated(gated) => gated.forward(step, s),
+            Self::Experts(experts) => experts.forward(step, s),
+        }
+    }
+
+    pub(in crate::models) fn outline(&self) -> MlpOutline<'_> {
+        match self {
+            Self::Gated(gated) => MlpOutline::Gated(gated.outline()),
+            Self::Experts(_) => MlpOutline::Experts,
+        }
+    }
+}
+
+impl From<Gated> for Mlp {
+    fn from(gated: Gated) -> Self {
+        Self::Gated(gated)
+    }
+}
+
+/// A mixture of experts, as far as a rank has it: the router whole, a part of each expert's outputs.
+pub(in crate::models) struct Experts {
+    router: Weight,
+    experts: Vec<Expert>,
+    shared: Option<Shared>,
+    used: usize,
+    normed: bool,
+    /// Of an expert's gate, as all are.
+    width: Outputs,
+    /// Of what comes out.
+    hidden: Outputs,
+}
+
+/// The matrices of one.
+struct Expert {
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+}
+
+/// The one that all rows pass, and how much of it they get.
+struct Shared {
+    mlp: Gated,
+    gate: Weight,
+}
+
+/// Which expert a row passes, and how much of what it makes counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Passed {
+    expert: u32,
+    row: u32,
+    part: f32,
+}
+
+/// Memory kept from step to step.
+#[derive(Default)]
+pub(super) struct Work {
+    /// Chances, `[row][expert]`.
+    chances: Vec<f32>,
+    /// By expert, then by row.
+    passed: Vec<Passed>,
+    /// Rows that pass one expert.
+    x: Vec<f32>,
+    /// What it makes of them.
+    y: Vec<f32>,
+}
+
+/// Under which names files have a mixture: its block, and gate, up and down of an expert.
+const NAMES: [(&str, [&str; 3]); 2] =
+    [("mlp", ["gate_proj", "up_proj", "down_proj"]), ("block_sparse_moe", ["w1", "w3", "w2"])];
+
+impl Experts {
+    fn load(part: &Part<'_>, mixture: &Mixture) -> Result<Self, WeightsError> {
+        let Mixture { experts, used, width, shared, normed, .. } = *mixture;
+        let hidden = part.hidden();
+        let router = |block: &str| format!("{block}.gate.weight");
+        let (block, names) = NAMES.into_iter().find(|(block, _)| part.has(&router(block))).unwrap_or(NAMES[0]);
+        let outputs = [width, width, hidden].map(|all| part.outputs(all));
+        let shared = shared.map(|width| Shared::load(part, width)).transpose()?;
+        Ok(Self {
+            router: part.exact(&router(block), experts, hidden)?,
+            experts: Expert::load_all(part, &format!("{block}.experts"), names, experts, &outputs)?,
+            shared,
+            used,
+            normed,
+            width: outputs[0].clone(),
+            hidden: outputs[2].clone(),
+        })
+    }
+
+    /// Some rows at a time, as MLPs have them.
+    fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+        let (rows, width) = (step.rows, self.hidden.mine.len());
+        let inputs = s.normed.len() / rows.max(1);
+        let Scratch { normed, out, gate, up, work, .. } = s;
+        let together = rows.clamp(1, ROWS_OF_MLP);
+        let each = normed.chunks(together * inputs).zip(sized(out, rows * width).chunks_mut(together * width));
+        for (x, out) in each {
+            self.choose(step.cpu, x, x.len() / inputs, work);
+            self.mix(step, x, out, (&mut *gate, &mut *up, &mut *work));
+            if let Some(shared) = &self.shared {
+                shared.add(step, x, out, (&mut *gate, &mut *up, &mut *work));
+            }
+        }
+        step.attend.gather(rows, out);
+    }
+
+    /// The experts that each row passes, by its chances.
+    fn choose(&self, cpu: &Cpu, x: &[f32], rows: usize, work: &mut Work) {
+        let all = self.experts.len();
+        let chances = sized(&mut work.chances, rows * all);
+        self.router.apply(cpu, x, chances);
+        work.passed.clear();
+        for (row, chances) in chances.chunks_exact_mut(all).enumerate() {
+            cpu.softmax(chances);
+            let from = work.passed.len();
+            for _ in 0..self.used {
+                let (expert, part) = take_best(chances);
+                work.passed.push(Passed { expert: expert as u32, row: row as u32, part });
+            }
+            if self.normed {
+                let chosen = &mut work.passed[from..];
+                let sum: f32 = chosen.iter().map(|passed| passed.part).sum();
+                chosen.iter_mut().for_each(|passed| passed.part /= sum);
+            }
+        }
+        work.passed.sort_unstable_by_key(|passed| (passed.expert, passed.row));
+    }
+
+    /// Expert by expert: what each makes of its rows, added up.
+    fn mix(
+        &self,
+        step: &Step<'_, '_>,
+        x: &[f32],
+        out: &mut [f32],
+        (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut Work),
+    ) {
+        let Work { passed, x: some, y, .. } = work;
+        let (cpu, inputs, act) = (step.cpu, x.len() / (out.len() / self.hidden.mine.len()), crate::cpu::Gate::Silu);
+        let mine = self.width.mine.len();
+        let mut gates = sized(gate, passed.len() * mine);
+        for group in passed.chunk_by(|a, b| a.expert == b.expert) {
+            some.clear();
+            group.iter().for_each(|passed| some.extend_from_slice(&x[passed.row as usize * inputs..][..inputs]));
+            let (gated, rest) = std::mem::take(&mut gates).split_at_mut(group.len() * mine);
+            gates = rest;
+            let Expert { gate, up: second, .. } = &self.experts[group[0].expert as usize];
+            cpu.gated(some, (gate.operand(cpu), gated), (second.operand(cpu), sized(up, group.len() * mine)), act);
+        }
+        // Once for all experts: their gates are side by side like rows.
+        step.attend.gather(passed.len(), gate);
+        out.fill(0.0);
+        let (width, mut gates) = (self.hidden.mine.len(), &gate[..]);
+        for group in passed.chunk_by(|a, b| a.expert == b.expert) {
+            let (gated, rest) = gates.split_at(group.len() * self.width.all);
+            gates = rest;
+            let y = sized(y, group.len() * width);
+            self.experts[group[0].expert as usize].down.apply(cpu, gated, y);
+            for (passed, y) in group.iter().zip(y.chunks_exact(width)) {
+                add_part(&mut out[passed.row as usize * width..][..width], y, passed.part);
+            }
+        }
+    }
+}
+
+impl Expert {
+    /// Those of a layer: each in tensors of its own, as models are published, or all in one, as GGUF files and
+    /// transformers 5 have them.
+    fn load_all(
+        part: &Part<'_>,
+        block: &str,
+        names: [&str; 3],
+        count: usize,
+        outputs: &[Outputs; 3],
+    ) -> Result<Vec<Self>, WeightsError> {
+        let inputs = inputs(outputs);
+        let stacks = Stack::find(part, block, names, count, outputs)?;
+        let one = |expert: usize| {
+            let weight = |which: usize| match &stacks {
+                Some(stacks) => {
+                    Ok(part.expert(&stacks[which].tensor, stacks[which].first_row(expert), &outputs[which]))
+                }
+                None => {
+                    let name = format!("{block}.{expert}.{}.weight", names[which]);
+                    let tensor = part.matrix(&name, outputs[which].all, inputs[which])?;
+                    Ok(part.expert(&tensor, 0, &outputs[which]))
+                }
+            };
+            Ok(Self { gate: weight(0)?, up: weight(1)?, down: weight(2)? })
+        };
+        (0..count).map(one).collect()
+    }
+}
+
+/// Inputs of an expert's gate, up and down.
+fn inputs([width, _, hidden]: &[Outputs; 3]) -> [usize; 3] {
+    [hidden.all, hidden.all, width.all]
+}
+
+/// One matrix of all experts, in one tensor.
+struct Stack {
+    tensor: Tensor,
+    /// Rows from an expert to the next.
+    every: usize,
+    /// Row of the first.
+    first: usize,
+}
+
+impl Stack {
+    fn first_row(&self, expert: usize) -> usize {
+        self.first + expert * self.every
+    }
+
+    /// Gates, ups and downs of a layer, if they lie so.
+    fn find(
+        part: &Part<'_>,
+        block: &str,
+        names: [&str; 3],
+        count: usize,
+        outputs: &[Outputs; 3],
+    ) -> Result<Option<[Self; 3]>, WeightsError> {
+        let ([width, _, hidden], inputs) = (outputs.each_ref().map(|outputs| outputs.all), inputs(outputs));
+        let fused = format!("{block}.gate_up_proj");
+        if part.has(&fused) {
+            // Gate and up of an expert are one below the other.
+            let both = part.stack(&fused, count, 2 * width, hidden)?;
+            let half = |first| Self { tensor: both.clone(), every: 2 * width, first };
+            let tensor = part.stack(&format!("{block}.down_proj"), count, hidden, width)?;
+            return Ok(Some([half(0), half(width), Self { tensor, every: hidden, first: 0 }]));
+        }
+        if !part.stacks_experts() {
+            return Ok(None);
+        }
+        let stack = |which: usize| {
+            let (every, name) = (outputs[which].all, format!("{block}.{}.weight", names[which]));
+            Ok(Self { tensor: part.stack(&name, count, every, inputs[which])?, every, first: 0 })
+        };
+        Ok(Some([stack(0)?, stack(1)?, stack(2)?]))
+    }
+}
+
+impl Shared {
+    fn load(part: &Part<'_>, width: usize) -> Result<Self, WeightsError> {
+        let mlp = Gated::load_at(part, "mlp.shared_expert", width)?;
+        Ok(Self { mlp, gate: part.exact_row("mlp.shared_expert_gate.weight", part.hidden())? })
+    }
+
+    /// Adds what it makes of the rows, as much of it as its own gate says.
+    fn add(
+        &self,
+        step: &Step<'_, '_>,
+        x: &[f32],
+        out: &mut [f32],
+        (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut Work),
+    ) {
+        let (inputs, width) = (self.gate.tensor().size().1, self.mlp.outputs().mine.len());
+        let rows = x.len() / inputs.max(1);
+        let y = sized(&mut work.y, rows * width);
+        self.mlp.some_rows(step, (rows, x), y, (gate, up));
+        let parts = sized(&mut work.chances, rows);
+        self.gate.apply(step.cpu, x, parts);
+        for ((out, y), part) in out.chunks_exact_mut(width).zip(y.chunks_exact(width)).zip(parts) {
+            add_part(out, y, 1.0 / (1.0 + exp(-*part)));
+        }
+    }
+}
+
+/// The best chance and whose it is, the first of equal ones. It is no chance any more.
+fn take_best(chances: &mut [f32]) -> (usize, f32) {
+    let (mut at, mut best) = (0, f32::NEG_INFINITY);
+    for (expert, chance) in chances.iter().enumerate() {
+        if *chance > best {
+            (at, best) = (expert, *chance);
+        }
+    }
+    chances[at] = f32::NEG_INFINITY;
+    (at, best)
+}
+
+/// `out[i] += part * y[i]`.
+fn add_part(out: &mut [f32], y: &[f32], part: f32) {
+    for (out, y) in out.iter_mut().zip(y) {
+        *out += part * y;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_chances_the_lower_number_is_taken() {
+        let mut chances = [0.1, 0.3, 0.2, 0.3, 0.1];
+        let taken: Vec<usize> = (0..4).map(|_| take_best(&mut chances).0).collect();
+        assert_eq!(taken, [1, 3, 2, 0]);
+    }
+}
