@@ -350,7 +350,9 @@ type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 fn stack_experts(all: &mut Tensors) {
     const PARTS: [(&str, &str); 6] =
         [("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"), ("w1", "gate"), ("w3", "up"), ("w2", "down")];
-    let experts: Tensors = all.extract_if(.., |name, _| name.contains(".experts.")).collect();
+    let (experts, others): (Tensors, Tensors) =
+        std::mem::take(all).into_iter().partition(|(name, _)| name.contains(".experts."));
+    *all = others;
     let mut put = |layer: &str, part: &str, expert: usize, (shape, numbers): (&[usize], &[f32])| {
         let name = format!("{layer}.ffn_{part}_exps.weight");
         let (stacked, both) = all.entry(name).or_insert_with(|| (vec![0, shape[0], shape[1]], Vec::new()));
