@@ -89,6 +89,19 @@ fn is_nccl(engine: &Engine) -> bool {
     matches!(engine.gathers(), Some(GatherWay::Nccl { version: (2, 21, 5), timed }) if timed.len() == 3)
 }
 
+/// Several GPUs that exchange by NCCL. The faster of two ways is used, by the clock: where this machine is busy a timing may say
+/// that copies are, and then they are timed anew.
+fn exchanging(count: usize, source: &ModelSource) -> (Engine, StageKey) {
+    for _ in 0..20 {
+        let (engine, stage) = on(count, source, KvDtype::F16).unwrap();
+        if is_nccl(&engine) {
+            return (engine, stage);
+        }
+        assert!(matches!(why(&engine), NoNccl::Slower(_)), "{:?}", engine.gathers());
+    }
+    panic!("copies were the faster ones twenty times");
+}
+
 /// Why an engine copies.
 fn why(engine: &Engine) -> NoNccl {
     match engine.gathers() {
@@ -111,8 +124,7 @@ fn gpus_that_exchange_give_the_bits_of_one() {
         assert_eq!(one.gathers(), None);
         let wanted = story(&mut one, stage, shape.vocab);
         for count in [2, 3] {
-            let (mut gpus, stage) = on(count, &source, KvDtype::F16).unwrap();
-            assert!(is_nccl(&gpus), "{:?}", gpus.gathers());
+            let (mut gpus, stage) = exchanging(count, &source);
             let before = nccl.exchanges();
             let found = story(&mut gpus, stage, shape.vocab);
             assert!(bits(&found) == bits(&wanted), "{} on {count}", shape.family);
@@ -131,8 +143,7 @@ fn reference_models_on_gpus_that_exchange_give_the_bits_and_tokens_of_one() {
         for len in [1, 5, 64, 65] {
             let (mut one, stage) = on(1, &source, KvDtype::F16).unwrap();
             let wanted = greedy(&mut one, stage, len, 4);
-            let (mut two, stage) = on(2, &source, KvDtype::F16).unwrap();
-            assert!(is_nccl(&two), "{:?}", two.gathers());
+            let (mut two, stage) = exchanging(2, &source);
             let before = nccl.exchanges();
             assert!(greedy(&mut two, stage, len, 4) == wanted, "{name}, {len}");
             assert!(nccl.exchanges() > before, "{name}, {len}");
@@ -141,9 +152,9 @@ fn reference_models_on_gpus_that_exchange_give_the_bits_and_tokens_of_one() {
 }
 
 /// The model of `steps` on three GPUs, with the bits of a step behind those.
-fn reference() -> (ModelSource, Engine, StageKey) {
+fn reference(open: impl FnOnce(&ModelSource) -> (Engine, StageKey)) -> (ModelSource, Engine, StageKey) {
     let (_folder, source) = written(&uneven()[0]);
-    let (mut engine, stage) = on(3, &source, KvDtype::F16).unwrap();
+    let (mut engine, stage) = open(&source);
     engine.admit(stage, REQUEST, 20).unwrap();
     (source, engine, stage)
 }
@@ -157,7 +168,7 @@ fn next(engine: &mut Engine, stage: StageKey) -> Vec<u32> {
 }
 
 fn copied() -> Vec<u32> {
-    let (_source, mut engine, stage) = reference();
+    let (_source, mut engine, stage) = reference(|source| on(3, source, KvDtype::F16).unwrap());
     assert!(matches!(why(&engine), NoNccl::Failed(_)));
     steps(&mut engine, stage).unwrap();
     next(&mut engine, stage)
@@ -179,7 +190,7 @@ fn nccl_that_is_no_good_leaves_copies_and_a_reason() {
     ];
     for (like, is_right, said) in reasons {
         nccl.is(like);
-        let (_source, mut engine, stage) = reference();
+        let (_source, mut engine, stage) = reference(|source| on(3, source, KvDtype::F16).unwrap());
         let (why, text) = (why(&engine), engine.gathers().unwrap().to_string());
         assert!(is_right(&why) && text.starts_with("copies") && text.contains(said), "{like}: {text}");
         let before = nccl.exchanges();
@@ -212,9 +223,9 @@ fn an_exchange_that_fails_is_an_error_of_its_step_and_the_last() {
     let wanted = copied();
     for like in ["broken", "lost"] {
         nccl.is("used");
-        let (_source, mut engine, stage) = reference();
+        let (_source, mut engine, stage) = reference(|source| exchanging(3, source));
         steps(&mut engine, stage).unwrap();
-        assert!(is_nccl(&engine) && next(&mut engine, stage) == wanted, "{like}");
+        assert!(next(&mut engine, stage) == wanted, "{like}");
         nccl.is(like);
         let failed = steps(&mut engine, stage).unwrap_err();
         assert!(matches!(failed, EngineError::Gpu(GpuError::Failed { .. })), "{failed}");
