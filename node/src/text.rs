@@ -35,7 +35,7 @@ pub use said::Said;
 pub use specials::SpecialText;
 pub use stop::{Passed, StopStrings};
 pub use templates::Templates;
-pub use tools::{ToolFormat, ToolParser};
+pub use tools::{Callable, ToolFormat, ToolParser};
 pub use vocabulary::{VocabularyError, speak_alike};
 pub(crate) use workers::give_way;
 pub use workers::{Unfinished, Workers};

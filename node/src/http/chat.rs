@@ -101,7 +101,7 @@ async fn must_call(wanted: &mut Wanted, model: &TextModel, prompt: &[Token]) -> 
         let why = "'tool_choice' says that a tool is called, and another field what the answer is: leave one out";
         return Err(ApiError::param("tool_choice", why));
     }
-    let grammar = Grammar::Lark(model.call_grammar(prompt, &tools.callable(), tools.may_call_several()));
+    let grammar = Grammar::Lark(model.call_grammar(prompt, &tools.to_call(), tools.may_call_several()));
     wanted.sampling.constraint = Some(structured::compiled(model, grammar, "tools").await?.into());
     Ok(())
 }

@@ -252,7 +252,7 @@ impl<'m> Writer<'m> {
         let Ends { skip_special_tokens, include_stop, min_tokens, .. } = wanted.ends;
         let tools = wanted.tools.as_ref();
         let (parser, kept) = match form {
-            Form::Chat => (model.parser(&answer.prompt, tools.map(Tools::names)), model.kept(tools.is_some())),
+            Form::Chat => (model.parser(&answer.prompt, tools.map(Tools::callable)), model.kept(tools.is_some())),
             Form::Text { .. } => Default::default(),
         };
         Self {

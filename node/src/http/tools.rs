@@ -1,8 +1,9 @@
 //! `tools`, `tool_choice`, `parallel_tool_calls`: what a model may call, and whether it must.
 
 use super::ApiError;
+use crate::text::Callable;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Tools of one request, as OpenAI has it.
 const TOOLS: usize = 128;
@@ -25,6 +26,8 @@ pub(super) enum Choice {
 pub(super) struct Tools {
     /// As the client wrote them.
     pub list: Vec<Value>,
+    /// The same, as far as reading calls needs it.
+    callable: Arc<[Callable]>,
     choice: Choice,
     /// Whether one answer may have several calls.
     parallel: bool,
@@ -46,11 +49,14 @@ impl Tools {
             }
         };
         let Some(choice) = self::choice(choice, &list)? else { return Ok(None) };
-        Ok((!list.is_empty()).then_some(Self { list, choice, parallel }))
+        let callable = list.iter().filter_map(|tool| Some(Callable::new(name(tool)?, &tool["function"]["parameters"])));
+        let callable = callable.collect();
+        Ok((!list.is_empty()).then_some(Self { list, callable, choice, parallel }))
     }
 
-    pub fn names(&self) -> Vec<String> {
-        self.list.iter().filter_map(name).map(str::to_owned).collect()
+    /// All of them, for who reads calls.
+    pub fn callable(&self) -> Arc<[Callable]> {
+        Arc::clone(&self.callable)
     }
 
     /// Whether one of them was named: its call is no choice of the model's, and OpenAI does not say that it was.
@@ -68,8 +74,8 @@ impl Tools {
         self.parallel && !self.is_named()
     }
 
-    /// Tools that may be called: name, and schema of the arguments.
-    pub fn callable(&self) -> Vec<(&str, &Value)> {
+    /// Those that must be called, or one of them: name, and schema of the arguments.
+    pub fn to_call(&self) -> Vec<(&str, &Value)> {
         static ANY: Value = Value::Null;
         let named = |tool: &&Value| !matches!(&self.choice, Choice::Named(only) if Some(only.as_str()) != name(tool));
         let tool = |tool| Some((name(tool)?, tool["function"].get("parameters").unwrap_or(&ANY)));

@@ -3,8 +3,9 @@
 use super::{
     reasoning::ReasoningParser,
     said::Said,
-    tools::{ToolFormat, ToolParser},
+    tools::{Callable, ToolFormat, ToolParser},
 };
+use std::sync::Arc;
 
 /// Takes one answer apart; without parsers all of it is content.
 #[derive(Default)]
@@ -22,8 +23,8 @@ impl AnswerParser {
 
     /// With calls of these tools apart, in a family's form.
     #[must_use]
-    pub fn tools(self, format: ToolFormat, names: Vec<String>) -> Self {
-        Self { tools: Some(format.parser(names)), ..self }
+    pub fn tools(self, format: ToolFormat, callable: Arc<[Callable]>) -> Self {
+        Self { tools: Some(format.parser(callable)), ..self }
     }
 
     /// What a piece of text adds.

@@ -1,8 +1,8 @@
 //! A model as text sees it: its tokenizer, template, stop tokens and defaults.
 
 use super::{
-    AnswerParser, Conversation, Defaults, Detokeniser, Parsers, SpecialText, TemplateText, Templates, ToolFormat,
-    Workers,
+    AnswerParser, Callable, Conversation, Defaults, Detokeniser, Parsers, SpecialText, TemplateText, Templates,
+    ToolFormat, Workers,
     answers::Answers,
     defaults,
     grammar::{GrammarError, Grammars, Vocabulary},
@@ -206,10 +206,10 @@ impl TextModel {
 
     /// Takes the answer to a prompt apart; calls are looked for if there are tools.
     #[must_use]
-    pub fn parser(&self, prompt: &[Token], tools: Option<Vec<String>>) -> AnswerParser {
+    pub fn parser(&self, prompt: &[Token], tools: Option<Arc<[Callable]>>) -> AnswerParser {
         let parser = AnswerParser::default().reasoning(self.answers.reasoning(self.tokenizer(), prompt));
         match tools {
-            Some(names) => parser.tools(self.answers.tools, names),
+            Some(callable) => parser.tools(self.answers.tools, callable),
             None => parser,
         }
     }

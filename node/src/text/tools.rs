@@ -13,11 +13,14 @@ mod grammar;
 mod hermes;
 mod markers;
 mod mistral;
+mod parameter;
+mod qwen3_coder;
 #[cfg(test)]
 mod tests;
 
 pub(super) use grammar::{Thought, grammar};
 pub(super) use markers::Markers;
+pub use parameter::Callable;
 #[cfg(test)]
 pub(super) use tests::split;
 
@@ -26,6 +29,8 @@ use bare::Bare;
 use deepseek::DeepSeek;
 use hermes::Hermes;
 use mistral::Mistral;
+use qwen3_coder::Qwen3Coder;
+use std::sync::Arc;
 
 /// Finds calls in a growing text. Any cut of a text into pieces gives the same.
 pub trait ToolParser: Send {
@@ -40,6 +45,8 @@ pub trait ToolParser: Send {
 pub enum ToolFormat {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen.
     Hermes,
+    /// `<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`: Qwen3-Coder.
+    Qwen3Coder,
     /// `{"name": …, "parameters": …}` alone, perhaps behind `<|python_tag|>`: Llama 3.
     Llama3Json,
     /// `[TOOL_CALLS][{"name": …, "arguments": …}]` or `[TOOL_CALLS]name[ARGS]{…}`: Mistral.
@@ -53,8 +60,9 @@ pub enum ToolFormat {
 }
 
 /// What a setting calls them.
-const NAMES: [(&str, ToolFormat); 6] = [
+const NAMES: [(&str, ToolFormat); 7] = [
     ("hermes", ToolFormat::Hermes),
+    ("qwen3_coder", ToolFormat::Qwen3Coder),
     ("llama3_json", ToolFormat::Llama3Json),
     ("mistral", ToolFormat::Mistral),
     ("deepseek_v3", ToolFormat::DeepSeekV3),
@@ -82,6 +90,7 @@ impl ToolFormat {
             () if mentions(deepseek::CALL) && mentions("```json") => Self::DeepSeekV3,
             () if mentions(deepseek::CALL) => Self::DeepSeekV31,
             () if mentions(mistral::CALLS) => Self::Mistral,
+            () if mentions(hermes::OPEN) && mentions(qwen3_coder::FUNCTION) => Self::Qwen3Coder,
             () if mentions(hermes::OPEN) => Self::Hermes,
             () if mentions("tools") && (mentions(bare::PYTHON) || mentions("<|eot_id|>")) => Self::Llama3Json,
             () => Self::Json,
@@ -92,7 +101,7 @@ impl ToolFormat {
     #[must_use]
     pub fn marks(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => hermes::MARKS,
+            Self::Hermes | Self::Qwen3Coder => hermes::MARKS,
             Self::Llama3Json => bare::MARKS,
             Self::Mistral => mistral::MARKS,
             Self::DeepSeekV3 | Self::DeepSeekV31 => deepseek::MARKS,
@@ -100,15 +109,17 @@ impl ToolFormat {
         }
     }
 
-    /// A parser of one answer, for tools of these names.
+    /// A parser of one answer that may call these tools.
     #[must_use]
-    pub fn parser(self, names: Vec<String>) -> Box<dyn ToolParser> {
+    pub fn parser(self, tools: Arc<[Callable]>) -> Box<dyn ToolParser> {
+        let names = || tools.iter().map(|tool| tool.name.clone()).collect();
         match self {
             Self::Hermes => Box::<Hermes>::default(),
-            Self::Llama3Json => Box::new(Bare::llama(names)),
+            Self::Qwen3Coder => Box::new(Qwen3Coder::new(tools)),
+            Self::Llama3Json => Box::new(Bare::llama(names())),
             Self::Mistral => Box::<Mistral>::default(),
             Self::DeepSeekV3 | Self::DeepSeekV31 => Box::<DeepSeek>::default(),
-            Self::Json => Box::new(Bare::json(names)),
+            Self::Json => Box::new(Bare::json(names())),
         }
     }
 }

@@ -95,6 +95,30 @@ async fn streamed_calls_come_name_first_and_add_up() {
     assert!(matches!(&named[..], [(0, "wind", one), (1, "wind", other)] if one != other), "{named:?}");
 }
 
+/// Qwen3-Coder's values are bare text: what they are, the tool's schema says.
+#[tokio::test]
+async fn bare_values_are_of_the_schemas_types_whole_and_streamed() {
+    let template = format!("{HERMES}{{# <function=name> #}}");
+    let says = "I look.\n<tool_call>\n<function=wind>\n<parameter=town>\nBonn \"am Rhein\"\n</parameter>\n<parameter=days>\n3\n\
+                </parameter>\n<parameter=at>\n7\n</parameter>\n</function>\n</tool_call>";
+    let api = Api::of(with_template(&template), Part::Say(says, End::Stop), keys(None, None)).await;
+    let mut body = asked(json!({}));
+    body["tools"][0]["function"]["parameters"]["properties"]["days"] = json!({ "type": "integer" });
+    let held = json!({ "town": "Bonn \"am Rhein\"", "days": 3, "at": "7" });
+    let (_, answer) = api.post(CHAT, body.clone()).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("I look.")));
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    let given = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    assert_eq!((call["name"].as_str(), given(call["arguments"].as_str().unwrap())), (Some("wind"), held.clone()));
+    let choices = api.choices(body).await;
+    let parts: Vec<&Value> = choices.iter().filter_map(|c| c["delta"]["tool_calls"].as_array()).flatten().collect();
+    assert_eq!(parts[0]["function"]["name"], "wind");
+    let arguments: String = parts.iter().filter_map(|part| part["function"]["arguments"].as_str()).collect();
+    assert_eq!(given(&arguments), held);
+    assert!(parts.len() > 4, "a text comes as it is written: {parts:?}");
+}
+
 #[tokio::test]
 async fn what_only_looks_like_a_call_is_said() {
     let text = "Write <tool_call>like this</tool_call>.";

@@ -108,7 +108,8 @@ impl ToolParser for Bare {
             State::Before(held) if self.calls == 0 || !without(&held, self.around.between).is_empty() => {
                 self.found.content(&held);
             }
-            State::Within(call, raw) if !call.is_begun() => self.found.content(&raw),
+            // Behind calls it is the beginning of another, cut off.
+            State::Within(call, raw) if !call.is_begun() && self.calls == 0 => self.found.content(&raw),
             _ => {}
         }
         self.found.finish()

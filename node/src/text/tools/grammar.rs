@@ -75,7 +75,7 @@ struct Form {
 impl Form {
     fn of(format: ToolFormat, mark: &impl Fn(&str) -> String) -> Self {
         let (open, between, close) = match format {
-            ToolFormat::Hermes => (String::new(), quoted("\n"), String::new()),
+            ToolFormat::Hermes | ToolFormat::Qwen3Coder => (String::new(), quoted("\n"), String::new()),
             ToolFormat::Llama3Json => (String::new(), quoted("; "), String::new()),
             ToolFormat::Mistral => (format!("{} {}", mark(mistral::CALLS), quoted("[")), quoted(", "), quoted("]")),
             ToolFormat::DeepSeekV3 => (mark(deepseek::BEGIN), quoted("\n"), mark(deepseek::END)),
@@ -90,7 +90,8 @@ impl Form {
 fn call(format: ToolFormat, name: &str, mark: &impl Fn(&str) -> String) -> [String; 2] {
     let object = |key: &str| format!("{{\"name\": {}, \"{key}\": ", json!(name));
     match format {
-        ToolFormat::Hermes => [
+        // Bare text cannot be held to all that a schema says, so Qwen3-Coder's calls are JSON, too, where they must be made.
+        ToolFormat::Hermes | ToolFormat::Qwen3Coder => [
             format!("{} {}", mark(hermes::OPEN), quoted(&format!("\n{}", object("arguments")))),
             format!("{} {}", quoted("}\n"), mark(hermes::CLOSE)),
         ],
@@ -140,8 +141,9 @@ mod tests {
     };
     use tsnode_protocol::{Grammar, Token};
 
-    const ALL: [ToolFormat; 6] = [
+    const ALL: [ToolFormat; 7] = [
         ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
         ToolFormat::Llama3Json,
         ToolFormat::Mistral,
         ToolFormat::DeepSeekV3,
@@ -256,6 +258,6 @@ mod tests {
             [Thought::None, Thought::May, Thought::Begun].map(|thought| (of(format, true, thought, special), "x"))
         });
         // They are grammars.
-        assert_eq!(follow(all).len(), 18);
+        assert_eq!(follow(all).len(), 21);
     }
 }

@@ -11,7 +11,7 @@ pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 pub(super) const MARKS: &[&str] = &[OPEN, CLOSE];
 
-const END: Close = Close { mark: CLOSE, fence: "" };
+pub(super) const END: Close = Close { mark: CLOSE, fence: "" };
 
 enum State {
     Outside(Markers),

@@ -3,6 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use serde_json::json;
 
 /// A text cut at these places, between letters.
 pub(in crate::text) fn split<'t>(text: &'t str, cuts: &[Index]) -> Vec<&'t str> {
@@ -14,9 +15,15 @@ pub(in crate::text) fn split<'t>(text: &'t str, cuts: &[Index]) -> Vec<&'t str> 
     ends.map(|to| &text[std::mem::replace(&mut from, to)..to]).collect()
 }
 
+/// Tools that may be called.
+fn tools() -> Arc<[Callable]> {
+    let days = json!({ "properties": { "town": { "type": "string" }, "days": { "type": "array" }, "hour": { "type": "integer" } } });
+    [Callable::new("wind", &days), Callable::new("rain", &days)].into()
+}
+
 /// What a parser makes of pieces, with what belongs together in one.
 fn parsed<'t>(format: ToolFormat, pieces: impl IntoIterator<Item = &'t str>) -> Vec<Said> {
-    let mut parser = format.parser(vec!["wind".into(), "rain".into()]);
+    let mut parser = format.parser(tools());
     let mut all: Vec<Said> = Vec::new();
     let pieces: Vec<Said> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
     for one in pieces.into_iter().chain(parser.finish()) {
@@ -46,8 +53,9 @@ fn said(format: ToolFormat, text: &str) -> (String, Vec<(String, String)>) {
     (content, calls)
 }
 
-const ALL: [ToolFormat; 6] = [
+const ALL: [ToolFormat; 7] = [
     ToolFormat::Hermes,
+    ToolFormat::Qwen3Coder,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
     ToolFormat::DeepSeekV3,
@@ -100,6 +108,41 @@ const TRANSCRIPTS: &[Transcript] = &[
     (ToolFormat::Hermes, "<tool_call>{\"name\": \"wind\"", "<tool_call>{\"name\": \"wind\"", &[]),
     (ToolFormat::Hermes, "a <tool_<tool_call>{\"name\":\"wind\"}</tool_call>", "a <tool_", &[("wind", "{}")]),
     (
+        ToolFormat::Qwen3Coder,
+        "I look.\n<tool_call>\n<function=wind>\n<parameter=town>\nBonn\n</parameter>\n<parameter=days>\n[1, {\"a\": null}]\n\
+         </parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=rain>\n<parameter=hour>\n7\n</parameter>\n</function>\n\
+         </tool_call>",
+        "I look.",
+        &[("wind", r#"{"town": "Bonn", "days": [1,{"a":null}]}"#), ("rain", r#"{"hour": 7}"#)],
+    ),
+    // All in one line; lines of a text, and what JSON would escape; a tool without parameters, and one that nobody has said.
+    (
+        ToolFormat::Qwen3Coder,
+        "<tool_call><function=wind><parameter=town>a <b>\n\n\"c\" </d>\n</parameter></function></tool_call>\
+         <tool_call><function=rain></function></tool_call> <tool_call><function=snow><parameter=hour>7</parameter></function></tool_call>",
+        "",
+        &[("wind", r#"{"town": "a <b>\n\n\"c\" </d>"}"#), ("rain", "{}"), ("snow", r#"{"hour": "7"}"#)],
+    ),
+    // Marks that were left out: the call's, a parameter's, the function's; a parameter that comes twice.
+    (
+        ToolFormat::Qwen3Coder,
+        "Now: <function=wind>\n<parameter=town>\nBonn\n<parameter=hour>\n7\n</parameter>\n<parameter=hour>\n8\n</parameter>\n</tool_call> So.",
+        "Now: So.",
+        &[("wind", r#"{"town": "Bonn", "hour": 7}"#)],
+    ),
+    // JSON, as Hermes has it, and as calls that must be made are written.
+    (
+        ToolFormat::Qwen3Coder,
+        "<tool_call>\n{\"name\": \"wind\", \"arguments\": {\"town\": \"Bonn\"}}\n</tool_call>",
+        "",
+        &[("wind", BONN)],
+    ),
+    // Cut off in a text, in a number, and in a name.
+    (ToolFormat::Qwen3Coder, "<tool_call>\n<function=wind>\n<parameter=town>\nBo", "", &[("wind", r#"{"town": "Bo"#)]),
+    (ToolFormat::Qwen3Coder, "<tool_call>\n<function=wind>\n<parameter=hour>\n1", "", &[("wind", r#"{"hour": "#)]),
+    (ToolFormat::Qwen3Coder, "<tool_call>\n<function=wi", "<tool_call>\n<function=wi", &[]),
+    (ToolFormat::Qwen3Coder, "Write <function=f> and <tool_call>.", "Write <function=f> and <tool_call>.", &[]),
+    (
         ToolFormat::Llama3Json,
         "{\"name\": \"wind\", \"parameters\": {\"town\": \"Bonn\"}}; {\"type\": \"function\", \"name\": \"rain\", \"parameters\": {}}",
         "",
@@ -150,6 +193,8 @@ const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("wind", BONN), ("rain", "{}")],
     ),
+    // Cut off where another begins.
+    (ToolFormat::Json, r#"[{"name": "wind", "arguments": {}}, {"na"#, "", &[("wind", "{}")]),
     (ToolFormat::Json, "{\"name\": \"Bonn\"}", "{\"name\": \"Bonn\"}", &[]),
     (ToolFormat::Json, "```\nlet x;\n```", "```\nlet x;\n```", &[]),
     (ToolFormat::Json, "[1, 2]", "[1, 2]", &[]),
@@ -165,7 +210,7 @@ fn transcripts_are_read() {
 
 #[test]
 fn arguments_come_as_they_are_written() {
-    let mut parser = ToolFormat::Hermes.parser(Vec::new());
+    let mut parser = ToolFormat::Hermes.parser([].into());
     let said = parser.push("<tool_call>{\"name\": \"wind\", \"arguments\": {\"town\": \"Bo");
     let (name, piece) = ("wind".to_owned(), "{\"town\": \"Bo".to_owned());
     assert_eq!(said, [Said::Call { index: 0, name }, Said::Arguments { index: 0, piece }]);
@@ -180,6 +225,7 @@ fn a_form_is_known_by_its_template() {
     };
     for (text, format) in [
         ("{% if tools %}<tool_call>{% endif %}", ToolFormat::Hermes),
+        ("{% if tools %}<tool_call>\n<function=name>{% endif %}", ToolFormat::Qwen3Coder),
         ("{{ tools }}<|eot_id|>", ToolFormat::Llama3Json),
         ("[AVAILABLE_TOOLS][TOOL_CALLS]", ToolFormat::Mistral),
         ("<｜tool▁call▁begin｜>\n```json", ToolFormat::DeepSeekV3),
@@ -197,6 +243,12 @@ fn parts() -> impl Strategy<Value = String> {
     let parts = [
         "<tool_call>",
         "</tool_call>",
+        "<function=wind>",
+        "<function=",
+        "</function>",
+        "<parameter=town>",
+        "<parameter=hour>",
+        "</parameter>",
         "[TOOL_CALLS]",
         "[ARGS]",
         "<|python_tag|>",

@@ -1,0 +1,213 @@
+//! Parameters that a model writes as bare text, made JSON by the tool's own schema: `7` is a number for one tool and a text for
+//! another. As vLLM's `qwen3_coder` reads them; what does not fit its type is passed on as a text, for the tool to refuse.
+
+use serde_json::{Number, Value};
+use std::collections::BTreeMap;
+
+/// References, and choices within choices, that are followed.
+const DEPTH: usize = 8;
+
+/// A tool that an answer may call, as far as reading its calls needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Callable {
+    /// What calls name.
+    pub name: String,
+    parameters: BTreeMap<String, Kind>,
+}
+
+impl Callable {
+    /// By its name and the schema of its arguments.
+    #[must_use]
+    pub fn new(name: &str, schema: &Value) -> Self {
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        let parameters = properties.map(|(key, part)| (key.clone(), Kind::of(part, schema, DEPTH))).collect();
+        Self { name: name.to_owned(), parameters }
+    }
+
+    /// What a parameter is read as: a text, where the schema says nothing of it.
+    pub(super) fn kind(&self, key: &str) -> Kind {
+        self.parameters.get(key).copied().unwrap_or(Kind::TEXT)
+    }
+}
+
+/// How a parameter's text is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    form: Form,
+    /// Whether `null` may be meant where a text could be, too.
+    may_be_null: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Text,
+    Integer,
+    Number,
+    Boolean,
+    Null,
+    /// An object or an array.
+    Json,
+}
+
+impl Kind {
+    pub const TEXT: Self = Self { form: Form::Text, may_be_null: false };
+
+    /// Whether its text is the value as it is, so that no more of it need be known to pass it on.
+    pub fn is_plain_text(self) -> bool {
+        self == Self::TEXT
+    }
+
+    fn of(schema: &Value, whole: &Value, depth: usize) -> Self {
+        let Some(deeper) = depth.checked_sub(1) else { return Self::TEXT };
+        if let Some(target) = schema["$ref"].as_str() {
+            let place = target.strip_prefix('#').and_then(|pointer| whole.pointer(pointer));
+            return place.map_or(Self::TEXT, |place| Self::of(place, whole, deeper));
+        }
+        let of_lists = |key: &str| schema[key].as_array().filter(|list| !list.is_empty());
+        match &schema["type"] {
+            Value::String(name) => return Self::first([Form::named(name)]),
+            Value::Array(names) => return Self::first(names.iter().filter_map(Value::as_str).map(Form::named)),
+            _ => {}
+        }
+        if let Some(values) = of_lists("enum") {
+            return Self::first(values.iter().map(Form::of_value));
+        }
+        if let Some(value) = schema.get("const") {
+            return Self::first([Form::of_value(value)]);
+        }
+        let Some(choices) = ["anyOf", "oneOf", "allOf"].iter().find_map(|key| of_lists(key)) else { return Self::TEXT };
+        let kinds: Vec<Self> = choices.iter().map(|choice| Self::of(choice, whole, deeper)).collect();
+        let first = Self::first(kinds.iter().map(|kind| kind.form));
+        Self { may_be_null: first.may_be_null || kinds.iter().any(|kind| kind.may_be_null), ..first }
+    }
+
+    /// Of several forms the first that is not null, as vLLM does.
+    fn first(forms: impl IntoIterator<Item = Form>) -> Self {
+        let forms: Vec<Form> = forms.into_iter().collect();
+        let form = forms.iter().copied().find(|form| *form != Form::Null);
+        let may_be_null = forms.contains(&Form::Null);
+        Self { form: form.unwrap_or(if may_be_null { Form::Null } else { Form::Text }), may_be_null }
+    }
+
+    /// The JSON of a parameter's text.
+    pub fn json(self, text: &str) -> String {
+        // Templates that print Python's values print it so.
+        let says_null = ["null", "none"].contains(&text.trim().to_ascii_lowercase().as_str());
+        if says_null && (self.may_be_null || self.form != Form::Text) {
+            return "null".into();
+        }
+        let read = match self.form {
+            Form::Text | Form::Null => None,
+            Form::Integer => integer(text.trim()),
+            Form::Number => number(text.trim()),
+            Form::Boolean => Some((text.trim().eq_ignore_ascii_case("true")).to_string()),
+            Form::Json => serde_json::from_str::<Value>(text).ok().map(unwrapped).map(|value| value.to_string()),
+        };
+        read.unwrap_or_else(|| Value::from(text).to_string())
+    }
+}
+
+impl Form {
+    /// By a schema's name for it, and what others call it.
+    fn named(name: &str) -> Self {
+        let name = name.trim().to_ascii_lowercase();
+        let begins = |with: &[&str]| with.iter().any(|with| name.starts_with(with));
+        match name.as_str() {
+            "null" => Self::Null,
+            "boolean" | "bool" | "binary" => Self::Boolean,
+            _ if begins(&["int", "uint", "long", "short", "unsigned"]) => Self::Integer,
+            _ if begins(&["num", "float", "double"]) => Self::Number,
+            _ if begins(&["object", "arr", "dict", "list"]) => Self::Json,
+            _ => Self::Text,
+        }
+    }
+
+    fn of_value(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(_) => Self::Boolean,
+            Value::Number(number) if number.is_f64() => Self::Number,
+            Value::Number(_) => Self::Integer,
+            Value::String(_) => Self::Text,
+            Value::Array(_) | Value::Object(_) => Self::Json,
+        }
+    }
+}
+
+fn integer(text: &str) -> Option<String> {
+    text.parse::<i128>().ok().map(|number| number.to_string())
+}
+
+/// Whole ones without a point.
+fn number(text: &str) -> Option<String> {
+    if let Some(whole) = integer(text) {
+        return Some(whole);
+    }
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite())?;
+    // Below this every whole number has its own float.
+    if value.fract() == 0.0 && value.abs() < 9e15 {
+        return integer(&format!("{value:.0}"));
+    }
+    Number::from_f64(value).map(|number| number.to_string())
+}
+
+/// An object that was written as a text within the text.
+fn unwrapped(value: Value) -> Value {
+    let inner = value.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    inner.filter(|inner| inner.is_object() || inner.is_array()).unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn texts_are_what_the_schema_says() {
+        let tool = Callable::new(
+            "all",
+            &json!({
+                "properties": {
+                    "text": { "type": "string" }, "count": { "type": "integer" }, "share": { "type": "number" },
+                    "is": { "type": "boolean" }, "list": { "type": "array" }, "map": { "type": "object" },
+                    "maybe": { "anyOf": [{ "type": "null" }, { "type": "string" }] }, "either": { "type": ["integer", "null"] },
+                    "place": { "$ref": "#/$defs/Place" }, "level": { "enum": [1, 2] }, "nothing": { "type": "null" },
+                    "loop": { "$ref": "#/properties/loop" }, "any": {}
+                },
+                "$defs": { "Place": { "type": "object" } }
+            }),
+        );
+        for (key, text, json) in [
+            ("text", "7", r#""7""#),
+            ("text", "null", r#""null""#),
+            ("text", "a\n\"b\"", r#""a\n\"b\"""#),
+            ("unknown", "7", r#""7""#),
+            ("any", "7", r#""7""#),
+            ("loop", "7", r#""7""#),
+            ("count", " 7 ", "7"),
+            ("count", "-0", "0"),
+            ("count", "seven", r#""seven""#),
+            ("count", "7.5", r#""7.5""#),
+            ("count", "None", "null"),
+            ("share", "2.0", "2"),
+            ("share", "2.5", "2.5"),
+            ("share", "1e400", r#""1e400""#),
+            ("share", "inf", r#""inf""#),
+            ("share", "1e3", "1000"),
+            ("is", "True", "true"),
+            ("is", "no", "false"),
+            ("list", "[1, {\"a\": null}]", r#"[1,{"a":null}]"#),
+            ("list", "1, 2", r#""1, 2""#),
+            ("map", "\"{\\\"a\\\": 1}\"", r#"{"a":1}"#),
+            ("maybe", "null", "null"),
+            ("maybe", "7", r#""7""#),
+            ("either", "7", "7"),
+            ("either", "null", "null"),
+            ("place", "{\"town\": \"Bonn\"}", r#"{"town":"Bonn"}"#),
+            ("level", "2", "2"),
+            ("nothing", "none", "null"),
+        ] {
+            assert_eq!(tool.kind(key).json(text), json, "{key}: {text:?}");
+        }
+    }
+}
