@@ -7,6 +7,7 @@ mod chat;
 mod clock;
 mod defaults;
 mod detokenise;
+pub mod ebnf;
 mod fewest;
 pub mod grammar;
 mod jinja;

@@ -4,7 +4,7 @@
 //! client's error, and costs nobody else anything.
 
 use super::{ApiError, fields::Fields};
-use crate::text::{TextModel, grammar::GrammarError};
+use crate::text::{TextModel, ebnf, grammar::GrammarError};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tsnode_protocol::{Constraint, Grammar, limits};
@@ -170,14 +170,12 @@ fn regex(param: &'static str, value: Value) -> Result<Grammar, ApiError> {
 
 fn lark(param: &'static str, value: Value) -> Result<Grammar, ApiError> {
     let text = text(param, value)?;
-    if let Some(at) = text.lines().position(|line| line.contains("::=")) {
-        let message = format!(
-            "'{param}' is in EBNF: its line {} has '::='; this server reads Lark's notation, 'start: \"a\" | \"b\"'",
-            at + 1
-        );
-        return Err(ApiError::param(param, message));
+    // Telling it in another notation takes no longer than it is long, which is seen to first.
+    if text.len() > limits::GRAMMAR_BYTES || !ebnf::is_ebnf(&text) {
+        return Ok(Grammar::Lark(text));
     }
-    Ok(Grammar::Lark(text))
+    let wrong = |error| ApiError::param(param, format!("'{param}' cannot be used: as EBNF: {error}"));
+    ebnf::to_lark(&text).map(Grammar::Lark).map_err(wrong)
 }
 
 fn text(param: &'static str, value: Value) -> Result<String, ApiError> {
@@ -258,6 +256,8 @@ mod tests {
         let lark = Some(Grammar::Lark("start: \"a\"".into()));
         assert_eq!(grammar(&json!({ "guided_grammar": "start: \"a\"" })), lark);
         assert_eq!(grammar(&json!({ "structured_outputs": { "grammar": "start: \"a\"" } })), lark);
+        let told = Some(Grammar::Lark("start: T_ROOT_0\nT_ROOT_0: (\"a\" | /[b-d]/)\n".into()));
+        assert_eq!(grammar(&json!({ "guided_grammar": "root ::= \"a\" | [b-d]" })), told);
         for none in [json!({}), json!({ "response_format": { "type": "text" }, "guided_json": null })] {
             assert_eq!(grammar(&none), None, "{none}");
         }
@@ -278,8 +278,8 @@ mod tests {
             (json!({ "guided_choice": [] }), "'guided_choice' must be a list"),
             (json!({ "guided_choice": ["a", 1] }), "'guided_choice' must be a list"),
             (
-                json!({ "guided_grammar": "# Letters\nroot ::= \"a\"" }),
-                "its line 2 has '::='; this server reads Lark's notation",
+                json!({ "guided_grammar": "# Letters\nroot ::= \"a\" b" }),
+                "'guided_grammar' cannot be used: as EBNF: line 2, column 14: there is no rule 'b'",
             ),
             (
                 json!({ "guided_json": {}, "guided_whitespace_pattern": 7 }),
