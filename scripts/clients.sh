@@ -2,14 +2,17 @@
 # Has programs that nobody here wrote talk to a peer that holds no model, by OpenAI's, Anthropic's and Ollama's APIs:
 # `scripts/clients.sh`, or `scripts/clients.sh openai.py ai_sdk.mjs` for some of them. Each is a file of scripts/clients/,
 # with the versions that requirements.txt and package.json there pin. Needs python3 and PyPI; for .mjs node and npm.
-# TSNODE names a program that has been built already. guidellm.py is tried where it is named: it needs 6 GB (large.txt there).
+# TSNODE names a program that has been built already. aiperf.py and guidellm.py are tried where they are named, or with
+# `scripts/clients.sh all`: they have environments of their own (aiperf.txt and guidellm.txt there), of 1.2 and 6 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 here=$PWD/scripts/clients
 venv=target/clients
 net=target/clients-testnet
-[ $# -gt 0 ] || set -- $(cd "$here" && ls with_* | sed 's/^with_//; /^guidellm/d')
+all=$(cd "$here" && ls with_* | sed 's/^with_//')
+[ $# -gt 0 ] || set -- $(grep -vE '^(aiperf|guidellm)' <<<"$all")
+[ "$1" != all ] || set -- $all
 
 # PYTHON names a python that has the packages: nothing is installed, and the model is the embedded one.
 python=${PYTHON:-$venv/bin/python}
@@ -43,9 +46,10 @@ url=$(python3 -c "import json, sys; print($gateway)" <"$venv/net.json")
 failed=0
 for one in "$@"; do
     case $one in
-    guidellm.py)
-        [ -x "$venv-large/bin/guidellm" ] || { python3 -m venv "$venv-large" && "$venv-large/bin/pip" install --quiet --requirement "$here/large.txt"; }
-        run=("$venv-large/bin/python" "$here/with_$one") ;;
+    aiperf.py | guidellm.py)
+        own=$venv-${one%.py}
+        [ -x "$own/bin/${one%.py}" ] || { python3 -m venv "$own" && "$own/bin/pip" install --quiet --requirement "$here/${one%.py}.txt"; }
+        run=("$own/bin/python" "$here/with_$one") ;;
     *.py) run=("$python" "$here/with_$one") ;;
     *.mjs) run=(node "$venv/node/with_$one") ;;
     *) echo "$one: there is none" && exit 2 ;;
