@@ -1,5 +1,6 @@
 //! Prompt flow 1 and 9: HTTP on every peer: OpenAI's API, the swarm's state, metrics, and a page to look at.
 
+mod answer;
 mod anthropic;
 mod api;
 mod auth;

@@ -1,66 +1,52 @@
 //! Plan flow 6: loads the stages a plan gives this peer, and serves them.
 //!
-//! One task here owns the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a task of
-//! its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
+//! One task ([`manager`]) owns the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
+//! task of its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
 //! the [`compute`] thread. Where a draft model is lent a leader has a [`speculator`] beside it.
 
 mod checks;
 pub mod client;
 pub mod compute;
+mod context;
 mod devices;
 mod export;
 mod kv_receiver;
 mod leader;
 mod loader;
+mod manager;
 mod member;
 mod speculator;
 mod stage;
 
 use self::{
-    checks::Checks,
-    client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
+    client::LeaderRequest,
     compute::Compute,
-    devices::{Devices, Lost},
-    kv_receiver::KvReceiver,
-    leader::{Going, LeaderSetup, REQUESTS, Report},
-    loader::{Loaded, Loader, NotLoaded, Order, Tally},
-    member::{Over, RingStream},
-    speculator::DraftModel,
-    stage::StageContext,
+    devices::Devices,
+    loader::{Loader, Tally},
+    manager::{Parts, StageManager},
 };
 use crate::{
     data_plane::{
         library::Shelf,
-        links::{Incoming, IncomingStream, Links, Stream},
+        links::{Incoming, Links},
         roster::Roster,
     },
     embedding::Lenders,
     response_log::ResponseLog,
-    text::grammar::{GrammarError, Grammars, Vocabulary},
     view::Weights,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::sleep;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::{
-    batcher::{BatcherConfig, Speculation, Tally as Checked},
-    policy::choice::Batches,
-};
+use tsnode_coordinator::batcher::{BatcherConfig, Tally as Checked};
 use tsnode_kernels::{
-    engine::{StageKey, Threads},
+    engine::Threads,
     load::{InUse, Progress},
-    pages::PageCount,
     source::ModelSource,
 };
-use tsnode_protocol::{
-    Group, GroupId, GroupLoad, KvDtype, Load, PeerId, Plan, Stage,
-    ring::RingHello,
-    stream::{DecodeEvent, Opening, PrefillEvent},
-};
+use tsnode_protocol::{GroupId, GroupLoad, KvDtype, Load, PeerId, Plan};
 
 /// Commands not yet looked at; above it the driver or the gateway waits.
 const COMMANDS: usize = 256;
@@ -167,28 +153,8 @@ impl Host {
         let tally = Arc::<Tally>::default();
         tasks.spawn(Loader { source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
         let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &setup.stop);
-        let grammars = Grammars::new(vocabulary(setup.source.clone()));
-        let stage_manager = StageManager {
-            grammars,
-            setup,
-            kv_receiver: KvReceiver::default(),
-            groups: BTreeMap::new(),
-            planned: BTreeSet::new(),
-            loading: BTreeMap::new(),
-            draining: Vec::new(),
-            waiting: Vec::new(),
-            out_of_kv_pages: false,
-            freed: Arc::default(),
-            tally,
-            checks: Arc::default(),
-            talks: TaskTracker::new(),
-            held: Arc::default(),
-            devices,
-            lost: BTreeSet::new(),
-            orders,
-            far,
-            tasks: tasks.clone(),
-        };
+        let parts = Parts { devices, tally, orders, far, tasks: tasks.clone() };
+        let stage_manager = StageManager::new(setup, parts);
         tasks.spawn(stage_manager.run(receiver, arrivals, losses));
         Self { commands }
     }
@@ -235,447 +201,4 @@ impl Host {
         self.commands.send(Command::Report(answer)).await.map_err(|_| HostGone)?;
         report.await.map_err(|_| HostGone)
     }
-}
-
-/// Reads the tokens of this peer's model.
-fn vocabulary(source: Option<Arc<ModelSource>>) -> impl Fn() -> Result<Vocabulary, GrammarError> {
-    move || {
-        let missing = || GrammarError::NoVocabulary("this peer has no tokenizer.json of the model".into());
-        let source = source.as_ref().ok_or_else(missing)?;
-        Vocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
-    }
-}
-
-/// A group with a stage here.
-struct Running {
-    group: Group,
-    /// The device its stage is on.
-    device: u16,
-    /// Set where this peer leads.
-    requests: Option<mpsc::Sender<LeaderRequest>>,
-    rings: mpsc::Sender<RingStream>,
-    report: watch::Receiver<Report>,
-    retire: CancellationToken,
-    /// What runs is to end for the sake of its memory. Cancelled as well when the stage has been unloaded.
-    evict: CancellationToken,
-}
-
-struct StageManager {
-    setup: HostSetup,
-    kv_receiver: KvReceiver,
-    groups: BTreeMap<GroupId, Running>,
-    /// The plan's groups.
-    planned: BTreeSet<GroupId>,
-    /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
-    loading: BTreeMap<GroupId, CancellationToken>,
-    /// What ends retired groups that are not unloaded yet.
-    draining: Vec<CancellationToken>,
-    /// Stages that wait for memory which others here still have.
-    waiting: Vec<Order>,
-    /// There were such since the plan was adopted.
-    out_of_kv_pages: bool,
-    /// A stage was unloaded.
-    freed: Arc<Notify>,
-    tally: Arc<Tally>,
-    checks: Arc<Checks>,
-    /// Over the tokens of the model.
-    grammars: Arc<Grammars>,
-    /// Streams of gateways that have not ended.
-    talks: TaskTracker,
-    /// Sequences on all stages.
-    held: Arc<AtomicUsize>,
-    devices: Devices,
-    /// Those that are lost.
-    lost: BTreeSet<u16>,
-    orders: mpsc::Sender<Order>,
-    far: watch::Receiver<Option<Progress>>,
-    tasks: TaskTracker,
-}
-
-impl StageManager {
-    async fn run(
-        mut self,
-        mut commands: mpsc::Receiver<Command>,
-        mut loaded: mpsc::Receiver<Loaded>,
-        mut losses: mpsc::Receiver<Lost>,
-    ) {
-        let (stop, freed) = (self.setup.stop.clone(), self.freed.clone());
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = freed.notified(), if !self.waiting.is_empty() => self.order_again(),
-                command = commands.recv() => match command {
-                    Some(command) => self.apply_command(command),
-                    None => return,
-                },
-                Some(loaded) = loaded.recv() => self.open_group(loaded),
-                Some(lost) = losses.recv() => self.lose(lost),
-                arrived = self.setup.incoming.next() => match arrived {
-                    Some(arrived) => self.receive(arrived),
-                    None => return,
-                },
-            }
-        }
-    }
-
-    fn apply_command(&mut self, command: Command) {
-        match command {
-            Command::Adopt(plan, beside) => self.adopt(&plan.groups, &beside),
-            Command::Keep(beside) => self.retire_all_but(&beside),
-            Command::Rest => self.adopt(&[], &BTreeSet::new()),
-            Command::Serve { group, request } => self.serve(group, *request),
-            Command::Report(answer) => {
-                // An asker that has gone needs no answer.
-                let _ = answer.send(self.report());
-            }
-        }
-    }
-
-    fn adopt(&mut self, groups: &[Group], beside: &BTreeSet<GroupId>) {
-        self.planned = groups.iter().map(|g| g.id).collect();
-        self.out_of_kv_pages = false;
-        self.retire_all_but(beside);
-        self.loading.retain(|id, given_up| {
-            let kept = self.planned.contains(id);
-            if !kept {
-                given_up.cancel();
-            }
-            kept
-        });
-        self.waiting.retain(|order| !order.given_up.is_cancelled());
-        for group in groups {
-            let position = group.stages.iter().position(|s| s.peer == self.setup.me);
-            let is_new = !self.groups.contains_key(&group.id) && !self.loading.contains_key(&group.id);
-            if let (Some(position), true) = (position, is_new) {
-                self.order(group.clone(), position);
-            }
-        }
-    }
-
-    /// Lets those groups drain that neither the plan has nor are to be kept beside it.
-    fn retire_all_but(&mut self, beside: &BTreeSet<GroupId>) {
-        self.draining.retain(|evict| !evict.is_cancelled());
-        let (planned, draining) = (&self.planned, &mut self.draining);
-        let mut retired = Vec::new();
-        self.groups.retain(|id, running| {
-            let kept = planned.contains(id) || beside.contains(id);
-            if !kept {
-                tracing::info!(group = %id, "group leaves the plan: draining");
-                running.retire.cancel();
-                draining.push(running.evict.clone());
-                retired.push(running.evict.clone());
-            }
-            kept
-        });
-        if self.out_of_kv_pages {
-            self.hurry(retired);
-        }
-    }
-
-    /// What drains is to be over before long: its memory is waited for.
-    fn hurry(&self, draining: Vec<CancellationToken>) {
-        for evict in draining {
-            self.tasks.spawn(async move {
-                tokio::select! {
-                    () = evict.cancelled() => {}
-                    () = sleep(ROOM) => evict.cancel(),
-                }
-            });
-        }
-    }
-
-    /// What is on a GPU that is lost goes on elsewhere: steps fail there, the plan after this one has it no more.
-    fn lose(&mut self, Lost { device, why }: Lost) {
-        tracing::error!(device, error = %why, "a GPU does nothing any more: it is not lent until this peer starts again");
-        self.lost.insert(device);
-        let draining = &mut self.draining;
-        self.groups.retain(|id, running| {
-            let kept = running.device != device;
-            if !kept {
-                tracing::info!(group = %id, "group loses its GPU");
-                running.retire.cancel();
-                draining.push(running.evict.clone());
-            }
-            kept
-        });
-    }
-
-    fn order(&mut self, group: Group, position: usize) {
-        let device = group.stages[position].device;
-        let Some(compute) = self.devices.compute(device).filter(|_| !self.lost.contains(&device)).cloned() else {
-            // It was lent when the plan was made: the next one knows better.
-            tracing::info!(group = %group.id, device, "the plan gives this peer a stage on a device that it does not lend");
-            return;
-        };
-        let given_up = self.setup.stop.child_token();
-        self.loading.insert(group.id, given_up.clone());
-        self.send_order(Order { group, position, compute, given_up });
-    }
-
-    fn send_order(&mut self, order: Order) {
-        if let Err(full) = self.orders.try_send(order) {
-            let id = full.into_inner().group.id;
-            tracing::info!(group = %id, "too many stages wait to be loaded; this one waits for the next plan");
-            self.loading.remove(&id);
-        }
-    }
-
-    /// A stage was unloaded: one that waited for memory may fit.
-    fn order_again(&mut self) {
-        for order in std::mem::take(&mut self.waiting) {
-            self.send_order(order);
-        }
-    }
-
-    /// A stage that cannot be loaded is logged and left out: its leader never gets ready. One that only has no room beside what
-    /// else is here waits until that is gone.
-    fn not_loaded(&mut self, order: Order, why: NotLoaded) {
-        if order.given_up.is_cancelled() {
-            return;
-        }
-        self.draining.retain(|evict| !evict.is_cancelled());
-        let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
-        let mut beside = self.groups.iter().filter(|(_, running)| running.device == device);
-        let is_alone = self.draining.is_empty() && beside.all(|(id, _)| self.planned.contains(id));
-        if let (NotLoaded::NoRoom(why), false) = (&why, is_alone) {
-            tracing::info!(group = %group.id, %layers, why, "no room beside what the plan no longer has: that goes first");
-            if !std::mem::replace(&mut self.out_of_kv_pages, true) {
-                self.hurry(self.draining.clone());
-            }
-            self.waiting.push(order);
-            return;
-        }
-        tracing::error!(group = %group.id, %layers, error = %why, "stage not loaded");
-        self.loading.remove(&order.group.id);
-    }
-
-    /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.
-    fn open_group(&mut self, Loaded { order, stage, draft }: Loaded) {
-        let key = match stage {
-            Ok(key) => key,
-            Err(why) => return self.not_loaded(order, why),
-        };
-        let Order { group, position, compute, given_up } = order;
-        if !given_up.is_cancelled() {
-            self.loading.remove(&group.id);
-        }
-        if given_up.is_cancelled() {
-            let freed = self.freed.clone();
-            self.tasks.spawn(async move {
-                unload(&compute, key).await;
-                freed.notify_one();
-            });
-            return;
-        }
-        // The loader had the model.
-        let Some(source) = &self.setup.source else { return };
-        let context = StageContext {
-            compute,
-            links: self.setup.links.clone(),
-            kv_receiver: self.kv_receiver.clone(),
-            me: self.setup.me,
-            key,
-            model: group.model,
-            shape: source.card().shape,
-            layers: group.stages[position].layers,
-            dtype: self.setup.dtype,
-            position: position as u16,
-            grammars: self.grammars.clone(),
-            held: self.held.clone(),
-            tasks: self.tasks.clone(),
-        };
-        self.start_task(group, context, draft);
-    }
-
-    fn start_task(&mut self, group: Group, context: StageContext, draft: Option<DraftModel>) {
-        let (rings_in, rings) = mpsc::channel(RINGS);
-        let (report, reported) = watch::channel(Report::default());
-        let retire = self.setup.stop.child_token();
-        let evict = self.setup.stop.child_token();
-        let end =
-            End { compute: context.compute.clone(), key: context.key, over: evict.clone(), freed: self.freed.clone() };
-        let mut requests_in = None;
-        let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
-        let HostSetup { me, moving, going: others, .. } = &self.setup;
-        let going = Going { me: *me, moving: moving.clone(), others: others.clone() };
-        if context.position == 0 {
-            let (sender, requests) = mpsc::channel(REQUESTS);
-            requests_in = Some(sender);
-            let batches = Batches::measured(self.setup.roster.profiles(&group).iter());
-            let drafts = match (self.setup.batcher.speculation, &draft) {
-                (Speculation::Measured, Some(_)) => Speculation::Drafted,
-                (drafts, _) => drafts,
-            };
-            tracing::debug!(group = %id, ?batches, ?drafts, "leads");
-            let setup = LeaderSetup {
-                group: group.clone(),
-                context,
-                roster: self.setup.roster.clone(),
-                config: BatcherConfig {
-                    stages: group.stages.len(),
-                    batches,
-                    speculation: drafts,
-                    ..self.setup.batcher.clone()
-                },
-                draft,
-                checks: self.checks.clone(),
-                requests,
-                rings,
-                report,
-                retire: retire.clone(),
-                going,
-                evict: evict.clone(),
-                stop: self.setup.stop.clone(),
-            };
-            self.tasks.spawn(async move {
-                leader::run(setup).await;
-                end.come().await;
-            });
-        } else {
-            let (member, roster) = (group.clone(), self.setup.roster.clone());
-            let over = Over { retire: retire.clone(), moving: going.moving, evict: evict.clone() };
-            self.tasks.spawn(async move {
-                member::run(member, context, roster, rings, over).await;
-                end.come().await;
-            });
-        }
-        let running =
-            Running { group, device, requests: requests_in, rings: rings_in, report: reported, retire, evict };
-        self.groups.insert(id, running);
-    }
-
-    fn report(&self) -> HostReport {
-        let mut report = HostReport {
-            held: self.held.load(Ordering::Relaxed),
-            talks: self.talks.len(),
-            loading: *self.far.borrow(),
-            weights: self.tally.so_far(),
-            out_of_kv_pages: self.out_of_kv_pages,
-            lost: self.lost.clone(),
-            kv_refused: self.kv_receiver.refused(),
-            drafts: self.checks.so_far(),
-            ..HostReport::default()
-        };
-        for (id, running) in &self.groups {
-            let Report { ready, load } = *running.report.borrow();
-            if ready && !self.devices.hangs(running.device) {
-                let PageCount { free, total } = self.devices.pages_of(running.device);
-                let load = Load { free_pages: free as u32, total_pages: total as u32, ..load };
-                report.ready.push(GroupLoad { group: *id, load });
-            }
-            report.load.running += load.running;
-            report.load.waiting += load.waiting;
-            report.load.pending_tokens += load.pending_tokens;
-        }
-        let (pages, in_use) = self.devices.pages();
-        report.in_use = in_use;
-        report.load.free_pages = pages.free as u32;
-        report.load.total_pages = pages.total as u32;
-        report
-    }
-
-    /// Gives a request to the leader here, or says why not.
-    fn serve(&self, group: GroupId, request: LeaderRequest) {
-        let leader = self.groups.get(&group).and_then(|r| r.requests.as_ref());
-        let Some(leader) = leader else {
-            return refuse(request, "this peer does not lead that group");
-        };
-        if let Err(full) = leader.try_send(request) {
-            refuse(full.into_inner(), "too many requests wait here");
-        }
-    }
-
-    fn receive(&self, arrived: IncomingStream) {
-        let IncomingStream { peer, opening, stream } = arrived;
-        match opening {
-            Opening::Decode(request) => {
-                let (events, told) = mpsc::channel(event_room(request.generation.max_new_tokens));
-                let (order, orders) = mpsc::channel(ORDERS);
-                let group = request.group;
-                self.tasks.spawn(self.talks.track_future(serve_decode(stream, order, told)));
-                self.serve(group, LeaderRequest::Decode { gateway: peer, request, orders, events });
-            }
-            Opening::Prefill(request) => {
-                let (events, told) = mpsc::channel(ORDERS);
-                let group = request.group;
-                self.tasks.spawn(self.talks.track_future(serve_prefill(stream, told)));
-                self.serve(group, LeaderRequest::Prefill { gateway: peer, request, events });
-            }
-            Opening::Ring(hello) => self.ring(peer, hello, stream),
-            Opening::Kv(header) => {
-                let kv_receiver = self.kv_receiver.clone();
-                self.tasks.spawn(async move { kv_receiver.receive(peer, header, stream).await });
-            }
-            Opening::File { model, name } => {
-                let shelf = self.setup.shelf.clone();
-                self.tasks.spawn(async move { shelf.give(model, &name, stream).await });
-            }
-            Opening::ResponseLog(head) => {
-                let response_log = self.setup.response_log.clone();
-                self.tasks.spawn(async move {
-                    if let Err(error) = response_log.keep(peer, head, stream).await {
-                        tracing::debug!(request = %head.request, gateway = %peer, %error, "response log ended early");
-                    }
-                });
-            }
-            Opening::Recall(asked) => {
-                let response_log = self.setup.response_log.clone();
-                self.tasks.spawn(async move { drop(response_log.give(asked, stream).await) });
-            }
-            Opening::Encode(request) => {
-                let lenders = self.setup.lenders.clone();
-                self.tasks.spawn(self.talks.track_future(async move { lenders.serve(request, stream).await }));
-            }
-            // Answered by the links themselves.
-            Opening::Prove(..) | Opening::Probe { .. } | Opening::Where | Opening::Meet(_) | Opening::Heartbeats(_) => {
-            }
-        }
-    }
-
-    /// Brings a ring to its stage, if the peer before it in the plan opened it. Otherwise the stream is dropped;
-    /// a leader tries again, so a peer that adopts the plan a moment later misses nothing.
-    fn ring(&self, from: PeerId, hello: RingHello, stream: Stream) {
-        let Some(running) = self.groups.get(&hello.group) else { return };
-        let stages = &running.group.stages;
-        let position = usize::from(hello.position);
-        let before = (position + stages.len() - 1) % stages.len();
-        let expected = hello.stages == *stages
-            && stages.get(position).is_some_and(|s| s.peer == self.setup.me)
-            && stages[before].peer == from;
-        if !expected {
-            tracing::debug!(%from, group = %hello.group, position, "ring does not fit the plan");
-            return;
-        }
-        // A full queue means rings are built faster than they are used; the leader tries again.
-        let _ = running.rings.try_send(RingStream { hello, stream });
-    }
-}
-
-fn refuse(request: LeaderRequest, why: &str) {
-    // A gateway that has gone need not be told.
-    match request {
-        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
-        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
-    }
-}
-
-/// The end of a group's task: its stage is unloaded, and that is said.
-struct End {
-    compute: Compute,
-    key: StageKey,
-    over: CancellationToken,
-    freed: Arc<Notify>,
-}
-
-impl End {
-    async fn come(self) {
-        unload(&self.compute, self.key).await;
-        self.over.cancel();
-        self.freed.notify_one();
-    }
-}
-
-async fn unload(compute: &Compute, key: StageKey) {
-    // The thread being gone leaves nothing to unload.
-    let _ = compute.call(move |engine| engine.unload(key)).await;
 }

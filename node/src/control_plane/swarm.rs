@@ -4,9 +4,12 @@
 //! and receives [`SwarmEvent`]s from a bounded queue; `outbox.rs` says what happens when nobody takes them.
 
 mod admission;
+mod authenticated;
 mod behaviour;
 mod carry;
+mod connection;
 mod dialer;
+mod exchange;
 mod gossip;
 mod handle;
 mod heard;
@@ -14,7 +17,6 @@ mod moves;
 mod outbox;
 mod port_reuse;
 mod quic;
-mod reach;
 mod redeem;
 mod relays;
 mod seated;
@@ -43,7 +45,6 @@ use heard::Heard;
 use libp2p::{Multiaddr, Swarm, multiaddr::Protocol};
 use moves::Moves;
 use outbox::Outbox;
-use reach::Reach;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -51,7 +52,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use task::Task;
+use task::{Reach, Task};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;

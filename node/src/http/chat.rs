@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, ApiState,
+    answer::answered,
     bodies::Asked,
     complete,
     ends::Ends,
@@ -72,10 +73,10 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     let prompt = model.encode_chat(conversation).await?;
     drop(place);
     must_call(&mut wanted, &model, &prompt).await?;
-    let prompts = vec![params::truncated(prompt, truncation, &wanted, &model)];
+    let prompts = vec![request::truncated(prompt, truncation, &wanted, &model)];
     complete::bounded_prompt_logprobs(&prompts, &wanted)?;
     let taken = request::submit(state, model, prompts, &wanted).await?;
-    Ok(respond::answer(state, taken, wanted, Form::Chat).await)
+    Ok(answered(state, taken, wanted, Form::Chat).await)
 }
 
 /// The tokens of a conversation that is not answered, and whose they are.

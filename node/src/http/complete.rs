@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, ApiState,
+    answer::answered,
     bodies::Asked,
     ends::Ends,
     fields::{Fields, FixedPlan, Prompt},
@@ -86,11 +87,11 @@ pub(super) async fn answer(
     fields.refuse_unless("add_special_tokens", |v| v == true)?;
     fields.refuse_unless("suffix", |v| v == "")?;
     fields.finish()?;
-    let truncated = |prompt| params::truncated(prompt, truncation, &wanted, &model);
+    let truncated = |prompt| request::truncated(prompt, truncation, &wanted, &model);
     let prompts: Vec<Vec<Token>> = prompts.into_iter().map(truncated).collect();
     bounded_prompt_logprobs(&prompts, &wanted)?;
     let taken = request::submit(state, model, prompts, &wanted).await?;
-    Ok(respond::answer(state, taken, wanted, Form::Text { echo, hides_logprobs }).await)
+    Ok(answered(state, taken, wanted, Form::Text { echo, hides_logprobs }).await)
 }
 
 /// vLLM's field: log-probabilities of the prompt's tokens, in a field of their own.

@@ -1,12 +1,10 @@
 //! Fields that both kinds of completion have, and what they must be.
 
-use super::{
-    ApiError, fields::Fields, logprobs::TokenNames, naming::Naming, request::Wanted, seeds::Seeds, tolerance::Ignored,
-};
+use super::{ApiError, fields::Fields, logprobs::TokenNames, naming::Naming, seeds::Seeds, tolerance::Ignored};
 use crate::text::TextModel;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Sampling, Token, limits, stream::Generation};
+use tsnode_protocol::{Sampling, Token, limits};
 
 /// Answers to one prompt; they share its pages.
 const ANSWERS: u64 = 128;
@@ -64,16 +62,6 @@ pub(super) fn truncation(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
         ApiError::param("truncate_prompt_tokens", why)
     })?;
     Ok(Some(kept))
-}
-
-/// The prompt without its first tokens, if there are more than are to be kept.
-pub(super) fn truncated(prompt: Vec<Token>, keep: Option<i64>, wanted: &Wanted, model: &TextModel) -> Vec<Token> {
-    let Some(keep) = keep else { return prompt };
-    let context = model.card().shape.context;
-    let room = context.saturating_sub(wanted.max_tokens.unwrap_or(if wanted.fill_context { 1 } else { 16 }));
-    let keep = usize::try_from(keep).unwrap_or(room.max(1) as usize);
-    let first = prompt.len().saturating_sub(keep);
-    prompt.into_iter().skip(first).collect()
 }
 
 /// Fields of vLLM that would change an answer and are not built; what asks for nothing is taken.
@@ -180,40 +168,4 @@ fn bias(fields: &mut Fields, model: &TextModel) -> Result<Vec<(Token, f32)>, Api
     }
     let id = |text: &String| text.parse().ok().filter(|id| *id < vocab).ok_or_else(wrong);
     map.iter().map(|(text, bias)| Ok((Token(id(text)?), *bias))).collect()
-}
-
-/// What to generate after a prompt of `prompt` tokens.
-pub(super) fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -> Result<Generation, ApiError> {
-    let (context, vocab) = (model.card().shape.context, model.card().shape.vocab);
-    if prompt.is_empty() {
-        return Err(ApiError::param("prompt", "the prompt has no tokens"));
-    }
-    if let Some(stray) = prompt.iter().find(|t| t.0 >= vocab) {
-        return Err(ApiError::param("prompt", format!("token id {} is outside the vocabulary of {vocab}", stray.0)));
-    }
-    if wanted.ends.ignore_eos && wanted.sampling.constraint.is_some() {
-        let message = "'ignore_eos' cannot go with a form that the answer is to have: nothing may follow its end";
-        return Err(ApiError::param("ignore_eos", message));
-    }
-    if wanted.ends.min_tokens > 0 && wanted.sampling.constraint.is_some() {
-        let message = "'min_tokens' cannot go with a form that the answer is to have: that may be whole before";
-        return Err(ApiError::param("min_tokens", message));
-    }
-    let room = (context as usize).saturating_sub(prompt.len()) as u32;
-    let asked = wanted.max_tokens.unwrap_or(if wanted.fill_context { room.max(1) } else { 16 });
-    // What was not asked for by number may be less than the usual.
-    let most = if wanted.max_tokens.is_none() { asked.min(room.max(1)) } else { asked };
-    if most > room || prompt.len() > limits::SEQUENCE_TOKENS as usize {
-        return Err(ApiError::TooLong { context, prompt: prompt.len(), wanted: most, param: wanted.prompt_field() });
-    }
-    let (stop_tokens, mut sampling) = (wanted.ends.tokens(model), wanted.sampling.clone());
-    if wanted.ends.min_tokens > most {
-        let why =
-            format!("'min_tokens' is {}, and an answer of {most} tokens at most is asked for", wanted.ends.min_tokens);
-        return Err(ApiError::param("min_tokens", why));
-    }
-    if wanted.ends.min_tokens > 0 {
-        (sampling.min_tokens, sampling.ends) = (wanted.ends.min_tokens, stop_tokens.clone());
-    }
-    Ok(Generation { sampling, max_new_tokens: most, stop_tokens })
 }

@@ -1,7 +1,7 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
 use super::{
-    ApiError, ApiState, ends::Ends, fields::SUBMISSIONS, fingerprint, metrics::RequestStats, naming::Naming, params,
+    ApiError, ApiState, ends::Ends, fields::SUBMISSIONS, fingerprint, metrics::RequestStats, naming::Naming,
     params::Delivery, running::Ticket, seeds::Seeds, tolerance::Ignored, tools::Tools,
 };
 use crate::{
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{gate::Overrule, waiting::NotReady};
-use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits};
+use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation};
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
@@ -166,6 +166,52 @@ fn goes_on_as_it_began(wanted: &Wanted, answers: usize) -> Result<(), ApiError> 
     ))
 }
 
+/// The prompt without its first tokens, if there are more than are to be kept.
+pub(super) fn truncated(prompt: Vec<Token>, keep: Option<i64>, wanted: &Wanted, model: &TextModel) -> Vec<Token> {
+    let Some(keep) = keep else { return prompt };
+    let context = model.card().shape.context;
+    let room = context.saturating_sub(wanted.max_tokens.unwrap_or(if wanted.fill_context { 1 } else { 16 }));
+    let keep = usize::try_from(keep).unwrap_or(room.max(1) as usize);
+    let first = prompt.len().saturating_sub(keep);
+    prompt.into_iter().skip(first).collect()
+}
+
+/// What to generate after a prompt of `prompt` tokens.
+fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -> Result<Generation, ApiError> {
+    let (context, vocab) = (model.card().shape.context, model.card().shape.vocab);
+    if prompt.is_empty() {
+        return Err(ApiError::param("prompt", "the prompt has no tokens"));
+    }
+    if let Some(stray) = prompt.iter().find(|t| t.0 >= vocab) {
+        return Err(ApiError::param("prompt", format!("token id {} is outside the vocabulary of {vocab}", stray.0)));
+    }
+    if wanted.ends.ignore_eos && wanted.sampling.constraint.is_some() {
+        let message = "'ignore_eos' cannot go with a form that the answer is to have: nothing may follow its end";
+        return Err(ApiError::param("ignore_eos", message));
+    }
+    if wanted.ends.min_tokens > 0 && wanted.sampling.constraint.is_some() {
+        let message = "'min_tokens' cannot go with a form that the answer is to have: that may be whole before";
+        return Err(ApiError::param("min_tokens", message));
+    }
+    let room = (context as usize).saturating_sub(prompt.len()) as u32;
+    let asked = wanted.max_tokens.unwrap_or(if wanted.fill_context { room.max(1) } else { 16 });
+    // What was not asked for by number may be less than the usual.
+    let most = if wanted.max_tokens.is_none() { asked.min(room.max(1)) } else { asked };
+    if most > room || prompt.len() > limits::SEQUENCE_TOKENS as usize {
+        return Err(ApiError::TooLong { context, prompt: prompt.len(), wanted: most, param: wanted.prompt_field() });
+    }
+    let (stop_tokens, mut sampling) = (wanted.ends.tokens(model), wanted.sampling.clone());
+    if wanted.ends.min_tokens > most {
+        let why =
+            format!("'min_tokens' is {}, and an answer of {most} tokens at most is asked for", wanted.ends.min_tokens);
+        return Err(ApiError::param("min_tokens", why));
+    }
+    if wanted.ends.min_tokens > 0 {
+        (sampling.min_tokens, sampling.ends) = (wanted.ends.min_tokens, stop_tokens.clone());
+    }
+    Ok(Generation { sampling, max_new_tokens: most, stop_tokens })
+}
+
 /// Submits every prompt as often as asked.
 pub(super) async fn submit(
     state: &ApiState,
@@ -179,7 +225,7 @@ pub(super) async fn submit(
     let (mut plans, count) = (Vec::new(), prompts.len());
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     for (number, prompt) in (0..).zip(prompts) {
-        let generation = params::generation(wanted, &model, &prompt)?;
+        let generation = generation(wanted, &model, &prompt)?;
         for i in 0..wanted.computed() {
             let mut generation = generation.clone();
             generation.sampling.seed = wanted.seeds.of(number, i, wanted.computed());

@@ -1,35 +1,27 @@
 //! Answers, whole or streamed, in the form of either kind of completion.
 
 use super::{
-    ApiError, ApiState,
+    ApiError,
     calls::{Beside, CallIds},
     ends::Ends,
     fingerprint,
     logprobs::{self, TokenNames},
     prompt_logprobs::PromptLogprobs,
     request::{Answer, Taken, Wanted},
-    sse,
-    tolerance::IGNORED,
     tools::Tools,
 };
 use crate::{
-    gateway::{Reply, Trace},
+    gateway::Trace,
     text::{AnswerParser, Detokeniser, Passed, Said, StopStrings, TextModel, ToolFormat},
 };
-use axum::{
-    Json,
-    http::{HeaderMap, HeaderName, HeaderValue},
-    response::{IntoResponse, Response},
-};
+use axum::http::HeaderName;
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tsnode_protocol::{KvCodec, ModelId, PeerId, PromptLogprob, RequestId, Sampled, Token, stream::End};
+use tsnode_protocol::{KvCodec, ModelId, PromptLogprob, RequestId, Sampled, Token, stream::End};
 
 /// A request with this header is told what ran where.
 pub(super) const TRACE: &str = "x-tsnode-trace";
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const PREFILL: HeaderName = HeaderName::from_static("x-tsnode-prefill");
-const DECODE: HeaderName = HeaderName::from_static("x-tsnode-decode");
 
 /// Which kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,23 +33,6 @@ pub(super) enum Form {
         /// Log-probabilities are asked for to choose by, and not shown.
         hides_logprobs: bool,
     },
-}
-
-/// Answers as asked.
-pub(super) async fn answer(state: &ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
-    let headers = headers(&taken, &wanted);
-    let head = Head::of(&taken, &wanted);
-    let mut response = if wanted.delivery.stream {
-        sse::stream(state.clone(), taken, wanted, form)
-    } else {
-        match whole(state, taken, &wanted, form).await {
-            Ok(body) => Json(body).into_response(),
-            Err(error) => error.into_response(),
-        }
-    };
-    response.headers_mut().extend(headers);
-    response.extensions_mut().insert(head);
-    response
 }
 
 /// What is known of an answer before its first token, for APIs that say so.
@@ -72,7 +47,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    fn of(taken: &Taken, wanted: &Wanted) -> Self {
+    pub fn of(taken: &Taken, wanted: &Wanted) -> Self {
         let (RequestId(id), model) = (taken.request, taken.model.card().name.clone());
         let prompt_tokens = taken.prompt_tokens(wanted.computed());
         Self { id: data_encoding::HEXLOWER.encode(&id), model, created: now(), prompt_tokens }
@@ -82,96 +57,6 @@ impl Head {
 /// Seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-fn headers(taken: &Taken, wanted: &Wanted) -> HeaderMap {
-    let value = |text: String| HeaderValue::from_str(&text).ok();
-    let peer = |p: Option<PeerId>| value(p.map(|p| p.to_string()).unwrap_or_default());
-    let named = [
-        (REQUEST_ID, value(taken.request.to_string())),
-        (PREFILL, peer(taken.prefill())),
-        (DECODE, peer(taken.decode())),
-        (IGNORED, wanted.ignored.header()),
-    ];
-    named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-}
-
-async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> Result<Value, ApiError> {
-    let frame = Frame::new(&taken, form, false);
-    let prompt_tokens = taken.prompt_tokens(wanted.computed());
-    let (mut answers, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
-    let (mut codecs, mut stats) = (vec![None; taken.answers.len()], taken.stats);
-    for (index, mut answer) in taken.answers.into_iter().enumerate() {
-        let mut writer = Writer::new(&taken.model, wanted, form, &answer);
-        let mut piece = Piece::default();
-        while let Some(reply) = answer.next().await {
-            match reply {
-                Reply::Settled(codec) => codecs[index] = Some(codec),
-                Reply::PromptLogprobs(more) => piece.extend(writer.prompt_logprobs(more)),
-                Reply::Token { sampled, .. } => {
-                    // Those after the first are read when it has ended: of when they came nothing is known.
-                    if index == 0 {
-                        stats.token(index)
-                    } else {
-                        stats.token_at_hand(index)
-                    }
-                    piece.extend(writer.token(sampled));
-                }
-                Reply::Trace(one) => {
-                    stats.trace(index, &one);
-                    state.traces.note(&one);
-                    cached += one.cached_tokens;
-                    trace = trace.or(Some(one));
-                }
-                Reply::End(end) => piece.extend(writer.end(end).inspect_err(|_| stats.failed())?),
-                Reply::Cancelled => return Err(ApiError::Cancelled),
-            }
-            if piece.finish.is_some() {
-                break;
-            }
-        }
-        let Some(finish) = piece.finish else {
-            stats.failed();
-            return Err(ApiError::Failed("the answer broke off".into()));
-        };
-        stats.choice_finished(finish);
-        completion_tokens += writer.generated;
-        let prompt = std::mem::take(&mut answer.prompt);
-        answers.push((writer.likelihood(), piece, writer.in_vllms_form(&prompt), prompt));
-    }
-    stats.finished();
-    let (mut choices, mut of_prompt) = (Vec::new(), None);
-    for (index, (_, piece, of_its_prompt, prompt)) in best(answers, wanted).into_iter().enumerate() {
-        let mut choice = frame.whole(index, piece, wanted, &prompt);
-        match (form, of_its_prompt) {
-            (Form::Text { .. }, Some(list)) => choice["prompt_logprobs"] = list,
-            (Form::Chat, list) => of_prompt = of_prompt.or(list),
-            _ => {}
-        }
-        choices.push(choice);
-    }
-    let mut body = frame.envelope(choices, codecs);
-    body.insert("usage".into(), usage(prompt_tokens, cached, completion_tokens));
-    if let Some(list) = of_prompt {
-        body.insert("prompt_logprobs".into(), list);
-    }
-    if let Some(trace) = trace.filter(|_| wanted.trace) {
-        body.insert("tsnode".into(), trace_json(&trace));
-    }
-    Ok(Value::Object(body))
-}
-
-/// Of as many answers as were computed to each prompt the likeliest, as many as the client gets; all in their order where it gets
-/// all. What is first of each is its likelihood.
-fn best<T>(answers: Vec<(f64, Piece, T, Vec<Token>)>, wanted: &Wanted) -> Vec<(f64, Piece, T, Vec<Token>)> {
-    let Some(best_of) = wanted.best_of else { return answers };
-    let (mut answers, mut kept) = (answers.into_iter().peekable(), Vec::new());
-    while answers.peek().is_some() {
-        let mut of_one: Vec<_> = answers.by_ref().take(best_of as usize).collect();
-        of_one.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
-        kept.extend(of_one.into_iter().take(wanted.answers as usize));
-    }
-    kept
 }
 
 pub(super) fn usage(prompt: usize, cached: u32, completion: usize) -> Value {
@@ -201,7 +86,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    fn extend(&mut self, more: Self) {
+    pub fn extend(&mut self, more: Self) {
         self.text.push_str(&more.text);
         self.beside.extend(more.beside);
         self.tokens.extend(more.tokens);
@@ -485,7 +370,7 @@ impl Frame {
         map
     }
 
-    fn whole(&self, index: usize, piece: Piece, wanted: &Wanted, prompt: &[Token]) -> Value {
+    pub fn whole(&self, index: usize, piece: Piece, wanted: &Wanted, prompt: &[Token]) -> Value {
         let mut choice = self.choice(index, &piece, wanted, Some(prompt));
         if self.form == Form::Chat {
             choice["message"] = json!({ "role": "assistant", "content": piece.text, "refusal": null });

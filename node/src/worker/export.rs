@@ -9,7 +9,7 @@ mod parcel;
 
 pub(super) use packer::Taps;
 
-use super::stage::{Admission, Beside, Side, StageContext};
+use super::context::{Admission, Beside, Side, StageContext};
 use crate::data_plane::links::LinkError;
 use bytes::Bytes;
 use futures::future::try_join_all;

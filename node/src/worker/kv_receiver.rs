@@ -6,7 +6,7 @@
 
 mod incoming;
 
-use super::stage::{Admission, Beside, Side, StageContext};
+use super::context::{Admission, Beside, Side, StageContext};
 use crate::data_plane::links::Stream;
 use incoming::{IncomingKv, ReceiveError};
 use std::collections::BTreeMap;

@@ -7,9 +7,11 @@ use super::{
     checks::Checks,
     client::LeaderRequest,
     compute::Compute,
+    context::StageContext,
+    kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
     speculator::{DraftModel, Order, Speculator, SpeculatorGone},
-    stage::{Arrived, Downstream, FRAMES, StageContext, StageError, Worker},
+    stage::{Arrived, Downstream, FRAMES, StageError, Worker},
 };
 use crate::data_plane::links::{Attended, FrameReceiver, Stream};
 use crate::data_plane::roster::Roster;
@@ -51,6 +53,7 @@ pub(super) struct Report {
 pub(super) struct LeaderSetup {
     pub group: Group,
     pub context: StageContext,
+    pub kv_receiver: KvReceiver,
     pub roster: Roster,
     pub config: BatcherConfig,
     /// What guesses beside prompt lookup.
@@ -162,6 +165,7 @@ enum Ended {
 struct Leader {
     group: Group,
     context: StageContext,
+    kv_receiver: KvReceiver,
     roster: Roster,
     batcher: Batcher,
     draft: Option<DraftModel>,
@@ -198,6 +202,7 @@ impl Leader {
             checks: setup.checks,
             group: setup.group,
             context: setup.context,
+            kv_receiver: setup.kv_receiver,
             roster: setup.roster,
             clients: BTreeMap::new(),
             turns: 0,
@@ -290,7 +295,8 @@ impl Leader {
         let (worker, arrived) = mpsc::channel(FRAMES);
         let (to_leader, back) = mpsc::channel(FRAMES);
         if self.group.stages.len() == 1 {
-            let work = Worker::run(self.context.clone(), Downstream::Leader(to_leader), arrived);
+            let work =
+                Worker::run(self.context.clone(), self.kv_receiver.clone(), Downstream::Leader(to_leader), arrived);
             return Ok(Ring { worker, speculator: self.speculator(), back, end: tokio::spawn(work) });
         }
         let hello = RingHello {
@@ -317,7 +323,12 @@ impl Leader {
         drop(come);
         let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
         // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
-        let work = tokio::spawn(Worker::run(self.context.clone(), Downstream::Stream(sender), arrived));
+        let work = tokio::spawn(Worker::run(
+            self.context.clone(),
+            self.kv_receiver.clone(),
+            Downstream::Stream(sender),
+            arrived,
+        ));
         let end = tokio::spawn(async move {
             let Stream { sender: _keep, receiver } = closing;
             let _onward = onward;

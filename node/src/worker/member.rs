@@ -1,6 +1,10 @@
 //! A stage of a group led by another peer: waits for a ring, works in it until it ends, waits for the next.
 
-use super::stage::{Downstream, FRAMES, StageContext, StageError, Worker, read_ring};
+use super::{
+    context::StageContext,
+    kv_receiver::KvReceiver,
+    stage::{Downstream, FRAMES, StageError, Worker, read_ring},
+};
 use crate::data_plane::links::{Links, Stream};
 use crate::data_plane::roster::Roster;
 use std::time::Duration;
@@ -50,7 +54,7 @@ impl Over {
 /// the one before.
 pub(super) async fn run(
     group: Group,
-    context: StageContext,
+    (context, kv_receiver): (StageContext, KvReceiver),
     roster: Roster,
     mut rings: mpsc::Receiver<RingStream>,
     over: Over,
@@ -67,7 +71,7 @@ pub(super) async fn run(
         let (group_id, name) = (group.id, ring.hello.ring);
         tracing::debug!(group = %group_id, ring = %name, position = context.position, "ring reached this stage");
         tokio::select! {
-            why = live(&group, &context, &roster, ring) => {
+            why = live(&group, (&context, &kv_receiver), &roster, ring) => {
                 tracing::info!(group = %group_id, ring = %name, %why, "ring ended");
             }
             why = over.parted() => {
@@ -82,7 +86,12 @@ pub(super) async fn run(
     }
 }
 
-async fn live(group: &Group, context: &StageContext, roster: &Roster, ring: RingStream) -> StageError {
+async fn live(
+    group: &Group,
+    (context, kv_receiver): (&StageContext, &KvReceiver),
+    roster: &Roster,
+    ring: RingStream,
+) -> StageError {
     let downstream = match open_onward(group, context, roster, &ring.hello).await {
         Ok(stream) => stream,
         Err(error) => return error,
@@ -91,7 +100,7 @@ async fn live(group: &Group, context: &StageContext, roster: &Roster, ring: Ring
     let Stream { sender, receiver: _onward } = downstream;
     let Stream { sender: _back, receiver } = ring.stream;
     let (frames, arrived) = mpsc::channel(FRAMES);
-    let worker = tokio::spawn(Worker::run(context.clone(), Downstream::Stream(sender), arrived));
+    let worker = tokio::spawn(Worker::run(context.clone(), kv_receiver.clone(), Downstream::Stream(sender), arrived));
     let read = read_ring(receiver, frames).await;
     // The reader has ended and with it the worker's input: it gives its pages back and ends.
     let worked = worker.await.unwrap_or(StageError::Upstream);

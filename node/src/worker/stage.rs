@@ -8,15 +8,13 @@ mod constrained;
 mod prompt_logprobs;
 
 use super::{
-    compute::{Compute, ComputeError},
+    compute::ComputeError,
+    context::{Admission, Beside, Side, StageContext},
     export::{self, Exporter, Taps},
     kv_receiver::{Expected, KvReceiver},
     speculator::SpeculatorGone,
 };
-use crate::{
-    data_plane::links::{FrameReceiver, FrameSender, LinkError, Links},
-    text::grammar::Grammars,
-};
+use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
 use prompt_logprobs::{Judged, Widths, compute_and_judge};
@@ -27,13 +25,13 @@ use std::sync::{
 };
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
     pages::PagesError,
 };
 use tsnode_protocol::{
-    KvCodec, KvDtype, LayerRange, ModelId, ModelShape, PeerId, PromptLogprob, RequestId, Token, limits,
+    KvCodec, PromptLogprob, RequestId, Token, limits,
     ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
 };
 
@@ -78,50 +76,6 @@ pub(super) enum StageError {
     Protocol(String),
 }
 
-/// What a stage is, and what it works with.
-#[derive(Clone)]
-pub(super) struct StageContext {
-    pub compute: Compute,
-    pub links: Links,
-    pub kv_receiver: KvReceiver,
-    /// This peer.
-    pub me: PeerId,
-    pub key: StageKey,
-    pub model: ModelId,
-    pub shape: ModelShape,
-    pub layers: LayerRange,
-    pub dtype: KvDtype,
-    /// Place in the ring.
-    pub position: u16,
-    /// What answers that have to have a form are held to, at the last stage.
-    pub grammars: Arc<Grammars>,
-    /// Sequences on all stages of this peer.
-    pub held: Arc<AtomicUsize>,
-    pub tasks: TaskTracker,
-}
-
-impl StageContext {
-    fn is_first(&self) -> bool {
-        self.position == 0
-    }
-
-    fn is_last(&self) -> bool {
-        self.layers.end == self.shape.layers
-    }
-}
-
-/// Frames that did not come round the ring but from this peer's own tasks: KV that arrived or was sent.
-pub(super) type Side = mpsc::Sender<Beside>;
-
-/// Tells one stay of a sequence on a stage from a later one: it may go, and come back at once.
-pub(super) type Admission = u64;
-
-/// A frame about a sequence as it was admitted.
-pub(super) struct Beside {
-    pub admission: Admission,
-    pub frame: RingFrame,
-}
-
 /// What a stage knows of a sequence beside its pages.
 struct Sequence {
     admission: Admission,
@@ -151,6 +105,7 @@ impl Drop for Held {
 /// One stage of one ring, for as long as the ring lives.
 pub(super) struct Worker {
     context: StageContext,
+    kv_receiver: KvReceiver,
     downstream: Downstream,
     sequences: BTreeMap<RequestId, Sequence>,
     /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
@@ -165,13 +120,14 @@ impl Worker {
     /// Works until the ring ends, then gives back every page.
     pub async fn run(
         context: StageContext,
+        kv_receiver: KvReceiver,
         downstream: Downstream,
         mut upstream: mpsc::Receiver<Arrived>,
     ) -> StageError {
         let (side, mut beside) = mpsc::channel(FRAMES);
         let ring = CancellationToken::new();
         let (sequences, kept) = (BTreeMap::new(), BTreeMap::new());
-        let mut worker = Self { context, downstream, sequences, kept, side, admissions: 0, ring };
+        let mut worker = Self { context, kv_receiver, downstream, sequences, kept, side, admissions: 0, ring };
         let why = loop {
             let arrived = tokio::select! {
                 arrived = upstream.recv() => match arrived {
@@ -309,7 +265,7 @@ impl Worker {
     }
 
     fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, kv: AwaitKv) {
-        self.context.kv_receiver.expect(Expected {
+        self.kv_receiver.expect(Expected {
             me: self.context.me,
             request,
             tokens,
@@ -457,7 +413,7 @@ impl Worker {
         if self.kept.len() >= limits::PREFIXES || self.kept.contains_key(&prefix) {
             return self.release(request).await;
         }
-        self.context.kv_receiver.forget(request, self.context.key);
+        self.kv_receiver.forget(request, self.context.key);
         if self.sequences.remove(&request).is_some() {
             let key = self.context.key;
             let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
@@ -474,7 +430,7 @@ impl Worker {
     }
 
     async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
-        self.context.kv_receiver.forget(request, self.context.key);
+        self.kv_receiver.forget(request, self.context.key);
         if let Some(sequence) = self.sequences.remove(&request) {
             tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
             // Dropping the sequence ends its export, which may still wait for the far side.

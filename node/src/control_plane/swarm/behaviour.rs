@@ -115,7 +115,7 @@ fn autonat(on_one_host: bool) -> autonat::v1::Config {
 }
 
 /// Relays until this peer turns out not to be reachable; libp2p would judge by addresses, and tell connections that panic then
-/// (`reach.rs`).
+/// (`task/reach.rs`).
 fn relaying(own: libp2p::PeerId) -> relay::Behaviour {
     let mut relaying = relay::Behaviour::new(own, relay());
     relaying.set_status(Some(relay::Status::Enable));

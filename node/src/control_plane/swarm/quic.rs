@@ -5,7 +5,7 @@
 mod listener;
 mod muxer;
 
-use super::transport::STREAMS;
+use super::connection::STREAMS;
 use crate::data_plane::doors::Doors;
 use futures::{
     FutureExt as _, StreamExt as _,

@@ -11,9 +11,10 @@
 //! connects anew, as every member does.
 
 use super::{
-    admission::{AdmissionError, HELLO_BYTES, draw_nonce, driving, first_stream, receive, send},
+    authenticated,
     dialer::without_peer,
-    to_own_id, transport,
+    exchange::{AdmissionError, HELLO_BYTES, draw_nonce, driving, first_stream, receive, send},
+    to_own_id,
 };
 use crate::store::{identity::Identity, invites::Invites};
 use futures::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -126,7 +127,7 @@ enum Asked {
 
 async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &Ticket) -> Result<Secret, Asked> {
     let unreached = |error: String| Asked::NotReached(error);
-    let mut transport = transport::plain(&identity.libp2p_keypair()).map_err(|e| unreached(e.to_string()))?;
+    let mut transport = authenticated::plain(&identity.libp2p_keypair()).map_err(|e| unreached(e.to_string()))?;
     let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
     let named = super::dialer::peer_of(&address);
     let dial = transport.dial(without_peer(address), options).map_err(|e| unreached(e.to_string()))?;

@@ -1,7 +1,7 @@
 //! Places for connections that have to prove themselves yet, in front of everything that comes from outside: where all are taken it
 //! is not the newcomer who goes ([`crate::data_plane::doors`]).
 
-use super::transport::{Connection, SETUP_LIMIT};
+use super::connection::{Connection, SETUP_LIMIT};
 use crate::data_plane::doors::{Door, Doors};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

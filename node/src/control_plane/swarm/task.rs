@@ -1,16 +1,18 @@
 //! The task that owns the network: turns what happens on it into events, and orders into what happens.
 
+mod reach;
+
 use super::{
     SwarmEvent,
-    admission::{Rejection, Verdict},
+    admission::Rejection,
     behaviour::{Behaviour, BehaviourEvent},
     dialer::{Attempt, Dialer},
+    exchange::Verdict,
     gossip::{self, Refusal},
     handle::{Ban, Command},
     heard::{Excess, Heard},
     moves::Moves,
     outbox::Outbox,
-    reach::{Reach, Wanted},
     seated, to_libp2p_id, to_own_id,
     unproven::Unproven,
 };
@@ -34,6 +36,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, limits};
+
+pub(super) use reach::{Reach, Wanted};
 
 /// How often it is considered whom to dial.
 const DIAL_EVERY: Duration = Duration::from_secs(1);

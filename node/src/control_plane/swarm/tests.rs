@@ -174,7 +174,7 @@ async fn another_secret_is_turned_away_by_both_sides() {
 
 /// Connects as this peer, and hangs up before anything is proven.
 async fn knock_and_leave(n: u8, address: Multiaddr) {
-    let mut plain = transport::plain(&Identity::from_seed(&[n; 32]).libp2p_keypair()).unwrap();
+    let mut plain = authenticated::plain(&Identity::from_seed(&[n; 32]).libp2p_keypair()).unwrap();
     let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
     let (_, muxer) = plain.dial(dialer::without_peer(address), options).unwrap().await.unwrap();
     drop(muxer);
@@ -203,7 +203,7 @@ fn outsider() -> Swarm<ping::Behaviour> {
     let behaviour = ping::Behaviour::new(ping::Config::new().with_interval(Duration::from_millis(50)));
     let id = keypair.public().to_peer_id();
     Swarm::new(
-        transport::plain(&keypair).unwrap(),
+        authenticated::plain(&keypair).unwrap(),
         behaviour,
         id,
         libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),
@@ -346,18 +346,18 @@ async fn lies_are_counted_and_the_swarm_goes_on() {
 async fn who_speaks_another_version_is_told_which_this_one_is_and_the_other_way_round() {
     let mut member = member(1).await;
     let keypair = Identity::from_seed(&[7; 32]).libp2p_keypair();
-    let mut transport = transport::plain(&keypair).unwrap();
+    let mut transport = authenticated::plain(&keypair).unwrap();
     let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
     let dial = transport.dial(dialer::without_peer(member.address("/tcp/")), options).unwrap();
     let (_, mut muxer) = dial.await.unwrap();
     let (theirs, ours) = (codec::VERSION + 1, codec::VERSION);
-    let mut stream = admission::first_stream(&mut muxer, Side::Dialer).await.unwrap();
+    let mut stream = exchange::first_stream(&mut muxer, Side::Dialer).await.unwrap();
     let knock = async {
         let hello = [&b"tsnode"[..], &theirs.to_le_bytes(), &[3; 32]].concat();
-        admission::send(&mut stream, &hello).await?;
-        admission::receive::<{ admission::HELLO_BYTES }>(&mut stream).await
+        exchange::send(&mut stream, &hello).await?;
+        exchange::receive::<{ exchange::HELLO_BYTES }>(&mut stream).await
     };
-    let answer = admission::driving(&mut muxer, knock).await.unwrap().unwrap();
+    let answer = exchange::driving(&mut muxer, knock).await.unwrap().unwrap();
     assert_eq!(answer[..8], [&b"tsnode"[..], &ours.to_le_bytes()].concat()[..]);
     drop((stream, muxer));
     member.until(|event| *event == SwarmEvent::OtherVersion { theirs }).await;

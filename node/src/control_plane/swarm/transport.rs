@@ -1,9 +1,15 @@
-//! The ways to another peer, TCP with Noise and Yamux, QUIC, and circuits over a relay, with the door in front of all.
+//! All ways to another peer, circuits over a relay among them, with the door in front of all.
 
-use super::{SwarmError, admission::Door, port_reuse::PortReuse, quic::Quic, seated::Seated};
+use super::{
+    SwarmError,
+    admission::Door,
+    authenticated::{noise, proven, yamux},
+    connection::{Connection, SETUP_LIMIT},
+    seated::Seated,
+};
 use crate::data_plane::doors::Doors;
 use libp2p::{
-    PeerId, Transport as _,
+    Transport as _,
     core::{
         ConnectedPoint, Endpoint,
         muxing::StreamMuxerBox,
@@ -11,18 +17,9 @@ use libp2p::{
         upgrade::Version,
     },
     identity::Keypair,
-    noise, relay, tcp, yamux,
+    relay,
 };
-use std::time::Duration;
 use tsnode_protocol::proof::Side;
-
-/// From the first packet to an admitted connection; the exchange at the door has its own, shorter limit.
-pub(super) const SETUP_LIMIT: Duration = Duration::from_secs(10);
-/// Streams one peer may have open towards us; the protocols of the control plane need about ten.
-pub(super) const STREAMS: u32 = 128;
-
-/// A connection that can open streams, and whom it leads to.
-pub(super) type Connection = (PeerId, StreamMuxerBox);
 
 /// Connections on which both sides have proven ids and membership: over one of the two ways, or over the circuits of a
 /// relay, which sees neither the proof nor anything else.
@@ -47,31 +44,4 @@ fn side(point: &ConnectedPoint) -> Side {
             Side::Listener
         }
     }
-}
-
-fn noise(keypair: &Keypair) -> Result<noise::Config, SwarmError> {
-    noise::Config::new(keypair).map_err(|e| SwarmError::Setup(e.to_string()))
-}
-
-fn yamux() -> yamux::Config {
-    let mut yamux = yamux::Config::default();
-    yamux.set_max_num_streams(STREAMS as usize);
-    yamux
-}
-
-/// Connections to others on which both sides have proven their ids, and nothing more.
-pub(super) fn plain(keypair: &Keypair) -> Result<Boxed<Connection>, SwarmError> {
-    proven(keypair, Doors::default())
-}
-
-/// The same, and others' at these doors.
-fn proven(keypair: &Keypair, doors: Doors) -> Result<Boxed<Connection>, SwarmError> {
-    let tcp = PortReuse(tcp::tokio::Transport::new(tcp::Config::default().nodelay(true)))
-        .upgrade(Version::V1)
-        .authenticate(noise(keypair)?)
-        .multiplex(yamux())
-        .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
-    let quic = Quic::new(keypair, doors).map_err(SwarmError::Setup)?;
-    let quic = quic.map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
-    Ok(tcp.or_transport(quic).map(|either, _| either.into_inner()).boxed())
 }

@@ -9,9 +9,10 @@
 //! ```
 
 use super::{
-    admission::{AdmissionError, driving, first_stream, receive, send},
+    authenticated,
     dialer::without_peer,
-    redeem, to_own_id, transport,
+    exchange::{AdmissionError, driving, first_stream, receive, send},
+    redeem, to_own_id,
 };
 use crate::store::identity::Identity;
 use futures::{AsyncReadExt as _, StreamExt as _, stream::FuturesUnordered};
@@ -68,7 +69,7 @@ pub async fn find(identity: &Identity, me: ProcessId, addresses: &[Multiaddr]) -
 }
 
 async fn is_another(identity: &Identity, me: ProcessId, address: Multiaddr) -> Option<bool> {
-    let mut transport = transport::plain(&identity.libp2p_keypair()).ok()?;
+    let mut transport = authenticated::plain(&identity.libp2p_keypair()).ok()?;
     let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
     let (peer, mut muxer) = transport.dial(without_peer(address), options).ok()?.await.ok()?;
     if to_own_id(&peer) != Some(identity.peer_id()) {

@@ -48,7 +48,7 @@ impl Unproven {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::control_plane::swarm::admission::Verdict;
+    use crate::control_plane::swarm::exchange::Verdict;
 
     fn left(n: u8) -> (PeerId, Rejection) {
         let peer = PeerId([n; 32]);

@@ -1,6 +1,6 @@
 //! Pretends an address translation or a firewall in front of this peer, for testnets: nobody gets in unasked.
 
-use super::{carry::path, transport::Connection};
+use super::{carry::path, connection::Connection};
 use crate::faults::{Faults, Wall};
 use libp2p::{
     Multiaddr, Transport as _,

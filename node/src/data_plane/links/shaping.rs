@@ -271,3 +271,21 @@ impl ShapedPath {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_limit_links_and_add_latency() {
+        let slow = Faults { mbit: Some(8.0), ..Faults::default() };
+        let limited = Shaping::default().under(&slow);
+        let expected = Shaping { bandwidth: Some(BytesPerSecond(1e6)), ..Shaping::default() };
+        assert_eq!(limited, expected, "8 Mbit/s, and nothing later than it was");
+
+        let own = Shaping { latency: Duration::from_millis(20), ..expected };
+        let late = Faults { ms: 5.0, ..Faults::default() };
+        let later = own.under(&late);
+        assert_eq!(later, Shaping { latency: Duration::from_millis(25), ..own }, "latencies add up, and rates stay");
+    }
+}

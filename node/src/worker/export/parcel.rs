@@ -5,7 +5,7 @@ use super::{
     packer::{Packer, Tile},
 };
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError, Stream};
-use crate::worker::stage::StageContext;
+use crate::worker::context::StageContext;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tokio::{sync::mpsc, time::timeout};

@@ -54,6 +54,7 @@ fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
 /// A stage that waits for KV, and a sender that can do as it likes.
 struct Bench {
     stage: StageContext,
+    kv_receiver: KvReceiver,
     sender: Links,
     incoming: Incoming,
     side: mpsc::Receiver<Beside>,
@@ -81,7 +82,6 @@ impl Bench {
         let stage = StageContext {
             compute: Compute::start(engine, None).unwrap(),
             links,
-            kv_receiver: KvReceiver::default(),
             me,
             key,
             model,
@@ -95,7 +95,17 @@ impl Bench {
         };
         let (to_side, side) = mpsc::channel(8);
         let end = stop.clone().drop_guard();
-        Self { stage, sender, incoming, side, to_side, admissions: 0, stop, _end: end }
+        Self {
+            stage,
+            kv_receiver: KvReceiver::default(),
+            sender,
+            incoming,
+            side,
+            to_side,
+            admissions: 0,
+            stop,
+            _end: end,
+        }
     }
 
     /// Pages are reserved, and KV expected.
@@ -103,7 +113,7 @@ impl Bench {
         let key = self.stage.key;
         self.stage.compute.call(move |e| e.admit(key, WAITS, PROMPT)).await.unwrap().unwrap();
         self.admissions += 1;
-        self.stage.kv_receiver.expect(Expected {
+        self.kv_receiver.expect(Expected {
             me: self.stage.me,
             request: WAITS,
             tokens: PROMPT,
@@ -121,7 +131,7 @@ impl Bench {
     }
 
     async fn release(&self) {
-        self.stage.kv_receiver.forget(WAITS, self.stage.key);
+        self.kv_receiver.forget(WAITS, self.stage.key);
         let key = self.stage.key;
         self.stage.compute.call(move |e| e.release(key, WAITS)).await.unwrap();
     }
@@ -169,7 +179,7 @@ impl Bench {
         let (stream, arrived) = (opened.unwrap(), arrived.unwrap());
         let IncomingStream { peer, opening, stream: theirs } = arrived;
         let Opening::Kv(header) = opening else { panic!("{opening:?}") };
-        let kv_receiver = self.stage.kv_receiver.clone();
+        let kv_receiver = self.kv_receiver.clone();
         let receive = kv_receiver.receive(peer, header, theirs);
         let (answer, ()) =
             timeout(SOON, async { tokio::join!(sent.say(stream, &kv_receiver), receive) }).await.unwrap();
@@ -281,7 +291,7 @@ async fn what_is_broken_is_refused_counted_and_made_good_by_the_next() {
         if how != "unexpected" {
             bench.heard().await.unwrap_err();
         }
-        assert_eq!(bench.stage.kv_receiver.refused().get(how), Some(&1), "{:?}", bench.stage.kv_receiver.refused());
+        assert_eq!(bench.kv_receiver.refused().get(how), Some(&1), "{:?}", bench.kv_receiver.refused());
         bench.release().await;
         assert_eq!(bench.free_pages().await, free, "{how}");
 
@@ -293,7 +303,7 @@ async fn what_is_broken_is_refused_counted_and_made_good_by_the_next() {
         bench.release().await;
         assert_eq!(bench.free_pages().await, free, "after {how}");
     }
-    assert_eq!(bench.stage.kv_receiver.refused().values().sum::<u64>(), ways.len() as u64);
+    assert_eq!(bench.kv_receiver.refused().values().sum::<u64>(), ways.len() as u64);
 }
 
 #[tokio::test]
@@ -304,7 +314,7 @@ async fn a_layer_of_another_stage_is_a_stray() {
     // The stream announces half of the layers, and sends the others.
     sent.header.layers.end = 2;
     assert!(matches!(bench.send(sent).await, KvAnswer::Refused(_)));
-    assert_eq!(bench.stage.kv_receiver.refused().get("stray"), Some(&1));
+    assert_eq!(bench.kv_receiver.refused().get("stray"), Some(&1));
     bench.heard().await.unwrap_err();
 }
 
@@ -340,6 +350,6 @@ async fn a_layer_of_another_kv_stream_is_a_stray() {
     let good = bench.good().await;
     let mixed = Sent { header: KvHeader { kv_stream: KvStream { index: 0, of: 2 }, ..good.header }, ..good };
     assert!(matches!(bench.send(mixed).await, KvAnswer::Refused(_)));
-    assert_eq!(bench.stage.kv_receiver.refused().get("stray"), Some(&1));
+    assert_eq!(bench.kv_receiver.refused().get("stray"), Some(&1));
     bench.heard().await.unwrap_err();
 }

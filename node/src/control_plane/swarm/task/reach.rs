@@ -4,9 +4,9 @@
 //! it keeps places with relays and says the circuits' addresses beside its own, which the peers of its own network can
 //! use. Reachable peers relay for others.
 
-use super::{
-    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, moves::Ends, relays::Relays, task::Task,
-    to_libp2p_id, to_own_id,
+use super::Task;
+use crate::control_plane::swarm::{
+    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, moves::Ends, relays::Relays, to_libp2p_id, to_own_id,
 };
 use crate::data_plane::{
     carrier::{Ask, Carried},
@@ -38,7 +38,7 @@ const CONFIRMED: usize = 4;
 const EXTRA: usize = 64;
 
 /// What is known of this peer's place in the network.
-pub(super) struct Reach {
+pub(in crate::control_plane::swarm) struct Reach {
     reachable: bool,
     /// Where it listens, circuits included.
     listening: BTreeSet<Multiaddr>,
@@ -62,7 +62,7 @@ impl Default for Reach {
 }
 
 /// Streams that wait for a connection.
-pub(super) struct Wanted {
+pub(in crate::control_plane::swarm) struct Wanted {
     dial: ConnectionId,
     asks: Vec<Ask>,
 }

@@ -1,0 +1,54 @@
+//! What a stage is, what it works with, and how tasks beside its ring speak to it.
+
+use super::compute::Compute;
+use crate::{data_plane::links::Links, text::grammar::Grammars};
+use std::sync::{Arc, atomic::AtomicUsize};
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+use tsnode_kernels::engine::StageKey;
+use tsnode_protocol::{KvDtype, LayerRange, ModelId, ModelShape, PeerId, ring::RingFrame};
+
+/// What a stage is, and what it works with.
+#[derive(Clone)]
+pub(super) struct StageContext {
+    pub compute: Compute,
+    pub links: Links,
+    /// This peer.
+    pub me: PeerId,
+    pub key: StageKey,
+    pub model: ModelId,
+    pub shape: ModelShape,
+    pub layers: LayerRange,
+    pub dtype: KvDtype,
+    /// Place in the ring.
+    pub position: u16,
+    /// What answers that have to have a form are held to, at the last stage.
+    pub grammars: Arc<Grammars>,
+    /// Sequences on all stages of this peer.
+    pub held: Arc<AtomicUsize>,
+    pub tasks: TaskTracker,
+}
+
+impl StageContext {
+    /// Whether it takes tokens rather than activations.
+    pub fn is_first(&self) -> bool {
+        self.position == 0
+    }
+
+    /// Whether it chooses tokens.
+    pub fn is_last(&self) -> bool {
+        self.layers.end == self.shape.layers
+    }
+}
+
+/// Frames that did not come round the ring but from this peer's own tasks: KV that arrived or was sent.
+pub(super) type Side = mpsc::Sender<Beside>;
+
+/// Tells one stay of a sequence on a stage from a later one: it may go, and come back at once.
+pub(super) type Admission = u64;
+
+/// A frame about a sequence as it was admitted.
+pub(super) struct Beside {
+    pub admission: Admission,
+    pub frame: RingFrame,
+}
