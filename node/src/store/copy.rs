@@ -1,7 +1,10 @@
 //! `state.copy`: all that `state.log` has and that cannot be measured again, once more, so that one damaged file makes nobody forget
 //! which swarm is its own.
 
-use super::{NEVER, SWARM, StoreError, is_measured, note, open_ledger, read_note};
+use super::{
+    error::StoreError,
+    note::{NEVER, SWARM, is_measured, note, open_ledger, read_note},
+};
 use crate::store::ledger::{Found, Ledger};
 use std::collections::BTreeMap;
 use std::io;

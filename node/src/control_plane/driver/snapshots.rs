@@ -1,0 +1,146 @@
+//! What others in this process look at: the swarm as HTTP shows it, what requests are routed by, who is where.
+
+use super::{Driver, waiting::readiness};
+use crate::{
+    data_plane::roster::Adverts,
+    view::{CutOffView, PeerView},
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tsnode_coordinator::{
+    control::Member, default_model::default_model, fallback::Fallback, gateway::View, lending::Lending, trust::CutOff,
+};
+use tsnode_protocol::{Advert, GroupId, Load, PeerId};
+
+impl Driver {
+    /// Replaces the snapshots others look at, where they have changed.
+    pub(super) fn show(&mut self, leaving: bool) {
+        self.add_up();
+        let advert = |(peer, m): (&PeerId, &Member)| Some((*peer, (**m.advert.as_ref()?).clone()));
+        let adverts: BTreeMap<PeerId, Advert> = self.control.members().filter_map(advert).collect();
+        let me = self.control.me();
+        self.invites.heard(adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, a)| (*peer, &a.invites[..])));
+        replace(&self.going, self.control.going());
+        let followed = self.changeover.routed();
+        let up = self.control.ready_of(followed.map_or(&[][..], |plan| &plan.groups));
+        let (up, reachable) = self.served(up, &adverts);
+        replace(&self.roster, adverts.clone());
+        self.show_gateway(&up, reachable);
+        self.show_everyone(&up, &adverts, leaving);
+    }
+
+    /// What requests are routed by.
+    fn show_gateway(&self, up: &BTreeMap<GroupId, Load>, reachable: Adverts) {
+        let (followed, barred) = (self.changeover.routed(), self.trust.barred(self.started.elapsed()));
+        self.routes.send_if_modified(|old| {
+            let same_plan = old.plan.as_ref() == followed;
+            let changed = !same_plan || old.up != *up || old.adverts != reachable || *old.barred != barred;
+            if changed {
+                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
+            }
+            changed
+        });
+    }
+
+    /// The swarm as HTTP shows it.
+    fn show_everyone(&self, up: &BTreeMap<GroupId, Load>, adverts: &BTreeMap<PeerId, Advert>, leaving: bool) {
+        let (control, now) = (&self.control, self.started.elapsed());
+        let name = |peer: PeerId| adverts.get(&peer).map(|a| a.name.clone()).unwrap_or_default();
+        let cut_off = |(id, cut): (PeerId, &CutOff)| CutOffView {
+            id,
+            name: name(id),
+            reason: cut.reason.to_string(),
+            offences: cut.offences,
+            seconds_left: cut.until.saturating_sub(now).as_secs_f64(),
+        };
+        let cut_off = self.trust.cut_off().map(cut_off).collect();
+        let ages = self.data_plane.measured().into_iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
+        let readiness = readiness(control, self.changeover.routed().map(|plan| &**plan), up, leaving);
+        let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
+        let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
+        let waiting = self.waits(&readiness, lending);
+        let spot_checks = self.bench.spot_checked();
+        self.view.send_modify(|view| {
+            view.spot_checks = spot_checks;
+            view.readiness = readiness;
+            view.waiting = waiting;
+            view.lending = lending;
+            view.epoch = control.epoch();
+            view.term = control.term();
+            view.coordinator = control.coordinator();
+            view.plan_id = control.plan_id();
+            if view.plan.as_ref() != control.plan() {
+                view.plan = control.plan().cloned();
+            }
+            view.ready_groups = up.keys().copied().collect();
+            view.peers = control.members().filter_map(|(peer, m)| peer_view(*peer, m, now)).collect();
+            view.link_ages = ages;
+            view.cut_off = cut_off;
+            view.models = unique(adverts, |a| &a.models, |card| (card.name.clone(), card.id));
+            view.encoders = unique(adverts, |a| &a.encoders, |card| (card.name.clone(), card.id));
+            view.default_model = default_model(adverts.values()).map(|card| card.id);
+            view.short.clone_from(&self.reasons.short.1);
+            view.addresses.clone_from(&self.invite.addresses);
+        });
+    }
+
+    /// What requests may be routed to: nothing that a peer has a part in which is cut off.
+    fn served(
+        &self,
+        mut up: BTreeMap<GroupId, Load>,
+        adverts: &BTreeMap<PeerId, Advert>,
+    ) -> (BTreeMap<GroupId, Load>, Adverts) {
+        let known = self.roster.borrow().clone();
+        let known = if *known == *adverts { known } else { Arc::new(adverts.clone()) };
+        if self.trust.cut_off().next().is_none() {
+            return (up, known);
+        }
+        let plans = || self.changeover.routed().map(|plan| &**plan).into_iter().chain(self.control.plan());
+        let group = |id: &GroupId| plans().find_map(|plan| plan.group(*id));
+        let is_sound =
+            |id: &GroupId| group(id).is_some_and(|g| !g.stages.iter().any(|s| self.trust.is_cut_off(s.peer)));
+        up.retain(|id, _| is_sound(id));
+        let mut reachable = (*known).clone();
+        reachable.retain(|peer, _| !self.trust.is_cut_off(*peer));
+        (up, Arc::new(reachable))
+    }
+}
+
+/// Replaces what others hold, unless it is the same.
+fn replace<T: PartialEq>(held: &watch::Sender<Arc<T>>, new: T) {
+    held.send_if_modified(|old| {
+        let changed = **old != new;
+        if changed {
+            *old = Arc::new(new);
+        }
+        changed
+    });
+}
+
+/// A peer that has said what it is.
+fn peer_view(peer: PeerId, member: &Member, now: Duration) -> Option<PeerView> {
+    Some(PeerView {
+        id: peer,
+        advert: (**member.advert.as_ref()?).clone(),
+        load: member.heartbeat.load,
+        groups: member.heartbeat.ready.clone(),
+        silent_for: now.saturating_sub(member.last_heard).as_secs_f64(),
+        plan: member.heartbeat.plan,
+        leaving: member.heartbeat.leaving,
+    })
+}
+
+/// What adverts name, each once, in the order of `key`.
+fn unique<T: Clone, K: Ord>(
+    adverts: &BTreeMap<PeerId, Advert>,
+    of: impl Fn(&Advert) -> &Vec<T>,
+    key: impl Fn(&T) -> K,
+) -> Vec<T> {
+    let mut named = BTreeMap::new();
+    for one in adverts.values().flat_map(of) {
+        named.entry(key(one)).or_insert_with(|| one.clone());
+    }
+    named.into_values().collect()
+}

@@ -1,0 +1,107 @@
+//! How far this peer is, and why it waits.
+
+use super::Driver;
+use crate::{data_plane::roster::Adverts, view::Readiness};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tsnode_coordinator::{
+    control::{Control, Member},
+    lending::Lending,
+    planner::live::{Shortfall, shortfalls},
+    waiting::{self, NotReady, Scene, Seen, Stage},
+};
+use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan, codec};
+
+/// What is known of why a peer waits, beside what the control machine knows.
+#[derive(Default)]
+pub struct Reasons {
+    /// Addresses of others that it started with.
+    addresses: usize,
+    /// The protocol of somebody it could not talk to.
+    pub(super) version: Option<u16>,
+    /// Which models what is lent cannot hold, by these adverts.
+    pub(super) short: (Adverts, Vec<Shortfall>),
+}
+
+impl Reasons {
+    /// Of a peer that starts with so many addresses of others.
+    #[must_use]
+    pub fn new(addresses: usize) -> Self {
+        Self { addresses, ..Self::default() }
+    }
+}
+
+impl Driver {
+    /// Finds out which models what is lent cannot hold, where one of them has no part in the plan and adverts have changed.
+    pub(super) fn add_up(&mut self) {
+        let adverts = self.roster.borrow().clone();
+        if Arc::ptr_eq(&adverts, &self.reasons.short.0) {
+            return;
+        }
+        // A group with somebody in it who has left serves nobody.
+        let is_there = |group: &&Group| group.stages.iter().all(|s| adverts.contains_key(&s.peer));
+        let groups = self.control.plan().into_iter().flat_map(|plan| &plan.groups);
+        let planned: BTreeSet<ModelId> = groups.filter(is_there).map(|group| group.model).collect();
+        let lent = |a: &&Advert| !a.devices.is_empty();
+        let lent = adverts.values().filter(lent).filter_map(|a| a.models.first());
+        let short = if lent.map(|card| card.id).all(|id| planned.contains(&id)) {
+            Vec::new()
+        } else {
+            shortfalls(&adverts.iter().map(|(peer, advert)| (*peer, advert)).collect())
+        };
+        self.reasons.short = (adverts, short);
+    }
+
+    /// Why no requests are taken here.
+    pub(super) fn waits(&self, readiness: &Readiness, lending: Lending) -> Option<NotReady> {
+        let (control, me, now) = (&self.control, self.control.me(), self.started.elapsed());
+        let stage = match readiness {
+            Readiness::Probing => Stage::Probing,
+            Readiness::Joining | Readiness::Planning => Stage::Planless,
+            Readiness::Loading => Stage::Planned,
+            Readiness::Ready => return None,
+            Readiness::Leaving => Stage::Leaving,
+        };
+        let lends = |m: &Member| m.advert.as_ref().is_some_and(|a| !a.devices.is_empty() && !a.models.is_empty());
+        let seen = |(peer, m): (&PeerId, &Member)| Seen {
+            name: m.advert.as_ref().map_or_else(|| peer.short(), |a| a.name.clone()),
+            lends: lends(m),
+            clock: control.clock_ahead(m),
+            silent: now.saturating_sub(m.last_heard),
+            plans: control.coordinator() == Some(*peer),
+        };
+        let others: Vec<Seen> = control.members().filter(|(peer, _)| **peer != me).map(seen).collect();
+        let lent = control.members().filter(|(_, m)| lends(m)).filter_map(|(_, m)| m.advert.as_ref()?.models.first());
+        let scene = Scene {
+            stage,
+            lending,
+            opens: self.owner.opens(),
+            lends: control.members().any(|(peer, m)| *peer == me && lends(m)),
+            plans: control.coordinator() == Some(me),
+            others: &others,
+            addresses: self.reasons.addresses,
+            versions: self.reasons.version.map(|theirs| (theirs, codec::VERSION)),
+            short: &self.reasons.short.1,
+            models: lent.map(|card| card.id).collect::<BTreeSet<_>>().len(),
+        };
+        waiting::why(&scene)
+    }
+}
+
+/// How far this peer is, by what it knows of the swarm.
+pub(super) fn readiness(
+    control: &Control,
+    followed: Option<&Plan>,
+    up: &BTreeMap<GroupId, Load>,
+    leaving: bool,
+) -> Readiness {
+    if leaving {
+        return Readiness::Leaving;
+    }
+    match followed {
+        None if control.members().count() < 2 => Readiness::Joining,
+        None => Readiness::Planning,
+        Some(plan) if plan.groups.iter().any(|g| up.contains_key(&g.id)) => Readiness::Ready,
+        Some(_) => Readiness::Loading,
+    }
+}

@@ -1,0 +1,58 @@
+//! One note of what is remembered: its name, its value, and how its ledger has it.
+
+use super::{
+    error::StoreError,
+    ledger::{Ledger, LedgerError},
+};
+use std::{fmt, path::Path};
+
+/// Name of the note of the swarm.
+pub(super) const SWARM: &str = "swarm";
+/// How that note begins where nobody knows which it was: no version takes it for a swarm.
+pub(super) const NEVER: &str = "lost ";
+
+/// What was measured here, each remembered by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// The processor.
+    Processor,
+    /// What a layer of the model takes on it.
+    Profile,
+    /// GPUs that are one device, by the first one's number and how many they are, and the model on them.
+    Gpus(u16, u16),
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Processor => f.write_str("probe"),
+            Self::Profile => f.write_str("profile"),
+            Self::Gpus(first, count) => write!(f, "GPUs {first} {count}"),
+        }
+    }
+}
+
+/// Whether a note is a measurement, which can be made again.
+pub(super) fn is_measured(key: &str) -> bool {
+    [Measured::Processor, Measured::Profile].iter().any(|what| what.to_string() == key) || key.starts_with("GPUs ")
+}
+
+/// A note as its ledger has it: the length of its name, the name, the value.
+pub(super) fn note(key: &str, value: &[u8]) -> Vec<u8> {
+    [&(key.len() as u16).to_le_bytes(), key.as_bytes(), value].concat()
+}
+
+/// Its name and value.
+pub(super) fn read_note(record: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = record.split_first_chunk::<2>()?;
+    let (key, value) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    Some((str::from_utf8(key).ok()?, value))
+}
+
+/// Opens the ledger of such notes, or of other records of the folder.
+pub(super) fn open_ledger(path: &Path, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
+    Ledger::open(path, record).map_err(|error| match error {
+        LedgerError::Io(error) => StoreError::Io { path: path.to_owned(), error },
+        LedgerError::Version(error) => StoreError::Version { path: path.to_owned(), error: error.to_string() },
+    })
+}
