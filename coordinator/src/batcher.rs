@@ -95,7 +95,7 @@ pub struct Batcher {
     pace: Pace,
     /// Steps that wait for the draft model.
     asked: BTreeSet<u64>,
-    /// Guesses checked that nobody has been told of.
+    /// Draft tokens checked that nobody has been told of.
     checked: Tally,
 }
 
@@ -179,7 +179,7 @@ impl Batcher {
         }
     }
 
-    /// Guesses that were checked since the last call.
+    /// Draft tokens that were checked since the last call.
     pub fn take_checked(&mut self) -> Tally {
         std::mem::take(&mut self.checked)
     }

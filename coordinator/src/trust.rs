@@ -2,7 +2,7 @@
 //!
 //! An offence is worth a part of what is tolerated; a peer whose offences reach the whole within some minutes is cut off
 //! for a time that doubles with every relapse. Nobody is believed about a third party: every peer judges by what it saw
-//! itself, so that no liar can have an honest peer cut off.
+//! itself, so that no byzantine peer can have an honest peer cut off.
 
 use crate::Time;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ const CUT: Duration = Duration::from_secs(600);
 const CUT_AT_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Peers remembered; the least blamed is forgotten first.
 const PEERS: usize = 4096;
-/// Different decode peers that must have found a prefill peer's KV wrong: one alone could be the liar.
+/// Different decode peers that must have found a prefill peer's KV wrong: one alone could be the byzantine one.
 const ACCUSERS: usize = 2;
 
 /// Something no honest peer does, or hardly ever.

@@ -48,7 +48,7 @@ struct Ring {
     shared: u32,
     /// After how many tokens answers repeat themselves, more or less; 0 if they never do.
     period: u32,
-    /// Guesses that were right.
+    /// Draft tokens that were right.
     drafted: u32,
     /// Prompts whose KV goes through a codec, by length; and those that have gone, here or on their way here.
     packed: BTreeMap<RequestId, u32>,
@@ -147,7 +147,7 @@ impl Ring {
                     assert!(seen.insert(e.request), "twice in one step");
                     let Some(present) = self.present.get_mut(&e.request) else { panic!("step without pages") };
                     if !e.prompt {
-                        // Guesses that were wrong.
+                        // Draft tokens that were wrong.
                         present.truncate(e.start as usize);
                     }
                     assert_eq!(present.len() as u32, e.start, "positions have no gap");
@@ -287,7 +287,7 @@ impl Story {
         for action in self.batcher.on_event(self.now, event) {
             match action {
                 Action::Ring(frame) => self.ring.on_the_way.push_back(frame),
-                Action::Guess { step, wanted } => self.draft.guess(self.ring.period, step, wanted),
+                Action::Propose { step, wanted } => self.draft.guess(self.ring.period, step, wanted),
                 Action::NoDrafts { request } => {
                     assert!(self.draft.told.remove(&request).is_some(), "it was never told of that");
                 }

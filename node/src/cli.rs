@@ -334,7 +334,7 @@ pub fn command() -> Command {
                     "listen",
                     "model",
                     "no-model",
-                    "guess",
+                    "speculative-decoding",
                     "draft",
                     "device",
                     "threads",
@@ -432,7 +432,7 @@ fn knobs(names: &[&str]) -> Vec<Arg> {
     let chosen = KNOBS.iter().filter(|k| names.contains(&k.name) && !(names.len() > 2 && k.name.starts_with("log")));
     chosen
         .map(|knob| {
-            let arg = Arg::new(knob.name).long(knob.name).help(help(knob.help, knob.default));
+            let arg = Arg::new(knob.name).long(knob.name).aliases(knob.former).help(help(knob.help, knob.default));
             if is_switch(knob.default) {
                 arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
             } else {

@@ -47,6 +47,10 @@ impl Settings {
                 (value.clone(), Origin::Flag)
             } else if let Some(value) = variables(&variable) {
                 (value, Origin::Variable(variable))
+            } else if let Some((value, former)) =
+                knob.former_variable().and_then(|former| Some((variables(&former)?, former)))
+            {
+                (value, Origin::Variable(former))
             } else if let Some((value, line)) = in_file.get(knob.name) {
                 (value.clone(), Origin::File(file.to_owned(), *line))
             } else {

@@ -154,7 +154,7 @@ pub fn room(host: &Host, device: &Device, source: &ModelSource, ranks: usize) ->
 }
 
 /// Takes the memory of a draft model, if there is one, off what `device` lends; refuses one that does not fit beside a layer of
-/// the model that it guesses for, and the KV pages.
+/// the model that it drafts for, and the KV pages.
 ///
 /// # Errors
 /// When there is less memory than that, or it cannot be cut for so many ranks.

@@ -50,7 +50,7 @@ pub use metrics::Metrics;
 pub use texts::Texts;
 
 use crate::{
-    control_plane::owner::Helm,
+    control_plane::owner::OwnerHandle,
     data_plane::{doors::Door, measure::Measurer},
     embedding::Encoders,
     faults::Faults,
@@ -77,7 +77,7 @@ const OWNER_BODY_BYTES: usize = 64 * 1024;
 #[derive(Clone, Debug)]
 pub struct Controls {
     /// Its owner's wishes.
-    pub helm: Helm,
+    pub owner: OwnerHandle,
     /// Measures its links.
     pub measurer: Measurer,
     /// What a testnet breaks; none where it may not.

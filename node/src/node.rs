@@ -1,10 +1,10 @@
 //! A running peer: everything is started here in order, and stopped in reverse.
 
 mod devices;
-mod lent;
+mod resources;
 mod setup;
 
-pub use lent::{open_draft, open_named};
+pub use resources::{open_draft, open_named};
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
@@ -92,15 +92,15 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     let Some(ground) = stop.run_until_cancelled(Ground::take(config)).await.transpose()? else { return Ok(()) };
     // HTTP opens first: until the peer is useful it says how far it is.
-    let (helm, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
+    let (handle, mut owner) = Owner::new(ground.store.clone(), ground.config.hours, stop.clone());
     let wall = ground.config.wall;
     let faults = ground.config.faults.then(|| watch::Sender::new(Faults { wall, ..Faults::default() }));
     let broken = faults.as_ref().map(watch::Sender::subscribe);
     let (measurer, wishes) = Measurer::channel();
     let (asked, was_asked) = watch::channel(false);
-    let front = ground.front(Controls { helm, measurer, faults, asked }).await?;
+    let front = ground.front(Controls { owner: handle, measurer, faults, asked }).await?;
     watcher(front.view.subscribe());
-    let lent = lent::Lent::find(&ground.config, &ground.store).await?;
+    let resources = resources::Resources::find(&ground.config, &ground.store).await?;
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = OffenceReporter::channel();
     let (inbox, heartbeats) = Inbox::channel(ground.invite.swarm);
@@ -111,14 +111,14 @@ pub async fn run(
     let twins = twins::watch(ground.identity.clone(), ground.process, ground.former.clone(), front.view.clone());
     ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(twins));
     let (roster_writer, roster) = Roster::channel();
-    let lenders = lent::lenders(&ground.config, &owner.moving())?;
+    let lenders = resources::lenders(&ground.config, &owner.moving())?;
     let (advert, shelf, links) =
-        (Advert { encoders: lenders.cards(), ..lent.advert.clone() }, lent.shelf.clone(), planes.links);
+        (Advert { encoders: lenders.cards(), ..resources.advert.clone() }, resources.shelf.clone(), planes.links);
     let fallback = ground.fallback(&advert);
     let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
     let host = ground.host(
-        (lent, lenders.clone()),
+        (resources, lenders.clone()),
         planes.incoming,
         (&links, &roster, &response_log),
         (owner.moving(), gone),
@@ -363,7 +363,7 @@ impl Ground {
 
     fn host(
         &self,
-        (lent, lenders): (lent::Lent, Lenders),
+        (resources, lenders): (resources::Resources, Lenders),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
@@ -377,16 +377,16 @@ impl Ground {
             let faults = faults.clone();
             cores::run_on(on, || Compute::start(engine, faults)).and_then(|started| started)
         };
-        let computes: Result<Vec<Compute>, std::io::Error> = lent.engines.into_iter().map(start).collect();
+        let computes: Result<Vec<Compute>, std::io::Error> = resources.engines.into_iter().map(start).collect();
         let setup = HostSetup {
             me: self.identity.peer_id(),
             computes: computes.map_err(|e| NodeError::System(e.to_string()))?,
             links: links.clone(),
             incoming,
             roster: roster.clone(),
-            source: lent.source,
-            draft: lent.draft,
-            shelf: lent.shelf,
+            source: resources.source,
+            draft: resources.draft,
+            shelf: resources.shelf,
             lenders,
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
@@ -585,6 +585,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         kv_refused: Default::default(),
         spot_checks: Default::default(),
         drafts: Default::default(),
+        guesses: Default::default(),
         link_ages: Default::default(),
         troubles: Vec::new(),
         addresses: Vec::new(),

@@ -35,7 +35,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tsnode_protocol::{Epoch, Invite, Life, PeerId, SwarmId, Term};
 
 /// Ledger of what clients got.
-const RESPONSE_LOG_FILE: &str = "journal.log";
+const RESPONSE_LOG_FILE: &str = "response.log";
+/// What it was called in the version before.
+const FORMER_RESPONSE_LOG_FILE: &str = "journal.log";
 /// Name of the note of an invite that is being used; of no bytes where none is.
 const JOINING: &str = "joining";
 
@@ -69,6 +71,10 @@ impl Store {
     /// When it cannot be used.
     pub fn open_response_log(&self, record: impl FnMut(&[u8])) -> Result<Ledger, StoreError> {
         let path = self.folder.join(RESPONSE_LOG_FILE);
+        let former = self.folder.join(FORMER_RESPONSE_LOG_FILE);
+        if !path.exists() && former.exists() {
+            fs::rename(&former, &path).map_err(|error| StoreError::Io { path: former, error })?;
+        }
         let ledger = open_ledger(&path, record)?;
         if ledger.found() == Found::Emptied {
             tracing::info!(file = %path.display(), "empty: clients of before that come back are answered anew");

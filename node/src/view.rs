@@ -132,9 +132,12 @@ pub struct SwarmView {
     /// What came of this gateway's spot checks since the start.
     #[serde(default)]
     pub spot_checks: SpotChecked,
-    /// Guesses at next tokens that groups led here had checked since the start.
-    #[serde(default, rename = "guesses")]
+    /// Tokens proposed for answers of groups led here, and those accepted, since the start.
+    #[serde(default, rename = "spec_decode")]
     pub drafts: Tally,
+    /// The same by the name that it had in the version before.
+    #[serde(default)]
+    pub guesses: Tally,
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,
@@ -254,6 +257,7 @@ pub(crate) mod tests {
             kv_refused: BTreeMap::new(),
             spot_checks: Default::default(),
             drafts: Default::default(),
+            guesses: Default::default(),
             link_ages: BTreeMap::new(),
             troubles: vec![],
             addresses: vec![],

@@ -73,7 +73,7 @@ pub struct HostSetup {
     pub roster: Roster,
     /// The model this peer has; none on a gateway.
     pub source: Option<Arc<ModelSource>>,
-    /// The model that guesses for it, if there is one.
+    /// The model that drafts for it, if there is one.
     pub draft: Option<Arc<ModelSource>>,
     /// What clients got, of other gateways too.
     pub response_log: ResponseLog,
@@ -118,7 +118,7 @@ pub struct HostReport {
     pub lost: BTreeSet<u16>,
     /// KV streams refused since the start, by why.
     pub kv_refused: BTreeMap<&'static str, u64>,
-    /// Guesses that groups led here had checked since the start.
+    /// Draft tokens that groups led here had checked since the start.
     pub drafts: Checked,
 }
 

@@ -1,4 +1,4 @@
-//! Liars among real peers are found by what they say, within a bound, and nobody else is blamed for it.
+//! Byzantine peers among real ones are found by what they say, within a bound, and nobody else is blamed for it.
 #![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
 
 mod common;
@@ -18,7 +18,7 @@ const TOKEN_BOUND: usize = 16;
 const KNOWN_BOUND: usize = 100;
 /// So many honest answers may have made a leader known: eight blocks of four.
 const KNOWN_AFTER: usize = 32;
-/// Answers without a part in any after which a liar counts as without work.
+/// Answers without a part in any after which a byzantine peer counts as without work.
 const IDLE: usize = 12;
 /// The same for a prefill peer, which has to be found out with two decode peers.
 const KV_BOUND: usize = 48;
@@ -27,20 +27,20 @@ const SPEED_BOUND: usize = 24;
 const GATEWAY: usize = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn liars_are_found_and_cut_off_and_nobody_else_is() {
+async fn byzantine_peers_are_found_and_cut_off_and_nobody_else_is() {
     let flags = ["--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=1,decode=1"];
     let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let truth = net.tokens(GATEWAY, body(0)).await.0;
 
     let mut asked_in_all = 0;
     let lie = Flaw::Lie { tokens: 0.0, kv: 1.0 };
-    let (kv_liar, asked, reason) = until_one_is_cut_off(&net, "prefill", lie, &mut asked_in_all).await;
+    let (kv_byzantine, asked, reason) = until_one_is_cut_off(&net, "prefill", lie, &mut asked_in_all).await;
     println!("a peer that sends wrong KV is found after {asked} answers: it {reason}");
     assert!(asked <= KV_BOUND && reason.contains("KV"), "{asked}: {reason}");
 
     let bound = if asked_in_all < KNOWN_AFTER { TOKEN_BOUND } else { KNOWN_BOUND };
     let lie = Flaw::Lie { tokens: 1.0, kv: 0.0 };
-    let (liar, asked, reason) = until_one_is_cut_off(&net, "decode", lie, &mut asked_in_all).await;
+    let (byzantine, asked, reason) = until_one_is_cut_off(&net, "decode", lie, &mut asked_in_all).await;
     println!("a peer that gives wrong tokens is found after {asked} answers: it {reason}");
     assert!(asked <= bound && reason.contains("tokens that other groups do not get"), "{asked}: {reason}");
 
@@ -48,7 +48,7 @@ async fn liars_are_found_and_cut_off_and_nobody_else_is() {
         assert_eq!(net.tokens(GATEWAY, body(0)).await.0, truth, "who is left tells the truth");
     }
     assert_eq!(sight(&net).await.cut_off.len(), 2, "the gateway has both");
-    no_honest_peer_blames_another(&net, &[kv_liar, liar]).await;
+    no_honest_peer_blames_another(&net, &[kv_byzantine, byzantine]).await;
     net.down().await;
 }
 
@@ -65,23 +65,23 @@ async fn who_claims_five_times_its_speed_is_found_and_cut_off_and_nobody_else_is
 async fn boaster_is_found(times: f64) {
     let flags = ["--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=1,decode=1"];
     let net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
-    let liar = at_work(&net, "decode").await;
-    spoil(&net, &liar, Flaw::Boast { times }).await;
+    let byzantine = at_work(&net, "decode").await;
+    spoil(&net, &byzantine, Flaw::Boast { times }).await;
     // Others must be known as well: only then do its answers tell.
     for n in 1000..1048 {
         net.tokens(GATEWAY, body(n)).await;
     }
     // Who boasts gets ever less, and is asked still.
-    let found = until_cut_off(&net, &liar, "decode", 400, &mut 0).await;
+    let found = until_cut_off(&net, &byzantine, "decode", 400, &mut 0).await;
     let (asked, reason) =
-        found.unwrap_or_else(|had| panic!("{liar} is not found after {had} answers, and has no work"));
+        found.unwrap_or_else(|had| panic!("{byzantine} is not found after {had} answers, and has no work"));
     println!("who claims {times} times its speed is found after {asked} more answers: it {reason}");
     assert!(asked <= SPEED_BOUND && reason.contains("faster than it is"), "{asked}: {reason}");
     for n in 2000..2024 {
         net.tokens(GATEWAY, body(n)).await;
     }
     assert_eq!(sight(&net).await.cut_off.len(), 1, "the gateway has it");
-    no_honest_peer_blames_another(&net, &[liar]).await;
+    no_honest_peer_blames_another(&net, &[byzantine]).await;
     net.down().await;
 }
 
@@ -91,7 +91,7 @@ const REPLAY_BOUND: Duration = Duration::from_secs(75);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is() {
-    // Plans change as liars are cut off: with raw KV an answer is the same wherever its prompt is computed.
+    // Plans change as byzantine peers are cut off: with raw KV an answer is the same wherever its prompt is computed.
     let flags = ["--kv-codec", "raw"];
     let net = Net::up(Wish { peers: 6, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let gateway = net.net.peers().len() - 1;
@@ -105,9 +105,9 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
     ];
     let mut found: Vec<String> = Vec::new();
     for (index, noise, bound, reason) in lies {
-        let liar = net.peer(index);
-        Network::of(net.net.peers()).spoil(&liar.name, Flaw::Noise(noise)).await.unwrap();
-        found.push(liar.id);
+        let byzantine = net.peer(index);
+        Network::of(net.net.peers()).spoil(&byzantine.name, Flaw::Noise(noise)).await.unwrap();
+        found.push(byzantine.id);
         let honest = Swarm::of(net.net.peers().into_iter().filter(|p| !found.contains(&p.id)));
         let began = Instant::now();
         honest.await_that(bound, |sights| sights.iter().try_for_each(|s| cut_off(s, &found, reason))).await.unwrap();
@@ -177,12 +177,12 @@ fn all_serve(sights: &[Option<Sight>]) -> Result<(), String> {
 }
 
 /// Whether a peer has cut off just these, the last of them for that reason.
-fn cut_off(sight: &Option<Sight>, liars: &[String], reason: &str) -> Result<(), String> {
+fn cut_off(sight: &Option<Sight>, guilty: &[String], reason: &str) -> Result<(), String> {
     let sight = sight.as_ref().ok_or("no answer")?;
-    if let Some(wrong) = sight.cut_off.iter().find(|c| !liars.contains(&c.id)) {
+    if let Some(wrong) = sight.cut_off.iter().find(|c| !guilty.contains(&c.id)) {
         panic!("{} has cut off {}, which {}", sight.me, wrong.id, wrong.reason);
     }
-    let last = liars.last().and_then(|liar| sight.cut_off.iter().find(|c| c.id == *liar));
+    let last = guilty.last().and_then(|byzantine| sight.cut_off.iter().find(|c| c.id == *byzantine));
     match last {
         Some(cut) if cut.reason.contains(reason) => Ok(()),
         other => Err(format!("{} has not cut it off: {other:?}", sight.me)),
@@ -200,13 +200,13 @@ async fn sight(net: &Net) -> Sight {
 }
 
 /// Every honest peer is asked, whatever it can tell of answers.
-async fn no_honest_peer_blames_another(net: &Net, liars: &[String]) {
-    let honest = net.net.peers().into_iter().filter(|p| !liars.contains(&p.id));
+async fn no_honest_peer_blames_another(net: &Net, guilty: &[String]) {
+    let honest = net.net.peers().into_iter().filter(|p| !guilty.contains(&p.id));
     let sights = Swarm::of(honest).look().await;
-    assert_eq!(sights.len(), net.net.peers().len() - liars.len());
+    assert_eq!(sights.len(), net.net.peers().len() - guilty.len());
     for sight in sights {
         let sight = sight.unwrap();
-        let wrong = sight.cut_off.iter().find(|c| !liars.contains(&c.id));
+        let wrong = sight.cut_off.iter().find(|c| !guilty.contains(&c.id));
         assert!(wrong.is_none(), "{} has cut off {wrong:?}", sight.me);
     }
 }
@@ -224,43 +224,43 @@ async fn spoil(net: &Net, id: &str, flaw: Flaw) {
 }
 
 /// Spoils a peer that is at work, and asks until it is cut off. Who gets no more work, as plans change while speeds are being
-/// learned, cannot be found out: then it is made honest again, and another one lies that is at work. The liar, how many
+/// learned, cannot be found out: then it is made honest again, and another one lies that is at work. That one, how many
 /// answers it had a part in, and what it was cut off for; `asked` counts all answers.
 async fn until_one_is_cut_off(net: &Net, part: &str, flaw: Flaw, asked: &mut usize) -> (String, usize, String) {
     let mut idle = Vec::new();
     for _ in 0..16 {
-        let liar = at_work(net, part).await;
-        spoil(net, &liar, flaw).await;
-        match until_cut_off(net, &liar, part, IDLE, asked).await {
-            Ok((had, reason)) => return (liar, had, reason),
+        let byzantine = at_work(net, part).await;
+        spoil(net, &byzantine, flaw).await;
+        match until_cut_off(net, &byzantine, part, IDLE, asked).await {
+            Ok((had, reason)) => return (byzantine, had, reason),
             Err(had) => idle.push(had),
         }
-        spoil(net, &liar, Flaw::Lie { tokens: 0.0, kv: 0.0 }).await;
+        spoil(net, &byzantine, Flaw::Lie { tokens: 0.0, kv: 0.0 }).await;
     }
-    panic!("no {part} liar is found, after {idle:?} answers of each");
+    panic!("no byzantine {part} peer is found, after {idle:?} answers of each");
 }
 
-/// Asks until `liar` is cut off: in how many answers it had a part, and what for; or that it has had none in the last `idle`.
+/// Asks until `byzantine` is cut off: in how many answers it had a part, and what for; or that it has had none in the last `idle`.
 async fn until_cut_off(
     net: &Net,
-    liar: &str,
+    byzantine: &str,
     part: &str,
     idle: usize,
     asked: &mut usize,
 ) -> Result<(usize, String), usize> {
     let (mut had, mut without) = (0, 0);
     while without < idle {
-        if let Some(cut) = sight(net).await.cut_off.into_iter().find(|c| c.id == liar) {
+        if let Some(cut) = sight(net).await.cut_off.into_iter().find(|c| c.id == byzantine) {
             return Ok((had, cut.reason));
         }
         *asked += 1;
         let (_, answer) = net.tokens(GATEWAY, body(*asked)).await;
-        if answer["tsnode"][part] == liar {
+        if answer["tsnode"][part] == byzantine {
             (had, without) = (had + 1, 0);
         } else {
             without += 1;
         }
-        assert!(had <= KNOWN_BOUND, "{liar} is not found after {had} answers");
+        assert!(had <= KNOWN_BOUND, "{byzantine} is not found after {had} answers");
         // The check of this answer may be under way: the bound is of answers, not of time.
         tokio::time::sleep(Duration::from_millis(30)).await;
     }

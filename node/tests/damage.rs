@@ -335,7 +335,7 @@ async fn damage_moves_no_peer_to_another_swarm_and_makes_it_nobody_else() {
     golden.damage(&["invites.json", "invites-used.json"], 1, invites).await;
 
     // The rest is written anew at a start, or is worth little.
-    let rest = ["journal.log", "invite", "http.addr", "http.token", "lock", "join.log"];
+    let rest = ["response.log", "invite", "http.addr", "http.token", "lock", "join.log"];
     golden.damage(&rest, 1, |golden, _, came, what| assert_eq!(*came, golden.was, "{what}")).await;
 }
 

@@ -21,7 +21,7 @@ use tsnode_protocol::{
 use tsnode_testnet::client::Reader;
 
 const LONG: Duration = Duration::from_secs(20);
-const RESPONSE_LOG: &str = "journal.log";
+const RESPONSE_LOG: &str = "response.log";
 /// Tokens of an answer.
 const TOKENS: usize = 800;
 /// Answers at once: one alone is over before anything can happen to it.
@@ -303,7 +303,7 @@ async fn a_full_disk_stops_no_answer_and_costs_no_identity() {
 
     let peer = Peer::start(folder.path(), "true").await;
     until("response logs of before are there", || peer.said().contains("clients of before may go on here")).await;
-    assert!(!folder.path().join("journal.log.new").exists(), "what could not be written is gone");
+    assert!(!folder.path().join("response.log.new").exists(), "what could not be written is gone");
     assert_eq!(peer.ask(&client, 0).await, first);
     drop(peer);
     assert_eq!(fs::read(folder.path().join("identity.key")).unwrap(), key, "it is the same peer");
@@ -414,7 +414,7 @@ async fn damaged_files_stop_no_peer_and_a_damaged_key_is_named() {
     let peer = Peer::start(folder.path(), "true").await;
     assert_eq!(peer.ask(&client, 0).await, first);
     until("the damage is told", || peer.said().matches("damaged: what could be read").count() == 2).await;
-    assert!(path("state.log.broken").exists() && path("journal.log.broken").exists());
+    assert!(path("state.log.broken").exists() && path("response.log.broken").exists());
     drop(peer);
 
     let key = fs::read(path("identity.key")).unwrap();

@@ -35,7 +35,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     let two = Net::up(Wish {
         peers: 2,
         gateways: 0,
-        flags: &["--layout", "prefill=1,decode=1", "--kv-codec", "raw", "--kv-lanes", "2"],
+        flags: &["--layout", "prefill=1,decode=1", "--kv-codec", "raw", "--kv-streams", "2"],
         model_flags: &[],
     })
     .await;
@@ -139,14 +139,14 @@ fn models() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels/models")
 }
 
-/// Guesses of the draft model that groups had checked, and those that were right, once a moment has passed since the last.
+/// Tokens that the draft model proposed that groups had checked, and those that were right, once a moment has passed since the last.
 async fn drafted(net: &Net, peers: usize) -> (u64, u64) {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (mut made, mut right) = (0, 0);
     for peer in 0..peers {
         let url = format!("{}/api/swarm", net.peer(peer).http);
         let view: serde_json::Value = net.client.get(url).send().await.unwrap().json().await.unwrap();
-        let of = |what: &str| view["guesses"]["draft"][what].as_u64().unwrap();
+        let of = |what: &str| view["spec_decode"]["draft"][what].as_u64().unwrap();
         (made, right) = (made + of("made"), right + of("right"));
     }
     (made, right)

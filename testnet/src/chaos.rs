@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(75);
 const SLOW: Flaw = Flaw::Slow { mbit: Some(4.0), ms: 40.0 };
 /// Part of the tiles that a corrupt one spoils.
 const CORRUPT: Flaw = Flaw::Corrupt { part: 0.5 };
-/// By then after a partition all see each other and follow one plan, as in rehearsals (docs/design/control-plane.md).
+/// By then after a partition all see each other and follow one plan, as in simulation (docs/design/control-plane.md).
 const HEALED: Duration = Duration::from_secs(40);
 
 /// What to do.

@@ -82,7 +82,7 @@ impl Batcher {
         let wanted = |s: &Share| self.sequences.get_mut(&s.request)?.wanted(s.request);
         let wanted = shares.iter().filter_map(wanted).collect();
         self.asked.insert(step);
-        out.push(Action::Guess { step, wanted });
+        out.push(Action::Propose { step, wanted });
     }
 
     fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Strategy, out: &mut Vec<Action>) {

@@ -114,7 +114,7 @@ pub enum Action {
     /// Send this round the ring.
     Ring(RingFrame),
     /// Have the draft model guess; the step waits for [`Event::Drafted`], which must come.
-    Guess {
+    Propose {
         /// The step.
         step: u64,
         /// Of which answers, and how many.

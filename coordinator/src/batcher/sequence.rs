@@ -260,7 +260,7 @@ impl Sequence {
         sampling
     }
 
-    /// Guesses what follows its tokens by what it repeats; whether there is a guess.
+    /// Proposes what follows its tokens by what it repeats; whether there is a draft.
     pub fn propose(&mut self) -> bool {
         let most = self.guessable();
         self.drafts.propose(&self.tokens, most)

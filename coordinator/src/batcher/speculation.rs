@@ -1,4 +1,4 @@
-//! Guesses at an answer's next tokens, checked in the step that computes them (speculative decoding).
+//! Speculative decoding: an answer's next tokens proposed, and checked in the step that computes them.
 //!
 //! Text repeats itself: what followed the last occurrence of an answer's last tokens is likely to follow again (prompt
 //! lookup). Of an answer that says something new a small model of the same vocabulary may know what comes next (a draft
@@ -43,7 +43,7 @@ pub struct Wanted {
     pub sampling: Sampling,
 }
 
-/// Guesses that were checked.
+/// Draft tokens that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
     /// All.
@@ -52,7 +52,7 @@ pub struct Checked {
     pub right: u64,
 }
 
-/// Guesses that were checked, by who made them.
+/// Draft tokens that were checked, by who made them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// What occurred before.
@@ -100,7 +100,7 @@ pub(super) struct Drafts {
 }
 
 impl Drafts {
-    /// Guesses by what these tokens repeat, so many at most; whether there is a guess.
+    /// Proposes what these tokens repeat, so many at most; whether there is a draft.
     pub fn propose(&mut self, tokens: &[Token], most: usize) -> bool {
         self.tokens.clear();
         self.tokens.extend_from_slice(self.lookup.propose(tokens, most));

@@ -29,12 +29,12 @@ pub(super) fn read(path: &Path) -> Result<BTreeMap<String, (String, usize)>, Con
         let line =
             text.lines().position(|l| l.trim_start().trim_start_matches('[').starts_with(&key)).map_or(1, |n| n + 1);
         let (name, path) = (key.replace('_', "-"), path.to_owned());
-        if !KNOBS.iter().any(|k| k.name == name) {
+        let Some(knob) = KNOBS.iter().find(|knob| knob.is_called(&name)) else {
             let near = values::nearest(&name, KNOBS.map(|k| k.name)).map(|near| near.replace('-', "_"));
             let next =
                 near.map_or("`tsnode config show` lists all settings".into(), |n| format!("did you mean `{n}`?"));
             return Err(ConfigError::Unknown { path, line, key, next });
-        }
+        };
         let value = match value {
             toml::Value::String(text) => text,
             toml::Value::Integer(n) => n.to_string(),
@@ -42,7 +42,7 @@ pub(super) fn read(path: &Path) -> Result<BTreeMap<String, (String, usize)>, Con
             toml::Value::Boolean(flag) => flag.to_string(),
             _ => return Err(ConfigError::Shape { path, line, key }),
         };
-        if found.insert(name, (value, line)).is_some() {
+        if found.insert(knob.name.to_owned(), (value, line)).is_some() {
             return Err(ConfigError::Twice { path, line, key });
         }
     }

@@ -9,6 +9,8 @@ pub struct Knob {
     pub default: &'static str,
     /// What it does.
     pub help: &'static str,
+    /// What it was called in the version before, which is still taken in this one.
+    pub former: Option<&'static str>,
 }
 
 /// Every setting.
@@ -58,16 +60,22 @@ pub const KNOBS: [Knob; 47] = [
         "When KV leaves: layer by layer beside the prefill (layers), after it (whole), or as pays (auto)",
     ),
     knob(
-        "kv-lanes",
+        "kv-streams",
         "auto",
         "Connections that share a KV transfer: 1 to 4, or as many as links and spare cores are worth (auto)",
-    ),
+    )
+    .formerly("kv-lanes"),
     knob("split", "auto", "Prefill elsewhere where it pays (auto), or always"),
-    knob("guess", "auto", "Guess an answer's next tokens where that is measured to help (auto), or never"),
+    knob(
+        "speculative-decoding",
+        "auto",
+        "Propose an answer's next tokens where that is measured to help (auto), or never",
+    )
+    .formerly("guess"),
     knob(
         "draft",
         "",
-        "Small model with the tokenizer of --model that guesses for it, as SmolLM2-135M.gguf: a folder, a safetensors or a GGUF file [default: none]",
+        "Small model with the tokenizer of --model that drafts for it, as SmolLM2-135M.gguf: a folder, a safetensors or a GGUF file [default: none]",
     ),
     knob(
         "embedding-model",
@@ -132,12 +140,30 @@ impl Knob {
     pub fn variable(&self) -> String {
         variable(self.name)
     }
+
+    /// The variable of the version before.
+    #[must_use]
+    pub fn former_variable(&self) -> Option<String> {
+        self.former.map(variable)
+    }
+
+    /// Whether it is called so, or was in the version before.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.former == Some(name)
+    }
 }
 
 pub(super) fn variable(name: &str) -> String {
     format!("TSNODE_{}", name.to_uppercase().replace('-', "_"))
 }
 
+impl Knob {
+    const fn formerly(self, name: &'static str) -> Self {
+        Self { former: Some(name), ..self }
+    }
+}
+
 const fn knob(name: &'static str, default: &'static str, help: &'static str) -> Knob {
-    Knob { name, default, help }
+    Knob { name, default, help, former: None }
 }

@@ -80,7 +80,8 @@ impl Settings {
             kv_streams: self.kv_streams()?,
             split: self.choice("split", &[("auto", SplitChoice::Auto), ("always", SplitChoice::Always)])?,
             spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
-            speculation: self.choice("guess", &[("auto", Speculation::Measured), ("never", Speculation::Never)])?,
+            speculation: self
+                .choice("speculative-decoding", &[("auto", Speculation::Measured), ("never", Speculation::Never)])?,
             draft: self.draft()?,
             layout: self.parse("layout")?,
             parsers: Parsers { tools: self.tool_format()?, reasoning: self.reasoning_format()? },
@@ -149,10 +150,10 @@ impl Settings {
     /// # Errors
     /// When it is no number from 1 to [`limits::KV_STREAMS`], or threads and cores are not what they should be.
     pub fn kv_streams(&self) -> Result<KvStreams, ConfigError> {
-        let text = self.text("kv-lanes");
+        let text = self.text("kv-streams");
         if text != "auto" {
             let kv_streams = text.parse::<NonZeroU8>().ok().filter(|n| n.get() <= limits::KV_STREAMS);
-            let wrong = || self.wrong("kv-lanes", format!("choose auto, or from 1 to {}", limits::KV_STREAMS));
+            let wrong = || self.wrong("kv-streams", format!("choose auto, or from 1 to {}", limits::KV_STREAMS));
             return Ok(KvStreams::Fixed(kv_streams.ok_or_else(wrong)?));
         }
         let all = self.all_cores()?;
@@ -213,12 +214,12 @@ impl Settings {
         }
     }
 
-    /// Who never guesses has no use for one.
+    /// Who never speculates has no use for one.
     fn draft(&self) -> Result<Option<PathBuf>, ConfigError> {
         match (self.text("draft"), self.model()?) {
             ("", _) => Ok(None),
-            (_, ModelChoice::None) => Err(self.wrong("draft", "there is no model to guess for".into())),
-            (path, _) => Ok(Some(PathBuf::from(path)).filter(|_| self.text("guess") != "never")),
+            (_, ModelChoice::None) => Err(self.wrong("draft", "there is no model to draft for".into())),
+            (path, _) => Ok(Some(PathBuf::from(path)).filter(|_| self.text("speculative-decoding") != "never")),
         }
     }
 

@@ -73,7 +73,7 @@ fn the_embedded_model_is_lent_whatever_others_serve_only_where_it_is_named() {
 fn a_draft_model_wants_a_model_and_drafts() {
     let draft = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_DRAFT", "small.gguf")], "").unwrap().node();
     assert_eq!(draft(&[]).unwrap().draft, Some("small.gguf".into()));
-    assert_eq!(draft(&[("guess", "never")]).unwrap().draft, None);
+    assert_eq!(draft(&[("speculative-decoding", "never")]).unwrap().draft, None);
     let wrong = draft(&[("no-model", "true")]).unwrap_err().to_string();
     assert!(wrong.contains("TSNODE_DRAFT") && wrong.contains("no model"), "{wrong}");
 }
@@ -103,6 +103,18 @@ fn who_limits_uploads_relays_only_when_asked_to() {
     let relays = |flags: &[(&'static str, &str)]| gather(flags, &[], "").unwrap().node().unwrap().relay;
     assert!(relays(&[]) && !relays(&[("relay", "false")]) && !relays(&[("upload-mbit", "8")]));
     assert!(relays(&[("upload-mbit", "8"), ("relay", "true")]));
+}
+
+#[test]
+fn what_the_version_before_called_otherwise_is_taken_by_either_name() {
+    let streams = |variables: &[(&str, &str)], file: &str| gather(&[], variables, file).unwrap().kv_streams().unwrap();
+    let two = streams(&[("TSNODE_KV_STREAMS", "2")], "");
+    assert_ne!(two, streams(&[], ""));
+    assert_eq!([streams(&[("TSNODE_KV_LANES", "2")], ""), streams(&[], "kv_lanes = 2\n")], [two, two]);
+    assert_eq!(streams(&[("TSNODE_KV_LANES", "3"), ("TSNODE_KV_STREAMS", "2")], ""), two);
+    let both = gather(&[], &[], "kv_lanes = 2\nkv_streams = 2\n").unwrap_err().to_string();
+    assert!(both.contains("is said twice"), "{both}");
+    assert!(warnings::unknown_variables(["TSNODE_GUESS".to_owned()]).is_empty());
 }
 
 #[test]

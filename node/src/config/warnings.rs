@@ -46,15 +46,24 @@ impl Settings {
         let on = |name| is(name, "true") || is(name, "1");
         let mut idle: Vec<(&'static str, String)> = Vec::new();
         if on("no-model") {
-            let of_lenders =
-                ["memory", "kv-memory", "kv-dtype", "device", "threads", "tensor-parallel", "hours", "guess", "draft"];
+            let of_lenders = [
+                "memory",
+                "kv-memory",
+                "kv-dtype",
+                "device",
+                "threads",
+                "tensor-parallel",
+                "hours",
+                "speculative-decoding",
+                "draft",
+            ];
             // An encoder is lent for itself.
             let encodes = ["embedding-model", "rerank-model"].iter().any(|name| !is(name, ""));
             let of_lenders = of_lenders.into_iter().filter(|name| !encodes || !["threads", "hours"].contains(name));
             idle.extend(of_lenders.map(|name| (name, "a gateway lends nothing (--no-model)".to_owned())));
         }
-        if is("guess", "never") {
-            idle.push(("draft", "nothing is guessed (--guess never)".into()));
+        if is("speculative-decoding", "never") {
+            idle.push(("draft", "nothing is proposed (--speculative-decoding never)".into()));
         }
         if on("allow-remote-http") && self.http().is_ok_and(|http| http.ip().is_loopback()) {
             idle.push(("allow-remote-http", format!("HTTP listens on this host alone (--http {})", self.text("http"))));
@@ -69,7 +78,8 @@ impl Settings {
 /// A line for each variable that is named as a setting and is none.
 pub fn unknown_variables(names: impl IntoIterator<Item = String>) -> Vec<String> {
     const PREFIX: &str = "TSNODE_";
-    let known: Vec<String> = KNOBS.iter().map(|knob| knob.variable()).collect();
+    let known: Vec<String> =
+        KNOBS.iter().flat_map(|knob| [Some(knob.variable()), knob.former_variable()]).flatten().collect();
     let is_known =
         |name: &str| known.iter().any(|k| k == name) || DEVELOPERS.iter().any(|d| name[PREFIX.len()..].starts_with(d));
     let unknown = names.into_iter().filter(|name| name.starts_with(PREFIX) && !is_known(name));
@@ -120,7 +130,7 @@ mod tests {
         for (flags, idle) in [
             (&[("no-model", "true"), ("memory", "1GiB")][..], "--memory"),
             (&[("no-model", "true"), ("hours", "22:00-07:00")], "--hours"),
-            (&[("guess", "never"), draft], "--draft"),
+            (&[("speculative-decoding", "never"), draft], "--draft"),
             (&[("allow-remote-http", "true")], "--allow-remote-http"),
         ] {
             let said = warnings(flags, "");

@@ -265,6 +265,7 @@ impl Driver {
             let read = std::mem::replace(&mut view.weights, weights) != weights;
             let held = std::mem::replace(&mut view.in_use, in_use) != in_use;
             let checked = std::mem::replace(&mut view.drafts, drafts) != drafts;
+            view.guesses = drafts;
             refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });
         Some(Event::Load { load, ready })

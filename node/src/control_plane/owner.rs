@@ -14,12 +14,12 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// The owner's side: says what is wanted.
 #[derive(Clone, Debug)]
-pub struct Helm {
+pub struct OwnerHandle {
     paused: watch::Sender<bool>,
     leave: CancellationToken,
 }
 
-impl Helm {
+impl OwnerHandle {
     /// Says it by these.
     #[must_use]
     pub fn new(paused: watch::Sender<bool>, leave: CancellationToken) -> Self {
@@ -63,12 +63,12 @@ pub enum Turn {
 impl Owner {
     /// As the owner left it. A peer that was paused stays paused when it starts again.
     #[must_use]
-    pub fn new(store: Store, hours: Option<Hours>, leave: CancellationToken) -> (Helm, Self) {
+    pub fn new(store: Store, hours: Option<Hours>, leave: CancellationToken) -> (OwnerHandle, Self) {
         let (paused, wishes) = watch::channel(store.paused());
         let (lending, since) = (Lending::Lends, Instant::now());
         let moving = watch::Sender::new(false);
         (
-            Helm::new(paused, leave),
+            OwnerHandle::new(paused, leave),
             Self { paused: wishes, hours, devices: Vec::new(), lending, since, rested: false, moving, store },
         )
     }
@@ -172,19 +172,19 @@ mod tests {
     fn a_pause_takes_the_devices_away_and_outlives_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        let (helm, mut owner) = Owner::new(store.clone(), None, CancellationToken::new());
+        let (handle, mut owner) = Owner::new(store.clone(), None, CancellationToken::new());
         owner.set_devices(vec![device()]);
         let (moving, now) = (owner.moving(), Instant::now());
         assert_eq!(owner.look(now), None);
-        helm.pause(true);
+        handle.pause(true);
         assert_eq!(owner.look(now), Some(Turn::Lend(vec![])));
         assert!(*moving.borrow() && owner.look(now).is_none(), "others have time to plan");
         let later = now + GRACE + Duration::from_millis(1);
         assert_eq!((owner.look(later), owner.look(later)), (Some(Turn::Rest), None));
-        let (helm, mut again) = Owner::new(store, None, CancellationToken::new());
+        let (handle, mut again) = Owner::new(store, None, CancellationToken::new());
         again.set_devices(vec![device()]);
         assert_eq!((again.look(now), again.lending()), (Some(Turn::Lend(vec![])), Lending::Paused));
-        helm.pause(false);
+        handle.pause(false);
         assert_eq!(again.look(now), Some(Turn::Lend(vec![device()])));
         assert!(!*again.moving().borrow() && !again.store.paused());
     }
@@ -193,7 +193,7 @@ mod tests {
     fn a_device_that_is_lost_keeps_its_place_until_none_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        let (_helm, mut owner) = Owner::new(store, None, CancellationToken::new());
+        let (_handle, mut owner) = Owner::new(store, None, CancellationToken::new());
         owner.set_devices(vec![device(), device()]);
         let said = owner.lose(&BTreeSet::from([0])).unwrap();
         assert_eq!((said.len(), said[0].memory_bytes, &said[1]), (2, 0, &device()));

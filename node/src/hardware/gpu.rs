@@ -116,7 +116,7 @@ struct Shared {
 /// What is asked for of GPUs.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
-    /// The model, and what guesses for it.
+    /// The model, and what drafts for it.
     pub models: (&'a ModelSource, Option<&'a ModelSource>),
     /// Memory of each GPU, and threads to try it with.
     pub lend: Lend,

@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 type Done = (StatusCode, Json<Value>);
 
 pub(super) async fn pause(State(state): State<ApiState>, Json(_): Json<Value>) -> Done {
-    state.controls.helm.pause(true);
+    state.controls.owner.pause(true);
     done("paused: what runs here goes on elsewhere")
 }
 
 pub(super) async fn resume(State(state): State<ApiState>, Json(_): Json<Value>) -> Done {
-    state.controls.helm.pause(false);
+    state.controls.owner.pause(false);
     done("lends again")
 }
 
 pub(super) async fn leave(State(state): State<ApiState>, Json(_): Json<Value>) -> Done {
-    state.controls.helm.leave();
+    state.controls.owner.leave();
     done("leaves: what runs here goes on elsewhere")
 }
 

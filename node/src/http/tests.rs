@@ -12,7 +12,7 @@ mod tools;
 use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::data_plane::doors::Doors;
 use crate::{
-    control_plane::owner::Helm,
+    control_plane::owner::OwnerHandle,
     data_plane::{
         measure::Measurer,
         models::{ModelFiles, ModelLibrary},
@@ -125,10 +125,10 @@ impl Api {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let helm = Helm::new(watch::Sender::new(false), CancellationToken::new());
+        let owner = OwnerHandle::new(watch::Sender::new(false), CancellationToken::new());
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
-        let controls = Controls { helm, measurer, faults: None, asked: wanted };
+        let controls = Controls { owner, measurer, faults: None, asked: wanted };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         tokio::spawn(serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();

@@ -17,7 +17,7 @@ use tsnode_protocol::Device;
 /// What is looked for.
 pub(super) struct Devices<'a> {
     pub config: &'a NodeConfig,
-    /// The model, and what guesses for it.
+    /// The model, and what drafts for it.
     pub models: (&'a ModelSource, Option<&'a ModelSource>),
     pub host: Host,
     pub store: &'a Store,

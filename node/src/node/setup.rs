@@ -99,9 +99,9 @@ pub struct NodeConfig {
     pub split: SplitChoice,
     /// Whether answers to clients of this peer are checked.
     pub spot_checks: SpotChecks,
-    /// Whether groups that this peer leads guess answers' next tokens.
+    /// Whether groups that this peer leads propose answers' next tokens.
     pub speculation: Speculation,
-    /// A small model that guesses for it.
+    /// A small model that drafts for it.
     pub draft: Option<PathBuf>,
     /// Encoders to lend, each a folder and what it is to be.
     pub encoders: Vec<(PathBuf, EncoderTask)>,
@@ -155,7 +155,7 @@ pub enum NodeError {
         error: TextError,
     },
     /// A draft model that speaks of other tokens.
-    #[error("{draft} cannot guess for {model}: {error}; --draft wants a model with the same tokenizer")]
+    #[error("{draft} cannot draft for {model}: {error}; --draft wants a model with the same tokenizer")]
     Draft {
         /// Which.
         draft: String,

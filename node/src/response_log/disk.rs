@@ -280,7 +280,7 @@ mod tests {
         lock(&book).end(KEY, life);
         writer.save(Instant::now() + Duration::from_secs(601));
         assert_eq!(writer.ledger.length(), 8);
-        assert_eq!(std::fs::metadata(folder.path().join("journal.log")).unwrap().len(), 8);
+        assert_eq!(std::fs::metadata(folder.path().join("response.log")).unwrap().len(), 8);
     }
 
     #[test]

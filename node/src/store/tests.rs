@@ -200,3 +200,15 @@ fn a_ledger_of_old_notes_is_written_anew() {
     drop(store);
     assert_eq!(Store::open(folder.path()).unwrap().endorsed(), Some((Epoch(5), Term(0))));
 }
+
+#[test]
+fn the_response_log_of_the_version_before_is_found_by_its_name_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.open_response_log(|_| ()).unwrap().append([b"an answer".to_vec()]).unwrap();
+    fs::rename(folder.path().join(RESPONSE_LOG_FILE), folder.path().join(FORMER_RESPONSE_LOG_FILE)).unwrap();
+    let mut records = Vec::new();
+    drop(store.open_response_log(|record| records.push(record.to_vec())).unwrap());
+    assert_eq!(records, [b"an answer"]);
+    assert!(!folder.path().join(FORMER_RESPONSE_LOG_FILE).exists());
+}

@@ -1,4 +1,4 @@
-//! Whether two models speak of the same tokens: only then can one guess for the other.
+//! Whether two models speak of the same tokens: only then can one draft for the other.
 
 use std::collections::HashMap;
 use tokenizers::Tokenizer;

@@ -1,4 +1,4 @@
-//! Guesses that the groups led here had checked since the start.
+//! Draft tokens that the groups led here had checked since the start.
 
 use std::sync::{Mutex, PoisonError};
 use tsnode_coordinator::batcher::Tally;

@@ -56,7 +56,7 @@ pub(super) struct LeaderSetup {
     pub kv_receiver: KvReceiver,
     pub roster: Roster,
     pub config: BatcherConfig,
-    /// What guesses beside prompt lookup.
+    /// What proposes beside prompt lookup.
     pub draft: Option<DraftModel>,
     pub checks: Arc<Checks>,
     pub requests: mpsc::Receiver<LeaderRequest>,
@@ -434,7 +434,7 @@ impl Leader {
                 .worker
                 .try_send(Arrived::from(frame))
                 .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
-            Action::Guess { step, wanted } => Ok(ring.ask(Order::Guess { step, wanted })?),
+            Action::Propose { step, wanted } => Ok(ring.ask(Order::Propose { step, wanted })?),
             Action::NoDrafts { request } => Ok(ring.ask(Order::Forget(request))?),
             other => {
                 self.answer(other);
@@ -512,7 +512,7 @@ async fn answer_of(speculator: &mut Option<Speculator>) -> Result<Event, Specula
 fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     use tsnode_protocol::stream::End;
     Some(match action {
-        Action::Ring(_) | Action::Guess { .. } | Action::NoDrafts { .. } => return None,
+        Action::Ring(_) | Action::Propose { .. } | Action::NoDrafts { .. } => return None,
         Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
         Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
         Action::KvArrived { request, after, deliveries } => {

@@ -39,7 +39,7 @@ pub(super) struct Order {
 pub(super) struct Loaded {
     pub order: Order,
     pub stage: Result<StageKey, NotLoaded>,
-    /// What guesses for the groups that this peer leads, once it is loaded.
+    /// What drafts for the groups that this peer leads, once it is loaded.
     pub draft: Option<DraftModel>,
 }
 
@@ -152,7 +152,7 @@ impl Loader {
                 Some(DraftModel::new(key, shape))
             }
             Err(error) => {
-                tracing::error!(%name, %error, "draft model not loaded: answers are guessed without it");
+                tracing::error!(%name, %error, "draft model not loaded: answers are proposed without it");
                 None
             }
         }

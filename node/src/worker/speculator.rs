@@ -1,9 +1,9 @@
-//! Prompt flow 8: a draft model guesses answers' next tokens for the batcher of a group that this peer leads.
+//! Prompt flow 8: a draft model proposes answers' next tokens for the batcher of a group that this peer leads.
 //!
 //! The model is whole on this host, whatever the group's stages. It reads what it has not seen of an answer and goes on from
 //! there, a token at a time, all answers of a step side by side; by the same draws as the answer itself, so that where both
 //! models mean the same they say the same, sampled or not. Its KV lies in pages that count as free: an answer whose pages have
-//! gone is read anew while there is room, and is without guesses while there is none.
+//! gone is read anew while there is room, and is without drafts while there is none.
 
 use super::compute::{Compute, ComputeError};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use tsnode_protocol::{ModelShape, RequestId, Sampling, Token};
 
 /// Orders on their way; as frames into a worker, bounded by the sequences a leader takes.
 const ORDERS: usize = 4096;
-/// Guesses on their way back; the speculator waits above it, its leader never does.
+/// Drafts on their way back; the speculator waits above it, its leader never does.
 const ANSWERS: usize = 64;
 /// Tokens that are read at once: more would keep the step waiting. The rest is read when it is asked again.
 const READ_AT_ONCE: usize = 512;
@@ -49,15 +49,15 @@ impl DraftModel {
 
 /// What a leader says to its speculator.
 pub(super) enum Order {
-    /// Guess for a step.
-    Guess { step: u64, wanted: Vec<Wanted> },
+    /// Propose for a step.
+    Propose { step: u64, wanted: Vec<Wanted> },
     /// A sequence is no more.
     Forget(RequestId),
 }
 
 /// The speculator takes no orders, or gives no answers any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the draft model no longer guesses")]
+#[error("the draft model no longer proposes")]
 pub(super) struct SpeculatorGone;
 
 /// The way to a speculator. It ends when this is dropped, and gives its pages back.
@@ -81,7 +81,7 @@ impl Speculator {
         self.orders.try_send(order).map_err(|_| SpeculatorGone)
     }
 
-    /// Its next guesses.
+    /// Its next drafts.
     ///
     /// # Errors
     /// When it has ended.
@@ -96,12 +96,12 @@ struct Known {
     tokens: Vec<Token>,
     /// Of those, as many have KV.
     read: usize,
-    /// Guesses that have KV behind them.
+    /// Drafts that have KV behind them.
     ahead: Vec<Token>,
 }
 
 impl Known {
-    /// What was guessed right need not be read again. The last token always is, for what follows it.
+    /// What was accepted need not be read again. The last token always is, for what follows it.
     fn hear(&mut self, tokens: &[Token]) {
         let drafted = std::mem::take(&mut self.ahead);
         if self.read == self.tokens.len() {
@@ -132,7 +132,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// What is computed of it next: what it has not read, then each of its own guesses but the last.
+    /// What is computed of it next: what it has not read, then each of its own drafts but the last.
     fn next(&self) -> &[Token] {
         match self.drafts.len() {
             0 => &self.known.tokens[self.known.read..],
@@ -179,11 +179,11 @@ impl Turn {
     }
 }
 
-/// Reads answers and guesses how they go on, for as long as a ring lives.
+/// Reads answers and proposes how they go on, for as long as a ring lives.
 struct Reader {
     model: DraftModel,
     compute: Compute,
-    /// Tokens of the model that it guesses for.
+    /// Tokens of the model that it drafts for.
     vocab: u32,
     known: BTreeMap<RequestId, (RequestId, Known)>,
 }
@@ -197,7 +197,7 @@ impl Reader {
                         self.release(vec![name]).await;
                     }
                 }
-                Order::Guess { step, wanted } => {
+                Order::Propose { step, wanted } => {
                     let drafts = self.propose(wanted).await;
                     if answers.send(Event::Drafted { step, drafts }).await.is_err() {
                         break;
@@ -209,14 +209,14 @@ impl Reader {
         self.release(names).await;
     }
 
-    /// Guesses; fewer or none where there is no room or something fails.
+    /// Proposes; fewer or none where there is no room or something fails.
     async fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<(RequestId, Vec<Token>)> {
         let turns: Vec<Turn> = wanted.into_iter().filter_map(|wanted| self.turn(wanted)).collect();
         let names = turns.iter().map(|turn| turn.name).collect();
         match self.compute_turns(turns).await {
             Ok(turns) => turns.into_iter().map(|turn| self.take_back(turn)).collect(),
             Err(error) => {
-                tracing::warn!(%error, "the draft model guesses nothing for what it was just asked about");
+                tracing::warn!(%error, "the draft model proposes nothing for what it was just asked about");
                 self.release(names).await;
                 Vec::new()
             }
@@ -261,7 +261,7 @@ impl Reader {
     }
 }
 
-/// Reads what is new of each answer, as far as that may be at once, and guesses on for those that are read.
+/// Reads what is new of each answer, as far as that may be at once, and proposes on for those that are read.
 fn take_turns(engine: &mut Engine, model: &DraftModel, vocab: u32, turns: &mut [Turn]) {
     let mut ready: Vec<&mut Turn> = Vec::with_capacity(turns.len());
     for turn in turns {
@@ -302,7 +302,7 @@ fn one_round(engine: &mut Engine, model: &DraftModel, vocab: u32, ready: &mut [&
     for (turn, slice) in ready.iter_mut().zip(&batch) {
         let len = slice.len as usize;
         let propose = if len == turn.next().len() { chosen.next() } else { None };
-        // One that the other model does not have ends what can be guessed.
+        // One that the other model does not have ends what can be proposed.
         let is_foreign = propose.is_some_and(|propose| propose.0 >= vocab);
         turn.took(len, propose.filter(|_| !is_foreign));
         if is_foreign {
@@ -349,7 +349,7 @@ mod tests {
         }
 
         async fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<(RequestId, Vec<Token>)> {
-            self.speculator.order(Order::Guess { step: 5, wanted }).unwrap();
+            self.speculator.order(Order::Propose { step: 5, wanted }).unwrap();
             match self.speculator.answer().await {
                 Ok(Event::Drafted { step: 5, drafts }) => drafts,
                 other => panic!("{other:?}"),
@@ -418,7 +418,7 @@ mod tests {
                 assert_eq!(drafts, [(RequestId([n; 16]), says[..4].to_vec())], "{n}, {right}");
                 told = all.len();
                 all.extend_from_slice(&says[..right]);
-                // Something else than was guessed.
+                // Something else than was proposed.
                 all.push(if right == 4 { says[4] } else { Token(says[right].0 ^ 1) });
             }
         }

@@ -369,7 +369,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Tokens fed back for decoding are the answer so far: penalties and grammars need them. Guesses that hold are noted when they do.
+    /// Tokens fed back for decoding are the answer so far: penalties and grammars need them. Draft tokens that hold are noted when they do.
     fn note_generated(&mut self, step: &Step) {
         for entry in step.entries.iter().filter(|e| !e.prompt) {
             if let Some(sampler) = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.as_mut()) {
@@ -511,7 +511,7 @@ fn slices(step: &Step) -> Vec<Slice> {
     step.entries.iter().map(slice).collect()
 }
 
-/// Tokens computed for guesses that turned out wrong are forgotten before others take their places.
+/// Tokens computed for drafts that were rejected are forgotten before others take their places.
 fn forget_drafts(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<(), EngineError> {
     let mut answers = step.entries.iter().filter(|e| !e.prompt);
     answers.try_for_each(|e| engine.truncate(stage, e.request, e.start))

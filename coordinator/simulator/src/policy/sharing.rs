@@ -11,7 +11,7 @@ pub mod order;
 
 use super::pages::Pages;
 use crate::policy::sharing::{
-    jobs::{Job, Jobs, Lanes},
+    jobs::{Job, Jobs, Queues},
     order::{Lead, Memory, Order, Prompts, Rank, Rules},
 };
 use tsnode_coordinator::policy::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, ServiceNo, Task};
@@ -83,22 +83,22 @@ impl<O: Order> Sharing<O> {
 
     /// The first of a service's prompts or answers.
     fn first(&self, service: ServiceNo, part: Part) -> Option<Turn> {
-        let lanes = self.jobs.lanes.get(&service)?;
-        let oldest = lanes.present.first().and_then(|r| Some((*r, self.jobs.get(*r)?)));
+        let queues = self.jobs.queues.get(&service)?;
+        let oldest = queues.present.first().and_then(|r| Some((*r, self.jobs.get(*r)?)));
         let starved = oldest.filter(|(_, job)| job.part == part && self.is_starved(job));
         if let Some((request, _)) = starved.filter(|(r, _)| part == Part::Prompt || self.jobs.fits(*r)) {
             return Some(Turn { urgency: Urgency::Starved, turn: 0, rank: Rank::default(), request, service });
         }
         let (rank, request) = match part {
-            Part::Prompt => lanes.prompts.first().copied()?,
-            Part::Answer => lanes.answers.iter().find(|(_, r)| self.jobs.fits(*r)).copied()?,
+            Part::Prompt => queues.prompts.first().copied()?,
+            Part::Answer => queues.answers.iter().find(|(_, r)| self.jobs.fits(*r)).copied()?,
         };
-        let rank = if self.rules.lead == Lead::Together { self.together(lanes, part) } else { rank };
+        let rank = if self.rules.lead == Lead::Together { self.together(queues, part) } else { rank };
         Some(Turn { urgency: Urgency::Ranked, turn: self.order.turn(service), rank, request, service })
     }
 
     /// The rank of a batch: 1 / Σ 1/rank.
-    fn together(&self, lanes: &Lanes, part: Part) -> Rank {
+    fn together(&self, queues: &Queues, part: Part) -> Rank {
         let mut all = 0;
         let fits = |(_, request): &&(Rank, RequestNo)| {
             let prompt = self.jobs.get(*request).map_or(0, |j| u64::from(j.prompt));
@@ -106,12 +106,12 @@ impl<O: Order> Sharing<O> {
             all += tokens;
             all == tokens || all <= u64::from(self.limits.tokens)
         };
-        let ranks = lanes.of(part).iter().take(self.limits.tasks).take_while(fits);
+        let ranks = queues.of(part).iter().take(self.limits.tasks).take_while(fits);
         Rank(1.0 / ranks.map(|(rank, _)| 1.0 / rank.0).sum::<f64>())
     }
 
     fn first_of_all(&self, part: Part) -> Option<Turn> {
-        self.jobs.lanes.keys().filter_map(|s| self.first(*s, part)).min()
+        self.jobs.queues.keys().filter_map(|s| self.first(*s, part)).min()
     }
 
     /// What runs next: the first task of all, and how many may run with it.
@@ -127,7 +127,7 @@ impl<O: Order> Sharing<O> {
         let Some(answer) = answer.filter(|a| *a < prompt) else {
             return Some((prompt, Part::Prompt, self.limits.tasks));
         };
-        let answers = self.jobs.lanes.get(&answer.service).map_or(0, |l| l.answers.len());
+        let answers = self.jobs.queues.get(&answer.service).map_or(0, |l| l.answers.len());
         let places = self.limits.tasks.saturating_sub(answers);
         let joins = self.first(answer.service, Part::Prompt).filter(|p| self.jobs.fits(p.request));
         match joins.filter(|_| self.rules.prompts == Prompts::Join && places > 0) {
@@ -152,8 +152,8 @@ impl<O: Order> Sharing<O> {
 
     /// The first, then others of its service in order.
     fn queue(&self, first: Turn, part: Part, most: usize) -> Vec<RequestNo> {
-        let Some(lanes) = self.jobs.lanes.get(&first.service) else { return Vec::new() };
-        let others = lanes.of(part).iter().map(|(_, r)| *r).filter(|r| *r != first.request);
+        let Some(queues) = self.jobs.queues.get(&first.service) else { return Vec::new() };
+        let others = queues.of(part).iter().map(|(_, r)| *r).filter(|r| *r != first.request);
         std::iter::once(first.request).chain(others).take(most).collect()
     }
 
@@ -168,8 +168,8 @@ impl<O: Order> Sharing<O> {
             self.batch.prompts += 1;
             self.batch.prompt_tokens += tokens;
             self.batch.prompt_squares += tokens * tokens;
-            if let Some(lanes) = self.jobs.lanes.get_mut(&job.service) {
-                lanes.prompts.remove(&(job.rank, request));
+            if let Some(queues) = self.jobs.queues.get_mut(&job.service) {
+                queues.prompts.remove(&(job.rank, request));
             }
             self.starting.extend((!job.again).then_some((request, Part::Prompt)));
             self.jobs.start(request);
@@ -263,12 +263,12 @@ impl<O: Order> Batching for Sharing<O> {
             let (rank, left) = (job.rank, job.left);
             ended.extend((left == 0 || (part == Part::Prompt && !again)).then_some((request, part)));
             self.jobs.pending_tokens -= computed;
-            let Some(lanes) = self.jobs.lanes.get_mut(&batch.service) else { continue };
-            lanes.answers.remove(&(before, request));
+            let Some(queues) = self.jobs.queues.get_mut(&batch.service) else { continue };
+            queues.answers.remove(&(before, request));
             if left == 0 {
-                lanes.present.remove(&request);
+                queues.present.remove(&request);
             } else {
-                lanes.answers.insert((rank, request));
+                queues.answers.insert((rank, request));
             }
         }
     }

@@ -53,8 +53,9 @@ pub(super) fn command() -> Command {
     )
     .arg(number("mtu", "BYTES", "Largest UDP payload [default: 1452, then 6500]").value_parser(whole(1200_u16..=6500)))
     .arg(
-        number("lanes", "N", "Also by as many connections that share a KV transfer, as hosts with cores to spare do")
-            .value_parser(whole(2..=limits::KV_STREAMS)),
+        number("streams", "N", "Also by as many connections that share a KV transfer, as hosts with cores to spare do")
+            .value_parser(whole(2..=limits::KV_STREAMS))
+            .alias("lanes"),
     )
     .arg(
         Arg::new("no-slower")
@@ -115,7 +116,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let number = |name| matches.get_one::<u64>(name).copied().unwrap_or(1);
     let bytes = size.unwrap_or(SIZE) * MIB;
     let datagrams = matches.get_one::<u16>("mtu").map_or(DATAGRAMS.to_vec(), |mtu| vec![*mtu]);
-    let kv_streams = matches.get_one::<u8>("lanes").copied().and_then(NonZeroU8::new);
+    let kv_streams = matches.get_one::<u8>("streams").copied().and_then(NonZeroU8::new);
     let ways = ways(bytes, &datagrams, kv_streams, number("rounds") as usize).await.map_err(failed)?;
     if watch {
         say!(

@@ -25,7 +25,7 @@ pub(super) fn commands() -> [Command; 6] {
             .arg(number("mbit", 1e6, "What each carries in Mbit/s [default: as before]"))
             .arg(number("ms", 60_000.0, "How much later everything leaves, in milliseconds").default_value("0"))
             .arg(dir()),
-        fault("lie", "Let a peer answer wrongly, as a liar would")
+        fault("lie", "Let a peer answer wrongly, as a byzantine peer would")
             .arg(number("tokens", 1.0, "Part of the tokens it gives that are wrong").default_value("1"))
             .arg(number("kv", 1.0, "Part of the KV it sends that is wrong, with right checksums").default_value("0"))
             .arg(

@@ -255,12 +255,12 @@ async fn peers_find_each_other_through_a_third() {
 }
 
 /// A member that speaks whatever it likes.
-struct Liar {
+struct Byzantine {
     net: Swarm<gossipsub::Behaviour>,
     id: PeerId,
 }
 
-impl Liar {
+impl Byzantine {
     async fn beside(peer: &Peer) -> Self {
         let identity = Identity::from_seed(&[66; 32]);
         let keypair = identity.libp2p_keypair();
@@ -291,7 +291,7 @@ impl Liar {
         let heard = async {
             while !matches!(net.select_next_some().await, NetEvent::Behaviour(gossipsub::Event::Subscribed { .. })) {}
         };
-        tokio::time::timeout(PATIENCE, heard).await.expect("the liar was not admitted");
+        tokio::time::timeout(PATIENCE, heard).await.expect("the byzantine peer was not admitted");
         Self { net, id: identity.peer_id() }
     }
 
@@ -304,7 +304,7 @@ impl Liar {
         self.goes_on_during(blamed).await
     }
 
-    /// Runs the liar's network until `story` is over.
+    /// Runs the byzantine peer's network until `story` is over.
     async fn goes_on_during<T>(&mut self, story: impl Future<Output = T>) -> T {
         let mut story = std::pin::pin!(story);
         loop {
@@ -319,27 +319,27 @@ impl Liar {
 #[tokio::test]
 async fn lies_are_counted_and_the_swarm_goes_on() {
     let (mut a, mut b) = (member(1).await, member(2).await);
-    let mut liar = Liar::beside(&a).await;
+    let mut byzantine = Byzantine::beside(&a).await;
 
-    liar.say(vec![1; limits::GOSSIP_BYTES + 1]);
-    let reason = liar.until_blamed(&mut a).await;
+    byzantine.say(vec![1; limits::GOSSIP_BYTES + 1]);
+    let reason = byzantine.until_blamed(&mut a).await;
     assert!(reason.contains("over its limit"), "{reason}");
-    liar.say(b"garbage".to_vec());
-    liar.until_blamed(&mut a).await;
+    byzantine.say(b"garbage".to_vec());
+    byzantine.until_blamed(&mut a).await;
     let (_, mut forged) =
         Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM, Life(1)).seal(&heartbeat()).unwrap();
     *forged.last_mut().unwrap() ^= 1;
-    liar.say(forged);
-    let reason = liar.until_blamed(&mut a).await;
+    byzantine.say(forged);
+    let reason = byzantine.until_blamed(&mut a).await;
     assert!(reason.contains("does not hold"), "{reason}");
-    liar.say(vec![7; 4 * limits::GOSSIP_BYTES]);
+    byzantine.say(vec![7; 4 * limits::GOSSIP_BYTES]);
 
     let honest = async {
         meet(&mut b, &mut a, "/tcp/").await;
         let said = a.handle.publish(&heartbeat()).unwrap();
         b.until_heard(&said).await;
     };
-    liar.goes_on_during(honest).await;
+    byzantine.goes_on_during(honest).await;
 }
 
 #[tokio::test]

@@ -52,11 +52,11 @@ struct Row {
     request: RequestId,
     /// Of the token chosen.
     position: u32,
-    /// What was guessed to be that token.
-    guess: Option<Token>,
+    /// The draft token in its place.
+    draft: Option<Token>,
 }
 
-/// Computes a step and chooses tokens, each answer's as long as the guess before them was right.
+/// Computes a step and chooses tokens, each answer's as long as the draft before them was right.
 pub(super) fn compute_and_choose(
     engine: &mut Engine,
     key: StageKey,
@@ -87,8 +87,8 @@ fn rows(entries: &[StepEntry]) -> Vec<Row> {
         let first = if entry.prompt { entry.tokens.len().saturating_sub(1) } else { 0 };
         let after = entry.start + 1;
         let row = |n: usize| {
-            let guess = entry.tokens.get(n + 1).copied();
-            Row { row: start + n, request, position: after + n as u32, guess }
+            let draft = entry.tokens.get(n + 1).copied();
+            Row { row: start + n, request, position: after + n as u32, draft }
         };
         if entry.sample {
             rows.extend((first..entry.tokens.len()).map(row));
@@ -106,7 +106,7 @@ fn picks<'s>(rows: &[Row], samplers: &'s Samplers) -> Option<Vec<Pick<'s>>> {
     rows.iter().map(pick).collect()
 }
 
-/// What `chosen` says of each row, by its number, up to the first of an answer's that a wrong guess went before.
+/// What `chosen` says of each row, by its number, up to the first of an answer's that a wrong draft went before.
 fn choose(
     rows: &[Row],
     samplers: &mut Samplers,
@@ -124,8 +124,8 @@ fn choose(
                 continue;
             }
         };
-        // Under a grammar the tokens allowed after a guess are not known here: leaders guess nothing for it.
-        if row.guess == Some(sampled.token) && sampler.constrained.is_none() {
+        // Under a grammar the tokens allowed after a draft are not known here: leaders propose nothing for it.
+        if row.draft == Some(sampled.token) && sampler.constrained.is_none() {
             sampler.generated.push(sampled.token);
         } else {
             wrong = Some(row.request);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_has_one_token_and_an_answer_one_for_each_guess_that_was_right() {
+    fn a_prompt_has_one_token_and_an_answer_one_for_each_draft_that_was_right() {
         let silent = StepEntry { sample: false, ..entry(B, 0, &[1, 2], true) };
         let entries = [silent, entry(A, 4, &[7, 8, 9], true), entry(B, 10, &[3, 4, 5], false)];
         let rows = rows(&entries);

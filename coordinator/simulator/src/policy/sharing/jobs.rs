@@ -42,7 +42,7 @@ impl<S> Job<S> {
 
 /// A service's requests that are not held up elsewhere.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
+pub(super) struct Queues {
     /// Prompts that have not started.
     pub prompts: BTreeSet<(Rank, RequestNo)>,
     /// Answers whose turn it may be, those that run included.
@@ -51,7 +51,7 @@ pub(super) struct Lanes {
     pub present: BTreeSet<RequestNo>,
 }
 
-impl Lanes {
+impl Queues {
     pub fn of(&self, part: Part) -> &BTreeSet<(Rank, RequestNo)> {
         match part {
             Part::Prompt => &self.prompts,
@@ -64,7 +64,7 @@ impl Lanes {
 #[derive(Debug)]
 pub(super) struct Jobs<S> {
     all: BTreeMap<RequestNo, Job<S>>,
-    pub lanes: BTreeMap<ServiceNo, Lanes>,
+    pub queues: BTreeMap<ServiceNo, Queues>,
     pub pages: Pages,
     /// Requests whose KV is set aside as a whole.
     started: usize,
@@ -73,7 +73,7 @@ pub(super) struct Jobs<S> {
 
 impl<S: Copy> Jobs<S> {
     pub fn new(pages: Pages) -> Self {
-        Self { all: BTreeMap::new(), lanes: BTreeMap::new(), pages, started: 0, pending_tokens: 0 }
+        Self { all: BTreeMap::new(), queues: BTreeMap::new(), pages, started: 0, pending_tokens: 0 }
     }
 
     pub fn get(&self, request: RequestNo) -> Option<&Job<S>> {
@@ -93,22 +93,22 @@ impl<S: Copy> Jobs<S> {
             // Where KV came first, what is known of it stays.
             *job = Job { context: job.context, whole: job.held, held: job.held, pages: job.pages, ..new };
         }
-        let lanes = self.lanes.entry(job.service).or_default();
+        let queues = self.queues.entry(job.service).or_default();
         job.whole += task.memory;
         match task.part {
             Part::Prompt => {
                 (job.prompt, job.context) = (task.tokens, u64::from(task.tokens) + 1);
                 self.pending_tokens += u64::from(task.tokens);
-                lanes.prompts.insert((job.rank, request));
+                queues.prompts.insert((job.rank, request));
             }
             Part::Answer => {
                 (job.answer, job.left) = (task.tokens, task.tokens);
                 if job.part == Part::Answer {
-                    lanes.answers.insert((job.rank, request));
+                    queues.answers.insert((job.rank, request));
                 }
             }
         }
-        lanes.present.insert(request);
+        queues.present.insert(request);
     }
 
     /// Sets memory aside for KV that comes from elsewhere, whose service comes with its task: until then it counts as the
@@ -128,10 +128,10 @@ impl<S: Copy> Jobs<S> {
     /// A request is gone; the tokens of KV that it held.
     pub fn release(&mut self, request: RequestNo) -> u64 {
         let Some(job) = self.all.remove(&request) else { return 0 };
-        if let Some(lanes) = self.lanes.get_mut(&job.service) {
-            lanes.present.remove(&request);
-            lanes.prompts.remove(&(job.rank, request));
-            lanes.answers.remove(&(job.rank, request));
+        if let Some(queues) = self.queues.get_mut(&job.service) {
+            queues.present.remove(&request);
+            queues.prompts.remove(&(job.rank, request));
+            queues.answers.remove(&(job.rank, request));
         }
         self.pages.give(job.pages);
         self.started -= usize::from(job.started);
@@ -151,7 +151,7 @@ impl<S: Copy> Jobs<S> {
 
     /// Whether a task of unknown service may fit.
     pub fn has_room(&self, memory: u64) -> bool {
-        let least = self.lanes.keys().map(|s| self.pages.of(*s, memory)).min();
+        let least = self.queues.keys().map(|s| self.pages.of(*s, memory)).min();
         self.started == 0 || self.pages.has(least.unwrap_or(0))
     }
 
@@ -167,7 +167,7 @@ impl<S: Copy> Jobs<S> {
 
     /// Takes memory from the last of the answers that are `after` until so much is free; from nobody if that is not enough.
     pub fn take_back(&mut self, pages: u64, after: &dyn Fn(&Job<S>) -> bool) {
-        let answers = self.lanes.values().flat_map(|l| &l.answers);
+        let answers = self.queues.values().flat_map(|l| &l.answers);
         let jobs = answers.filter_map(|(rank, request)| Some((*rank, *request, self.all.get(request)?)));
         let mut last: Vec<(Rank, RequestNo, u64)> =
             jobs.filter(|(_, _, job)| job.started && after(job)).map(|(rank, r, job)| (rank, r, job.pages)).collect();
@@ -184,9 +184,9 @@ impl<S: Copy> Jobs<S> {
     /// An answer loses its memory: all it had is a prompt again.
     fn evict(&mut self, request: RequestNo) {
         let Some(job) = self.all.get_mut(&request) else { return };
-        if let Some(lanes) = self.lanes.get_mut(&job.service) {
-            lanes.answers.remove(&(job.rank, request));
-            lanes.prompts.insert((job.rank, request));
+        if let Some(queues) = self.queues.get_mut(&job.service) {
+            queues.answers.remove(&(job.rank, request));
+            queues.prompts.insert((job.rank, request));
         }
         self.pages.give(job.pages);
         self.started -= 1;
@@ -197,11 +197,11 @@ impl<S: Copy> Jobs<S> {
 
     /// Requests that have something to compute here.
     pub fn present(&self) -> usize {
-        self.lanes.values().map(|l| l.present.len()).sum()
+        self.queues.values().map(|l| l.present.len()).sum()
     }
 
     /// Prompts that have not started.
     pub fn waiting(&self) -> usize {
-        self.lanes.values().map(|l| l.prompts.len()).sum()
+        self.queues.values().map(|l| l.prompts.len()).sum()
     }
 }

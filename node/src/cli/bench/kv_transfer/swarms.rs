@@ -36,7 +36,7 @@ impl Swarms {
             PeerConfig::Host { flags: flags.chain(self.flags.iter().cloned()).collect() }
         };
         // A check computes a prompt on the peer that is not asked: beside what is measured, or before it.
-        let all = ["--layout", "prefill=1,decode=1", "--guess", "never", "--spot-check", "never"];
+        let all = ["--layout", "prefill=1,decode=1", "--speculative-decoding", "never", "--spot-check", "never"];
         let config = TestnetConfig {
             executable: self.executable.clone(),
             folder,

@@ -21,10 +21,10 @@ use tsnode_kernels::{
 use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
 
 /// A peer's model, what it computes with, and its advert.
-pub(super) struct Lent {
+pub(super) struct Resources {
     /// None on a gateway.
     pub source: Option<Arc<ModelSource>>,
-    /// What guesses for it.
+    /// What drafts for it.
     pub draft: Option<Arc<ModelSource>>,
     /// The model's small files.
     pub shelf: Shelf,
@@ -34,7 +34,7 @@ pub(super) struct Lent {
     pub advert: Advert,
 }
 
-impl Lent {
+impl Resources {
     /// Opens the model and measures the host.
     pub async fn find(config: &NodeConfig, store: &Store) -> Result<Self, NodeError> {
         let source = open(&config.model)?;
@@ -81,7 +81,7 @@ pub fn open_named(path: &Path) -> Result<ModelSource, SourceError> {
     })
 }
 
-/// The model that is to guess for `source`, if there is to be one; one that speaks of other tokens is refused.
+/// The model that is to draft for `source`, if there is to be one; one that speaks of other tokens is refused.
 ///
 /// # Errors
 /// When it cannot be used, or not for that.
