@@ -92,7 +92,7 @@ pub struct Changeover {
     routed: Option<Arc<Plan>>,
     standing: BTreeSet<GroupId>,
     /// A stage of the adopted plan has no room here beside what stands.
-    cramped: bool,
+    out_of_kv_pages: bool,
 }
 
 impl Changeover {
@@ -106,7 +106,7 @@ impl Changeover {
         let parts =
             models.into_iter().filter_map(|model| Some((model, before.remove(&model).or_else(|| of_old(&model))?)));
         self.before = parts.filter(|(_, b)| !b.part.groups.is_empty()).collect();
-        self.cramped = false;
+        self.out_of_kv_pages = false;
         self.look(now, scene);
     }
 
@@ -131,7 +131,7 @@ impl Changeover {
     /// A stage of the adopted plan does not fit beside what stands here: that goes first. What is led elsewhere of it ends there
     /// when this peer's stage has.
     pub fn make_room(&mut self) {
-        self.cramped = true;
+        self.out_of_kv_pages = true;
         self.standing.clear();
     }
 
@@ -148,7 +148,7 @@ impl Changeover {
     }
 
     fn to_keep(&self, adopted: &Plan, scene: Scene<'_>) -> BTreeSet<GroupId> {
-        if self.cramped {
+        if self.out_of_kv_pages {
             return BTreeSet::new();
         }
         let before = self.before.values().flat_map(|b| &b.part.groups);

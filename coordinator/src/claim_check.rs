@@ -320,7 +320,6 @@ impl ClaimCheck {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A view without its groups fails the test.
     use super::*;
     use std::sync::Arc;
     use tsnode_protocol::{

@@ -32,7 +32,7 @@ pub use config::ControlConfig;
 pub use detector::Silence;
 pub use events::{Action, Down, Event, Reject};
 pub use liveness::digest_every;
-pub use member::Member;
+pub use member::{Member, Presence};
 pub use planning::Question;
 
 use crate::{
@@ -78,8 +78,8 @@ pub struct Control {
     next_heartbeat: Time,
     adverts: Adverts,
     voice: Voice,
-    /// When this peer says the roll next, if that is for it to say.
-    next_roll: Option<Time>,
+    /// When this peer says the digest next, if that is for it to say.
+    next_digest: Option<Time>,
     /// Last change of who is there.
     changed: Time,
 }
@@ -106,7 +106,7 @@ impl Control {
             next_heartbeat: now,
             adverts: Adverts::new(now),
             voice: Voice::default(),
-            next_roll: None,
+            next_digest: None,
             changed: now,
         }
     }
@@ -216,6 +216,7 @@ impl Control {
         self.adoption.adopted.as_ref().map(|a| a.id)
     }
 
+    #[deny(clippy::wildcard_enum_match_arm)]
     fn on_gossip(&mut self, message: Verified<Gossip>, way: Audience, out: &mut Vec<Action>) {
         let (signer, sequence) = (message.signer(), message.sequence());
         let kind = member::Kind::of(message.message());
@@ -228,7 +229,7 @@ impl Control {
             }
             Entry::Vacant(place) => (place.insert(Box::new(Member::new(now, self.config.heartbeat))), true),
         };
-        let life = member.life;
+        let life = member.sequences.life();
         if let (Gossip::Heartbeat(heartbeat), Audience::ToAll) = (message.message(), way)
             && member.was_overtaken(sequence, heartbeat)
         {
@@ -238,7 +239,7 @@ impl Control {
             return out.push(Action::Reject { peer: signer, reason: Reject::Replay });
         }
         member.heard(now, kind, way);
-        let (is_reborn, was_alive) = (member.life != life, member.alive);
+        let (is_reborn, was_alive) = (member.sequences.life() != life, member.is_there());
         if (is_new || is_reborn) && signer != me {
             self.newcomer();
         }
@@ -253,7 +254,7 @@ impl Control {
             Gossip::Endorsement(endorsement) => self.hear_endorsement(signer, endorsement, proof, out),
             Gossip::Certificate(certificate) => self.hear_certificate(signer, certificate, out),
             Gossip::Call(call) => self.hear_call(signer, &call, out),
-            Gossip::LivenessDigest(roll) => self.on_digest(signer, &roll, out),
+            Gossip::LivenessDigest(digest) => self.on_digest(signer, &digest, out),
         }
         if !was_alive {
             self.revive(signer, out);

@@ -4,6 +4,8 @@
 //! wake it if nothing else happens; time and randomness come in as arguments, maps are ordered, so one seed replays a
 //! swarm. A confused or lying peer is not an error but a counted rejection.
 
+#![deny(missing_docs, clippy::allow_attributes_without_reason)]
+
 pub mod batcher;
 pub mod changeover;
 pub mod claim_check;

@@ -238,7 +238,6 @@ pub fn pause_after(bytes: u64, bandwidth: BytesPerSecond) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A test that has nothing to look at has failed.
     use super::*;
 
     const MBIT: f64 = 125_000.0;

@@ -180,7 +180,6 @@ fn stage(place: &Place, layers: LayerRange) -> Stage {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A layout that cannot be read fails the test.
     use super::*;
     use crate::sample;
     use std::collections::BTreeMap;

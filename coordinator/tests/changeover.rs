@@ -1,5 +1,5 @@
 //! What is served while one plan gives way to the next: no moment without groups, and none that keeps what is not wanted.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Claims of speed under load: honest peers whose hosts, queues and gateway are busy in every way are never accused, and one
 //! that claims five times its speed is found among them.
-#![allow(clippy::unwrap_used)] // A group that is not in the plan fails the test.
+#![expect(clippy::unwrap_used, reason = "a group that is not in the plan fails the test")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

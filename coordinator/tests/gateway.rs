@@ -1,5 +1,5 @@
 //! Stories of a gateway, its clients and the groups that serve them.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::sync::Arc;
 use std::time::Duration;

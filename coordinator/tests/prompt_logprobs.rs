@@ -1,5 +1,5 @@
 //! A group's leader and sequences whose prompts' tokens are to be told of.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Stories of answers that lose their group, and go on where that is predicted to be soonest: with KV that a prefill group has
 //! still, with what a decode group has computed of it before, or with all of it computed anew.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Nobody waits for ever: with the policies that nodes have, one that came early ends however many come after it.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

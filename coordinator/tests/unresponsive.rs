@@ -1,5 +1,5 @@
 //! Stories of peers that are stopped in the middle of an answer, and of peers that only take long.
-#![allow(clippy::unwrap_used)] // A story that cannot be told fails.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The fuzz targets' bodies for a fixed number of inputs, within memory: no bytes of a peer cost more than their limit says.
 
-#![allow(clippy::unwrap_used)] // A committed file that cannot be read fails the test.
+#![expect(clippy::unwrap_used, reason = "a committed file that cannot be read fails the test")]
 
 #[path = "fuzzing/examples.rs"]
 mod examples;

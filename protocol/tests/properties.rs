@@ -1,6 +1,6 @@
 //! What holds for every invite, plan, envelope and tile, not only for those somebody thought of.
 
-#![allow(clippy::unwrap_used)] // What cannot be read fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be read fails the test")]
 
 use ed25519_dalek::SigningKey;
 use proptest::{collection::vec, option, prelude::*, sample::Index};

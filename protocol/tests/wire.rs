@@ -1,6 +1,6 @@
 //! The wire, from outside: what each message looks like in bytes, and that no bytes at all do harm.
 
-#![allow(clippy::unwrap_used)] // A committed file that cannot be read fails the test.
+#![expect(clippy::unwrap_used, reason = "a committed file that cannot be read fails the test")]
 
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;

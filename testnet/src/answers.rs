@@ -149,7 +149,6 @@ async fn one(http: &str, kind: &Kind) -> Result<Vec<u64>, Wrong> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use std::time::{Duration, Instant};
 

@@ -17,6 +17,8 @@
 //! | which machines to buy | [`provisioning`] |
 //! | pictures | [`plot`] |
 
+#![deny(missing_docs, clippy::allow_attributes_without_reason)]
+
 pub mod baselines;
 pub mod bound;
 pub mod capacity;

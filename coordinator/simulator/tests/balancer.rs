@@ -1,5 +1,5 @@
 //! Cronus: its balancer against reference cases, and what two machines that share prompts must keep whatever comes.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 mod shared;
 

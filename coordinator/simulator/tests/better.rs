@@ -1,6 +1,6 @@
 //! Packed answers and gentle prompts against the paper's policies on the same machines: more is carried, nothing is lost, and
 //! memory is kept. The last test uses Azure's traces and Splitwise's table where they lie beside the project.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 mod shared;
 

@@ -1,6 +1,6 @@
 //! Scenarios of the control plane: peers that run the shipped machine on a network that delays, loses, repeats, reorders,
 //! cuts and heals, written by hand here and drawn from seeds in [`tsnode_simulator::simulation`].
-#![allow(clippy::unwrap_used)] // A scenario that cannot run fails.
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot run fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

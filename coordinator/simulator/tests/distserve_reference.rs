@@ -1,6 +1,6 @@
 //! The simulator by DistServe's rules and fits against DistServe's own simulator. The cases lie beside the project; without
 //! them these tests say so and pass.
-#![allow(clippy::unwrap_used)] // A case that cannot be read fails the test.
+#![expect(clippy::unwrap_used, reason = "a case that cannot be read fails the test")]
 
 mod shared;
 

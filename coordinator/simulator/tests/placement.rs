@@ -1,6 +1,6 @@
 //! Services that share devices: placements are allowed, repeatable and near the best there is; pages are neither lost nor
 //! made; what moves to another machine is served all the same.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
 //! Shifts of a workload: false alarms as rare as stated, changes found within the delays that docs/research/workload.md states.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 use std::time::Duration;
 use tsnode_coordinator::{

@@ -1,5 +1,5 @@
 //! Provisioning: what is found is what trying everything finds, it keeps its budgets, and what cannot be is said so.
-#![allow(clippy::unwrap_used)] // A question that cannot be asked fails the test.
+#![expect(clippy::unwrap_used, reason = "a question that cannot be asked fails the test")]
 
 mod shared;
 

@@ -1,5 +1,5 @@
 //! When a swarm changes to a plan that has to be loaded, and when it makes do with what it has (ThunderServe §3.4).
-#![allow(clippy::unwrap_used)] // A scenario that cannot run fails.
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot run fails")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

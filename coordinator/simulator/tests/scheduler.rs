@@ -1,6 +1,6 @@
 //! Plans on random clusters: feasible, complete, recomputable, the same on any number of threads; and as good as the
 //! best there is where that can be known.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! The scheduler's parts against cases made by others: by brute force, by an LP solver, by a script of HexGen's formulas.
 //!
 //! The cases lie beside the project (`../shared/reference`) and are not part of it.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 mod shared;
 

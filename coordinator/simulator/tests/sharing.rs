@@ -1,5 +1,5 @@
 //! Several services on one machine (SeaLLM §4.2): the order against brute force, and what must hold under every order.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

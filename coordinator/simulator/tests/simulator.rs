@@ -1,5 +1,5 @@
 //! Whatever comes, every policy on every cluster ends every request once, within its limits, and alike each time.
-#![allow(clippy::unwrap_used)] // What cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
 use proptest::prelude::*;
 use std::sync::Arc;

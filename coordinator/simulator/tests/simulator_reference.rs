@@ -1,6 +1,6 @@
 //! The simulator against Splitwise's own: every request's times in small cases, percentiles and verdicts in large ones.
 //! The cases and the table of times lie beside the project and are not part of it.
-#![allow(clippy::unwrap_used)] // A case that cannot be read fails the test.
+#![expect(clippy::unwrap_used, reason = "a case that cannot be read fails the test")]
 
 mod shared;
 

@@ -1,5 +1,5 @@
 //! Requests become of another kind: groups change what they do and nobody loads anything (ThunderServe §3.4).
-#![allow(clippy::unwrap_used)] // A scenario that cannot run fails.
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot run fails")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -117,7 +117,6 @@ pub(super) fn size(entries: &[StepEntry]) -> StepSize {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A step that was not noted fails the test.
     use super::*;
     use std::time::Duration;
     use tsnode_protocol::RequestId;

@@ -92,11 +92,8 @@ impl Control {
             return;
         }
         let (id, now) = (plan.id(), self.now);
-        if let Some(member) = self.members.get_mut(&by) {
-            if member.proposed.is_some_and(|(epoch, term, other)| (epoch, term) == at && other != id) {
-                return out.push(Action::Reject { peer: by, reason: Reject::SecondPlan });
-            }
-            member.proposed = Some((at.0, at.1, id));
+        if self.members.get_mut(&by).is_some_and(|member| !member.dispute.proposes(at, id)) {
+            return out.push(Action::Reject { peer: by, reason: Reject::SecondPlan });
         }
         let proposal = self.proposal(id);
         proposal.heard = now;
@@ -412,7 +409,7 @@ impl Control {
         self.ballot.heard_of(at);
         let astray: Vec<PeerId> = self.members().filter(|(_, m)| self.is_astray(m)).map(|(peer, _)| *peer).collect();
         for peer in astray {
-            self.members.entry(peer).and_modify(|m| m.disputes += 1);
+            self.members.entry(peer).and_modify(|m| m.dispute.brought_back());
         }
         self.adoption.adopted = Some(Adopted { id: plan.id(), peers, plan: plan.clone(), certificate, endorsers });
         self.adoption.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|p| (p.plan.epoch, p.plan.term) > at));
@@ -423,7 +420,7 @@ impl Control {
         // What a plan changed must show before it is judged again.
         self.changed = self.now;
         for member in self.members.values_mut() {
-            member.behind_since = None;
+            member.dispute.plan_changed();
         }
         out.push(Action::Adopt(plan));
     }
@@ -445,7 +442,7 @@ impl Control {
             return;
         }
         let me = self.config.me;
-        if !self.members().any(|(peer, m)| *peer != me && m.behind_since.is_some() && to(m)) {
+        if !self.members().any(|(peer, m)| *peer != me && m.dispute.is_behind() && to(m)) {
             return;
         }
         // The first rank may be who has just come: it has no certificate to show.

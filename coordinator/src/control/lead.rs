@@ -13,8 +13,6 @@ use tsnode_protocol::{Epoch, Gossip, PeerId, Plan, Term};
 const ALONE: u32 = 3;
 /// How long two plans may stand side by side before a new one settles it.
 const DISPUTE: Duration = Duration::from_secs(4);
-/// Each dispute with one peer doubles the wait for the next one, so often.
-const DOUBLINGS: u32 = 6;
 
 /// Whose turn of `ranks` it is: 0 1 2 3, 2 3 4 5, 4 5 6 7 and so on, so that one at a time proposes, everybody comes to
 /// it, and each twice soon after another.
@@ -129,8 +127,7 @@ impl Control {
     }
 
     pub(super) fn is_astray(&self, m: &Member) -> bool {
-        let patience = DISPUTE * 2u32.pow(m.disputes.min(DOUBLINGS));
-        let for_long = m.behind_since.is_some_and(|since| self.now > since + patience);
+        let for_long = m.dispute.is_for_long(self.now, DISPUTE);
         let followed = (m.heartbeat.epoch, m.heartbeat.term);
         for_long && m.heartbeat.plan.is_some() && followed >= self.followed() && !self.is_far(followed)
     }

@@ -4,7 +4,7 @@
 //! falls silent. Who is called tells all that it is there; who does not is dead for all, soon after. So nobody is dead by
 //! anybody's word alone, and whoever is called for nothing loses nothing but a message.
 //!
-//! What was lost on its way to somebody (a death, an arrival, a change) shows in the roll that the listeners say now and
+//! What was lost on its way to somebody (a death, an arrival, a change) shows in the digest that the listeners say now and
 //! then: who misses somebody on it, has somebody who is not, or has heard less of somebody, calls that peer.
 
 use super::{Action, Control, Member, detector::Sign, voice::LISTENERS};
@@ -20,20 +20,20 @@ use tsnode_protocol::{
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// Between two calls of one peer, whoever calls.
 const CALL_AGAIN: Duration = Duration::from_secs(1);
-/// The same for what a roll shows.
+/// The same for what a digest shows.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// Who does not listen for all waits a little for those who do, each so long as its id says, at most and at least.
 const DEFER: (u64, u64) = (300, 900);
-/// Between two rolls, whoever says them.
+/// Between two digests, whoever says them.
 const DIGEST_EVERY: Duration = Duration::from_secs(1);
-/// The least of it for each peer on it: what is heard of rolls does not grow with the swarm.
+/// The least of it for each peer on it: what is heard of digests does not grow with the swarm.
 const DIGEST_SHARE: Duration = Duration::from_millis(20);
 /// Listeners lost within this time of each other are several.
 const BEREFT: Duration = Duration::from_secs(10);
-/// How long somebody is there before a roll has to know.
+/// How long somebody is there before a digest has to know.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// The time between two rolls in a swarm of so many.
+/// The time between two digests in a swarm of so many.
 #[must_use]
 pub fn digest_every(peers: usize) -> Duration {
     DIGEST_EVERY.max(DIGEST_SHARE * u32::try_from(peers).unwrap_or(u32::MAX))
@@ -52,7 +52,7 @@ impl Member {
     }
 
     /// Whether it is time to have it say to all what it says to a few: where its word to all was lost on its first steps no
-    /// roll shows that.
+    /// digest shows that.
     pub(super) fn is_to_be_asked(&self, now: Time) -> bool {
         self.keeps_from_all(now) && self.call_heard.is_none_or(|at| now >= at + ASK_AGAIN)
     }
@@ -90,7 +90,7 @@ impl Control {
     /// heard just now.
     pub(super) fn collect_missing(&mut self, misses: bool) -> Vec<Missed> {
         let (now, me) = (self.now, self.config.me);
-        let silent = |l: &PeerId| self.members.get(l).is_none_or(|m| !m.alive || m.late_since.is_some());
+        let silent = |l: &PeerId| self.members.get(l).is_none_or(|m| !m.is_there() || m.late_since.is_some());
         let alone = misses && self.voice.listeners.iter().all(silent);
         let due = self.voice.collect_missing_at.take_if(|at| *at <= now).is_some();
         if self.listens() || !(alone || due) {
@@ -98,7 +98,7 @@ impl Control {
         }
         let quiet = |m: &Member| {
             let was = |at: Option<Time>| at.is_some_and(|at| now < at + CALL_AGAIN);
-            m.alive && now >= m.last_heard + ANSWER && !was(m.call_heard)
+            m.is_there() && now >= m.last_heard + ANSWER && !was(m.call_heard)
         };
         let missed = self.members.iter_mut().filter(|(peer, m)| **peer != me && quiet(m));
         let call = |(peer, member): (&PeerId, &mut Box<Member>)| {
@@ -119,7 +119,7 @@ impl Control {
     pub(super) fn hear_call(&mut self, signer: PeerId, call: &Call, out: &mut Vec<Action>) {
         let (now, me, listens) = (self.now, self.config.me, self.listens());
         let (rules, health) = (&self.config.silence, &self.health);
-        let is_there = self.members.get(&signer).is_some_and(|m| m.alive);
+        let is_there = self.members.get(&signer).is_some_and(|m| m.is_there());
         let mut for_me = false;
         for Missed { peer: tag, last } in &call.peers {
             if *tag == PeerTag::of(me) {
@@ -131,11 +131,10 @@ impl Control {
             member.call_heard = Some(now);
             // Who hears it all the time knows better.
             let answered = member.last() > *last && now < member.last_heard + ANSWER;
-            if member.alive && !answered && member.called.is_none() {
+            if member.is_there() && !answered && member.called.is_none() {
                 member.called = Some(now);
                 let heard = listens && member.sign(now, health, rules) == Sign::Fine;
-                if !heard && !member.suspect {
-                    member.suspect = true;
+                if !heard && member.doubt() {
                     out.push(Action::PeerSuspect(*peer));
                 }
             }
@@ -145,28 +144,28 @@ impl Control {
         }
     }
 
-    /// Finds out who listens; says the roll if this peer does, and it is time.
+    /// Finds out who listens; says the digest if this peer does, and it is time.
     pub(super) fn send_digest(&mut self, out: &mut Vec<Action>) {
         let (now, me) = (self.now, self.config.me);
         self.elect_listeners();
         let Some(place) = self.voice.listeners.iter().position(|l| *l == me) else {
-            self.next_roll = None;
+            self.next_digest = None;
             return;
         };
         let count = self.members().count();
         let many = self.voice.listeners.len() as u32;
         let gap = digest_every(count);
         // They take turns.
-        let due = *self.next_roll.get_or_insert(now + gap * (place as u32 + 1));
+        let due = *self.next_digest.get_or_insert(now + gap * (place as u32 + 1));
         if now < due || count <= LISTENERS {
             return;
         }
-        self.next_roll = Some(now + gap * many);
-        let there = self.members.iter_mut().filter(|(_, m)| m.alive).take(limits::PEERS);
+        self.next_digest = Some(now + gap * many);
+        let there = self.members.iter_mut().filter(|(_, m)| m.is_there()).take(limits::PEERS);
         // What is on its way to all still is nothing that anybody misses.
         let present = there.map(|(peer, m)| Present { peer: PeerTag::of(*peer), said: m.listed.replace(m.said()) });
-        let roll = LivenessDigest { present: present.collect() };
-        out.push(Action::Publish(Gossip::LivenessDigest(roll)));
+        let digest = LivenessDigest { present: present.collect() };
+        out.push(Action::Publish(Gossip::LivenessDigest(digest)));
     }
 
     fn elect_listeners(&mut self) {
@@ -183,22 +182,22 @@ impl Control {
     }
 
     /// One who listens says who is there. It proves nothing; those who are in doubt are asked.
-    pub(super) fn on_digest(&mut self, signer: PeerId, roll: &LivenessDigest, out: &mut Vec<Action>) {
+    pub(super) fn on_digest(&mut self, signer: PeerId, digest: &LivenessDigest, out: &mut Vec<Action>) {
         let (now, me) = (self.now, self.config.me);
         if signer == me || !self.voice.listeners.contains(&signer) {
             return;
         }
         let mut doubts = Vec::new();
         let mut knows_me = false;
-        for Present { peer: tag, said } in &roll.present {
+        for Present { peer: tag, said } in &digest.present {
             if *tag == PeerTag::of(me) {
                 knows_me = true;
                 continue;
             }
             let member = self.members.range_mut(tag.range()).next().map(|(_, m)| m);
-            let lacks = said.is_some_and(|said| member.as_ref().is_none_or(|m| !m.alive || m.said() < said));
+            let lacks = said.is_some_and(|said| member.as_ref().is_none_or(|m| !m.is_there() || m.said() < said));
             if let Some(member) = member {
-                member.rolled = now;
+                member.in_digest = now;
                 if lacks && member.call_heard.is_none_or(|at| now >= at + ASK_AGAIN) {
                     member.call_heard = Some(now);
                     doubts.push(Missed { peer: *tag, last: member.last() });
@@ -207,8 +206,11 @@ impl Control {
                 doubts.push(Missed { peer: *tag, last: 0 });
             }
         }
-        for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.alive && **peer != me && **peer != signer) {
-            let known = now < member.last_heard + SETTLED || now < member.first_heard + SETTLED || member.rolled == now;
+        for (peer, member) in
+            self.members.iter_mut().filter(|(peer, m)| m.is_there() && **peer != me && **peer != signer)
+        {
+            let known =
+                now < member.last_heard + SETTLED || now < member.first_heard + SETTLED || member.in_digest == now;
             if !known && member.call_heard.is_none_or(|at| now >= at + ASK_AGAIN) {
                 member.call_heard = Some(now);
                 doubts.push(Missed { peer: PeerTag::of(*peer), last: member.last() });

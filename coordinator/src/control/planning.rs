@@ -149,3 +149,42 @@ impl Control {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question() -> Arc<Question> {
+        let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
+        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false })
+    }
+
+    fn draft() -> Draft {
+        Draft { groups: Vec::new(), routes: Vec::new(), reason: "a test".into() }
+    }
+
+    fn found(draft: Option<Draft>) -> Planning {
+        Planning::Found { draft, disputed: false, due: true }
+    }
+
+    #[test]
+    fn an_answer_is_forgotten_with_the_view_it_was_for_and_a_search_is_not() {
+        for (mut planning, stays) in
+            [(found(None), false), (found(Some(draft())), false), (Planning::Asked(question()), true)]
+        {
+            planning.view_changed();
+            assert_eq!(matches!(planning, Planning::Asked(_)), stays);
+            assert_eq!(matches!(planning, Planning::Idle), !stays);
+        }
+    }
+
+    #[test]
+    fn a_peer_is_settled_when_nothing_better_was_found_and_due_when_something_waits() {
+        let told = |planning: Planning| (planning.is_settled(), planning.is_due());
+        assert_eq!(told(Planning::Idle), (false, false));
+        assert_eq!(told(Planning::Asked(question())), (false, false));
+        assert_eq!(told(found(None)), (true, false));
+        assert_eq!(told(found(Some(draft()))), (false, true));
+        assert_eq!(told(Planning::Found { draft: Some(draft()), disputed: true, due: false }), (false, false));
+    }
+}

@@ -1,7 +1,11 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
 use super::{
-    Action, Control, Down, Member, check, detector::Sign, leader_rank::LeaderRanks, liveness::ANSWER, member::Audience,
+    Action, Control, Down, Member, check,
+    detector::Sign,
+    leader_rank::LeaderRanks,
+    liveness::ANSWER,
+    member::{Audience, Presence},
     voice::LISTENERS,
 };
 use crate::{Time, members::Members};
@@ -39,7 +43,7 @@ pub(super) struct Derived {
 impl Control {
     /// Everyone who is there, this peer included once it has heard itself.
     pub fn members(&self) -> impl Iterator<Item = (&PeerId, &Member)> {
-        self.members.iter().filter(|(_, m)| m.alive).map(|(peer, m)| (peer, &**m))
+        self.members.iter().filter(|(_, m)| m.is_there()).map(|(peer, m)| (peer, &**m))
     }
 
     /// Groups whose leaders say that they take requests, with what each has to do. Of the adopted plan's none with a suspect in it,
@@ -54,7 +58,9 @@ impl Control {
     pub fn ready_of(&self, groups: &[Group]) -> BTreeMap<GroupId, Load> {
         let mut up = self.said_ready();
         let going = self.going();
-        let late = |peer: &PeerId| self.members.get(peer).is_some_and(|m| m.suspect) || going.contains(peer);
+        let late = |peer: &PeerId| {
+            self.members.get(peer).is_some_and(|m| m.presence == Presence::Suspect) || going.contains(peer)
+        };
         let suspect = |g: &&Group| g.stages.iter().any(|s| late(&s.peer));
         let here = groups.iter().filter(|g| up.contains_key(&g.id));
         let (late, fine): (Vec<&Group>, Vec<&Group>) = here.partition(suspect);
@@ -151,12 +157,7 @@ impl Control {
         let outlaws = if accuses { self.outlaws() } else { BTreeSet::new() };
         let Some(member) = self.members.get_mut(&signer) else { return };
         let stirs = turned && member.stirs(self.now);
-        if !behind {
-            member.behind_since = None;
-            member.disputes = 0;
-        } else if member.behind_since.is_none() {
-            member.behind_since = Some(self.now);
-        }
+        member.dispute.follows(self.now, behind);
         member.tells(self.now, heartbeat, way);
         if stirs {
             self.members_changed();
@@ -175,8 +176,8 @@ impl Control {
     /// A peer with an advert and a fresh word is there.
     pub(super) fn revive(&mut self, peer: PeerId, out: &mut Vec<Action>) {
         let Some(member) = self.members.get_mut(&peer) else { return };
-        if !member.alive && !member.is_gone() && member.advert.is_some() {
-            member.alive = true;
+        if !member.is_there() && !member.is_gone() && member.advert.is_some() {
+            member.presence = Presence::Present;
             self.members_changed();
             out.push(Action::PeerUp(peer));
             if peer != self.config.me {
@@ -192,7 +193,7 @@ impl Control {
         let (rules, health, listeners) = (&self.config.silence, &self.health, &self.voice.listeners);
         let answer = ANSWER + health.grace() + self.unevenness();
         let (mut lost, mut bereft, mut missed) = (false, 0, Vec::new());
-        for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.alive && **peer != me) {
+        for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.is_there() && **peer != me) {
             let leaves = member.heartbeat.leaving;
             let watched = listens || leaves || member.disconnected || listeners.contains(peer);
             member.watch(watched, now);
@@ -206,7 +207,7 @@ impl Control {
             let patience = if watched && sign != Sign::Dead { 2 * answer } else { answer };
             let unanswered = member.called.is_some_and(|at| now >= at + patience);
             if left || member.is_gone() || unanswered {
-                (member.alive, member.suspect, member.called) = (false, false, None);
+                member.give_up();
                 lost = true;
                 bereft += usize::from(!leaves && listeners.contains(peer));
                 let reason = match member.is_gone() {
@@ -215,8 +216,7 @@ impl Control {
                     false => Down::Silent,
                 };
                 out.push(Action::PeerDown { peer: *peer, reason });
-            } else if sign == Sign::Suspect && !member.suspect {
-                member.suspect = true;
+            } else if sign == Sign::Suspect && member.doubt() {
                 out.push(Action::PeerSuspect(*peer));
             }
         }
@@ -232,7 +232,7 @@ impl Control {
         }
         if now >= self.next_clearing {
             self.next_clearing = now + CLEARING;
-            self.members.retain(|_, m| m.alive || now < m.last_heard + REMEMBERED);
+            self.members.retain(|_, m| m.is_there() || now < m.last_heard + REMEMBERED);
         }
     }
 

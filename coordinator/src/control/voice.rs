@@ -4,7 +4,7 @@
 //! is the coordinator. Who has no group tells them itself. To all goes what is news, what somebody misses, and every
 //! heartbeat of the listeners: so what anybody says and hears does not grow with the swarm.
 
-use super::{Action, Control};
+use super::{Action, Control, member::Presence};
 use crate::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -77,6 +77,20 @@ impl Voice {
     pub fn answer(&mut self, now: Time) {
         let at = self.said.as_ref().map_or(now, |(_, said)| now.max(*said + BREATH));
         self.answer_at = Some(self.answer_at.map_or(at, |set| set.min(at)));
+    }
+
+    /// Somebody misses this peer: all hear it once, and for a while where that was not enough.
+    fn missed(&mut self, now: Time) {
+        match self.called {
+            Some(at) if now < at + EPISODE => {}
+            Some(at) if now < at + MISSED_AGAIN => {
+                self.loud_until = now + LOUD;
+                self.called = Some(now);
+            }
+            _ => self.called = Some(now),
+        }
+        self.direct_until = now + DIRECT;
+        self.answer(now);
     }
 }
 
@@ -170,7 +184,9 @@ impl Control {
             return None;
         }
         let group = groups.iter().find(|g| g.stages.iter().any(|s| s.peer == me))?;
-        group.leader().filter(|l| self.members.get(l).is_some_and(|m| m.alive && !m.suspect && !m.disconnected))
+        group
+            .leader()
+            .filter(|l| self.members.get(l).is_some_and(|m| m.presence == Presence::Present && !m.disconnected))
     }
 
     fn leads(&self, peer: PeerId) -> bool {
@@ -184,7 +200,7 @@ impl Control {
             let (signer, is_own) = (word.signer(), from == self.config.me);
             let is_heartbeat = matches!(word.message(), Gossip::Heartbeat(_));
             // What came by another way already is no replay.
-            let is_news = self.members.get(&signer).is_none_or(|m| m.is_news(word.sequence()));
+            let is_news = self.members.get(&signer).is_none_or(|m| m.sequences.is_news(word.sequence()));
             if !is_heartbeat || !is_news || (signer == self.config.me) != is_own {
                 continue;
             }
@@ -204,18 +220,51 @@ impl Control {
     /// Somebody misses this peer.
     pub(super) fn called(&mut self) {
         let now = self.now;
-        match self.voice.called {
-            Some(at) if now < at + EPISODE => {}
-            Some(at) if now < at + MISSED_AGAIN => {
-                self.voice.loud_until = now + LOUD;
-                self.voice.called = Some(now);
-            }
-            _ => self.voice.called = Some(now),
-        }
-        self.voice.direct_until = now + DIRECT;
-        self.voice.answer(now);
+        self.voice.missed(now);
         if self.voice.advertised.is_none_or(|at| now >= at + ADVERT_FRESH) {
             self.advertise_within(Duration::from_millis(200));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_missed_answers_at_once_but_does_not_repeat_what_was_just_said() {
+        let now = Time::from_secs(10);
+        let mut voice = Voice::default();
+        assert_eq!(voice.deadline(), None);
+        voice.missed(now);
+        assert_eq!(voice.deadline(), Some(now));
+        let mut voice = Voice { said: Some((Heartbeat::default(), now)), ..Voice::default() };
+        voice.missed(now);
+        assert_eq!(voice.deadline(), Some(now + BREATH));
+        voice.missed(now + BREATH / 2);
+        assert_eq!(voice.deadline(), Some(now + BREATH), "one answer is for both");
+    }
+
+    #[test]
+    fn who_is_missed_again_though_it_speaks_tells_all_for_a_while() {
+        let at = |ms| Time::from_secs(10) + Duration::from_millis(ms);
+        let mut voice = Voice::default();
+        voice.missed(at(0));
+        voice.missed(at(500));
+        assert_eq!(voice.loud_until, Time::ZERO, "calls so close are of one silence");
+        assert_eq!(voice.direct_until, at(500) + DIRECT);
+        voice.missed(at(3_000));
+        assert_eq!(voice.loud_until, at(3_000) + LOUD);
+        let loud = voice.loud_until;
+        voice.missed(at(30_000));
+        assert_eq!(voice.loud_until, loud, "that is another silence");
+    }
+
+    #[test]
+    fn what_waited_while_this_peer_slept_is_not_passed_on() {
+        let now = Time::from_secs(10);
+        let mut voice = Voice::default();
+        voice.slept(now);
+        assert!(voice.heard.is_empty() && voice.stale_until == now + STALE);
     }
 }

@@ -118,6 +118,10 @@ fn side_by_side<'p>(walks: &mut [Walk<'p>], threads: usize, work: &(dyn Fn(&mut 
     if each >= walks.len() {
         return walks.iter_mut().for_each(work);
     }
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "which thread does what changes no result, and all have ended after it"
+    )]
     std::thread::scope(|scope| {
         for part in walks.chunks_mut(each) {
             scope.spawn(move || part.iter_mut().for_each(work));

@@ -3,7 +3,7 @@
 //!
 //! Whatever is read must be what its sender wrote and nothing else: its encoding is the bytes it was read from.
 
-#![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
+#![expect(clippy::unwrap_used, reason = "a fuzz target says what is wrong by failing")]
 
 use ed25519_dalek::SigningKey;
 use std::fmt::{Debug, Display};

@@ -177,7 +177,6 @@ pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::chaos::Limits;
     use crate::client::Moved;

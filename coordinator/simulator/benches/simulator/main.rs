@@ -1,7 +1,7 @@
 //! What the simulator's documentation states, measured: `cargo bench -p tsnode-coordinator --bench simulator -- PART`,
 //! where PART is one of the names below, or nothing for all of them. Some parts need Azure's traces and a table of times
 //! that lie beside the project, and say so where they are absent. Tables go to standard output.
-#![allow(clippy::expect_used)] // A benchmark that cannot start says why and stops.
+#![expect(clippy::expect_used, reason = "a benchmark that cannot start says why and stops")]
 
 mod appj;
 mod better;

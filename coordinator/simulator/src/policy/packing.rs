@@ -263,7 +263,6 @@ impl Routing for Packing {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::cost::{Line, Table};

@@ -216,7 +216,6 @@ pub(super) fn ridden(cost: &dyn IterationCost, prompt: &Batch, both: &Batch, ste
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::cost::{Line, Table};

@@ -3,7 +3,7 @@
 //! | question | where |
 //! |---|---|
 //! | who asks when, and whether what they get is right | `clients` |
-//! | one process's gateway, and which plan it follows | `desk` |
+//! | one process's gateway, and which plan it follows | `frontend` |
 //! | what a leader does for those who ask it | `host` |
 //! | when what gateways and leaders say to each other arrives | `lines` |
 //! | their place in a scenario, and its end | `scenario` |
@@ -13,7 +13,7 @@
 //! that is asked to prefill for another breaks off.
 
 mod clients;
-mod desk;
+mod frontend;
 mod host;
 mod lines;
 mod scenario;
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::simulation::requests::{
     clients::Client,
-    desk::Desk,
+    frontend::Frontend,
     lines::{Down, Line, LineNo, Up},
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -133,7 +133,7 @@ pub(super) struct Requests {
     /// All agree, and nothing goes wrong any more.
     is_calm: bool,
     planted: Option<Planted>,
-    desks: BTreeMap<usize, Desk>,
+    frontends: BTreeMap<usize, Frontend>,
     /// What waits for a process that is stopped.
     waiting: BTreeMap<usize, VecDeque<Item>>,
     clients: BTreeMap<RequestId, Client>,
@@ -151,7 +151,7 @@ impl Requests {
             rate,
             is_calm: false,
             planted,
-            desks: BTreeMap::new(),
+            frontends: BTreeMap::new(),
             waiting: BTreeMap::new(),
             clients: BTreeMap::new(),
             lines: BTreeMap::new(),
@@ -231,7 +231,7 @@ impl Requests {
 
     fn look(&mut self, around: Around<'_>) {
         self.sweep(around);
-        self.desks.retain(|n, desk| around.lives((*n, desk.life)));
+        self.frontends.retain(|n, frontend| around.lives((*n, frontend.life)));
         for n in 0..around.peers.len() {
             if around.peers[n].is_running() && !around.is_stopped(n) {
                 self.catch_up(around, n);

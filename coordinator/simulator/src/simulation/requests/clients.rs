@@ -230,7 +230,7 @@ impl Requests {
         if let Some((request, client)) = open {
             return Some(format!("{request} at p{} is open with {} of {}", client.at.0, client.got, client.most));
         }
-        let (n, _) = self.desks.iter().find(|(_, d)| !d.host.is_idle() || d.gateway.open_requests() > 0)?;
+        let (n, _) = self.frontends.iter().find(|(_, d)| !d.host.is_idle() || d.gateway.open_requests() > 0)?;
         Some(format!("p{n} still has work that nobody waits for"))
     }
 }

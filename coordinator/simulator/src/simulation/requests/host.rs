@@ -64,7 +64,7 @@ impl Requests {
     }
 
     fn host(&mut self, around: Around<'_>, place: Place) -> &mut Host {
-        &mut self.desk(around, place.0).host
+        &mut self.frontend(around, place.0).host
     }
 
     fn take(&mut self, around: Around<'_>, place: Place, line: LineNo, open: DecodeRequest) {
@@ -104,7 +104,8 @@ impl Requests {
         if !counts(&line) {
             return;
         }
-        let mut runs = self.desks.iter().filter(|(n, d)| around.lives((**n, d.life))).flat_map(|(_, d)| &d.host.runs);
+        let mut runs =
+            self.frontends.iter().filter(|(n, d)| around.lives((**n, d.life))).flat_map(|(_, d)| &d.host.runs);
         let has_part =
             |run: &Run| group.stages.iter().any(|s| run.stages.iter().any(|p| around.peers[p.0].id == s.peer));
         let other = runs.find(|(no, run)| run.request == open.request && counts(no) && has_part(run));

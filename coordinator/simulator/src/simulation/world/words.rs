@@ -53,7 +53,7 @@ impl World {
         let bytes: u64 = heard.iter().map(|word| word.proof().to_bytes().len() as u64).sum();
         let words = Arc::new(heard);
         for to in to.iter().filter_map(|to| self.number(*to)).collect::<Vec<_>>() {
-            let said = self.checks.figures.said.entry("pulse").or_default();
+            let said = self.checks.figures.said.entry("direct heartbeat").or_default();
             (said.0, said.1) = (said.0 + 1, said.1 + bytes);
             if !self.peers[to].is_running() {
                 continue;

@@ -21,7 +21,7 @@ use tsnode_protocol::{
 
 /// What one life of a process has to do with requests.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct Frontend {
     pub life: Life,
     pub gateway: Gateway,
     pub host: Host,
@@ -36,7 +36,7 @@ pub(super) struct Desk {
     wake: Option<Time>,
 }
 
-impl Desk {
+impl Frontend {
     fn new(life: Life) -> Self {
         Self {
             life,
@@ -94,28 +94,28 @@ impl Desk {
 }
 
 impl Requests {
-    /// The desk of a process's present life.
-    pub(super) fn desk(&mut self, around: Around<'_>, n: usize) -> &mut Desk {
+    /// The frontend of a process's present life.
+    pub(super) fn frontend(&mut self, around: Around<'_>, n: usize) -> &mut Frontend {
         let life = around.peers[n].life;
-        let desk = self.desks.entry(n).or_insert_with(|| Desk::new(life));
-        if desk.life != life {
-            *desk = Desk::new(life);
+        let frontend = self.frontends.entry(n).or_insert_with(|| Frontend::new(life));
+        if frontend.life != life {
+            *frontend = Frontend::new(life);
         }
-        desk
+        frontend
     }
 
     pub(super) fn adopt(&mut self, around: Around<'_>, (n, _): Place, plan: Arc<Plan>) {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying) = (control.said_ready(), control.staying());
-        let desk = self.desk(around, n);
-        desk.changeover.adopt(around.now, plan, Scene { up: &up, staying: &staying });
+        let frontend = self.frontend(around, n);
+        frontend.changeover.adopt(around.now, plan, Scene { up: &up, staying: &staying });
         self.look_at(around, n);
     }
 
     pub(super) fn loaded(&mut self, around: Around<'_>, (n, _): Place, groups: Vec<GroupId>) {
         let Some(plan) = around.peers[n].control().and_then(Control::plan) else { return };
         let groups: Vec<_> = groups.into_iter().filter_map(|id| Some((id, plan.group(id)?.clone()))).collect();
-        self.desk(around, n).host.loaded.extend(groups);
+        self.frontend(around, n).host.loaded.extend(groups);
         self.look_at(around, n);
     }
 
@@ -123,10 +123,10 @@ impl Requests {
     pub(super) fn look_at(&mut self, around: Around<'_>, n: usize) {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying): (_, BTreeSet<PeerId>) = (control.said_ready(), control.staying());
-        let desk = self.desk(around, n);
-        desk.changeover.look(around.now, Scene { up: &up, staying: &staying });
-        desk.retire(control);
-        let (report, view) = (desk.report(), desk.new_view(control));
+        let frontend = self.frontend(around, n);
+        frontend.changeover.look(around.now, Scene { up: &up, staying: &staying });
+        frontend.retire(control);
+        let (report, view) = (frontend.report(), frontend.new_view(control));
         self.out.extend(report.map(|event| Effect::Tell(n, event)));
         if let Some(view) = view {
             self.drive(around, n, Event::View(view));
@@ -135,22 +135,22 @@ impl Requests {
 
     /// One event through a process's gateway, and what follows from it.
     pub(super) fn drive(&mut self, around: Around<'_>, n: usize, event: Event) {
-        let actions = self.desk(around, n).gateway.on_event(around.now, event);
+        let actions = self.frontend(around, n).gateway.on_event(around.now, event);
         for action in actions {
             self.act(around, n, action);
         }
-        let desk = self.desk(around, n);
-        let due = desk.gateway.deadline().filter(|at| desk.wake.is_none_or(|wake| *at < wake));
+        let frontend = self.frontend(around, n);
+        let due = frontend.gateway.deadline().filter(|at| frontend.wake.is_none_or(|wake| *at < wake));
         if let Some(at) = due {
-            desk.wake = Some(at);
+            frontend.wake = Some(at);
             // The agenda is in whole milliseconds.
             self.at(at.max(around.now) + Duration::from_millis(1), Item::Wake(around.place(n)));
         }
     }
 
     pub(super) fn woken(&mut self, around: Around<'_>, (n, _): Place) {
-        let desk = self.desk(around, n);
-        if desk.wake.take_if(|at| *at <= around.now).is_some() {
+        let frontend = self.frontend(around, n);
+        if frontend.wake.take_if(|at| *at <= around.now).is_some() {
             self.drive(around, n, Event::Deadline);
         }
     }
@@ -162,13 +162,13 @@ impl Requests {
                 self.at(around.now + Duration::from_millis(1), Item::NoPrefill(around.place(n), request));
             }
             Action::Order { request, order } => {
-                if let Some(line) = self.desk(around, n).lines.get(&request).copied() {
+                if let Some(line) = self.frontend(around, n).lines.get(&request).copied() {
                     self.send_up(around, line, Up::Order(order));
                 }
             }
             Action::CloseDecode { request } => {
                 let holds_on = self.planted == Some(Planted::HoldsOn);
-                let line = self.desk(around, n).lines.remove(&request);
+                let line = self.frontend(around, n).lines.remove(&request);
                 if let Some(line) = line.filter(|_| !holds_on) {
                     self.lines.get_mut(&line).into_iter().for_each(|l| l.hung_up = true);
                     self.send_up(around, line, Up::Close);
@@ -191,7 +191,7 @@ impl Requests {
     fn open(&mut self, around: Around<'_>, n: usize, request: RequestId, leader: PeerId, open: DecodeRequest) {
         let place = around.place(n);
         let has = |plan: &Arc<Plan>| plan.group(open.group).is_some_and(|g| g.leader() == Some(leader));
-        if !self.desk(around, n).view.plan.as_ref().is_some_and(has) {
+        if !self.frontend(around, n).view.plan.as_ref().is_some_and(has) {
             let what = format!("p{n} asks for {request} in {}, which is not of the plan it follows", open.group);
             self.break_off(around.now, "gateways_ask_groups_of_one_plan", what);
         }
@@ -203,7 +203,7 @@ impl Requests {
         let Some(&leader) = around.numbers.get(&leader) else { return };
         self.moves(request, &open);
         let line = self.new_line(request, place, around.place(leader));
-        self.desk(around, n).lines.insert(request, line);
+        self.frontend(around, n).lines.insert(request, line);
         self.send_up(around, line, Up::Open(open));
     }
 
@@ -211,7 +211,7 @@ impl Requests {
     pub(super) fn answered(&mut self, around: Around<'_>, line: LineNo, event: DecodeEvent) {
         let Some((n, request)) = self.lines.get(&line).map(|l| (l.gateway.0, l.request)) else { return };
         let is_last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
-        if self.desk(around, n).lines.get(&request) == Some(&line) {
+        if self.frontend(around, n).lines.get(&request) == Some(&line) {
             self.drive(around, n, Event::Decode { request, event });
         }
         if is_last {
@@ -220,7 +220,7 @@ impl Requests {
     }
 
     pub(super) fn lost(&mut self, around: Around<'_>, (n, _): Place, line: LineNo, request: RequestId, why: &str) {
-        if self.desk(around, n).lines.get(&request) == Some(&line) {
+        if self.frontend(around, n).lines.get(&request) == Some(&line) {
             self.drive(around, n, Event::DecodeLost { request, reason: why.to_owned() });
         }
     }
