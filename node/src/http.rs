@@ -197,7 +197,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let service = router(state).layer(middleware::from_fn(attend)).into_make_service_with_connect_info::<Guest>();
-    tokio::spawn(door.clone().watch(stop.clone()));
+    crate::tasks::spawn("HTTP door", door.clone().watch(stop.clone()));
     axum::serve(Guests { listener, door }, service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 

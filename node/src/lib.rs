@@ -2,6 +2,8 @@
 //!
 //! Decisions are made in `tsnode-coordinator`; this crate carries them out.
 
+#![deny(clippy::allow_attributes_without_reason)]
+
 pub mod cli;
 pub mod config;
 pub mod control_plane;
@@ -17,6 +19,7 @@ pub mod node;
 pub mod plain;
 pub mod response_log;
 pub mod store;
+pub mod tasks;
 pub mod telemetry;
 pub mod text;
 pub mod view;
@@ -27,7 +30,6 @@ pub mod worker;
 /// # Panics
 /// When the system has no randomness to give: without it a peer can have no secrets, and must not run.
 #[must_use]
-#[allow(clippy::expect_used)]
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");

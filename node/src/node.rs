@@ -45,7 +45,7 @@ use crate::{
     },
     text::Templates,
     view::{Readiness, SwarmView, Trouble},
-    worker::{Host, HostSetup, compute::Compute},
+    worker::{WorkerHandle, WorkerSetup, compute::Compute},
 };
 use libp2p::Multiaddr;
 use std::collections::BTreeSet;
@@ -117,7 +117,7 @@ pub async fn run(
     let fallback = ground.fallback(&advert);
     let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
-    let host = ground.host(
+    let worker = ground.worker(
         (resources, lenders.clone()),
         planes.incoming,
         (&links, &roster, &response_log),
@@ -139,7 +139,7 @@ pub async fn run(
     }
     let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());
-    let ways = Ways { host: &host, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
+    let ways = Ways { worker: &worker, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
     tasks.spawn(ground.drive(&ways, view, front.submissions, (open, traffic)).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
@@ -150,7 +150,7 @@ pub async fn run(
         planner_thread,
         swarm: planes.swarm,
         events: planes.events,
-        host: host.clone(),
+        worker: worker.clone(),
         changeover: Default::default(),
         beside: Default::default(),
         data_plane: links.clone(),
@@ -184,7 +184,7 @@ pub async fn run(
         known: ground.store.known(ground.invite.swarm),
         started: ground.started,
     };
-    driver.run(stop, drained(host, still_open)).await;
+    driver.run(stop, drained(worker, still_open)).await;
 
     // In reverse: what others need is gone last.
     front.end.cancel();
@@ -193,6 +193,7 @@ pub async fn run(
     links.close();
     tasks.close();
     let _ = timeout(LAST_TASKS, tasks.wait()).await;
+    tracing::debug!(left = ?crate::tasks::running(), "tasks that have not ended");
     Ok(())
 }
 
@@ -250,7 +251,7 @@ struct Planes {
 
 /// What a gateway works with.
 struct Ways<'w> {
-    host: &'w Host,
+    worker: &'w WorkerHandle,
     links: &'w Links,
     roster: &'w Roster,
     response_log: &'w ResponseLog,
@@ -292,10 +293,9 @@ impl Ground {
         let (encoders, encodings) = Encoders::channel();
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper).with_encoders(encoders);
         let end = CancellationToken::new();
-        let serving = [Some(listener), ollama]
-            .into_iter()
-            .flatten()
-            .map(|listener| tokio::spawn(http::serve(listener, self.doors.http.clone(), state.clone(), end.clone())));
+        let serving = [Some(listener), ollama].into_iter().flatten().map(|listener| {
+            crate::tasks::spawn("HTTP", http::serve(listener, self.doors.http.clone(), state.clone(), end.clone()))
+        });
         let serving = serving.collect();
         let written = self.store.write_file(HTTP_FILE, &format!("{at}\n"));
         written.map_err(|error| not_written(&self.store, HTTP_FILE, error))?;
@@ -361,14 +361,14 @@ impl Ground {
         self.invite.addresses.iter().chain(&known).filter_map(|a| a.parse().ok()).collect()
     }
 
-    fn host(
+    fn worker(
         &self,
         (resources, lenders): (resources::Resources, Lenders),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
         faults: Option<watch::Receiver<Faults>>,
-    ) -> Result<Host, NodeError> {
+    ) -> Result<WorkerHandle, NodeError> {
         let cores = self.config.cores.as_ref();
         // The thread that owns the processor's engine is the first of those that compute.
         let first = cores.and_then(|cores| cores.only(0));
@@ -378,7 +378,7 @@ impl Ground {
             cores::run_on(on, || Compute::start(engine, faults)).and_then(|started| started)
         };
         let computes: Result<Vec<Compute>, std::io::Error> = resources.engines.into_iter().map(start).collect();
-        let setup = HostSetup {
+        let setup = WorkerSetup {
             me: self.identity.peer_id(),
             computes: computes.map_err(|e| NodeError::System(e.to_string()))?,
             links: links.clone(),
@@ -396,7 +396,7 @@ impl Ground {
             response_log: response_log.clone(),
             stop: self.ends.clone(),
         };
-        Ok(Host::start(setup, &self.tasks))
+        Ok(WorkerHandle::start(setup, &self.tasks))
     }
 
     fn drive(
@@ -417,7 +417,7 @@ impl Ground {
         Drive {
             machine: Machine::new(settings),
             me: self.identity.peer_id(),
-            host: ways.host.clone(),
+            worker: ways.worker.clone(),
             links: ways.links.clone(),
             roster: ways.roster.clone(),
             guard: ways.guard.clone(),
@@ -451,10 +451,10 @@ impl Ground {
 }
 
 /// Resolves when nothing runs here any more, for whatever leader, and this peer's clients have their answers, or it has taken too long.
-async fn drained(host: Host, open: watch::Receiver<usize>) {
+async fn drained(worker: WorkerHandle, open: watch::Receiver<usize>) {
     let quiet = async {
         loop {
-            match host.report().await {
+            match worker.report().await {
                 Ok(report) if report.load.running + report.load.waiting > 0 || report.held + report.talks > 0 => {}
                 _ if *open.borrow() > 0 => {}
                 _ => return,

@@ -59,8 +59,8 @@ const ROOM: Duration = Duration::from_secs(20);
 /// Rings reaching a stage at once; a leader builds one at a time.
 const RINGS: usize = 8;
 
-/// What a host is made of.
-pub struct HostSetup {
+/// What a worker is made of.
+pub struct WorkerSetup {
     /// This peer.
     pub me: PeerId,
     /// Compute threads, one for each device of the advert.
@@ -95,9 +95,9 @@ pub struct HostSetup {
     pub stop: CancellationToken,
 }
 
-/// What a host tells of itself.
+/// What a worker tells of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct HostReport {
+pub struct WorkerReport {
     /// Groups led here that take requests, and what each has to do.
     pub ready: Vec<GroupLoad>,
     /// What waits and runs here, in all groups together.
@@ -127,24 +127,24 @@ enum Command {
     Keep(BTreeSet<GroupId>),
     Rest,
     Serve { group: GroupId, request: Box<LeaderRequest> },
-    Report(oneshot::Sender<HostReport>),
+    Report(oneshot::Sender<WorkerReport>),
 }
 
-/// The way to the host.
+/// The way to the worker.
 #[derive(Clone)]
-pub struct Host {
+pub struct WorkerHandle {
     commands: mpsc::Sender<Command>,
 }
 
-/// The host has ended.
+/// The worker has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this peer no longer serves")]
-pub struct HostGone;
+pub struct WorkerGone;
 
-impl Host {
-    /// Starts the host's task; it ends on `setup.stop`.
+impl WorkerHandle {
+    /// Starts the worker's task; it ends on `setup.stop`.
     #[must_use]
-    pub fn start(setup: HostSetup, tasks: &TaskTracker) -> Self {
+    pub fn start(setup: WorkerSetup, tasks: &TaskTracker) -> Self {
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (orders, ordered) = mpsc::channel(STAGES);
         let (loaded, arrivals) = mpsc::channel(LOADED);
@@ -163,42 +163,42 @@ impl Host {
     /// drain.
     ///
     /// # Errors
-    /// When the host has ended.
-    pub async fn adopt(&self, plan: Arc<Plan>, beside: BTreeSet<GroupId>) -> Result<(), HostGone> {
-        self.commands.send(Command::Adopt(plan, beside)).await.map_err(|_| HostGone)
+    /// When the worker has ended.
+    pub async fn adopt(&self, plan: Arc<Plan>, beside: BTreeSet<GroupId>) -> Result<(), WorkerGone> {
+        self.commands.send(Command::Adopt(plan, beside)).await.map_err(|_| WorkerGone)
     }
 
     /// Of the groups that the plan does not have only these are served from now on.
     ///
     /// # Errors
-    /// When the host has ended.
-    pub async fn keep(&self, beside: BTreeSet<GroupId>) -> Result<(), HostGone> {
-        self.commands.send(Command::Keep(beside)).await.map_err(|_| HostGone)
+    /// When the worker has ended.
+    pub async fn keep(&self, beside: BTreeSet<GroupId>) -> Result<(), WorkerGone> {
+        self.commands.send(Command::Keep(beside)).await.map_err(|_| WorkerGone)
     }
 
     /// Serves no group any more, whatever the plan says, until the next plan.
     ///
     /// # Errors
-    /// When the host has ended.
-    pub async fn rest(&self) -> Result<(), HostGone> {
-        self.commands.send(Command::Rest).await.map_err(|_| HostGone)
+    /// When the worker has ended.
+    pub async fn rest(&self) -> Result<(), WorkerGone> {
+        self.commands.send(Command::Rest).await.map_err(|_| WorkerGone)
     }
 
     /// Hands a request of this peer's own gateway to a leader on this peer.
     ///
     /// # Errors
-    /// When the host has ended.
-    pub async fn serve(&self, group: GroupId, request: LeaderRequest) -> Result<(), HostGone> {
-        self.commands.send(Command::Serve { group, request: Box::new(request) }).await.map_err(|_| HostGone)
+    /// When the worker has ended.
+    pub async fn serve(&self, group: GroupId, request: LeaderRequest) -> Result<(), WorkerGone> {
+        self.commands.send(Command::Serve { group, request: Box::new(request) }).await.map_err(|_| WorkerGone)
     }
 
     /// What is ready, runs and waits.
     ///
     /// # Errors
-    /// When the host has ended.
-    pub async fn report(&self) -> Result<HostReport, HostGone> {
+    /// When the worker has ended.
+    pub async fn report(&self) -> Result<WorkerReport, WorkerGone> {
         let (answer, report) = oneshot::channel();
-        self.commands.send(Command::Report(answer)).await.map_err(|_| HostGone)?;
-        report.await.map_err(|_| HostGone)
+        self.commands.send(Command::Report(answer)).await.map_err(|_| WorkerGone)?;
+        report.await.map_err(|_| WorkerGone)
     }
 }

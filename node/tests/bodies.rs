@@ -1,5 +1,5 @@
 //! Long bodies take little memory and time of a peer, give it back, and nobody waits for them.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 #![cfg(target_os = "linux")] // Memory in use is read as Linux tells it.
 
 mod common;
@@ -41,7 +41,7 @@ async fn long_bodies_are_refused_in_little_memory_beside_short_requests() {
     assert_eq!((net.complete(0, short.clone()).await.0, net.post(0, "/v1/chat/completions", chat).await.0), (200, 200));
     let peer = net.peer(0);
     let (rest, most) = (resident(peer.pid), Arc::new(AtomicU64::new(0)));
-    let watch = tokio::spawn({
+    let watch = tsnode::tasks::spawn("test", {
         let (most, pid) = (most.clone(), peer.pid);
         async move {
             loop {

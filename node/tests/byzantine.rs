@@ -1,5 +1,5 @@
 //! Byzantine peers among real ones are found by what they say, within a bound, and nobody else is blamed for it.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 #[path = "common/stranger.rs"]

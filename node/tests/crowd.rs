@@ -1,6 +1,6 @@
 //! A crowd of idle connections that come again and again, more than a peer may have files open: it serves its clients and members, and
 //! lets a newcomer in.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

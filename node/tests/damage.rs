@@ -2,7 +2,7 @@
 //! word, and never hangs; what was damaged stays to be looked at.
 //!
 //! `TSNODE_TEST_DAMAGES=50` damages each file fifty times; by itself five times, once in each way.
-#![allow(clippy::unwrap_used)] // A peer that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a peer that cannot be had fails the test")]
 
 mod common;
 

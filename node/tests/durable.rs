@@ -1,6 +1,6 @@
 //! What a peer keeps outlives it: a gateway killed in mid-stream, full and read-only disks, writers killed at random moments,
 //! clocks that are set back.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 
@@ -72,7 +72,7 @@ fn ended(folder: &Path) -> usize {
 /// A reader of one stream, whose gateway may change.
 fn read(net: &Net, key: &str, seed: u64, gateways: Arc<Mutex<Vec<String>>>) -> tokio::task::JoinHandle<Read> {
     let reader = Reader::new(&net.client, key.to_owned(), body(seed));
-    tokio::spawn(async move {
+    tsnode::tasks::spawn("test", async move {
         let seen = reader.read(|n| {
             let all = gateways.lock().unwrap();
             all[n.min(all.len() - 1)].clone()

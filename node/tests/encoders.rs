@@ -1,5 +1,5 @@
 //! A gateway without a model asks whoever lends an encoder, and another when that one is killed.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

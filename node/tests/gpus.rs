@@ -1,6 +1,6 @@
 //! Peers that lend GPUs: the emulator stands in for the driver (`scripts/cuda_emulated.sh`), all else is what runs with one. Where
 //! there is no C++ compiler the tests say so and pass.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Models by name: the real client, in the library and in the program, against a small hub that is broken in every way.
-#![allow(clippy::unwrap_used)] // A hub that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a hub that cannot be had fails the test")]
 
 #[path = "hub/double.rs"]
 mod double;

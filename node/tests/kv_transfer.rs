@@ -1,7 +1,7 @@
 //! KV transfers that are broken off leave nothing behind: no page, no open file, no memory.
 //!
 //! `TSNODE_HANDOVERS=1000 cargo test -p tsnode --test kv_transfer -- --nocapture` breaks off a thousand.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

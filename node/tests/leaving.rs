@@ -1,6 +1,6 @@
 //! Whoever has a stage of a group may go: `tsnode leave`, SIGTERM and a pause move what runs on it, wherever in its group it
 //! is, and the peer that leaves is gone soon.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

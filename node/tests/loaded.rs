@@ -1,5 +1,5 @@
 //! A swarm that has all it can do and nothing wrong: nobody is cut off, and no log asks anybody to do something.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 
@@ -22,7 +22,7 @@ async fn nobody_honest_is_cut_off_under_load_and_no_log_warns() {
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| {
             let url = format!("{}/v1/completions", net.peer(GATEWAY).http);
-            tokio::spawn(ask_without_pause(net.client.clone(), url, client, until))
+            tsnode::tasks::spawn("test", ask_without_pause(net.client.clone(), url, client, until))
         })
         .collect();
     let mut answers = 0;

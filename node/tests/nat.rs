@@ -1,5 +1,5 @@
 //! Peers that nobody can call serve all the same: over relays, over another when one dies, and straight once they can.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 
@@ -87,7 +87,7 @@ async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
     let stays = 1 - dies;
     let http = net.peer(stays).http;
     let reader = Reader::new(&net.client, "over a relay".into(), body(LENGTHY));
-    let reading = tokio::spawn(async move { reader.read(|_| http.clone()).await });
+    let reading = tsnode::tasks::spawn("test", async move { reader.read(|_| http.clone()).await });
     let running = |sights: &[Option<Sight>]| {
         let runs = hosts(sights, stays)?.iter().any(|h| h.load.running > 0);
         runs.then_some(()).ok_or_else(|| "nothing runs".into())

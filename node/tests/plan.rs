@@ -1,5 +1,5 @@
 //! The plan of a swarm of uneven hosts: it is what the scheduler says of the same view, and requests fall as it says.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

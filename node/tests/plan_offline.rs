@@ -1,5 +1,5 @@
 //! `tsnode` without a peer: what `plan --cluster` prints, draws and refuses, and what every verb does with bad words and closed doors.
-#![allow(clippy::unwrap_used)] // A command that cannot be run fails the test.
+#![expect(clippy::unwrap_used, reason = "a command that cannot be run fails the test")]
 
 use serde_json::Value;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! What a swarm says of a prompt's tokens is what transformers says of them, wherever it is computed and whatever is cached;
 //! and answers end where vLLM's fields say.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 #[path = "../../kernels/tests/widened/mod.rs"]

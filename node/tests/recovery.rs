@@ -2,7 +2,7 @@
 //! load, and every token is the one that an undisturbed run gives.
 //!
 //! `TSNODE_FAULTS=200 TSNODE_SEED=11 cargo test -p tsnode --test recovery -- --nocapture` kills two hundred times.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

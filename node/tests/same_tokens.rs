@@ -1,5 +1,5 @@
 //! The same request gives the same tokens from one process, from two peers, and from pipelines cut differently.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

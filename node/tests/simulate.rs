@@ -1,5 +1,5 @@
 //! `tsnode simulate`: what it prints and refuses.
-#![allow(clippy::unwrap_used)] // A command that cannot be run fails the test.
+#![expect(clippy::unwrap_used, reason = "a command that cannot be run fails the test")]
 
 use serde_json::Value;
 use std::process::{Command, Output};

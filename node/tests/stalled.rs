@@ -1,5 +1,5 @@
 //! A peer whose compute thread hangs while its heartbeats and connections go on is left by every request within seconds.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Stories of one swarm of real processes: many streams at once, clients that hang up, bad input, peers that die.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 #[path = "common/formed.rs"]

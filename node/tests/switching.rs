@@ -1,6 +1,6 @@
 //! Plans change while clients ask, and no client is refused: groups serve until what comes instead is loaded, and phases flip
 //! without a byte of weights being read.
-#![allow(clippy::unwrap_used)] // A swarm that cannot be had fails the test.
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 mod common;
 
@@ -212,7 +212,7 @@ impl Clients {
         let ask = || {
             let (over, served, asked) = (over.clone(), served.clone(), Arc::<AtomicUsize>::clone(&asked));
             let (client, url, expected) = (net.client.clone(), url.clone(), expected.to_vec());
-            tokio::spawn(async move {
+            tsnode::tasks::spawn("test", async move {
                 while !over.load(Relaxed) {
                     let mut body = body(asked.fetch_add(1, Relaxed));
                     body["return_token_ids"] = json!(true);

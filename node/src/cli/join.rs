@@ -53,11 +53,11 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let is_watched = live::is_watched() && !matches.get_flag("verbose");
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();
-    let end = tokio::spawn(handle_signals(stop.clone()));
+    let end = crate::tasks::spawn("signals", handle_signals(stop.clone()));
     let watch = |view| {
         match fixed {
-            Some(fixed) => tokio::spawn(summarise(view, fixed)),
-            None => tokio::spawn(narrate(view)),
+            Some(fixed) => crate::tasks::spawn("summary", summarise(view, fixed)),
+            None => crate::tasks::spawn("board", narrate(view)),
         };
     };
     let done = node::run(config, stop, watch).await;

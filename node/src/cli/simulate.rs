@@ -79,7 +79,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let job = Job::read(matches)?;
     // A signal ends the run with what there is.
     let stopped = Arc::new(AtomicBool::new(false));
-    let listener = tokio::spawn({
+    let listener = crate::tasks::spawn("signals", {
         let stopped = stopped.clone();
         async move {
             if tokio::signal::ctrl_c().await.is_ok() {

@@ -24,7 +24,7 @@ use crate::{
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
     view::{SwarmView, Trouble},
-    worker::{Host, HostReport},
+    worker::{WorkerHandle, WorkerReport},
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -63,10 +63,10 @@ pub struct Driver {
     /// What it says.
     pub events: mpsc::Receiver<SwarmEvent>,
     /// What serves here.
-    pub host: Host,
+    pub worker: WorkerHandle,
     /// Which plan is followed while one gives way to the next.
     pub changeover: Changeover,
-    /// Groups that the host was told to serve beside those of the plan.
+    /// Groups that the worker was told to serve beside those of the plan.
     pub beside: BTreeSet<GroupId>,
     /// Connections to others.
     pub data_plane: Links,
@@ -238,7 +238,7 @@ impl Driver {
     }
 
     async fn look(&mut self) -> Option<Event> {
-        let HostReport {
+        let WorkerReport {
             ready,
             load,
             loading,
@@ -250,7 +250,7 @@ impl Driver {
             drafts,
             held: _,
             talks: _,
-        } = self.host.report().await.ok()?;
+        } = self.worker.report().await.ok()?;
         if let Some(devices) = self.owner.lose(&lost)
             && let Some(event) = self.advertise(|advert| advert.devices = devices)
         {
@@ -275,15 +275,15 @@ impl Driver {
     async fn apply_command(&mut self) -> Option<Event> {
         match self.owner.look(Instant::now())? {
             Turn::Lend(devices) => {
-                // A host that has rested takes its part in the plan up again, should it still have one.
+                // A worker that has rested takes its part in the plan up again, should it still have one.
                 if let Some(plan) = self.control.plan().filter(|_| !devices.is_empty()) {
-                    self.host.adopt(Arc::new(plan.clone()), self.beside.clone()).await.ok()?;
+                    self.worker.adopt(Arc::new(plan.clone()), self.beside.clone()).await.ok()?;
                 }
                 let encoders = if self.owner.lending() == Lending::Lends { self.encoders.clone() } else { Vec::new() };
                 self.advertise(|advert| (advert.devices, advert.encoders) = (devices, encoders))
             }
             Turn::Rest => {
-                self.host.rest().await.ok()?;
+                self.worker.rest().await.ok()?;
                 None
             }
         }
@@ -315,7 +315,7 @@ impl Driver {
                         let scene = changeover::Scene { up: &up, staying: &staying };
                         self.changeover.adopt(now, plan.clone(), scene);
                         self.beside = self.changeover.standing().clone();
-                        if self.host.adopt(plan, self.beside.clone()).await.is_err() {
+                        if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;
                         }
                     }
@@ -345,15 +345,15 @@ impl Driver {
         visible
     }
 
-    /// Follows the adopted plan as soon as its groups are up; tells the host which others to keep until then.
+    /// Follows the adopted plan as soon as its groups are up; tells the worker which others to keep until then.
     async fn change_over(&mut self) {
         let (up, staying) = (self.control.said_ready(), self.staying());
         self.changeover.look(self.started.elapsed(), changeover::Scene { up: &up, staying: &staying });
         let standing = self.changeover.standing();
         if *standing != self.beside {
             self.beside.clone_from(standing);
-            // The host being gone, the process ends.
-            let _ = self.host.keep(standing.clone()).await;
+            // The worker being gone, the process ends.
+            let _ = self.worker.keep(standing.clone()).await;
         }
     }
 

@@ -104,8 +104,10 @@ pub struct SwarmConfig {
 
 /// What happens in the swarm.
 #[derive(Debug, PartialEq)]
-// Nearly all events are gossip, so boxing it would save no memory and cost an allocation each.
-#[allow(clippy::large_enum_variant)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all events are gossip: boxing it would save no memory, and cost an allocation each"
+)]
 pub enum SwarmEvent {
     /// Another peer said something, and its signature and bounds hold.
     Gossip(Verified<Gossip>),
@@ -219,7 +221,7 @@ pub async fn start(
         moves: Moves::default(),
         doors: config.doors,
     };
-    tokio::spawn(task.run(commands, rejections, config.porter.asks, stop));
+    crate::tasks::spawn("swarm", task.run(commands, rejections, config.porter.asks, stop));
     let handle = SwarmHandle {
         sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.life)),
         commands: ordered,

@@ -262,7 +262,6 @@ impl<K: Copy + Ord> Drop for Place<K> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -310,7 +309,7 @@ mod tests {
     #[tokio::test]
     async fn who_does_nothing_in_time_is_told_to_go() {
         let (door, stop) = (door(4), CancellationToken::new());
-        let watching = tokio::spawn(door.clone().watch(stop.clone()));
+        let watching = crate::tasks::spawn("door", door.clone().watch(stop.clone()));
         let [idle, served] = [1, 2].map(|n| door.enter(n, Regard::Unknown, SWEEP / 4).unwrap());
         served.busy();
         tokio::time::timeout(LONG, idle.gone().cancelled()).await.unwrap();

@@ -270,7 +270,7 @@ impl Links {
                 guard: config.guard.clone(),
                 faults: config.faults.clone(),
             };
-            tokio::spawn(holder.hold(listener, stop.clone()));
+            crate::tasks::spawn("liveness connections", holder.hold(listener, stop.clone()));
         }
         let (sender, streams) = mpsc::channel(INCOMING);
         let (carrier, came) = config.carriage.unzip();
@@ -302,17 +302,14 @@ impl Links {
         };
         let links = Self { inner: Arc::new(inner) };
         if let Some(came) = came {
-            tokio::spawn(accept::run_carried(
-                links.clone(),
-                servers.carried.clone(),
-                came,
-                sender.clone(),
-                stop.clone(),
-            ));
+            crate::tasks::spawn(
+                "carried connections",
+                accept::run_carried(links.clone(), servers.carried.clone(), came, sender.clone(), stop.clone()),
+            );
         }
-        tokio::spawn(accept::run(links.clone(), servers, sender, stop.clone()));
-        tokio::spawn(known::watch(links.clone(), stop.clone()));
-        tokio::spawn(liveness_probe::watch(links.clone(), stop));
+        crate::tasks::spawn("connections", accept::run(links.clone(), servers, sender, stop.clone()));
+        crate::tasks::spawn("known addresses", known::watch(links.clone(), stop.clone()));
+        crate::tasks::spawn("liveness probes", liveness_probe::watch(links.clone(), stop));
         Ok((links, Incoming { streams }, goners))
     }
 

@@ -91,7 +91,6 @@ pub fn offered<'a>(addresses: impl IntoIterator<Item = &'a Multiaddr>) -> Vec<&'
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn all(texts: &[&str]) -> Vec<Multiaddr> {

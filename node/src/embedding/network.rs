@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::Path;
 
-/// A model. A lender has one, so it takes no harm that some are larger than others.
-#[allow(clippy::large_enum_variant)]
+/// A model.
+#[expect(clippy::large_enum_variant, reason = "a lender has one: it takes no harm that some are larger than others")]
 pub(super) enum Network {
     Bert(bert::BertModel),
     Roberta(xlm_roberta::XLMRobertaModel),

@@ -10,7 +10,7 @@ use crate::{
     data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
     response_log::ResponseLog,
     worker::{
-        Host,
+        WorkerHandle,
         client::{ORDERS, event_room},
     },
 };
@@ -37,7 +37,7 @@ pub struct Drive {
     /// This peer.
     pub me: PeerId,
     /// Leaders on this peer.
-    pub host: Host,
+    pub worker: WorkerHandle,
     /// Leaders on others.
     pub links: Links,
     /// Where others are.
@@ -64,7 +64,7 @@ pub struct Drive {
 
 impl Drive {
     fn reach(&self) -> Reach {
-        Reach { me: self.me, host: self.host.clone(), links: self.links.clone(), roster: self.roster.clone() }
+        Reach { me: self.me, worker: self.worker.clone(), links: self.links.clone(), roster: self.roster.clone() }
     }
 
     /// Serves requests until `stop`; what runs then ends with a stated error.

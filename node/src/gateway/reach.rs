@@ -3,7 +3,7 @@
 use crate::{
     data_plane::{links::Links, roster::Roster},
     worker::{
-        Host,
+        WorkerHandle,
         client::{LeaderRequest, follow_decode},
     },
 };
@@ -17,7 +17,7 @@ use tsnode_protocol::{
 #[derive(Clone)]
 pub(super) struct Reach {
     pub me: PeerId,
-    pub host: Host,
+    pub worker: WorkerHandle,
     pub links: Links,
     pub roster: Roster,
 }
@@ -34,7 +34,7 @@ impl Reach {
         if leader == self.me {
             let group = open.group;
             let request = LeaderRequest::Decode { gateway: self.me, request: open, orders, events };
-            return self.host.serve(group, request).await.map_err(|e| e.to_string());
+            return self.worker.serve(group, request).await.map_err(|e| e.to_string());
         }
         let addresses = self.roster.data_addresses(leader);
         let _attended = self.links.attend(leader);
@@ -52,7 +52,7 @@ impl Reach {
         if leader == self.me {
             let group = open.group;
             let request = LeaderRequest::Prefill { gateway: self.me, request: open, events };
-            return self.host.serve(group, request).await.map_err(|e| e.to_string());
+            return self.worker.serve(group, request).await.map_err(|e| e.to_string());
         }
         let addresses = self.roster.data_addresses(leader);
         let _attended = self.links.attend(leader);

@@ -44,7 +44,7 @@ impl fmt::Display for Cores {
 impl Cores {
     /// How many, one at least.
     #[must_use]
-    #[allow(clippy::len_without_is_empty)]
+    #[expect(clippy::len_without_is_empty, reason = "there is one at least")]
     pub fn len(&self) -> usize {
         self.0.len()
     }

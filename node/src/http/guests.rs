@@ -322,7 +322,6 @@ impl HttpBody for Answer {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use axum::{
         Router, middleware,
@@ -357,7 +356,7 @@ mod tests {
             .layer(middleware::from_fn(attend));
         let service = routes.into_make_service_with_connect_info::<Guest>();
         let guests = Guests { listener, door };
-        tokio::spawn(async move { axum::serve(guests, service).await });
+        crate::tasks::spawn("test", async move { axum::serve(guests, service).await });
         (address, asked, answers)
     }
 

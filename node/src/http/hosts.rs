@@ -179,7 +179,6 @@ fn name_of(authority: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn sites(http: &str, hosts: &str, origins: &str) -> Sites {

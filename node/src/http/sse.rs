@@ -33,7 +33,7 @@ struct Gone;
 
 pub(super) fn stream(state: ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
     let (events, receiver) = mpsc::channel(EVENTS);
-    tokio::spawn(async move {
+    crate::tasks::spawn("streamed answer", async move {
         // A client that has gone is counted by what it leaves behind.
         let _ = write(&state, taken, &wanted, form, &events).await;
     });
@@ -140,7 +140,7 @@ fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply
     for (index, mut answer) in answers.into_iter().enumerate() {
         prompts.push(std::mem::take(&mut answer.prompt));
         let sender = sender.clone();
-        tokio::spawn(async move {
+        crate::tasks::spawn("answer", async move {
             loop {
                 let reply = tokio::select! {
                     reply = answer.next() => reply,

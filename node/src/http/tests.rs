@@ -114,14 +114,14 @@ impl Api {
         let (library, mut queries) = ModelLibrary::channel();
         let texts = Texts::new(library, Templates::Here);
         let text = TextModel::new(&files, &Templates::Here).unwrap();
-        tokio::spawn(async move {
+        crate::tasks::spawn("test", async move {
             while let Some(query) = queries.recv().await {
                 drop(query.answer.send(Ok(files.clone())));
             }
         });
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (drops, dropped) = mpsc::channel(64);
-        tokio::spawn(play(part, text, submissions, asked.clone(), drops));
+        crate::tasks::spawn("test", play(part, text, submissions, asked.clone(), drops));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
@@ -130,7 +130,7 @@ impl Api {
         let (wanted, waits) = watch::channel(false);
         let controls = Controls { owner, measurer, faults: None, asked: wanted };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
-        tokio::spawn(serve(listener, Doors::default().http, state, stop.clone()));
+        crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
         Self { url, client, view, waits, asked, dropped, stop }
     }
@@ -709,7 +709,7 @@ async fn a_client_that_hangs_up_is_let_go_even_while_nothing_is_said() {
         let mut api = Api::up(Part::Hang).await;
         let url = format!("{}{TEXT}", api.url);
         let body = json!({ "prompt": "x", "stream": stream });
-        let request = tokio::spawn(api.client.post(url).json(&body).send());
+        let request = crate::tasks::spawn("test", api.client.post(url).json(&body).send());
         let taken = async {
             while api.asked.lock().unwrap().is_empty() {
                 tokio::task::yield_now().await;

@@ -192,7 +192,6 @@ fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use tsnode_protocol::{GroupId, KvCodec, PeerId, RequestId, Sampled, Token, response_log::ResponseLogHead};
 

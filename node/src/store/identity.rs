@@ -135,7 +135,6 @@ impl Identity {
     /// Never: libp2p refuses only seeds that are not 32 bytes long.
     #[must_use]
     pub fn libp2p_keypair(&self) -> libp2p::identity::Keypair {
-        #[allow(clippy::expect_used)]
         libp2p::identity::Keypair::ed25519_from_bytes(self.signing.to_bytes()).expect("a seed is 32 bytes")
     }
 
@@ -215,7 +214,6 @@ fn seed(bytes: &[u8]) -> Result<([u8; SEED_BYTES], Form), &'static str> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use std::fs;
 

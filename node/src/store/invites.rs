@@ -341,7 +341,6 @@ impl Invites {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     const SWARM: SwarmId = SwarmId([1; 16]);

@@ -221,7 +221,6 @@ pub fn advice(error: &io::Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn open(path: &Path) -> (Ledger, Vec<Vec<u8>>) {

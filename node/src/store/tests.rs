@@ -1,6 +1,5 @@
 //! What a folder remembers, through restarts, damage and older versions.
 
-#![allow(clippy::unwrap_used)]
 use super::*;
 use super::{copy::COPY_FILE, identity::KEY_FILE, note::note};
 use std::path::PathBuf;

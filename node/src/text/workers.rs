@@ -120,7 +120,7 @@ mod tests {
         let start = |bytes: usize, name| {
             let (work, end) = held(&said, name);
             let workers = workers.clone();
-            (tokio::spawn(async move { workers.run(bytes, work).await }), end)
+            (crate::tasks::spawn("work in a process", async move { workers.run(bytes, work).await }), end)
         };
         let (first, end_first) = start(8 << 20, "first");
         assert_eq!(next(&begun), "first");

@@ -147,7 +147,6 @@ fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch:
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // An engine that cannot be had fails the test.
     use super::*;
     use tsnode_kernels::engine::{EngineConfig, Threads};
     use tsnode_protocol::KvDtype;

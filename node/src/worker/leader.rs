@@ -297,7 +297,7 @@ impl Leader {
         if self.group.stages.len() == 1 {
             let work =
                 Worker::run(self.context.clone(), self.kv_receiver.clone(), Downstream::Leader(to_leader), arrived);
-            return Ok(Ring { worker, speculator: self.speculator(), back, end: tokio::spawn(work) });
+            return Ok(Ring { worker, speculator: self.speculator(), back, end: crate::tasks::spawn("stage", work) });
         }
         let hello = RingHello {
             group: self.group.id,
@@ -323,13 +323,11 @@ impl Leader {
         drop(come);
         let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
         // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
-        let work = tokio::spawn(Worker::run(
-            self.context.clone(),
-            self.kv_receiver.clone(),
-            Downstream::Stream(sender),
-            arrived,
-        ));
-        let end = tokio::spawn(async move {
+        let work = crate::tasks::spawn(
+            "stage",
+            Worker::run(self.context.clone(), self.kv_receiver.clone(), Downstream::Stream(sender), arrived),
+        );
+        let end = crate::tasks::spawn("ring's end", async move {
             let Stream { sender: _keep, receiver } = closing;
             let _onward = onward;
             tokio::select! {
@@ -366,7 +364,7 @@ impl Leader {
         let speak = self.speak.clone();
         let (sequence, client) = match request {
             LeaderRequest::Decode { request, mut orders, events, .. } => {
-                tokio::spawn(async move {
+                crate::tasks::spawn("gateway's orders", async move {
                     while let Some(order) = orders.recv().await {
                         if speak.send(Word::Order(turn, order)).await.is_err() {
                             return;
@@ -381,7 +379,7 @@ impl Leader {
             }
             LeaderRequest::Prefill { request, events, .. } => {
                 let watched = events.clone();
-                tokio::spawn(async move {
+                crate::tasks::spawn("gateway's end", async move {
                     watched.closed().await;
                     let _ = speak.send(Word::Gone(turn)).await;
                 });
@@ -509,6 +507,7 @@ async fn answer_of(speculator: &mut Option<Speculator>) -> Result<Event, Specula
 }
 
 /// What a gateway is told of an action, and whether it is the last it hears.
+#[deny(clippy::wildcard_enum_match_arm)]
 fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     use tsnode_protocol::stream::End;
     Some(match action {
@@ -547,6 +546,7 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
     Err(StageError::Upstream)
 }
 
+#[deny(clippy::wildcard_enum_match_arm)]
 fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
     Some(match frame {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },

@@ -3,7 +3,7 @@
 mod incoming;
 
 use super::{
-    Command, HostReport, HostSetup, RINGS, ROOM,
+    Command, RINGS, ROOM, WorkerReport, WorkerSetup,
     checks::Checks,
     client::LeaderRequest,
     compute::Compute,
@@ -44,7 +44,7 @@ struct Running {
 }
 
 pub(super) struct StageManager {
-    setup: HostSetup,
+    setup: WorkerSetup,
     kv_receiver: KvReceiver,
     groups: BTreeMap<GroupId, Running>,
     /// The plan's groups.
@@ -88,7 +88,7 @@ pub(super) struct Parts {
 
 impl StageManager {
     /// With no group yet.
-    pub fn new(setup: HostSetup, parts: Parts) -> Self {
+    pub fn new(setup: WorkerSetup, parts: Parts) -> Self {
         let Parts { devices, tally, orders, far, tasks } = parts;
         Self {
             grammars: Grammars::new(vocabulary(setup.source.clone())),
@@ -316,7 +316,7 @@ impl StageManager {
             End { compute: context.compute.clone(), key: context.key, over: evict.clone(), freed: self.freed.clone() };
         let mut requests_in = None;
         let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
-        let HostSetup { me, moving, going: others, .. } = &self.setup;
+        let WorkerSetup { me, moving, going: others, .. } = &self.setup;
         let going = Going { me: *me, moving: moving.clone(), others: others.clone() };
         if context.position == 0 {
             let (sender, requests) = mpsc::channel(REQUESTS);
@@ -366,8 +366,8 @@ impl StageManager {
         self.groups.insert(id, running);
     }
 
-    fn report(&self) -> HostReport {
-        let mut report = HostReport {
+    fn report(&self) -> WorkerReport {
+        let mut report = WorkerReport {
             held: self.held.load(Ordering::Relaxed),
             talks: self.talks.len(),
             loading: *self.far.borrow(),
@@ -376,7 +376,7 @@ impl StageManager {
             lost: self.lost.clone(),
             kv_refused: self.kv_receiver.refused(),
             drafts: self.checks.so_far(),
-            ..HostReport::default()
+            ..WorkerReport::default()
         };
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();

@@ -100,7 +100,10 @@ async fn live(
     let Stream { sender, receiver: _onward } = downstream;
     let Stream { sender: _back, receiver } = ring.stream;
     let (frames, arrived) = mpsc::channel(FRAMES);
-    let worker = tokio::spawn(Worker::run(context.clone(), kv_receiver.clone(), Downstream::Stream(sender), arrived));
+    let worker = crate::tasks::spawn(
+        "stage",
+        Worker::run(context.clone(), kv_receiver.clone(), Downstream::Stream(sender), arrived),
+    );
     let read = read_ring(receiver, frames).await;
     // The reader has ended and with it the worker's input: it gives its pages back and ends.
     let worked = worker.await.unwrap_or(StageError::Upstream);

@@ -153,6 +153,7 @@ impl Worker {
         self.sequences.get(request).filter(|s| s.admission == admission).map(|_| frame)
     }
 
+    #[deny(clippy::wildcard_enum_match_arm)]
     async fn on_frame(&mut self, arrived: Arrived) -> Result<(), StageError> {
         match arrived.frame {
             RingFrame::Admit(admit) => self.admit(admit).await,
@@ -174,7 +175,13 @@ impl Worker {
                 self.forget(prefix).await?;
                 self.pass_unless_last(arrived.frame).await
             }
-            _ => self.pass(arrived.frame).await,
+            RingFrame::Admitted { .. }
+            | RingFrame::Grown { .. }
+            | RingFrame::Sampled { .. }
+            | RingFrame::KvArrived { .. }
+            | RingFrame::KvSent { .. }
+            | RingFrame::PromptLogprobs { .. }
+            | RingFrame::Failed { .. } => self.pass(arrived.frame).await,
         }
     }
 

@@ -76,7 +76,7 @@ async fn begin(net: &Net, gateway: usize, kind: Kind, seed: u64) -> Running {
     assert_eq!(response.status(), 200);
     let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
     let (counted, tokens) = watch::channel(0);
-    Running { decode, tokens, answer: tokio::spawn(read(response, counted)) }
+    Running { decode, tokens, answer: tsnode::tasks::spawn("test", read(response, counted)) }
 }
 
 async fn read(mut response: reqwest::Response, counted: watch::Sender<usize>) -> Answer {

@@ -1,5 +1,6 @@
 //! Swarms of real processes for tests, and what tests ask of them.
-#![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part; a swarm that cannot be had fails the test.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 use serde_json::{Value, json};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! What a data folder holds, as a disk that went bad or somebody who mends by hand may leave it: keys, invites and who came with
 //! them, and the notes of what a peer remembers.
 
-#![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
+#![expect(clippy::unwrap_used, reason = "a fuzz target says what is wrong by failing")]
 
 use crate::{
     invites, keys,

@@ -2,7 +2,7 @@
 //! any peer, or as a cluster, a trace, a table of times or a plan that a user wrote down. `node/fuzz` runs it for as long as one likes, `tests/fuzzed.rs` some
 //! thousand times.
 
-#![allow(clippy::unwrap_used)] // A fuzz target says what is wrong by failing.
+#![expect(clippy::unwrap_used, reason = "a fuzz target says what is wrong by failing")]
 
 use crate::models::ModelFiles;
 use crate::text::{ChatMessage, Detokeniser, Templates, TextModel};

@@ -50,7 +50,7 @@ pub enum Fault {
 
 /// A request that was heard.
 #[derive(Clone, Debug)]
-#[allow(dead_code)] // What a test that fails shows.
+#[expect(dead_code, reason = "what a test that fails shows")]
 pub struct Heard {
     pub method: Method,
     pub path: String,
@@ -130,7 +130,7 @@ impl Double {
         };
         let serve = |listener, is_cdn| {
             let router = router(is_cdn);
-            tokio::spawn(async move { axum::serve(listener, router).await.unwrap() })
+            tsnode::tasks::spawn("test", async move { axum::serve(listener, router).await.unwrap() })
         };
         let serving = vec![serve(hub, false), serve(cdn, true)];
         Self { endpoint, world, serving }
@@ -208,7 +208,7 @@ impl World {
         }
     }
 
-    #[allow(clippy::result_large_err)] // What is refused is the answer itself.
+    #[expect(clippy::result_large_err, reason = "what is refused is the answer itself")]
     fn seen(&self, id: &str, headers: &HeaderMap, listing: bool) -> Result<Repo, Response> {
         let Some(repo) = self.repos.get(id) else {
             // As the hub has it: who is not known is told nothing about what there is.

@@ -241,7 +241,6 @@ impl Slower {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // Two ends of one process reach each other or the test has failed.
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -151,7 +151,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let asked = Asked::read(matches)?;
     // A signal ends a series with what there is.
     let stopped = Arc::new(AtomicBool::new(false));
-    let listener = tokio::spawn({
+    let listener = crate::tasks::spawn("signals", {
         let stopped = stopped.clone();
         async move {
             if tokio::signal::ctrl_c().await.is_ok() {
@@ -249,7 +249,6 @@ fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A test may stop.
     use super::*;
 
     fn asked(line: &str) -> Result<Asked, Exit> {

@@ -70,7 +70,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let is_json = is_set(matches, "json");
     // A signal ends the search with the best so far.
     let stopped = Arc::new(AtomicBool::new(false));
-    let listener = tokio::spawn({
+    let listener = crate::tasks::spawn("signals", {
         let stopped = stopped.clone();
         async move {
             if tokio::signal::ctrl_c().await.is_ok() {

@@ -278,7 +278,6 @@ fn times(spread: Spread) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::cli::testnet::flags;
 

@@ -232,7 +232,6 @@ impl ConnectionHandler for Handler {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // An address that cannot be read fails the test.
     use super::*;
     use crate::store::identity::Identity;
 

@@ -294,7 +294,6 @@ fn preferred(addresses: &[Multiaddr], round: u32) -> Vec<Multiaddr> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::store::identity::Identity;
 

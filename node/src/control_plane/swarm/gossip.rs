@@ -62,7 +62,6 @@ impl Sealer {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use tsnode_protocol::{Heartbeat, limits};
 

@@ -104,7 +104,6 @@ impl Heard {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use ed25519_dalek::SigningKey;
     use tsnode_protocol::{

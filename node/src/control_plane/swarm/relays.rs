@@ -81,7 +81,6 @@ impl Relays {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // An address that cannot be read fails the test.
     use super::*;
 
     fn peer(n: u8) -> PeerId {

@@ -1,7 +1,5 @@
 //! Stories of small swarms on loopback. Every wait ends with an event or fails at its deadline.
 
-#![allow(clippy::unwrap_used)]
-
 mod crowd;
 
 use super::*;

@@ -46,7 +46,6 @@ impl Unproven {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::control_plane::swarm::exchange::Verdict;
 

@@ -77,7 +77,7 @@ pub(super) async fn run(
         let Ok(connecting) = incoming.accept_with(servers.to(&links, from)) else { continue };
         let gone = place.gone().clone();
         let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), place };
-        tokio::spawn(newcomer.admit(connecting, Transport::Open(from), gone));
+        crate::tasks::spawn("admission", newcomer.admit(connecting, Transport::Open(from), gone));
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) async fn run_carried(
         let Ok(place) = unproven.clone().try_acquire_owned() else { continue };
         let newcomer = Newcomer { links: links.clone(), streams: streams.clone(), stop: stop.clone(), place };
         let server = quinn::ServerConfig::clone(&server);
-        tokio::spawn(async move {
+        crate::tasks::spawn("carried admission", async move {
             let Carried { peer, path, stream } = carried;
             let Ok(endpoint) =
                 tunnel::endpoint(stream, super::settings(), Some(server), newcomer.links.inner.uplink.clone())
@@ -179,7 +179,7 @@ pub(super) async fn serve(
         if links.inner.guard.keeps_out(peer) {
             return connection.connection.close(CODE_REFUSED.into(), b"cut off");
         }
-        tokio::spawn(welcome(peer, links.clone(), connection.clone(), stream, streams));
+        crate::tasks::spawn("stream", welcome(peer, links.clone(), connection.clone(), stream, streams));
     }
 }
 

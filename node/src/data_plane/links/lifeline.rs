@@ -58,7 +58,7 @@ pub(super) struct Holder {
 impl Holder {
     /// Until `stop`.
     pub async fn hold(self, listener: TcpListener, stop: CancellationToken) {
-        tokio::spawn(self.doors.unproven.clone().watch(stop.clone()));
+        crate::tasks::spawn("liveness door", self.doors.unproven.clone().watch(stop.clone()));
         let holder = Arc::new(self);
         loop {
             holder.doors.unproven.room().await;
@@ -77,7 +77,9 @@ impl Holder {
             let origin = from.ip().into();
             let Some(place) = holder.doors.unproven.enter(origin, holder.doors.regard(origin), PROOF) else { continue };
             let (holder, stop) = (holder.clone(), stop.clone());
-            tokio::spawn(async move { stop.run_until_cancelled(holder.keep(line, place)).await });
+            crate::tasks::spawn("liveness connection", async move {
+                stop.run_until_cancelled(holder.keep(line, place)).await
+            });
         }
     }
 
@@ -128,7 +130,7 @@ impl Links {
     /// the other's lifelines are, unless there is an address translation between them.
     pub(super) fn watch(&self, peer: PeerId, address: SocketAddr, connection: &quinn::Connection) {
         let (links, connection) = (self.clone(), connection.clone());
-        tokio::spawn(async move {
+        crate::tasks::spawn("liveness connection", async move {
             let closed = connection.clone();
             let refused = tokio::select! {
                 _ = closed.closed() => false,
@@ -266,7 +268,6 @@ pub type Gone = mpsc::Receiver<PeerId>;
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // A socket that cannot be had fails the test.
     use super::*;
     use tokio_util::sync::DropGuard;
     use tsnode_protocol::SwarmId;
@@ -288,7 +289,7 @@ mod tests {
         let (guard, bench) = OffenceReporter::channel();
         let holder = Holder { me, membership: swarm(1), doors: doors.clone(), guard, faults: None };
         let held = holder.hold(TcpListener::from_std(listener).unwrap(), stop.clone());
-        tokio::spawn(async move {
+        crate::tasks::spawn("test", async move {
             held.await;
             drop(bench);
         });
@@ -299,7 +300,7 @@ mod tests {
     async fn strangers_lifelines_go_and_members_stay() {
         let (peer, address, doors, _stop) = holder(256);
         let line = caller().dial(peer, address).await.unwrap();
-        let mut member = tokio::spawn(async move { caller().hold(line).await });
+        let mut member = crate::tasks::spawn("test", async move { caller().hold(line).await });
         while doors.lifelines.is_empty() {
             assert!(timeout(BREATH, &mut member).await.is_err(), "it is kept");
         }

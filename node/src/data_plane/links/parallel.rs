@@ -139,7 +139,7 @@ impl Links {
             let (links, cancel) = (self.clone(), CancellationToken::new());
             let dialled = links.clone().dial_beside(peer, to, cancel.clone()).boxed().shared();
             // Goes on when the KV transfer that asked for it does without.
-            tokio::spawn(dialled.clone());
+            crate::tasks::spawn("parallel dial", dialled.clone());
             Extra { dial: Dial { dialled, cancel, addresses: vec![to] }, to, since: now, used: now }
         });
         if extra.to != to {

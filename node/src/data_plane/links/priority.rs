@@ -21,6 +21,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    #[deny(clippy::wildcard_enum_match_arm)]
     pub fn of(opening: &Opening) -> Self {
         match opening {
             Opening::Prove(..)

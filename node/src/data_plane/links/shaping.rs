@@ -135,7 +135,7 @@ impl Shaped {
             uplink,
             on_the_way: VecDeque::new(),
         };
-        tokio::spawn(async move {
+        crate::tasks::spawn("shaping", async move {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = connection.run(datagrams) => {}

@@ -495,7 +495,7 @@ fn apart(secrets: [u8; 2]) -> (End, End) {
 fn apart_with(secrets: [u8; 2], shaping: Option<Shaping>) -> (End, End) {
     let ((here, porter), (there, far)) = (crate::data_plane::carrier::channel(), crate::data_plane::carrier::channel());
     let (a, b) = (end_with(secrets[0], shaping, Some(here)), end_with(secrets[1], None, Some(there)));
-    tokio::spawn(carry(porter, far, a.id));
+    crate::tasks::spawn("test", carry(porter, far, a.id));
     (a, b)
 }
 
@@ -527,7 +527,7 @@ async fn frames_ends_and_resets_are_the_same_over_a_relay() {
     let (mut here, mut there) = opened_around(&a, &mut b).await;
     assert_eq!((there.peer, &there.opening), (a.id, &file()));
     // Far more than all windows below hold.
-    let sending = tokio::spawn(async move {
+    let sending = crate::tasks::spawn("test", async move {
         here.sender.send_bytes(&[7; 3_000_000], limits::TILE_BYTES).await.unwrap();
         here.sender.finish().unwrap();
         here

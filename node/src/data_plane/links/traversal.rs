@@ -211,7 +211,7 @@ impl Links {
     pub(super) fn serve_on(&self, peer: PeerId, connection: &Arc<Tuning>) {
         let Some(streams) = self.inner.streams.upgrade() else { return };
         let (links, connection) = (self.clone(), connection.clone());
-        tokio::spawn(async move {
+        crate::tasks::spawn("NAT traversal", async move {
             tokio::select! {
                 () = links.inner.stop.cancelled() => {}
                 () = super::accept::serve(peer, &links, &connection, &streams) => {}
@@ -229,7 +229,7 @@ impl Links {
         let dug = timeout(PATIENCE, self.dig(carried)).await.unwrap_or(Err(LinkError::TimedOut));
         let connection = dug.inspect_err(|error| tracing::debug!(%peer, ?path, %error, "no tunnel")).ok()?;
         self.inner.known.join(peer, &connection);
-        tokio::spawn(self.clone().improve(peer, connection.clone()));
+        crate::tasks::spawn("better path", self.clone().improve(peer, connection.clone()));
         Some(connection)
     }
 
@@ -345,7 +345,7 @@ impl Links {
     /// Closes a connection beside another once nobody uses it: streams on it end by themselves, and no new ones take it.
     fn retire(&self, peer: PeerId, connection: Arc<Tuning>) {
         let links = self.clone();
-        tokio::spawn(async move {
+        crate::tasks::spawn("path", async move {
             let unused = async {
                 loop {
                     sleep(QUIET).await;

@@ -43,7 +43,7 @@ pub(super) fn endpoint(
     let (outgoing, sent) = mpsc::channel(WAITING);
     let (received, incoming) = mpsc::channel(WAITING);
     let (reader, writer) = stream.split();
-    tokio::spawn(async move {
+    crate::tasks::spawn("tunnel", async move {
         // However it ends: the endpoint sees that packets come and go no more.
         tokio::select! {
             ended = write(writer, sent, &uplink) => tracing::debug!(?ended, "tunnel: nothing more to send"),

@@ -365,7 +365,11 @@ async fn a_request_under_way_can_be_cancelled_and_its_client_is_told() {
     assert!(told.contains(r#""code":"cancelled""#) && told.ends_with("data: [DONE]\n\n"), "{told}");
     assert_eq!(cancel(&id).await, 404, "it is over");
     let (client, url) = (api.client.clone(), format!("{}{TEXT}", api.url));
-    let whole = tokio::spawn(async move { client.post(url).json(&json!({ "prompt": "y" })).send().await.unwrap() });
+    let whole =
+        crate::tasks::spawn(
+            "test",
+            async move { client.post(url).json(&json!({ "prompt": "y" })).send().await.unwrap() },
+        );
     let begun = async || {
         while api.asked.lock().unwrap().len() < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;

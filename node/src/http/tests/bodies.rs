@@ -115,7 +115,7 @@ async fn long_bodies_wait_unread_for_their_turn_and_short_ones_do_not() {
     let short = bodies.read(&HeaderMap::new(), Body::from(r#"{"prompt":"x"}"#), 1024).await.unwrap();
     assert!(short.place.is_none());
     let text = long(r#"{"prompt":""#, r#""}"#);
-    let waiting = tokio::spawn({
+    let waiting = crate::tasks::spawn("test", {
         let bodies = bodies.clone();
         async move { bodies.read(&declared(text.len()), Body::from(text), 1024).await.unwrap() }
     });

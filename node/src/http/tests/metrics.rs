@@ -76,7 +76,7 @@ async fn a_request_whose_client_goes_is_cancelled() {
     for stream in [true, false] {
         let mut api = Api::up(Part::Hang).await;
         let body = json!({ "messages": hello(), "stream": stream });
-        let request = tokio::spawn(api.client.post(format!("{}{CHAT}", api.url)).json(&body).send());
+        let request = crate::tasks::spawn("test", api.client.post(format!("{}{CHAT}", api.url)).json(&body).send());
         api.until("tsnode_requests_running", 1.0).await;
         if stream {
             drop(request.await.unwrap().unwrap());

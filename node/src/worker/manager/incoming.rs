@@ -27,6 +27,7 @@ impl StageManager {
         }
     }
 
+    #[deny(clippy::wildcard_enum_match_arm)]
     pub(super) fn receive(&self, arrived: IncomingStream) {
         let IncomingStream { peer, opening, stream } = arrived;
         match opening {

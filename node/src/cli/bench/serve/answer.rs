@@ -163,7 +163,6 @@ pub(super) fn reason(body: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);

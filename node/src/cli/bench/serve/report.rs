@@ -260,7 +260,6 @@ fn time(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::cli::bench::serve::answer::{Answer, Failure};
 

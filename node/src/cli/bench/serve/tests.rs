@@ -1,6 +1,4 @@
 //! Against a server that is none of ours: it answers at a pace that it states, and wrongly in every way that servers do.
-#![allow(clippy::unwrap_used)]
-
 use super::{Measured, answered, command, measured};
 use crate::{cli::exit::Kind, config::Settings};
 use axum::{
@@ -61,7 +59,7 @@ impl Rival {
             .route("/v1/chat/completions", answer);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        let task = crate::tasks::spawn("test", async move { axum::serve(listener, app).await.unwrap() });
         Self { base, asked, task }
     }
 

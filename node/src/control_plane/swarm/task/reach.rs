@@ -323,7 +323,6 @@ fn dialable<'a>(addresses: impl IntoIterator<Item = &'a Multiaddr>, own: PeerId)
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

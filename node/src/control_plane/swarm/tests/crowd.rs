@@ -55,7 +55,7 @@ fn first_packet(to: SocketAddr) -> Vec<u8> {
 async fn first_packets_of_calls_that_never_come_do_not_keep_a_newcomer_out() {
     let mut a = member(1).await;
     let to = udp_address(&a.address("/quic-v1/"));
-    let flood = tokio::spawn(async move {
+    let flood = crate::tasks::spawn("test", async move {
         for n in 0.. {
             // Whoever forges a sender's address does not read what is sent there.
             let socket = tokio::net::UdpSocket::bind(address(n % 12_500)).await.unwrap();
@@ -80,7 +80,7 @@ async fn who_comes_with_an_invite_tries_again_until_a_member_is_there() {
     let addresses = vec![format!("/ip4/127.0.0.1/tcp/{}", listen.port())];
     let invite = tsnode_protocol::Invite { swarm: SWARM, ticket: Some(ticket), addresses };
     let newcomer = Identity::from_seed(&[9; 32]);
-    let redeemed = tokio::spawn(async move { redeem(&newcomer, &invite, &ticket).await });
+    let redeemed = crate::tasks::spawn("test", async move { redeem(&newcomer, &invite, &ticket).await });
     sleep(Duration::from_millis(300)).await;
     assert!(!redeemed.is_finished(), "it gave up");
     let invites = Invites::new(folder.path(), SWARM, Some(SECRET));

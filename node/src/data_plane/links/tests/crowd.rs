@@ -20,7 +20,7 @@ fn first_packet(peer: PeerId, to: SocketAddr) -> Vec<u8> {
 async fn first_packets_of_calls_that_never_come_do_not_keep_a_member_out() {
     let (a, mut b) = (end(1, None), end(1, None));
     let (peer, to, doors) = (b.id, b.address, b.links.inner.doors.clone());
-    let flood = tokio::spawn(async move {
+    let flood = crate::tasks::spawn("test", async move {
         for n in (0..u16::MAX).cycle() {
             let [high, low] = n.to_be_bytes();
             let from = SocketAddr::from((Ipv4Addr::new(127, 1, high, low.clamp(1, 250)), 0));

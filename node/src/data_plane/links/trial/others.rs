@@ -49,7 +49,7 @@ pub(super) async fn bare(bytes: u64, datagram: u16) -> Result<Moved, LinkError> 
     let (dialled, accepted) = (dialled.map_err(failed)?, accepted?);
     settled(&dialled, datagram).await;
     let watch = Watch::start();
-    let received = tokio::spawn(async move {
+    let received = crate::tasks::spawn("trial", async move {
         let (mut sender, mut receiver) = accepted.accept_bi().await.map_err(failed)?;
         let mut piece = vec![0; super::TILE];
         while receiver.read(&mut piece).await.map_err(failed)?.is_some() {}
