@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """Figures of the house, by crate: how much code there is, how long functions are, and what is unsafe, commented or named twice.
 
-    scripts/house_figures.py               of this tree
-    scripts/house_figures.py ../other      of another, to compare
+    scripts/house_figures.py                    of this tree
+    scripts/house_figures.py ../other           of another
+    scripts/house_figures.py --table ../other   what docs/design/code.md has of both: the other before, this one after
 
 Counts Rust as it is written, without compiling: comments and strings are blanked out first, so that what is said about `unsafe`
-is not counted as it.
+is not counted as it. A crate's tests and benches count with it.
 """
+import argparse
 import collections
 import pathlib
 import re
-import sys
 
-CRATES = ["protocol", "coordinator", "kernels", "node", "testnet"]
+import module_cycles
+
+HERE = pathlib.Path(__file__).resolve().parent.parent
+CRATES = ["protocol", "coordinator", "coordinator/simulator", "kernels", "node", "testnet"]
 
 
 def blanked(text):
@@ -62,48 +66,117 @@ def percentile(sorted_numbers, part):
     return sorted_numbers[min(len(sorted_numbers) - 1, int(len(sorted_numbers) * part))] if sorted_numbers else 0
 
 
-def main():
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
-    types, stems, largest = collections.defaultdict(set), collections.defaultdict(set), []
-    print(f"{'crate':<12} {'files':>6} {'lines':>7} {'fns':>6} {'p50':>4} {'p90':>4} {'p99':>4} {'longest':>8} "
-          f"{'unsafe {':>9} {'unsafe fn':>10} {'unsafe impl':>12} {'allow':>6} {'comments/100':>13}")
-    total = collections.Counter()
-    for crate in CRATES:
-        count, lengths = collections.Counter(), []
-        for path in sorted((root / crate).rglob("*.rs")):
-            if "target" in path.relative_to(root).parts:
-                continue
-            text = path.read_text()
-            code, comments = blanked(text)
-            lines = text.count("\n")
-            largest.append((lines, str(path.relative_to(root))))
-            stems[path.stem].add(path)
-            for found in re.finditer(r"\b(?:struct|enum|trait|union|type)\s+(\w+)", code):
-                types[found.group(1)].add(path)
-            lengths += functions(code)
-            count["files"] += 1
-            count["lines"] += lines
-            count["comments"] += comments
-            count["blocks"] += len(re.findall(r"\bunsafe\s*\{", code))
-            count["fns"] += len(re.findall(r"\bunsafe\s+(?:extern\s+)?fn\s+\w", code))
-            count["impls"] += len(re.findall(r"\bunsafe\s+impl\b", code))
-            count["allows"] += len(re.findall(r"#!?\[allow\(", code))
-        lengths.sort()
-        total += count
-        print(f"{crate:<12} {count['files']:>6} {count['lines']:>7} {len(lengths):>6} {percentile(lengths, .5):>4} "
+class Crate:
+    """What there is in one crate."""
+
+    def __init__(self, root, name):
+        self.name, self.count, self.lengths = name, collections.Counter(), []
+        self.types, self.stems, self.sizes = collections.defaultdict(set), collections.defaultdict(set), []
+        inner = [other for other in CRATES if other.startswith(f"{name}/")]
+        for path in sorted((root / name).rglob("*.rs")):
+            at = path.relative_to(root)
+            if "target" not in at.parts and not any(at.is_relative_to(other) for other in inner):
+                self.read(path, at)
+        self.lengths.sort()
+
+    def read(self, path, at):
+        text = path.read_text()
+        code, comments = blanked(text)
+        lines = text.count("\n")
+        self.sizes.append((lines, str(at)))
+        self.stems[path.stem].add(path)
+        # A `type` inside a trait's implementation has its trait's name for it.
+        for found in re.finditer(r"(?:\b(?:struct|enum|trait|union)|^(?:pub(?:\([^)]*\))?\s+)?type)\s+(\w+)", code, re.M):
+            self.types[found.group(1)].add(path)
+        self.lengths += functions(code)
+        self.count.update(
+            files=1,
+            lines=lines,
+            comments=comments,
+            blocks=len(re.findall(r"\bunsafe\s*\{", code)),
+            fns=len(re.findall(r"\bunsafe\s+(?:extern\s+)?fn\s+\w", code)),
+            impls=len(re.findall(r"\bunsafe\s+impl\b", code)),
+            allows=len(re.findall(r"#!?\[allow\(", code)),
+            expects=len(re.findall(r"#!?\[expect\(", code)),
+        )
+
+
+class Tree:
+    """What there is in all crates together."""
+
+    def __init__(self, root):
+        self.crates = [Crate(root, name) for name in CRATES if (root / name).is_dir()]
+        self.count = sum((crate.count for crate in self.crates), collections.Counter())
+        self.lengths = sorted(length for crate in self.crates for length in crate.lengths)
+        self.sizes = sorted((size for crate in self.crates for size in crate.sizes), reverse=True)
+        module_cycles.ROOT = root
+        self.cycles = module_cycles.cycles(False)
+
+    def twice(self, what):
+        """Names that more than one file has, and how many have them."""
+        names = collections.defaultdict(set)
+        for crate in self.crates:
+            for name, at in getattr(crate, what).items():
+                names[name] |= at
+        common = ("Self", "mod", "lib", "main", "tests")
+        return {name: len(at) for name, at in names.items() if len(at) > 1 and name not in common}
+
+    def density(self):
+        return 100 * self.count["comments"] / max(self.count["lines"], 1)
+
+
+def show(tree):
+    print(f"{'crate':<22} {'files':>6} {'lines':>7} {'fns':>6} {'p50':>4} {'p90':>4} {'p99':>4} {'longest':>8} "
+          f"{'unsafe {':>9} {'unsafe fn':>10} {'unsafe impl':>12} {'allow':>6} {'expect':>7} {'comments/100':>13}")
+    for crate in [*tree.crates, tree]:
+        count, lengths, name = crate.count, crate.lengths, getattr(crate, "name", "all")
+        print(f"{name:<22} {count['files']:>6} {count['lines']:>7} {len(lengths):>6} {percentile(lengths, .5):>4} "
               f"{percentile(lengths, .9):>4} {percentile(lengths, .99):>4} {max(lengths, default=0):>8} {count['blocks']:>9} "
-              f"{count['fns']:>10} {count['impls']:>12} {count['allows']:>6} "
+              f"{count['fns']:>10} {count['impls']:>12} {count['allows']:>6} {count['expects']:>7} "
               f"{100 * count['comments'] / max(count['lines'], 1):>13.1f}")
-    print(f"{'all':<12} {total['files']:>6} {total['lines']:>7} {'':>6} {'':>4} {'':>4} {'':>4} {'':>8} {total['blocks']:>9} "
-          f"{total['fns']:>10} {total['impls']:>12} {total['allows']:>6} "
-          f"{100 * total['comments'] / max(total['lines'], 1):>13.1f}")
     print("\nlargest files")
-    for lines, path in sorted(largest, reverse=True)[:10]:
+    for lines, path in tree.sizes[:10]:
         print(f"{lines:>7} {path}")
-    for what, names in (("types", types), ("files", stems)):
-        twice = {name: len(at) for name, at in names.items() if len(at) > 1 and name not in ("Self", "mod", "lib", "main")}
+    print(f"\nimport cycles between modules: {len(tree.cycles)}")
+    for line in tree.cycles:
+        print(f"        {line}")
+    for what, names in (("types", "types"), ("files", "stems")):
+        twice = tree.twice(names)
         most = sorted(twice.items(), key=lambda item: (-item[1], item[0]))[:12]
         print(f"\nnames of {what} used more than once: {len(twice)}; most: " + ", ".join(f"{n} {k}" for n, k in most))
+
+
+def compare(before, after):
+    """A table of Markdown."""
+    print("| | before | after |\n| --- | --- | --- |")
+    of = lambda tree, name: next((crate.count["lines"] for crate in tree.crates if crate.name == name), 0)
+    for name in CRATES:
+        print(f"| lines of `{name}` | {of(before, name) or '-'} | {of(after, name)} |")
+    rows = [
+        ("lines in all", lambda t: t.count["lines"]),
+        ("lines of a function: p50, p90, p99, longest",
+         lambda t: ", ".join(str(n) for n in (*(percentile(t.lengths, p) for p in (.5, .9, .99)), max(t.lengths)))),
+        ("largest files (lines)", lambda t: ", ".join(str(lines) for lines, _ in t.sizes[:3])),
+        ("files above 600 lines", lambda t: sum(lines > 600 for lines, _ in t.sizes)),
+        ("import cycles, and modules in them",
+         lambda t: f"{len(t.cycles)}, {sum(len(line.split(': ')[1].split()) for line in t.cycles)}"),
+        ("names of types used more than once", lambda t: len(t.twice("types"))),
+        ("names of files used more than once", lambda t: len(t.twice("stems"))),
+        ("`unsafe` blocks, functions", lambda t: f"{t.count['blocks']}, {t.count['fns']}"),
+        ("`#[allow]`, `#[expect]`", lambda t: f"{t.count['allows']}, {t.count['expects']}"),
+        ("lines of comments in 100", lambda t: f"{t.density():.1f}"),
+    ]
+    for what, value in rows:
+        print(f"| {what} | {value(before)} | {value(after)} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("tree", nargs="?", default=HERE, type=pathlib.Path)
+    parser.add_argument("--table", action="store_true", help="a table of Markdown: TREE before, this tree after")
+    asked = parser.parse_args()
+    tree = Tree(asked.tree.resolve())
+    compare(tree, Tree(HERE)) if asked.table else show(tree)
 
 
 main()
