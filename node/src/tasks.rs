@@ -31,12 +31,12 @@ impl Drop for Running {
 }
 
 /// Starts a task, which goes on where its handle is dropped.
+#[expect(clippy::disallowed_methods, reason = "this is the place")]
 pub fn spawn<F>(name: &'static str, work: F) -> JoinHandle<F::Output>
 where
-    F: Future<Output: Send> + Send + 'static,
+    F: Future<Output: Send + 'static> + Send + 'static,
 {
     let running = Running::one(name);
-    #[expect(clippy::disallowed_methods, reason = "this is the place")]
     tokio::spawn(async move {
         let _running = running;
         work.await
