@@ -1,5 +1,4 @@
 //! Stories of a group's leader against a ring that does what rings do, in any order.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Stories of peers that are stopped in the middle of an answer, and of peers that only take long.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -15,7 +15,6 @@ use serde_json::Value;
 use std::path::Path;
 
 /// A model.
-#[expect(clippy::large_enum_variant, reason = "a lender has one: it takes no harm that some are larger than others")]
 pub(super) enum Network {
     Bert(bert::BertModel),
     Roberta(xlm_roberta::XLMRobertaModel),

@@ -1,7 +1,6 @@
 //! What the scheduler's documentation states, measured: `cargo bench -p tsnode-coordinator --bench scheduler -- PART`,
 //! where PART is speed, seeds, gap, small, shapes, baselines, or nothing for all of them. Tables go to
 //! standard output, plots of the baselines to `docs/plots`.
-#![expect(missing_docs, reason = "a bench has no interface")]
 
 mod baselines;
 mod quality;

@@ -242,7 +242,7 @@ async fn logprobs_come_in_either_form() {
 /// A model whose tokenizer spells characters of many bytes in byte tokens, and the tokens of "hello가나다라 end".
 fn with_byte_tokens() -> (ModelFiles, Vec<Token>) {
     let mut files = files();
-    let tokenizer = include_bytes!("../text/byte_tokens.json");
+    let tokenizer = include_bytes!("../../text/byte_tokens.json");
     files.files = Arc::new([("tokenizer.json".to_owned(), tokenizer.to_vec())].into());
     files.card.shape.vocab = 264;
     let vocab: Value = serde_json::from_slice(tokenizer).unwrap();

@@ -58,7 +58,7 @@ fn two_models() -> SwarmView {
 #[test]
 fn a_request_without_a_name_is_for_the_swarms_default_and_a_wrong_name_is_told_the_right_ones() {
     let (one, two, none) = (view(vec![files().card]), two_models(), view(vec![]));
-    let found = |view: &SwarmView, name| super::texts::find_card(view, name).map(|card| card.name.clone());
+    let found = |view: &SwarmView, name| crate::http::texts::find_card(view, name).map(|card| card.name.clone());
     assert_eq!(found(&one, None).unwrap(), one.models[0].name);
     assert_eq!(found(&two, None).unwrap(), "large");
     assert_eq!(found(&two, Some(&one.models[0].name)).unwrap(), one.models[0].name);
@@ -72,7 +72,8 @@ fn a_request_without_a_name_is_for_the_swarms_default_and_a_wrong_name_is_told_t
     assert!(wrong.ends_with("m11, and 18 more"), "{wrong}");
     let nothing = found(&none, None).unwrap_err();
     assert!(
-        matches!(&nothing, super::ApiError::Unserved { .. }) && nothing.to_string().contains("tsnode join --model")
+        matches!(&nothing, crate::http::ApiError::Unserved { .. })
+            && nothing.to_string().contains("tsnode join --model")
     );
 }
 
