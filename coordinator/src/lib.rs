@@ -4,7 +4,7 @@
 //! wake it if nothing else happens; time and randomness come in as arguments, maps are ordered, so one seed replays a
 //! swarm. A confused or lying peer is not an error but a counted rejection.
 
-#![deny(missing_docs, clippy::allow_attributes_without_reason)]
+#![deny(missing_docs, clippy::allow_attributes_without_reason, clippy::iter_over_hash_type)]
 
 pub mod batcher;
 pub mod changeover;
