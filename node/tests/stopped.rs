@@ -1,6 +1,5 @@
 //! A peer whose process is stopped says nothing, and its connections stay open: what it did goes on elsewhere before QUIC
 //! gives them up, whichever part it had.
-#![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 use std::path::PathBuf;
 use tsnode_testnet::{
