@@ -64,6 +64,8 @@ pub(crate) const KEYS: usize = 16;
 type Lanes = [f32; LANES];
 /// Multiply-adds below which handing work to other threads costs more than it saves.
 const PARALLEL_FROM: usize = 1 << 16;
+/// Items for each thread from which on a thread has whole ones, so that one that is held up does not hold up all.
+const EACH_FROM: usize = 8;
 /// Numbers below which simple work on each is not shared.
 const SHARE_FROM: usize = 1 << 14;
 
@@ -231,6 +233,16 @@ impl Cpu {
     /// Runs `work(0)` to `work(parts - 1)`, shared among the threads when it is worth it.
     pub(crate) fn share(&self, parts: usize, multiply_adds: usize, work: impl Fn(usize) + Sync) {
         if multiply_adds < PARALLEL_FROM { (0..parts).for_each(work) } else { self.team.share(parts, work) }
+    }
+
+    /// Runs `work` on each item. Where they are small, and enough for all threads, each takes some, and what it does there it
+    /// does alone; else they are done one after the other, and what is done of each is shared.
+    pub(crate) fn each<T: Send>(&self, items: &mut [T], small: bool, work: impl Fn(&mut T) + Sync) {
+        if !small || items.len() < EACH_FROM * self.team.threads() {
+            items.iter_mut().for_each(work);
+        } else {
+            self.team.share_each(items, |_, item| work(item));
+        }
     }
 
     /// Softmax in place.

@@ -60,15 +60,21 @@ pub enum ProofError {
     },
 }
 
+/// Refuses a model that no GPU computes, without asking one.
+///
+/// # Errors
+/// When its layers are mixtures of experts: those that are not could be computed, and the others not.
+pub fn refuse_unwritten(source: &ModelSource) -> Result<(), ProofError> {
+    let experts = source.card().shape.experts.is_some();
+    if experts { Err(EngineError::from(GpuError::experts()).into()) } else { Ok(()) }
+}
+
 /// Computes some of a model on a GPU, and the same on the processor by so many threads.
 ///
 /// # Errors
 /// When the GPU does not compute the model, or not as the processor does.
 pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result<(), ProofError> {
-    if gpu.is_on_gpu() && source.card().shape.experts.is_some() {
-        // Some of its layers may have none, and be computed.
-        return Err(EngineError::from(GpuError::experts()).into());
-    }
+    refuse_unwritten(source)?;
     let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let shape = source.card().shape;

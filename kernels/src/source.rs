@@ -276,8 +276,8 @@ impl ModelSource {
         let cut = (c.heads + 2 * c.kv_heads) * c.head_dim;
         let whole = 3 * c.hidden + c.heads * c.head_dim;
         let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
-        // With a mixture also rows once more for each expert that they pass, what one of them made of them, and chances.
-        let mixed = c.mixture.as_ref().map_or(0, |m| ranks * (2 * c.hidden + m.experts));
+        // With a mixture also rows once more for each expert that they pass, what that made of them, and chances.
+        let mixed = c.mixture.as_ref().map_or(0, |m| ranks * (2 * m.used * c.hidden + m.experts));
         let few = largest.tokens.min(models::ROWS_OF_MLP as u64) * (between * c.widest() + mixed) as u64;
         // Ranks lay their columns down on two tables, and logits side by side.
         let (tables, logits) = if ranks > 1 { (2 * c.hidden, 2) } else { (0, 1) };

@@ -132,6 +132,7 @@ pub struct Wanted<'a> {
 /// When they cannot be used, for the model or at all.
 pub fn lend(numbers: GpuNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine), GpuUnfit> {
     let Wanted { models: (source, draft), lend, kv_dtype, store } = wanted;
+    proof::refuse_unwritten(source)?;
     let (gpus, about) = open_gpus(numbers)?;
     let count = gpus.len();
     let whole = |source: &ModelSource| source.gpu_bytes(source.card().shape.all_layers(), count);

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     config::Mixture,
-    cpu::{Cpu, plain::exp},
+    cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
     models::{ROWS_OF_MLP, outline::MlpOutline, sized},
     ranks::Outputs,
@@ -94,11 +94,14 @@ pub(super) struct Work {
     chances: Vec<f32>,
     /// By expert, then by row.
     passed: Vec<Passed>,
-    /// Rows that pass one expert.
+    /// Rows as often as they pass an expert, in that order.
     x: Vec<f32>,
-    /// What it makes of them.
+    /// What it makes of each.
     y: Vec<f32>,
 }
+
+/// Rows that an expert has on average, up to which threads take whole experts: meeting for each costs more than it saves.
+const FEW: usize = 4;
 
 /// Under which names files have a mixture: its block, and gate, up and down of an expert.
 const NAMES: [(&str, [&str; 3]); 2] =
@@ -132,7 +135,7 @@ impl Experts {
         let each = normed.chunks(together * inputs).zip(sized(out, rows * width).chunks_mut(together * width));
         for (x, out) in each {
             self.choose(step.cpu, x, x.len() / inputs, work);
-            self.mix(step, x, out, (&mut *gate, &mut *up, &mut *work));
+            self.mix(step, (inputs, x), out, (&mut *gate, &mut *up, &mut *work));
             if let Some(shared) = &self.shared {
                 shared.add(step, x, out, (&mut *gate, &mut *up, &mut *work));
             }
@@ -162,38 +165,50 @@ impl Experts {
         work.passed.sort_unstable_by_key(|passed| (passed.expert, passed.row));
     }
 
-    /// Expert by expert: what each makes of its rows, added up.
+    /// What experts make of their rows, added up: whole experts are shared out among threads where they are many with few rows.
     fn mix(
         &self,
         step: &Step<'_, '_>,
-        x: &[f32],
+        (inputs, x): (usize, &[f32]),
         out: &mut [f32],
         (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut Work),
     ) {
         let Work { passed, x: some, y, .. } = work;
-        let (cpu, inputs, act) = (step.cpu, x.len() / (out.len() / self.hidden.mine.len()), crate::cpu::Gate::Silu);
-        let mine = self.width.mine.len();
-        let mut gates = sized(gate, passed.len() * mine);
-        for group in passed.chunk_by(|a, b| a.expert == b.expert) {
-            some.clear();
-            group.iter().for_each(|passed| some.extend_from_slice(&x[passed.row as usize * inputs..][..inputs]));
-            let (gated, rest) = std::mem::take(&mut gates).split_at_mut(group.len() * mine);
-            gates = rest;
-            let Expert { gate, up: second, .. } = &self.experts[group[0].expert as usize];
-            cpu.gated(some, (gate.operand(cpu), gated), (second.operand(cpu), sized(up, group.len() * mine)), act);
-        }
-        // Once for all experts: their gates are side by side like rows.
-        step.attend.gather(passed.len(), gate);
-        out.fill(0.0);
-        let (width, mut gates) = (self.hidden.mine.len(), &gate[..]);
-        for group in passed.chunk_by(|a, b| a.expert == b.expert) {
-            let (gated, rest) = gates.split_at(group.len() * self.width.all);
-            gates = rest;
-            let y = sized(y, group.len() * width);
-            self.experts[group[0].expert as usize].down.apply(cpu, gated, y);
-            for (passed, y) in group.iter().zip(y.chunks_exact(width)) {
-                add_part(&mut out[passed.row as usize * width..][..width], y, passed.part);
+        let (cpu, count) = (step.cpu, passed.len());
+        let groups = || passed.chunk_by(|a, b| a.expert == b.expert);
+        let (mine, all, width) = (self.width.mine.len(), self.width.all, self.hidden.mine.len());
+        let [mut xs, mut gates, mut ups] =
+            [(some, inputs), (&mut *gate, mine), (up, mine)].map(|(buffer, width)| sized(buffer, count * width));
+        let task = |group: &'_ [Passed]| {
+            let rows = group.len();
+            (cut(&mut xs, rows * inputs), cut(&mut gates, rows * mine), cut(&mut ups, rows * mine))
+        };
+        let mut tasks: Vec<_> = groups().zip(groups().map(task)).collect();
+        let few = count <= FEW * tasks.len();
+        cpu.each(&mut tasks, few, |(group, (some, gated, up))| {
+            for (passed, row) in group.iter().zip(some.chunks_exact_mut(inputs)) {
+                row.copy_from_slice(&x[passed.row as usize * inputs..][..inputs]);
             }
+            let Expert { gate, up: second, .. } = &self.experts[group[0].expert as usize];
+            cpu.gated(some, (gate.operand(cpu), gated), (second.operand(cpu), up), Gate::Silu);
+        });
+        drop(tasks);
+        // Once for all experts: their gates are side by side like rows.
+        step.attend.gather(count, gate);
+        let (mut gates, mut ys) = (&gate[..], sized(y, count * width));
+        let task = |group: &'_ [Passed]| {
+            let (gated, rest) = gates.split_at(group.len() * all);
+            gates = rest;
+            (gated, cut(&mut ys, group.len() * width))
+        };
+        let mut tasks: Vec<_> = groups().zip(groups().map(task)).collect();
+        cpu.each(&mut tasks, few, |(group, (gated, y))| {
+            self.experts[group[0].expert as usize].down.apply(cpu, gated, y);
+        });
+        drop(tasks);
+        out.fill(0.0);
+        for (passed, y) in passed.iter().zip(y.chunks_exact(width)) {
+            add_part(&mut out[passed.row as usize * width..][..width], y, passed.part);
         }
     }
 }
@@ -310,6 +325,13 @@ fn take_best(chances: &mut [f32]) -> (usize, f32) {
     }
     chances[at] = f32::NEG_INFINITY;
     (at, best)
+}
+
+/// The first numbers of what is left.
+fn cut<'a>(rest: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
+    let (some, more) = std::mem::take(rest).split_at_mut(count);
+    *rest = more;
+    some
 }
 
 /// `out[i] += part * y[i]`.
