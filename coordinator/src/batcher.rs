@@ -8,6 +8,7 @@
 mod admission;
 mod asking;
 mod events;
+mod giving_way;
 mod growth;
 mod pace;
 mod prefixes;
@@ -147,7 +148,7 @@ impl Batcher {
             Event::RingBroken { reason } => self.ring_broken(&reason, &mut out),
             Event::Deadline => self.expire(now, &mut out),
         }
-        self.admit_waiting(&mut out);
+        self.admit_waiting(now, &mut out);
         self.see_to_retry(now);
         self.form_steps(now, &mut out);
         out

@@ -364,6 +364,7 @@ mod tests {
             encoders: vec![],
             invites: vec![],
             traffic: vec![],
+            settings: vec![],
         };
         let adverts = (1..).map(peer).zip(boasts.iter().map(|b| advert(*b))).collect();
         let stage = |n: usize| Stage { peer: peer(n as u8), device: 0, layers: LayerRange { start: 0, end: 4 } };

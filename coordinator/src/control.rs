@@ -23,6 +23,7 @@ mod member;
 mod own;
 mod planning;
 mod reload;
+mod settings;
 mod view;
 mod voice;
 
@@ -90,11 +91,11 @@ impl Control {
     pub fn new(config: ControlConfig, now: Time, unix_now: Duration) -> Self {
         Self {
             ballot: Ballot::new(config.endorsed),
+            own: Own { settings: config.settings.clone(), ..Own::default() },
             config,
             unix_start: unix_now.saturating_sub(now),
             now,
             members: BTreeMap::new(),
-            own: Own::default(),
             adoption: Adoption::default(),
             turn: Turn::default(),
             derived: None,
@@ -172,6 +173,7 @@ impl Control {
                 self.own.asked = true;
                 self.next_look = now;
             }
+            Event::Set { key, value } => self.set(key, value, out),
             Event::Leave => {
                 self.own.leaving = true;
             }
@@ -271,7 +273,7 @@ impl Control {
 
     fn speak(&mut self, out: &mut Vec<Action>) {
         if self.adverts.is_due(self.now)
-            && let Some(advert) = self.own.advert.clone()
+            && let Some(advert) = self.own_advert()
         {
             self.adverts.said(self.now, self.members.len());
             // What it follows and how it is goes with what it is.

@@ -39,6 +39,7 @@ use crate::{
     },
     profiler,
     router::{Pick, Router},
+    settings::Settings,
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,6 +106,7 @@ impl Gateway {
         match event {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
+                self.router.follow(Settings::of(self.view.adverts.values()));
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));

@@ -9,3 +9,4 @@ mod places;
 pub mod prefill_first;
 pub mod routing;
 pub mod shares;
+pub mod shortest;

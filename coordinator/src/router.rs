@@ -3,11 +3,14 @@
 //! Which way a request goes is a policy's choice ([`crate::policy::choice::Dispatch`]), the very object that a
 //! plan's replay drives; here its machines are the plan's groups that are up. The policy is made anew when those change.
 
-use crate::policy::{
-    batching::Seen,
-    choice::Dispatch,
-    routing::{Asked, MachineNo, Routing},
-    shares::{self, PhasePair},
+use crate::{
+    policy::{
+        batching::Seen,
+        choice::Dispatch,
+        routing::{Asked, MachineNo, Routing},
+        shares::{self, PhasePair},
+    },
+    settings::Settings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
@@ -52,12 +55,14 @@ pub struct Choice<'a> {
 #[derive(Debug)]
 pub struct Router {
     dispatch: Dispatch,
+    settings: Settings,
     models: BTreeMap<ModelId, Policy>,
 }
 
 /// A model's policy, over the ways that were up when it was made.
 #[derive(Debug)]
 struct Policy {
+    dispatch: Dispatch,
     ways: Vec<PhasePair<GroupId>>,
     /// Groups in the policy's numbering.
     groups: Vec<GroupId>,
@@ -65,10 +70,15 @@ struct Policy {
 }
 
 impl Router {
-    /// A router that dispatches so.
+    /// A router that dispatches so where members have set nothing else.
     #[must_use]
     pub fn new(dispatch: Dispatch) -> Self {
-        Self { dispatch, models: BTreeMap::new() }
+        Self { dispatch, settings: Settings::default(), models: BTreeMap::new() }
+    }
+
+    /// Dispatches as members have set.
+    pub fn follow(&mut self, settings: Settings) {
+        self.settings = settings;
     }
 
     /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
@@ -88,13 +98,14 @@ impl Router {
             let alone = groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, *id)));
             return alone.map(|id| Pick { prefill: id, decode: id }).ok_or(NoRoute::NoneUp);
         }
+        let dispatch = self.settings.route(model).map_or(self.dispatch, |(policy, _)| policy.into());
         if !choice.tried.is_empty() {
             // A second try has fewer ways; the others keep their policy.
-            return Policy::new(self.dispatch, ways, seed).pick(choice.up, asked);
+            return Policy::new(dispatch, ways, seed).pick(choice.up, asked);
         }
-        if self.models.get(&model).is_none_or(|p| p.ways != ways) {
+        if self.models.get(&model).is_none_or(|p| p.ways != ways || p.dispatch != dispatch) {
             self.models.retain(|m, _| plan.groups.iter().any(|g| g.model == *m));
-            self.models.insert(model, Policy::new(self.dispatch, ways, seed));
+            self.models.insert(model, Policy::new(dispatch, ways, seed));
         }
         self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?.pick(choice.up, asked)
     }
@@ -138,7 +149,7 @@ impl Policy {
             share: w.share / whole,
         };
         let routing = dispatch.routing(ways.iter().map(numbered).collect(), seed as f64 / u64::MAX as f64);
-        Self { ways, groups, routing }
+        Self { dispatch, ways, groups, routing }
     }
 
     fn pick(&mut self, up: &BTreeMap<GroupId, Load>, asked: Asked) -> Result<Pick, NoRoute> {
@@ -181,7 +192,9 @@ fn seen(up: &BTreeMap<GroupId, Load>, id: GroupId) -> Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_protocol::{Epoch, Group, LayerRange, PeerId, Phase, Stage, Term};
+    use tsnode_protocol::{
+        Epoch, Group, LayerRange, PeerId, Phase, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
+    };
 
     const MODEL: ModelId = ModelId([1; 16]);
 
@@ -273,6 +286,24 @@ mod tests {
         let tried = [plan.groups[1].id].into();
         let choice = Choice { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
         assert_eq!(router.pick(choice, MODEL, Asked::new(1, 1), 0).unwrap().decode, plan.groups[2].id);
+    }
+
+    /// Shares draw both; the shortest queue is the one that is not two requests behind.
+    #[test]
+    fn members_may_set_how_requests_are_routed_and_take_it_back() {
+        let plan = plan([0.9, 0.1]);
+        let (up, mut router) = (up(&plan, [0, 2, 0]), router());
+        let mut chosen = |policy: Option<RoutePolicy>, at| {
+            let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(policy));
+            let mut settings = Settings::default();
+            settings.take_in(&[SwarmSetting { key, value, at, by: PeerId([1; 32]) }]);
+            router.follow(settings);
+            (0..100).filter(|_| pick(&mut router, Some(&plan), &up).unwrap().decode == plan.groups[1].id).count()
+        };
+        assert!(chosen(None, 1) > 80);
+        assert_eq!(chosen(Some(RoutePolicy::Shortest), 2), 0);
+        assert!(chosen(Some(RoutePolicy::Shares), 3).abs_diff(90) < 5);
+        assert!(chosen(None, 4) > 80);
     }
 
     #[test]

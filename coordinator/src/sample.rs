@@ -46,6 +46,7 @@ pub fn advert(n: usize) -> Advert {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     }
 }
 

@@ -370,7 +370,12 @@ mod tests {
     }
 
     fn served(prefill: u8, decode: u8, answer: Token) -> Served {
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
         let (prefill, decode) = (peer(prefill), peer(decode));
         let logprobs = vec![LIKELY; 3];

@@ -24,7 +24,12 @@ fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: Kind) -> NewSequence {
         answered: vec![],
         codec: KvCodec::Raw,
         max_tokens: prompt as u32 + max_new_tokens,
-        generation: Generation { sampling: Sampling::greedy(), max_new_tokens, stop_tokens: vec![Token(9)] },
+        generation: Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens,
+            stop_tokens: vec![Token(9)],
+            class: Default::default(),
+        },
         kind,
     }
 }

@@ -342,6 +342,7 @@ fn advert([step, answer, prompt]: [f64; 3], boast: f64) -> Advert {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     }
 }
 

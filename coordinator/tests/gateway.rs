@@ -52,6 +52,7 @@ fn advert() -> Advert {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     }
 }
 
@@ -95,7 +96,12 @@ impl Story {
     }
 
     fn submit(&mut self) -> (PeerId, Vec<Action>) {
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let actions = self.tell(Event::Submit {
             request: REQUEST,
             model: MODEL,
@@ -317,7 +323,12 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
 fn an_answer_that_nobody_has_a_response_log_of_is_computed_as_its_client_says() {
     for codec in [KvCodec::Raw, KvCodec::Int3, KvCodec::Int4, KvCodec::Int8] {
         let mut story = Story::new();
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let begun = Some(Begun { codec, holder: None, answer: vec![] });
         let submit = Event::Submit {
             request: REQUEST,
@@ -343,7 +354,12 @@ fn an_answer_begun_at_another_gateway_goes_on() {
     let begun =
         |tokens: std::ops::Range<u32>| Begun { codec: KvCodec::Raw, holder: None, answer: tokens.map(Token).collect() };
     let submit = |begun| {
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         Event::Submit {
             request: REQUEST,
             model: MODEL,
@@ -429,7 +445,12 @@ fn a_burst_is_spread_before_any_heartbeat_tells() {
     let mut story = Story::new();
     let mut leaders = std::collections::BTreeMap::<PeerId, u32>::new();
     for n in 0..16 {
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let request = RequestId([n; 16]);
         let actions = story.tell(Event::Submit {
             request,
@@ -555,7 +576,8 @@ fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
     let mut story = Story::new();
     Arc::make_mut(&mut story.view.adverts).values_mut().for_each(|a| *a = measured());
     story.tell(Event::View(story.view.clone()));
-    let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+    let generation =
+        Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![], class: Default::default() };
     let prompt = vec![Token(1); 30_000];
     story.tell(Event::Submit {
         request: REQUEST,
@@ -576,7 +598,12 @@ fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
 fn who_says_where_a_prompt_is_computed_is_obeyed() {
     let asked = |overrule| {
         let mut story = Story::new();
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let prompt = vec![Token(1); 4];
         let submit =
             Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule, codec: None };
@@ -599,7 +626,12 @@ fn what_kv_goes_through_is_fixed_by_a_request_or_by_the_gateways_owner() {
         let mut story = Story::new();
         story.gateway = Gateway::new(config);
         story.tell(Event::View(story.view.clone()));
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let prompt = vec![Token(1); 4];
         let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun, overrule, codec };
         match &story.tell(submit)[..] {

@@ -55,6 +55,7 @@ fn advert(speed: f64) -> Advert {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     }
 }
 

@@ -30,7 +30,12 @@ impl Story {
             codec: KvCodec::Raw,
             max_tokens: PROMPT + max_new_tokens,
             // The prompt's last token ends answers, and not this.
-            generation: Generation { sampling, max_new_tokens, stop_tokens: vec![Token(PROMPT - 1)] },
+            generation: Generation {
+                sampling,
+                max_new_tokens,
+                stop_tokens: vec![Token(PROMPT - 1)],
+                class: Default::default(),
+            },
             kind: Kind::Local,
         };
         self.tell(batcher, Event::Submit(sequence));

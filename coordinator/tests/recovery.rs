@@ -72,6 +72,7 @@ fn advert(bandwidth: BytesPerSecond) -> Advert {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     }
 }
 
@@ -115,7 +116,12 @@ impl Story {
     }
 
     fn submit(&mut self, request: RequestId, begun: Option<Begun>) -> (PeerId, DecodeRequest) {
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 9, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 9,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let prompt = (0..PROMPT).map(Token).collect();
         opened(&self.tell(Event::Submit {
             request,
@@ -314,7 +320,7 @@ fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
 fn what_is_said_of_a_prompt_is_said_once_though_groups_are_lost() {
     let (mut story, request) = (Story::new(), RequestId([3; 16]));
     let sampling = Sampling { prompt_logprobs: Some(1), ..Sampling::greedy() };
-    let generation = Generation { sampling, max_new_tokens: 9, stop_tokens: vec![] };
+    let generation = Generation { sampling, max_new_tokens: 9, stop_tokens: vec![], class: Default::default() };
     let prompt: Vec<Token> = (0..PROMPT).map(Token).collect();
     let (_, open) = opened(&story.tell(Event::Submit {
         request,
@@ -355,7 +361,7 @@ fn what_is_said_of_a_prompt_is_said_once_though_groups_are_lost() {
 fn who_says_nothing_of_a_prompt_is_left() {
     let (mut story, request) = (Story::new(), RequestId([3; 16]));
     let sampling = Sampling { prompt_logprobs: Some(1), ..Sampling::greedy() };
-    let generation = Generation { sampling, max_new_tokens: 0, stop_tokens: vec![] };
+    let generation = Generation { sampling, max_new_tokens: 0, stop_tokens: vec![], class: Default::default() };
     let prompt = (0..PROMPT).map(Token).collect();
     let submit = Event::Submit { request, model: MODEL, prompt, generation, begun: None, overrule: None, codec: None };
     let (first, _) = opened(&story.tell(submit));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
 use tsnode_protocol::{
-    KvCodec, RequestId, Sampled, Sampling, Token,
+    KvCodec, RequestClass, RequestId, Sampled, Sampling, Token,
     ring::{Grow, Refusal, RingFrame},
     stream::{End, Generation},
 };
@@ -31,7 +31,12 @@ fn new(n: u32, (prompt, answer): (usize, u32)) -> NewSequence {
         answered: vec![],
         codec: KvCodec::Raw,
         max_tokens: prompt as u32 + answer,
-        generation: Generation { sampling: Sampling::greedy(), max_new_tokens: answer, stop_tokens: vec![] },
+        generation: Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: answer,
+            stop_tokens: vec![],
+            class: Default::default(),
+        },
         kind: Kind::Local,
     }
 }
@@ -72,10 +77,16 @@ impl Story {
         }
     }
 
-    /// One more comes.
+    /// One more comes, and somebody waits for it.
     fn comes(&mut self, size: (usize, u32)) -> RequestId {
+        self.comes_as(RequestClass::Interactive, size)
+    }
+
+    fn comes_as(&mut self, class: RequestClass, size: (usize, u32)) -> RequestId {
         self.came += 1;
-        self.tell(Event::Submit(new(self.came, size)));
+        let mut new = new(self.came, size);
+        new.generation.class = class;
+        self.tell(Event::Submit(new));
         request(self.came)
     }
 
@@ -208,4 +219,38 @@ fn a_long_prompt_is_computed_at_the_pace_it_would_have_alone() {
     let (alone, crowded) = (steps_until_first(false), steps_until_first(true));
     // Answers beside it take a token each of a step's 512; those before it in the same step are none.
     assert!(crowded <= 2 * alone, "{crowded} steps for its prompt, and {alone} alone");
+}
+
+/// A night's work of long prompts is there, and pages for all of it: whoever comes for an answer then has one of them to wait for.
+#[test]
+fn who_waits_for_an_answer_goes_before_a_heap_that_nobody_waits_for() {
+    let steps_until_first = |class| {
+        let mut story = Story::new(1_000_000);
+        let heap: Vec<RequestId> = (0..20).map(|_| story.comes_as(class, (2_000, 20))).collect();
+        (0..5).for_each(|_| assert!(story.turn()));
+        let before = story.steps;
+        let asked = story.comes(SHORT);
+        while !story.tokens.contains_key(&asked) {
+            assert!(story.turn());
+        }
+        let first = story.steps - before;
+        while heap.iter().any(|request| !story.ended.contains_key(request)) {
+            assert!(story.turn(), "the heap is left lying");
+        }
+        first
+    };
+    let (batch, alike) = (steps_until_first(RequestClass::Batch), steps_until_first(RequestClass::Interactive));
+    assert!(3 * batch < alike, "{batch} steps before a heap of batch requests, {alike} where all are alike");
+}
+
+/// Without end there is somebody who came later and waits: a batch request's turn comes all the same, after ten seconds.
+#[test]
+fn a_batch_request_gives_way_for_a_bounded_time() {
+    let mut story = Story::new(PAGES);
+    story.crowded_until(|s| s.ended.len() > 50, 1_000);
+    let (batch, since) = (story.comes_as(RequestClass::Batch, (200, 50)), story.now);
+    story.crowded_until(|s| s.ended.contains_key(&batch), 1_500);
+    let waited = story.now - since;
+    assert!(waited > Duration::from_secs(10) && waited < Duration::from_secs(15), "{waited:?}");
+    assert_eq!(story.tokens[&batch], 50);
 }

@@ -65,6 +65,7 @@ impl Story {
             encoders: vec![],
             invites: vec![],
             traffic: vec![],
+            settings: vec![],
         };
         let adverts = peers.iter().map(|peer| (*peer, advert.clone())).collect();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
@@ -95,7 +96,12 @@ impl Story {
 
     /// Who decodes.
     fn submit(&mut self) -> PeerId {
-        let generation = Generation { sampling: Sampling::greedy(), max_new_tokens: 300, stop_tokens: vec![] };
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 300,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
         let prompt = vec![Token(1); 4];
         let submit = Event::Submit {
             request: REQUEST,

@@ -31,6 +31,8 @@ mod show;
 mod simulate;
 mod status;
 mod submit;
+mod swarm_settings;
+mod targets;
 mod testnet;
 
 use crate::{
@@ -157,6 +159,8 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "status" => status::show(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
+            "targets" => targets::targets(&settings, matches).await,
+            "route" => targets::route(&settings, matches).await,
             "requests" => requests::run(&settings, matches).await,
             "models" => models::run(&settings, matches).await,
             "invite" => invite::run(&settings, matches),
@@ -322,6 +326,8 @@ pub fn command() -> Command {
                 ),
         )
         .subcommand(plan::command())
+        .subcommand(targets::targets_command())
+        .subcommand(targets::route_command())
         .subcommand(requests::command())
         .subcommand(models::command())
         .subcommand(invite::command())

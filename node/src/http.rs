@@ -33,6 +33,7 @@ mod respond;
 mod responses;
 mod running;
 mod seeds;
+mod settings;
 mod sites;
 mod sse;
 mod structured;
@@ -66,9 +67,10 @@ use axum::{
 use guests::{Guest, Guests, attend};
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::places::Origin;
+use tsnode_protocol::{SettingKey, SettingValue};
 
 /// Body of what the owner asks (bytes): a few words. Those of prompts have bounds of their own, [`bodies`].
 const OWNER_BODY_BYTES: usize = 64 * 1024;
@@ -84,6 +86,8 @@ pub struct Controls {
     pub faults: Option<watch::Sender<Faults>>,
     /// That a client asks before there is a plan.
     pub asked: watch::Sender<bool>,
+    /// What is to be set for the swarm, to whoever says it; what does not fit is refused.
+    pub settings: mpsc::Sender<(SettingKey, SettingValue)>,
 }
 
 /// What every handler works with.
@@ -170,6 +174,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .route("/api/faults", get(faults::show).post(faults::set))
         .route("/api/links/measure", post(links::measure))
+        .route("/api/settings", get(settings::show).post(settings::set))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))
         .route("/api/leave", post(owner::leave))

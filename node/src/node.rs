@@ -65,6 +65,7 @@ use tsnode_coordinator::{
     gate::SplitChoice,
     gateway::{Gateway as Machine, GatewayConfig, View},
     planner::{Scheduler, Wish},
+    settings::Settings,
     trust::Trust,
 };
 use tsnode_kernels::engine::Engine;
@@ -80,6 +81,8 @@ const LAST_TASKS: Duration = Duration::from_secs(5);
 const OLLAMA_PORT: u16 = 11434;
 /// Measurements of links on their way into the advert.
 const LINK_NEWS: usize = 4;
+/// What is to be set for the swarm, and has not been said: more is refused.
+const SETTINGS: usize = 16;
 
 /// Runs a peer until `stop`, then drains and leaves. `watcher` sees the swarm as the peer does.
 ///
@@ -98,7 +101,8 @@ pub async fn run(
     let broken = faults.as_ref().map(watch::Sender::subscribe);
     let (measurer, wishes) = Measurer::channel();
     let (asked, was_asked) = watch::channel(false);
-    let front = ground.front(Controls { owner: handle, measurer, faults, asked }).await?;
+    let (settings, to_set) = mpsc::channel(SETTINGS);
+    let front = ground.front(Controls { owner: handle, measurer, faults, asked, settings }).await?;
     watcher(front.view.subscribe());
     let resources = resources::Resources::find(&ground.config, &ground.store).await?;
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
@@ -165,6 +169,7 @@ pub async fn run(
         links: link_changes,
         traffic: asked_for,
         asked: was_asked,
+        settings: to_set,
         roster: roster_writer,
         going,
         routes,
@@ -439,7 +444,11 @@ impl Ground {
     }
 
     fn control(&self) -> Control {
+        let mut known = Settings::default();
+        known.take_in(&self.store.settings(self.invite.swarm));
         let settings = ControlConfig {
+            settings: known,
+            takes_settings: self.belonging.secret.is_some(),
             wish: Wish { layout: self.config.layout.clone(), split: self.config.split },
             endorsed: self.store.endorsed(),
             company: !self.bootstrap().is_empty(),
@@ -574,6 +583,8 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         plan_id: None,
         plan: None,
         split,
+        settings: Vec::new(),
+        attainment: Vec::new(),
         ready_groups: Vec::new(),
         peers: Vec::new(),
         models: Vec::new(),

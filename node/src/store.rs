@@ -32,7 +32,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use tsnode_protocol::{Epoch, Invite, Life, PeerId, SwarmId, Term};
+use tsnode_protocol::{Epoch, Invite, Life, PeerId, SwarmId, SwarmSetting, Term};
 
 /// Ledger of what clients got.
 const RESPONSE_LOG_FILE: &str = "response.log";
@@ -161,6 +161,18 @@ impl Store {
         self.set(&known_key(swarm), addresses.join("\n").as_bytes());
     }
 
+    /// What members had set for a swarm. What cannot be read is none: other members know it, too.
+    #[must_use]
+    pub fn settings(&self, swarm: SwarmId) -> Vec<SwarmSetting> {
+        let said = self.get(&settings_key(swarm)).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        said.filter(|all: &Vec<SwarmSetting>| SwarmSetting::check_all(all).is_ok()).unwrap_or_default()
+    }
+
+    /// Remembers it.
+    pub fn set_settings(&self, swarm: SwarmId, settings: &[SwarmSetting]) {
+        self.set(&settings_key(swarm), &serde_json::to_vec(settings).unwrap_or_default());
+    }
+
     /// The last epoch and term this peer endorsed a plan of.
     #[must_use]
     pub fn endorsed(&self) -> Option<(Epoch, Term)> {
@@ -256,6 +268,10 @@ impl Store {
 
 fn known_key(swarm: SwarmId) -> String {
     format!("known {swarm}")
+}
+
+fn settings_key(swarm: SwarmId) -> String {
+    format!("settings {swarm}")
 }
 
 fn lock(folder: &Path) -> Result<File, StoreError> {

@@ -10,7 +10,8 @@ use tsnode_coordinator::{
 };
 use tsnode_kernels::load::{InUse, Progress};
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, SwarmId, Term,
+    Advert, EncoderCard, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, RequestClass,
+    SwarmId, SwarmSetting, Term,
 };
 
 /// How far a peer has come on its way to being useful.
@@ -106,6 +107,12 @@ pub struct SwarmView {
     pub plan: Option<Plan>,
     /// Whether plans may have groups that do both phases, as this peer values them.
     pub split: SplitChoice,
+    /// What members have set for the swarm, the newest of each.
+    #[serde(default)]
+    pub settings: Vec<SwarmSetting>,
+    /// How many of the requests that ended at this gateway in the last ten minutes kept their targets.
+    #[serde(default)]
+    pub attainment: Vec<AttainmentView>,
     /// Groups whose leaders say they take requests.
     pub ready_groups: Vec<GroupId>,
     /// Every peer known to be alive, this one included, by id.
@@ -188,6 +195,19 @@ pub struct Weights {
     pub bytes: u64,
 }
 
+/// How many requests of a model and class kept their targets, of those for which there were some.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttainmentView {
+    /// The model's name.
+    pub model: String,
+    /// The class.
+    pub class: RequestClass,
+    /// Requests that ended.
+    pub requests: usize,
+    /// Of them, those that kept every target.
+    pub in_time: usize,
+}
+
 /// A peer that is cut off.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CutOffView {
@@ -246,6 +266,8 @@ pub(crate) mod tests {
             plan_id: None,
             plan: None,
             split: Default::default(),
+            settings: vec![],
+            attainment: vec![],
             ready_groups: vec![],
             peers: vec![],
             models: vec![],

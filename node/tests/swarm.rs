@@ -52,6 +52,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     programs_talk_line_by_line(&net).await;
     a_tool_that_must_be_called_is_called(&net).await;
     load_on_the_swarm_is_measured(&net).await;
+    what_one_member_sets_all_follow_and_no_request_is_lost(&net).await;
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     for (index, peer) in net.net.peers().iter().enumerate() {
         let (bytes, _) = net.net.usage(index).unwrap();
@@ -418,6 +419,63 @@ async fn talk(net: &Net, index: usize, words: &[&str], input: &str) -> (Option<i
     let ended = tokio::time::timeout(LONG, child.wait_with_output()).await.unwrap().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (ended.status.code(), text(ended.stdout), text(ended.stderr))
+}
+
+/// Until what a verb says at a peer is so.
+async fn until_said(net: &Net, index: usize, words: &[&str], is_so: impl Fn(&str) -> bool) -> String {
+    let until = Instant::now() + LONG;
+    loop {
+        let (code, said, why) = talk(net, index, words, "").await;
+        assert_eq!(code, Some(0), "{said}{why}");
+        if is_so(&said) {
+            return said;
+        }
+        assert!(Instant::now() < until, "{words:?} says after {LONG:?}: {said}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Targets and a routing policy are set at a gateway and at a lender, change, and are taken back while requests run: every peer
+/// has the newest, plans are held against them, and how many requests keep them is counted.
+async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
+    let body = |n: u64| json!({ "prompt": PROMPT, "max_tokens": 20, "seed": n, "priority": n % 2, "ignore_eos": true });
+    let load = futures::future::join_all((0..40).map(|n| net.complete(4, body(n))));
+    let done = |said: &(Option<i32>, String, String)| assert_eq!(said.0, Some(0), "{said:?}");
+    let change = async {
+        done(&talk(net, 4, &["targets", "set", "--ttft", "1ms", "--e2e", "60m"], "").await);
+        until_said(net, 0, &["targets"], |said| said.contains("ttft 1 ms, e2e 3600 s for interactive")).await;
+        done(&talk(net, 1, &["targets", "set", "--e2e", "2m"], "").await);
+        done(&talk(net, 2, &["targets", "set", "--e2e", "60m", "--class", "batch"], "").await);
+        done(&talk(net, 0, &["route", "set", "shortest"], "").await);
+        let both = |said: &str| said.contains("e2e 120 s for interactive") && said.contains("e2e 3600 s for batch");
+        for index in [0, 3, 4] {
+            until_said(net, index, &["targets"], both).await;
+            until_said(net, index, &["route"], |said| said.starts_with("shortest for every model")).await;
+        }
+    };
+    let (answers, ()) = tokio::join!(load, change);
+    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
+    let why = until_said(net, 3, &["plan", "--why"], |said| said.contains("in time is within e2e 120 s; set by")).await;
+    assert!(why.contains("requests are routed by shortest; set by"), "{why}");
+    for n in 0..4 {
+        assert_eq!(net.complete(4, body(n)).await.0, 200);
+    }
+    let status =
+        until_said(net, 4, &["status"], |said| said.contains("100 % of") && said.contains("batch requests")).await;
+    assert!(status.contains("routing   shortest"), "{status}");
+    let url = format!("{}/metrics?names=tsnode", net.peer(4).http);
+    let metrics = net.client.get(url).send().await.unwrap().text().await.unwrap();
+    for class in ["interactive", "batch"] {
+        let line = format!("tsnode_requests_in_time_total{{model_name=\"gutenberg-tiny\",class=\"{class}\"}}");
+        assert!(metrics.lines().any(|l| l.starts_with(&line) && !l.ends_with(" 0")), "{metrics}");
+    }
+    for words in [&["targets", "clear"][..], &["targets", "clear", "--class", "batch"], &["route", "clear"]] {
+        done(&talk(net, 2, words, "").await);
+    }
+    until_said(net, 4, &["route"], |said| said.starts_with("live")).await;
+    until_said(net, 0, &["plan", "--why"], |said| said.contains("no targets are set")).await;
+    let (code, _, why) = talk(net, 0, &["targets", "set", "--ttft", "1ms", "--model", "nothing"], "").await;
+    assert!(code == Some(9) && why.contains("gutenberg-tiny"), "{code:?} {why}");
 }
 
 /// `tsnode bench serve` on a gateway: every request is answered with the lengths asked for, and figures agree with each other.

@@ -2,7 +2,7 @@
 
 use crate::{
     BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds,
-    Term, TicketNotice, Traffic, codec::CodecError, limits,
+    SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,9 @@ pub struct Advert {
     pub invites: Vec<TicketNotice>,
     /// What its clients have asked for of late, model by model.
     pub traffic: Vec<Traffic>,
+    /// The newest that it knows of what members of its swarm set, by their keys.
+    #[serde(default)]
+    pub settings: Vec<SwarmSetting>,
 }
 
 /// One accelerator, or a share of a CPU.
@@ -220,6 +223,7 @@ impl Advert {
         if !self.links.iter().all(|l| l.latency.is_plausible() && l.bandwidth.is_plausible()) {
             return Err(CodecError::Invalid("link figures out of range"));
         }
+        SwarmSetting::check_all(&self.settings)?;
         self.traffic.iter().try_for_each(Traffic::check)?;
         self.encoders.iter().try_for_each(EncoderCard::check)?;
         self.models.iter().try_for_each(ModelCard::check)

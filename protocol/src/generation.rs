@@ -1,6 +1,6 @@
 //! What a request generates, and when it stops.
 
-use crate::{Sampling, Token, codec::CodecError, limits};
+use crate::{RequestClass, Sampling, Token, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,9 @@ pub struct Generation {
     pub max_new_tokens: u32,
     /// Tokens that end the answer; they are reported, then `End::Stop`.
     pub stop_tokens: Vec<Token>,
+    /// For whom it is.
+    #[serde(default)]
+    pub class: RequestClass,
 }
 
 impl Generation {

@@ -25,6 +25,7 @@ pub mod proof;
 pub mod response_log;
 pub mod ring;
 pub mod sampling;
+pub mod setting;
 pub mod stream;
 pub mod tokens;
 pub mod traffic;
@@ -47,6 +48,7 @@ pub use liveness_digest::{Call, LivenessDigest, Missed};
 pub use model::{Experts, LayerRange, ModelCard, ModelFile, ModelShape};
 pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
 pub use sampling::{PromptLogprob, Sampled, Sampling, TokenLogprob};
+pub use setting::{RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting, Targets};
 pub use tokens::Token;
 pub use traffic::Traffic;
 pub use units::{

@@ -35,6 +35,8 @@ pub const ENCODER_DIMENSIONS: u32 = 1 << 16;
 pub const ENCODER_INPUTS: usize = 64;
 /// Those inputs together (bytes); less than a frame, for their lengths travel with them.
 pub const ENCODER_BYTES: usize = 3 * 1024 * 1024;
+/// Settings of a swarm in one advert.
+pub const SETTINGS: usize = 64;
 /// Links in one advert.
 pub const LINKS: usize = 1024;
 /// Addresses in one advert or invite.

@@ -9,9 +9,9 @@ use tsnode_protocol::{
     EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
     Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
     LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, PromptLogprob, Quickest, RequestId, RingId, Route, Sampled, Sampling,
-    Seconds, Secret, Signed, Stage, StepSize, SwarmId, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep,
-    Token, TokenLogprob, Traffic,
+    PathKind, PeerId, Phase, Plan, PlanId, PromptLogprob, Quickest, RequestClass, RequestId, RingId, Route,
+    RoutePolicy, Sampled, Sampling, Seconds, Secret, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId,
+    SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -43,6 +43,15 @@ fn stages() -> Vec<Stage> {
 
 fn misfit(r2: f64, mean: f64) -> Misfit {
     Misfit { r2, mean, largest: 2.0 * mean }
+}
+
+fn settings() -> Vec<SwarmSetting> {
+    let targets = Targets { ttft: Some(Seconds(0.5)), tpot: Some(Seconds(0.05)), e2e: None };
+    let (at, by) = (1_800_000_000_000, PeerId([3; 32]));
+    let set = |key, value| SwarmSetting { key, value, at, by };
+    let key = SettingKey::Targets { model: Some(ModelId([5; 16])), class: RequestClass::Batch };
+    let route = SettingKey::Route { model: None };
+    vec![set(key, SettingValue::Targets(targets)), set(route, SettingValue::Route(Some(RoutePolicy::Shortest)))]
 }
 
 fn advert() -> Advert {
@@ -114,6 +123,7 @@ fn advert() -> Advert {
         reachable: true,
         invites: vec![TicketNotice { id: InviteId([4; 8]), key: TicketKey([5; 32]), expires: 1 << 31, counted: true }],
         traffic: vec![traffic],
+        settings: settings(),
     }
 }
 
@@ -195,7 +205,7 @@ fn generation() -> Generation {
         constraint: Some(Constraint { grammar: Grammar::Regex("[ab]+".into()), ends: vec![Token(1)] }.into()),
         ..Sampling::greedy()
     };
-    Generation { sampling, max_new_tokens: 128, stop_tokens: vec![Token(1)] }
+    Generation { sampling, max_new_tokens: 128, stop_tokens: vec![Token(1)], class: RequestClass::Batch }
 }
 
 fn sampled() -> Sampled {

@@ -10,6 +10,7 @@ use tsnode_coordinator::{
         prefill_first::PrefillFirst,
         routing::{Asked, MachineNo, Routing},
         shares::{PhasePair, Shares},
+        shortest::Shortest,
     },
     replay::{
         cost::IterationCost,
@@ -19,13 +20,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
     cost::{Line, Table},
-    policy::{
-        ageing::Ageing,
-        dispatch::{Anywhere, Shortest},
-        greedy::Greedy,
-        pools::Pools,
-        shortest_queue::ShortestQueue,
-    },
+    policy::{ageing::Ageing, dispatch::Anywhere, greedy::Greedy, pools::Pools, shortest_queue::ShortestQueue},
 };
 
 const LIMITS: Limits = Limits { tasks: 8, tokens: 512 };

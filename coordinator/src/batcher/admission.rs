@@ -48,6 +48,11 @@ impl Queue {
         if self.full { None } else { self.waiting.pop_first().map(|(_, request)| request) }
     }
 
+    /// Who would be next if there were pages.
+    pub fn first(&self) -> Option<RequestId> {
+        self.waiting.first().map(|(_, request)| *request)
+    }
+
     /// No pages for anybody before some have come back.
     pub fn is_full(&mut self) {
         self.full = true;
@@ -101,8 +106,9 @@ impl Batcher {
         self.sequences.insert(request, sequence);
     }
 
-    pub(super) fn admit_waiting(&mut self, out: &mut Vec<Action>) {
-        while self.sequences.len() - self.queue.len() < self.config.max_running && !self.asks_for_one_alone() {
+    pub(super) fn admit_waiting(&mut self, now: Time, out: &mut Vec<Action>) {
+        let has_place = |batcher: &Self| batcher.sequences.len() - batcher.queue.len() < batcher.config.max_running;
+        while has_place(self) && !self.asks_for_one_alone() && !self.holds_back(now) {
             let Some(request) = self.queue.next() else { return };
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
             let was_refused = matches!(sequence.state, State::Waiting(Wait { refused: true, .. }));

@@ -2,7 +2,6 @@
 
 use super::{
     BatcherConfig,
-    admission::Place,
     prompt_logprobs::PromptLogprobs,
     speculation::{Drafts, MOST, Wanted},
     state::{Admission, Pages, State},
@@ -126,10 +125,6 @@ impl Sequence {
             submitted: now,
             stepped: None,
         }
-    }
-
-    pub fn place(&self, request: RequestId) -> Place {
-        (self.submitted, request)
     }
 
     pub fn awaits_kv(&self) -> bool {

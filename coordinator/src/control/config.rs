@@ -1,7 +1,10 @@
 //! How a peer takes part in the control plane: its name, its rhythm, its patience.
 
 use super::detector::Silence;
-use crate::planner::{Planner, Scheduler, Wish};
+use crate::{
+    planner::{Planner, Scheduler, Wish},
+    settings::Settings,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{Epoch, PeerId, SwarmId, Term};
@@ -31,6 +34,10 @@ pub struct ControlConfig {
     pub horizon: Duration,
     /// What a person asks of plans.
     pub wish: Wish,
+    /// What members had set when this peer ended last.
+    pub settings: Settings,
+    /// Whether members may set anything for all: in a swarm that anybody may come into, nobody may.
+    pub takes_settings: bool,
     /// What makes them, and values them.
     pub planner: Arc<dyn Planner>,
     /// Peers known at once; more are refused.
@@ -56,6 +63,8 @@ impl ControlConfig {
             // An epoch: volunteers come and go, and what is loaded for longer than that may not be needed by then.
             horizon: Duration::from_secs(600),
             wish: Wish::default(),
+            settings: Settings::default(),
+            takes_settings: true,
             planner: Arc::new(Scheduler),
             max_peers: 4096,
             endorsed: None,

@@ -4,7 +4,10 @@ use super::{check::Infeasible, planning::Question};
 use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
-use tsnode_protocol::{Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, Term, Verified};
+use tsnode_protocol::{
+    Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, SettingKey, SettingValue, SwarmSetting, Term,
+    Verified,
+};
 
 /// What happens to a peer.
 #[derive(Clone, Debug)]
@@ -41,6 +44,13 @@ pub enum Event {
     Planned(Option<Draft>),
     /// A client of this peer waits for a plan.
     Asked,
+    /// A member sets something for the whole swarm, here.
+    Set {
+        /// About what.
+        key: SettingKey,
+        /// To what.
+        value: SettingValue,
+    },
     /// This peer leaves.
     Leave,
 }
@@ -65,6 +75,8 @@ pub enum Action {
     Adopt(Arc<Plan>),
     /// Have the planner answer, without waiting for it, and say what it says. One question is open at a time.
     AskPlanner(Arc<Question>),
+    /// Remember that these are the newest settings of the swarm.
+    Settings(Vec<SwarmSetting>),
     /// A message was refused.
     Reject {
         /// Its signer.

@@ -1,5 +1,6 @@
 //! Plan flow 2: what a peer says of itself, as its node tells it.
 
+use crate::settings::Settings;
 use std::sync::Arc;
 use tsnode_protocol::{Advert, GroupLoad, Load, PeerId};
 
@@ -7,6 +8,8 @@ use tsnode_protocol::{Advert, GroupLoad, Load, PeerId};
 #[derive(Debug, Default)]
 pub(super) struct Own {
     pub advert: Option<Arc<Advert>>,
+    /// What it knows that members have set.
+    pub settings: Settings,
     pub load: Load,
     /// Groups that it leads, which take requests.
     pub ready: Vec<GroupLoad>,

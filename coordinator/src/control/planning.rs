@@ -5,6 +5,7 @@ use super::{Action, Control, Infeasible, check, reload::Judge};
 use crate::{
     members::Members,
     planner::{Draft, Planner, Wish},
+    settings::Settings,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,8 +49,11 @@ impl Question {
         (self.disputed || judge.takes_in(&chosen) || judge.is_better(&chosen)).then_some(chosen)
     }
 
-    /// Whether the same devices are there for the same models; links are measured anew all the time.
+    /// Whether the same devices are there for the same models, and the same is set; links are measured anew all the time.
     fn is_of(&self, now: &Members<'_>) -> bool {
+        if Settings::of(self.members.values().map(|a| &**a)) != Settings::of(now.values().copied()) {
+            return false;
+        }
         let lends = |a: &Advert| !a.devices.is_empty();
         let then = self.members.iter().map(|(peer, a)| (peer, &**a)).filter(|(_, a)| lends(a));
         let now = now.iter().map(|(peer, a)| (peer, *a)).filter(|(_, a)| lends(a));

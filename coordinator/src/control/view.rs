@@ -131,6 +131,7 @@ impl Control {
 
     pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>, out: &mut Vec<Action>) {
         let me = self.config.me;
+        let advert = self.take_in_settings(advert, out);
         let Some(member) = self.members.get_mut(&signer) else { return };
         if member.advert.as_deref() != Some(&*advert) {
             // Its first word after a new start may have come before its new addresses, and been answered at the old ones.

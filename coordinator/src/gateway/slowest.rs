@@ -252,6 +252,7 @@ mod tests {
             encoders: vec![],
             invites: vec![],
             traffic: vec![],
+            settings: vec![],
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Plans are for what gateways say they are asked for ([`crate::traffic`]). What adverts do not say is assumed alike by every
 //! peer, so that peers with one view make one plan and value plans alike: requests as in Azure's conversation service, while
-//! no gateway has had enough of them; a rate that keeps the swarm busy; deadlines as multiples of what the swarm's fastest
-//! group takes.
+//! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
+//! multiples of what the swarm's fastest group takes.
 
 mod shortfall;
 mod standing;
@@ -33,12 +33,13 @@ use crate::{
         start,
         workload::Workload,
     },
+    settings::{self, Settings},
     traffic,
 };
 use std::collections::BTreeMap;
 use tsnode_protocol::{
-    Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Seconds,
-    Stage, Tokens,
+    Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
+    Route, Seconds, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -132,7 +133,7 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
     let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
     let (_, reference) = pace(&first)?;
     first.reference = reference;
-    let mut whole = first.under(Slo::e2e(SCALE));
+    let mut whole = first.under(wanted(card.id, members));
     whole.noise = NOISE;
     whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
     let scene = |region: Devices| {
@@ -155,6 +156,13 @@ fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: 
         (scene.share, scene.regions) = (carries / total, regions);
     }
     Some(scenes)
+}
+
+/// What plans are held against: what members have set for those who wait for answers, or else what the swarm can do.
+fn wanted(model: ModelId, members: &Members<'_>) -> Slo {
+    let settings = Settings::of(members.values().copied());
+    let targets = settings.targets(model, RequestClass::Interactive);
+    targets.map_or_else(|| Slo::e2e(SCALE), |(targets, _)| settings::slo(targets))
 }
 
 /// Requests a second that mixed groups carry, and the fastest of them as the reference.

@@ -7,8 +7,9 @@ use super::{
     prefill_first::PrefillFirst,
     routing::{MachineNo, Routing},
     shares::{PhasePair, Shares},
+    shortest::Shortest,
 };
-use tsnode_protocol::LayerProfile;
+use tsnode_protocol::{LayerProfile, RoutePolicy};
 
 /// Tokens of a step, where nothing was measured.
 const CHUNK: u32 = 512;
@@ -18,8 +19,20 @@ const CHUNK: u32 = 512;
 pub enum Dispatch {
     /// By the plan's shares alone.
     Shares,
-    /// By the shares, corrected by live queues: what nodes do.
+    /// By the shares, corrected by live queues: what nodes do where members have set nothing else.
     Live,
+    /// To the shortest queues.
+    Shortest,
+}
+
+impl From<RoutePolicy> for Dispatch {
+    fn from(policy: RoutePolicy) -> Self {
+        match policy {
+            RoutePolicy::Live => Self::Live,
+            RoutePolicy::Shares => Self::Shares,
+            RoutePolicy::Shortest => Self::Shortest,
+        }
+    }
 }
 
 impl Dispatch {
@@ -29,6 +42,7 @@ impl Dispatch {
         match self {
             Self::Shares => Box::new(Shares::new(ways, false).starting_at(point)),
             Self::Live => Box::new(Shares::new(ways, true).starting_at(point)),
+            Self::Shortest => Box::new(Shortest::new(ways)),
         }
     }
 }

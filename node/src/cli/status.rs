@@ -5,6 +5,7 @@ use super::{
     is_set,
     layout::{harmless, time, wrapped},
     output::{name, names, print_json},
+    swarm_settings,
 };
 use crate::{
     cli::exit::Exit,
@@ -214,6 +215,7 @@ fn swarm(view: &SwarmView) -> Vec<Row> {
         ("models", if models.is_empty() { "none".into() } else { models.join(", ") }),
         ("plan", format!("{plan}{planner} (tsnode plan --why)")),
     ];
+    rows.extend(swarm_settings::lines(view));
     if !view.cut_off.is_empty() {
         rows.push(("cut off", format!("{} peers, for what they did: tsnode peers", view.cut_off.len())));
     }
@@ -297,6 +299,7 @@ mod tests {
             encoders: vec![],
             invites: vec![],
             traffic: vec![],
+            settings: vec![],
         };
         let load = Load { running: 1, free_pages: 75, total_pages: 100, ..Load::default() };
         PeerView { id: PeerId([n; 32]), advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }

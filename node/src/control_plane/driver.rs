@@ -41,7 +41,8 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, PeerId, Signed, Term, Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, PeerId, SettingKey, SettingValue, Signed, Term,
+    Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -90,6 +91,8 @@ pub struct Driver {
     pub traffic: watch::Receiver<Vec<Traffic>>,
     /// Whether a client has asked for something while there was no plan.
     pub asked: watch::Receiver<bool>,
+    /// The same: what is to be set for the swarm.
+    pub settings: mpsc::Receiver<(SettingKey, SettingValue)>,
     /// What peers did that they should not, and who is cut off for it.
     pub bench: OffenceReceiver,
     /// What is held against everybody.
@@ -170,6 +173,7 @@ impl Driver {
                     self.advertise(|advert| advert.traffic = traffic)
                 }
                 Ok(()) = self.asked.changed() => Some(Event::Asked),
+                Some((key, value)) = self.settings.recv() => Some(Event::Set { key, value }),
                 _ = present.tick() => {
                     self.vouch();
                     None
@@ -318,6 +322,10 @@ impl Driver {
                         if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;
                         }
+                    }
+                    Action::Settings(settings) => {
+                        tracing::info!(settings = settings.len(), "what members have set for the swarm has changed");
+                        self.store.set_settings(self.invite.swarm, &settings);
                     }
                     Action::Reject { peer, reason } => {
                         tracing::debug!(%peer, %reason, "message refused");

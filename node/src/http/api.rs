@@ -100,7 +100,7 @@ pub(super) async fn metrics(
 }
 
 pub(super) async fn swarm(State(state): State<ApiState>) -> Json<SwarmView> {
-    Json(state.view())
+    Json(SwarmView { attainment: state.metrics.attainment(), ..state.view() })
 }
 
 pub(super) async fn version() -> Json<Value> {

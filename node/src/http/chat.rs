@@ -60,6 +60,7 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(headers)?,
         codec: fingerprint::kv_codec(&mut fields, state)?,
+        class: request::class(&mut fields)?,
         naming,
         ignored,
     };

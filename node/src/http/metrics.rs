@@ -2,13 +2,16 @@
 //!
 //! What vLLM counts too has its name there beside ours, so that dashboards and load generators made for it find what they expect.
 
+mod attainment;
 mod request;
 mod text;
 
+pub(super) use attainment::Judged;
 pub(super) use request::RequestStats;
 pub(super) use text::Format;
 
 use crate::view::SwarmView;
+use attainment::Kept;
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -16,6 +19,7 @@ use prometheus_client::{
 };
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -87,6 +91,7 @@ pub struct Metrics {
     prompt_lengths: Histograms,
     generation_lengths: Histograms,
     longest_choices: Histograms,
+    kept: Arc<Kept>,
     /// Held for set operations only.
     models: Mutex<BTreeSet<String>>,
 }
@@ -117,6 +122,7 @@ impl Default for Metrics {
             prompt_lengths: tokens(),
             generation_lengths: tokens(),
             longest_choices: tokens(),
+            kept: Arc::default(),
             models: Mutex::default(),
         }
     }
@@ -124,8 +130,8 @@ impl Default for Metrics {
 
 impl Metrics {
     /// A client's request for that model has its prompt's tokens, and waits for groups to take it.
-    pub(super) fn arrived(&self, model_name: &str) -> RequestStats {
-        RequestStats::new(self, self.row(model_name), Instant::now())
+    pub(super) fn arrived(&self, model_name: &str, judged: Judged) -> RequestStats {
+        RequestStats::new(self, self.row(model_name), judged, Instant::now())
     }
 
     /// The row of a model.
@@ -154,6 +160,9 @@ impl Metrics {
         page.add("tsnode_requests_finished", "Requests answered to the end", &self.finished);
         page.add("tsnode_requests_cancelled", "Requests whose client went before the end", &self.cancelled);
         page.add("tsnode_requests_failed", "Requests whose answer broke off", &self.failed);
+        let help = "Requests that ended while there were targets for them (tsnode targets)";
+        page.add("tsnode_requests_with_targets", help, &self.kept.judged);
+        page.add("tsnode_requests_in_time", "Of those, requests that kept every target", &self.kept.in_time);
         let help = "Answers that came to their end, several of a request with n, by how";
         page.add("tsnode_choices_finished", help, &self.choices);
         page.add("vllm:request_success", help, &self.choices);

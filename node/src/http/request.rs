@@ -1,8 +1,17 @@
 //! A completion request once its fields are read: one or more prompts, each answered one or more times.
 
 use super::{
-    ApiError, ApiState, ends::Ends, fields::SUBMISSIONS, fingerprint, metrics::RequestStats, naming::Naming,
-    params::Delivery, running::Ticket, seeds::Seeds, tolerance::Ignored, tools::Tools,
+    ApiError, ApiState,
+    ends::Ends,
+    fields::{Fields, SUBMISSIONS},
+    fingerprint,
+    metrics::{Judged, RequestStats},
+    naming::Naming,
+    params::Delivery,
+    running::Ticket,
+    seeds::Seeds,
+    tolerance::Ignored,
+    tools::Tools,
 };
 use crate::{
     gateway::{Accepted, Prompt, Reply, SubmitError},
@@ -13,8 +22,10 @@ use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::{gate::Overrule, waiting::NotReady};
-use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation};
+use tsnode_coordinator::{gate::Overrule, settings::Settings, waiting::NotReady};
+use tsnode_protocol::{
+    KvCodec, ModelId, PeerId, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation,
+};
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
 pub(super) const KV: &str = "x-tsnode-kv";
@@ -46,6 +57,8 @@ pub(super) struct Wanted {
     pub overrule: Option<Overrule>,
     /// What the prompt's KV is to go through, if the client says so.
     pub codec: Option<KvCodec>,
+    /// For whom it is: what gives way to what, and which targets it is held against.
+    pub class: RequestClass,
     pub naming: Naming,
     /// What of the request did nothing.
     pub ignored: Ignored,
@@ -104,6 +117,27 @@ impl Taken {
     pub fn prompt_tokens(&self, answers_each: u64) -> usize {
         self.answers.iter().step_by(answers_each.max(1) as usize).map(|a| a.prompt.len()).sum()
     }
+}
+
+/// What a request is held against: targets as they are when it comes.
+fn judged(state: &ApiState, model: &TextModel, wanted: &Wanted) -> Judged {
+    let mut settings = Settings::default();
+    settings.take_in(&state.view.borrow().settings);
+    let targets = settings.targets(model.card().id, wanted.class).map(|(targets, _)| targets);
+    Judged { class: wanted.class, targets }
+}
+
+/// For whom a request says it is: OpenAI's tier for what may take longer, or vLLM's priority, of which more is later.
+pub(super) fn class(fields: &mut Fields) -> Result<RequestClass, ApiError> {
+    let tier = fields.text("service_tier")?;
+    let priority = match fields.take("priority") {
+        None => 0,
+        Some(value) => {
+            value.as_i64().ok_or_else(|| ApiError::param("priority", "'priority' must be a whole number"))?
+        }
+    };
+    let is_batch = tier.as_deref() == Some("flex") || priority > 0;
+    Ok(if is_batch { RequestClass::Batch } else { RequestClass::Interactive })
 }
 
 /// Where the client says its prompt is to be computed.
@@ -209,7 +243,7 @@ fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -> Result<Ge
     if wanted.ends.min_tokens > 0 {
         (sampling.min_tokens, sampling.ends) = (wanted.ends.min_tokens, stop_tokens.clone());
     }
-    Ok(Generation { sampling, max_new_tokens: most, stop_tokens })
+    Ok(Generation { sampling, max_new_tokens: most, stop_tokens, class: wanted.class })
 }
 
 /// Submits every prompt as often as asked.
@@ -235,7 +269,8 @@ pub(super) async fn submit(
     let Naming { request, comes_back, .. } = wanted.naming;
     goes_on_as_it_began(wanted, plans.len())?;
     let ticket = state.running.begin(request);
-    let (mut answers, mut stats) = (Vec::new(), state.metrics.arrived(&model.card().name));
+    let (mut answers, mut stats) =
+        (Vec::new(), state.metrics.arrived(&model.card().name, judged(state, &model, wanted)));
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
         let (id, model) = (wanted.naming.answer(i), model.card().id);
         let seen = wanted.naming.seen(i);

@@ -6,6 +6,7 @@ mod bodies;
 mod keys;
 mod metrics;
 mod refusals;
+mod settings;
 mod sites;
 mod slow;
 mod streams;
@@ -49,7 +50,8 @@ use tsnode_coordinator::{
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId,
-    PromptLogprob, RequestId, Sampled, Token, kv::KvPace, sampling::TokenLogprob, stream::End,
+    PromptLogprob, RequestId, Sampled, SettingKey, SettingValue, Token, kv::KvPace, sampling::TokenLogprob,
+    stream::End,
 };
 
 /// What the gateway does with a request.
@@ -76,6 +78,8 @@ pub(super) struct Api {
     asked: Arc<Mutex<Vec<Prompt>>>,
     /// Requests dropped by the HTTP side before their end.
     dropped: mpsc::Receiver<()>,
+    /// What was to be set for the swarm.
+    set: mpsc::Receiver<(SettingKey, SettingValue)>,
     stop: CancellationToken,
 }
 
@@ -132,11 +136,12 @@ impl Api {
         let owner = OwnerHandle::new(watch::Sender::new(false), CancellationToken::new());
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
-        let controls = Controls { owner, measurer, faults: None, asked: wanted };
+        let (settings, set) = mpsc::channel(4);
+        let controls = Controls { owner, measurer, faults: None, asked: wanted, settings };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
-        Self { url, client, view, waits, asked, dropped, stop }
+        Self { url, client, view, waits, asked, dropped, set, stop }
     }
 
     async fn send(&self, path: &str, body: &Value) -> Response {

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue};
 pub(super) const IGNORED: HeaderName = HeaderName::from_static("x-tsnode-ignored");
 
 /// Names that do nothing here. What they ask for is how soon, how dear, for whom or in what tone, never what is true.
-pub(super) const ADVISORY: [&str; 16] = [
+pub(super) const ADVISORY: [&str; 14] = [
     // OpenAI's.
     "metadata",
     "prediction",
@@ -16,14 +16,12 @@ pub(super) const ADVISORY: [&str; 16] = [
     "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
-    "service_tier",
     "store",
     "user",
     "verbosity",
     // vLLM's.
     "cache_salt",
     "mm_processor_kwargs",
-    "priority",
     "request_id",
     "spaces_between_special_tokens",
     // OpenRouter's and proxies'.
@@ -64,6 +62,6 @@ mod tests {
         assert!(fields.take("tools").is_some() && fields.finish().is_ok());
         assert_eq!(Ignored::default().header(), None);
         let sorted = |names: &[&str]| names.is_sorted();
-        assert!(sorted(&ADVISORY[..10]) && sorted(&ADVISORY[10..15]));
+        assert!(sorted(&ADVISORY[..9]) && sorted(&ADVISORY[9..13]));
     }
 }

@@ -151,5 +151,6 @@ fn advert(config: &NodeConfig, source: Option<&ModelSource>, devices: Vec<Device
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     }
 }

@@ -10,16 +10,21 @@ use tsnode_coordinator::{
     Time,
     control::{Action, Control, ControlConfig, Event},
     planner::Planner,
+    settings::Settings,
 };
-use tsnode_protocol::{Advert, Epoch, Gossip, GroupId, Life, PeerId, Term, Verified, envelope::EnvelopeError};
+use tsnode_protocol::{
+    Advert, Epoch, Gossip, GroupId, Life, PeerId, SwarmSetting, Term, Verified, envelope::EnvelopeError,
+};
 
 /// What survives the process.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Disk {
     /// The last life that was begun.
     pub life: Option<Life>,
     /// The last (epoch, term) endorsed.
     pub endorsed: Option<(Epoch, Term)>,
+    /// What members had set for the swarm.
+    pub settings: Vec<SwarmSetting>,
     /// How long writing takes.
     pub latency: Duration,
 }
@@ -123,7 +128,10 @@ impl Process {
         self.life = Life::after(self.disk.life, unix.as_secs());
         self.disk.life = Some(self.life);
         self.sequence = self.life.sequence();
-        let config = ControlConfig { endorsed: self.disk.endorsed, planner, ..ControlConfig::new(self.id, SWARM) };
+        let mut settings = Settings::default();
+        settings.take_in(&self.disk.settings);
+        let endorsed = self.disk.endorsed;
+        let config = ControlConfig { endorsed, settings, planner, ..ControlConfig::new(self.id, SWARM) };
         self.control = Some(Control::new(config, now, unix));
         (self.since, self.disturbed, self.leaving) = (now, now, false);
         self.inbox.push_back(Event::Advertise(self.advert.clone()));

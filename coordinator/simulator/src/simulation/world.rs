@@ -207,6 +207,7 @@ impl World {
                 Some(lie) => self.twisted(lie, gossip).into_iter().for_each(|(g, half)| self.publish(n, g, half)),
             },
             Action::Heartbeats { to, own, heard } => self.send_heartbeats(n, &to, own, heard),
+            Action::Settings(settings) => self.peers[n].disk.settings = settings,
             Action::Remember(epoch, term) => match self.peers[n].disk.latency {
                 Duration::ZERO => self.peers[n].disk.endorsed = Some((epoch, term)),
                 latency => {

@@ -4,7 +4,7 @@ use super::{Scene, scenes};
 use crate::{
     gate::SplitChoice,
     members::Members,
-    scheduler::{Evaluator, moves::Grouping, search},
+    scheduler::{Evaluator, moves::Grouping, search, slo::Slo},
 };
 use tsnode_protocol::{Group, Plan};
 
@@ -24,6 +24,8 @@ pub struct Why {
     pub model: String,
     /// Requests a second that plans are valued at.
     pub rate: f64,
+    /// What plans are held against.
+    pub slo: Slo,
     /// What the adopted groups are worth on this view; nothing, if some of their devices are gone.
     pub adopted: f64,
     /// Others, the best first.
@@ -46,7 +48,8 @@ impl Scene {
         let mut others: Vec<Other> = all.filter_map(|grouping| self.other(&grouping)).collect();
         others.retain(|other| other.groups != adopted);
         others.sort_by(|a, b| b.value.total_cmp(&a.value));
-        Why { model: self.card.name.clone(), rate: self.problem.rate, adopted: self.value(&adopted), others }
+        let (rate, slo) = (self.problem.rate, self.problem.slo);
+        Why { model: self.card.name.clone(), rate, slo, adopted: self.value(&adopted), others }
     }
 
     fn other(&self, grouping: &Grouping) -> Option<Other> {

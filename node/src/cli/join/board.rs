@@ -207,6 +207,7 @@ mod tests {
             encoders: vec![],
             invites: vec![],
             traffic: vec![],
+            settings: vec![],
         };
         let peer = |id: PeerId| PeerView {
             id,

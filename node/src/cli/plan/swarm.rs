@@ -8,6 +8,7 @@ use crate::{
         layout::harmless,
         output::{name, names, print_json, table},
         status::in_words,
+        swarm_settings,
     },
     config::Settings,
     view::SwarmView,
@@ -92,6 +93,9 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
         harmless(&why.model),
         kept(why.adopted)
     )];
+    let id = view.models.iter().find(|m| m.name == why.model).map(|m| m.id);
+    lines.push(format!("  {}", swarm_settings::held_against(view, id, &why.slo.to_string())));
+    lines.push(format!("  {}", swarm_settings::routed(view, id)));
     if why.others.is_empty() {
         lines.push("  there is no other way to form groups of these devices".into());
     }
@@ -117,7 +121,7 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
 fn as_json(why: &Why) -> serde_json::Value {
     let other = |o: &live::Other| json!({ "groups": o.groups, "value": o.value, "loses": why.adopted - o.value });
     json!({
-        "model": why.model, "rate": why.rate, "value": why.adopted,
+        "model": why.model, "rate": why.rate, "value": why.adopted, "slo": why.slo.to_string(),
         "runners_up": why.others.iter().map(other).collect::<Vec<_>>(),
     })
 }
@@ -134,10 +138,11 @@ mod tests {
         let why = |values: &[f64]| Why {
             model: "tiny".into(),
             rate: 0.05,
+            slo: tsnode_coordinator::scheduler::Slo::e2e(10.0),
             adopted: 0.98,
             others: values.iter().map(|v| other(*v)).collect(),
         };
-        let told = |values: &[f64], verbose| explained(&why(values), &view(), verbose)[1..].join("\n");
+        let told = |values: &[f64], verbose| explained(&why(values), &view(), verbose)[3..].join("\n");
         assert_eq!(told(&[], false), "  there is no other way to form groups of these devices");
         assert_eq!(
             told(&[0.9799, 0.9795, 0.9], false),

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tsnode_coordinator::{
-    control::Member, default_model::default_model, fallback::Fallback, gateway::View, lending::Lending, trust::CutOff,
+    control::Member, default_model::default_model, fallback::Fallback, gateway::View, lending::Lending,
+    settings::Settings, trust::CutOff,
 };
 use tsnode_protocol::{Advert, GroupId, Load, PeerId};
 
@@ -61,12 +62,14 @@ impl Driver {
         let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
         let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
         let waiting = self.waits(&readiness, lending);
+        let settings = Settings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
         let spot_checks = self.bench.spot_checked();
         self.view.send_modify(|view| {
             view.spot_checks = spot_checks;
             view.readiness = readiness;
             view.waiting = waiting;
             view.lending = lending;
+            view.settings = settings;
             view.epoch = control.epoch();
             view.term = control.term();
             view.coordinator = control.coordinator();

@@ -142,6 +142,7 @@ fn advert(addresses: Vec<String>) -> Gossip {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     };
     Gossip::Advert(advert.into())
 }

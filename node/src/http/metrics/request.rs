@@ -1,16 +1,22 @@
 //! One request of a client, counted from when it arrives until it ends, whichever way it does.
 
-use super::{ByEnd, ByModel, Metrics};
+use super::{ByEnd, ByModel, Judged, Metrics, attainment::Kept};
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram};
+use std::sync::Arc;
 use std::time::Instant;
 use tsnode_coordinator::gateway::Trace;
+use tsnode_protocol::Seconds;
 
 /// Counts one request. Dropping it before an end was noted counts it as cancelled: its client has gone.
 #[derive(Debug)]
 pub(in crate::http) struct RequestStats {
     of: Row,
     by: ByModel,
+    judged: Judged,
+    kept: Arc<Kept>,
     arrived: Instant,
+    /// When the first token of all came, if it came while its client waited.
+    first: Option<Instant>,
     state: State,
     prompt_tokens: usize,
     /// Answers to each prompt.
@@ -89,17 +95,29 @@ impl Row {
 }
 
 impl RequestStats {
-    pub(super) fn new(all: &Metrics, by: ByModel, arrived: Instant) -> Self {
+    pub(super) fn new(all: &Metrics, by: ByModel, judged: Judged, arrived: Instant) -> Self {
         let of = Row::of(all, &by);
         of.waiting.inc();
-        let (state, choices) = (State::Waiting, Vec::new());
-        Self { of, by, arrived, state, prompt_tokens: 0, each: 1, choices, is_traced: false }
+        Self {
+            of,
+            by,
+            judged,
+            kept: all.kept.clone(),
+            arrived,
+            first: None,
+            state: State::Waiting,
+            prompt_tokens: 0,
+            each: 1,
+            choices: Vec::new(),
+            is_traced: false,
+        }
     }
 
     /// Nobody serves it.
     pub fn unserved(&mut self) {
         self.end();
         self.of.unserved.inc();
+        self.judge(false);
     }
 
     /// Groups have taken all of it: its prompts have so many tokens together, and each of them so many answers.
@@ -121,6 +139,7 @@ impl RequestStats {
     pub fn token(&mut self, choice: usize) {
         let (now, first) = (Instant::now(), self.choices.iter().all(|choice| choice.tokens == 0));
         if first {
+            self.first = Some(now);
             self.of.time_to_first_token.observe((now - self.arrived).as_secs_f64());
         }
         let before = self.choices.get_mut(choice).and_then(|choice| choice.last.replace(now));
@@ -167,12 +186,33 @@ impl RequestStats {
         self.of.prompt_lengths.observe(self.prompt_tokens as f64);
         self.of.generation_lengths.observe(lengths().sum::<usize>() as f64);
         self.of.longest_choices.observe(lengths().max().unwrap_or(0) as f64);
+        self.judge(self.was_in_time());
+    }
+
+    /// Whether all targets were kept. An answer that another gateway began has none of its times here, and counts as late.
+    fn was_in_time(&self) -> bool {
+        let (Some(targets), Some(first)) = (self.judged.targets, self.first) else { return false };
+        let seconds = |from: Instant, to: Instant| Seconds(to.saturating_duration_since(from).as_secs_f64());
+        let slowest = |choice: &Choice| {
+            let steps = choice.tokens.saturating_sub(1);
+            choice.last.filter(|_| steps > 0).map(|last| Seconds(seconds(first, last).0 / steps as f64))
+        };
+        let tpot = self.choices.iter().filter_map(slowest).max_by(|a, b| a.0.total_cmp(&b.0));
+        targets.are_kept(seconds(self.arrived, first), tpot, Seconds(self.arrived.elapsed().as_secs_f64()))
+    }
+
+    /// It ended well or badly, while there were targets for it.
+    fn judge(&self, in_time: bool) {
+        if self.judged.targets.is_some() {
+            self.kept.ended(&self.by.model_name, self.judged.class, in_time);
+        }
     }
 
     /// One broke off, and with it the request.
     pub fn failed(&mut self) {
         self.end();
         self.of.failed.inc();
+        self.judge(false);
     }
 
     fn end(&mut self) {

@@ -165,6 +165,7 @@ pub(super) fn schemas() -> Value {
         "Text": object(&["prompt"], json!({ "prompt": text })),
         "Swarm": object(&["me", "peers", "models"], json!({ "peers": list(json!({})), "models": list(json!({})) })),
         "Requests": {},
+        "Settings": object(&["settings", "attainment"], json!({ "settings": list(json!({})), "attainment": list(json!({})) })),
         "Request": { "type": "object" },
         "Done": object(&["done"], json!({ "done": text })),
         "Transfer": { "type": "object" },

@@ -95,6 +95,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
     of("/api/requests", "get", "Requests", "The last requests of this gateway"),
     of("/api/requests/{id}", "get", "Request", "What one of them took"),
     owner("/api/requests/{id}/cancel", "Cancels one that is under way"),
+    of("/api/settings", "get", "Settings", "What members have set for the swarm"),
+    owner("/api/settings", "Sets targets or a routing policy for the whole swarm"),
     owner("/api/pause", "Lends nothing until it is to lend again"),
     owner("/api/resume", "Lends again"),
     owner("/api/leave", "Leaves the swarm, and ends"),

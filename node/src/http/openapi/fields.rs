@@ -96,6 +96,8 @@ pub(super) const OWN: &[Field] = &[
     field("truncate_prompt_tokens", At::Both, Kind::Whole(-1, 1 << 20), "As in vLLM; 0 is refused"),
     field("return_token_ids", At::Both, Kind::Flag, "As in vLLM"),
     field("kv_codec", At::Both, Kind::OneOf(&["raw", "int3", "int4", "int8"]), "What the prompt's KV goes through"),
+    field("service_tier", At::Both, Kind::Text, "flex gives way to others for a while, as batch requests do"),
+    field("priority", At::Both, Kind::Whole(SEED.0, SEED.1), "Above 0: a batch request, which gives way for a while"),
     field("suffix", At::Completions, Kind::Only("\"\""), "Not built"),
     field("add_special_tokens", At::Completions, Kind::Only("true"), "Prompts are read as the tokenizer has it"),
     field("add_special_tokens", At::Chat, Kind::Only("false"), "Templates write all special tokens"),

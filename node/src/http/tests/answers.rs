@@ -128,6 +128,7 @@ fn with_a_card() -> PeerView {
         encoders: vec![],
         invites: vec![],
         traffic: vec![],
+        settings: vec![],
     };
     let (id, load) = (PeerId([9; 32]), Load::default());
     PeerView { id, advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }

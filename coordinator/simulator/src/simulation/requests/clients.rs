@@ -86,7 +86,7 @@ impl Requests {
         let answer: Vec<Token> = (0..client.got).map(|index| token(request, index)).collect();
         let begun = (client.got > 0).then_some(Begun { codec: KvCodec::Raw, holder: None, answer });
         let (sampling, max_new_tokens) = (Sampling::greedy(), client.most);
-        let generation = Generation { sampling, max_new_tokens, stop_tokens: vec![] };
+        let generation = Generation { sampling, max_new_tokens, stop_tokens: vec![], class: Default::default() };
         let prompt = (0..client.prompt).map(|k| token(request, u32::MAX - k)).collect();
         self.out.push(Effect::Tell(n, ControlEvent::Asked));
         self.drive(

@@ -1,0 +1,111 @@
+//! What members have set for their swarm, in words: who set it, when, and what becomes of it.
+
+use super::{layout::harmless, output};
+use crate::view::{AttainmentView, SwarmView};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tsnode_coordinator::settings::Settings;
+use tsnode_protocol::{ModelId, RequestClass, SettingKey, SettingValue, SwarmSetting};
+
+/// The newest of each, as a view has them.
+pub(super) fn of(view: &SwarmView) -> Settings {
+    let mut settings = Settings::default();
+    settings.take_in(&view.settings);
+    settings
+}
+
+/// A model's name, as people know it.
+pub(super) fn model(view: &SwarmView, id: Option<ModelId>) -> String {
+    let Some(id) = id else { return "every model".into() };
+    view.models.iter().find(|m| m.id == id).map_or_else(|| id.to_string(), |m| harmless(&m.name))
+}
+
+/// By whom it was set, and how long ago.
+pub(super) fn origin(view: &SwarmView, setting: &SwarmSetting) -> String {
+    let who = if setting.by == view.me {
+        "this peer".into()
+    } else {
+        harmless(&output::name(&output::names(view), setting.by))
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("set by {who} {} ago", span(now.saturating_sub(Duration::from_millis(setting.at))))
+}
+
+fn span(time: Duration) -> String {
+    match time.as_secs() {
+        s if s < 120 => format!("{s} s"),
+        s if s < 7200 => format!("{} min", s / 60),
+        s if s < 172_800 => format!("{} h", s / 3600),
+        s => format!("{} days", s / 86_400),
+    }
+}
+
+/// Everything that is set, a line each; nothing of what was taken back.
+pub(super) fn lines(view: &SwarmView) -> Vec<(&'static str, String)> {
+    let line = |setting: &SwarmSetting| {
+        let origin = origin(view, setting);
+        match (setting.key, setting.value) {
+            (SettingKey::Targets { model: id, class }, SettingValue::Targets(targets)) if !targets.is_empty() => {
+                Some(("targets", format!("{targets} for {class} requests to {}; {origin}", model(view, id))))
+            }
+            (SettingKey::Route { model: id }, SettingValue::Route(Some(policy))) => {
+                Some(("routing", format!("{policy} for {}; {origin}", model(view, id))))
+            }
+            _ => None,
+        }
+    };
+    let kept = view.attainment.iter().map(|a| ("in time", attained(a)));
+    view.settings.iter().filter_map(line).chain(kept).collect()
+}
+
+fn attained(a: &AttainmentView) -> String {
+    let (part, requests) = (100.0 * a.in_time as f64 / a.requests.max(1) as f64, a.requests);
+    format!("{part:.0} % of {requests} {} requests to {} here in ten minutes", a.class, harmless(&a.model))
+}
+
+/// What plans for a model are held against, for `tsnode plan --why`.
+pub(super) fn held_against(view: &SwarmView, id: Option<ModelId>, slo: &str) -> String {
+    let settings = of(view);
+    match id.and_then(|id| settings.targets(id, RequestClass::Interactive)) {
+        Some((targets, setting)) => format!("in time is within {targets}; {}", origin(view, setting)),
+        None => format!("in time is within {slo} of what the fastest group takes; no targets are set (tsnode targets)"),
+    }
+}
+
+/// How a model's requests are routed.
+pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
+    let settings = of(view);
+    match id.and_then(|id| settings.route(id)) {
+        Some((policy, setting)) => format!("requests are routed by {policy}; {}", origin(view, setting)),
+        None => "requests are routed by live, as nobody has set anything else (tsnode route)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::tests::view;
+    use tsnode_protocol::{PeerId, RoutePolicy, Seconds, Targets};
+
+    #[test]
+    fn what_is_set_is_said_with_who_and_what_was_taken_back_is_not() {
+        let (key, at) = (SettingKey::Targets { model: None, class: RequestClass::Interactive }, 0);
+        let targets = Targets { ttft: Some(Seconds(0.5)), ..Targets::default() };
+        let set = |key, value, by| SwarmSetting { key, value, at, by };
+        let route = SettingKey::Route { model: None };
+        let mut seen = view();
+        seen.settings = vec![
+            set(key, SettingValue::Targets(targets), seen.me),
+            set(route, SettingValue::Route(Some(RoutePolicy::Shortest)), PeerId([7; 32])),
+        ];
+        let said: Vec<String> = lines(&seen).into_iter().map(|(label, text)| format!("{label}: {text}")).collect();
+        assert!(
+            said[0].starts_with("targets: ttft 500 ms for interactive requests to every model; set by this peer"),
+            "{said:?}"
+        );
+        assert!(said[1].starts_with("routing: shortest for every model; set by …"), "{said:?}");
+        seen.settings = vec![set(key, SettingValue::Targets(Targets::default()), seen.me)];
+        assert_eq!(lines(&seen), []);
+        let model = Some(ModelId([1; 16]));
+        assert!(held_against(&seen, model, "e2e=10x").contains("e2e=10x"));
+    }
+}

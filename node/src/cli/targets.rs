@@ -1,0 +1,151 @@
+//! `tsnode targets` and `tsnode route`: what members set for their swarm.
+
+use super::{
+    ask::{Peer, unread},
+    asking, is_set,
+    output::print_json,
+    swarm_settings,
+};
+use crate::{
+    cli::exit::{Exit, Kind},
+    config::Settings,
+    view::SwarmView,
+};
+use clap::{Arg, ArgGroup, ArgMatches, Command};
+use serde_json::{Value, json};
+use tsnode_protocol::{RequestClass, RoutePolicy, Seconds, SettingKey, SwarmSetting, setting::LONGEST_TARGET};
+
+pub(super) fn targets_command() -> Command {
+    let target = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("TIME").value_parser(time).help(help)
+    };
+    let set = asking("set", "Set them for the whole swarm", "tsnode targets set --ttft 500ms --tpot 50ms --e2e 10s")
+        .arg(target("ttft", "Time to the first token, as 500ms, 2s or 1m"))
+        .arg(target("tpot", "Time for each token after it, on average"))
+        .arg(target("e2e", "Time to the last token"))
+        .group(ArgGroup::new("times").args(["ttft", "tpot", "e2e"]).required(true).multiple(true));
+    asking(
+        "targets",
+        "Latency targets that members have set for the swarm, and how many requests keep them",
+        "tsnode targets",
+    )
+    .subcommand(of_model(set).arg(class()))
+    .subcommand(of_model(asking("clear", "Take them back", "tsnode targets clear")).arg(class()))
+}
+
+pub(super) fn route_command() -> Command {
+    let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(RoutePolicy)).help(
+        "live: the plan's shares, corrected by queues; shares: these alone; shortest: the fewest pending prompt tokens",
+    );
+    asking("route", "How requests are routed on the plan, and who set it", "tsnode route")
+        .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode route set shortest")).arg(policy))
+        .subcommand(of_model(asking("clear", "Take it back", "tsnode route clear")))
+}
+
+fn of_model(command: Command) -> Command {
+    let help = "For this model alone [default: all that have none of their own]";
+    command.arg(Arg::new("of-model").long("model").value_name("NAME").help(help))
+}
+
+fn class() -> Arg {
+    Arg::new("class")
+        .long("class")
+        .value_name("CLASS")
+        .value_parser(clap::value_parser!(RequestClass))
+        .default_value("interactive")
+        .help("For these requests")
+}
+
+fn time(text: &str) -> Result<Seconds, String> {
+    let wrong = || "write a time above 0 and of a day at most, as 500ms, 2s or 1m".to_owned();
+    let at = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(at);
+    let unit = match unit {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(wrong()),
+    };
+    let seconds = Seconds(number.parse::<f64>().map_err(|_| wrong())? * unit);
+    if seconds.0 > 0.0 && seconds <= LONGEST_TARGET { Ok(seconds) } else { Err(wrong()) }
+}
+
+pub(super) async fn targets(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let Some((verb, of)) = matches.subcommand() else { return show(settings, matches, What::Targets).await };
+    let mut wish = json!({ "about": "targets", "model": of.get_one::<String>("of-model") });
+    wish["class"] = json!(of.get_one::<RequestClass>("class"));
+    if verb == "set" {
+        for name in ["ttft", "tpot", "e2e"] {
+            wish[format!("{name}_s")] = json!(of.get_one::<Seconds>(name).map(|s| s.0));
+        }
+    }
+    set(settings, of, &wish).await
+}
+
+pub(super) async fn route(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let Some((_, of)) = matches.subcommand() else { return show(settings, matches, What::Route).await };
+    let policy = of.try_get_one::<RoutePolicy>("policy").ok().flatten();
+    set(settings, of, &json!({ "about": "route", "model": of.get_one::<String>("of-model"), "policy": policy })).await
+}
+
+async fn set(settings: &Settings, matches: &ArgMatches, wish: &Value) -> Result<(), Exit> {
+    let peer = Peer::find(settings, matches)?;
+    let answer = peer.send(peer.post("/api/settings", wish)).await?;
+    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    if is_set(matches, "json") {
+        return print_json(&answer);
+    }
+    say!("{}", answer["done"].as_str().unwrap_or_default());
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Targets,
+    Route,
+}
+
+async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(), Exit> {
+    let view = super::ask::look(settings, matches).await?;
+    if is_set(matches, "json") {
+        let shown: Vec<&SwarmSetting> = view.settings.iter().filter(|s| is_of(s, what)).collect();
+        return print_json(&match what {
+            What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
+            What::Route => json!({ "route": shown }),
+        });
+    }
+    for line in lines(&view, what) {
+        say!("{line}");
+    }
+    Ok(())
+}
+
+fn is_of(setting: &SwarmSetting, what: What) -> bool {
+    matches!(setting.key, SettingKey::Targets { .. }) == (what == What::Targets)
+}
+
+fn lines(view: &SwarmView, what: What) -> Vec<String> {
+    let all = swarm_settings::lines(view).into_iter();
+    let lines: Vec<String> =
+        all.filter(|(label, _)| (*label == "routing") == (what == What::Route)).map(|(_, line)| line).collect();
+    match what {
+        _ if !lines.is_empty() => lines,
+        What::Targets => {
+            vec!["none are set: plans are held against ten times what the swarm's fastest group takes".into()]
+        }
+        What::Route => vec!["live: by the plan's shares, corrected by queues; nobody has set anything else".into()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        assert_eq!(["500ms", "2s", "1.5m"].map(|t| time(t).unwrap()), [0.5, 2.0, 90.0].map(Seconds));
+        for wrong in ["5", "ms", "0s", "-1s", "nans", "2d", "1e9s", ""] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+}
