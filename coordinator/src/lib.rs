@@ -41,5 +41,6 @@ pub mod trust;
 pub mod urgency;
 pub mod view;
 pub mod waiting;
+pub mod wanted;
 
 pub use time::Time;

@@ -35,6 +35,8 @@ pub enum Offence {
     SecondPlan,
     /// A certificate that proves nothing.
     FalseCertificate,
+    /// Weights that do not fit their hash.
+    WrongWeights,
     /// A token that two other groups do not get.
     WrongToken,
     /// The same, from a pipeline: any of its stages may be to blame.
@@ -58,7 +60,7 @@ impl Offence {
     /// The part of what is tolerated. Rare accidents of honest peers stay far below the whole.
     fn weight(self) -> f64 {
         match self {
-            Self::Garbage | Self::FalseCertificate => 0.34,
+            Self::Garbage | Self::FalseCertificate | Self::WrongWeights => 0.34,
             // Every answer after the first eight says it again.
             Self::FalseSpeed { .. } => 0.13,
             Self::Flood => 0.05,
@@ -79,6 +81,7 @@ impl fmt::Display for Offence {
             Self::Replay => f.write_str("passes on old messages"),
             Self::SecondPlan => f.write_str("made two plans for one term"),
             Self::FalseCertificate => f.write_str("shows certificates that prove nothing"),
+            Self::WrongWeights => f.write_str("sends weights that do not fit their hash"),
             Self::WrongToken => f.write_str("answers with tokens that other groups do not get"),
             Self::WrongPipeline { .. } => f.write_str("is in pipelines whose tokens other groups do not get"),
             Self::FalseSpeed { times } => {

@@ -15,7 +15,10 @@ use crate::{
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use tsnode_protocol::{LayerRange, ModelCard, ModelFile, ModelId, ModelShape, limits};
+use tsnode_protocol::{
+    LayerRange, ModelCard, ModelFile, ModelId, ModelShape, limits,
+    weights::{ChunkHash, WeightsFile, WeightsForm, WeightsManifest},
+};
 
 /// Small files a gateway needs, as far as a model has them; the first two it must have.
 const SMALL_FILES: [&str; 6] = [
@@ -101,6 +104,7 @@ pub struct ModelSource {
     config: ModelConfig,
     checkpoint: Checkpoint,
     files: BTreeMap<String, Vec<u8>>,
+    manifest: Option<WeightsManifest>,
     notes: Vec<String>,
 }
 
@@ -215,7 +219,7 @@ impl ModelSource {
             files: files.iter().map(listed).collect(),
         };
         let notes = checkpoint.notes().iter().chain(&config.notes).cloned().collect();
-        Ok(Self { card, config, checkpoint, files, notes })
+        Ok(Self { card, config, checkpoint, files, manifest: None, notes })
     }
 
     /// The same model under another name, as where its folder is called after a commit.
@@ -223,6 +227,34 @@ impl ModelSource {
     pub fn called(mut self, name: &str) -> Self {
         self.card.name = name.chars().take(limits::TEXT_BYTES / 4).collect();
         self
+    }
+
+    /// The files that hold its weights, in their order: where they are, and their bytes.
+    pub fn weights(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.checkpoint.files()
+    }
+
+    /// The same model, named by all of its content: `roots` are BLAKE3 of the files of [`Self::weights`]. Until then its id is made of
+    /// samples, which is good for one host alone.
+    #[must_use]
+    pub fn identified(mut self, roots: &[ChunkHash]) -> Self {
+        let files =
+            self.weights().zip(roots).map(|((_, bytes), root)| WeightsFile { bytes: bytes.len() as u64, root: *root });
+        let form = if self.checkpoint.is_gguf() { WeightsForm::Gguf } else { WeightsForm::Safetensors };
+        let manifest = WeightsManifest { form, files: files.collect() };
+        let [config, tokenizer] =
+            [0, 1].map(|n| *blake3::hash(self.file(SMALL_FILES[n]).unwrap_or_default()).as_bytes());
+        let choice = self.checkpoint.choice();
+        self.card.id = manifest.id(&config, &tokenizer, choice.as_ref());
+        // Nobody else could tell which copies count.
+        self.manifest = Some(manifest).filter(|manifest| choice.is_none() && manifest.check().is_ok());
+        self
+    }
+
+    /// What its weights are, as other peers may have them from here; none before it is [`Self::identified`].
+    #[must_use]
+    pub fn manifest(&self) -> Option<&WeightsManifest> {
+        self.manifest.as_ref()
     }
 
     /// What others are told of the model.
@@ -394,7 +426,7 @@ fn sole_gguf(folder: &Path) -> Result<Option<PathBuf>, SourceError> {
     Ok(models.pop())
 }
 
-/// A hash over configuration, tokenizer and a sample of the weights ([`Checkpoint::fingerprint`]).
+/// What a model is called until all of it is hashed: a hash over configuration, tokenizer and a sample of the weights ([`Checkpoint::fingerprint`]).
 fn identify(files: &BTreeMap<String, Vec<u8>>, checkpoint: &Checkpoint) -> ModelId {
     let mut hasher = blake3::Hasher::new();
     for name in &SMALL_FILES[..2] {

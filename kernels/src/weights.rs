@@ -528,7 +528,25 @@ impl Checkpoint {
         }
     }
 
-    /// Adds what tells this checkpoint from others to `hasher`: size, and 64 KiB at the start, at the end and every
+    /// Its files in their order: where they are, and their bytes.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.shards.iter().map(|shard| (Path::new(&*shard.file), shard.bytes()))
+    }
+
+    /// Whether the files are GGUF.
+    pub(crate) fn is_gguf(&self) -> bool {
+        self.names.is_some()
+    }
+
+    /// Of copies of tensors, those that the index says are the model's, if there are any.
+    pub(crate) fn choice(&self) -> Option<[u8; 32]> {
+        let mut hasher = blake3::Hasher::new();
+        let copied = self.tensors.iter().filter(|(name, _)| self.copied.contains(*name));
+        copied.for_each(|(name, entry)| entry.fingerprint(name, &mut hasher));
+        (!self.copied.is_empty()).then(|| *hasher.finalize().as_bytes())
+    }
+
+    /// Adds what tells this checkpoint from most others to `hasher`: size, and 64 KiB at the start, at the end and every
     /// 64 MiB between of each file. The start holds all names, shapes and places; GGUF files have their tokens there.
     pub fn fingerprint(&self, hasher: &mut blake3::Hasher) {
         for shard in &self.shards {

@@ -44,9 +44,11 @@ use crate::{
     },
     plain, telemetry,
     text::sandbox,
+    weights,
 };
-use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource, value_parser};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::ops::RangeInclusive;
@@ -125,6 +127,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         "completions" => return completions(matches),
         "version" => return show::version(matches),
         sandbox::VERB => return sandbox::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
+        weights::VERB => return check_index(matches),
         _ => {}
     }
     nothing_is_empty(matches)?;
@@ -363,6 +366,7 @@ pub fn command() -> Command {
         .subcommand(bench::command())
         .subcommand(testnet::command())
         .subcommand(render_template())
+        .subcommand(check_index_command())
         .subcommand(
             verb("completions", "Print completions for a shell", "tsnode completions bash > tsnode.bash")
                 .arg(Arg::new("shell").required(true).value_parser(clap::value_parser!(clap_complete::Shell))),
@@ -404,6 +408,19 @@ fn render_template() -> Command {
         .about("Render a chat template for each conversation, a line of JSON each, with limits to memory and time")
         .after_help(format!("Example:\n  printf '{template}\\n{conversation}\\n' | tsnode {}", sandbox::VERB))
         .hide(true)
+}
+
+fn check_index_command() -> Command {
+    Command::new(weights::VERB)
+        .about("Open an index of weights and read it, as another process does before a peer opens it")
+        .after_help(format!("Example:\n  tsnode {} ~/.local/share/tsnode/weights.index", weights::VERB))
+        .arg(Arg::new("folder").value_name("FOLDER").required(true).value_parser(value_parser!(OsString)))
+        .hide(true)
+}
+
+fn check_index(matches: &ArgMatches) -> Result<(), Exit> {
+    let folder = matches.get_one::<OsString>("folder");
+    folder.map_or(Ok(()), |folder| weights::check_index(folder)).map_err(|e| Exit::new(Kind::Other, e))
 }
 
 fn verb(name: &'static str, about: &'static str, example: &str) -> Command {

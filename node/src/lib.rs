@@ -23,6 +23,7 @@ pub mod tasks;
 pub mod telemetry;
 pub mod text;
 pub mod view;
+pub mod weights;
 pub mod worker;
 
 /// Random bytes of the operating system.

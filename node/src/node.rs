@@ -3,7 +3,9 @@
 mod devices;
 mod resources;
 mod setup;
+mod volunteer;
 
+use self::volunteer::Volunteer;
 pub use resources::{open_draft, open_named};
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
@@ -45,6 +47,7 @@ use crate::{
     },
     text::Templates,
     view::{Readiness, SwarmView, Trouble},
+    weights::{Giver, Index, Peers, Provision},
     worker::{WorkerHandle, WorkerSetup, compute::Compute},
 };
 use libp2p::Multiaddr;
@@ -104,7 +107,11 @@ pub async fn run(
     let (settings, to_set) = mpsc::channel(SETTINGS);
     let front = ground.front(Controls { owner: handle, measurer, faults, asked, settings }).await?;
     watcher(front.view.subscribe());
-    let resources = resources::Resources::find(&ground.config, &ground.store).await?;
+    let index = Index::open(&ground.config.data_dir).await;
+    let hashing = front.view.clone();
+    let mut tell = move |far| hashing.send_modify(|view| view.loading = Some(far));
+    let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
+    let giver = Giver::default();
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = OffenceReporter::channel();
     let (inbox, heartbeats) = Inbox::channel(ground.invite.swarm);
@@ -121,8 +128,10 @@ pub async fn run(
     let fallback = ground.fallback(&advert);
     let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
+    let memory = resources.advert.devices.iter().map(|device| device.memory_bytes).sum();
+    let inside = resources.source.as_ref().map(|source| source.card().id);
     let worker = ground.worker(
-        (resources, lenders.clone()),
+        (resources, lenders.clone(), giver.clone()),
         planes.incoming,
         (&links, &roster, &response_log),
         (owner.moving(), gone),
@@ -133,6 +142,24 @@ pub async fn run(
     let Ground { tasks, ends, .. } = &ground;
     if let Some(broken) = &broken {
         tasks.spawn(cut(broken.clone(), planes.swarm.clone(), ends.clone()));
+    }
+    let (late, now_lent) = mpsc::channel(1);
+    if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
+        let (me, guard) = (ground.identity.peer_id(), guard.clone());
+        let places = Peers { me, links: links.clone(), roster: roster.clone(), guard };
+        let limits = ground.config.weights.clone();
+        let volunteer = Volunteer {
+            provision: Provision::new(places, &ground.config.data_dir, index.clone(), limits, (memory, inside)),
+            config: ground.config.clone(),
+            store: ground.store.clone(),
+            index,
+            worker: worker.clone(),
+            giver,
+            shelf: shelf.clone(),
+            view: front.view.clone(),
+            lent: late,
+        };
+        tasks.spawn(volunteer.run(ends.clone()));
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
     let asker = Asker::new(ground.identity.peer_id(), links.clone(), roster.clone(), lenders.clone());
@@ -170,6 +197,7 @@ pub async fn run(
         traffic: asked_for,
         asked: was_asked,
         settings: to_set,
+        now_lent,
         roster: roster_writer,
         going,
         routes,
@@ -368,7 +396,7 @@ impl Ground {
 
     fn worker(
         &self,
-        (resources, lenders): (resources::Resources, Lenders),
+        (resources, lenders, giver): (resources::Resources, Lenders, Giver),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
@@ -383,6 +411,7 @@ impl Ground {
             cores::run_on(on, || Compute::start(engine, faults)).and_then(|started| started)
         };
         let computes: Result<Vec<Compute>, std::io::Error> = resources.engines.into_iter().map(start).collect();
+        giver.hold(resources.holding);
         let setup = WorkerSetup {
             me: self.identity.peer_id(),
             computes: computes.map_err(|e| NodeError::System(e.to_string()))?,
@@ -392,6 +421,7 @@ impl Ground {
             source: resources.source,
             draft: resources.draft,
             shelf: resources.shelf,
+            giver,
             lenders,
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
@@ -598,6 +628,8 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         drafts: Default::default(),
         guesses: Default::default(),
         link_ages: Default::default(),
+        fetching: None,
+        weights_given: 0,
         troubles: Vec::new(),
         addresses: Vec::new(),
         http: Some(http),

@@ -1,6 +1,6 @@
 //! The swarm as this peer sees it now: one snapshot, replaced whole, read by HTTP and the command line.
 
-use crate::data_plane::offences::SpotChecked;
+use crate::{data_plane::offences::SpotChecked, hardware::memory::Size, weights::Fetching};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -148,6 +148,12 @@ pub struct SwarmView {
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,
+    /// The model that this peer fetches or has fetched since it started, or why it fetches none.
+    #[serde(default)]
+    pub fetching: Option<Fetching>,
+    /// Weights given to other peers since it started (bytes).
+    #[serde(default)]
+    pub weights_given: u64,
     /// What its owner should see to.
     #[serde(default)]
     pub troubles: Vec<Trouble>,
@@ -176,6 +182,10 @@ impl SwarmView {
     #[must_use]
     pub fn lends_nothing(&self) -> Option<String> {
         let named = |id| self.models.iter().find(|m| Some(m.id) == id).map(|m| m.name.as_str());
+        if let (Lending::OtherModel, Some(far)) = (self.lending, &self.fetching) {
+            let first = || format!("{} ({}) is fetched first, and lent then", far.model, Size(far.bytes));
+            return Some(far.why.clone().unwrap_or_else(first));
+        }
         match (self.lending, named(self.default_model)) {
             (Lending::Lends, _) => None,
             (Lending::OtherModel, Some(name)) => Some(format!(
@@ -281,6 +291,8 @@ pub(crate) mod tests {
             drafts: Default::default(),
             guesses: Default::default(),
             link_ages: BTreeMap::new(),
+            fetching: None,
+            weights_given: 0,
             troubles: vec![],
             addresses: vec![],
             http: None,

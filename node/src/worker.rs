@@ -34,6 +34,7 @@ use crate::{
     embedding::Lenders,
     response_log::ResponseLog,
     view::Weights,
+    weights::Giver,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -79,6 +80,8 @@ pub struct WorkerSetup {
     pub response_log: ResponseLog,
     /// What the shelf of small files gives to others.
     pub shelf: Shelf,
+    /// What gives weights to others.
+    pub giver: Giver,
     /// Encoders that this peer lends.
     pub lenders: Lenders,
     /// Elements of KV pages.
@@ -120,9 +123,20 @@ pub struct WorkerReport {
     pub kv_refused: BTreeMap<&'static str, u64>,
     /// Draft tokens that groups led here had checked since the start.
     pub drafts: Checked,
+    /// Weights given to other peers since the start (bytes).
+    pub weights_given: u64,
+}
+
+/// A model that came later than its peer started, and the threads that are to compute it.
+pub struct Late {
+    /// The model; none until there is one.
+    pub source: Option<Arc<ModelSource>>,
+    /// Compute threads, one for each device of the advert from now on.
+    pub computes: Vec<Compute>,
 }
 
 enum Command {
+    Lend(Box<Late>),
     Adopt(Arc<Plan>, BTreeSet<GroupId>),
     Keep(BTreeSet<GroupId>),
     Rest,
@@ -149,14 +163,24 @@ impl WorkerHandle {
         let (orders, ordered) = mpsc::channel(STAGES);
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
-        let (source, draft, threads) = (setup.source.clone(), setup.draft.clone(), setup.threads);
+        let (model, source) = watch::channel(setup.source.clone());
+        let (draft, threads) = (setup.draft.clone(), setup.threads);
         let tally = Arc::<Tally>::default();
         tasks.spawn(Loader { source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
-        let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &setup.stop);
-        let parts = Parts { devices, tally, orders, far, tasks: tasks.clone() };
+        let asking = setup.stop.child_token();
+        let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &asking);
+        let parts = Parts { devices, asking, model, tally, orders, far, tasks: tasks.clone() };
         let stage_manager = StageManager::new(setup, parts);
         tasks.spawn(stage_manager.run(receiver, arrivals, losses));
         Self { commands }
+    }
+
+    /// Serves another model from now on than it was started with, on other devices.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub async fn lend(&self, late: Late) -> Result<(), WorkerGone> {
+        self.commands.send(Command::Lend(Box::new(late))).await.map_err(|_| WorkerGone)
     }
 
     /// Serves what the plan gives this peer, and of what it no longer does these groups, as long as they are there. The others

@@ -175,13 +175,14 @@ fn another_model(folder: &Path) -> PathBuf {
     to
 }
 
-/// README's own `join --invite`, where another model is served than the embedded one: it says what would lend something, and
+/// README's own `join --invite` of one who may fetch nothing, where another model is served than the embedded one: it says what would lend something, and
 /// clients of either peer need name no model.
 async fn a_volunteer_who_names_no_model_is_a_gateway(net: &Net, body: Value, expected: &[u64]) {
     let home = tempfile::tempdir().unwrap();
     let invite = fs::read_to_string(net.peer(0).data_dir.join("invite")).unwrap();
     let flags = ["--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--device", "cpu", "--invite"];
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    command.env("TSNODE_MODEL_BUDGET", "0");
     command.arg("join").args(flags).arg(invite.trim()).arg("--data-dir").arg(home.path()).kill_on_drop(true);
     let mut volunteer = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(volunteer.stdout.take().unwrap()).lines();

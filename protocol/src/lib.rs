@@ -30,6 +30,7 @@ pub mod stream;
 pub mod tokens;
 pub mod traffic;
 pub mod units;
+pub mod weights;
 
 pub use advert::{
     Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, StepSize,

@@ -15,6 +15,8 @@ pub const KV_STREAMS: u8 = 4;
 pub const ACTIVATION_BYTES: usize = 128 * 1024 * 1024;
 /// A tokenizer or configuration file sent to a gateway without the model (bytes).
 pub const MODEL_FILE_BYTES: usize = 64 * 1024 * 1024;
+/// Files that hold one model's weights.
+pub const WEIGHTS_FILES: usize = 512;
 /// Peers in one swarm, as far as any of them keeps count.
 pub const PEERS: usize = 4096;
 /// Heartbeats that a group's leader passes on in one piece: its group's.

@@ -76,6 +76,9 @@ pub enum Opening {
     Heartbeats(Vec<Signed<Gossip>>),
     /// Gateway → a peer that lends an encoder. Answer: [`crate::EncodeEvent`]s.
     Encode(EncodeRequest),
+    /// Anyone → a peer with the model: its weights. Then [`crate::weights::WeightsQuery`]s, one after the other, each answered before
+    /// the next.
+    Weights(ModelId),
 }
 
 /// The most bytes one probe may send.

@@ -26,6 +26,7 @@ use tsnode_protocol::{
         Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting, Opening,
         PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen, Use,
     },
+    weights::{WeightsFile, WeightsForm, WeightsManifest, WeightsQuery},
 };
 
 const SWARM: SwarmId = SwarmId([7; 16]);
@@ -274,6 +275,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         ("opening probe", Opening::Probe { bytes: 65_536 }),
         ("opening where", Opening::Where),
         ("opening encode", Opening::Encode(encode)),
+        ("opening weights", Opening::Weights(ModelId([5; 16]))),
         ("opening meet", Opening::Meet(Meeting { addresses: vec!["192.0.2.7:4001".parse().unwrap()] })),
     ]
 }
@@ -349,6 +351,10 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ticket: Some(Ticket { id: InviteId([4; 8]), secret: Secret([2; 32]), expires: 1_800_000_000 }),
         addresses: vec!["/ip4/10.0.0.1/udp/7446/quic-v1".into()],
     };
+    let weights = WeightsManifest {
+        form: WeightsForm::Safetensors,
+        files: vec![WeightsFile { bytes: 1 << 33, root: [1; 32] }, WeightsFile { bytes: 5, root: [2; 32] }],
+    };
     all.extend([
         ("envelope", sealed.to_bytes()),
         ("proof answer", codec::encode(&ProofAnswer { nonce: Nonce([1; 32]), code: Code([2; 32]) })),
@@ -383,6 +389,10 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("seen at", codec::encode(&SeenAt { address: Some("192.0.2.7:4001".parse().unwrap()) })),
         ("meeting", codec::encode(&Meeting { addresses: vec!["192.0.2.7:4001".parse().unwrap()] })),
         ("invite", codec::encode(&invite)),
+        ("weights manifest", codec::encode(&weights)),
+        ("weights query", codec::encode(&WeightsQuery::Manifest)),
+        ("weights query hashes", codec::encode(&WeightsQuery::Hashes { file: 1 })),
+        ("weights query chunk", codec::encode(&WeightsQuery::Chunk { file: 1, chunk: 300 })),
     ]);
     all
 }
@@ -429,6 +439,8 @@ fn read_as_everything(bytes: &[u8]) -> bool {
         read::<PrefillEvent>(bytes),
         read::<Invite>(bytes),
         read::<EncodeEvent>(bytes),
+        read::<WeightsManifest>(bytes),
+        read::<WeightsQuery>(bytes),
     ];
     gossip.is_ok() || opening.is_ok() || ring.is_ok() || tile.is_ok() || signed.is_ok() || others.contains(&true)
 }

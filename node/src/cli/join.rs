@@ -1,9 +1,13 @@
 //! `tsnode join`.
 
+mod arrival;
 mod board;
 pub(super) mod live;
 
-use self::board::{Board, Fixed};
+use self::{
+    arrival::Arrival,
+    board::{Board, Fixed},
+};
 use super::{loading::Loading, models, verb};
 use crate::{
     cli::exit::{Exit, Kind},
@@ -116,7 +120,7 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
     let (mut alone, mut named) = (None, Vec::<Trouble>::new());
-    let mut loading = Loading::default();
+    let (mut loading, mut fetching) = (Loading::default(), Arrival::default());
     loop {
         if worth.is_none() {
             worth = describe_worth(&view.borrow());
@@ -136,6 +140,8 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
             say!("{line}");
             last = line;
         }
+        let news = view.borrow().fetching.as_ref().and_then(|far| fetching.news(far));
+        news.iter().for_each(|line| say!("{line}"));
         let far = view.borrow().loading;
         loading.show(far).iter().for_each(|line| say!("{line}"));
         if view.changed().await.is_err() {

@@ -14,7 +14,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 47] = [
+pub const KNOBS: [Knob; 49] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -29,6 +29,16 @@ pub const KNOBS: [Knob; 47] = [
         "Model to serve: a folder, a safetensors or a GGUF file, a name as llama3.2:1b, org/repo or org/repo:Q4_K_M, or embedded [default: the embedded one, where no other is served]",
     ),
     knob("no-model", "false", "Serve no model: a gateway only"),
+    knob(
+        "model-budget",
+        "20GiB",
+        "Without --model: most to fetch from peers of the model that the swarm serves, to serve it too; 0 fetches none",
+    ),
+    knob(
+        "allow-models",
+        "",
+        "Without --model: names of models that may be fetched, as meta-llama/*,*qwen* [default: any]",
+    ),
     knob(
         "invite",
         "",

@@ -12,6 +12,7 @@ use crate::{
     node::{Membering, ModelChoice, NodeConfig},
     store::keys::KEYS_FILE,
     text::{Parsers, ReasoningFormat, SpecialText, ToolFormat},
+    weights,
 };
 use std::net::SocketAddr;
 use std::num::NonZeroU8;
@@ -22,6 +23,7 @@ use tsnode_coordinator::{
     gate::{KvChoice, SplitChoice},
     kv_streams::KvStreams,
     spot_check::SpotChecks,
+    wanted::Glob,
 };
 use tsnode_kernels::engine::Threads;
 use tsnode_protocol::{BytesPerSecond, EncoderTask, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
@@ -53,6 +55,7 @@ impl Settings {
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
             model: self.model()?,
+            weights: self.weights_limits()?,
             devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,
             cores: self.cores()?.map(|(compute, _)| compute),
@@ -212,6 +215,16 @@ impl Settings {
             (_, true) => Err(self.wrong("no-model", "a model is named as well".into())),
             (path, false) => Ok(ModelChoice::Path(path.into())),
         }
+    }
+
+    /// What may be fetched where no model is named.
+    fn weights_limits(&self) -> Result<weights::Limits, ConfigError> {
+        let budget = match self.text("model-budget") {
+            "0" => 0,
+            _ => self.parse::<Bytes>("model-budget")?.map_or(0, |bytes| bytes.0),
+        };
+        let globs = self.text("allow-models").split(',').map(str::trim).filter(|glob| !glob.is_empty());
+        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect() })
     }
 
     /// Who never speculates has no use for one.

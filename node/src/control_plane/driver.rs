@@ -41,8 +41,8 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, PeerId, SettingKey, SettingValue, Signed, Term,
-    Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, PeerId, SettingKey, SettingValue,
+    Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -52,6 +52,15 @@ const PRESENT: Duration = Duration::from_secs(5);
 /// Peers whose addresses are remembered, and how many of each.
 const KNOWN: usize = 32;
 const ADDRESSES: usize = 4;
+
+/// What a peer lends from now on.
+#[derive(Debug)]
+pub struct NowLent {
+    /// Its model.
+    pub card: ModelCard,
+    /// The devices that compute it.
+    pub devices: Vec<tsnode_protocol::Device>,
+}
 
 /// Everything the loop works with.
 pub struct Driver {
@@ -89,6 +98,8 @@ pub struct Driver {
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
     /// The same: what this peer's clients have asked for of late.
     pub traffic: watch::Receiver<Vec<Traffic>>,
+    /// What this peer lends from now on, where that is another model than at its start.
+    pub now_lent: mpsc::Receiver<NowLent>,
     /// Whether a client has asked for something while there was no plan.
     pub asked: watch::Receiver<bool>,
     /// The same: what is to be set for the swarm.
@@ -174,6 +185,7 @@ impl Driver {
                 }
                 Ok(()) = self.asked.changed() => Some(Event::Asked),
                 Some((key, value)) = self.settings.recv() => Some(Event::Set { key, value }),
+                Some(now) = self.now_lent.recv() => self.lend(now),
                 _ = present.tick() => {
                     self.vouch();
                     None
@@ -233,6 +245,14 @@ impl Driver {
         }
     }
 
+    /// Lends a model that came later than this peer started, in the place of the one inside the program.
+    fn lend(&mut self, NowLent { card, devices }: NowLent) -> Option<Event> {
+        self.fallback = None;
+        self.owner.set_devices(devices.clone());
+        let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
+        self.advertise(|advert| (advert.models, advert.devices) = (vec![card], devices))
+    }
+
     /// Another process with this peer's identity looks for it all the time; one that does no more has ended.
     fn forget_twin(&mut self) {
         if self.twin_seen.is_some_and(|at| at.elapsed() > twins::REMEMBERED) {
@@ -252,6 +272,7 @@ impl Driver {
             lost,
             kv_refused,
             drafts,
+            weights_given,
             held: _,
             talks: _,
         } = self.worker.report().await.ok()?;
@@ -270,7 +291,8 @@ impl Driver {
             let held = std::mem::replace(&mut view.in_use, in_use) != in_use;
             let checked = std::mem::replace(&mut view.drafts, drafts) != drafts;
             view.guesses = drafts;
-            refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
+            let given = std::mem::replace(&mut view.weights_given, weights_given) != weights_given;
+            given | refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });
         Some(Event::Load { load, ready })
     }

@@ -4,7 +4,7 @@ use crate::data_plane::links::{Links, Stream};
 use crate::data_plane::models::{FilesQuery, ModelFiles, ModelFilesError};
 use crate::data_plane::roster::Roster;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::source::ModelSource;
@@ -16,27 +16,31 @@ const KEPT: usize = 8;
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
 pub struct Shelf {
-    source: Option<Arc<ModelSource>>,
+    /// Held to take it or put another there.
+    source: Arc<Mutex<Option<Arc<ModelSource>>>>,
 }
 
 impl Shelf {
     /// A shelf with the files of `source`.
     #[must_use]
     pub fn new(source: Option<Arc<ModelSource>>) -> Self {
-        Self { source }
+        Self { source: Arc::new(Mutex::new(source)) }
     }
 
-    fn file(&self, model: ModelId, name: &str) -> Option<&[u8]> {
-        let source = self.source.as_deref().filter(|s| s.card().id == model)?;
-        // Only what the card lists: a shelf is no way to a peer's disk.
-        source.card().files.iter().find(|f| f.name == name)?;
-        source.file(name)
+    /// The files of another model from now on.
+    pub fn set(&self, source: Arc<ModelSource>) {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = Some(source);
+    }
+
+    fn source(&self) -> Option<Arc<ModelSource>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Answers a request for a file; an unknown one gets a closed stream.
     pub(crate) async fn give(&self, model: ModelId, name: &str, stream: Stream) {
         let Stream { mut sender, receiver: _receiver } = stream;
-        if let Some(bytes) = self.file(model, name)
+        if let Some(source) = self.source().filter(|source| source.card().id == model)
+            && let Some(bytes) = listed(&source, name)
             && sender.send_bytes(bytes, limits::MODEL_FILE_BYTES).await.is_ok()
         {
             let _ = sender.finish();
@@ -46,10 +50,17 @@ impl Shelf {
     /// All of them, if there is a model.
     #[must_use]
     pub fn own(&self) -> Option<ModelFiles> {
-        let card = self.source.as_deref()?.card();
-        let read = |f: &ModelFile| Some((f.name.clone(), self.file(card.id, &f.name)?.to_vec()));
+        let source = self.source()?;
+        let card = source.card();
+        let read = |f: &ModelFile| Some((f.name.clone(), listed(&source, &f.name)?.to_vec()));
         Some(ModelFiles { card: card.clone(), files: Arc::new(card.files.iter().filter_map(read).collect()) })
     }
+}
+
+/// Only what the card lists: a shelf is no way to a peer's disk.
+fn listed<'s>(source: &'s ModelSource, name: &str) -> Option<&'s [u8]> {
+    source.card().files.iter().find(|file| file.name == name)?;
+    source.file(name)
 }
 
 /// Answers questions for models' files until `stop`.
@@ -110,7 +121,7 @@ async fn fetch_all(
     Ok(files)
 }
 
-async fn fetch_one(
+pub(crate) async fn fetch_one(
     model: ModelId,
     file: &ModelFile,
     peer: PeerId,

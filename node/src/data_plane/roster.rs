@@ -23,6 +23,17 @@ impl Roster {
         (writer, Self { adverts })
     }
 
+    /// All of them as they are now.
+    #[must_use]
+    pub fn adverts(&self) -> Adverts {
+        self.adverts.borrow().clone()
+    }
+
+    /// Resolves when somebody has said something new since the last time; `false` when nobody will any more.
+    pub async fn changed(&mut self) -> bool {
+        self.adverts.changed().await.is_ok()
+    }
+
     /// Where `peer`'s data plane listens; empty for a peer not known.
     #[must_use]
     pub fn data_addresses(&self, peer: PeerId) -> Vec<SocketAddr> {

@@ -265,6 +265,10 @@ fn of_swarm(view: &SwarmView, page: &mut Page) {
     page.gauge("tsnode_peers", "Peers alive", view.peers.len() as u64);
     page.gauge("tsnode_groups_ready", "Groups that take requests", view.ready_groups.len() as u64);
     page.count("tsnode_messages_refused", "Messages refused since the start", view.rejected.values().sum());
+    let fetched = view.fetching.as_ref().map_or(0, |far| far.fetched);
+    page.count("tsnode_weights_fetched_bytes", "Weights fetched from other peers since the start (bytes)", fetched);
+    let help = "Weights given to other peers since the start (bytes)";
+    page.count("tsnode_weights_given_bytes", help, view.weights_given);
     page.count("tsnode_kv_refused", "KV streams refused since the start", view.kv_refused.values().sum());
     let checks = &view.spot_checks;
     page.count("tsnode_spot_checks_passed", "Spot checks whose token another group got too", checks.passed);

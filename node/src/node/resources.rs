@@ -7,6 +7,7 @@ use crate::{
     hub,
     store::Store,
     text::{Templates, TextError, TextModel, speak_alike},
+    weights::{Holding, Index, identify},
 };
 use std::{
     path::{Path, PathBuf},
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 use tsnode_kernels::{
     device::Host as Hardware,
     engine::Engine,
+    load::Progress,
     source::{ModelSource, SourceError},
 };
 use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
@@ -28,6 +30,8 @@ pub(super) struct Resources {
     pub draft: Option<Arc<ModelSource>>,
     /// The model's small files.
     pub shelf: Shelf,
+    /// Its weights, for others.
+    pub holding: Option<Holding>,
     /// Engines, one for each device of the advert.
     pub engines: Vec<Engine>,
     /// The advert, without addresses yet.
@@ -35,9 +39,31 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Opens the model and measures the host.
-    pub async fn find(config: &NodeConfig, store: &Store) -> Result<Self, NodeError> {
-        let source = open(&config.model)?;
+    /// Opens the model, names it by its content and measures the host. Whoever waits is told how far the hashing is.
+    pub async fn find(
+        config: &NodeConfig,
+        store: &Store,
+        index: &Index,
+        progress: &mut (dyn FnMut(Progress) + Send),
+    ) -> Result<Self, NodeError> {
+        Self::find_called(config, store, index, None, progress).await
+    }
+
+    /// The same of a model that is called otherwise than its folder.
+    pub async fn find_called(
+        config: &NodeConfig,
+        store: &Store,
+        index: &Index,
+        name: Option<&str>,
+        progress: &mut (dyn FnMut(Progress) + Send),
+    ) -> Result<Self, NodeError> {
+        let source = open(&config.model)?.map(|source| match name {
+            Some(name) => source.called(name),
+            None => source,
+        });
+        // Once for each file: a gigabyte a second and thread, where the disk gives it.
+        let named = |source| tokio::task::block_in_place(|| identify(source, index, config.threads.count, progress));
+        let (source, holding) = source.map(named).map(Holding::new).unzip();
         let shelf = Shelf::new(source.clone());
         check_text(&shelf).await?;
         let draft = tokio::task::block_in_place(|| open_draft(config, source.as_ref()))?;
@@ -48,25 +74,25 @@ impl Resources {
         };
         let (devices, engines) = source.as_ref().map_or(Ok(Vec::new()), devices)?.into_iter().unzip();
         let advert = advert(config, source.as_deref(), devices);
-        Ok(Self { source, draft, shelf, engines, advert })
+        Ok(Self { source, draft, shelf, holding, engines, advert })
     }
 }
 
-fn open(choice: &ModelChoice) -> Result<Option<Arc<ModelSource>>, SourceError> {
+fn open(choice: &ModelChoice) -> Result<Option<ModelSource>, SourceError> {
     Ok(match choice {
         ModelChoice::None => None,
-        ModelChoice::Fallback | ModelChoice::Embedded => Some(Arc::new(ModelSource::embedded()?)),
+        ModelChoice::Fallback | ModelChoice::Embedded => Some(ModelSource::embedded()?),
         ModelChoice::Path(path) => Some(open_path(path)?),
     })
 }
 
 /// The model at `path`; what had to be decided to read it is said.
-fn open_path(path: &Path) -> Result<Arc<ModelSource>, SourceError> {
+fn open_path(path: &Path) -> Result<ModelSource, SourceError> {
     let source = open_named(path)?;
     for note in source.notes() {
         tracing::warn!(model = %path.display(), "{note}");
     }
-    Ok(Arc::new(source))
+    Ok(source)
 }
 
 /// The model at `path`, called by its repository where its folder is called after a commit.
@@ -90,7 +116,7 @@ pub fn open_draft(
     source: Option<&Arc<ModelSource>>,
 ) -> Result<Option<Arc<ModelSource>>, NodeError> {
     let (Some(path), Some(source)) = (&config.draft, source) else { return Ok(None) };
-    let draft = open_path(path)?;
+    let draft = Arc::new(open_path(path)?);
     let texts = [&draft, source].map(|source| Shelf::new(Some(source.clone())).own());
     let [Some(of_draft), Some(of_model)] = texts else { return Ok(None) };
     let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;

@@ -9,6 +9,7 @@ use crate::{
     http::hosts::Sites,
     store::{StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
+    weights,
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -75,6 +76,8 @@ pub struct NodeConfig {
     pub mdns: bool,
     /// The model.
     pub model: ModelChoice,
+    /// What it may fetch by itself where none is named.
+    pub weights: weights::Limits,
     /// What computes.
     pub devices: DeviceChoice,
     /// Threads that compute, and the ranks that share them.

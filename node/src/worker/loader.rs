@@ -88,7 +88,7 @@ impl Tally {
 /// Loads what is ordered until nobody can order any more.
 pub(super) struct Loader {
     /// The model this peer has.
-    pub source: Option<Arc<ModelSource>>,
+    pub source: watch::Receiver<Option<Arc<ModelSource>>>,
     /// The draft model, if it has one.
     pub draft: Option<Arc<ModelSource>>,
     /// Threads that may be used.
@@ -121,7 +121,8 @@ impl Loader {
 
     async fn load(&self, order: &Order) -> Result<StageKey, NotLoaded> {
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
-        let Some(source) = self.source.clone().filter(|s| s.card().id == group.model) else {
+        let source = self.source.borrow().clone();
+        let Some(source) = source.filter(|s| s.card().id == group.model) else {
             return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
         };
         self.tally.stages.fetch_add(1, Ordering::Relaxed);

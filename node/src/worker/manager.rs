@@ -3,7 +3,7 @@
 mod incoming;
 
 use super::{
-    Command, RINGS, ROOM, WorkerReport, WorkerSetup,
+    Command, Late, RINGS, ROOM, WorkerReport, WorkerSetup,
     checks::Checks,
     client::LeaderRequest,
     compute::Compute,
@@ -68,6 +68,10 @@ pub(super) struct StageManager {
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
     devices: Devices,
+    /// Ends the questions to these.
+    asking: CancellationToken,
+    /// For the loader.
+    model: watch::Sender<Option<Arc<ModelSource>>>,
     /// Those that are lost.
     lost: BTreeSet<u16>,
     orders: mpsc::Sender<Order>,
@@ -78,6 +82,10 @@ pub(super) struct StageManager {
 /// What a manager is given beside its setup.
 pub(super) struct Parts {
     pub devices: Devices,
+    /// Ends the questions to these.
+    pub asking: CancellationToken,
+    /// For the loader: the model that is served.
+    pub model: watch::Sender<Option<Arc<ModelSource>>>,
     pub tally: Arc<Tally>,
     /// To the loader.
     pub orders: mpsc::Sender<Order>,
@@ -89,7 +97,7 @@ pub(super) struct Parts {
 impl StageManager {
     /// With no group yet.
     pub fn new(setup: WorkerSetup, parts: Parts) -> Self {
-        let Parts { devices, tally, orders, far, tasks } = parts;
+        let Parts { devices, asking, model, tally, orders, far, tasks } = parts;
         Self {
             grammars: Grammars::new(vocabulary(setup.source.clone())),
             setup,
@@ -106,6 +114,8 @@ impl StageManager {
             talks: TaskTracker::new(),
             held: Arc::default(),
             devices,
+            asking,
+            model,
             lost: BTreeSet::new(),
             orders,
             far,
@@ -126,6 +136,7 @@ impl StageManager {
                 () = stop.cancelled() => return,
                 () = freed.notified(), if !self.waiting.is_empty() => self.order_again(),
                 command = commands.recv() => match command {
+                    Some(Command::Lend(late)) => losses = self.lend(*late),
                     Some(command) => self.apply_command(command),
                     None => return,
                 },
@@ -141,6 +152,8 @@ impl StageManager {
 
     fn apply_command(&mut self, command: Command) {
         match command {
+            // Changes what the loop listens to.
+            Command::Lend(_) => {}
             Command::Adopt(plan, beside) => self.adopt(&plan.groups, &beside),
             Command::Keep(beside) => self.retire_all_but(&beside),
             Command::Rest => self.adopt(&[], &BTreeSet::new()),
@@ -150,6 +163,18 @@ impl StageManager {
                 let _ = answer.send(self.report());
             }
         }
+    }
+
+    /// Serves that model from now on. What runs of the one before goes on to its end on its own threads.
+    fn lend(&mut self, Late { source, computes }: Late) -> mpsc::Receiver<Lost> {
+        self.asking.cancel();
+        self.asking = self.setup.stop.child_token();
+        let (devices, losses) = Devices::start(computes.clone(), &self.tasks, &self.asking);
+        (self.devices, self.setup.computes, self.lost) = (devices, computes, BTreeSet::new());
+        self.grammars = Grammars::new(vocabulary(source.clone()));
+        self.model.send_replace(source.clone());
+        self.setup.source = source;
+        losses
     }
 
     fn adopt(&mut self, groups: &[Group], beside: &BTreeSet<GroupId>) {
@@ -376,6 +401,7 @@ impl StageManager {
             lost: self.lost.clone(),
             kv_refused: self.kv_receiver.refused(),
             drafts: self.checks.so_far(),
+            weights_given: self.setup.giver.given(),
             ..WorkerReport::default()
         };
         for (id, running) in &self.groups {

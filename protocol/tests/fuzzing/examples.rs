@@ -23,6 +23,8 @@ fn reading(name: &str) -> Option<&'static str> {
         "decode" => "decode event",
         "prefill" => "prefill event",
         "encoded" | "encoding" => "encode event",
+        "weights" if name == "weights manifest" => "weights manifest",
+        "weights" => "weights query",
         "kv" if matches!(name, "kv tile" | "kv end") => "kv part",
         "kv" => "kv answer",
         _ => return None,

@@ -18,6 +18,7 @@ use tsnode_protocol::{
     response_log::{Fingerprint, Record, ResponseLogHead, ResponseLogPart},
     ring::RingFrame,
     stream::{self, DecodeEvent, DecodeOrder, Meeting, Opening, PrefillEvent, ProofAnswer, SeenAt, TrainSeen},
+    weights::{self, WeightsManifest, WeightsQuery},
 };
 
 /// The swarm of the examples.
@@ -29,7 +30,7 @@ pub type Reading = (&'static str, fn(&[u8]) -> bool);
 /// What comes over the control plane, or out of somebody's mail.
 pub const CONTROL: [Reading; 4] = [("envelope", envelope), ("gossip", gossip), ("invite", invite), ("names", names)];
 /// What comes over a data stream, or out of a ledger on a disk.
-pub const DATA: [Reading; 17] = [
+pub const DATA: [Reading; 19] = [
     ("opening", opening),
     ("ring", ring),
     ("kv part", kv_part),
@@ -47,6 +48,8 @@ pub const DATA: [Reading; 17] = [
     ("seen at", frame::<SeenAt>),
     ("meeting", meeting),
     ("encode event", frame::<EncodeEvent>),
+    ("weights manifest", weights_manifest),
+    ("weights query", frame::<WeightsQuery>),
 ];
 
 /// Reads all bytes but the first, in the way that one stands for. Says whether something was in them.
@@ -82,6 +85,14 @@ fn read<T: Wire + Debug>(bytes: &[u8]) -> Option<T> {
 
 fn frame<T: Wire + Debug>(bytes: &[u8]) -> bool {
     read::<T>(bytes).is_some()
+}
+
+fn weights_manifest(bytes: &[u8]) -> bool {
+    let Some(manifest) = read::<WeightsManifest>(bytes).filter(|manifest| manifest.check().is_ok()) else {
+        return false;
+    };
+    assert!(manifest.files.iter().all(|file| weights::chunks(file.bytes) * 32 <= limits::FRAME_BYTES as u64));
+    manifest.bytes() > 0 && manifest.id(&[1; 32], &[2; 32], None) == manifest.clone().id(&[1; 32], &[2; 32], None)
 }
 
 fn envelope(bytes: &[u8]) -> bool {

@@ -61,6 +61,9 @@ fn rows(view: &SwarmView, fixed: &Fixed) -> Vec<(&'static str, String)> {
     if let Some(why) = view.lends_nothing() {
         rows.push(("lends", format!("nothing: {why}")));
     }
+    if let Some(far) = view.fetching.as_ref().filter(|far| far.why.is_none() && far.done < far.bytes) {
+        rows.push(("fetches", short(format!("{} ({})", far.model, Size(far.bytes)))));
+    }
     rows.extend(view.troubles.iter().map(|trouble| ("trouble", harmless(&trouble.to_string()))));
     rows.extend(super::describe_alone(view).flatten().map(|alone| ("trouble", alone.to_owned())));
     let own = view.peers.iter().find(|p| p.id == view.me);
@@ -132,6 +135,9 @@ pub(super) fn live(view: &SwarmView) -> (Mood, String) {
     }
     if !matches!(view.lending, Lending::Lends | Lending::OtherModel) {
         return (Mood::Waiting, fitted(&format!("lends nothing: {}", view.lending), COLUMNS));
+    }
+    if let Some(far) = view.fetching.as_ref().filter(|far| far.why.is_none() && far.done < far.bytes) {
+        return (Mood::Waiting, fitted(&far.to_string(), COLUMNS));
     }
     let load = view.peers.iter().find(|p| p.id == view.me).map(|p| p.load).unwrap_or_default();
     let groups = view.plan.as_ref().map_or(&[][..], |p| &p.groups);

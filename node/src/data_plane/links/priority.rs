@@ -35,7 +35,7 @@ impl Kind {
             | Opening::Heartbeats(_) => Self::Words,
             Opening::Ring(_) => Self::Activations,
             Opening::Kv(_) => Self::Kv,
-            Opening::File { .. } | Opening::Probe { .. } => Self::Bulk,
+            Opening::File { .. } | Opening::Weights(_) | Opening::Probe { .. } => Self::Bulk,
         }
     }
 

@@ -66,5 +66,6 @@ fn kind(opening: &Opening) -> (u8, RateLimit) {
         Opening::Meet(_) => (10, MEETINGS),
         Opening::Heartbeats(_) => (11, RARE),
         Opening::Encode(_) => (12, ENCODE),
+        Opening::Weights(_) => (13, RARE),
     }
 }

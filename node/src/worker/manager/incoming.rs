@@ -49,6 +49,10 @@ impl StageManager {
                 let kv_receiver = self.kv_receiver.clone();
                 self.tasks.spawn(async move { kv_receiver.receive(peer, header, stream).await });
             }
+            Opening::Weights(model) => {
+                let (giver, links) = (self.setup.giver.clone(), self.setup.links.clone());
+                self.tasks.spawn(async move { giver.give(model, stream, &links).await });
+            }
             Opening::File { model, name } => {
                 let shelf = self.setup.shelf.clone();
                 self.tasks.spawn(async move { shelf.give(model, &name, stream).await });

@@ -1,0 +1,210 @@
+//! Which model a peer fetches that was told none: one that the swarm serves, that its owner allows, and that fits.
+
+use crate::default_model::default_model;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+use tsnode_protocol::{Advert, ModelCard, ModelId, PeerId};
+
+/// What a peer may fetch.
+#[derive(Clone, Debug)]
+pub struct Limits<'a> {
+    /// Bytes of weights at most.
+    pub budget: u64,
+    /// Memory that it would lend (bytes): one layer of the model has to find room in it.
+    pub memory: u64,
+    /// Names of models that its owner allows; all where there are none.
+    pub allowed: &'a [Glob],
+}
+
+/// A model to fetch, and who has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// The model.
+    pub card: ModelCard,
+    /// Its weights as stored (bytes), by its card.
+    pub bytes: u64,
+    /// Peers that have them.
+    pub holders: Vec<PeerId>,
+}
+
+/// Why none is fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unwanted {
+    /// No peer has one.
+    None,
+    /// The owner allows none of those there are.
+    NotAllowed {
+        /// One of them.
+        model: String,
+    },
+    /// It is larger than the owner's budget.
+    OverBudget {
+        /// The smallest.
+        model: String,
+        /// Its weights (bytes).
+        bytes: u64,
+    },
+    /// Not even one layer of it finds room in what is lent.
+    OverMemory {
+        /// The smallest.
+        model: String,
+        /// What a layer takes (bytes).
+        layer: u64,
+    },
+}
+
+impl fmt::Display for Unwanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |bytes: u64| match bytes as f64 / f64::from(1 << 20) {
+            mib if mib < 1024.0 => format!("{mib:.1} MiB"),
+            mib => format!("{:.1} GiB", mib / 1024.0),
+        };
+        match self {
+            Self::None => f.write_str("no peer has a model"),
+            Self::NotAllowed { model } => write!(f, "--allow-models does not allow {model}"),
+            Self::OverBudget { model, bytes } => {
+                write!(f, "{model} has {}, more than --model-budget", size(*bytes))
+            }
+            Self::OverMemory { model, layer } => {
+                write!(f, "a layer of {model} has {}, more than is lent: --memory", size(*layer))
+            }
+        }
+    }
+}
+
+/// The model to fetch of those that others have: the one that most of the lent memory is for, as requests that name none get, if it may be
+/// fetched; else the largest that may. A name that is asked for leaves no other.
+///
+/// # Errors
+/// Says what keeps all of them away.
+pub fn choose(
+    others: &BTreeMap<PeerId, &Advert>,
+    limits: &Limits<'_>,
+    named: Option<&str>,
+) -> Result<Wanted, Unwanted> {
+    let mut known = BTreeMap::<ModelId, (&ModelCard, Vec<PeerId>)>::new();
+    for (peer, advert) in others {
+        for card in advert.models.iter().filter(|card| named.is_none_or(|name| card.name == name)) {
+            known.entry(card.id).or_insert((card, Vec::new())).1.push(*peer);
+        }
+    }
+    let weights = |card: &ModelCard| card.shape.stage_bytes(card.shape.all_layers());
+    let first = default_model(others.values().copied()).map(|card| card.id);
+    let mut sorted: Vec<_> = known.into_values().collect();
+    sorted.sort_by_key(|(card, _)| (Reverse(Some(card.id) == first), Reverse(weights(card)), card.id));
+    let mut why = Unwanted::None;
+    for (card, holders) in sorted {
+        match fits(card, weights(card), limits) {
+            Ok(()) => return Ok(Wanted { card: card.clone(), bytes: weights(card), holders }),
+            Err(because) => why = because,
+        }
+    }
+    Err(why)
+}
+
+fn fits(card: &ModelCard, bytes: u64, limits: &Limits<'_>) -> Result<(), Unwanted> {
+    let (model, layer) = (card.name.clone(), card.shape.layer_bytes);
+    if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
+        return Err(Unwanted::NotAllowed { model });
+    }
+    if bytes > limits.budget {
+        return Err(Unwanted::OverBudget { model, bytes });
+    }
+    if layer > limits.memory { Err(Unwanted::OverMemory { model, layer }) } else { Ok(()) }
+}
+
+/// A pattern of names: `*` is any letters, `?` any one; capitals count as small letters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Glob(Vec<char>);
+
+impl Glob {
+    /// Of its text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.to_lowercase().chars().collect())
+    }
+
+    /// Whether a name is one of them.
+    #[must_use]
+    pub fn fits(&self, name: &str) -> bool {
+        let name: Vec<char> = name.to_lowercase().chars().collect();
+        // Where the last star was, and how much of the name it has taken.
+        let (mut at, mut read, mut star) = (0, 0, None);
+        while read < name.len() {
+            match self.0.get(at) {
+                Some('*') => {
+                    star = Some((at, read));
+                    at += 1;
+                }
+                Some(letter) if *letter == '?' || *letter == name[read] => (at, read) = (at + 1, read + 1),
+                _ => {
+                    let Some((place, taken)) = star else { return false };
+                    star = Some((place, taken + 1));
+                    (at, read) = (place + 1, taken + 1);
+                }
+            }
+        }
+        self.0[at..].iter().all(|letter| *letter == '*')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use tsnode_protocol::ModelShape;
+
+    const ALL: Limits<'_> = Limits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
+
+    fn has(id: u8, name: &str, layer_bytes: u64) -> Advert {
+        let card = sample::card();
+        let shape = ModelShape { layer_bytes, embed_bytes: 0, head_bytes: 0, ..card.shape };
+        Advert {
+            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card }],
+            ..sample::advert(0)
+        }
+    }
+
+    fn chosen(adverts: &[Advert], limits: &Limits<'_>, named: Option<&str>) -> Result<(String, usize), Unwanted> {
+        let others = (0..).zip(adverts).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
+        choose(&others, limits, named).map(|wanted| (wanted.card.name, wanted.holders.len()))
+    }
+
+    #[test]
+    fn what_the_swarm_serves_is_fetched_from_all_who_have_it() {
+        let swarm = [has(1, "org/large", 4 << 20), has(1, "org/large", 4 << 20), has(2, "small", 1 << 20)];
+        assert_eq!(chosen(&swarm, &ALL, None), Ok(("org/large".into(), 2)));
+        assert_eq!(chosen(&swarm, &ALL, Some("small")), Ok(("small".into(), 1)));
+        assert_eq!(chosen(&swarm, &ALL, Some("other")), Err(Unwanted::None));
+        assert_eq!(chosen(&[sample::gateway(0)], &ALL, None), Err(Unwanted::None));
+    }
+
+    #[test]
+    fn what_does_not_fit_or_is_not_allowed_is_left_and_said() {
+        let swarm = [has(1, "org/large", 4 << 20), has(2, "other/small", 1 << 20)];
+        let budget = |budget| Limits { budget, ..ALL };
+        assert_eq!(chosen(&swarm, &budget(5 << 20), None), Ok(("other/small".into(), 1)), "four layers each");
+        let said = chosen(&swarm, &budget(1 << 20), None).unwrap_err().to_string();
+        assert!(said.contains("--model-budget"), "{said}");
+        let memory = Limits { memory: 2 << 20, ..ALL };
+        assert_eq!(chosen(&swarm, &memory, None), Ok(("other/small".into(), 1)));
+        let org = [Glob::new("Org/*")];
+        let allowed = Limits { allowed: &org, ..ALL };
+        assert_eq!(chosen(&swarm, &allowed, None), Ok(("org/large".into(), 1)));
+        assert!(matches!(chosen(&swarm[1..], &allowed, None), Err(Unwanted::NotAllowed { .. })));
+    }
+
+    #[test]
+    fn globs_are_those_of_shells() {
+        let fits = |glob: &str, name: &str| Glob::new(glob).fits(name);
+        for (glob, name) in
+            [("*", ""), ("*", "a/b"), ("org/*", "ORG/x"), ("*llama*:q?_0", "meta/Llama-3:Q4_0"), ("a*b*c", "aXbYbZc")]
+        {
+            assert!(fits(glob, name), "{glob} {name}");
+        }
+        for (glob, name) in [("", "a"), ("org/*", "other/x"), ("a?", "a"), ("a*b", "abc"), ("?", "")] {
+            assert!(!fits(glob, name), "{glob} {name}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Gives the weights of this peer's model to others of its swarm.
+
+use super::identify::{Identified, place};
+use crate::data_plane::links::{LinkError, Links, Stream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tsnode_kernels::source::ModelSource;
+use tsnode_protocol::{
+    ModelId, limits,
+    weights::{self, CHUNK_BYTES, ChunkHash, WeightsQuery},
+};
+
+/// Streams that are answered at once; others are closed, and whoever opened them goes elsewhere or comes again. Each holds a chunk.
+const STREAMS: usize = 32;
+/// How long a stream may ask for nothing.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// A model that others may have from here.
+pub struct Holding {
+    source: Arc<ModelSource>,
+    hashes: Vec<Vec<ChunkHash>>,
+}
+
+impl Holding {
+    /// Of a model that was hashed.
+    #[must_use]
+    pub fn new(identified: Identified) -> (Arc<ModelSource>, Self) {
+        let source = Arc::new(identified.source);
+        (source.clone(), Self { source, hashes: identified.hashes })
+    }
+
+    /// A chunk, as it lies on the disk.
+    fn chunk(&self, file: u16, chunk: u32) -> Option<Vec<u8>> {
+        let (path, bytes) = self.source.weights().nth(usize::from(file))?;
+        let hash = self.hashes.get(usize::from(file))?.get(chunk as usize)?;
+        let (size, chunk) = (bytes.len() as u64, u64::from(chunk));
+        let content = bytes[place(size, chunk)].to_vec();
+        // Who is asked for what it has lost says so: others would take it for a liar.
+        if weights::chunk_hash(size, chunk, &content) != *hash {
+            tracing::error!(
+                file = %path.display(), chunk,
+                "the file has changed since it was hashed: it is damaged, or somebody writes to it; get it again"
+            );
+            return None;
+        }
+        Some(content)
+    }
+}
+
+/// Gives chunks of what it holds. Clones are equal.
+#[derive(Clone)]
+pub struct Giver {
+    holding: Arc<Mutex<Option<Arc<Holding>>>>,
+    turns: Arc<Semaphore>,
+    given: Arc<AtomicU64>,
+}
+
+impl Default for Giver {
+    fn default() -> Self {
+        Self { holding: Arc::default(), turns: Arc::new(Semaphore::new(STREAMS)), given: Arc::default() }
+    }
+}
+
+impl Giver {
+    /// Gives these from now on.
+    pub fn hold(&self, holding: Option<Holding>) {
+        *self.holding.lock().unwrap_or_else(PoisonError::into_inner) = holding.map(Arc::new);
+    }
+
+    /// Bytes of chunks given since the start.
+    #[must_use]
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Answers one stream until whoever opened it has enough. Who asks for another model is told by its end.
+    pub(crate) async fn give(&self, model: ModelId, mut stream: Stream, links: &Links) {
+        let Ok(_turn) = self.turns.try_acquire() else { return };
+        let held = self.holding.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(held) = held.filter(|held| held.source.card().id == model) else { return };
+        while let Ok(Ok(Some(query))) = timeout(IDLE, stream.receiver.recv::<WeightsQuery>()).await {
+            if self.answer(&held, query, &mut stream, links).await.is_err() {
+                return;
+            }
+        }
+        // Whoever has gone needs no end.
+        let _ = stream.sender.finish();
+    }
+
+    async fn answer(
+        &self,
+        held: &Arc<Holding>,
+        query: WeightsQuery,
+        stream: &mut Stream,
+        links: &Links,
+    ) -> Result<(), LinkError> {
+        let lost = || LinkError::Lost("nothing of the kind is here".into());
+        match query {
+            WeightsQuery::Manifest => stream.sender.send(held.source.manifest().ok_or_else(lost)?).await,
+            WeightsQuery::Hashes { file } => {
+                let list = held.hashes.get(usize::from(file)).ok_or_else(lost)?;
+                stream.sender.send_bytes(list.as_flattened(), limits::FRAME_BYTES).await
+            }
+            WeightsQuery::Chunk { file, chunk } => {
+                let held = held.clone();
+                // The disk may take its time.
+                let read = tokio::task::spawn_blocking(move || held.chunk(file, chunk)).await;
+                let mut content = read.ok().flatten().unwrap_or_default();
+                if !content.is_empty() && links.spoils_tile() {
+                    content[0] ^= 1;
+                }
+                let bytes = content.len() as u64;
+                stream.sender.send_payload(content.into(), CHUNK_BYTES as usize).await?;
+                self.given.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+}

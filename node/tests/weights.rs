@@ -1,0 +1,321 @@
+//! Models that come from peers, on real processes: whole, to the byte, whatever breaks on the way; and the index of what is known of
+//! them, damaged in every way.
+//!
+//! `TSNODE_TEST_KILLS=50` kills the peer that fetches so often (seeded), `TSNODE_TEST_DAMAGES=200` damages the index so often.
+#![expect(clippy::unwrap_used, reason = "a peer that cannot be had fails the test")]
+
+mod common;
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tokio::process::{Child, Command};
+
+const LONG: Duration = Duration::from_secs(60);
+const CHUNK: u64 = 1 << 20;
+/// Chunks that may be on their way from one holder.
+const STREAMS: u64 = 3;
+/// Beside what the model is made of, so that a fetch takes a while (bytes).
+const PADDING: usize = 24 << 20;
+
+fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// A generator that gives the same everywhere (`SplitMix64`).
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// A model that is real and not the one inside the program: with a tensor more that nobody reads.
+fn model(folder: &Path) -> PathBuf {
+    let (from, to) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny"), folder.join("brought"));
+    fs::create_dir(&to).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    let own = fs::read(from.join("model.safetensors")).unwrap();
+    let mut padding = vec![0; PADDING];
+    blake3::Hasher::new().finalize_xof().fill(&mut padding);
+    let parsed = SafeTensors::deserialize(&own).unwrap();
+    let mut tensors = parsed.tensors();
+    tensors.push(("padding".into(), TensorView::new(Dtype::U8, vec![PADDING], &padding).unwrap()));
+    let whole = safetensors::serialize(tensors, None).unwrap();
+    fs::write(to.join("model.safetensors"), whole).unwrap();
+    to
+}
+
+/// A process of its own, killed when it is dropped.
+struct Peer {
+    child: Child,
+    data: PathBuf,
+    client: reqwest::Client,
+}
+
+impl Peer {
+    fn start(data: &Path, words: &[&str]) -> Self {
+        fs::remove_file(data.join("http.addr")).ok();
+        let usual =
+            ["--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--device", "cpu", "--threads", "1"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tsnode"));
+        command.arg("join").args(usual).args(words).arg("--data-dir").arg(data).kill_on_drop(true);
+        command.env("HOME", data).env_remove("HF_HOME");
+        let log = fs::File::options().create(true).append(true).open(data.with_extension("log")).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let client = reqwest::Client::builder().timeout(LONG).build().unwrap();
+        Self { child, data: data.to_owned(), client }
+    }
+
+    async fn view(&self) -> Option<Value> {
+        let http = fs::read_to_string(self.data.join("http.addr")).ok()?;
+        self.client.get(format!("http://{}/api/swarm", http.trim())).send().await.ok()?.json().await.ok()
+    }
+
+    /// Waits until what it sees is as it should be.
+    async fn until(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let begun = Instant::now();
+        let mut last = Value::Null;
+        loop {
+            if let Some(view) = self.view().await {
+                if is_so(&view) {
+                    return view;
+                }
+                last = view;
+            }
+            assert!(self.child.try_wait().unwrap().is_none(), "{what}: it has ended\n{}", self.log());
+            assert!(begun.elapsed() < LONG, "{what}: not within {LONG:?}\n{}\n{}", last["fetching"], self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.data.with_extension("log")).unwrap_or_default()
+    }
+
+    async fn invite(&mut self) -> String {
+        self.until("it listens", |view| view["addresses"].as_array().is_some_and(|a| !a.is_empty())).await;
+        fs::read_to_string(self.data.join("invite")).unwrap().trim().to_owned()
+    }
+
+    async fn faults(&self, faults: Value) {
+        let http = fs::read_to_string(self.data.join("http.addr")).unwrap();
+        let answer = self.client.post(format!("http://{}/api/faults", http.trim())).json(&faults).send().await.unwrap();
+        assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
+    }
+
+    /// The tokens of an answer.
+    async fn tokens(&self) -> Value {
+        let http = fs::read_to_string(self.data.join("http.addr")).unwrap();
+        let body = json!({ "prompt": common::PROMPT, "max_tokens": 12, "temperature": 0.0, "return_token_ids": true });
+        let url = format!("http://{}/v1/completions", http.trim());
+        let begun = Instant::now();
+        loop {
+            let answer = self.client.post(&url).json(&body).send().await.unwrap().json::<Value>().await.unwrap();
+            if answer["choices"][0]["token_ids"].is_array() {
+                assert_eq!(answer["model"], "brought");
+                return answer["choices"][0]["token_ids"].clone();
+            }
+            assert!(begun.elapsed() < LONG, "{answer}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+}
+
+fn is_lent(view: &Value) -> bool {
+    let own = view["peers"].as_array().and_then(|peers| peers.iter().find(|peer| peer["id"] == view["me"]));
+    own.is_some_and(|own| own["advert"]["models"][0]["name"] == "brought" && own["advert"]["devices"][0].is_object())
+}
+
+fn fetched(view: &Value) -> u64 {
+    view["fetching"]["fetched"].as_u64().unwrap_or(0)
+}
+
+/// What a peer has fetched, file by file as it came.
+fn files_equal(model: &Path, data: &Path) {
+    let folder = fs::read_dir(data.join("models"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.is_dir())
+        .unwrap();
+    let same =
+        |name: &str| assert!(fs::read(model.join(name)).unwrap() == fs::read(folder.join(name)).unwrap(), "{name}");
+    ["model.safetensors", "config.json", "tokenizer.json"].into_iter().for_each(same);
+    assert!(!folder.join("model.safetensors.incomplete").exists());
+}
+
+/// A volunteer with an invite and nothing else: it fetches, is killed meanwhile, goes on, and serves when the other has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
+    let _turn = common::turn().await;
+    let home = tempfile::tempdir().unwrap();
+    let model = model(home.path());
+    let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
+    let (kills, mut draw) = (number("TSNODE_TEST_KILLS", 2), Draw(number("TSNODE_SEED", 41)));
+    let words = ["--private", "--upload-mbit", "100", "--memory", "256MiB", "--model", model.to_str().unwrap()];
+    let mut a = Peer::start(&home.path().join("a"), &words);
+    a.until("it lends", is_lent).await;
+    let (invite, tokens) = (a.invite().await, a.tokens().await);
+    let data = home.path().join("b");
+    let words = ["--memory", "256MiB", "--invite", invite.as_str()];
+    let mut b = Peer::start(&data, &words);
+    let mut sum = 0;
+    for kill in 0..kills {
+        let at = all / (kills + 1) * kill + draw.below(all / (kills + 1));
+        let seen = b
+            .until("it fetches", |view| {
+                view["fetching"]["done"].as_u64().is_some_and(|done| done >= at) || is_lent(view)
+            })
+            .await;
+        b.kill().await;
+        println!("kill {kill}: {} of {all} were there", seen["fetching"]["done"]);
+        sum += fetched(&seen);
+        b = Peer::start(&data, &words);
+    }
+    let view = b.until("it lends what it fetched", is_lent).await;
+    let given = a.until("it has given", |view| view["weights_given"].as_u64() >= Some(all)).await;
+    let given = given["weights_given"].as_u64().unwrap();
+    println!("{all} bytes: {given} were given, {} seen to come", sum + fetched(&view));
+    assert!(given <= all + kills * STREAMS * CHUNK, "{given} of {all} were given");
+    files_equal(&model, &data);
+    // It serves alone, and says the same.
+    a.kill().await;
+    assert_eq!(b.tokens().await, tokens);
+    b.kill().await;
+    // And when it starts again, and nobody is there who could say what to serve.
+    let mut b = Peer::start(&data, &["--memory", "256MiB"]);
+    let view = b.until("it lends what it fetched before", is_lent).await;
+    assert_eq!(fetched(&view), 0);
+    assert_eq!(b.tokens().await, tokens);
+    b.kill().await;
+}
+
+/// One holder sends something else than was asked for, of another the file is damaged: all comes from whoever has it right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_what_its_hash_says_comes_from_elsewhere() {
+    let _turn = common::turn().await;
+    let home = tempfile::tempdir().unwrap();
+    let model = model(home.path());
+    let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
+    let place = |name: &str| home.path().join(name);
+    let copy = |name: &str| {
+        let to = place(name).join("brought");
+        fs::create_dir_all(&to).unwrap();
+        fs::read_dir(&model)
+            .unwrap()
+            .map(Result::unwrap)
+            .for_each(|file| drop(fs::copy(file.path(), to.join(file.file_name()))));
+        to.display().to_string()
+    };
+    let flags = ["--faults", "--upload-mbit", "200", "--memory", "256MiB"];
+    let files = ["a", "b", "c"].map(|name| copy(&format!("of-{name}")));
+    let mut a = Peer::start(&place("a"), &[&flags[..], &["--private", "--model", &files[0]]].concat());
+    a.until("it lends", is_lent).await;
+    let invite = a.invite().await;
+    let mut others = Vec::new();
+    for (name, file) in ["b", "c"].into_iter().zip(&files[1..]) {
+        let mut peer = Peer::start(&place(name), &[&flags[..], &["--invite", &invite, "--model", file]].concat());
+        peer.until("it lends", is_lent).await;
+        others.push(peer);
+    }
+    a.until("all are there", |view| view["peers"].as_array().is_some_and(|peers| peers.len() == 3)).await;
+    a.faults(json!({ "corrupt": 1.0 })).await;
+    let damaged = Path::new(&files[1]).join("model.safetensors");
+    damage_in_place(&damaged, all / 2);
+    let mut d = Peer::start(&place("d"), &["--memory", "256MiB", "--invite", &invite]);
+    let view = d.until("it lends what it fetched", is_lent).await;
+    let came = fetched(&view);
+    println!("{all} bytes: {came} came");
+    files_equal(&model, &place("d"));
+    assert!(came > all && came <= all + STREAMS * CHUNK, "{came} of {all}: of the liar a chunk a stream and no more");
+    assert!(d.log().contains("gave weights that are not what their hash says"), "{}", d.log());
+    d.kill().await;
+    a.kill().await;
+    for peer in others {
+        peer.kill().await;
+    }
+}
+
+/// A bit of a file is another, as on a bad disk: its size and times stay.
+fn damage_in_place(path: &Path, at: u64) {
+    use std::os::unix::fs::FileExt as _;
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+/// Every file of the index cut or overwritten: the peer is up within its usual time and 5 s, with the same model.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_index_costs_a_moment_and_nothing_else() {
+    let _turn = common::turn().await;
+    let home = tempfile::tempdir().unwrap();
+    let model = model(home.path());
+    let data = home.path().join("a");
+    let words = ["--private", "--memory", "256MiB", "--model", model.to_str().unwrap()];
+    let id = |view: &Value| view["models"][0]["id"].as_str().unwrap().to_owned();
+    // Measures the host.
+    let mut first = Peer::start(&data, &words);
+    let expected = id(&first.until("it lends", is_lent).await);
+    first.kill().await;
+    let begun = Instant::now();
+    let mut usual = Peer::start(&data, &words);
+    usual.until("it lends", is_lent).await;
+    usual.kill().await;
+    let usual = begun.elapsed();
+    let (damages, mut draw) = (number("TSNODE_TEST_DAMAGES", 4), Draw(number("TSNODE_SEED", 41)));
+    let mut longest = Duration::ZERO;
+    for way in 0..damages {
+        let mut files = Vec::new();
+        files_below(&data.join("weights.index"), &mut files);
+        let file = files[draw.below(files.len() as u64) as usize].clone();
+        let mut bytes = fs::read(&file).unwrap();
+        let at = draw.below(bytes.len() as u64) as usize;
+        match way % 4 {
+            0 => bytes.truncate(at),
+            1 => bytes[at..].iter_mut().take(512).for_each(|byte| *byte = draw.next() as u8),
+            2 => bytes[at..].iter_mut().take(4096).for_each(|byte| *byte = 0),
+            _ => bytes[at] ^= 1 << draw.below(8),
+        }
+        fs::write(&file, bytes).unwrap();
+        let begun = Instant::now();
+        let mut peer = Peer::start(&data, &words);
+        assert_eq!(id(&peer.until("it lends", is_lent).await), expected, "damage {way} of {}", file.display());
+        longest = longest.max(begun.elapsed());
+        assert!(
+            begun.elapsed() < usual + Duration::from_secs(5),
+            "damage {way}: {:?}, usual {usual:?}",
+            begun.elapsed()
+        );
+        peer.kill().await;
+    }
+    println!("{damages} damages: up within {longest:.1?}, {usual:.1?} as a rule");
+}
+
+fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        match entry.path() {
+            path if path.is_dir() => files_below(&path, found),
+            path if entry.metadata().unwrap().len() > 0 => found.push(path),
+            _ => {}
+        }
+    }
+}
