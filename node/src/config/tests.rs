@@ -170,6 +170,7 @@ fn a_bad_value_is_refused_in_our_words() {
         "data-dir",
         "name",
         "model",
+        "allow-models",
         "draft",
         "embedding-model",
         "rerank-model",

@@ -38,7 +38,7 @@ mod tests {
         let far = |done| Fetching { model: "m".into(), bytes: 1 << 30, done, holders: 2, ..Fetching::default() };
         let mut arrival = Arrival::default();
         let lines: Vec<String> = (0..=300).filter_map(|n| arrival.news(&far((1 << 30) / 300 * n))).collect();
-        assert!(lines.len() == 10 && lines[0] == "fetching m from 2 peers: 0 B of 1.0 GiB", "{lines:?}");
+        assert!(lines.len() == 10 && lines[0] == "fetching m from 2 peers: 0.0 MiB of 1.0 GiB", "{lines:?}");
         let why = Fetching { why: Some("no room".into()), ..far(1 << 29) };
         assert_eq!(arrival.news(&why), None);
     }
