@@ -243,9 +243,18 @@ impl Golden {
         &self.files.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1
     }
 
+    /// Who was killed may have left a process that opens the index of weights to see whether it can be: that ends by itself.
+    fn remove(&self) {
+        let began = Instant::now();
+        while let Err(error) = fs::remove_dir_all(&self.folder) {
+            assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Puts all back as it was, but for these.
     fn with(&self, broken: &[(&str, Vec<u8>)]) {
-        fs::remove_dir_all(&self.folder).unwrap();
+        self.remove();
         fs::create_dir(&self.folder).unwrap();
         for (name, bytes) in &self.files {
             let bytes = broken.iter().find(|(n, _)| n == name).map_or(bytes, |(_, bytes)| bytes);
@@ -365,6 +374,9 @@ async fn damage_to_what_a_version_before_has_left_leads_to_no_other_swarm_either
 /// A disk with so much room, if this user may have one.
 struct Disk(PathBuf);
 
+/// Its size (KiB): the index of weights alone takes 512.
+const DISK: usize = 4096;
+
 impl Disk {
     fn make(folder: &Path, kib: usize) -> Option<Self> {
         fs::create_dir_all(folder).unwrap();
@@ -397,7 +409,7 @@ async fn a_newcomer_that_is_killed_on_a_full_disk_can_start_again() {
     rooms.extend((0..12).map(|pages| ("true".to_owned(), Some(pages))));
     for (n, (limit, pages)) in rooms.into_iter().enumerate() {
         let folder = home.path().join(format!("newcomer{n}"));
-        let disk = pages.map(|_| Disk::make(&folder, 128));
+        let disk = pages.map(|_| Disk::make(&folder, DISK));
         if disk.as_ref().is_some_and(Option::is_none) {
             println!("skipped: this user may mount nothing");
             return;
@@ -405,7 +417,7 @@ async fn a_newcomer_that_is_killed_on_a_full_disk_can_start_again() {
         if let Some(pages) = pages {
             // A filler that leaves so many pages of four KiB.
             let filler = folder.join("filler");
-            fs::write(&filler, vec![1; 1 << 20]).unwrap_err();
+            fs::write(&filler, vec![1; (DISK << 10) + 1]).unwrap_err();
             let size = fs::metadata(&filler).unwrap().len();
             File::options().write(true).open(&filler).unwrap().set_len(size - pages as u64 * 4096).unwrap();
         }

@@ -193,7 +193,7 @@ fn a_draft_model_of_other_tokens_is_refused_by_name() {
     let ended = join.arg(folder.path()).arg("--draft").arg(&other).output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(3), "{said}");
-    assert!(said.contains("reference/llama-gqa cannot guess for the embedded model"), "{said}");
+    assert!(said.contains("reference/llama-gqa cannot draft for the embedded model"), "{said}");
 }
 
 fn cases(model: &Path) -> Vec<Case> {
