@@ -24,7 +24,7 @@ const DRAWN: usize = 8;
 async fn streams_outlive_the_peers_that_serve_them() {
     let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let _turn = ONE.lock().await;
-    let (kills, seed) = (setting("TSNODE_FAULTS").unwrap_or(20) as usize, setting("TSNODE_SEED").unwrap_or(1));
+    let (kills, seed) = (setting("TSNODE_FAULTS").unwrap_or(12) as usize, setting("TSNODE_SEED").unwrap_or(1));
     let flags =
         ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=2,decode=1"];
     let folder = tempfile::tempdir().unwrap();
