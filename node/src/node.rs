@@ -1,11 +1,15 @@
 //! A running peer: everything is started here in order, and stopped in reverse.
 
 mod devices;
+mod membership;
 mod resources;
 mod setup;
 mod volunteer;
 
-use self::volunteer::Volunteer;
+use self::{
+    membership::{belonging, identity},
+    volunteer::Volunteer,
+};
 pub use resources::{open_draft, open_named};
 pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
 
@@ -16,7 +20,7 @@ use crate::{
         heartbeat_sender::HeartbeatSender,
         owner::Owner,
         planner_thread::PlannerThread,
-        swarm::{self, ProcessId, RedeemError, SwarmConfig, SwarmEvent, SwarmHandle},
+        swarm::{self, ProcessId, SwarmConfig, SwarmEvent, SwarmHandle},
         twins,
     },
     data_plane::{
@@ -40,7 +44,7 @@ use crate::{
     response_log::ResponseLog,
     store::{
         self, Belonging, HTTP_FILE, Store, StoreError,
-        identity::{Identity, KEY_FILE},
+        identity::Identity,
         invites::{self, Invites},
         keys::KeyRing,
         local::{LocalToken, TOKEN_FILE},
@@ -72,7 +76,7 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_kernels::engine::Engine;
-use tsnode_protocol::{Advert, Epoch, Invite, PeerId, Secret, SwarmId, Term, Ticket, Traffic, proof::Membership};
+use tsnode_protocol::{Advert, Epoch, Invite, PeerId, Term, Traffic, proof::Membership};
 
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -504,90 +508,6 @@ async fn drained(worker: WorkerHandle, open: watch::Receiver<usize>) {
     if timeout(DRAIN, quiet).await.is_err() {
         tracing::info!("left while requests were running: they go on elsewhere");
     }
-}
-
-/// Who this peer is. That it is another one than before is said: somebody may have moved its key.
-fn identity(folder: &Path, store: &Store) -> Result<Identity, NodeError> {
-    let before = store.peer();
-    let identity = Identity::of(folder, before.or_else(|| store::invited_to(folder)))?;
-    let peer = identity.peer_id();
-    if let Some(before) = before.filter(|before| *before != peer) {
-        let file = folder.join(KEY_FILE);
-        tracing::warn!(
-            %peer, %before, file = %file.display(),
-            "this peer is another one than before: if that is not what you want, stop it and restore its key from a copy"
-        );
-    }
-    store.set_peer(peer);
-    Ok(identity)
-}
-
-/// The swarm this peer is in, and the ticket it came with, if any: that of an invite is redeemed where this peer is no
-/// member yet.
-async fn belonging(config: &NodeConfig, store: &Store, identity: &Identity) -> Result<(Belonging, Invite), NodeError> {
-    let place = |swarm: SwarmId, ticket| Invite { swarm, ticket, addresses: Vec::new() };
-    let belonging = match &config.membering {
-        Membering::Invited(invite) => return Ok((invited(invite, store, identity).await?, invite.clone())),
-        Membering::NewPrivate => {
-            Belonging { swarm: SwarmId(crate::random_bytes()), secret: Some(Secret(crate::random_bytes())) }
-        }
-        Membering::Usual => match store.joining() {
-            Some(invite) => {
-                tracing::info!(swarm = %invite.swarm, "this peer ended on its way into a private swarm, and goes on with its invite");
-                return Ok((invited(&invite, store, identity).await?, invite));
-            }
-            None => store.swarm()?.unwrap_or_else(local_swarm),
-        },
-    };
-    store.set_swarm(&belonging)?;
-    let ticket = if belonging.secret.is_some() { standing(&config.data_dir)? } else { None };
-    Ok((belonging, place(belonging.swarm, ticket)))
-}
-
-/// Membership by an invite.
-async fn invited(invite: &Invite, store: &Store, identity: &Identity) -> Result<Belonging, NodeError> {
-    // What cannot be read any more is what the invite is for.
-    let known = store.swarm().unwrap_or_default().filter(|b| b.swarm == invite.swarm);
-    let secret = match (known, &invite.ticket) {
-        (Some(known), _) => known.secret,
-        (None, None) => None,
-        (None, Some(ticket)) => {
-            store.set_joining(Some(invite))?;
-            match redeemed(identity, invite, ticket).await {
-                Ok(secret) => Some(secret),
-                Err(error) => {
-                    store.set_joining(None)?;
-                    return Err(error);
-                }
-            }
-        }
-    };
-    let belonging = Belonging { swarm: invite.swarm, secret };
-    store.set_swarm(&belonging)?;
-    Ok(belonging)
-}
-
-/// An invite that is good, made here: one that is out for any number, or a new one, for the file that others may be given.
-fn standing(folder: &Path) -> Result<Option<Ticket>, NodeError> {
-    let now = invites::unix_now();
-    let open = invites::read(folder)?.into_iter().find(|made| made.is_good(now) && made.uses.is_none());
-    let made = open.map_or_else(|| invites::make(folder, invites::LASTS, None), Ok)?;
-    Ok(made.ticket())
-}
-
-async fn redeemed(identity: &Identity, invite: &Invite, ticket: &Ticket) -> Result<Secret, NodeError> {
-    let now = invites::unix_now();
-    if ticket.expires <= now {
-        return Err(RedeemError::Expired { ago: invites::span(now - ticket.expires) }.into());
-    }
-    Ok(swarm::redeem(identity, invite, ticket).await?)
-}
-
-/// The open swarm that peers of one network find each other in.
-fn local_swarm() -> Belonging {
-    let mut id = [0; 16];
-    id.copy_from_slice(&blake3::derive_key("tsnode 2026 open local swarm", b"")[..16]);
-    Belonging { swarm: SwarmId(id), secret: None }
 }
 
 /// Where the peer of this folder was in its last run, as its invite says.
