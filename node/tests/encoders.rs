@@ -85,9 +85,11 @@ async fn texts_are_encoded_by_whoever_lends_an_encoder_and_is_alive() {
     let begun = Instant::now();
     assert_eq!(ask().await.0, 200);
     println!("with one lender killed the next answer took {:.2} s", begun.elapsed().as_secs_f64());
-    // It comes back, and the other dies.
+    // It comes back, and the other dies: a gateway that knows of the dead one alone waits for who is there.
     net.net.restart(0).await.unwrap();
     net.net.kill(1).await.unwrap();
+    let answer = asked(&net, "/v1/embeddings", &many).await;
+    assert_eq!(answer["data"].as_array().map(Vec::len), Some(200), "{answer}");
     lenders(&net, 1).await;
     vectors_are_those_of_sentence_transformers(&net).await;
     // One whose machine is wanted back lends no encoder either.

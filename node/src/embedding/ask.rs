@@ -30,7 +30,9 @@ const PIECES: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long it is waited for room, where all lenders are busy.
 const ROOM: Duration = Duration::from_secs(30);
-/// Between two looks for it.
+/// How long another lender is waited for where those that are known are gone: one comes back, or another is heard of.
+const SUCCESSOR: Duration = Duration::from_secs(10);
+/// Between two looks for either.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Why inputs are not encoded.
@@ -162,22 +164,24 @@ impl Asker {
     async fn encode_piece(&self, card: &EncoderCard, request: EncodeRequest) -> Result<Vec<Encoded>, EncodeError> {
         let inputs = request.inputs.len() as u32;
         let (began, mut tried, mut last) = (Instant::now(), BTreeSet::new(), EncodeError::NoLender);
+        // How long this piece waits for a lender, if none of those that are known takes it.
+        let mut patience = Duration::ZERO;
         loop {
             let lenders = self.lenders(card.id);
             let chosen = self.router().choose(self.started.elapsed(), &lenders, &tried);
             let Some(peer) = chosen else {
-                if last != EncodeError::Busy || began.elapsed() > ROOM {
+                if began.elapsed() > patience {
                     return Err(last);
                 }
-                // All are busy: the first that is not any more is asked.
+                // The first that is not busy any more, or is there again, is asked.
                 sleep(PAUSE).await;
                 tried.clear();
                 continue;
             };
             let asked = Asked::of(self, peer, inputs);
-            let began = Instant::now();
+            let sent = Instant::now();
             let ended = self.ask(peer, card, request.clone()).await;
-            let took = Seconds(began.elapsed().as_secs_f64());
+            let took = Seconds(sent.elapsed().as_secs_f64());
             match ended {
                 Ok((encoded, waiting)) => {
                     asked.ends(Outcome::Done { took, waiting });
@@ -189,9 +193,12 @@ impl Asker {
                 }
                 Err(Ended::Refused(EncodeRefusal::Busy { waiting })) => {
                     asked.ends(Outcome::Busy { waiting });
-                    last = EncodeError::Busy;
+                    (last, patience) = (EncodeError::Busy, ROOM);
                 }
                 Err(ended) => {
+                    if patience.is_zero() && ended.is_lost() {
+                        patience = began.elapsed() + SUCCESSOR;
+                    }
                     let why = ended.to_string();
                     tracing::info!(%peer, model = card.name, why, "a lender did not encode: another is asked");
                     asked.ends(Outcome::Failed);
@@ -269,6 +276,16 @@ enum Ended {
     Link(#[from] LinkError),
     #[error("it gives no answer")]
     Silent,
+}
+
+impl Ended {
+    /// Whether the lender is gone, and not what it was asked at fault: another may do it, or the same when it is back.
+    fn is_lost(&self) -> bool {
+        match self {
+            Self::Refused(_) => false,
+            Self::Link(_) | Self::Silent => true,
+        }
+    }
 }
 
 /// Reads a lender's answer: as many vectors as were asked for, each of the right size.
