@@ -2,7 +2,7 @@
 
 use crate::{data_plane::offences::SpotChecked, hardware::memory::Size, weights::Fetching};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
@@ -125,6 +125,9 @@ pub struct SwarmView {
     /// The model of requests that name none.
     #[serde(default)]
     pub default_model: Option<ModelId>,
+    /// Models of which a group takes requests.
+    #[serde(default)]
+    pub loaded: BTreeSet<ModelId>,
     /// Models that what is lent cannot hold.
     #[serde(default)]
     pub short: Vec<Shortfall>,
@@ -194,6 +197,12 @@ impl SwarmView {
             (other, _) => Some(other.to_string()),
         }
     }
+}
+
+/// Whether a model is called so: by its name, or its id.
+#[must_use]
+pub fn is_called(card: &ModelCard, name: &str) -> bool {
+    card.name == name || card.id.to_string() == name
 }
 
 /// Weights read since the start of a peer.
@@ -283,6 +292,7 @@ pub(crate) mod tests {
             models: vec![],
             encoders: vec![],
             default_model: None,
+            loaded: BTreeSet::new(),
             short: vec![],
             cut_off: vec![],
             rejected: BTreeMap::new(),

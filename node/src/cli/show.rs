@@ -100,7 +100,7 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
     if is_set(matches, "json") {
         return print_json(&view.models);
     }
-    let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS"].map(String::from).to_vec()];
+    let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS", "LOADED"].map(String::from).to_vec()];
     for card in &view.models {
         let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == card.id)).count();
         rows.push(vec![
@@ -110,6 +110,7 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
             card.shape.context.to_string(),
             weights(&card.shape),
             holders.to_string(),
+            if view.loaded.contains(&card.id) { "yes" } else { "no" }.into(),
         ]);
     }
     table(&rows)?;

@@ -14,7 +14,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 49] = [
+pub const KNOBS: [Knob; 50] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -38,6 +38,11 @@ pub const KNOBS: [Knob; 49] = [
         "allow-models",
         "",
         "Without --model: names of models that may be fetched, as meta-llama/*,*qwen* [default: any]",
+    ),
+    knob(
+        "default-model",
+        "",
+        "Model of this peer's clients' requests that name none, by its name or id, while somebody has it [default: the swarm's]",
     ),
     knob(
         "invite",

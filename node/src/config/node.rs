@@ -56,6 +56,7 @@ impl Settings {
             mdns: self.flag("mdns")?,
             model: self.model()?,
             weights: self.weights_limits()?,
+            default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
             devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,
             cores: self.cores()?.map(|(compute, _)| compute),

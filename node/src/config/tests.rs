@@ -171,6 +171,7 @@ fn a_bad_value_is_refused_in_our_words() {
         "name",
         "model",
         "allow-models",
+        "default-model",
         "draft",
         "embedding-model",
         "rerank-model",

@@ -92,6 +92,8 @@ pub struct Driver {
     pub encoders: Vec<EncoderCard>,
     /// Whether the model inside the program is lent, where the owner named none.
     pub fallback: Option<Fallback>,
+    /// The model that its owner wants for requests that name none.
+    pub default_model: Option<String>,
     /// What is known of why this peer waits.
     pub reasons: Reasons,
     /// Changes to the advert by others of this peer's tasks: measured links.

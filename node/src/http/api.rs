@@ -5,7 +5,7 @@ use super::{
     metrics::{Format, Names},
     texts::find_card,
 };
-use crate::view::{Readiness, SwarmView};
+use crate::view::{PeerView, Readiness, SwarmView};
 use axum::{
     Json,
     extract::{Path, Query, State},
@@ -20,7 +20,8 @@ pub(super) async fn page() -> Html<&'static str> {
     Html(include_str!("page.html"))
 }
 
-fn model_json(card: &ModelCard) -> Value {
+fn model_json(view: &SwarmView, card: &ModelCard) -> Value {
+    let holds = |peer: &&PeerView| peer.advert.models.iter().any(|other| other.id == card.id);
     json!({
         "id": card.name,
         "object": "model",
@@ -28,6 +29,9 @@ fn model_json(card: &ModelCard) -> Value {
         "owned_by": "swarm",
         "max_model_len": card.shape.context,
         "tsnode_id": card.id,
+        "tsnode_peers": view.peers.iter().filter(holds).count(),
+        "tsnode_loaded": view.loaded.contains(&card.id),
+        "tsnode_default": view.default_model == Some(card.id),
     })
 }
 
@@ -46,7 +50,8 @@ fn encoder_json(card: &EncoderCard) -> Value {
 
 pub(super) async fn models(State(state): State<ApiState>) -> Json<Value> {
     let view = state.view.borrow();
-    let data: Vec<Value> = view.models.iter().map(model_json).chain(view.encoders.iter().map(encoder_json)).collect();
+    let models = view.models.iter().map(|card| model_json(&view, card));
+    let data: Vec<Value> = models.chain(view.encoders.iter().map(encoder_json)).collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
@@ -55,7 +60,7 @@ pub(super) async fn model(State(state): State<ApiState>, Path(id): Path<String>)
     let encoder = view.encoders.iter().find(|card| card.name == id || card.id.to_string() == id);
     match encoder.filter(|_| !view.models.iter().any(|card| card.name == id)) {
         Some(card) => Ok(Json(encoder_json(card))),
-        None => find_card(&view, Some(&id)).map(|card| Json(model_json(card))),
+        None => find_card(&view, Some(&id)).map(|card| Json(model_json(&view, card))),
     }
 }
 

@@ -4,7 +4,7 @@ use super::ApiError;
 use crate::{
     data_plane::models::ModelLibrary,
     text::{Parsers, SpecialText, Templates, TextModel, Workers},
-    view::SwarmView,
+    view::{SwarmView, is_called},
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -105,7 +105,7 @@ pub(super) fn find_card<'v>(view: &'v SwarmView, name: Option<&str>) -> Result<&
             .find(default)
             .ok_or_else(|| ApiError::Unserved { reason: NotReady::NothingLent.to_string(), retry_after: RETRY });
     };
-    view.models.iter().find(|m| m.name == name || m.id.to_string() == name).ok_or_else(|| ApiError::UnknownModel {
+    view.models.iter().find(|m| is_called(m, name)).ok_or_else(|| ApiError::UnknownModel {
         asked: name.chars().take(120).collect(),
         there: view.models.iter().map(|m| m.name.clone()).collect(),
     })

@@ -78,6 +78,8 @@ pub struct NodeConfig {
     pub model: ModelChoice,
     /// What it may fetch by itself where none is named.
     pub weights: weights::Limits,
+    /// The model of its clients' requests that name none, by name or id, where somebody has it.
+    pub default_model: Option<String>,
     /// What computes.
     pub devices: DeviceChoice,
     /// Threads that compute, and the ranks that share them.

@@ -3,7 +3,7 @@
 use super::{Driver, waiting::readiness};
 use crate::{
     data_plane::roster::Adverts,
-    view::{CutOffView, PeerView},
+    view::{CutOffView, PeerView, is_called},
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tsnode_coordinator::{
     control::Member, default_model::default_model, fallback::Fallback, gateway::View, lending::Lending,
     settings::Settings, trust::CutOff,
 };
-use tsnode_protocol::{Advert, GroupId, Load, PeerId};
+use tsnode_protocol::{Advert, GroupId, Load, ModelId, PeerId};
 
 impl Driver {
     /// Replaces the snapshots others look at, where they have changed.
@@ -64,6 +64,8 @@ impl Driver {
         let waiting = self.waits(&readiness, lending);
         let settings = Settings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
         let spot_checks = self.bench.spot_checked();
+        let groups = self.changeover.routed().map_or(&[][..], |plan| &plan.groups);
+        let loaded = groups.iter().filter(|group| up.contains_key(&group.id)).map(|group| group.model).collect();
         self.view.send_modify(|view| {
             view.spot_checks = spot_checks;
             view.readiness = readiness;
@@ -83,7 +85,8 @@ impl Driver {
             view.cut_off = cut_off;
             view.models = unique(adverts, |a| &a.models, |card| (card.name.clone(), card.id));
             view.encoders = unique(adverts, |a| &a.encoders, |card| (card.name.clone(), card.id));
-            view.default_model = default_model(adverts.values()).map(|card| card.id);
+            view.default_model = default_for(self.default_model.as_deref(), adverts);
+            view.loaded = loaded;
             view.short.clone_from(&self.reasons.short.1);
             view.addresses.clone_from(&self.invite.addresses);
         });
@@ -122,6 +125,13 @@ fn replace<T: PartialEq>(held: &watch::Sender<Arc<T>>, new: T) {
     });
 }
 
+/// What requests that name no model get here: what the owner wants while somebody has it, else what they get everywhere.
+fn default_for(wanted: Option<&str>, adverts: &BTreeMap<PeerId, Advert>) -> Option<ModelId> {
+    let mut cards = adverts.values().flat_map(|advert| &advert.models);
+    let wanted = wanted.and_then(|name| cards.find(|card| is_called(card, name)));
+    wanted.or_else(|| default_model(adverts.values())).map(|card| card.id)
+}
+
 /// A peer that has said what it is.
 fn peer_view(peer: PeerId, member: &Member, now: Duration) -> Option<PeerView> {
     Some(PeerView {
@@ -146,4 +156,27 @@ fn unique<T: Clone, K: Ord>(
         named.entry(key(one)).or_insert_with(|| one.clone());
     }
     named.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_coordinator::sample;
+    use tsnode_protocol::ModelCard;
+
+    #[test]
+    fn the_owner_chooses_what_a_request_without_a_name_gets_among_those_there_are() {
+        let lends = |n: u8, name: &str, layer_bytes| {
+            let mut card = ModelCard { id: ModelId([n; 16]), name: name.into(), ..sample::card() };
+            card.shape.layer_bytes = layer_bytes;
+            (PeerId([n; 32]), Advert { models: vec![card], ..sample::advert(0) })
+        };
+        let two = BTreeMap::from([lends(1, "small", 1 << 20), lends(2, "large", 100 << 20)]);
+        let default = |wanted| default_for(wanted, &two).unwrap().0[0];
+        assert_eq!((default(None), default(Some("small")), default(Some("large"))), (2, 1, 2));
+        let id = ModelId([1; 16]).to_string();
+        assert_eq!(default(Some(&id)), 1);
+        assert_eq!(default(Some("gone")), 2, "a request is answered though nobody has what its peer would have");
+        assert_eq!(default_for(Some("small"), &BTreeMap::new()), None);
+    }
 }

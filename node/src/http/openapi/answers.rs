@@ -117,7 +117,13 @@ pub(super) fn schemas() -> Value {
         ),
         "Completion": whole("text_completion", "Choice"),
         "ChatCompletion": whole("chat.completion", "ChatChoice"),
-        "Model": object(&["id", "object"], json!({ "id": text, "object": { "const": "model" }, "max_model_len": count })),
+        "Model": object(
+            &["id", "object", "created", "owned_by"],
+            json!({
+                "id": text, "object": { "const": "model" }, "created": count, "owned_by": text, "max_model_len": count,
+                "tsnode_peers": count, "tsnode_loaded": { "type": "boolean" }, "tsnode_default": { "type": "boolean" },
+            }),
+        ),
         "ModelList": object(&["object", "data"], json!({ "object": { "const": "list" }, "data": list(reference("Model")) })),
         "Health": object(&["status"], json!({ "status": text })),
         "Readiness": {},

@@ -216,6 +216,39 @@ async fn models_are_listed_found_and_missed() {
     }
 }
 
+/// Several models make no request without a name wrong: the list says which of them it gets, and which are loaded.
+#[tokio::test]
+async fn the_list_says_who_has_a_model_whether_it_is_loaded_and_which_one_is_the_default() {
+    let api = Api::up(said(End::Stop)).await;
+    let own = files().card;
+    let advert = Advert { models: vec![own.clone()], ..tsnode_coordinator::sample::advert(0) };
+    let peer = |n| PeerView {
+        id: PeerId([n; 32]),
+        advert: advert.clone(),
+        load: Default::default(),
+        groups: vec![],
+        silent_for: 0.0,
+        plan: None,
+        leaving: false,
+    };
+    api.view.send_modify(|view| {
+        *view = SwarmView { default_model: Some(own.id), loaded: [own.id].into(), ..two_models() };
+        view.peers = vec![peer(1), peer(2)];
+    });
+    let list: Value = api.get("/v1/models").await.json().await.unwrap();
+    let said = |n: usize| {
+        let model = &list["data"][n];
+        ["id", "owned_by", "max_model_len", "tsnode_peers", "tsnode_loaded", "tsnode_default"].map(|key| &model[key])
+    };
+    let (length, swarm) = (json!(own.shape.context), json!("swarm"));
+    assert_eq!(said(0), [&json!(own.name), &swarm, &length, &json!(2), &json!(true), &json!(true)]);
+    assert_eq!(said(1), [&json!("large"), &swarm, &length, &json!(0), &json!(false), &json!(false)]);
+    for (path, body) in [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))] {
+        let (status, answer) = api.post(path, body).await;
+        assert_eq!((status, &answer["model"]), (200, &json!(own.name)));
+    }
+}
+
 /// Whatever goes wrong and wherever: JSON in OpenAI's form, and an id to ask about.
 #[tokio::test]
 async fn every_error_is_json_and_has_an_id() {
