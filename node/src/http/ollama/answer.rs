@@ -4,9 +4,9 @@ use super::super::translate::{CallPart, Framing, Head, Part, Said, Teller, Usage
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
-/// What was asked for.
+/// Which of the two was asked: `/api/chat` or `/api/generate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Endpoint {
     #[default]
     Chat,
     Generate,
@@ -15,7 +15,7 @@ pub(super) enum Way {
 /// Tells one answer.
 #[derive(Debug)]
 pub(super) struct Telling {
-    way: Way,
+    endpoint: Endpoint,
     asks_nothing: bool,
     model: String,
     asked: Instant,
@@ -27,9 +27,9 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub fn of(way: Way, asks_nothing: bool) -> Self {
+    pub fn of(endpoint: Endpoint, asks_nothing: bool) -> Self {
         let (model, calls) = (String::new(), Vec::new());
-        Self { way, asks_nothing, model, asked: Instant::now(), first: None, finish: None, calls }
+        Self { endpoint, asks_nothing, model, asked: Instant::now(), first: None, finish: None, calls }
     }
 
     /// Whether there is no prompt.
@@ -55,8 +55,8 @@ impl Telling {
         if !calls.is_empty() {
             said.insert("tool_calls".into(), calls.into());
         }
-        match (self.way, &mut told) {
-            (Way::Generate, Value::Object(told)) => {
+        match (self.endpoint, &mut told) {
+            (Endpoint::Generate, Value::Object(told)) => {
                 told.extend(said);
                 told.insert("response".into(), text.into());
             }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_stream_has_a_line_for_each_part_and_a_last_one_with_what_it_took() {
-        let mut telling = Telling::of(Way::Chat, false);
+        let mut telling = Telling::of(Endpoint::Chat, false);
         telling.begin(&head());
         let mut told: Vec<Value> =
             parts().into_iter().flat_map(|part| telling.add(part)).map(|said| said.data).collect();
@@ -197,15 +197,15 @@ mod tests {
     #[test]
     fn a_whole_answer_to_a_prompt_is_a_response() {
         let answer = Part { text: "Hi".into(), finish: Some("stop".into()), ..Part::default() };
-        let told = Telling::of(Way::Generate, false).whole(&head(), answer, USAGE);
+        let told = Telling::of(Endpoint::Generate, false).whole(&head(), answer, USAGE);
         assert_eq!(
             (&told["response"], &told["done_reason"], &told["message"]),
             (&json!("Hi"), &json!("stop"), &Value::Null)
         );
-        let nothing = Telling::of(Way::Generate, true).nothing("m");
+        let nothing = Telling::of(Endpoint::Generate, true).nothing("m");
         assert_eq!((&nothing["done_reason"], &nothing["response"]), (&json!("load"), &json!("")));
         assert_eq!(
-            Telling::of(Way::Chat, false).fail(&json!({ "message": "gone" }))[0].data,
+            Telling::of(Endpoint::Chat, false).fail(&json!({ "message": "gone" }))[0].data,
             json!({ "error": "gone" })
         );
     }

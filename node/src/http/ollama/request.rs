@@ -5,7 +5,7 @@ use super::super::{
     fields::Fields,
     translate::{Kind, Translated, taken},
 };
-use super::answer::{Telling, Way};
+use super::answer::{Telling, Endpoint};
 use serde_json::{Map, Value, json};
 
 /// What a model is called where no version is said.
@@ -33,17 +33,17 @@ pub(super) struct Asked {
     kind: Kind,
     body: Map<String, Value>,
     stream: bool,
-    way: Way,
+    endpoint: Endpoint,
     asks_nothing: bool,
 }
 
 /// The completion that a request becomes, where models are called so.
 pub(super) fn translate(asked: Asked, names: &[String]) -> Result<Translated<Telling>, ApiError> {
-    let Asked { kind, mut body, stream, way, asks_nothing } = asked;
+    let Asked { kind, mut body, stream, endpoint, asks_nothing } = asked;
     if let Some(Value::String(name)) = body.get_mut("model") {
         name.truncate(real(name, names).len());
     }
-    Ok(Translated { kind, body: Value::Object(body), stream, teller: Telling::of(way, asks_nothing) })
+    Ok(Translated { kind, body: Value::Object(body), stream, teller: Telling::of(endpoint, asks_nothing) })
 }
 
 /// What a model is called here.
@@ -72,7 +72,7 @@ pub(super) fn chat(mut fields: Fields) -> Result<Asked, ApiError> {
     }
     let stream = stream(&mut fields)?;
     fields.finish()?;
-    Ok(Asked { kind: Kind::Chat, body, stream, way: Way::Chat, asks_nothing })
+    Ok(Asked { kind: Kind::Chat, body, stream, endpoint: Endpoint::Chat, asks_nothing })
 }
 
 pub(super) fn generate(mut fields: Fields) -> Result<Asked, ApiError> {
@@ -89,12 +89,12 @@ pub(super) fn generate(mut fields: Fields) -> Result<Asked, ApiError> {
     let asks_nothing = prompt.is_empty();
     if raw {
         body.insert("prompt".into(), prompt.into());
-        return Ok(Asked { kind: Kind::Text, body, stream, way: Way::Generate, asks_nothing });
+        return Ok(Asked { kind: Kind::Text, body, stream, endpoint: Endpoint::Generate, asks_nothing });
     }
     let system = system.filter(|text| !text.is_empty()).map(|text| json!({ "role": "system", "content": text }));
     let said = system.into_iter().chain([json!({ "role": "user", "content": prompt })]);
     body.insert("messages".into(), said.collect());
-    Ok(Asked { kind: Kind::Chat, body, stream, way: Way::Generate, asks_nothing })
+    Ok(Asked { kind: Kind::Chat, body, stream, endpoint: Endpoint::Generate, asks_nothing })
 }
 
 fn wrong(name: &str, why: &str) -> ApiError {
@@ -106,7 +106,7 @@ fn stream(fields: &mut Fields) -> Result<bool, ApiError> {
     if fields.peek("stream").is_some() { fields.flag("stream") } else { Ok(true) }
 }
 
-/// What both ways of asking have.
+/// What both endpoints have.
 fn common(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut body = Map::new();
     let name = fields.text("model")?.ok_or_else(|| wrong("model", "is missing"))?;
