@@ -5,7 +5,7 @@ use super::super::{
     fields::Fields,
     translate::{Kind, Translated, taken},
 };
-use super::answer::{Telling, Endpoint};
+use super::answer::{Endpoint, Telling};
 use serde_json::{Map, Value, json};
 
 /// What a model is called where no version is said.
