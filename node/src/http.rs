@@ -11,6 +11,7 @@ mod complete;
 mod embeddings;
 mod ends;
 mod error;
+mod events;
 mod faults;
 mod fields;
 mod fingerprint;
@@ -25,6 +26,7 @@ mod ollama;
 mod openapi;
 mod outgoing;
 mod owner;
+mod page;
 mod params;
 mod prompt_logprobs;
 mod request;
@@ -59,7 +61,7 @@ use crate::{
     view::SwarmView,
 };
 use axum::{
-    Router,
+    Extension, Router,
     extract::DefaultBodyLimit,
     middleware,
     routing::{get, post},
@@ -103,6 +105,7 @@ pub struct ApiState {
     traces: Arc<traces::Traces>,
     responses: Arc<responses::Store>,
     running: Arc<running::Running>,
+    listeners: events::Listeners,
     gatekeeper: Arc<Gatekeeper>,
 }
 
@@ -127,6 +130,7 @@ impl ApiState {
             traces: Arc::default(),
             responses: Arc::default(),
             running: Arc::default(),
+            listeners: Default::default(),
             gatekeeper: Arc::new(gatekeeper),
         }
     }
@@ -140,12 +144,19 @@ impl ApiState {
     fn view(&self) -> SwarmView {
         self.view.borrow().clone()
     }
+
+    /// The swarm as it is shown.
+    fn shown(&self) -> SwarmView {
+        SwarmView { attainment: self.metrics.attainment(), ..self.view() }
+    }
 }
 
 /// All routes.
 pub fn router(state: ApiState) -> Router {
     let routes = Router::new()
-        .route("/", get(api::page))
+        .route("/", get(page::index))
+        .route("/page.js", get(page::script))
+        .route("/page.css", get(page::sheet))
         .route("/v1/models", get(api::models))
         .route("/v1/models/{id}", get(api::model))
         .route("/v1/chat/completions", post(chat::handle))
@@ -166,6 +177,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/readyz", get(api::ready))
         .route("/metrics", get(api::metrics))
         .route("/api/swarm", get(api::swarm))
+        .route("/api/events", get(events::stream))
         .route("/api/requests", get(traces::list))
         .route("/api/requests/{id}", get(traces::show))
         .route("/api/requests/{id}/cancel", post(running::cancel))
@@ -201,7 +213,8 @@ pub async fn serve(
     state: ApiState,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    let service = router(state).layer(middleware::from_fn(attend)).into_make_service_with_connect_info::<Guest>();
+    let service = router(state).layer(Extension(events::Stop(stop.clone())));
+    let service = service.layer(middleware::from_fn(attend)).into_make_service_with_connect_info::<Guest>();
     crate::tasks::spawn("HTTP door", door.clone().watch(stop.clone()));
     axum::serve(Guests { listener, door }, service).with_graceful_shutdown(stop.cancelled_owned()).await
 }

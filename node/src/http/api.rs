@@ -1,4 +1,4 @@
-//! Everything but completions: models, health, metrics, the swarm, the page.
+//! Everything but completions: models, health, metrics, the swarm.
 
 use super::{
     ApiError, ApiState,
@@ -10,15 +10,11 @@ use axum::{
     Json,
     extract::{Path, Query, State},
     http::{HeaderMap, StatusCode, Uri, header},
-    response::{Html, IntoResponse},
+    response::IntoResponse,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tsnode_protocol::{EncoderCard, ModelCard};
-
-pub(super) async fn page() -> Html<&'static str> {
-    Html(include_str!("page.html"))
-}
 
 fn model_json(view: &SwarmView, card: &ModelCard) -> Value {
     let holds = |peer: &&PeerView| peer.advert.models.iter().any(|other| other.id == card.id);
@@ -105,7 +101,7 @@ pub(super) async fn metrics(
 }
 
 pub(super) async fn swarm(State(state): State<ApiState>) -> Json<SwarmView> {
-    Json(SwarmView { attainment: state.metrics.attainment(), ..state.view() })
+    Json(state.shown())
 }
 
 pub(super) async fn version() -> Json<Value> {

@@ -268,7 +268,7 @@ pub(super) async fn submit(
     }
     let Naming { request, comes_back, .. } = wanted.naming;
     goes_on_as_it_began(wanted, plans.len())?;
-    let ticket = state.running.begin(request);
+    let ticket = state.running.begin(request, &model.card().name);
     let (mut answers, mut stats) =
         (Vec::new(), state.metrics.arrived(&model.card().name, judged(state, &model, wanted)));
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {

@@ -9,6 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tsnode_protocol::RequestId;
 
@@ -26,6 +27,8 @@ struct Requests {
 struct Entry {
     /// Tells it from an earlier one of the same name.
     number: u64,
+    model: String,
+    since: Instant,
     cancel: CancellationToken,
 }
 
@@ -39,13 +42,21 @@ pub(super) struct Ticket {
 }
 
 impl Running {
-    pub fn begin(self: &Arc<Self>, request: RequestId) -> Ticket {
+    pub fn begin(self: &Arc<Self>, request: RequestId, model: &str) -> Ticket {
         let cancelled = CancellationToken::new();
         let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         requests.begun += 1;
         let number = requests.begun;
-        requests.running.insert(request, Entry { number, cancel: cancelled.clone() });
+        let entry = Entry { number, model: model.to_owned(), since: Instant::now(), cancel: cancelled.clone() };
+        requests.running.insert(request, entry);
         Ticket { running: self.clone(), request, number, cancelled }
+    }
+
+    /// Those that are, with their models' names and for how long (seconds), by id.
+    pub fn list(&self) -> Value {
+        let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = |(request, entry): (&RequestId, &Entry)| json!({ "request": request, "model": entry.model, "seconds": entry.since.elapsed().as_secs() });
+        requests.running.iter().map(shown).collect()
     }
 
     /// Whether there is one of that name: the request's id, or what an answer is called by it.
@@ -92,7 +103,7 @@ mod tests {
         let request = RequestId([0xab; 16]);
         let digits = "ab".repeat(16);
         for name in [format!("chatcmpl-{digits}"), format!("resp_{digits}"), request.to_string()] {
-            let ticket = running.begin(request);
+            let ticket = running.begin(request, "m");
             assert!(running.cancel(&name) && ticket.cancelled.is_cancelled(), "{name}");
             drop(ticket);
             assert!(!running.cancel(&name), "it has ended");
@@ -103,8 +114,9 @@ mod tests {
     fn the_end_of_an_earlier_request_of_the_name_is_not_that_of_the_later() {
         let running = Arc::new(Running::default());
         let request = RequestId([1; 16]);
-        let (earlier, later) = (running.begin(request), running.begin(request));
+        let (earlier, later) = (running.begin(request, "m"), running.begin(request, "m"));
         drop(earlier);
+        assert_eq!(running.list()[0]["model"], "m");
         assert!(running.cancel(&request.to_string()) && later.cancelled.is_cancelled());
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn stream(state: ApiState, taken: Taken, wanted: Wanted, form: Form) 
     kept_awake(receiver, KEEP_AWAKE)
 }
 
-fn kept_awake(events: mpsc::Receiver<Result<Event, Infallible>>, silence: Duration) -> Response {
+pub(super) fn kept_awake(events: mpsc::Receiver<Result<Event, Infallible>>, silence: Duration) -> Response {
     // An event without a field is an empty line, which ends nothing.
     let keep = KeepAlive::new().interval(silence).event(Event::default());
     Sse::new(ReceiverStream::new(events)).keep_alive(keep).into_response()

@@ -5,6 +5,7 @@ mod apis;
 mod bodies;
 mod keys;
 mod metrics;
+mod page;
 mod refusals;
 mod settings;
 mod sites;

@@ -15,33 +15,50 @@ const KEPT: usize = 256;
 
 /// Traces of the latest requests that came to their end. Held for list operations only.
 #[derive(Debug, Default)]
-pub(super) struct Traces(Mutex<VecDeque<Trace>>);
+pub(super) struct Traces(Mutex<Latest>);
+
+#[derive(Debug, Default)]
+struct Latest {
+    /// All that ever ended.
+    noted: u64,
+    traces: VecDeque<Trace>,
+}
 
 impl Traces {
     /// Remembers one, and forgets the oldest above the limit.
     pub fn note(&self, trace: &Trace) {
-        let mut traces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if traces.len() == KEPT {
-            traces.pop_back();
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.traces.len() == KEPT {
+            latest.traces.pop_back();
         }
-        traces.push_front(trace.clone());
+        latest.traces.push_front(trace.clone());
+        latest.noted += 1;
     }
 
     fn newest(&self) -> Vec<Trace> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.since(0).0
+    }
+
+    /// Those that ended behind the first `seen`, newest first, and how many have ended now.
+    pub fn since(&self, seen: u64) -> (Vec<Trace>, u64) {
+        let latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = usize::try_from(latest.noted.saturating_sub(seen)).unwrap_or(KEPT);
+        (latest.traces.iter().take(fresh).cloned().collect(), latest.noted)
     }
 }
 
-/// The latest, newest first, in short.
+/// The latest, newest first, in short, and those under way.
 pub(super) async fn list(State(state): State<ApiState>) -> Json<Value> {
-    let short = |t: &Trace| {
-        json!({
-            "request": t.request, "model": t.model, "prefill": t.prefill, "decode": t.decode, "prompt_tokens": t.prompt_tokens,
-            "new_tokens": t.new_tokens, "kv_bytes": t.kv_bytes, "ttft": t.ttft, "total": t.total, "moves": t.moves.len(),
-            "slowest": t.slowest, "peers": t.peers,
-        })
-    };
-    Json(json!({ "requests": state.traces.newest().iter().map(short).collect::<Vec<_>>() }))
+    let ended: Vec<Value> = state.traces.newest().iter().map(short).collect();
+    Json(json!({ "requests": ended, "running": state.running.list() }))
+}
+
+pub(super) fn short(t: &Trace) -> Value {
+    json!({
+        "request": t.request, "model": t.model, "prefill": t.prefill, "decode": t.decode, "prompt_tokens": t.prompt_tokens,
+        "new_tokens": t.new_tokens, "kv_bytes": t.kv_bytes, "ttft": t.ttft, "total": t.total, "moves": t.moves.len(),
+        "slowest": t.slowest, "peers": t.peers,
+    })
 }
 
 /// One of them, whole; its id is the one that answers carry (`x-request-id`).
@@ -90,5 +107,8 @@ mod tests {
         let kept: Vec<RequestId> = traces.newest().iter().map(|t| t.request).collect();
         let expected: Vec<RequestId> = (300 - KEPT as u16..300).rev().map(|n| trace(n).request).collect();
         assert_eq!(kept, expected);
+        let (fresh, noted) = traces.since(298);
+        assert_eq!((fresh.len(), fresh[0].request, noted), (2, trace(299).request, 300));
+        assert_eq!(traces.since(noted).0, []);
     }
 }

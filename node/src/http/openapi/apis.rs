@@ -92,6 +92,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
     asks("/tokenize", tokenize, "Tokens", "Tokens of a text or of a conversation, as in vLLM"),
     asks("/detokenize", detokenize, "Text", "The text of tokens, as in vLLM"),
     of("/api/swarm", "get", "Swarm", "All that this peer knows of the swarm"),
+    Operation { streamed: EVENTS, ..of("/api/events", "get", "Event", "The same and requests, as they change") },
     of("/api/requests", "get", "Requests", "The last requests of this gateway"),
     of("/api/requests/{id}", "get", "Request", "What one of them took"),
     owner("/api/requests/{id}/cancel", "Cancels one that is under way"),

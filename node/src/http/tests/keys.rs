@@ -43,21 +43,6 @@ async fn a_keys_scheme_may_be_written_in_any_letters() {
 }
 
 #[tokio::test]
-async fn the_page_says_nothing_without_a_key_and_shows_the_one_it_is_given() {
-    let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
-    let page = api.get("/").await;
-    assert_eq!(page.status(), 200);
-    let page = page.text().await.unwrap();
-    // All there is to know comes by requests of its own, which show the key.
-    assert_eq!(page.matches("fetch(").count(), 1, "{page}");
-    let fetch = page.lines().find(|line| line.contains("fetch(")).unwrap();
-    assert!(fetch.contains("\"/api/swarm\"") && fetch.contains("Authorization: \"Bearer \" + key"), "{fetch}");
-    assert!(!page.contains(&api.view.borrow().swarm.to_string()));
-    let swarm = api.client.get(format!("{}/api/swarm", api.url)).header("Authorization", "Bearer sesame").send();
-    assert_eq!(swarm.await.unwrap().status(), 200);
-}
-
-#[tokio::test]
 async fn the_owners_token_opens_everything_and_at_any_rate() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path()).unwrap();

@@ -1,0 +1,122 @@
+// What the peer tells while the page is looked at: one stream of events for all views, and none for a page that nobody sees.
+
+import { useEffect, useState } from "preact/hooks";
+import { Refusal, ask, events, get } from "./api";
+import type { Plan, Running, Short, View } from "./types";
+
+/** Requests and plans that the page remembers. */
+const KEPT = 256;
+const PLANS = 20;
+
+export interface Seen {
+  at: Date;
+  id: string;
+  plan: Plan;
+}
+
+export interface State {
+  view: View | null;
+  requests: Short[];
+  running: Running[];
+  /** Plans that were adopted while this page was open, newest first. */
+  plans: Seen[];
+  /** Counts requests that ended while this page was open: the map shows each. */
+  ended: number;
+  problem: Refusal | null;
+}
+
+let state: State = { view: null, requests: [], running: [], plans: [], ended: 0, problem: null };
+const listeners = new Set<(state: State) => void>();
+
+function change(part: Partial<State>) {
+  state = { ...state, ...part };
+  listeners.forEach((tell) => tell(state));
+}
+
+export function useLive(): State {
+  const [now, set] = useState(state);
+  useEffect(() => {
+    listeners.add(set);
+    set(state);
+    return () => void listeners.delete(set);
+  }, []);
+  return now;
+}
+
+interface Requests {
+  requests: Short[];
+  running?: Running[];
+}
+
+function take(view: View) {
+  const { plan_id: id, plan } = view;
+  const isNew = id && plan && state.plans[0]?.id !== id;
+  const plans = isNew ? [{ at: new Date(), id, plan }, ...state.plans].slice(0, PLANS) : state.plans;
+  change({ view, plans, problem: null });
+}
+
+/** Whether those that ended before the page was opened have been told. */
+let caughtUp = false;
+
+function takeRequests({ requests, running }: Requests) {
+  const known = new Set(state.requests.map((one) => one.request));
+  const fresh = requests.filter((one) => !known.has(one.request));
+  const ended = state.ended + (caughtUp ? fresh.length : 0);
+  caughtUp = true;
+  change({ requests: [...fresh, ...state.requests].slice(0, KEPT), running: running ?? state.running, ended });
+}
+
+let following: AbortController | null = null;
+let again: number | undefined;
+
+async function follow(stop: AbortSignal) {
+  const stream = await ask("/api/events", { signal: stop });
+  for await (const { event, data } of events(stream)) {
+    if (event === "swarm") take(JSON.parse(data) as View);
+    if (event === "requests") takeRequests(JSON.parse(data) as Requests);
+  }
+  throw new Refusal(0, "This peer has ended the stream of events: it stops, or the network to it is down.", 1);
+}
+
+/** Where all places at the stream are taken: slowly, one answer at a time. */
+async function look(stop: AbortSignal) {
+  take(await get<View>("/api/swarm", stop));
+  takeRequests(await get<Requests>("/api/requests", stop));
+}
+
+async function run(stop: AbortSignal) {
+  let wait = 1;
+  try {
+    await follow(stop).catch(async (error: unknown) => {
+      if (!(error instanceof Refusal) || error.status !== 503) throw error;
+      await look(stop);
+      wait = 5;
+    });
+  } catch (error) {
+    if (stop.aborted) return;
+    const problem = error instanceof Refusal ? error : new Refusal(0, String(error), 2);
+    change({ problem, ...(problem.wantsKey ? { view: null, requests: [], running: [] } : {}) });
+    // A key that is not good is not tried again by itself.
+    if (problem.wantsKey) return;
+    wait = problem.retryAfter;
+  }
+  if (!stop.aborted) again = window.setTimeout(() => run(stop), wait * 1000);
+}
+
+/** Begins anew, as with another key. */
+export function restart() {
+  pause();
+  following = new AbortController();
+  void run(following.signal);
+}
+
+function pause() {
+  clearTimeout(again);
+  following?.abort();
+  following = null;
+}
+
+export function start() {
+  document.addEventListener("visibilitychange", () => (document.hidden ? pause() : restart()));
+  if (!document.hidden) restart();
+}

@@ -1,0 +1,92 @@
+// Join: the one line for the next machine, and an invite as a picture for a telephone's camera.
+
+import { renderSVG } from "uqr";
+import { useState } from "preact/hooks";
+import { useLive } from "../live";
+import { Heading, Line } from "../parts/small";
+
+/** An invite is in base32 behind its mark. */
+const INVITE = /^ts1[a-z2-7]{20,8000}$/i;
+/** What a QR code holds at most, in the least careful form (bytes). */
+const MOST = 2900;
+
+export function JoinView() {
+  const { view } = useLive();
+  const [given, set] = useState("");
+  const invite = given.trim();
+  const good = INVITE.test(invite);
+  if (!view) return <Heading title="Join">Join</Heading>;
+  return (
+    <>
+      <Heading title="Join">Join</Heading>
+      {view.private ? (
+        <p>
+          The swarm <strong>{view.swarm}</strong> is private: it takes in who has an invite. Invites are secrets, so no peer gives them
+          over HTTP; one is made on this peer's host:
+        </p>
+      ) : (
+        <p>
+          The swarm <strong>{view.swarm}</strong> is open. On the same network a machine finds it by itself; from elsewhere it needs an
+          invite, which says where peers are, and is made on this peer's host:
+        </p>
+      )}
+      <Line text="tsnode invite" label="Copy the line that makes an invite" />
+      {!view.private && (
+        <>
+          <p>On the same network this is all, on the new machine:</p>
+          <Line text="tsnode join" label="Copy the line for this network" />
+        </>
+      )}
+      <section>
+        <h2>For another machine</h2>
+        <label>
+          Invite
+          <textarea
+            rows={3}
+            spellcheck={false}
+            autocomplete="off"
+            placeholder="ts1…"
+            value={given}
+            aria-invalid={invite !== "" && !good}
+            onInput={(event) => set(event.currentTarget.value)}
+          />
+        </label>
+        <p class="quiet small">It stays in this page: nothing is sent.</p>
+        {invite !== "" && !good && <p class="trouble">An invite begins with ts1 and has letters and digits only.</p>}
+        {good && (
+          <>
+            <p>The one line, on the new machine. It asks for the invite, since others can read what is on a command line:</p>
+            <Line text="tsnode join --invite -" label="Copy the line" />
+            <p>Where nobody else uses that machine, all in one:</p>
+            <Line text={`tsnode join --invite ${invite}`} label="Copy the line with the invite" />
+            {invite.length <= MOST && <Code text={invite} />}
+          </>
+        )}
+      </section>
+      <section>
+        <h2>Where this peer is found</h2>
+        {view.addresses.length ? (
+          <ul class="plain">
+            {view.addresses.map((address) => (
+              <li key={address}>
+                <code>{address}</code>
+              </li>
+            ))}
+          </ul>
+        ) : (
+          <p class="quiet">It has no address that others could dial.</p>
+        )}
+      </section>
+    </>
+  );
+}
+
+function Code({ text }: { text: string }) {
+  const svg = renderSVG(text, { ecc: "L", border: 2 });
+  return (
+    <figure class="qr">
+      <img src={`data:image/svg+xml,${encodeURIComponent(svg)}`} alt="The invite as a QR code" width={260} height={260} />
+      <figcaption class="quiet small">The invite. Whoever sees it can come in.</figcaption>
+    </figure>
+  );
+}

@@ -1,0 +1,211 @@
+// Swarm: who is there and does what, by which plan and why, and how fast the links between them are.
+
+import { useLive } from "../live";
+import { Heading, Meter } from "../parts/small";
+import { SwarmMap, linkOf, strength } from "../parts/map";
+import type { View } from "../types";
+import { bytes, modelName, nameOf, percent, rate, seconds, short } from "../words";
+
+export function SwarmView() {
+  const { view, requests, ended, plans } = useLive();
+  if (!view) return <Heading title="Swarm">Swarm</Heading>;
+  const waits = view.peers.reduce((sum, peer) => sum + peer.load.waiting, 0);
+  const runs = view.peers.reduce((sum, peer) => sum + peer.load.running, 0);
+  return (
+    <>
+      <Heading title="Swarm">Swarm</Heading>
+      <p>
+        {view.peers.length} peer{view.peers.length === 1 ? "" : "s"}, {view.plan?.groups.length ?? 0} groups, {runs} running, {waits}{" "}
+        waiting; epoch {view.epoch}, term {view.term}
+        {view.coordinator && <>; {nameOf(view, view.coordinator)} coordinates</>}.
+      </p>
+      <SwarmMap view={view} latest={requests[0]} ended={ended} />
+      <section>
+        <h2>Plan</h2>
+        <p>{view.plan ? view.plan.reason : "There is no plan yet."}</p>
+        {plans.length > 1 && (
+          <details>
+            <summary>Plans since this page was opened ({plans.length})</summary>
+            <ol class="plans">
+              {plans.map((one) => (
+                <li key={one.id + one.at.getTime()}>
+                  <time>{one.at.toLocaleTimeString()}</time> {one.plan.groups.length} groups, term {one.plan.term}: {one.plan.reason}
+                </li>
+              ))}
+            </ol>
+          </details>
+        )}
+        <Routes view={view} />
+      </section>
+      <section>
+        <h2>Peers</h2>
+        <Peers view={view} />
+      </section>
+      <section>
+        <h2>Links</h2>
+        <Matrix view={view} />
+      </section>
+      <Models view={view} />
+      {view.cut_off.length > 0 && (
+        <section>
+          <h2>Cut off</h2>
+          <ul>
+            {view.cut_off.map((one) => (
+              <li key={one.id}>
+                {one.name || short(one.id)}: {one.reason}; another chance in {seconds(one.seconds_left)}
+              </li>
+            ))}
+          </ul>
+        </section>
+      )}
+    </>
+  );
+}
+
+function Routes({ view }: { view: View }) {
+  const plan = view.plan;
+  if (!plan?.routes.length) return null;
+  const led = (id: string) => {
+    const leader = plan.groups.find((group) => group.id === id)?.stages[0]?.peer;
+    return leader ? nameOf(view, leader) : short(id);
+  };
+  return (
+    <div class="wide" role="region" aria-label="Routes" tabIndex={0}>
+      <table>
+        <caption class="unseen">Routes</caption>
+        <thead>
+          <tr>
+            <th scope="col">Prompts computed by the group of</th>
+            <th scope="col">Answers by the group of</th>
+            <th scope="col">Model</th>
+            <th scope="col" class="number">
+              Share
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {plan.routes.map((route) => (
+            <tr key={`${route.prefill}-${route.decode}`}>
+              <td>{led(route.prefill)}</td>
+              <td>{led(route.decode)}</td>
+              <td>{modelName(view, plan.groups.find((group) => group.id === route.decode)?.model ?? "")}</td>
+              <td class="number">{percent(route.share)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Peers({ view }: { view: View }) {
+  return (
+    <div class="wide" role="region" aria-label="Peers" tabIndex={0}>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Peer</th>
+            <th scope="col">Devices</th>
+            <th scope="col" class="number">
+              Running
+            </th>
+            <th scope="col" class="number">
+              Waiting
+            </th>
+            <th scope="col">KV pages used</th>
+            <th scope="col" class="number">
+              Silent
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {view.peers.map((peer) => {
+            const { load, advert } = peer;
+            const used = load.total_pages ? 1 - load.free_pages / load.total_pages : 0;
+            const marks = [
+              peer.id === view.coordinator && "coordinator",
+              peer.id === view.me && "this peer",
+              peer.leaving && "leaving",
+              !advert.reachable && "not reachable",
+            ].filter(Boolean);
+            return (
+              <tr key={peer.id}>
+                <th scope="row">
+                  {nameOf(view, peer.id)} {marks.length > 0 && <span class="quiet">({marks.join(", ")})</span>}
+                </th>
+                <td>
+                  {advert.devices.map((d) => `${d.name}, ${bytes(d.memory_bytes)}, ${(d.flops / 1e9).toFixed(0)} GFLOP/s`).join("; ") ||
+                    "gateway only"}
+                </td>
+                <td class="number">{load.running}</td>
+                <td class="number">{load.waiting}</td>
+                <td>{load.total_pages ? <Meter part={used} label={`KV pages used: ${nameOf(view, peer.id)}`} /> : "–"}</td>
+                <td class="number">{peer.id === view.me ? "–" : seconds(peer.silent_for)}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Matrix({ view }: { view: View }) {
+  if (view.peers.length < 2) return <p class="quiet">Nobody else is here.</p>;
+  return (
+    <>
+      <p class="quiet small">From each row to each column: bandwidth, and latency one way, as the row's peer measured it.</p>
+      <div class="wide" role="region" aria-label="Links" tabIndex={0}>
+        <table class="matrix">
+          <thead>
+            <tr>
+              <td />
+              {view.peers.map((peer) => (
+                <th key={peer.id} scope="col">
+                  {nameOf(view, peer.id)}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {view.peers.map((from) => (
+              <tr key={from.id}>
+                <th scope="row">{nameOf(view, from.id)}</th>
+                {view.peers.map((to) => {
+                  if (to.id === from.id) return <td key={to.id} class="self" />;
+                  const link = linkOf(view, from.id, to.id);
+                  if (!link) return <td key={to.id}>–</td>;
+                  return (
+                    <td key={to.id} style={{ "--strength": `${Math.round(100 * strength(link.bandwidth))}%` }}>
+                      {rate(link.bandwidth)}
+                      <span class="small"> {seconds(link.latency)}</span>
+                      {link.path !== "direct" && <span class="small"> relayed</span>}
+                    </td>
+                  );
+                })}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+function Models({ view }: { view: View }) {
+  const groups = (id: string) => view.plan?.groups.filter((group) => group.model === id).length ?? 0;
+  return (
+    <section>
+      <h2>Models</h2>
+      <ul>
+        {view.models.map((card) => (
+          <li key={card.id}>
+            <strong>{card.name}</strong>: {card.shape.layers} layers, context {card.shape.context} tokens,{" "}
+            {groups(card.id) ? `${groups(card.id)} groups` : "in no group"}
+            {card.id === view.default_model && ", answers where none is named"}
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}

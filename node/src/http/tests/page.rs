@@ -1,0 +1,107 @@
+//! The page, and the events that it lives by.
+
+use super::*;
+use crate::http::events::LISTENERS;
+use futures::{StreamExt, stream::BoxStream};
+
+/// Who listens to a peer's events.
+struct Listener {
+    stream: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    rest: String,
+}
+
+impl Listener {
+    async fn to(api: &Api) -> Self {
+        let stream = api.get("/api/events").await.error_for_status().unwrap().bytes_stream();
+        Self { stream: stream.boxed(), rest: String::new() }
+    }
+
+    /// The next event: its name and what it says.
+    async fn next(&mut self) -> (String, Value) {
+        loop {
+            if let Some((event, rest)) = self.rest.split_once("\n\n") {
+                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned();
+                let next = (field("event: "), serde_json::from_str(&field("data: ")).unwrap());
+                self.rest = rest.to_owned();
+                return next;
+            }
+            self.rest += std::str::from_utf8(&self.stream.next().await.unwrap().unwrap()).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_page_says_nothing_without_a_key_and_lets_nothing_else_in() {
+    let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
+    for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")] {
+        let file = api.get(path).await;
+        let header = |name: &str| file.headers()[name].to_str().unwrap().to_owned();
+        assert!(file.status() == 200 && header("content-type").starts_with(kind), "{path}");
+        let policy = header("content-security-policy");
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
+        assert!(policy.contains("frame-ancestors 'none'") && header("x-content-type-options") == "nosniff");
+        // All there is to know comes by requests of its own, which show the key.
+        assert!(!file.text().await.unwrap().contains(&api.view.borrow().swarm.to_string()));
+    }
+    assert_eq!(api.get("/api/events").await.status(), 401);
+}
+
+#[tokio::test]
+async fn events_tell_the_swarm_and_requests_as_they_change() {
+    let mut api = Api::up(Part::Hang).await;
+    let mut events = Listener::to(&api).await;
+    let (name, swarm) = events.next().await;
+    assert_eq!((name.as_str(), &swarm["me"]), ("swarm", &json!(api.view.borrow().me)));
+    let (name, requests) = events.next().await;
+    assert_eq!((name.as_str(), &requests), ("requests", &json!({ "requests": [], "running": [] })));
+    let asked = api.send(CHAT, &json!({ "messages": hello(), "stream": true })).await;
+    let (name, requests) = events.next().await;
+    let runs = &requests["running"][0];
+    assert_eq!(name, "requests");
+    assert_eq!(runs["request"], asked.headers()["x-request-id"].to_str().unwrap());
+    assert!(runs["model"].is_string() && runs["seconds"].is_u64(), "{runs}");
+    drop(asked);
+    api.dropped.recv().await.unwrap();
+    loop {
+        // Its seconds may have been told meanwhile.
+        let (_, requests) = events.next().await;
+        if requests["running"] == json!([]) {
+            break;
+        }
+    }
+    api.view.send_modify(|view| view.private = true);
+    let (name, swarm) = events.next().await;
+    assert_eq!((name.as_str(), &swarm["private"]), ("swarm", &json!(true)));
+}
+
+#[tokio::test]
+async fn so_many_listen_at_once_and_no_more() {
+    let api = Api::up(said(End::Stop)).await;
+    let mut listeners = Vec::new();
+    for _ in 0..LISTENERS {
+        listeners.push(Listener::to(&api).await);
+    }
+    let refused = api.get("/api/events").await;
+    assert_eq!((refused.status().as_u16(), refused.headers()["retry-after"].to_str().unwrap()), (503, "5"));
+    listeners.pop();
+    // The place is free when the connection's end is noticed.
+    let mut status = 503;
+    for _ in 0..100 {
+        status = api.get("/api/events").await.status().as_u16();
+        if status == 200 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn events_end_when_http_does() {
+    let api = Api::up(said(End::Stop)).await;
+    let mut events = Listener::to(&api).await;
+    events.next().await;
+    api.stop.cancel();
+    let ends = async { while events.stream.next().await.is_some() {} };
+    tokio::time::timeout(Duration::from_secs(5), ends).await.expect("HTTP waits for who listens");
+}
