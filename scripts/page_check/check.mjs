@@ -1,0 +1,291 @@
+// Looks at a peer's page in a headless browser, as scripts/page_check.sh has it: every view at two widths and in both colours, what
+// axe finds, a person's path through it, and pictures for the docs. Ends with 1 and says what is wrong.
+//
+//     node check.mjs STATE.json TSNODE PICTURES|-
+import { execFileSync } from "node:child_process";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { chromium } from "playwright-core";
+
+const [state, tsnode, pictures] = process.argv.slice(2);
+const { peers } = JSON.parse(readFileSync(state, "utf8"));
+const dir = process.env.TESTNET;
+const gateway = peers.find((peer) => peer.gateway);
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+
+const WIDTHS = [
+  ["narrow", { width: 390, height: 844 }],
+  ["wide", { width: 1280, height: 800 }],
+];
+const VIEWS = { chat: "Chat", swarm: "Swarm", requests: "Requests", machine: "My machine", join: "Join", testnet: "Testnet" };
+/** What the page may weigh (bytes), and how long the first paint may take (ms): the best of a few, since others use the processors. */
+const MOST_BYTES = 300_000;
+const FIRST_PAINT = 300;
+const LOADS = 5;
+
+const wrong = [];
+const complain = (text) => {
+  wrong.push(text);
+  console.error(`WRONG ${text}`);
+};
+const began = Date.now();
+const told = (text) => console.log(`${((Date.now() - began) / 1000).toFixed(1).padStart(5)} s  ${text}`);
+const run = (...words) => execFileSync(tsnode, words, { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
+
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
+process.on("exit", () => browser.close());
+
+async function open(url, size, colorScheme = "light") {
+  const context = await browser.newContext({ viewport: size, colorScheme, reducedMotion: "reduce" });
+  const page = await context.newPage();
+  page.setDefaultTimeout(20_000);
+  // What a policy refuses is an error of the console, too.
+  page.on("console", (message) => {
+    if (message.type() === "error" && !/status of (401|403|404|503)/.test(message.text())) complain(`console: ${message.text()}`);
+  });
+  page.on("pageerror", (error) => complain(`script: ${error.message}`));
+  page.on("request", (request) => {
+    if (!request.url().startsWith(url) && !request.url().startsWith("data:")) complain(`asks elsewhere: ${request.url()}`);
+  });
+  // A small model ends when it likes: what is looked at must last.
+  await page.route("**/v1/chat/completions", (route) => {
+    const body = { ...route.request().postDataJSON(), ignore_eos: true };
+    return route.continue({ postData: JSON.stringify(body) });
+  });
+  await page.goto(`${url}/`);
+  return page;
+}
+
+async function show(page, view) {
+  await page.evaluate((view) => void (location.hash = `#/${view}`), view);
+  await page.getByRole("heading", { level: 1, name: VIEWS[view.split("/")[0]] }).waitFor();
+}
+
+/** Playwright's own waiting is by eval, which the page's policy refuses. */
+async function until(page, holds) {
+  const deadline = Date.now() + 20_000;
+  while (!(await page.evaluate(holds))) {
+    if (Date.now() > deadline) throw new Error(`it never came to: ${holds}`);
+    await new Promise((done) => setTimeout(done, 50));
+  }
+}
+
+/** What axe finds that keeps people out, and whether the page is wider than its window. */
+async function look(page, name) {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  for (const { id, impact, nodes } of found.violations) {
+    const where = nodes.slice(0, 2).map((node) => `${node.html.slice(0, 120)} ${(node.any[0]?.message ?? "").slice(0, 160)}`);
+    const text = `${name}: axe ${impact} ${id}: ${where.join(" | ")}`;
+    if (impact === "serious" || impact === "critical") complain(text);
+    else told(text);
+  }
+  const over = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  if (over > 0) complain(`${name}: ${over} px wider than the window`);
+}
+
+async function picture(page, name) {
+  if (pictures === "-") return;
+  const session = await page.context().newCDPSession(page);
+  const { data } = await session.send("Page.captureScreenshot", { format: "webp", quality: 70 });
+  mkdirSync(pictures, { recursive: true });
+  writeFileSync(join(pictures, `page-${name}.webp`), Buffer.from(data, "base64"));
+}
+
+async function weight() {
+  const paints = [];
+  let bytes = 0;
+  for (let i = 0; i < LOADS; i++) {
+    const page = await open(gateway.http, WIDTHS[1][1]);
+    await page.getByRole("heading", { level: 1 }).waitFor();
+    const [paint, sizes] = await page.evaluate(async () => {
+      const painted = () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime;
+      while (painted() === undefined) await new Promise((done) => setTimeout(done, 20));
+      const files = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")];
+      return [painted(), files.filter((file) => /\/(page\.\w+)?$/.test(file.name)).map((file) => file.decodedBodySize)];
+    });
+    paints.push(paint);
+    bytes = sizes.reduce((a, b) => a + b, 0);
+    await page.context().close();
+  }
+  const best = Math.min(...paints);
+  told(`${bytes} bytes in all; first paint after ${paints.map((ms) => ms.toFixed(0)).join(", ")} ms`);
+  if (bytes === 0 || bytes > MOST_BYTES) complain(`the page weighs ${bytes} bytes`);
+  if (best > FIRST_PAINT) complain(`the first paint came after ${best.toFixed(0)} ms`);
+}
+
+async function say(page, text, most) {
+  await show(page, "chat");
+  await page.getByText("Sampling, system message, tools").click();
+  await page.getByLabel("Most tokens").fill(String(most));
+  await page.getByLabel("Temperature").fill("0");
+  await page.getByText("Sampling, system message, tools").click();
+  await page.getByLabel("Message", { exact: true }).fill(text);
+  await page.getByRole("button", { name: "Send" }).click();
+}
+
+const answer = (page) => page.getByRole("article", { name: "Answer" }).last();
+
+/** Chat, and where what was computed is shown. */
+async function chat(page) {
+  await say(page, "It was a dark and windy night, and", 48);
+  await answer(page).getByText("Who computed it").click();
+  const text = await answer(page).innerText();
+  if (!/peer\d computed \d+/.test(text)) complain(`chat: nobody computed it: ${text}`);
+  await picture(page, "chat");
+  await answer(page).getByRole("link", { name: "All of this request" }).click();
+  await page.getByRole("heading", { level: 1, name: "Requests" }).waitFor();
+  await page.getByText("Slowest:").waitFor();
+  await picture(page, "requests");
+  await show(page, "chat");
+  await page.reload();
+  if (!(await answer(page).innerText()).trim()) complain("chat: what was said is gone after a reload");
+  told("chat: asked, answered, traced, kept");
+}
+
+async function stops(page) {
+  await say(page, "Once more, at length:", 900);
+  await until(page, () => [...document.querySelectorAll("article.assistant")].at(-1)?.innerText.length > 60);
+  await page.getByRole("button", { name: "Stop" }).click();
+  await answer(page).getByText("stopped by you").waitFor();
+  told("chat: stopped");
+}
+
+/** A peer that decodes is killed under an answer, which goes on. */
+async function survives(page) {
+  await show(page, "chat");
+  await page.getByRole("button", { name: "New conversation" }).click();
+  await say(page, "The captain said", 400);
+  await until(page, () => [...document.querySelectorAll("article.assistant")].at(-1)?.innerText.length > 60);
+  await show(page, "swarm");
+  await page.getByRole("button", { name: /under way/ }).first().waitFor();
+  const { running } = await page.evaluate(() => fetch("/api/requests").then((answer) => answer.json()));
+  if (running.length !== 1) complain(`${running.length} requests are under way`);
+  const swarm = await page.evaluate(() => fetch("/api/swarm").then((answer) => answer.json()));
+  const busy = swarm.peers.find((peer) => peer.load.running > 0 && peer.id !== swarm.me);
+  run("testnet", "kill", busy.advert.name, "--dir", dir);
+  await show(page, "chat");
+  await answer(page).getByText("Who computed it").waitFor();
+  const text = await answer(page).innerText();
+  if (!text.includes("400 tokens")) complain(`the answer did not survive: ${text.slice(-200)}`);
+  await answer(page).getByText("Who computed it").click();
+  await answer(page).getByRole("link", { name: "All of this request" }).click();
+  await page.getByRole("heading", { name: "Moves" }).waitFor();
+  told(`a stream outlived ${busy.advert.name}`);
+  run("testnet", "restart", busy.advert.name, "--dir", dir);
+}
+
+async function owner(page) {
+  await show(page, "machine");
+  await page.getByRole("button", { name: "Pause" }).click();
+  await page.getByRole("button", { name: "Lend again" }).click();
+  await page.getByRole("button", { name: "Pause" }).waitFor();
+  await page.getByRole("button", { name: "Leave the swarm…" }).click();
+  await page.getByRole("button", { name: "Stay" }).click();
+  told("my machine: paused, lends again, stays");
+}
+
+async function joins(page) {
+  await show(page, "join");
+  await page.getByLabel("Invite", { exact: true }).fill("ts1 no");
+  await page.getByText("An invite begins with ts1").waitFor();
+  await page.getByLabel("Invite", { exact: true }).fill(run("invite", "--data-dir", gateway.data_dir).trim());
+  await page.getByRole("img", { name: "The invite as a QR code" }).waitFor();
+  await look(page, "join with an invite");
+  told("join: the line and the code");
+}
+
+async function breaks(page) {
+  await show(page, "testnet");
+  await page.getByLabel("Everything leaves later by (ms)").fill("5");
+  await page.getByRole("button", { name: "Break it" }).click();
+  await page.getByText("Done: others notice").waitFor();
+  await page.getByRole("button", { name: "Heal" }).click();
+  await until(page, () => fetch("/api/faults").then((answer) => answer.json()).then((faults) => faults.ms === 0));
+  told("testnet: broken and healed");
+}
+
+/** The first key closes the page, which then asks for it. */
+async function keys() {
+  const made = run("keys", "add", "ops", "--scope", "admin", "--data-dir", gateway.data_dir);
+  const key = /tsk-\S+/.exec(made)[0];
+  for (const [name, size] of WIDTHS) {
+    const page = await open(gateway.http, size);
+    const deadline = Date.now() + 5000;
+    while (!(await page.getByRole("button", { name: "Show" }).isVisible()) && Date.now() < deadline) await page.reload();
+    await look(page, `key, ${name}`);
+    await page.getByRole("textbox", { name: "Key" }).fill("tsk-wrong");
+    await page.getByRole("button", { name: "Show" }).click();
+    await page.getByText("Incorrect API key").waitFor();
+    await page.getByRole("textbox", { name: "Key" }).fill(key);
+    await page.getByRole("button", { name: "Show" }).click();
+    await show(page, "swarm");
+    await page.getByRole("group", { name: "Map of peers" }).waitFor();
+    await page.getByRole("button", { name: "Forget the key" }).click();
+    await page.getByRole("button", { name: "Show" }).waitFor();
+    await page.context().close();
+  }
+  told("key: asked for, refused, taken, forgotten");
+}
+
+async function everyView() {
+  for (const [width, size] of WIDTHS) {
+    for (const colours of ["light", "dark"]) {
+      const page = await open(gateway.http, size, colours);
+      for (const view of Object.keys(VIEWS)) {
+        if (view === "testnet") await page.getByRole("link", { name: "Testnet" }).waitFor();
+        await show(page, view);
+        if (view === "swarm") await page.getByRole("button", { name: /peer0/ }).first().click();
+        if (view === "requests") await page.getByRole("row").nth(1).waitFor();
+        await look(page, `${view}, ${width}, ${colours}`);
+        if (view === "swarm" && (width === "wide") === (colours === "light")) await picture(page, `swarm-${width}`);
+      }
+      await page.context().close();
+    }
+    told(`every view, ${width}`);
+  }
+}
+
+/** A peer that computes, as its owner sees it. */
+async function lends() {
+  const page = await open(peers.find((peer) => !peer.gateway).http, WIDTHS[0][1]);
+  await show(page, "machine");
+  await page.getByRole("heading", { name: "Lends" }).waitFor();
+  await page.getByText("leads").waitFor();
+  await look(page, "a peer that lends");
+  await picture(page, "machine");
+  await page.context().close();
+}
+
+/** Without a mouse: the views are links, and a view's heading is where a screen reader begins. */
+async function keyboard(page) {
+  await page.reload();
+  await page.keyboard.press("Tab");
+  if ((await page.evaluate(() => document.activeElement?.textContent)) !== "Skip to the view") complain("the first Tab does not skip");
+  await page.getByRole("link", { name: "Swarm" }).focus();
+  await page.keyboard.press("Enter");
+  await until(page, () => document.activeElement?.tagName === "H1" && document.activeElement.textContent === "Swarm");
+  told("keyboard: skips, and begins at the heading");
+}
+
+try {
+  await weight();
+  const page = await open(gateway.http, WIDTHS[1][1]);
+  await chat(page);
+  await stops(page);
+  await keyboard(page);
+  await owner(page);
+  await joins(page);
+  await breaks(page);
+  await everyView();
+  await lends();
+  await survives(page);
+  await page.context().close();
+  await keys();
+} catch (error) {
+  complain(error.stack ?? String(error));
+}
+await browser.close();
+console.log(wrong.length ? `${wrong.length} things are wrong` : "the page is as it should be");
+process.exit(wrong.length ? 1 : 0);
