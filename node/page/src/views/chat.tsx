@@ -15,6 +15,10 @@ interface Model {
   id: string;
   max_model_len: number;
   tsnode_task?: string;
+  /** Whether a group takes requests for it. */
+  tsnode_loaded?: boolean;
+  /** What requests that name none get here. */
+  tsnode_default?: boolean;
 }
 
 // Here and not in the view: an answer under way goes on while other views are looked at.
@@ -25,7 +29,8 @@ let said = "";
 let redraw = () => {};
 const traces = new Map<string, Trace>();
 
-function useModels(): [Model[], string] {
+/** Asked anew with each plan: another one may load what the last did not. */
+function useModels(plan: string): [Model[], string] {
   const [models, set] = useState<Model[]>([]);
   const [problem, say] = useState("");
   useEffect(() => {
@@ -51,7 +56,7 @@ function useModels(): [Model[], string] {
       ends = true;
       clearTimeout(again);
     };
-  }, []);
+  }, [plan]);
   return [models, problem];
 }
 
@@ -94,7 +99,7 @@ async function answer(chat: Chat, model: string, sampling: Sampling) {
 
 export function ChatView() {
   const { view } = useLive();
-  const [models, problem] = useModels();
+  const [models, problem] = useModels(view?.plan_id ?? "");
   const [model, choose] = useState("");
   const [sampling, sample] = useState<Sampling>(UNSET);
   const [, draw] = useState(0);
@@ -103,8 +108,8 @@ export function ChatView() {
   const stays = useRef(true);
 
   const chat = chats.find((one) => one.id === at) ?? chats[0];
-  const swarmDefault = view?.models.find((card) => card.id === view.default_model)?.name;
-  const served = models.some((one) => one.id === model) ? model : (models.find((one) => one.id === swarmDefault)?.id ?? models[0]?.id ?? "");
+  const first = models.find((one) => one.tsnode_default) ?? models[0];
+  const served = models.some((one) => one.id === model) ? model : (first?.id ?? "");
 
   useEffect(() => {
     redraw = () => draw((n) => n + 1);
@@ -163,7 +168,7 @@ export function ChatView() {
             <select value={served} onChange={(event) => choose(event.currentTarget.value)} disabled={!models.length}>
               {models.map((one) => (
                 <option key={one.id} value={one.id}>
-                  {one.id}
+                  {one.tsnode_loaded === false ? `${one.id} (not loaded)` : one.id}
                 </option>
               ))}
             </select>
