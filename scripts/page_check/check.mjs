@@ -156,7 +156,7 @@ async function stops(page) {
 async function survives(page) {
   await show(page, "chat");
   await page.getByRole("button", { name: "New conversation" }).click();
-  await say(page, "The captain said", 400);
+  await say(page, "The captain said", 700);
   await until(page, () => [...document.querySelectorAll("article.assistant")].at(-1)?.innerText.length > 60);
   await show(page, "swarm");
   await page.getByRole("button", { name: /under way/ }).first().waitFor();
@@ -168,7 +168,7 @@ async function survives(page) {
   await show(page, "chat");
   await answer(page).getByText("Who computed it").waitFor();
   const text = await answer(page).innerText();
-  if (!text.includes("400 tokens")) complain(`the answer did not survive: ${text.slice(-200)}`);
+  if (!text.includes("700 tokens")) complain(`the answer did not survive: ${text.slice(-200)}`);
   await answer(page).getByText("Who computed it").click();
   await answer(page).getByRole("link", { name: "All of this request" }).click();
   await page.getByRole("heading", { name: "Moves" }).waitFor();
