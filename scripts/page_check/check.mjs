@@ -208,8 +208,8 @@ async function breaks(page) {
 
 /** The first key closes the page, which then asks for it. */
 async function keys() {
-  const made = run("keys", "add", "ops", "--scope", "admin", "--data-dir", gateway.data_dir);
-  const key = /tsk-\S+/.exec(made)[0];
+  const made = (...scope) => /tsk-\S+/.exec(run("keys", "add", ...scope, "--data-dir", gateway.data_dir))[0];
+  const key = made("ops", "--scope", "admin");
   for (const [name, size] of WIDTHS) {
     const page = await open(gateway.http, size);
     const deadline = Date.now() + 5000;
@@ -227,6 +227,21 @@ async function keys() {
     await page.context().close();
   }
   told("key: asked for, refused, taken, forgotten");
+  const prompts = made("bob");
+  const page = await open(gateway.http, WIDTHS[0][1]);
+  const deadline = Date.now() + 5000;
+  do {
+    await page.getByRole("textbox", { name: "Key" }).fill(prompts);
+    await page.getByRole("button", { name: "Show" }).click();
+    await Promise.race([page.getByRole("button", { name: "Send" }).waitFor(), page.getByText("Incorrect API key").waitFor()]);
+  } while (!(await page.getByRole("button", { name: "Send" }).isVisible()) && Date.now() < deadline);
+  await say(page, "The rain", 4);
+  await answer(page).getByText("Who computed it").waitFor();
+  await page.evaluate(() => void (location.hash = "#/swarm"));
+  await page.getByText("may send prompts only").waitFor();
+  await look(page, "a key for prompts");
+  await page.context().close();
+  told("key: one for prompts chats, and sees nothing else");
 }
 
 async function everyView() {
