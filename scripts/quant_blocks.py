@@ -27,6 +27,9 @@ HALVES = {
     Type.Q4_K: [0, 2],
     Type.Q5_K: [0, 2],
     Type.Q6_K: [208],
+    Type.IQ4_NL: [0],
+    Type.IQ4_XS: [0],
+    Type.MXFP4: [],
 }
 
 
@@ -34,6 +37,9 @@ def blocks(kind: Type, halves: list[int], random: np.random.Generator) -> np.nda
     rows = random.integers(0, 256, (BLOCKS, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     for at in halves:
         rows[:, at : at + 2] = random.uniform(-2, 2, (BLOCKS, 1)).astype(np.float16).view(np.uint8)
+    if kind == Type.MXFP4:
+        # The first byte is a power of two.
+        rows[:, 0] = 112 + rows[:, 0] % 20
     return rows
 
 

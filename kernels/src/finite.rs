@@ -5,10 +5,13 @@
 
 use crate::{
     cpu::{Cpu, Dtype},
-    quant::QuantType,
+    quant::{QuantType, small::half_power},
     stored::Stored,
 };
 use std::fmt;
+
+/// MXFP4's power of two from which on a weight would be beyond half precision, or none.
+const TOO_LARGE: u8 = 140;
 
 /// Bytes that one thread looks at in one go.
 const PART: usize = 1 << 20;
@@ -78,6 +81,9 @@ fn any_of_two_bytes(bytes: &[u8], exponent: u16) -> bool {
 /// A block's scale that is not finite.
 fn bad_scale(block: &[u8], kind: QuantType) -> Option<f32> {
     let scale = |at: &usize| Dtype::F16.get(&block[*at..], 0);
+    if kind == QuantType::Mxfp4 && block[0] >= TOO_LARGE {
+        return Some(2.0 * half_power(block[0]));
+    }
     kind.scales().iter().map(scale).find(|scale| !scale.is_finite())
 }
 
@@ -141,6 +147,9 @@ mod tests {
             // Quants of all ones, so that only scales can be told from numbers.
             let mut fine = vec![0xff; blocks * kind.bytes()];
             for block in fine.chunks_exact_mut(kind.bytes()) {
+                if kind == QuantType::Mxfp4 {
+                    block[0] = TOO_LARGE - 1;
+                }
                 kind.scales().iter().for_each(|at| block[*at..at + 2].copy_from_slice(&f16::MAX.to_le_bytes()));
             }
             assert_eq!(found(&fine, Stored::Quantised(kind)), None, "{kind:?}");
@@ -154,6 +163,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn powers_of_two_that_nothing_holds_are_found() {
+        let kind = QuantType::Mxfp4;
+        let block = |exponent| [[exponent].as_slice(), &[0x77; 16]].concat();
+        let bad = |exponent| first_bad(&Cpu::new(Simd::Plain, 1).unwrap(), &block(exponent), Stored::Quantised(kind));
+        assert!(bad(0).is_none() && bad(TOO_LARGE - 1).is_none());
+        assert!(bad(u8::MAX).is_some_and(|bad| bad.value.is_nan()));
+        assert_eq!(bad(TOO_LARGE).map(|bad| bad.value), Some(8192.0));
     }
 
     /// Scales are where decoding reads them: a block with a bad one means numbers that are bad.

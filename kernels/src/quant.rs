@@ -30,11 +30,17 @@ pub enum QuantType {
     Q5K,
     /// 256 numbers of 6 bits; scales of 8 bits for each 16.
     Q6K,
+    /// 32 numbers of a table of 16, one scale.
+    Iq4Nl,
+    /// 256 numbers of the same table; scales of 6 bits for each 32.
+    Iq4Xs,
+    /// 32 numbers of a table of 15, one power of two.
+    Mxfp4,
 }
 
 impl QuantType {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -45,14 +51,17 @@ impl QuantType {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
     ];
 
     /// Numbers in a block.
     #[must_use]
     pub const fn numbers(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl | Self::Mxfp4 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -60,13 +69,15 @@ impl QuantType {
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
-            Self::Q4_0 => 18,
+            Self::Mxfp4 => 17,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
             Self::Q2K => 84,
             Self::Q3K => 110,
+            Self::Iq4Xs => 136,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
@@ -77,7 +88,8 @@ impl QuantType {
     #[must_use]
     pub const fn scales(self) -> &'static [usize] {
         match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => &[0],
+            Self::Mxfp4 => &[],
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs => &[0],
             Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
             Self::Q2K => &[80, 82],
             Self::Q3K => &[108],
@@ -148,6 +160,14 @@ impl<'a> Blocks<'a> {
             }
         }
     }
+}
+
+/// What four bits stand for in llama.cpp's IQ4 kinds.
+const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// 16 bytes: the lower halves are the first numbers, the upper ones the last.
+fn nibbles(bytes: &[u8]) -> [i8; 32] {
+    std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 } as i8)
 }
 
 /// The half-precision number at byte `at`.

@@ -69,6 +69,10 @@ impl Layout {
             QuantType::Q4K => large(32, Bits::Four, 0, true),
             QuantType::Q5K => large(32, Bits::Five, 0, true),
             QuantType::Q6K => large(16, Bits::Six, 32, false),
+            // Numbers of a table are looked up once, here: they need more bits than their places in it.
+            QuantType::Iq4Nl => small(Bits::Eight, 128, false),
+            QuantType::Iq4Xs => large(32, Bits::Eight, 128, false),
+            QuantType::Mxfp4 => small(Bits::Five, 16, false),
         }
     }
 
@@ -148,6 +152,9 @@ macro_rules! by_kind {
             QuantType::Q4K => $what::<{ QuantType::Q4K as usize }>($($arg),*),
             QuantType::Q5K => $what::<{ QuantType::Q5K as usize }>($($arg),*),
             QuantType::Q6K => $what::<{ QuantType::Q6K as usize }>($($arg),*),
+            QuantType::Iq4Nl => $what::<{ QuantType::Iq4Nl as usize }>($($arg),*),
+            QuantType::Iq4Xs => $what::<{ QuantType::Iq4Xs as usize }>($($arg),*),
+            QuantType::Mxfp4 => $what::<{ QuantType::Mxfp4 as usize }>($($arg),*),
         }
     };
 }
@@ -252,7 +259,8 @@ fn pack_large(layout: Layout, block: &Large, j: usize, out: &mut [u8]) {
 }
 
 fn put_half(out: &mut [u8], j: usize, value: f32) {
-    // It was a half-precision number in the file, so nothing is lost.
+    // It was a half-precision number in the file, so nothing is lost. Of MXFP4 it was a power of two: those above what half
+    // precision holds are refused with what is no number, those below are as good as nothing.
     out[2 * j..2 * j + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 

@@ -122,6 +122,9 @@ fn stored(kind: u32) -> Option<Stored> {
         12 => Stored::Quantised(QuantType::Q4K),
         13 => Stored::Quantised(QuantType::Q5K),
         14 => Stored::Quantised(QuantType::Q6K),
+        20 => Stored::Quantised(QuantType::Iq4Nl),
+        23 => Stored::Quantised(QuantType::Iq4Xs),
+        39 => Stored::Quantised(QuantType::Mxfp4),
         _ => return None,
     })
 }
@@ -135,10 +138,8 @@ fn unread(kind: u32) -> String {
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -147,8 +148,7 @@ fn unread(kind: u32) -> String {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         _ => "of an unknown type",
     };
-    format!("stored as {name} ({kind}); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K are read")
+    format!("stored as {name} ({kind}); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4 are read")
 }

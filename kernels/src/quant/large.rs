@@ -1,6 +1,6 @@
 //! Blocks of 256, llama.cpp's K-quants: numbers `scale · scales[j] · q − step · least[j]` for each 16 numbers `j`.
 
-use super::{QuantType, half_at};
+use super::{IQ4, QuantType, half_at, nibbles};
 
 /// Numbers in a block.
 pub const NUMBERS: usize = 256;
@@ -37,7 +37,14 @@ impl Large {
             QuantType::Q4K => Some(q4(bytes)),
             QuantType::Q5K => Some(q5(bytes)),
             QuantType::Q6K => Some(q6(bytes)),
-            QuantType::Q4_0 | QuantType::Q4_1 | QuantType::Q5_0 | QuantType::Q5_1 | QuantType::Q8_0 => None,
+            QuantType::Iq4Xs => Some(iq4_xs(bytes)),
+            QuantType::Q4_0
+            | QuantType::Q4_1
+            | QuantType::Q5_0
+            | QuantType::Q5_1
+            | QuantType::Q8_0
+            | QuantType::Iq4Nl
+            | QuantType::Mxfp4 => None,
         }
     }
 
@@ -119,6 +126,26 @@ fn with_parts(bytes: &[u8], parts: &[u8]) -> Large {
         least: std::array::from_fn(|j| six_bits(parts, j / 2).1),
         scale: half_at(bytes, 0),
         step: half_at(bytes, 2),
+    }
+}
+
+fn iq4_xs(bytes: &[u8]) -> Large {
+    let (high, low, quants) = (u16::from_le_bytes([bytes[2], bytes[3]]), &bytes[4..8], &bytes[8..136]);
+    // Scales of 6 bits for 32 numbers each: four bits of two of them share a byte, the upper two lie together.
+    let scale = |j: usize| {
+        let low = (low[j / 2] >> (j % 2 * 4)) & 15;
+        (low | (((high >> (2 * j)) & 3) as u8) << 4) as i8 - 32
+    };
+    let mut q = [0; NUMBERS];
+    for (out, bytes) in q.chunks_exact_mut(32).zip(quants.chunks_exact(16)) {
+        out.copy_from_slice(&nibbles(bytes).map(|q| IQ4[q as usize]));
+    }
+    Large {
+        q,
+        scales: std::array::from_fn(|j| scale(j / 2)),
+        least: [0; PARTS],
+        scale: half_at(bytes, 0),
+        step: 0.0,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Blocks of 32: numbers `scale · q + least`.
 
-use super::{QuantType, half_at};
+use super::{IQ4, QuantType, half_at, nibbles};
 
 /// Numbers in a block.
 pub const NUMBERS: usize = 32;
@@ -32,7 +32,17 @@ impl Small {
             QuantType::Q8_0 => {
                 Self { q: std::array::from_fn(|i| i8::from_le_bytes([bytes[2 + i]])), scale, least: 0.0 }
             }
-            QuantType::Q2K | QuantType::Q3K | QuantType::Q4K | QuantType::Q5K | QuantType::Q6K => return None,
+            QuantType::Iq4Nl => Self { q: nibbles(&bytes[2..18]).map(|q| IQ4[q as usize]), scale, least: 0.0 },
+            QuantType::Mxfp4 => {
+                let q = nibbles(&bytes[1..17]).map(|q| FP4[q as usize]);
+                Self { q, scale: half_power(bytes[0]), least: 0.0 }
+            }
+            QuantType::Q2K
+            | QuantType::Q3K
+            | QuantType::Q4K
+            | QuantType::Q5K
+            | QuantType::Q6K
+            | QuantType::Iq4Xs => return None,
         })
     }
 
@@ -44,9 +54,12 @@ impl Small {
     }
 }
 
-/// 16 bytes: the lower halves are the first numbers, the upper ones the last.
-fn nibbles(bytes: &[u8]) -> [i8; NUMBERS] {
-    std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 } as i8)
+/// Twice what four bits stand for by OCP's MX formats: a sign, an exponent of two bits and one bit behind the point.
+const FP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Half of the power of two that eight bits stand for; the last stands for none.
+pub(crate) fn half_power(exponent: u8) -> f32 {
+    if exponent == u8::MAX { f32::NAN } else { libm::ldexpf(1.0, i32::from(exponent) - 128) }
 }
 
 /// Four bytes of fifth bits, then 16 bytes of nibbles.
