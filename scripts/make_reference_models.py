@@ -3,7 +3,7 @@
 kernels/tests/reference.rs compares ours with that.
 
     python3 -m venv venv && venv/bin/pip install "torch==2.6.0" "transformers==4.53.3" safetensors numpy
-    venv/bin/pip install "torch==2.15.0" "transformers==5.23.0"       # for mixtures of experts
+    venv/bin/pip install "torch==2.15.0" "transformers==5.23.0"       # for all from qwen3moe-dense-between on
     venv/bin/python scripts/make_reference_models.py                  # all, into kernels/models/reference
     venv/bin/python scripts/make_reference_models.py phi3-longrope    # one
 
@@ -38,6 +38,14 @@ SHORT = [1.0, 1.1, 1.3, 1.6, 2.0, 2.6]
 # Of mixtures of experts. Their weights are of half or single precision: where rows are rounded to bfloat16, a router whose
 # experts are about as good as each other chooses others, and what comes after is another text.
 SMALL = dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, **TOKENS)
+
+# Frequencies stretched beyond a first training's 64 tokens (Peng et al. 2023).
+YARN = dict(
+    rope_type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=8.0, beta_slow=1.0,
+)
+LAYER_TYPES = ("sliding_attention", "full_attention")
+OSS = YARN | dict(rope_theta=5e3, truncate=False)
+GROWING = YARN | dict(rope_theta=5e3, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)
 
 # name: configuration, stored as, and what to leave out to see that it matters.
 MODELS = {
@@ -164,6 +172,126 @@ MODELS = {
             "second expert": dict(num_experts_per_tok=1),
         },
     ),
+    "olmo2-post-norms": (
+        transformers.Olmo2Config(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=3, rope_theta=5e5, **SMALL,
+        ),
+        torch.float16,
+        {
+            "norm of queries": "self_attn.q_norm.weight",
+            "norm of keys": "self_attn.k_norm.weight",
+            "norm behind attention": "post_attention_layernorm.weight",
+            "norm behind the MLP": "post_feedforward_layernorm.weight",
+        },
+    ),
+    "olmo3-yarn": (
+        transformers.Olmo3Config(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=4, sliding_window=24,
+            rope_parameters=dict(
+                sliding_attention=dict(rope_type="default", rope_theta=5e3), full_attention=YARN | dict(rope_theta=5e3),
+            ),
+            **SMALL,
+        ),
+        torch.float16,
+        {
+            "window": dict(sliding_window=512),
+            "order of layers": dict(layer_types=["sliding_attention"] * 4),
+            "stretch": dict(rope_parameters=dict.fromkeys(LAYER_TYPES, dict(rope_type="default", rope_theta=5e3))),
+            "amplitude": dict(
+                rope_parameters=dict(
+                    sliding_attention=dict(rope_type="default", rope_theta=5e3),
+                    full_attention=YARN | dict(rope_theta=5e3, attention_factor=1.0),
+                )
+            ),
+            "frequencies as they are with a window": dict(
+                rope_parameters=dict.fromkeys(LAYER_TYPES, YARN | dict(rope_theta=5e3))
+            ),
+        },
+    ),
+    "smollm3-still": (
+        transformers.SmolLM3Config(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=4, rope_parameters=dict(rope_type="default", rope_theta=2e6), **SMALL,
+        ),
+        torch.float16,
+        {"layer that does not turn": dict(no_rope_layers=[1] * 4), "which it is": dict(no_rope_layers=[1, 0, 1, 1])},
+    ),
+    "granite-factors": (
+        transformers.GraniteConfig(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=4, embedding_multiplier=6.0, residual_multiplier=0.3,
+            attention_multiplier=0.5, logits_scaling=0.4, tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+            rms_norm_eps=0.5, **SMALL,
+        ),
+        torch.float16,
+        {
+            "factor of embeddings": dict(embedding_multiplier=1.0),
+            "factor of residuals": dict(residual_multiplier=1.0),
+            "factor of scores": dict(attention_multiplier=0.35),
+            "divisor of logits": dict(logits_scaling=1.0),
+            "epsilon": dict(rms_norm_eps=1e-6),
+        },
+    ),
+    "granite4-dense": (
+        transformers.GraniteMoeHybridConfig(
+            hidden_size=32, num_hidden_layers=3, layer_types=["full_attention"] * 3, num_local_experts=0, num_experts_per_tok=0,
+            shared_intermediate_size=80, position_embedding_type="rope", embedding_multiplier=4.0,
+            residual_multiplier=0.4, attention_multiplier=0.4, logits_scaling=0.5, tie_word_embeddings=True,
+            mamba_n_heads=4, rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4), **SMALL,
+        ),
+        torch.float16,
+        {"turning": dict(position_embedding_type=None), "factor of residuals": dict(residual_multiplier=1.0)},
+    ),
+    "ministral3-yarn": (
+        transformers.Ministral3Config(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=3, head_dim=16, rope_parameters=GROWING, **SMALL,
+        ),
+        torch.float16,
+        {
+            "growth of queries": dict(rope_parameters=GROWING | dict(llama_4_scaling_beta=0.0)),
+            "stretch": dict(rope_parameters=GROWING | dict(factor=1.0)),
+            "amplitude that is left out": dict(rope_parameters=GROWING | dict(mscale=0, mscale_all_dim=0)),
+        },
+    ),
+    "glm4-neighbours": (
+        transformers.Glm4Config(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=3, head_dim=16, attention_bias=True, **SMALL,
+        ),
+        torch.float16,
+        {
+            "channels that do not turn": dict(
+                rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0)
+            ),
+            "bias": "self_attn.k_proj.bias",
+            "norm behind attention": "post_self_attn_layernorm.weight",
+            "norm behind the MLP": "post_mlp_layernorm.weight",
+        },
+    ),
+    "glm-neighbours": (
+        transformers.GlmConfig(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=2, head_dim=16, attention_bias=True, **SMALL,
+        ),
+        torch.float16,
+        {"bias": "self_attn.q_proj.bias"},
+    ),
+    "gptoss-sinks": (
+        transformers.GptOssConfig(
+            hidden_size=32, intermediate_size=32, num_hidden_layers=4, head_dim=16, num_local_experts=6,
+            num_experts_per_tok=2, sliding_window=24, rope_parameters=OSS, **SMALL,
+        ),
+        torch.float16,
+        {
+            "window": dict(sliding_window=512),
+            "order of layers": dict(layer_types=["full_attention", "sliding_attention"] * 2),
+            "second expert": dict(num_experts_per_tok=1),
+            "end of gates": dict(swiglu_limit=100.0),
+            "sharpness of gates": dict(swiglu_alpha=1.0),
+            "sinks": "self_attn.sinks",
+            "bias of the router": "mlp.router.bias",
+            "bias of experts": "mlp.experts.gate_up_proj_bias",
+            "second bias of experts": "mlp.experts.down_proj_bias",
+            "bias behind attention": "self_attn.o_proj.bias",
+            "stretch between whole numbers": dict(rope_parameters=OSS | dict(truncate=True)),
+        },
+    ),
 }
 # Stored as transformers 5 holds them: the experts of a layer in one tensor.
 FUSED = {"qwen3moe-fused"}
@@ -213,14 +341,31 @@ def random_weights(config, seed):
             new *= 0.3
         elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj")):
             new *= 1.3 / old.shape[1] ** 0.5
-        elif name.endswith("mlp.gate.weight"):
+        elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
             new *= 2.0 / old.shape[1] ** 0.5
         else:
             new *= 1.2 / old.shape[-1] ** 0.5
+        if config.model_type == "gpt_oss" and ".experts." in name:
+            # Gates so wide that some end at the usual limit, which GGUF files do not say.
+            new *= 4.0 if "gate_up_proj" in name and old.dim() == 3 else 0.3
+            # Products run over the last but one.
+            new = mxfp4(new.transpose(1, 2))[2].transpose(1, 2).contiguous() if old.dim() == 3 else new
         weights[name] = new.to(torch.bfloat16).to(torch.float16).to(torch.float32)
     if config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return weights
+
+
+def mxfp4(matrices):
+    """Blocks of 32 as gpt-oss is published: numbers in pairs, powers of two apart; and the numbers that both stand for."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    parts = matrices.unflatten(-1, (-1, 32))
+    power = (parts.abs().amax(-1, keepdim=True) / 6).log2().ceil().clamp(-14, 8)
+    scaled = parts / 2**power
+    code = (scaled.abs().unsqueeze(-1) - values).abs().argmin(-1)
+    kept = (values[code] * scaled.sign() * 2**power).flatten(-2)
+    code = (code + 8 * (scaled < 0)).to(torch.uint8)
+    return code[..., ::2] | code[..., 1::2] << 4, (power.squeeze(-1) + 127).to(torch.uint8), kept
 
 
 @torch.no_grad()
@@ -270,6 +415,13 @@ def published(name, config, weights):
     """Weights under the names that published files have: each expert's matrices for themselves."""
     if name in FUSED:
         return weights
+    if config.model_type == "gpt_oss":
+        experts = {k: w for k, w in weights.items() if re.search(r"experts\.[a-z_]+_proj$", k)}
+        out = {k: w for k, w in weights.items() if k not in experts}
+        for key, weight in experts.items():
+            out[f"{key}_blocks"], out[f"{key}_scales"], kept = mxfp4(weight.transpose(1, 2))
+            assert (kept == weight.transpose(1, 2)).all(), key
+        return out
     out = {}
     for key, weight in weights.items():
         block, _, part = key.partition(".mlp.")
@@ -317,9 +469,11 @@ def make(name, config, dtype, parts):
     folder.mkdir(exist_ok=True)
     saved = copy.deepcopy(config)
     saved.torch_dtype, saved.architectures = dtype, [type(model).__name__]
+    if config.model_type == "gpt_oss":
+        saved.quantization_config = dict(quant_method="mxfp4")
     saved.save_pretrained(folder)
     named = published(name, config, weights)
-    stored = {k: w.to(dtype) for k, w in named.items()}
+    stored = {k: w if w.dtype == torch.uint8 else w.to(dtype) for k, w in named.items()}
     assert all((stored[k].float() == w).all() for k, w in named.items()), f"{name}: {dtype} cannot hold the weights"
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -3,6 +3,7 @@
 mod keys;
 mod mixture;
 mod rope;
+mod text_model;
 mod unread;
 
 pub(crate) use keys::Keys;
@@ -65,8 +66,10 @@ pub struct ModelConfig {
     pub rope_pairs: RopePairs,
     /// Channels of a head that turn, from the first on.
     pub rope_dim: usize,
-    /// Base of the frequencies, not stretched, of layers with a window, where it is another (Gemma 3).
-    pub local_rope_theta: Option<f32>,
+    /// How heads turn in some layers, where it is otherwise than in the rest.
+    pub other_rope: Option<OtherRope>,
+    /// How queries grow with their position, where they do (Ministral 3).
+    pub growth: Option<Growth>,
     /// What products of queries and keys are multiplied by.
     pub attention_scale: f32,
     /// Largest size of an attention score, approached smoothly.
@@ -75,10 +78,40 @@ pub struct ModelConfig {
     pub windows: Vec<Option<usize>>,
     /// Largest size of a logit, approached smoothly.
     pub logit_cap: Option<f32>,
+    /// What logits are multiplied by, as the last norm's weights are.
+    pub logit_scale: f32,
     /// Whether the output head is the embedding.
     pub tied: bool,
+    /// What of it no kernels for GPUs are written for.
+    pub gpu_lacks: Option<&'static str>,
     /// What was decided where the file says too little or too much, a line each.
     pub notes: Vec<String>,
+}
+
+/// How heads turn in some layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtherRope {
+    /// Base of their frequencies, which are not stretched; none where they do not turn.
+    pub theta: Option<f32>,
+    /// Which layers.
+    pub layers: Vec<bool>,
+}
+
+/// How queries grow with their position: by `1 + beta · ln(1 + ⌊position / every⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    /// How fast.
+    pub beta: f32,
+    /// Tokens from one step to the next.
+    pub every: usize,
+}
+
+impl Growth {
+    /// What a query at `position` is multiplied by.
+    #[must_use]
+    pub fn at(self, position: u32) -> f32 {
+        1.0 + self.beta * libm::logf(1.0 + (position as usize / self.every) as f32)
+    }
 }
 
 /// Why a configuration cannot be used.
@@ -162,7 +195,7 @@ impl ModelConfig {
     /// # Errors
     /// When it is not JSON, out of bounds, or asks for what is not written.
     pub fn parse(json: &[u8]) -> Result<Self, ConfigError> {
-        let keys = Keys::parse(json)?;
+        let keys = text_model::keys(Keys::parse(json)?)?;
         let mut notes = Vec::new();
         let family = family(&keys, &mut notes)?;
         let mut config = Self::usual(family, &keys, notes)?;
@@ -203,11 +236,14 @@ impl ModelConfig {
             rope_scaling: RopeScaling::None,
             rope_pairs: keys.rope_pairs()?,
             rope_dim: head_dim,
-            local_rope_theta: None,
+            other_rope: None,
+            growth: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             attention_cap: None,
             windows: Vec::new(),
             logit_cap: None,
+            logit_scale: 1.0,
+            gpu_lacks: None,
             tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             notes,
         })
@@ -220,14 +256,15 @@ impl ModelConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         let positive = |x: f32| x.is_finite() && x > 0.0;
-        let thetas = positive(self.rope_theta) && self.local_rope_theta.is_none_or(positive);
+        let other = self.other_rope.as_ref().and_then(|other| other.theta);
+        let thetas = positive(self.rope_theta) && other.is_none_or(positive);
         let norms = self.norm_eps.is_finite() && self.head_dim.is_multiple_of(2);
         if !(thetas && norms) {
             return Err(ConfigError::Shape(CodecError::Invalid("rope_theta, norm epsilon or head_dim out of range")));
         }
         let caps = [self.attention_cap, self.logit_cap].into_iter().flatten().all(positive);
-        if !(caps && positive(self.attention_scale)) {
-            return Err(ConfigError::Shape(CodecError::Invalid("scale or cap of attention or logits out of range")));
+        if !(caps && positive(self.attention_scale) && positive(self.embed_scale) && positive(self.logit_scale)) {
+            return Err(ConfigError::Shape(CodecError::Invalid("scale or cap of embeddings, attention or logits out of range")));
         }
         Ok(())
     }
@@ -542,7 +579,8 @@ mod tests {
             "full_attention":{"rope_type":"linear","factor":8.0,"rope_theta":1e6}}"#;
         for form in [old, new] {
             let config = typed("gemma3_text", form).unwrap();
-            assert_eq!((config.rope_theta, config.local_rope_theta), (1e6, Some(500.0)));
+            let other = config.other_rope.and_then(|other| other.theta);
+            assert_eq!((config.rope_theta, other), (1e6, Some(500.0)));
             assert_eq!(config.rope_scaling, RopeScaling::Linear { factor: 8.0 });
         }
         assert!(typed("gemma3_text", r#""attn_logit_softcapping":50.0"#).is_err());

@@ -3,9 +3,16 @@
 mod decoder;
 mod gemma2;
 mod gemma3;
+mod glm;
+mod glm4;
+mod granite;
+mod granite4;
 mod llama;
+mod ministral3;
 mod mistral;
 mod mixtral;
+mod olmo2;
+mod olmo3;
 mod olmoe;
 mod opt;
 mod outline;
@@ -14,6 +21,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod smollm3;
 
 pub(crate) use outline::{HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
 
@@ -29,7 +37,7 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 12] = [
+static FAMILIES: [&Family; 20] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -41,6 +49,14 @@ static FAMILIES: [&Family; 12] = [
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &phi3::FAMILY,
+    &smollm3::FAMILY,
+    &granite::FAMILY,
+    &granite4::FAMILY,
+    &olmo2::FAMILY,
+    &olmo3::FAMILY,
+    &ministral3::FAMILY,
+    &glm::FAMILY,
+    &glm4::FAMILY,
     &opt::FAMILY,
 ];
 

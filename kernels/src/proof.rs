@@ -63,10 +63,16 @@ pub enum ProofError {
 /// Refuses a model that no GPU computes, without asking one.
 ///
 /// # Errors
-/// When its layers are mixtures of experts: those that are not could be computed, and the others not.
+/// When its layers are mixtures of experts, of which some could be computed, and others not; when its family has a part that
+/// no kernels are written for.
 pub fn refuse_unwritten(source: &ModelSource) -> Result<(), ProofError> {
-    let experts = source.card().shape.experts.is_some();
-    if experts { Err(EngineError::from(GpuError::experts()).into()) } else { Ok(()) }
+    if source.card().shape.experts.is_some() {
+        return Err(EngineError::from(GpuError::experts()).into());
+    }
+    match source.gpu_lacks() {
+        Some(lacks) => Err(EngineError::from(GpuError::Unsupported(lacks.into())).into()),
+        None => Ok(()),
+    }
 }
 
 /// Computes some of a model on a GPU, and the same on the processor by so many threads.

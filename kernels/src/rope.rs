@@ -34,6 +34,18 @@ pub enum RopeScaling {
         /// Context of the first training.
         original: f32,
     },
+    /// YaRN (Peng et al. 2023): frequencies from number `kept` on are divided more and more, those from `stretched` on by
+    /// `factor`; sines and cosines made larger.
+    Yarn {
+        /// Stretch of the low frequencies.
+        factor: f32,
+        /// Number of the last frequency that is kept, which may lie between two.
+        kept: f32,
+        /// Number of the first that is stretched fully.
+        stretched: f32,
+        /// What sines and cosines are multiplied by.
+        amplitude: f32,
+    },
     /// LongRoPE (Phi-3): every frequency divided by its own factor, sines and cosines made larger.
     Long {
         /// A factor for each frequency. They are those for sequences no longer than the first training's: longer ones
@@ -56,8 +68,17 @@ impl Rope {
     #[must_use]
     pub fn new(dim: usize, theta: f32, scaling: &RopeScaling) -> Self {
         let base = |i: usize| 1.0 / libm::powf(theta, (2 * i) as f32 / dim as f32);
-        let amplitude = if let RopeScaling::Long { amplitude, .. } = scaling { *amplitude } else { 1.0 };
+        let amplitude = match scaling {
+            RopeScaling::Long { amplitude, .. } | RopeScaling::Yarn { amplitude, .. } => *amplitude,
+            RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
+        };
         Self { frequencies: (0..dim / 2).map(|i| scale(base(i), i, scaling)).collect(), amplitude }
+    }
+
+    /// For heads of `dim` channels that stay as they are, wherever they are.
+    #[must_use]
+    pub fn still(dim: usize) -> Self {
+        Self { frequencies: vec![0.0; dim / 2], amplitude: 1.0 }
     }
 
     /// The same, each frequency divided by its factor.
@@ -90,6 +111,10 @@ fn scale(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Long { ref factors, .. } => frequency / factors.get(index).copied().unwrap_or(1.0),
+        RopeScaling::Yarn { factor, kept, stretched, .. } => {
+            let part = ((index as f32 - kept) / (stretched - kept)).clamp(0.0, 1.0);
+            frequency / factor * part + frequency * (1.0 - part)
+        }
         RopeScaling::Llama3 { factor, low, high, original } => {
             let wavelength = 2.0 * std::f32::consts::PI / frequency;
             if wavelength < original / high {

@@ -276,6 +276,12 @@ impl ModelSource {
         self.config.layer_numbers()
     }
 
+    /// What of it no kernels for GPUs are written for, if it is known without asking one.
+    #[must_use]
+    pub fn gpu_lacks(&self) -> Option<&'static str> {
+        self.config.gpu_lacks
+    }
+
     /// A small file's content.
     #[must_use]
     pub fn file(&self, name: &str) -> Option<&[u8]> {

@@ -11,6 +11,7 @@ use crate::{
     quant::Blocks,
 };
 use safetensors::SafeTensors;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
@@ -398,7 +399,8 @@ impl Checkpoint {
         let parsed = SafeTensors::deserialize(bytes).map_err(broken)?;
         let shard = self.shards.len();
         for (name, view) in parsed.iter() {
-            match (self.index.get(name), self.tensors.get(name)) {
+            let read_as = text_name(name);
+            match (self.index.get(name), self.tensors.get(&*read_as)) {
                 (Some(other), _) if other != file => {
                     self.copied.insert(name.to_owned());
                     continue;
@@ -421,7 +423,7 @@ impl Checkpoint {
                 shift: 0.0,
                 finite: AtomicBool::new(false),
             };
-            self.tensors.insert(name.to_owned(), Arc::new(entry));
+            self.tensors.insert(read_as.into_owned(), Arc::new(entry));
         }
         drop(parsed);
         self.shards.push(storage);
@@ -565,6 +567,14 @@ impl Checkpoint {
         };
         self.tensors.iter().for_each(named);
     }
+}
+
+/// What a tensor is called where its model is only of text: models that also see have it within another, as transformers 5
+/// and 4 write them.
+fn text_name(name: &str) -> Cow<'_, str> {
+    const WITHIN: [(&str, &str); 2] = [("model.language_model.", "model."), ("language_model.", "")];
+    let within = WITHIN.iter().find_map(|(theirs, ours)| Some((ours, name.strip_prefix(theirs)?)));
+    within.map_or(Cow::Borrowed(name), |(ours, rest)| Cow::Owned(format!("{ours}{rest}")))
 }
 
 /// How safetensors files store numbers; `Err` has the name of a form that is not read.

@@ -15,7 +15,7 @@ use tsnode_kernels::{
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
 /// Reference models whose heads of keys and values can be cut in two, and the one with more of them.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 20] = [
     "llama-gqa",
     "qwen2-bias",
     "qwen3-norms",
@@ -28,6 +28,14 @@ const MODELS: [&str; 12] = [
     "qwen2moe-every-other",
     "mixtral-window",
     "olmoe-norms",
+    "olmo2-post-norms",
+    "olmo3-yarn",
+    "smollm3-still",
+    "granite-factors",
+    "granite4-dense",
+    "ministral3-yarn",
+    "glm4-neighbours",
+    "glm-neighbours",
 ];
 const ONE: RequestId = RequestId([1; 16]);
 const TWO: RequestId = RequestId([2; 16]);

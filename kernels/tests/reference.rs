@@ -14,7 +14,7 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 22] = [
     "llama-gqa",
     "llama3-rope",
     "qwen2-bias",
@@ -29,9 +29,17 @@ const MODELS: [&str; 14] = [
     "qwen2moe-every-other",
     "mixtral-window",
     "olmoe-norms",
+    "olmo2-post-norms",
+    "olmo3-yarn",
+    "smollm3-still",
+    "granite-factors",
+    "granite4-dense",
+    "ministral3-yarn",
+    "glm4-neighbours",
+    "glm-neighbours",
 ];
 /// Those whose weights are not bfloat16.
-const OF_OTHER_TYPES: [&str; 8] = [
+const OF_OTHER_TYPES: [&str; 16] = [
     "qwen2-bias",
     "opt-relu",
     "qwen3-norms",
@@ -40,6 +48,14 @@ const OF_OTHER_TYPES: [&str; 8] = [
     "qwen2moe-every-other",
     "mixtral-window",
     "olmoe-norms",
+    "olmo2-post-norms",
+    "olmo3-yarn",
+    "smollm3-still",
+    "granite-factors",
+    "granite4-dense",
+    "ministral3-yarn",
+    "glm4-neighbours",
+    "glm-neighbours",
 ];
 const TOLERANCE: f32 = 1e-3;
 /// Of logits with bfloat16 weights, which rows are rounded to as well, where those of transformers were not

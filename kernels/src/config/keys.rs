@@ -35,8 +35,15 @@ impl Keys {
         self.said.get(key).filter(|v| !v.is_null())
     }
 
+    /// Says `value` of `key`, where nothing is said.
+    pub(super) fn fill(&mut self, key: &str, value: Value) {
+        if self.value(key).is_none() {
+            self.said.insert(key.to_owned(), value);
+        }
+    }
+
     /// Whether nothing is said.
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.said.is_empty()
     }
 
@@ -101,7 +108,7 @@ impl Keys {
     }
 
     /// The words of a list; whatever else is there is none.
-    pub(super) fn words(&self, key: &'static str) -> Vec<&str> {
+    pub(crate) fn words(&self, key: &'static str) -> Vec<&str> {
         self.asked.borrow_mut().insert(key);
         match self.value(key) {
             Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
@@ -124,6 +131,12 @@ impl Keys {
     pub(crate) fn numbers(&self, key: &'static str) -> Result<Option<Vec<f32>>, ConfigError> {
         let number = |v: &Value| decimal(v).map(|x| x as f32).filter(|x| x.is_finite());
         self.read(key, |v| v.as_array()?.iter().map(number).collect())
+    }
+
+    /// Parameters of rotary positions, under either of their names; where a file has both, transformers 5 takes the old one too.
+    pub(crate) fn rope(&self) -> Result<Option<Keys>, ConfigError> {
+        let new = self.within("rope_parameters")?;
+        Ok(self.within("rope_scaling")?.filter(|old| !old.is_empty()).or(new))
     }
 
     /// Keys within `key`.

@@ -2,13 +2,14 @@
 
 use super::{ConfigError, Keys, ModelConfig};
 use crate::rope::RopeScaling;
+use tsnode_protocol::limits;
+
+/// Context of the first training.
+const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// Reads base, stretch and turning channels into `config`.
 pub(super) fn read(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
-    // Where a file has both, transformers 5 takes the old name too.
-    let new = keys.within("rope_parameters")?;
-    let rope = keys.within("rope_scaling")?.filter(|old| !old.is_empty()).or(new).unwrap_or_default();
-    read_from(config, keys, &rope)
+    read_from(config, keys, &keys.rope()?.unwrap_or_default())
 }
 
 /// As [`read`], from the parameters `rope`.
@@ -25,6 +26,11 @@ pub(super) fn read_from(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> R
     }
     config.rope_scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => RopeScaling::None,
+        // Stretches once a sequence is longer than `max_position_embeddings`, where contexts end.
+        Some("dynamic") => {
+            need(rope, "factor")?;
+            RopeScaling::None
+        }
         Some("linear") => RopeScaling::Linear { factor: need(rope, "factor")? },
         Some("llama3") => RopeScaling::Llama3 {
             factor: need(rope, "factor")?,
@@ -32,6 +38,7 @@ pub(super) fn read_from(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> R
             high: need(rope, "high_freq_factor")?,
             original: need(rope, "original_max_position_embeddings")?,
         },
+        Some("yarn") => yarn(config, keys, rope)?,
         Some("longrope" | "su") => long(config, keys, rope)?,
         Some(_) if rope.text("rope_type")?.is_some() => return Err(rope.refusal("rope_type")),
         Some(_) => return Err(rope.refusal("type")),
@@ -39,9 +46,58 @@ pub(super) fn read_from(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> R
     Ok(())
 }
 
+/// YaRN: which frequencies are kept and which stretched, by how often they turn within the first training's context.
+fn yarn(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ConfigError> {
+    let original = match (keys.count(ORIGINAL)?, rope.count(ORIGINAL)?) {
+        (Some(length), _) | (None, Some(length)) => length,
+        (None, None) => config.context,
+    };
+    let factor = match rope.number("factor")? {
+        Some(factor) => factor,
+        None => config.context as f32 / original as f32,
+    };
+    if !(1.0..=1e6).contains(&factor) {
+        return Err(rope.refusal("factor"));
+    }
+    let turns = |key, usual: f32| match rope.number(key)?.filter(|turns| *turns != 0.0) {
+        Some(turns) if turns < 0.0 => Err(rope.refusal(key)),
+        turns => Ok(f64::from(turns.unwrap_or(usual))),
+    };
+    let (fast, slow) = (turns("beta_fast", 32.0)?, turns("beta_slow", 1.0)?);
+    let whole = rope.flag("truncate")?.unwrap_or(true);
+    let (dim, base) = (config.rope_dim as f64, f64::from(config.rope_theta));
+    // The number of the frequency that turns so often.
+    let number = |turns: f64| {
+        dim * libm::log(original as f64 / (turns * 2.0 * std::f64::consts::PI)) / (2.0 * libm::log(base))
+    };
+    let (kept, stretched) = (number(fast), number(slow));
+    let (kept, stretched) = if whole { (kept.floor(), stretched.ceil()) } else { (kept, stretched) };
+    let (kept, stretched) = (kept.max(0.0), stretched.min(dim - 1.0));
+    if !(kept.is_finite() && stretched.is_finite()) {
+        return Err(keys.refusal("rope_theta"));
+    }
+    let stretched = if kept == stretched { stretched + 0.001 } else { stretched };
+    let amplitude = amplitude(rope, factor)?;
+    // What it was stretched for, where `max_position_embeddings` are those of the first training.
+    let reached = (original as f64 * f64::from(factor)).min(f64::from(limits::SEQUENCE_TOKENS)) as usize;
+    config.context = config.context.max(reached);
+    Ok(RopeScaling::Yarn { factor, kept: kept as f32, stretched: stretched as f32, amplitude })
+}
+
+/// What YaRN multiplies sines and cosines by.
+fn amplitude(rope: &Keys, factor: f32) -> Result<f32, ConfigError> {
+    let grown = |by: f32| if factor <= 1.0 { 1.0 } else { 0.1 * by * libm::logf(factor) + 1.0 };
+    let (some, all) = (rope.number("mscale")?, rope.number("mscale_all_dim")?);
+    let by_length = match (some.filter(|m| *m != 0.0), all.filter(|m| *m != 0.0)) {
+        (Some(some), Some(all)) => grown(some) / grown(all),
+        _ => grown(1.0),
+    };
+    let amplitude = rope.number("attention_factor")?.unwrap_or(by_length);
+    if amplitude.is_finite() && amplitude > 0.0 { Ok(amplitude) } else { Err(rope.refusal("attention_factor")) }
+}
+
 /// LongRoPE's short factors, for a context that ends where they do.
 fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ConfigError> {
-    const ORIGINAL: &str = "original_max_position_embeddings";
     let factors = rope.numbers("short_factor")?.ok_or_else(|| rope.refusal("short_factor"))?;
     if factors.len() != config.rope_dim / 2 || factors.iter().any(|f| *f <= 0.0) {
         return Err(rope.refusal("short_factor"));

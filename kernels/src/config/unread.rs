@@ -134,7 +134,7 @@ const ARITHMETIC: &[(&str, Neutral)] = &[
 ];
 
 /// What says that weights were quantised, under the names that tools write it.
-const QUANTISED: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
+pub(super) const QUANTISED: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
 /// Keys of every family's file that say how to train, what a tokenizer adds, how to sample where no other file says so, or
 /// what a file was made with. Which biases there are, the weights say.
@@ -237,11 +237,11 @@ pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>,
     Ok((!unknown.is_empty()).then(|| line(&unknown)))
 }
 
-/// transformers 5 can have rotary positions for each type of layer; only Gemma 3 reads them so.
+/// transformers 5 can have rotary positions for each type of layer; only Gemma 3 and OLMo 3 read them so.
 fn refuse_rope_by_layer(config: &ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     let by_layer = |value: &Value| value.as_object().is_some_and(|rope| rope.values().any(Value::is_object));
     for key in ["rope_parameters", "rope_scaling"] {
-        if config.local_rope_theta.is_none() && keys.value(key).is_some_and(by_layer) {
+        if config.other_rope.is_none() && keys.value(key).is_some_and(by_layer) {
             return Err(keys.refusal(key));
         }
     }

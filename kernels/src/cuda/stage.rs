@@ -174,6 +174,9 @@ impl GpuStage {
         if !layout.dim.is_multiple_of(8) || layout.dim > MOST_DIM {
             return Err(GpuError::Unsupported(format!("a head of {} channels", layout.dim)));
         }
+        if let Some(lacks) = outline.lacks {
+            return Err(GpuError::Unsupported(lacks.into()));
+        }
         let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
         let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, GpuError> {
             let weight = Linear::load(machine, &[head.linear])?;

@@ -21,6 +21,8 @@ pub(crate) struct Architecture {
     pub normed: bool,
     /// Parts of a layer that are called otherwise than in [`COMMON`].
     parts: &'static [Named],
+    /// Parts that may have biases.
+    biased: &'static [&'static str],
 }
 
 /// A part's name in GGUF and in Hugging Face's files.
@@ -52,8 +54,10 @@ const MIXTURE: [Named; 8] = [
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
-/// Parts whose biases models here know.
-const BIASED: [&str; 3] = ["attn_q", "attn_k", "attn_v"];
+/// Parts whose biases most models here know.
+const BIASED: &[&str] = &["attn_q", "attn_k", "attn_v"];
+/// Every matrix.
+const ALL_BIASED: &[&str] = &["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
 /// Tensors outside layers.
 const OUTSIDE: [Named; 3] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
@@ -73,6 +77,17 @@ const FOUR_NORMS: &[Named] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+/// Norms after both halves of a layer.
+const POST_NORMS: &[Named] =
+    &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
+
+/// GLM-4's own names for its norms, and one matrix for gate and up.
+const GLM4: &[Named] = &[
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+    ("ffn_up", "mlp.gate_up_proj"),
+];
+
 const LLAMA: Architecture = Architecture {
     name: "llama",
     model_type: "llama",
@@ -82,6 +97,7 @@ const LLAMA: Architecture = Architecture {
     mixture: false,
     normed: false,
     parts: &[],
+    biased: BIASED,
 };
 /// Architectures with experts.
 const MIXED: Architecture = Architecture { mixture: true, neighbours: false, ..LLAMA };
@@ -95,7 +111,7 @@ const GEMMA: Architecture = Architecture {
 };
 
 /// All that are known; whether their forward pass is written, `ModelConfig` says.
-const ALL: [Architecture; 11] = [
+const ALL: [Architecture; 16] = [
     LLAMA,
     // Mixtral: Llama with experts, by llama.cpp's names.
     Architecture { model_type: "mixtral", neighbours: true, normed: true, ..MIXED },
@@ -111,6 +127,13 @@ const ALL: [Architecture; 11] = [
         parts: &[("ffn_up", "mlp.gate_up_proj")],
         ..LLAMA
     },
+    Architecture { name: "smollm3", model_type: "smollm3", ..LLAMA },
+    // Granite 3, and of Granite 4 what has neither experts nor state spaces.
+    Architecture { name: "granite", model_type: "granite", biased: ALL_BIASED, ..LLAMA },
+    // OLMo 3 too, by its windows.
+    Architecture { name: "olmo2", model_type: "olmo2", neighbours: false, parts: POST_NORMS, ..LLAMA },
+    Architecture { name: "mistral3", model_type: "ministral3", ..LLAMA },
+    Architecture { name: "glm4", model_type: "glm4", parts: GLM4, ..LLAMA },
     GEMMA,
     Architecture { name: "gemma2", model_type: "gemma2", parts: FOUR_NORMS, ..GEMMA },
     Architecture { name: "gemma3", model_type: "gemma3_text", parts: FOUR_NORMS, ..GEMMA },
@@ -120,7 +143,7 @@ impl Architecture {
     /// The one a file names.
     pub(crate) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
         const KEY: &str = "general.architecture";
-        static KNOWN: [Architecture; 11] = ALL;
+        static KNOWN: [Architecture; 16] = ALL;
         let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
         let names = || {
             let mut names: Vec<_> = KNOWN.iter().map(|a| a.name).collect();
@@ -153,7 +176,7 @@ impl Architecture {
         let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
         let layer: u32 = layer.parse().ok()?;
         let (part, kind) = part.rsplit_once('.')?;
-        if kind != "weight" && (kind != "bias" || !BIASED.contains(&part)) {
+        if kind != "weight" && (kind != "bias" || !self.biased.contains(&part)) {
             return None;
         }
         let (_, theirs) = self.parts().find(|(ours, _)| *ours == part)?;
@@ -191,7 +214,7 @@ mod tests {
                 assert_eq!(architecture.in_file(&theirs).unwrap(), name, "{} {theirs}", architecture.name);
             }
         }
-        let (llama, gemma) = (&ALL[0], &ALL[9]);
+        let [llama, gemma] = ["llama", "gemma2"].map(|name| ALL.iter().find(|a| a.name == name).unwrap());
         let theirs = llama.hugging_face("blk.0.ffn_norm.weight");
         assert_eq!(theirs.as_deref(), Some("model.layers.0.post_attention_layernorm.weight"));
         let theirs = gemma.hugging_face("blk.0.ffn_norm.weight");

@@ -59,6 +59,14 @@ struct Optional {
     final_logit_softcapping: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     query_pre_attn_scalar: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding_multiplier: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    residual_multiplier: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_multiplier: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logits_scaling: Option<f32>,
     #[serde(flatten)]
     mixture: Option<Mixture>,
 }
@@ -91,14 +99,21 @@ struct Scaling {
     long_factor: Option<Vec<f32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     short_factor: Option<Vec<f32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beta_fast: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beta_slow: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mscale: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mscale_all_dim: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    llama_4_scaling_beta: Option<f32>,
 }
 
 /// What llama.cpp computes by in some architecture and nobody does here, with the values that change nothing: 0 where there
 /// is one, else 1.
-const UNREAD: [(&str, &[f64]); 25] = [
-    ("logit_scale", &[0.0, 1.0]),
-    ("residual_scale", &[0.0, 1.0]),
-    ("embedding_scale", &[0.0, 1.0]),
+const UNREAD: [(&str, &[f64]); 19] = [
     ("attention.output_scale", &[0.0, 1.0]),
     ("attention.value_scale", &[0.0, 1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -107,7 +122,6 @@ const UNREAD: [(&str, &[f64]); 25] = [
     ("attention.q_lora_rank", &[0.0]),
     ("attention.kv_lora_rank", &[0.0]),
     ("attention.temperature_length", &[0.0]),
-    ("attention.temperature_scale", &[0.0]),
     ("attention.shared_kv_layers", &[0.0]),
     ("embedding_length_per_layer_input", &[0.0]),
     ("expert_shared_count", &[0.0]),
@@ -118,11 +132,20 @@ const UNREAD: [(&str, &[f64]); 25] = [
     ("leading_dense_block_count", &[0.0]),
     ("nextn_predict_layers", &[0.0]),
     ("rope.dimension_sections", &[0.0]),
-    ("rope.scaling.yarn_ext_factor", &[-1.0, 0.0]),
-    ("rope.scaling.yarn_attn_factor", &[1.0]),
     ("use_parallel_residual", &[0.0]),
     ("swin_norm", &[0.0]),
 ];
+
+/// The same but in some architectures.
+const UNREAD_BUT_IN: [(&str, &[f64], &str); 4] = [
+    ("logit_scale", &[0.0, 1.0], GRANITE),
+    ("residual_scale", &[0.0, 1.0], GRANITE),
+    ("embedding_scale", &[0.0, 1.0], GRANITE),
+    ("attention.temperature_scale", &[0.0], MINISTRAL),
+];
+const GRANITE: &str = "granite";
+const MINISTRAL: &str = "mistral3";
+const OLMO: &str = "olmo2";
 
 /// Metadata of one architecture: keys begin with its name.
 struct Keys<'m, 'a> {
@@ -173,7 +196,10 @@ pub(super) fn json(
     refuse_variants(&keys, head_dim)?;
     let pairs = if architecture.neighbours { "neighbours" } else { "halves" };
     let config = Config {
-        model_type: architecture.model_type,
+        model_type: match architecture.name {
+            OLMO if keys.count("attention.sliding_window")?.is_some_and(|window| window > 0) => "olmo3",
+            _ => architecture.model_type,
+        },
         num_hidden_layers: keys.needed("block_count")?,
         hidden_size: hidden,
         intermediate_size: intermediate(&keys)?,
@@ -205,16 +231,43 @@ fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> 
     if let Some(width) = keys.count("attention.value_length")?.filter(|n| *n != head_dim) {
         keys.refuse("attention.value_length", width, "values as wide as keys are")?;
     }
-    for (key, neutral) in UNREAD {
+    let others = UNREAD_BUT_IN.into_iter().filter(|(.., but)| *but != keys.architecture.name);
+    for (key, neutral) in UNREAD.into_iter().chain(others.map(|(key, neutral, _)| (key, neutral))) {
         if let Some(value) = keys.metadata.get(&keys.key(key)).filter(|value| !is_one_of(value, neutral)) {
             keys.refuse(key, shown(&value), "models without it are")?;
         }
     }
-    // Gemma's configuration has a word for it.
-    let gemma = keys.architecture.name.starts_with("gemma");
-    let unusual = |scale: &f32| !gemma && (scale * scale * head_dim as f32 - 1.0).abs() > 1e-3;
+    refuse_other_yarn(keys)?;
+    let granite = keys.architecture.name == GRANITE;
+    if granite && keys.metadata.flag(&keys.key("rope.scaling.finetuned"))? == Some(false) {
+        keys.refuse("rope.scaling.finetuned", false, "models whose queries and keys turn are")?;
+    }
+    // The configurations of these have a word for it.
+    let said = granite || keys.architecture.name.starts_with("gemma");
+    let unusual = |scale: &f32| !said && (scale * scale * head_dim as f32 - 1.0).abs() > 1e-3;
     if let Some(scale) = keys.real("attention.scale")?.filter(unusual) {
         keys.refuse("attention.scale", scale, "one by the root of the head's width is")?;
+    }
+    Ok(())
+}
+
+/// YaRN as other than in its paper.
+fn refuse_other_yarn(keys: &Keys<'_, '_>) -> Result<(), GgufError> {
+    let yarn = keys.metadata.text(&keys.key("rope.scaling.type"))? == Some("yarn");
+    let factor = keys.real("rope.scaling.factor")?.unwrap_or(1.0).max(1.0);
+    // Some converters write the factor that the paper has anyway.
+    let papers = 1.0 + 0.1 * libm::logf(factor);
+    for (key, usual) in [
+        ("rope.scaling.yarn_ext_factor", if yarn { [-1.0, 1.0] } else { [-1.0, 0.0] }),
+        ("rope.scaling.yarn_attn_factor", if yarn { [1.0, papers] } else { [1.0; 2] }),
+        ("rope.scaling.attn_factor", [1.0; 2]),
+    ] {
+        // LongRoPE's amplitude has the last one's name.
+        let unread = yarn || key != "rope.scaling.attn_factor";
+        let unusual = |x: &f32| unread && usual.iter().all(|usual| (x - usual).abs() > 1e-4);
+        if let Some(value) = keys.real(key)?.filter(unusual) {
+            keys.refuse(key, value, "models without it are")?;
+        }
     }
     Ok(())
 }
@@ -252,7 +305,26 @@ fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Resu
         mixture: mixture(keys, shapes)?,
         ..Optional::default()
     };
-    gemma(keys, common, head_dim)
+    match keys.architecture.name {
+        GRANITE => granite(keys, common, head_dim),
+        OLMO => Ok(Optional { layer_types: listed(keys)?, ..common }),
+        _ => gemma(keys, common, head_dim),
+    }
+}
+
+/// Granite's factors; where one is missing, llama.cpp does not multiply.
+fn granite(keys: &Keys<'_, '_>, common: Optional, head_dim: u32) -> Result<Optional, GgufError> {
+    let factor = |key| Ok(keys.real(key)?.filter(|factor| *factor != 0.0));
+    Ok(Optional {
+        embedding_multiplier: factor("embedding_scale")?,
+        residual_multiplier: factor("residual_scale")?,
+        attention_multiplier: match factor("attention.scale")? {
+            None => Some(1.0 / (head_dim as f32).sqrt()),
+            said => said,
+        },
+        logits_scaling: factor("logit_scale")?,
+        ..common
+    })
 }
 
 /// Width of an MLP; of experts, where a file of the family has no other.
@@ -316,13 +388,20 @@ fn gemma(keys: &Keys<'_, '_>, mut o: Optional, head_dim: u32) -> Result<Optional
 
 /// Which layers have a window: all but every so many-th, or one by one.
 fn pattern(keys: &Keys<'_, '_>) -> Result<(Option<u32>, Option<Vec<&'static str>>), GgufError> {
-    const KEY: &str = "attention.sliding_window_pattern";
-    let Some(Value::Array(list)) = keys.metadata.get(&keys.key(KEY)) else {
-        return Ok((Some(keys.count(KEY)?.unwrap_or(6)), None));
-    };
-    super::at_most(KEY, list.len() as u64, keys.needed("block_count")?.into())?;
+    match listed(keys)? {
+        None => Ok((Some(keys.count(PATTERN)?.unwrap_or(6)), None)),
+        listed => Ok((None, listed)),
+    }
+}
+
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Which layers have a window, if that is said one by one.
+fn listed(keys: &Keys<'_, '_>) -> Result<Option<Vec<&'static str>>, GgufError> {
+    let Some(Value::Array(list)) = keys.metadata.get(&keys.key(PATTERN)) else { return Ok(None) };
+    super::at_most(PATTERN, list.len() as u64, keys.needed("block_count")?.into())?;
     let layer = |value| if value == Value::Flag(false) { "full_attention" } else { "sliding_attention" };
-    Ok((None, Some(list.iter().map(layer).collect())))
+    Ok(Some(list.iter().map(layer).collect()))
 }
 
 fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scaling>, GgufError> {
@@ -333,12 +412,24 @@ fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scalin
     let old = keys.real("rope.scale_linear")?.filter(|factor| *factor != 1.0);
     let factor = keys.real("rope.scaling.factor")?.or(old);
     let Some(kind) = kind.or(old.map(|_| "linear")) else { return Ok(None) };
+    let yarn = kind == "yarn";
+    let of_yarn = |key| if yarn { keys.real(key) } else { Ok(None) };
+    let both = of_yarn("rope.scaling.yarn_log_multiplier")?;
     Ok(Some(Scaling {
         rope_type: kind.chars().take(64).collect(),
         factor,
         original_max_position_embeddings: keys.count("rope.scaling.original_context_length")?,
-        attention_factor: keys.real("rope.scaling.attn_factor")?,
+        attention_factor: keys.real("rope.scaling.attn_factor")?.filter(|_| !yarn),
         long_factor,
         short_factor,
+        beta_fast: of_yarn("rope.scaling.yarn_beta_fast")?,
+        beta_slow: of_yarn("rope.scaling.yarn_beta_slow")?,
+        mscale: both,
+        mscale_all_dim: both,
+        llama_4_scaling_beta: if keys.architecture.name == MINISTRAL {
+            Some(keys.real("attention.temperature_scale")?.unwrap_or(0.0))
+        } else {
+            None
+        },
     }))
 }

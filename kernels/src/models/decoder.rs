@@ -84,7 +84,7 @@ struct Decoder<L> {
     embed: Option<Tensor>,
     layers: Vec<L>,
     head: Option<Head>,
-    /// Of all layers, or of those without a window; then, if it is another, of those with one.
+    /// Of all layers or most; then, if there are some with another, of those.
     ropes: Vec<Rope>,
     bytes: StageBytes,
     /// All matrices that rows are multiplied by.
@@ -122,7 +122,7 @@ pub(super) fn load<L: Layer + 'static>(
         let outputs = Outputs { all: c.vocab, mine: rank.outputs(c.vocab) };
         let weight = Weight::new(all.rows(outputs.mine.clone()));
         let part = Part::new(c, checkpoint, rank, "model".to_owned(), 0);
-        let norm = part.norm("norm")?;
+        let norm = part.norm("norm")?.scaled(c.logit_scale);
         bytes.head = weight.bytes() + part.bytes();
         Some(Head { norm, weight, outputs })
     } else {
@@ -147,8 +147,9 @@ fn ropes(c: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<Rope>, WeightsE
     if checkpoint.has(ROPE_FACTORS) {
         everywhere = everywhere.divided(&checkpoint.vector(ROPE_FACTORS, c.rope_dim / 2)?);
     }
-    let local = c.local_rope_theta.map(|theta| Rope::new(c.rope_dim, theta, &RopeScaling::None));
-    Ok([everywhere].into_iter().chain(local).collect())
+    let unstretched = |theta| Rope::new(c.rope_dim, theta, &RopeScaling::None);
+    let other = c.other_rope.as_ref().map(|other| other.theta.map_or_else(|| Rope::still(c.rope_dim), unstretched));
+    Ok([everywhere].into_iter().chain(other).collect())
 }
 
 impl<L: Layer> Stage for Decoder<L> {
@@ -201,6 +202,7 @@ impl<L: Layer> Stage for Decoder<L> {
             layers: self.layers.iter().map(Layer::outline).collect(),
             head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), linear: h.outline(), cap }),
             ropes: &self.ropes,
+            lacks: self.config.gpu_lacks,
         })
     }
 }

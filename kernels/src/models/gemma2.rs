@@ -44,10 +44,14 @@ pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), Config
 }
 
 fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?)
+    Layer::of(part, Attention::load(part)?, Gated::load(part)?, NORMS)
 }
 
-/// A layer as Gemma 3 has it too, with other attention.
+/// Norms of a layer, in the order rows pass them.
+pub(super) const NORMS: [&str; 4] =
+    ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"];
+
+/// A layer as Gemma 3 and GLM-4 have it too, with other parts.
 pub(super) struct Layer {
     attention_norm: Norm,
     attention: Attention,
@@ -58,15 +62,21 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// A layer around this attention.
-    pub(super) fn of(part: &Part<'_>, attention: Attention) -> Result<Self, WeightsError> {
+    /// A layer of these parts, with norms of these names.
+    pub(super) fn of(
+        part: &Part<'_>,
+        attention: Attention,
+        mlp: Gated,
+        norms: [&str; 4],
+    ) -> Result<Self, WeightsError> {
+        let [attention_norm, attention_post_norm, mlp_norm, mlp_post_norm] = norms.map(|name| part.norm(name));
         Ok(Self {
-            attention_norm: part.norm("input_layernorm")?,
+            attention_norm: attention_norm?,
             attention,
-            attention_post_norm: part.norm("post_attention_layernorm")?,
-            mlp_norm: part.norm("pre_feedforward_layernorm")?,
-            mlp: Gated::load(part)?,
-            mlp_post_norm: part.norm("post_feedforward_layernorm")?,
+            attention_post_norm: attention_post_norm?,
+            mlp_norm: mlp_norm?,
+            mlp,
+            mlp_post_norm: mlp_post_norm?,
         })
     }
 }
@@ -86,10 +96,10 @@ impl decoder::Layer for Layer {
 
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
-            attention_norm: self.attention_norm.outline(),
+            attention_norm: Some(self.attention_norm.outline()),
             attention: self.attention.outline(),
             attention_post_norm: Some(self.attention_post_norm.outline()),
-            mlp_norm: self.mlp_norm.outline(),
+            mlp_norm: Some(self.mlp_norm.outline()),
             mlp: MlpOutline::Gated(self.mlp.outline()),
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
         }

@@ -5,12 +5,12 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Part},
+        parts::{Attention, Gated, Part},
     },
     gemma2::{self, Layer},
 };
 use crate::{
-    config::{ConfigError, Keys, ModelConfig},
+    config::{ConfigError, Keys, ModelConfig, OtherRope},
     weights::WeightsError,
 };
 
@@ -38,11 +38,12 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
 /// transformers 5 has parameters by type of layer; 4 has one key for the layers with a window.
 fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     let by_type = keys.within("rope_parameters")?.unwrap_or_default();
-    config.local_rope_theta = match by_type.within("sliding_attention")? {
+    let theta = match by_type.within("sliding_attention")? {
         Some(local) => local.number("rope_theta")?,
         None => keys.number("rope_local_base_freq")?,
     };
-    config.local_rope_theta.get_or_insert(10_000.0);
+    let layers = config.windows.iter().map(Option::is_some).collect();
+    config.other_rope = Some(OtherRope { theta: Some(theta.unwrap_or(10_000.0)), layers });
     if keys.is_null("rope_theta") && by_type.is_null("rope_theta") {
         config.rope_theta = 1_000_000.0;
     }
@@ -53,5 +54,5 @@ fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
 }
 
 fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?.with_head_norms(part)?)
+    Layer::of(part, Attention::load(part)?.with_head_norms(part)?, Gated::load(part)?, gemma2::NORMS)
 }

@@ -62,10 +62,10 @@ impl decoder::Layer for Layer {
 
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
-            attention_norm: self.attention_norm.outline(),
+            attention_norm: Some(self.attention_norm.outline()),
             attention: self.attention.outline(),
             attention_post_norm: None,
-            mlp_norm: self.mlp_norm.outline(),
+            mlp_norm: Some(self.mlp_norm.outline()),
             mlp: self.mlp.outline(),
             mlp_post_norm: None,
         }

@@ -21,14 +21,17 @@ pub(crate) struct Outline<'a> {
     pub head: Option<HeadOutline<'a>>,
     /// Those that layers turn by.
     pub ropes: &'a [Rope],
+    /// What of it is not in these data: such a stage can be looked at, and not be computed by them.
+    pub lacks: Option<&'static str>,
 }
 
 /// A layer: attention behind a norm, an MLP behind a norm; some norm what comes out, too.
 pub(crate) struct LayerOutline<'a> {
-    pub attention_norm: NormOutline<'a>,
+    /// None in families that norm only what comes out.
+    pub attention_norm: Option<NormOutline<'a>>,
     pub attention: AttentionOutline<'a>,
     pub attention_post_norm: Option<NormOutline<'a>>,
-    pub mlp_norm: NormOutline<'a>,
+    pub mlp_norm: Option<NormOutline<'a>>,
     pub mlp: MlpOutline<'a>,
     pub mlp_post_norm: Option<NormOutline<'a>>,
 }

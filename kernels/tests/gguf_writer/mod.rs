@@ -84,6 +84,11 @@ impl Writer {
         self.list(key, 6, values.len(), &bytes)
     }
 
+    pub fn flags(&mut self, key: &str, values: &[bool]) -> &mut Self {
+        let bytes: Vec<u8> = values.iter().map(|value| (*value).into()).collect();
+        self.list(key, 7, values.len(), &bytes)
+    }
+
     /// A tensor of `shape`, outermost size first.
     pub fn tensor(&mut self, name: &str, shape: &[usize], kind: u32, bytes: Vec<u8>) -> &mut Self {
         self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
@@ -173,20 +178,22 @@ fn metadata(writer: &mut Writer, config: &Value) {
     let name = architecture(config);
     let key = |key: &str| format!("{name}.{key}");
     let of = |key: &str| number(config, key).unwrap();
-    let theta = config["rope_theta"].as_f64().or(config["rope_parameters"]["rope_theta"].as_f64());
+    let theta = config["rope_theta"].as_f64().or(rope(config)["rope_theta"].as_f64());
+    // Granite 4's converter takes that of the MLP which all rows pass.
+    let width = number(config, "shared_intermediate_size").unwrap_or_else(|| of("intermediate_size"));
     writer
         .text("general.architecture", name)
         .count(&key("block_count"), of("num_hidden_layers"))
         .count(&key("context_length"), of("max_position_embeddings"))
         .count(&key("embedding_length"), of("hidden_size"))
-        .count(&key("feed_forward_length"), of("intermediate_size"))
+        .count(&key("feed_forward_length"), width)
         .count(&key("attention.head_count"), of("num_attention_heads"))
         .count(&key("attention.head_count_kv"), of("num_key_value_heads"))
         .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
         .real(&key("rope.freq_base"), theta.unwrap() as f32)
         .count(&key("rope.dimension_count"), turning(config) as u32);
     let experts = number(config, "num_experts").or(number(config, "num_local_experts"));
-    if let Some(experts) = experts {
+    if let Some(experts) = experts.filter(|experts| *experts > 0) {
         writer.count(&key("expert_count"), experts).count(&key("expert_used_count"), of("num_experts_per_tok"));
         if let Some(normed) = config["norm_topk_prob"].as_bool() {
             writer.flag(&key("expert_weights_norm"), normed);
@@ -205,6 +212,12 @@ fn metadata(writer: &mut Writer, config: &Value) {
     }
 }
 
+/// Parameters of rotary positions, of layers without a window where these have others.
+fn rope(config: &Value) -> &Value {
+    let all = &config["rope_parameters"];
+    if all["full_attention"].is_object() { &all["full_attention"] } else { all }
+}
+
 /// llama.cpp's name for a family.
 fn architecture(config: &Value) -> &str {
     match config["model_type"].as_str().unwrap() {
@@ -212,6 +225,9 @@ fn architecture(config: &Value) -> &str {
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
         "mixtral" => "llama",
+        "granitemoehybrid" => "granite",
+        "olmo3" => "olmo2",
+        "ministral3" => "mistral3",
         name => name,
     }
 }
@@ -242,6 +258,38 @@ fn family(writer: &mut Writer, config: &Value) {
     if let Some(pattern) = number(config, "_sliding_window_pattern") {
         writer.count(&key("attention.sliding_window_pattern"), pattern);
     }
+    for (theirs, ours) in [
+        ("embedding_multiplier", "embedding_scale"),
+        ("residual_multiplier", "residual_scale"),
+        ("attention_multiplier", "attention.scale"),
+        ("logits_scaling", "logit_scale"),
+    ] {
+        if let Some(value) = real(theirs) {
+            writer.real(&key(ours), value);
+        }
+    }
+    if name == "olmo2"
+        && let Some(types) = config["layer_types"].as_array()
+    {
+        let windows: Vec<bool> = types.iter().map(|layer| layer == "sliding_attention").collect();
+        writer.flags(&key("attention.sliding_window_pattern"), &windows);
+    }
+    if rope(config)["rope_type"] == "yarn" {
+        writer.text(&key("rope.scaling.type"), "yarn");
+        for (theirs, ours) in [
+            ("factor", "rope.scaling.factor"),
+            ("beta_fast", "rope.scaling.yarn_beta_fast"),
+            ("beta_slow", "rope.scaling.yarn_beta_slow"),
+            ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
+            ("llama_4_scaling_beta", "attention.temperature_scale"),
+        ] {
+            if let Some(value) = rope(config)[theirs].as_f64() {
+                writer.real(&key(ours), value as f32);
+            }
+        }
+        let original = number(rope(config), "original_max_position_embeddings").unwrap();
+        writer.count(&key("rope.scaling.original_context_length"), original);
+    }
     if config["rope_scaling"]["rope_type"] == "linear" {
         let factor = config["rope_scaling"]["factor"].as_f64().unwrap() as f32;
         writer.text(&key("rope.scaling.type"), "linear").real(&key("rope.scaling.factor"), factor);
@@ -262,7 +310,8 @@ fn family(writer: &mut Writer, config: &Value) {
 
 /// Channels of a head that turn.
 fn turning(config: &Value) -> usize {
-    (config["partial_rotary_factor"].as_f64().unwrap_or(1.0) * head_dim(config) as f64) as usize
+    let part = config["partial_rotary_factor"].as_f64().or(rope(config)["partial_rotary_factor"].as_f64());
+    (part.unwrap_or(1.0) * head_dim(config) as f64) as usize
 }
 
 fn head_dim(config: &Value) -> usize {
@@ -317,7 +366,10 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         }
     }
     stack_experts(&mut all);
-    let (llama, gemma) = (architecture(config) == "llama", architecture(config).starts_with("gemma"));
+    split_shared(&mut all);
+    let name = architecture(config);
+    let (llama, gemma) =
+        (["llama", "smollm3", "granite", "mistral3"].contains(&name), name.starts_with("gemma") || name == "olmo2");
     for (name, (shape, mut numbers)) in all {
         let heads = match name.rsplit('.').nth(1) {
             Some("q_proj") => number(config, "num_attention_heads"),
@@ -327,11 +379,12 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         if let Some(heads) = heads.filter(|_| llama) {
             numbers = neighbours(&numbers, heads as usize, shape[0]);
         }
-        if gemma && name.ends_with("norm.weight") {
+        if gemma && architecture(config) != "olmo2" && name.ends_with("norm.weight") {
             numbers.iter_mut().for_each(|x| *x += 1.0);
         }
         let shape = if name.contains("shared_expert_gate") { vec![shape[1]] } else { shape };
         // llama.cpp's converter and quantiser leave routers in single precision.
+        let name = if architecture(config) == "glm4" { glm4(&name) } else { name };
         let name = renamed(&name, gemma);
         let (kind, bytes) = stored(&shape, &numbers, form, name.contains("ffn_gate_inp"));
         writer.tensor(&name, &shape, kind, bytes);
@@ -380,6 +433,28 @@ fn stack_experts(all: &mut Tensors) {
             }
         }
     }
+}
+
+/// Granite 4's one matrix for gate and up, in two.
+fn split_shared(all: &mut Tensors) {
+    const BOTH: &str = ".shared_mlp.input_linear.weight";
+    let (both, others): (Tensors, Tensors) =
+        std::mem::take(all).into_iter().partition(|(name, _)| name.ends_with(BOTH));
+    *all = others;
+    for (name, (shape, numbers)) in both {
+        let (gate, up) = numbers.split_at(numbers.len() / 2);
+        for (part, half) in [("gate_proj", gate), ("up_proj", up)] {
+            let name = name.replace(BOTH, &format!(".mlp.{part}.weight"));
+            all.insert(name, (vec![shape[0] / 2, shape[1]], half.to_vec()));
+        }
+    }
+}
+
+/// GLM-4's names for norms, where they would be taken for others'.
+fn glm4(name: &str) -> String {
+    name.replace("post_attention_layernorm", "ffn_norm")
+        .replace("post_self_attn_layernorm", "post_attention_norm")
+        .replace("post_mlp_layernorm", "post_ffw_norm")
 }
 
 fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
@@ -432,7 +507,8 @@ fn q8(numbers: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn renamed(name: &str, gemma: bool) -> String {
-    const PARTS: [(&str, &str); 20] = [
+    const PARTS: [(&str, &str); 21] = [
+        ("shared_mlp.output_linear", "ffn_down"),
         ("mlp.shared_expert_gate.", "ffn_gate_inp_shexp."),
         ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
         ("mlp.shared_expert.up_proj", "ffn_up_shexp"),

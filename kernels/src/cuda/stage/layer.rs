@@ -64,9 +64,12 @@ impl Layer {
         if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
+        let (Some(attention_norm), Some(mlp_norm)) = (layer.attention_norm, layer.mlp_norm) else {
+            return Err(GpuError::Unsupported("a layer without norms before its parts".into()));
+        };
         let queries = size(&attention.inputs[0].weight.tensor().view()).0;
         Ok(Self {
-            attention_norm: norm(layer.attention_norm)?,
+            attention_norm: norm(attention_norm)?,
             inputs: Linear::load(machine, &attention.inputs)?,
             head_norms: match attention.head_norms {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
@@ -74,7 +77,7 @@ impl Layer {
             },
             output: Linear::load(machine, &[attention.output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
-            mlp_norm: norm(layer.mlp_norm)?,
+            mlp_norm: norm(mlp_norm)?,
             gate_up: Linear::load(machine, &mlp.inputs)?,
             down: Linear::load(machine, &[mlp.down])?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,

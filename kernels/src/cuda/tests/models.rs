@@ -43,8 +43,20 @@ pub(super) fn greedy(engine: &mut Engine, stage: StageKey, len: usize, count: us
 
 #[test]
 fn greedy_tokens_of_reference_models_are_the_processors() {
-    let names =
-        ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen3-norms", "gemma2-caps", "gemma3-local", "phi3-longrope"];
+    let names = [
+        "llama-gqa",
+        "llama3-rope",
+        "qwen2-bias",
+        "qwen3-norms",
+        "gemma2-caps",
+        "gemma3-local",
+        "phi3-longrope",
+        "smollm3-still",
+        "granite-factors",
+        "granite4-dense",
+        "glm-neighbours",
+        "glm4-neighbours",
+    ];
     for machine in machines() {
         for name in names {
             for (len, dtype) in [(5, KvDtype::F32), (14, KvDtype::F16)] {
@@ -86,7 +98,7 @@ fn a_stage_comes_from_another_thread_while_steps_go_on() {
 fn a_model_without_kernels_is_refused_in_words() {
     for machine in machines() {
         // The second has heads of 20 channels; eight are read at a time.
-        for name in ["opt-relu", "mistral-window"] {
+        for name in ["opt-relu", "mistral-window", "olmo2-post-norms", "olmo3-yarn", "ministral3-yarn"] {
             let source = source(name);
             let range = tsnode_protocol::LayerRange { start: 0, end: source.card().shape.layers };
             let gpu = crate::cuda::Gpu::on(machine.clone());

@@ -2,7 +2,7 @@
 
 use super::{Angles, Scratch, Step};
 use crate::{
-    config::{Activation, Mixture, ModelConfig},
+    config::{Activation, Growth, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
     engine::{Look, Turn},
     linear::Weight,
@@ -199,6 +199,12 @@ impl Norm {
         cpu.add_rms_norm(x, more, &self.weight, self.eps, out);
     }
 
+    /// The same, what comes out multiplied by `factor`.
+    pub(in crate::models) fn scaled(mut self, factor: f32) -> Self {
+        self.weight.iter_mut().for_each(|w| *w *= factor);
+        self
+    }
+
     pub(in crate::models) fn outline(&self) -> NormOutline<'_> {
         NormOutline { weight: &self.weight, eps: self.eps }
     }
@@ -254,6 +260,7 @@ pub(in crate::models) struct Attention {
     /// Which of the stack's ropes turns it.
     rope: usize,
     pairs: RopePairs,
+    growth: Option<Growth>,
 }
 
 /// Norms of queries and of keys.
@@ -285,8 +292,9 @@ impl Attention {
         let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * c.head_dim)?;
         let window = c.windows[part.layer];
         let look = Look { scale: c.attention_scale, cap: c.attention_cap, window };
-        let rope = usize::from(c.local_rope_theta.is_some() && window.is_some());
-        Ok(Self { query, key, value, output, norms: None, head_dim: c.head_dim, look, rope, pairs: c.rope_pairs })
+        let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
+        let (rope, pairs, growth) = (usize::from(other), c.rope_pairs, c.growth);
+        Ok(Self { query, key, value, output, norms: None, head_dim: c.head_dim, look, rope, pairs, growth })
     }
 
     /// With norms over each head's queries and keys.
@@ -335,6 +343,13 @@ impl Attention {
                 }
             }
         }
+        if let Some(growth) = self.growth {
+            let width = self.query.outputs.mine.len();
+            for (row, position) in s.q.chunks_exact_mut(width).zip(step.attend.positions()) {
+                let factor = growth.at(*position);
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
         let Angles { cos, sin, half } = &s.angles[self.rope];
         let turn = Turn { cos, sin, half: *half, pairs: self.pairs };
         let mixed = sized(&mut s.mixed, s.q.len());
@@ -350,7 +365,7 @@ impl Attention {
             output: self.output.outline(),
             head_norms: match &self.norms {
                 Some(Norms::Heads(norms)) => Some(norms.each_ref().map(Norm::outline)),
-                // Only beside mixtures of experts, which no device computes that takes outlines.
+                // In families that no device computes that takes outlines: these are in none.
                 None | Some(Norms::Rows(_)) => None,
             },
             head_dim: self.head_dim,
@@ -379,29 +394,31 @@ impl Gated {
     pub(in crate::models) fn load_at(part: &Part<'_>, name: &str, width: usize) -> Result<Self, WeightsError> {
         let linear = |of: &str| part.linear(&format!("{name}.{of}"), part.outputs(width), part.config.hidden);
         let inputs = [linear("gate_proj")?, linear("up_proj")?];
-        Self::with_inputs(part, inputs, (name, width))
+        Self::with_inputs(part, inputs, (&format!("{name}.down_proj"), width))
     }
 
     /// From one matrix with the rows of gate and up.
     pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
+        Self::load_fused_as(part, ["mlp.gate_up_proj", "mlp.down_proj"])
+    }
+
+    /// The same under other names.
+    pub(in crate::models) fn load_fused_as(part: &Part<'_>, [both, down]: [&str; 2]) -> Result<Self, WeightsError> {
         let c = part.config;
-        Self::with_inputs(
-            part,
-            part.fused("mlp.gate_up_proj", [(); 2].map(|()| part.outputs(c.intermediate)), c.hidden)?,
-            ("mlp", c.intermediate),
-        )
+        let inputs = part.fused(both, [(); 2].map(|()| part.outputs(c.intermediate)), c.hidden)?;
+        Self::with_inputs(part, inputs, (down, c.intermediate))
     }
 
     fn with_inputs(
         part: &Part<'_>,
         [gate, up]: [Linear; 2],
-        (name, width): (&str, usize),
+        (down, width): (&str, usize),
     ) -> Result<Self, WeightsError> {
         let c = part.config;
         Ok(Self {
             gate,
             up,
-            down: part.linear(&format!("{name}.down_proj"), part.outputs(c.hidden), width)?,
+            down: part.linear(down, part.outputs(c.hidden), width)?,
             activation: c.activation,
         })
     }
